@@ -1,0 +1,66 @@
+"""What a failure means to the shell: exit codes, and one clear line for every kind of error."""
+
+import sys
+from enum import IntEnum
+
+from ..models.files import ModelError
+from ..states.outline_file import OutlineError
+from ..states.source import GraphError
+
+
+class Code(IntEnum):
+    """Exit codes of `specsot`."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    GRAPH = 3
+    MODEL = 4
+    UNEQUAL = 5
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class UsageError(ValueError):
+    """An option or an input file that cannot be used."""
+
+
+class UnequalError(ValueError):
+    """Two results that had to be equal are not."""
+
+
+def code_of(error: BaseException) -> Code:
+    """The exit code that an error ends the program with."""
+    from ..states.prompts import PromptError
+    from ..states.template import TemplateError
+
+    kinds: list[tuple[type[BaseException] | tuple[type[BaseException], ...], Code]] = [
+        ((UsageError, PromptError, OutlineError), Code.USAGE),
+        ((GraphError, TemplateError), Code.GRAPH),
+        (ModelError, Code.MODEL),
+        (UnequalError, Code.UNEQUAL),
+        (KeyboardInterrupt, Code.INTERRUPTED),
+    ]
+    return next((code for kind, code in kinds if isinstance(error, kind)), Code.FAILED)
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether the message was written for a user; anything else is a fault of the program."""
+    return code_of(error) is not Code.FAILED
+
+
+def message_of(error: BaseException) -> str:
+    """What to tell the user; a fault is told with its kind and its place in the graph."""
+    if is_ours(error):
+        return str(error) or type(error).__name__
+    places = [str(note) for note in getattr(error, "__notes__", ())]
+    first = str(error).strip().split("\n", 1)[0]
+    return ": ".join([*places, type(error).__name__, *([first] if first else [])])
+
+
+def complain(message: str) -> None:
+    """One message on stderr, whatever characters it holds."""
+    text = f"specsot: {message}\n"
+    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+    sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    sys.stderr.flush()

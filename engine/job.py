@@ -1,0 +1,131 @@
+"""From options to everything a run needs but its models: checked, and without torch."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..states.load import load_program, op_table
+from ..states.outline import Outline, parse_outline
+from ..states.outline_file import OutlineError, load_outline
+from ..states.program import Program
+from .config import RunConfig, read_config
+from .errors import UsageError
+from .files import open_source
+from .inputs import Prompt, read_prompts
+from .options import RunOptions
+from .repeat import Made, Result, graph_source, is_run_file, prompts_of, read_run
+
+EMBEDDED = "embedded"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A checked graph with its prompts and settings.
+
+    graph_file: the graph as the user named it.
+    made_with, result: of the run that is repeated.
+    """
+
+    program: Program
+    graph_file: str
+    config: RunConfig
+    prompts: tuple[Prompt, ...]
+    outline: Outline | None = None
+    made_with: Made | None = None
+    result: Result | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def threads(self) -> int:
+        return self.config.threads or min(os.cpu_count() or 1, 4)
+
+
+def prepare(options: RunOptions, folder: Path = Path()) -> Job:
+    """Read and check everything that was named.
+
+    Raises:
+        UsageError, PromptError, OutlineError, GraphError: each message says where.
+    """
+    _check(options)
+    config = read_config(folder, options.configured)
+    source = open_source(config.graph)
+    if is_run_file(source):
+        return _repeated(options, source, config)
+    program = load_program(source, op_table(), sets=options.sets)
+    prompts = read_prompts(options.prompt, options.prompts, config.prompt)
+    config = _with_drafter(config, program, options)
+    outline = _outline(options.outline, program)
+    return Job(program, source.file, config, prompts.items, outline, notes=prompts.notes)
+
+
+def _check(options: RunOptions) -> None:
+    digest = options.expect_digest
+    if digest is not None and (len(digest) < 12 or set(digest.lower()) - set("0123456789abcdef")):
+        raise UsageError("--expect-digest takes 12 to 64 hexadecimal digits")
+    if options.step and options.prompt == "-":
+        raise UsageError("--step reads the keyboard, so the prompt cannot come from standard input")
+    if options.trace not in (None, "kv"):
+        raise UsageError(f"--trace {options.trace}: there is only `kv`")
+
+
+def _repeated(options: RunOptions, source: Any, config: RunConfig) -> Job:
+    """A run.yaml's own settings stand between the command line and the defaults."""
+    run = read_run(source)
+    given = {k: v for k, v in options.configured.items() if v is not None and k != "graph"}
+    values = {**config.model_dump(), "threads": None, "max_new_tokens": None}
+    values |= {**run.options, **given, "graph": run.graph_file}
+    config = _validated(values, source.file)
+    program = load_program(graph_source(source), op_table(), sets=options.sets)
+    notes: tuple[str, ...] = ()
+    if options.prompt is not None or options.prompts is not None:
+        asked = read_prompts(options.prompt, options.prompts, "")
+        prompts, notes = asked.items, asked.notes
+    else:
+        prompts = prompts_of(run, source)
+    outline = _outline(options.outline, program)
+    if outline is None and run.outline is not None:
+        outline = _parsed(run.outline, program, source.file)
+    result = None if options.changes_a_run else run.result
+    return Job(program, run.graph_file, config, prompts, outline, run.made_with, result, notes)
+
+
+def _validated(values: dict[str, Any], file: str) -> RunConfig:
+    try:
+        return RunConfig.model_validate(values)
+    except ValueError as error:
+        where = "; ".join(str(error).splitlines()[1:3]).strip()
+        raise UsageError(f"{file}: options: {where}") from None
+
+
+def _with_drafter(config: RunConfig, program: Program, options: RunOptions) -> RunConfig:
+    """Which drafter: the command line, then the graph, then specsot.yaml."""
+    named = options.drafter_model or getattr(program.graph.drafter, "model", None)
+    if named:
+        return config.model_copy(update={"drafter_model": named})
+    needs = program.graph.drafter.kind != "none"
+    if needs and config.model != EMBEDDED and config.drafter_model == EMBEDDED:
+        raise UsageError(
+            f"graph {program.graph.name!r} drafts with {program.graph.drafter.kind}, and the "
+            f"embedded drafter fits the embedded model only: give --drafter-model for "
+            f"{config.model}, or --set drafter.kind=none"
+        )
+    return config
+
+
+def _outline(path: Path | None, program: Program) -> Outline | None:
+    if path is None:
+        return None
+    skeleton = program.graph.skeleton
+    if skeleton is None:
+        raise UsageError(f"--outline: graph {program.graph.name!r} has no skeleton to give")
+    return load_outline(path, max_branches=skeleton.max_branches, tools=skeleton.tools)
+
+
+def _parsed(text: str, program: Program, file: str) -> Outline:
+    skeleton = program.graph.skeleton
+    most = skeleton.max_branches if skeleton is not None else 1
+    outline = parse_outline(text, max_branches=most, tools=None)
+    if outline.status not in ("ok", "direct"):
+        raise OutlineError(f"{file}: outline: cannot be read back ({outline.status})")
+    return outline

@@ -1,0 +1,104 @@
+"""Where a run happens: model folders, versions, threads, device."""
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+
+from ..models.files import ModelError
+from .errors import UsageError
+from .files import PACKAGE
+from .job import EMBEDDED, Job
+from .run_folder import redact
+
+PACKAGES = (
+    "specsot",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "llguidance",
+    "transitions",
+    "numpy",
+    "pydantic",
+    "rich",
+    "typer",
+)
+FOLDERS = {"target": "target", "eagle3": "eagle3"}
+
+
+def embedded_folder(name: str) -> Path:
+    """The folder of a packaged model."""
+    return Path(str(files(PACKAGE) / "models" / "embedded" / name))
+
+
+def model_folder(ref: str, kind: str) -> Path:
+    """The folder of a model that a user named; kind: `target` or a drafter's kind.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    from ..models.checkpoint import resolve
+
+    if ref != EMBEDDED or Path(EMBEDDED).is_dir():
+        return resolve(os.path.expanduser(ref))
+    folder = embedded_folder(FOLDERS[kind])
+    if not (folder / "config.json").is_file():
+        raise ModelError(EMBEDDED, f"this installation has no embedded {kind} model")
+    return folder
+
+
+def model_folders(job: Job) -> tuple[Path, Path | None]:
+    """Target and drafter folders; no drafter for graphs that draft without a model."""
+    kind = job.program.graph.drafter.kind
+    target = model_folder(job.config.model, "target")
+    return target, None if kind == "none" else model_folder(job.config.drafter_model, kind)
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of every package that can change a result."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def set_up_torch(threads: int, device: str) -> None:
+    """Raises UsageError for a device that is not there."""
+    import torch
+
+    torch.set_num_threads(threads)
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise UsageError(f"--device {device}: {reason}") from None
+
+
+def machine() -> dict[str, str | int | None]:
+    """The machine in words, without names that identify it."""
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": platform.processor() or platform.machine(),
+        "cpus": os.cpu_count(),
+    }
+
+
+def clean_argv(argv: tuple[str, ...]) -> list[str]:
+    """The command line for the manifest."""
+    return [redact(word) for word in argv]
+
+
+def shown_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that changed options; no others, they can hold secrets."""
+    return {k: redact(v) for k, v in sorted(environ.items()) if k.startswith("SPECSOT_")}
+
+
+def executable() -> str:
+    return Path(sys.argv[0]).name or "specsot"

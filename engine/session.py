@@ -1,0 +1,214 @@
+"""From a graph, models and prompts to a run: everything allocated once, nothing global."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..models.eagle3 import Eagle3
+from ..models.files import ModelError
+from ..models.weights import check_tokenizer, load_eagle3, load_target
+from ..ops.host import HostReader
+from ..ops.kv import KVCache
+from ..ops.types import Target
+from ..states.branches import Request
+from ..states.grammar import OutlineGrammar
+from ..states.graph import Graph
+from ..states.machine import Run
+from ..states.book import Rules
+from ..states.manager import BranchStateManager
+from ..states.outline import Outline
+from ..states.outline_ops import branch_prompt
+from ..states.program import Program
+from ..states.prompts import PromptBook
+from ..states.template import load_template
+from ..states.trace import Sink
+from .inputs import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What a run decodes with: loaded once, shared by any number of runs."""
+
+    target: Any
+    drafter: Any
+    tokenizer: Any
+    stop_ids: tuple[int, ...]
+    device: torch.device
+    dtype: torch.dtype
+
+
+def load_models(
+    target_dir: Path, drafter_dir: Path | None, *, device: str = "cpu", dtype: str = "float32"
+) -> Models:
+    """Load the target, its tokenizer and (if given) the EAGLE-3 drafter that fits it.
+
+    Raises:
+        ModelError: a folder or checkpoint that cannot be used, with the file and the reason.
+    """
+    from transformers import AutoTokenizer
+
+    place, kind = torch.device(device), getattr(torch, dtype)
+    target = load_target(target_dir, dtype=kind, device=place)
+    drafter = None
+    if drafter_dir is not None:
+        drafter = load_eagle3(drafter_dir, target, dtype=kind, device=place)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(target_dir)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(target_dir, f"no usable tokenizer: {error}") from None
+    check_tokenizer(target.config, len(tokenizer) - 1)
+    stops = {*target.config.eos_ids, tokenizer.eos_token_id} - {None}
+    return Models(target, drafter, tokenizer, tuple(sorted(stops)), place, kind)
+
+
+class Session:
+    """A checked graph with its models: makes runs, and requests for them.
+
+    Args:
+        outline: a given outline, used instead of letting the model write one.
+        prompts: how questions become token ids; by default the graph's template.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        models: Models,
+        *,
+        seed: int = 0,
+        max_new_tokens: int | None = None,
+        outline: Outline | None = None,
+        prompts: PromptBook | None = None,
+    ) -> None:
+        graph = program.graph
+        if graph.drafter.kind != "none" and models.drafter is None:
+            reason = f"graph {graph.name!r} needs a {graph.drafter.kind} drafter; none was given"
+            raise ModelError(program.source.file, reason)
+        self.program, self.models, self.seed = program, models, seed
+        self.budget = max_new_tokens or graph.limits.max_new_tokens
+        self.outline = outline
+        self.prompts = prompts or prompt_book(graph, models)
+        self.new_matcher = self._grammar(graph)
+
+    def _grammar(self, graph: Graph) -> Callable[[], Any] | None:
+        if graph.skeleton is None or not graph.skeleton.grammar or self.outline is not None:
+            return None
+        grammar = OutlineGrammar(
+            self.models.tokenizer,
+            self.models.target.vocab_size,
+            self.models.stop_ids,
+            graph.skeleton.max_branches,
+            graph.skeleton.tools,
+        )
+        return grammar.matcher
+
+    def request(self, prompt: Prompt) -> Request:
+        """A request of this graph for one prompt.
+
+        Raises:
+            PromptError: the text cannot be a prompt, with the reason.
+        """
+        skeleton = self.program.graph.skeleton
+        if skeleton is None:
+            prefix, tail = [], self.prompts.plain(prompt.text)
+        else:
+            prefix, tail = self.prompts.skeleton(prompt.text)
+        seed = prompt.seed if prompt.seed is not None else derive_seed(self.seed, prompt.key)
+        given = self.outline if skeleton is not None else None
+        return Request(
+            prompt.key,
+            seed,
+            prompt.text,
+            list(prefix),
+            list(tail),
+            frozenset(self.prompts.stop_ids),
+            prompt.max_new_tokens or self.budget,
+            skeleton.max_tokens if skeleton is not None else 0,
+            given=given,
+            given_ids=list(self.prompts.outline_ids(given.points)) if given is not None else [],
+            new_matcher=self.new_matcher,
+        )
+
+    def start(self, prompts: Iterable[Prompt], sink: Sink) -> Run:
+        """A run over these prompts, not yet advanced; more can be submitted while it goes."""
+        board = self.board()
+        for prompt in prompts:
+            board["branches"].submit(self.request(prompt))
+        return Run(self.program, board, sink)
+
+    def board(self) -> dict[str, Any]:
+        """A fresh blackboard: pools allocated once, at fixed addresses."""
+        graph, models = self.program.graph, self.models
+        drafter = models.drafter if graph.drafter.kind != "none" else None
+        capacity, active = graph.layout.capacity, graph.layout.max_active
+        kv = new_pool(models.target, capacity, models)
+        scratch, nodes = draft_scratch(graph.drafter, active), getattr(graph.drafter, "nodes", 0)
+        kv_draft = new_pool(drafter, capacity + scratch, models) if drafter is not None else None
+        rules = Rules(
+            active,
+            nodes,
+            graph.skeleton is None or graph.skeleton.share == "outline",
+            models.target.max_positions,
+        )
+        branches = BranchStateManager(kv, kv_draft, rules, partial(branch_prompt, self.prompts))
+        return {
+            "branches": branches,
+            "target": models.target,
+            "drafter": drafter,
+            "kv": kv,
+            "kv_draft": kv_draft,
+            "host": HostReader(),
+            "prompts": self.prompts,
+            "taps": tuple(drafter.tap_ids) if drafter is not None else (),
+        }
+
+
+def prompt_book(graph: Graph, models: Models) -> PromptBook:
+    """The graph's template over the model's tokenizer."""
+    skeleton = graph.skeleton
+    template = load_template(skeleton.template if skeleton else _plain_template(models))
+    share = skeleton.share if skeleton else "outline"
+    return PromptBook(models.tokenizer, template, share, models.stop_ids)
+
+
+def _plain_template(models: Models) -> str:
+    """Graphs without a skeleton only need the model's own chat format."""
+    return "instruct" if models.tokenizer.chat_template else "embedded"
+
+
+def new_pool(model: Target | Eagle3, capacity: int, models: Models) -> KVCache:
+    """The KV pool of one model."""
+    return KVCache(
+        model.num_layers,
+        model.kv_heads,
+        model.head_dim,
+        capacity,
+        dtype=models.dtype,
+        device=models.device,
+    )
+
+
+def draft_scratch(drafter: Any, active: int) -> int:
+    """Temporary drafter rows of a round: active x top_k x grown levels."""
+    if drafter.kind == "none":
+        return 0
+    return int(active * drafter.top_k * (drafter.levels - 1))
+
+
+def derive_seed(seed: int, key: str) -> int:
+    """A request's own seed from the run's seed and its stable key; never from arrival order."""
+    text = f"{seed}/{key}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
+
+
+def digest(token_ids: Mapping[str, Sequence[Sequence[int]]]) -> str:
+    """sha256 over the token ids of each request's branches in reading order."""
+    lines = [
+        f"{key}:{';'.join(' '.join(map(str, branch)) for branch in branches)}"
+        for key, branches in token_ids.items()
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -1,0 +1,59 @@
+"""Text that grows token by token: only new tokens are decoded, half characters are held back."""
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+HALF = "\ufffd"  # what a tokenizer makes of a byte sequence that is not complete
+LONGEST = 8  # tokens that one character can take; after that the bytes are simply wrong
+UNSAFE = frozenset(
+    {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C, 0x2028, 0x2029}
+)
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(slots=True)
+class TextStream:
+    """The text of one branch.
+
+    Attributes:
+        text: what is certain so far.
+        seen: tokens that are in `text`; the piece before is decoded again each time, because a
+            token's text can depend on the one before it.
+    """
+
+    decode: Decode
+    text: str = ""
+    seen: int = 0
+    _base: int = field(default=0, init=False)
+
+    def update(self, tokens: Sequence[int], *, final: bool = False) -> str:
+        """Take in the tokens behind those already seen; `final`: nothing more will come."""
+        if len(tokens) <= self.seen:
+            return self.text
+        known = self.decode(tokens[self._base : self.seen]) if self.seen > self._base else ""
+        whole = self.decode(tokens[self._base :])
+        waits = len(tokens) - self.seen <= LONGEST
+        if whole.endswith(HALF) and waits and not final:
+            return self.text
+        self.text += whole[len(known) :]
+        self._base, self.seen = self.seen, len(tokens)
+        return self.text
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    """Without control characters, escape sequences and direction overrides; `keep` stays."""
+    return "".join(char if _harmless(char, keep) else _shown(char) for char in text)
+
+
+def _harmless(char: str, keep: str) -> bool:
+    if char in keep:
+        return True
+    return ord(char) not in UNSAFE and unicodedata.category(char) not in ("Cc", "Cs")
+
+
+def _shown(char: str) -> str:
+    """A control character as its picture; what has none becomes the replacement character."""
+    code = ord(char)
+    return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else HALF

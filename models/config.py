@@ -1,0 +1,216 @@
+"""The shape of a target as its config.json gives it, checked key by key; without torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .files import Fields, ModelError, inside, read_fields, read_json
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
+CUSTOM_CODE = {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
+MAX_POSITIONS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
+SLIDING_DEFAULT = 4096  # Hugging Face's default of `sliding_window`
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """How positions become angles.
+
+    kind: one of ROPE_KINDS.
+    theta: base of the frequencies.
+    settings: the other keys, under the names of transformers' `rope_parameters`.
+    trained: `max_position_embeddings` of the file.
+    """
+
+    kind: str
+    theta: float
+    settings: Mapping[str, Any]
+    trained: int
+
+    @property
+    def limit(self) -> int:
+        """Positions for which the frequencies do not depend on the sequence's length."""
+        original = self.settings.get("original_max_position_embeddings")
+        return min(self.trained, original) if self.kind == "longrope" and original else self.trained
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """The shape of a Llama, Mistral, Qwen2 or Qwen3 decoder.
+
+    sliding: for each layer whether it sees only `window` positions back.
+    max_positions: rows one sequence may have; see `RopeConfig.limit`.
+    """
+
+    path: Path
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    rope: RopeConfig
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    tied: bool
+    window: int
+    sliding: tuple[bool, ...]
+    eos_ids: tuple[int, ...]
+    pad_ids: tuple[int, ...]
+    bos_ids: tuple[int, ...]
+
+    @property
+    def max_positions(self) -> int:
+        return self.rope.limit
+
+    def check_length(self, positions: int) -> None:
+        """Raise ModelError if a sequence of that many rows cannot be computed correctly."""
+        if positions > self.max_positions:
+            why = (
+                f"; `rope_type: {self.rope.kind}` changes the angles of earlier rows beyond that"
+                if self.rope.kind in ("dynamic", "longrope")
+                else ""
+            )
+            raise ModelError(
+                self.path, f"{positions} positions asked, {self.max_positions} possible{why}"
+            )
+
+
+def rope_config(fields: Fields, trained: int, head_dim: int) -> RopeConfig:
+    """Both spellings: `rope_theta` with `rope_scaling`, and transformers 5's `rope_parameters`."""
+    scaling = fields.section("rope_scaling")
+    inner = scaling if scaling.values else fields.section("rope_parameters")
+    kind = str(inner.get("rope_type") or inner.get("type") or "default")
+    if kind not in ROPE_KINDS:
+        raise ModelError(fields.path, f"rope type {kind!r} is not supported ({_or(ROPE_KINDS)})")
+    if any(isinstance(value, dict) for value in inner.values.values()):
+        raise ModelError(fields.path, "rope settings per layer type are not supported")
+    theta = inner.number("rope_theta", fields.number("rope_theta", 10000.0))
+    settings = {k: v for k, v in inner.values.items() if k not in ("rope_type", "type")}
+    if kind in ("llama3", "yarn", "longrope"):
+        outer = fields.get("original_max_position_embeddings")
+        fallback = inner.integer("original_max_position_embeddings", trained)
+        settings["original_max_position_embeddings"] = outer or fallback
+    _check_rope(Fields(fields.path, settings), kind, head_dim)
+    return RopeConfig(kind, theta, settings, trained)
+
+
+def _check_rope(settings: Fields, kind: str, head_dim: int) -> None:
+    if settings.number("partial_rotary_factor", 1.0) != 1.0:
+        raise ModelError(settings.path, "`partial_rotary_factor` other than 1 is not supported")
+    required = {"linear": ["factor"], "dynamic": ["factor"], "yarn": ["factor"]}
+    required["llama3"] = ["factor", "low_freq_factor", "high_freq_factor"]
+    for key in required.get(kind, []):
+        if settings.number(key, 0.0) == 0.0:
+            raise ModelError(settings.path, f"rope type {kind!r} needs `{key}`")
+    for key in ("short_factor", "long_factor") if kind == "longrope" else ():
+        value = settings.get(key)
+        if not isinstance(value, list) or len(value) != head_dim // 2:
+            raise ModelError(settings.path, f"`{key}` must hold {head_dim // 2} numbers")
+
+
+def decoder_config(folder: Path) -> DecoderConfig:
+    """The target's config.json, checked; ModelError names the key that is wrong."""
+    fields = read_fields(folder)
+    _refuse_foreign(fields)
+    family = fields.get("model_type")
+    heads, kv_heads, head_dim = head_shape(fields, 128 if family == "qwen3" else 0)
+    trained = fields.integer("max_position_embeddings", MAX_POSITIONS[family])
+    layers = fields.integer("num_hidden_layers")
+    window, sliding = _sliding(fields, family, layers)
+    attention_bias = family in ("llama", "qwen3") and fields.flag("attention_bias")
+    return DecoderConfig(
+        path=fields.path,
+        family=family,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=fields.integer("hidden_size"),
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        eps=fields.number("rms_norm_eps", 1e-6),
+        rope=rope_config(fields, trained, head_dim),
+        qkv_bias=attention_bias or family == "qwen2",
+        o_bias=attention_bias,
+        mlp_bias=family == "llama" and fields.flag("mlp_bias"),
+        qk_norm=family == "qwen3",
+        tied=fields.flag("tie_word_embeddings"),
+        window=window,
+        sliding=sliding,
+        eos_ids=_stop_ids(folder, fields),
+        pad_ids=fields.ids("pad_token_id"),
+        bos_ids=fields.ids("bos_token_id"),
+    )
+
+
+def _refuse_foreign(fields: Fields) -> None:
+    family = fields.get("model_type")
+    custom = sorted(CUSTOM_CODE & set(fields.section("auto_map").values))
+    if family not in FAMILIES or custom:
+        what = f"`auto_map` for {_or(custom)}" if custom else f"model_type {family!r}"
+        raise ModelError(
+            fields.path, f"{what} is not supported ({_or(FAMILIES)}); remote code is never executed"
+        )
+    if fields.get("quantization_config"):
+        raise ModelError(fields.path, "quantised checkpoints are not supported")
+    if fields.get("hidden_act") not in (None, "silu"):
+        raise ModelError(fields.path, f"`hidden_act` {fields.get('hidden_act')!r} is not supported")
+
+
+def head_shape(fields: Fields, default_dim: int = 0) -> tuple[int, int, int]:
+    """Attention heads, KV heads and head_dim (absent: `default_dim`, or hidden size / heads)."""
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    kv_heads = fields.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ModelError(
+            fields.path,
+            f"`num_attention_heads` {heads} is no multiple of `num_key_value_heads` {kv_heads}",
+        )
+    if fields.get("head_dim") is None and not default_dim and hidden % heads:
+        raise ModelError(
+            fields.path, f"`hidden_size` {hidden} is no multiple of `num_attention_heads` {heads}"
+        )
+    head_dim = fields.integer("head_dim", default_dim or hidden // heads)
+    if head_dim % 2:
+        raise ModelError(fields.path, f"head_dim {head_dim} is odd; RoPE needs pairs")
+    return heads, kv_heads, head_dim
+
+
+def _sliding(fields: Fields, family: str, layers: int) -> tuple[int, tuple[bool, ...]]:
+    """Window and, for each layer, whether it has one, as transformers reads these files."""
+    none = 0, (False,) * layers
+    if family == "llama" or (family != "mistral" and not fields.flag("use_sliding_window")):
+        return none
+    if "sliding_window" in fields.values and fields.get("sliding_window") is None:
+        return none
+    window = fields.integer("sliding_window", SLIDING_DEFAULT)
+    if family == "mistral":
+        return window, (True,) * layers
+    types = fields.get("layer_types")
+    if types is None:
+        first = fields.get("max_window_layers")
+        first = 28 if first is None else first
+        return window, tuple(i >= first for i in range(layers))
+    if not isinstance(types, list) or len(types) != layers:
+        raise ModelError(fields.path, f"`layer_types` must name {layers} layers")
+    return window, tuple(t == "sliding_attention" for t in types)
+
+
+def _stop_ids(folder: Path, fields: Fields) -> tuple[int, ...]:
+    """`generate` stops at the ids of generation_config.json where that file exists."""
+    if not (folder / "generation_config.json").is_file():
+        return fields.ids("eos_token_id")
+    path = inside(folder, "generation_config.json")
+    return Fields(path, read_json(path)).ids("eos_token_id") or fields.ids("eos_token_id")
+
+
+def _or(names: tuple[str, ...] | list[str]) -> str:
+    return ", ".join(names)

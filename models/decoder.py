@@ -1,0 +1,112 @@
+"""One lean decoder for Llama, Mistral, Qwen2 and Qwen3: the target whose output counts."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ops.attend import Attend, dense, to_bias, window_mask
+from ..ops.kv import KVCache
+from ..ops.types import LayerPlan, LayerStatus, TargetOutput, Visibility
+from .config import DecoderConfig
+from .layers import DecoderLayer, RMSNorm, Sight
+from .rope import inverse_frequencies, rotation
+
+COMPUTED = (LayerStatus.DECODE, LayerStatus.FULL)
+
+
+class Decoder(nn.Module):
+    """Implements `Target`. Build it with `weights.load_target`; weights are never trained here.
+
+    Attributes:
+        config: what config.json said.
+        notes: what the loader found worth telling, e.g. unexpected tensors.
+    """
+
+    def __init__(self, config: DecoderConfig, attend: Attend = dense) -> None:
+        super().__init__()
+        self.config = config
+        self.num_layers, self.kv_heads = config.num_layers, config.kv_heads
+        self.head_dim, self.hidden_size = config.head_dim, config.hidden_size
+        self.vocab_size, self.max_positions = config.vocab_size, config.max_positions
+        self.notes: tuple[str, ...] = ()
+        self.embed = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.layers = nn.ModuleList(DecoderLayer(config, attend) for _ in range(self.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.eps)
+        self.lm_head = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        # On the CPU even inside a meta-device build: it is computed, not loaded.
+        with torch.device("cpu"):
+            frequencies, self.rope_scaling = inverse_frequencies(config.rope, config.head_dim)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.frequencies: Tensor
+
+    @property
+    def full_plan(self) -> LayerPlan:
+        """The plan of a forward that computes every layer normally."""
+        return (LayerStatus.DECODE,) * self.num_layers
+
+    def forward(
+        self,
+        tokens_BQ: Tensor,
+        positions_BQ: Tensor,
+        slots_BQ: Tensor,
+        visible: Visibility,
+        kv: KVCache,
+        plan: LayerPlan,
+        logit_rows_R: Tensor,
+        taps: tuple[int, ...],
+    ) -> TargetOutput:
+        """See `Target.forward`. ValueError for a plan or taps that this model cannot follow."""
+        self._check(plan, taps)
+        full, sliding = self._sights(positions_BQ, slots_BQ, visible)
+        x_NH = F.embedding(tokens_BQ.flatten(), self.embed)
+        kept: dict[int, Tensor] = {}
+        for index, layer in enumerate(self.layers):
+            if index in taps:
+                kept[index] = x_NH
+            x_NH = layer(x_NH, index, sliding if self.config.sliding[index] else full, kv)
+        if self.num_layers in taps:
+            kept[self.num_layers] = self.norm(x_NH)
+        logits_RV = F.linear(self.norm(x_NH.index_select(0, logit_rows_R)), self.lm_head)
+        return TargetOutput(_widen(logits_RV), torch.cat(list(kept.values()), -1) if kept else None)
+
+    def _check(self, plan: LayerPlan, taps: tuple[int, ...]) -> None:
+        if len(plan) != self.num_layers:
+            raise ValueError(f"the layer plan has {len(plan)} entries for {self.num_layers} layers")
+        for layer, status in enumerate(plan):
+            if status not in COMPUTED:
+                raise ValueError(
+                    f"layer status {LayerStatus(status).name} (layer {layer}) is not supported"
+                )
+        if any(not 0 <= tap <= self.num_layers for tap in taps):
+            raise ValueError(f"taps {taps} must lie in 0..{self.num_layers}")
+
+    def _sights(
+        self, positions_BQ: Tensor, slots_BQ: Tensor, visible: Visibility
+    ) -> tuple[Sight, Sight]:
+        """What full-attention and sliding-window layers see; the same object where none slides."""
+        config, dtype = self.config, self.embed.dtype
+        groups = config.heads // config.kv_heads
+        mask_BQK = visible.mask_BQK
+        cos, sin = rotation(positions_BQ.flatten(), self.frequencies, self.rope_scaling, dtype)
+        slots_N, rows = slots_BQ.flatten(), len(mask_BQK)
+        full = Sight(rows, to_bias(mask_BQK, groups, dtype), cos, sin, slots_N)
+        if not any(config.sliding):
+            return full, full
+        near = window_mask(mask_BQK, positions_BQ, visible.positions_BK, config.window)
+        return full, Sight(rows, to_bias(near, groups, dtype), cos, sin, slots_N)
+
+    def published(self) -> dict[str, Tensor]:
+        """Views of all parameters under the names of a Hugging Face checkpoint."""
+        found: dict[str, Tensor] = {
+            "model.embed_tokens.weight": self.embed,
+            "model.norm.weight": self.norm.weight,
+        }
+        found["lm_head.weight"] = self.lm_head
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            found |= {f"model.layers.{index}.{k}": v for k, v in layer.published().items()}
+        return found
+
+
+def _widen(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()

@@ -1,0 +1,112 @@
+"""Files of a checkpoint folder: what is wrong with one, and which may be opened at all."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+
+class ModelError(ValueError):
+    """A checkpoint that cannot be used: which file, and why."""
+
+    def __init__(self, path: Path | str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = Path(path)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The members of one JSON object, read with their types checked."""
+
+    path: Path
+    values: Mapping[str, Any]
+
+    def get(self, key: str) -> Any:
+        return self.values.get(key)
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A positive integer; without a default the key is required."""
+        value = self.values.get(key)
+        if value is None and default is not None:
+            return default
+        if value is None:
+            raise ModelError(self.path, f"`{key}` is missing")
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise ModelError(self.path, f"`{key}` must be a positive integer, not {value!r}")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A positive finite number."""
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ModelError(self.path, f"`{key}` must be a number, not {value!r}")
+        if not math.isfinite(value) or value <= 0:
+            raise ModelError(self.path, f"`{key}` must be positive and finite, not {value!r}")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise ModelError(self.path, f"`{key}` must be true or false, not {value!r}")
+        return value
+
+    def section(self, key: str) -> "Fields":
+        """A nested object; empty where the key is absent or null."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise ModelError(self.path, f"`{key}` must be an object, not {value!r}")
+        return Fields(self.path, value or {})
+
+    def ids(self, key: str) -> tuple[int, ...]:
+        """Token ids: one, a list of them, or none."""
+        value = self.values.get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
+            raise ModelError(self.path, f"`{key}` must hold token ids, not {value!r}")
+        return tuple(ids)
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The path of one of the folder's own files.
+
+    A name with a folder in it, and a link that leads out of the folder, are refused: an index file
+    or a link could otherwise name any file of the machine. Links into `blobs/` of the same Hugging
+    Face cache entry (snapshots/<revision>/x -> ../../blobs/...) are how that cache stores files.
+    """
+    if name in ("", ".", "..") or {PurePosixPath(name).name, PureWindowsPath(name).name} != {name}:
+        raise ModelError(folder, f"names the file {name!r}, which is not a plain file name")
+    root, real = folder.resolve(), (folder / name).resolve()
+    allowed = [root, root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [root]
+    if not any(real.is_relative_to(place) for place in allowed):
+        raise ModelError(folder / name, f"is a link that leaves its folder, to {real}")
+    return folder / name
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; ModelError with line and column where it is not one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ModelError(
+            path, f"invalid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
+        ) from None
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelError(path, f"cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(path, f"must hold an object, not a {type(value).__name__}")
+    return value
+
+
+def read_fields(folder: Path) -> Fields:
+    """config.json of a checkpoint folder."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(folder, "holds no config.json")
+    path = inside(folder, "config.json")
+    return Fields(path, read_json(path))

@@ -1,0 +1,127 @@
+"""The parts of a decoder layer, on flat rows [N, ...] with N = B * Q."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ops.attend import Attend
+from ..ops.kv import KVCache
+from .config import DecoderConfig
+from .rope import rotate
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What every layer of one forward needs to know about its rows.
+
+    rows: B; bias_B1QK: additive visibility, query groups folded in; cos, sin: [N, 1, head_dim];
+    slots_N: flat slots the rows are written to.
+    """
+
+    rows: int
+    bias_B1QK: Tensor
+    cos_N1d: Tensor
+    sin_N1d: Tensor
+    slots_N: Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square normalisation, in float32 for every dtype, as in transformers."""
+    if x.dtype == torch.float32:  # the same in fewer kernels
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return wide.to(x.dtype) * weight
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+def add_linear(residual_NH: Tensor, x_NI: Tensor, linear: nn.Linear) -> Tensor:
+    """residual + linear(x), in one kernel where there is no bias."""
+    if linear.bias is None:
+        return torch.addmm(residual_NH, x_NI, linear.weight.t())
+    return residual_NH + F.linear(x_NI, linear.weight, linear.bias)
+
+
+def look(q_Nhd: Tensor, layer: int, sight: Sight, kv: KVCache, attend: Attend) -> Tensor:
+    """Attend to the pool's first K slots of one layer -> [N, heads * head_dim]."""
+    keys, values = kv.get_valid(layer, sight.bias_B1QK.shape[-1])
+    q_BQhd = q_Nhd.view(sight.rows, -1, *q_Nhd.shape[1:])
+    return attend(q_BQhd, keys, values, sight.bias_B1QK).flatten(2).flatten(0, 1)
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm attention and SwiGLU, the projections fused: fewer kernels, which is what counts
+    for small models on a CPU."""
+
+    def __init__(self, config: DecoderConfig, attend: Attend) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
+        self.eps, self.attend = config.eps, attend
+        hidden, inner = config.hidden_size, config.intermediate_size
+        width, total = self.heads * self.head_dim, self.heads + 2 * self.kv_heads
+        self.input_norm = RMSNorm(hidden, config.eps)
+        self.qkv = nn.Linear(hidden, total * self.head_dim, bias=config.qkv_bias)
+        self.o = nn.Linear(width, hidden, bias=config.o_bias)
+        self.post_norm = RMSNorm(hidden, config.eps)
+        self.gate_up = nn.Linear(hidden, 2 * inner, bias=config.mlp_bias)
+        self.down = nn.Linear(inner, hidden, bias=config.mlp_bias)
+        self.qk_norm = nn.Parameter(torch.empty(2, self.head_dim)) if config.qk_norm else None
+
+    def forward(self, x_NH: Tensor, layer: int, sight: Sight, kv: KVCache) -> Tensor:
+        """Write the rows' keys and values into the pool, then attend and transform."""
+        x_NH = add_linear(x_NH, self._attention(self.input_norm(x_NH), layer, sight, kv), self.o)
+        gate, up = self.gate_up(self.post_norm(x_NH)).chunk(2, -1)
+        return add_linear(x_NH, F.silu(gate) * up, self.down)
+
+    def _attention(self, x_NH: Tensor, layer: int, sight: Sight, kv: KVCache) -> Tensor:
+        split = self.heads + self.kv_heads
+        all_Nhd = self.qkv(x_NH).view(len(x_NH), -1, self.head_dim)
+        qk_Nhd, v_Ngd = all_Nhd[:, :split], all_Nhd[:, split:]
+        if self.qk_norm is not None:
+            qk_Nhd = self._norm(qk_Nhd, self.qk_norm)
+        qk_Nhd = rotate(qk_Nhd, sight.cos_N1d, sight.sin_N1d)
+        q_Nhd, k_Ngd = qk_Nhd[:, : self.heads], qk_Nhd[:, self.heads :]
+        kv.write_(layer, sight.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
+        return look(q_Nhd, layer, sight, kv, self.attend)
+
+    def _norm(self, qk_Nhd: Tensor, weight_2d: Tensor) -> Tensor:
+        q, k = qk_Nhd[:, : self.heads], qk_Nhd[:, self.heads :]
+        q_weight, k_weight = weight_2d.unbind()
+        return torch.cat((rms_norm(q, q_weight, self.eps), rms_norm(k, k_weight, self.eps)), 1)
+
+    def published(self) -> dict[str, Tensor]:
+        """Views of the parameters under Hugging Face's names, without the layer's prefix."""
+        q, k, v = self.heads * self.head_dim, *[self.kv_heads * self.head_dim] * 2
+        found: dict[str, Tensor] = {
+            "input_layernorm.weight": self.input_norm.weight,
+            "post_attention_layernorm.weight": self.post_norm.weight,
+        }
+        parts = (
+            (self.qkv, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), (q, k, v)),
+            (self.o, ("self_attn.o_proj",), (self.o.out_features,)),
+            (self.gate_up, ("mlp.gate_proj", "mlp.up_proj"), (self.down.in_features,) * 2),
+            (self.down, ("mlp.down_proj",), (self.down.out_features,)),
+        )
+        for linear, names, sizes in parts:
+            for kind, value in linear.named_parameters():
+                found |= zip(
+                    (f"{n}.{kind}" for n in names), torch.split(value, list(sizes)), strict=True
+                )
+        if self.qk_norm is not None:
+            found |= zip(
+                ("self_attn.q_norm.weight", "self_attn.k_norm.weight"),
+                self.qk_norm.unbind(),
+                strict=True,
+            )
+        return found

@@ -1,0 +1,66 @@
+"""Attention over a KV pool: backends behind one signature.
+
+Grouped-query attention folds the query groups into the query axis, so that keys and values stay
+views of the pool: [B, kv_heads, G * Q, d] against [B, kv_heads, K, d].
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(queries_BQhd, keys_BgKd, values_BgKd, bias_B1QK) -> [B, Q, h, d], with bias from `to_bias`."""
+
+
+def to_bias(mask_BQK: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """bool visibility -> additive [B, 1, groups * Q, K] for `dense` and `plain`.
+
+    What is hidden gets the dtype's finite minimum, so that a row without any visible slot
+    (padding) yields a finite value nobody reads instead of NaN.
+    """
+    bias = torch.zeros(mask_BQK.shape, dtype=dtype, device=mask_BQK.device)
+    bias.masked_fill_(~mask_BQK, torch.finfo(dtype).min)
+    rows, queries, keys = bias.shape
+    return bias[:, None].expand(rows, groups, queries, keys).reshape(rows, 1, -1, keys)
+
+
+def window_mask(
+    mask_BQK: Tensor, positions_BQ: Tensor, key_positions_BK: Tensor, window: int
+) -> Tensor:
+    """Hide keys that lie `window` or more true positions back."""
+    distance = positions_BQ[:, :, None] - key_positions_BK[:, None, :]
+    return mask_BQK & (distance < window)
+
+
+def fold(queries_BQhd: Tensor, kv_heads: int) -> Tensor:
+    """[B, Q, heads, d] -> [B, kv_heads, groups * Q, d]."""
+    rows, queries, heads, dim = queries_BQhd.shape
+    grouped = queries_BQhd.view(rows, queries, kv_heads, heads // kv_heads, dim)
+    return grouped.permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, dim)
+
+
+def unfold(out_BgQd: Tensor, queries: int) -> Tensor:
+    """[B, kv_heads, groups * Q, d] -> [B, Q, heads, d]."""
+    rows, kv_heads, _, dim = out_BgQd.shape
+    grouped = out_BgQd.view(rows, kv_heads, -1, queries, dim)
+    return grouped.permute(0, 3, 1, 2, 4).reshape(rows, queries, -1, dim)
+
+
+def dense(
+    queries_BQhd: Tensor, keys_BgKd: Tensor, values_BgKd: Tensor, bias_B1QK: Tensor
+) -> Tensor:
+    """Masked scaled-dot-product attention of torch: the reference."""
+    folded = fold(queries_BQhd, keys_BgKd.shape[1])
+    out = F.scaled_dot_product_attention(folded, keys_BgKd, values_BgKd, attn_mask=bias_B1QK)
+    return unfold(out, queries_BQhd.shape[1])
+
+
+def plain(
+    queries_BQhd: Tensor, keys_BgKd: Tensor, values_BgKd: Tensor, bias_B1QK: Tensor
+) -> Tensor:
+    """The same with its scores written out: two matrix products and a softmax."""
+    folded = fold(queries_BQhd, keys_BgKd.shape[1]) * keys_BgKd.shape[-1] ** -0.5
+    scores = torch.softmax(folded @ keys_BgKd.transpose(-1, -2) + bias_B1QK, -1)
+    return unfold(scores @ values_BgKd, queries_BQhd.shape[1])

@@ -1,0 +1,30 @@
+"""The one place where device values reach the host, so that every synchronisation is counted."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class HostReader:
+    """Counts reads: `reads` are the one per round, `full_reads` the rare whole score rows."""
+
+    reads: int = 0
+    full_reads: int = 0
+
+    def read(self, values: Tensor) -> npt.NDArray[np.int64]:
+        """A device tensor of integers as a host array (one synchronisation)."""
+        self.reads += 1
+        return _to_host(values)
+
+    def read_order(self, scores_V: Tensor) -> npt.NDArray[np.int64]:
+        """All token ids of one score row, best first: only when a grammar forbids the best 64."""
+        self.full_reads += 1
+        return _to_host(scores_V.argsort(descending=True, stable=True))
+
+
+def _to_host(values: Tensor) -> npt.NDArray[np.int64]:
+    host: npt.NDArray[np.int64] = values.cpu().numpy()
+    return host

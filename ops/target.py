@@ -1,0 +1,37 @@
+"""The target's forward as an op."""
+
+import torch
+from torch import Tensor
+
+from .kv import KVCache
+from .registry import op
+from .types import LayerPlan, Rows, Target, Visibility
+
+
+@op("target.forward_", writes="logits features", drops="visible plan")
+def forward_(
+    target: Target,
+    rows: Rows,
+    visible: Visibility,
+    plan: LayerPlan,
+    kv: KVCache,
+    taps: tuple[int, ...],
+) -> tuple[Tensor, Tensor | None]:
+    """All rows through the target once; K and V go into the pool.
+
+    Returns:
+        logits_RV for the tree rows and then the prefill tips; taps_QF for all rows (None without
+        a drafter that asks for features).
+    """
+    tree_R = torch.arange(rows.tree_rows, device=rows.tokens_BQ.device)
+    output = target.forward(
+        rows.tokens_BQ,
+        rows.positions_BQ,
+        rows.slots_BQ,
+        visible,
+        kv,
+        plan,
+        torch.cat([tree_R, rows.tips_R]),
+        taps,
+    )
+    return output.logits_RV, output.taps_QF

@@ -1,0 +1,43 @@
+"""The blackboard's vocabulary: every key that an op may read or write. The one place for it.
+
+Keys of a run are there before the first op and stay; keys of a round are written by ops and used
+up by the ops that drop them. Shape letters are explained in `ops/__init__.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A blackboard key: how long it lives, and what it holds."""
+
+    name: str
+    lifetime: Literal["run", "round"]
+    holds: str
+
+
+VOCABULARY: tuple[Key, ...] = (
+    Key("branches", "run", "BranchStateManager: requests, owners, tips, outputs, budgets"),
+    Key("target", "run", "Target: the model whose output counts"),
+    Key("drafter", "run", "the drafting model, None for drafters without one"),
+    Key("kv", "run", "KVCache: the target's pool and slot table"),
+    Key("kv_draft", "run", "KVCache: the drafter's pool, None for drafters without one"),
+    Key("host", "run", "HostReader: the only way from device values to host ints"),
+    Key("prompts", "run", "PromptBook: templates and tokenizer, the text side of a run"),
+    Key("taps", "run", "which of the target's hidden states the drafter reads (HF indices)"),
+    Key("rows", "round", "Rows: tokens, positions, slots, owners of the next target forward"),
+    Key("visible", "round", "Visibility: mask_BQK bool, positions_BK int64"),
+    Key("plan", "round", "LayerPlan: one LayerStatus per layer of the next target forward"),
+    Key("logits", "round", "logits_RV float32 of the rows that asked for them"),
+    Key("features", "round", "taps_QF of every row, or None when nobody reads them"),
+    Key("roots", "round", "Roots: the tokens drawn at the prefill tips"),
+    Key("draft_rows", "round", "what the drafter takes in: committed tokens and their features"),
+    Key("frontier", "round", "the first drafted level of every branch"),
+    Key("proposal", "round", "Proposal: a token tree per branch, everything [S, ...]"),
+    Key("accepted", "round", "Accepted: the path of each tree that the target agreed with"),
+    Key("committed", "round", "RoundSummary: what the round added, host ints"),
+    Key("answers", "round", "the finished answers in reading order"),
+)
+
+RUN_KEYS = frozenset(k.name for k in VOCABULARY if k.lifetime == "run")

@@ -1,0 +1,181 @@
+"""Who there is: requests, branches, what the pools hold of them, and who may start next."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from ..ops.kv import KVCache
+from .admission import Room, choose, request_slots
+from .bim import NOBODY, BimLayout, Placed, Segment, Span
+from .branches import Branch, Finish, Request, Stage
+
+BuildPrompt = Callable[[Branch], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a graph fixes for all requests of a run."""
+
+    max_active: int
+    nodes: int | Mapping[int, int]
+    share_outline: bool
+    max_positions: int
+
+
+class Book:
+    """Requests and branches of a run, and the ownership of rows in both pools.
+
+    Attributes:
+        active: branches that run, in the order of every [S, ...] tensor.
+        inbox: rows that the drafter has yet to take in.
+    """
+
+    def __init__(
+        self, kv: KVCache, kv_draft: KVCache | None, rules: Rules, build_prompt: BuildPrompt
+    ) -> None:
+        self.kv, self.kv_draft, self.rules = kv, kv_draft, rules
+        self.build_prompt = build_prompt
+        self.layout = BimLayout(kv.data.device)
+        self.room = Room(kv.capacity, rules.max_active, rules.nodes)
+        self.requests: list[Request] = []
+        self.active: list[Branch] = []
+        self.inbox: list[Segment] = []
+        self._owners = count()
+        self._newcomers: list[Branch] = []
+        self._opened: list[Request] = []
+        self._placed: Placed | None = None
+
+        self._spans: list[Span] = []
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; it starts at the next admission that has room for it."""
+        request.prefix_owner = next(self._owners)
+        self.requests.append(request)
+        needed = request_slots(request) + self.room.tree_slots(1)
+        prompt = len(request.prefix) + len(request.tail)
+        if needed > self.kv.capacity:
+            self._refuse(request, f"needs {needed} slots, the pool has {self.kv.capacity}")
+        elif prompt >= self.rules.max_positions:
+            limit = self.rules.max_positions
+            self._refuse(request, f"prompt of {prompt} tokens, the model takes {limit}")
+
+    def cancel(self, key: str) -> None:
+        """End a request at the next step boundary; what it has written so far is kept."""
+        for request in self.requests:
+            if request.key == key and not request.finished:
+                request.cancelled = True
+
+    def new_branch(self, request: Request, index: int, budget: int) -> Branch:
+        return Branch(request, index, next(self._owners), budget)
+
+    def _refuse(self, request: Request, why: str) -> None:
+        branch = self.new_branch(request, 0, 0)
+        branch.end(Finish.REFUSED, why)
+        request.branches = [branch]
+        request.stage = Stage.DONE
+
+    def bim(self, owner: int) -> int:
+        """The number a row of this owner is shown with: -1 for a prefix, else the branch index."""
+        return next(
+            (b.index for r in self.requests for b in r.all_branches() if b.owner == owner), -1
+        )
+
+    # -- who may start --------------------------------------------------------------------------
+
+    def waiting(self) -> tuple[list[Branch], list[Request]]:
+        """Branches and requests that could start now."""
+        return choose(self.requests, len(self.active), self.room)
+
+    # -- bookkeeping at every step boundary -----------------------------------------------------
+
+    def settle_(self, ran: Iterable[Branch] = ()) -> None:
+        """Retire what ended, prepare prompts that became known, refuse what can never run."""
+        self._cancel_()
+        self.active = [b for b in (*self.active, *ran) if b.stage is Stage.RUNNING]
+        self.active = list(dict.fromkeys(self.active))
+        for request in self.requests:
+            if not request.finished:
+                self._settle_request_(request)
+        self._break_deadlock_()
+        for pool in (self.kv, self.kv_draft):
+            if pool is not None and pool.extent > 2 * pool.current_length + 64:
+                pool.compact_()
+
+    def _cancel_(self) -> None:
+        for request in self.requests:
+            if request.cancelled and not request.finished:
+                for branch in request.all_branches():
+                    if branch.stage is not Stage.DONE:
+                        branch.end(Finish.CANCELLED)
+                if not request.branches:
+                    branch = self.new_branch(request, 0, 0)
+                    branch.end(Finish.CANCELLED)
+                    request.branches = [branch]
+                request.stage = Stage.DONE
+                self.retire_([request.prefix_owner, *(b.owner for b in request.all_branches())])
+
+    def _settle_request_(self, request: Request) -> None:
+        ended = [b for b in request.branches if b.stage is Stage.DONE]
+        self.retire_([b.owner for b in ended])
+        for branch in request.branches:
+            if branch.stage is Stage.WAITING and not branch.prompt:
+                self._prepare_(branch)
+        if request.branches and all(b.stage is Stage.DONE for b in request.branches):
+            request.stage = Stage.DONE
+            self.retire_([request.prefix_owner])
+
+    def _prepare_(self, branch: Branch) -> None:
+        """Build the prompt once everything the branch depends on is finished."""
+        request, point = branch.request, branch.point
+        needs = set(point.deps) if point else set()
+        if any(
+            b.stage is not Stage.DONE for b in request.branches if b.point and b.point.id in needs
+        ):
+            return
+        branch.prompt = self.build_prompt(branch)
+        prefix = request.prefix_length + len(request.hoist)
+        needed = self.room.alone(prefix, len(branch.prompt), branch.budget)
+        if needed > self.kv.capacity:
+            why = f"needs {needed} slots, the pool has {self.kv.capacity}"
+            branch.end(Finish.REFUSED, why)
+        elif prefix + len(branch.prompt) >= self.rules.max_positions:
+            why = f"context of {prefix + len(branch.prompt)} tokens, the model takes "
+            branch.end(Finish.REFUSED, why + str(self.rules.max_positions))
+
+    def _break_deadlock_(self) -> None:
+        """If nothing runs and nobody fits, the first who waits is refused: never a hang."""
+        while not self.active and not any(self.waiting()):
+            stuck = [b for r in self.requests for b in r.branches if b.stage is Stage.WAITING]
+            late = [r for r in self.requests if r.stage is Stage.WAITING]
+            if any(r.stage is Stage.OUTLINE for r in self.requests) or not (stuck or late):
+                return
+            if stuck:
+                stuck[0].end(Finish.REFUSED, "no room beside the other requests")
+                self._settle_request_(stuck[0].request)
+            else:
+                self._refuse(late[0], "no room beside the other requests")
+
+    def retire_(self, owners: Sequence[int]) -> None:
+        """Give back all rows of these owners, in both pools and in the drafter's inbox."""
+        gone = set(owners)
+        self.kv.retire_(owners)
+        if self.kv_draft is not None:
+            self.kv_draft.retire_(owners)
+            self.inbox = [s for s in self.inbox if s.owner not in gone]
+
+    def promote_root_(self, request: Request) -> None:
+        """The outline's rows stay and become the prefix: relabelled, 0 bytes moved."""
+        root = request.root
+        assert root is not None
+        for pool in (self.kv, self.kv_draft):
+            if pool is not None:
+                pool.relabel_(root.owner, request.prefix_owner)
+        self.inbox = [
+            Segment(request.prefix_owner, NOBODY, s.position, s.tokens, s.features)
+            if s.owner == root.owner
+            else s
+            for s in self.inbox
+        ]
+        request.prefix_length, request.prefix_feature = root.length, root.feature

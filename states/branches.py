@@ -1,0 +1,151 @@
+"""Requests and their branches: what is true of each one, on the host, between two forwards."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from torch import Tensor
+
+from .outline import Outline, Point
+
+
+class Stage(StrEnum):
+    """Where a branch or a request stands."""
+
+    WAITING = "waiting"
+    OUTLINE = "outline"  # a request whose root branch is writing
+    RUNNING = "running"
+    DONE = "done"
+
+
+class Finish(StrEnum):
+    """Why a branch ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    REFUSED = "refused"
+    CANCELLED = "cancelled"
+
+
+class Matcher(Protocol):
+    """A grammar's state in one root branch; `states.grammar` has the real one."""
+
+    def is_legal(self, token: int) -> bool: ...
+    def advance(self, token: int) -> None: ...
+    def rollback(self, count: int) -> None: ...
+    def forced(self) -> list[int]: ...
+
+
+@dataclass(eq=False, slots=True)
+class Branch:
+    """One independently decoded continuation; the root branch (index -1) writes the outline.
+
+    Attributes:
+        index: BIM number inside the request.
+        owner: id of its rows in every pool.
+        prompt: own token ids behind the shared prefix.
+        start: position of its first row; `length` the position of its next row.
+        tokens: its answer so far, the pending root token included, stop tokens not.
+        kept: how many of `tokens` have rows in the target's pool.
+        feature: [F] the target's feature of its last committed row.
+        accepted: drafted tokens accepted in each of its rounds.
+    """
+
+    request: "Request"
+    index: int
+    owner: int
+    budget: int
+    point: Point | None = None
+    prompt: list[int] = field(default_factory=list)
+    stage: Stage = Stage.WAITING
+    start: int = 0
+    length: int = 0
+    tokens: list[int] = field(default_factory=list)
+    kept: int = 0
+    finish: Finish | None = None
+    note: str = ""
+    matcher: Matcher | None = None
+    feature: Tensor | None = None
+    accepted: list[int] = field(default_factory=list)
+    emitted: list[int] = field(default_factory=list)
+
+    @property
+    def is_root(self) -> bool:
+        return self.index < 0
+
+    @property
+    def pending(self) -> list[int]:
+        """Tokens of the answer that have no row yet."""
+        return self.tokens[self.kept :]
+
+    @property
+    def name(self) -> str:
+        return f"{self.request.key}/{'outline' if self.is_root else self.index + 1}"
+
+    def end(self, finish: Finish, note: str = "") -> None:
+        self.stage, self.finish, self.note = Stage.DONE, finish, note
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One prompt with its settings.
+
+    Attributes:
+        key: stable name (given id or line number); `seed` keys its coins, never arrival order.
+        prefix: token ids that all branches share at admission; `tail` the root branch's prompt.
+        prefix_length: rows of the shared prefix in the pool; `prefix_feature` [F] of its last one.
+        given: outline ids of `--outline FILE`, prefilled instead of being written.
+    """
+
+    key: str
+    seed: int
+    question: str
+    prefix: list[int]
+    tail: list[int]
+    stop_ids: frozenset[int]
+    budget: int
+    outline_budget: int
+    prefix_owner: int = 0
+    root: Branch | None = None
+    branches: list[Branch] = field(default_factory=list)
+    stage: Stage = Stage.WAITING
+    prefix_length: int = 0
+    prefix_feature: Tensor | None = None
+    hoist: list[int] = field(default_factory=list)
+    outline: Outline | None = None
+    given: Outline | None = None
+    given_ids: list[int] = field(default_factory=list)
+    new_matcher: Callable[[], Matcher] | None = None
+    cancelled: bool = False
+
+    def all_branches(self) -> Iterator[Branch]:
+        if self.root is not None:
+            yield self.root
+        yield from self.branches
+
+    @property
+    def finished(self) -> bool:
+        return self.stage is Stage.DONE
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSummary:
+    """What one forward committed: shown in the trace, counted in the metrics.
+
+    branches: names; committed: tokens appended to each; accepted: drafts accepted by each (-1 for
+    a branch that was only prefilled); drafted: tree nodes offered; target_length and draft_length:
+    slots in use afterwards.
+    """
+
+    branches: tuple[str, ...]
+    committed: tuple[int, ...]
+    accepted: tuple[int, ...]
+    drafted: int
+    target_length: int
+    draft_length: int
+    rows: int
+
+
+def running(branches: Sequence[Branch]) -> list[Branch]:
+    return [b for b in branches if b.stage is Stage.RUNNING]

@@ -1,0 +1,227 @@
+"""The one book of a run: requests, branches, owners, positions, and what each pool holds of them.
+
+All decisions are functions of host integers read once per round. The rows themselves are laid out
+by the layout; slots belong to the pools. The drafter's rows derive from the target's: they wait
+in `inbox` until the drafter's next forward.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from ..ops.host import HostReader
+from ..ops.types import DraftRows, Proposal, Rows
+from ..ops.verify import Accepted, Roots
+from .bim import NOBODY, Span, Trees
+from .book import Book
+from .branches import Branch, Finish, Request, RoundSummary, Stage
+from .picked import Picked
+from .rounds import Verdict, bound_path, free_path, legal_pick, read_round, take
+
+
+class BranchStateManager(Book):
+    """The book with its rows: lays out every forward and commits what came of it."""
+
+    # -- rows of the next target forward ----------------------------------------------------------
+
+    def open_requests_(self) -> Rows:
+        """Prompt rows of waiting requests: the shared prefix and the root branch behind it."""
+        _, opened = self.waiting()
+        spans = [span for request in opened for span in self._open(request)]
+        return self._place(None, spans)
+
+    def fork_(self) -> Rows:
+        """Rows of waiting branches; text common to all goes into the prefix. Copies nothing."""
+        branches, _ = self.waiting()
+        return self._place(None, self._start_all(branches))
+
+    def tree_rows_(self, proposal: Proposal) -> Rows:
+        return self._place(proposal, [])
+
+    def admit_(self, proposal: Proposal) -> Rows:
+        """All trees, and behind them the prompts of everybody who can start now."""
+        branches, opened = self.waiting()
+        spans = self._start_all(branches)
+        spans += [span for request in opened for span in self._open(request)]
+        return self._place(proposal, spans)
+
+    def _place(self, proposal: Proposal | None, spans: list[Span]) -> Rows:
+        trees = None if proposal is None else self._trees(proposal)
+        self._placed = self.layout.place_(self.kv, trees, spans)
+        self._spans = spans
+        return self._placed.rows
+
+    def _trees(self, proposal: Proposal) -> Trees:
+        return Trees(
+            [b.tokens[-1] for b in self.active],
+            [b.length for b in self.active],
+            [b.owner for b in self.active],
+            [b.request.prefix_owner for b in self.active],
+            tuple(i for i, b in enumerate(self.active) if b.matcher is not None),
+            proposal,
+        )
+
+    def _open(self, request: Request) -> list[Span]:
+        """Spans of a request's prompt; with a given outline nothing is drawn."""
+        self._opened.append(request)
+        spans = self._extend_prefix(request, request.prefix)
+        if request.outline_budget == 0:
+            branch = self.new_branch(request, 0, request.budget)
+            request.branches, request.stage = [branch], Stage.RUNNING
+        else:
+            branch = self.new_branch(request, -1, request.outline_budget)
+            request.root, request.stage = branch, Stage.OUTLINE
+        branch.prompt = [*request.tail]
+        if request.given is None:
+            if request.new_matcher is not None and branch.is_root:
+                branch.matcher = request.new_matcher()
+            return [*spans, self._start(branch)]
+        if not self.rules.share_outline:
+            branch.end(Finish.STOP)
+            return spans
+        branch.prompt += request.given_ids
+        return [*spans, self._start(branch)]
+
+    def _start_all(self, branches: Iterable[Branch]) -> list[Span]:
+        spans = []
+        for branch in branches:
+            request = branch.request
+            spans += self._extend_prefix(request, request.hoist)
+            request.hoist = []
+            spans.append(self._start(branch))
+        return spans
+
+    def _extend_prefix(self, request: Request, ids: Sequence[int]) -> list[Span]:
+        if not ids:
+            return []
+        span = Span(request.prefix_owner, NOBODY, request.prefix_length, ids)
+        request.prefix_length += len(ids)
+        return [span]
+
+    def _start(self, branch: Branch) -> Span:
+        request = branch.request
+        branch.stage = Stage.RUNNING
+        branch.start = branch.length = request.prefix_length
+        room = self.rules.max_positions - branch.start - len(branch.prompt)
+        if room < branch.budget:
+            branch.budget, branch.note = room, f"cut to the model's {self.rules.max_positions}"
+        self._newcomers.append(branch)
+        draws = not (branch.is_root and request.given is not None)
+        bound = branch.matcher is not None
+        owner, prefix = branch.owner, request.prefix_owner
+        return Span(owner, prefix, branch.start, branch.prompt, draws, bound)
+
+    # -- after the forward ------------------------------------------------------------------------
+
+    def commit_(
+        self,
+        host: HostReader,
+        features: Tensor | None,
+        accepted: Accepted | None,
+        roots: Roots,
+    ) -> RoundSummary:
+        """Read the round, commit accepted rows where they lie, advance tips, finish branches."""
+        verdict = read_round(host, accepted, roots)
+        ran = list(self.active) if accepted is not None else []  # who had a tree in this forward
+        before = {b.owner: len(b.tokens) for b in ran}
+        picked = Picked(features)
+        paths = self._commit_trees(host, verdict, accepted, picked)
+        self._commit_spans(host, verdict, roots, picked)
+        if self.kv_draft is not None:
+            self.inbox += picked.segments()
+        started = self._newcomers
+        everyone = [*ran, *started]
+        summary = RoundSummary(
+            tuple(b.name for b in everyone),
+            tuple(len(b.tokens) - before.get(b.owner, 0) for b in everyone),
+            (*(len(p) - 1 for p in paths), *(-1 for _ in started)),
+            0 if accepted is None else len(ran) * (accepted.tokens_ST.shape[1] - 1),
+            self.kv.current_length,
+            0 if self.kv_draft is None else self.kv_draft.current_length,
+            self._rows(),
+        )
+        self._newcomers, self._opened, self._placed = [], [], None
+        self.settle_(everyone)
+        return summary
+
+    def _rows(self) -> int:
+        assert self._placed is not None
+        return int(self._placed.rows.tokens_BQ.numel())
+
+    def _commit_trees(
+        self,
+        host: HostReader,
+        verdict: Verdict,
+        accepted: Accepted | None,
+        picked: Picked,
+    ) -> list[list[int]]:
+        """Walk every tree; returns the accepted nodes of each, root first."""
+        assert self._placed is not None
+        pick = legal_pick(host)
+        bound = {tree: i for i, tree in enumerate(self._placed.rows.bound_trees)}
+        paths = []
+        for tree, branch in enumerate(self.active if accepted is not None else []):
+            if tree in bound and accepted is not None:
+                scores = accepted.scores_GTV
+                nodes, tokens = bound_path(verdict, tree, bound[tree], branch, scores, pick)
+            else:
+                nodes, tokens = free_path(verdict, tree)
+            taken = take(branch, tokens)
+            self._keep(branch, tree, nodes[: taken + 1], picked)
+            branch.accepted.append(len(nodes) - 1)
+            branch.emitted.append(taken)
+            paths.append(nodes)
+        return paths
+
+    def _keep(self, branch: Branch, tree: int, nodes: list[int], picked: Picked) -> None:
+        """Commit the rows of `nodes`, give the rest of the tree back, queue the drafter's rows."""
+        assert self._placed is not None
+        slots_T = self._placed.tree_slots[tree]
+        kept = slots_T[nodes]
+        self.kv.release_([s for n, s in enumerate(slots_T) if n not in set(nodes)])
+        self.kv.commit_(kept, range(branch.length, branch.length + len(nodes)))
+        first = branch.kept + 1
+        following = branch.tokens[first : first + len(nodes)]
+        rows = [tree * len(slots_T) + n for n in nodes]
+        picked.add(branch, branch.length, following, rows)
+        branch.kept += len(nodes)
+        branch.length += len(nodes)
+
+    def _commit_spans(
+        self, host: HostReader, verdict: Verdict, roots: Roots, picked: Picked
+    ) -> None:
+        """Commit prompt rows; every newcomer gets its root token."""
+        assert self._placed is not None
+        pick, by_owner = legal_pick(host), {b.owner: b for b in self._newcomers}
+        by_prefix = {b.request.prefix_owner: b.request for b in self._newcomers}
+        by_prefix |= {r.prefix_owner: r for r in self._opened}
+        row, tip, bound = int(self._placed.tree_slots.size), 0, 0
+        for span, slots in zip(self._spans, self._placed.span_slots, strict=True):
+            self.kv.commit_(slots, span.positions)
+            rows = list(range(row, row + len(span.tokens)))
+            row += len(span.tokens)
+            if span.owner in by_prefix:
+                picked.add_prefix(by_prefix[span.owner], span, rows)
+                continue
+            branch = by_owner[span.owner]
+            if span.bound and branch.matcher is not None:
+                scores_V = roots.scores_GV[bound]
+                token = pick(branch.matcher, verdict.best_RC[bound], scores_V)
+                branch.matcher.advance(token)
+                bound += 1
+            elif span.draws:
+                token = int(verdict.drawn_R[tip])
+            tip += span.draws
+            branch.length += len(span.tokens)
+            if span.draws:
+                take(branch, [token])
+            else:
+                branch.end(Finish.STOP)
+            picked.add_prompt(branch, [*branch.prompt[1:], *branch.tokens], rows)
+
+    def intake_(self) -> DraftRows:
+        """Hand the drafter everything committed since its last forward."""
+        assert self.kv_draft is not None
+        segments, self.inbox = self.inbox, []
+        active = [(b.owner, b.request.prefix_owner, b.length) for b in self.active]
+        return self.layout.place_draft_(self.kv_draft, segments, active)

@@ -1,0 +1,78 @@
+"""The ops that move requests and branches: which rows the next forward gets, what it committed."""
+
+from torch import Tensor
+
+from ..ops.host import HostReader
+from ..ops.registry import op
+from ..ops.types import DraftRows, Proposal, Rows
+from ..ops.verify import Accepted, Roots
+from .branches import RoundSummary
+from .manager import BranchStateManager
+
+
+@op("request.admit_", writes="rows")
+def open_requests_(branches: BranchStateManager) -> Rows:
+    """Prompt rows of the waiting requests that fit: shared prefix, then the root branch."""
+    return branches.open_requests_()
+
+
+@op("branch.fork_", writes="rows", needs="skeleton")
+def fork_(branches: BranchStateManager) -> Rows:
+    """Prompt rows of the waiting branches that fit, behind their prefix. 0 bytes copied."""
+    return branches.fork_()
+
+
+@op("branch.tree_", writes="rows")
+def tree_(branches: BranchStateManager, proposal: Proposal) -> Rows:
+    """All trees as rows of one forward."""
+    return branches.tree_rows_(proposal)
+
+
+@op("branch.admit_", writes="rows")
+def admit_(branches: BranchStateManager, proposal: Proposal) -> Rows:
+    """All trees, and the prompts of whoever can start now, as rows of one forward."""
+    return branches.admit_(proposal)
+
+
+@op(
+    "branch.start_",
+    writes="committed",
+    drops="rows logits features roots",
+    commits=True,
+)
+def start_(
+    branches: BranchStateManager,
+    host: HostReader,
+    rows: Rows,
+    logits: Tensor,
+    features: Tensor | None,
+    roots: Roots,
+) -> RoundSummary:
+    """Commit prompt rows; every started branch gets its root token (one host read)."""
+    return branches.commit_(host, features, None, roots)
+
+
+@op(
+    "branch.commit_",
+    writes="committed",
+    drops="rows logits features roots accepted proposal",
+    commits=True,
+)
+def commit_(
+    branches: BranchStateManager,
+    host: HostReader,
+    rows: Rows,
+    logits: Tensor,
+    features: Tensor | None,
+    accepted: Accepted,
+    roots: Roots,
+    proposal: Proposal,
+) -> RoundSummary:
+    """The round's one host read; commit accepted rows in place, advance tips, finish branches."""
+    return branches.commit_(host, features, accepted, roots)
+
+
+@op("branch.intake_", drafters="eagle3", writes="draft_rows")
+def intake_(branches: BranchStateManager) -> DraftRows:
+    """Everything committed since the drafter's last forward, of all branches, as its rows."""
+    return branches.intake_()

@@ -1,0 +1,188 @@
+"""From plain data to a `Graph`, with every problem of the schema said in plain words."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from .graph import KINDS, VERSION, Call, Edge, Graph, Limits, Sampling, Skeleton, Spec, StateSpec
+from .source import MOST, GraphError, Problem, Source, hint, quoted
+from .yaml12 import Path
+
+# Names that `transitions` binds on what it moves, or that the machine uses itself.
+RESERVED = frozenset({"start", "state", "advance", "trigger", "run", "may_trigger"})
+STATE_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+PREFIXES = ("to_", "may_", "is_", "on_enter_", "on_exit_")
+
+
+def validate(source: Source) -> Graph:
+    """Build the graph.
+
+    Raises:
+        GraphError: every problem of the schema, in file order.
+    """
+    check_mapping(source, "graph")
+    _check_version(source)
+    problems = [*_nulls(source, source.data, ()), *_state_names(source)]
+    problems = [*problems, *_kinds(source)]
+    try:
+        graph = Graph.model_validate(source.data)
+    except ValidationError as error:
+        taken = {(p.file, p.line, p.column, p.where) for p in problems}
+        errors = error.errors(include_url=False)[: 10 * MOST]
+        said = ("union_tag_invalid",)  # by _kinds, in better words
+        found = (problem(source, e, _model_at) for e in errors if e["type"] not in said)
+        problems += [p for p in found if (p.file, p.line, p.column, p.where) not in taken]
+        raise GraphError(problems) from None
+    if problems:
+        raise GraphError(problems)
+    return graph
+
+
+def check_mapping(source: Source, what: str) -> None:
+    """Raise unless the text holds a mapping at its top."""
+    if source.data is None:
+        raise GraphError([source.problem((), f"the file is empty; a {what} is a mapping of keys")])
+    if not isinstance(source.data, dict):
+        message = f"{kind_of(source.data)} at the top; a {what} is a mapping of keys"
+        raise GraphError([source.problem((), message)])
+
+
+def _check_version(source: Source) -> None:
+    version = source.data.get("version")
+    if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
+        message = f"the graph needs format {quoted(version)}, this specsot reads {VERSION}: upgrade"
+        raise GraphError([source.problem(("version",), f"{message} specsot")])
+
+
+def _nulls(source: Source, value: Any, path: Path) -> Iterator[Problem]:
+    """No setting of a graph may be null, except what an op is given under `with`."""
+    if value is None:
+        yield source.problem(path, "must not be null")
+    elif isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in items:
+            if not (key == "with" and path[:1] == ("states",)):
+                yield from _nulls(source, inner, (*path, key))
+
+
+def _state_names(source: Source) -> Iterator[Problem]:
+    states = source.data.get("states")
+    for name in states if isinstance(states, dict) else ():
+        if message := _wrong_name(name):
+            yield source.problem(("states", name), message, key=True)
+
+
+def _wrong_name(name: Any) -> str:
+    if not isinstance(name, str) or not STATE_NAME.fullmatch(name):
+        return f"{quoted(name)} is no state name: a small letter, then small letters, digits, _"
+    if name in RESERVED or name.startswith(PREFIXES):
+        return f"a state cannot be called {name!r}: the machine uses that name itself"
+    return ""
+
+
+def _kinds(source: Source) -> Iterator[Problem]:
+    """Unknown kinds of layout and drafter; pydantic's own words name its internals."""
+    for block, kinds in KINDS.items():
+        given = source.data.get(block)
+        kind = given.get("kind", "") if isinstance(given, dict) else ""
+        at = (block, "kind")
+        if not isinstance(kind, str):
+            yield source.problem(at, f"must be one of: {', '.join(kinds)}")
+        elif kind and kind not in kinds:
+            known = f"there are: {', '.join(kinds)}"
+            yield source.problem(at, f"no {block} {quoted(kind)}{hint(kind, kinds)}; {known}")
+
+
+def _model_at(loc: Path, data: Any) -> type[BaseModel] | None:
+    """The model that a mapping at `loc` of a graph becomes."""
+    if not loc:
+        return Graph
+    if loc[0] in KINDS:
+        kind = data.get(loc[0], {}).get("kind")
+        return KINDS[str(loc[0])].get(kind) if isinstance(kind, str) else None
+    if loc[0] == "states":
+        return StateSpec if len(loc) == 2 else Call
+    return _PLAIN_BLOCKS.get(str(loc[0]))
+
+
+_PLAIN_BLOCKS: Mapping[str, type[BaseModel]] = {
+    "transitions": Edge,
+    "skeleton": Skeleton,
+    "sampling": Sampling,
+    "limits": Limits,
+}
+
+
+def problem(source: Source, error: Any, model_at: Any) -> Problem:
+    """One pydantic error as a problem: where it is in the file, in plain words."""
+    loc: Path = error["loc"]
+    kind: str = error["type"]
+    if kind == "extra_forbidden":
+        parent = source.nearest(loc[:-1])
+        return source.problem(loc, _extra(str(loc[-1]), parent, model_at, source.data), key=True)
+    if kind == "missing":
+        return source.problem(loc[:-1], f"the key {str(loc[-1])!r} is missing")
+    if kind == "union_tag_not_found":
+        return source.problem(loc, "the key 'kind' is missing")
+    if kind == "invalid_key":
+        return source.problem(loc, f"unknown key {loc[-1]}", key=True)
+    if "at" in error.get("ctx", {}):
+        loc = (*loc, error["ctx"]["at"])
+    return source.problem(loc, _plain(error), key=kind.endswith("_key") or loc[-1:] == ("[key]",))
+
+
+def _extra(key: str, parent: Path, model_at: Any, data: Any) -> str:
+    model: type[BaseModel] | None = model_at(parent, data)
+    known = [f.alias or name for name, f in model.model_fields.items()] if model else []
+    other = [k for k, m in KINDS.get(str(parent[-1:] and parent[0]), {}).items() if _has(m, key)]
+    if other:
+        mine = data[parent[0]].get("kind")
+        return f"{quoted(key)} belongs to the {parent[0]} {' or '.join(other)}, this is {mine}"
+    return f"unknown key {quoted(key)}{hint(key, known)}"
+
+
+def _has(model: type[Spec], key: str) -> bool:
+    return key in model.model_fields
+
+
+def _plain(error: Any) -> str:
+    """Pydantic's message without Python's words for things."""
+    kind, given, context = error["type"], error["input"], error.get("ctx", {})
+    wanted = {
+        "int_type": "an integer",
+        "float_type": "a number",
+        "string_type": "a string",
+        "bool_type": "true or false",
+        "model_type": "a mapping",
+        "model_attributes_type": "a mapping",
+        "dict_type": "a mapping",
+        "tuple_type": "a list",
+    }
+    if kind in wanted:
+        return f"must be {wanted[kind]}, not {kind_of(given)}"
+    if kind == "literal_error":
+        return f"must be {context['expected']}, not {quoted(given)}"
+    if kind in ("greater_than_equal", "less_than_equal"):
+        bound = context.get("ge", context.get("le"))
+        side = "at least" if kind == "greater_than_equal" else "at most"
+        return f"must be {side} {bound}, not {quoted(given)}"
+    if kind == "finite_number":
+        return f"must be a finite number, not {given}"
+    if kind == "string_pattern_mismatch":
+        return f"{quoted(given)} must match {context['pattern']}"
+    message: str = error["msg"]
+    return message[:1].lower() + message[1:]
+
+
+def kind_of(value: Any) -> str:
+    """A value's kind in the words of YAML, with the value itself when it is short."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict | list | tuple):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    name = "the string" if isinstance(value, str) else "the number"
+    return f"{name} {quoted(value)}"
