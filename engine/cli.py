@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .shell import broken_pipe_is_no_error
+from .shell import broken_pipe_is_no_error, one_line_for_faults
 
 PROGRAM = "specsot"
 COMPLETING = "_SPECSOT_COMPLETE"
@@ -94,5 +94,5 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = [command.name for command in COMMANDS]
     first = next((word for word in words if not word.startswith("-")), "")
     wanted = names if COMPLETING in os.environ else [first] if first in names else []
-    with broken_pipe_is_no_error():
+    with broken_pipe_is_no_error(), one_line_for_faults():
         build(wanted)(args=words, prog_name=PROGRAM)

@@ -63,6 +63,7 @@ class Corpus:
     mixture: dict[str, float] = field(default_factory=lambda: dict(MIXTURE))
     subjects: tuple[Subject, ...] = field(default_factory=load_almanac)
     longest_crowd: int = 12
+    longest_drill: int = 40
 
     def sample(self, index: int) -> Sample:
         """The sample of this number."""
@@ -75,6 +76,7 @@ class Corpus:
         """A sample of one kind."""
         subject = rng.choice(self.subjects)
         size = min(rng.randint(2, self.longest_crowd), rng.randint(2, self.longest_crowd))
+        drill = rng.randint(2, self.longest_drill)
         match kind:
             case "outline":
                 return outline_sample(rng, subject, self.count)
@@ -93,9 +95,9 @@ class Corpus:
             case "general":
                 return general_sample(rng, self.count)
             case "recall":
-                return recall_sample(rng, rng.randint(4, 40))
+                return recall_sample(rng, drill)
             case "repeat":
-                return repeat_sample(rng, rng.randint(4, 40), vocabulary(self.subjects))
+                return repeat_sample(rng, drill, vocabulary(self.subjects))
         raise ValueError(f"unknown kind of sample: {kind}")
 
     def stream(self, start: int = 0) -> Iterator[Sample]:

@@ -45,7 +45,7 @@ def read_prompts(prompt: str | None, file: Path | None, default: str) -> Prompts
     if file is not None:
         return read_file(file)
     text = default if prompt is None else _stdin() if prompt == "-" else prompt
-    return Prompts((_checked(Prompt("1", text), "prompt"),))
+    return Prompts((_checked(Prompt("1", text)),))
 
 
 def _stdin() -> str:
@@ -151,9 +151,9 @@ def _integer(value: Mapping[str, Any], key: str, place: str, least: int) -> int 
     return number
 
 
-def _checked(prompt: Prompt, place: str) -> Prompt:
+def _checked(prompt: Prompt, place: str = "") -> Prompt:
     try:
         check_question(prompt.text)
     except PromptError as error:
-        raise PromptError(f"{place}: {error}") from None
+        raise PromptError(f"{place}: {error}" if place else str(error)) from None
     return prompt

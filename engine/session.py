@@ -169,10 +169,17 @@ class Session:
 
 def prompt_book(graph: Graph, models: Models) -> PromptBook:
     """The graph's template over the model's tokenizer."""
-    skeleton = graph.skeleton
-    template = load_template(skeleton.template if skeleton else _plain_template(models))
-    share = skeleton.share if skeleton else "outline"
-    return PromptBook(models.tokenizer, template, share, models.stop_ids)
+    skeleton, tokenizer, stops = graph.skeleton, models.tokenizer, models.stop_ids
+    if skeleton is None:
+        return PromptBook(tokenizer, load_template(_plain_template(models)), stop_ids=stops)
+    return PromptBook(
+        tokenizer,
+        load_template(skeleton.template),
+        skeleton.share,
+        stops,
+        max_branches=skeleton.max_branches,
+        tools=skeleton.tools,
+    )
 
 
 def _plain_template(models: Models) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..states.branches import Branch, Request, Stage
+from ..states.branches import Branch, Request
 from ..states.graph import Graph
 
 Codes = npt.NDArray[np.int16]
@@ -108,7 +108,7 @@ def scene_of(graph: Graph, model: str, requests: int) -> Scene:
         graph.name,
         graph.layout.kind,
         graph.drafter.kind,
-        model,
+        model.rstrip("/").rpartition("/")[2],
         tuple(graph.states),
         ways,
         requests,
@@ -172,6 +172,3 @@ def shown_branches(requests: Sequence[Request]) -> list[Branch]:
         found += request.branches
     return found
 
-
-def waiting_requests(requests: Sequence[Request]) -> int:
-    return sum(request.stage is Stage.WAITING for request in requests)

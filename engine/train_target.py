@@ -40,6 +40,8 @@ class TargetTraining:
     layers: int = 8
     hidden: int = 256
     intermediate: int = 768
+    longest_crowd: int = 12
+    longest_drill: int = 40
     mixture: tuple[tuple[str, float], ...] = tuple(MIXTURE.items())
 
 
@@ -113,8 +115,14 @@ def _packers(config: TargetTraining, tokenizer: Tokenizer, progress: Progress) -
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
-    base = Corpus(lambda text: len(encode(text)), seed=config.seed, mixture=dict(config.mixture))
-    far = replace(base, seed=config.seed + 1_000_003, longest_crowd=24)
+    base = Corpus(
+        lambda text: len(encode(text)),
+        seed=config.seed,
+        mixture=dict(config.mixture),
+        longest_crowd=config.longest_crowd,
+        longest_drill=config.longest_drill,
+    )
+    far = replace(base, seed=config.seed + 1_000_003, longest_crowd=2 * config.longest_crowd)
     tokens = config.batch_tokens
     return [
         Packer(base, encode, tokens, 768, progress.short),

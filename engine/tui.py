@@ -73,7 +73,7 @@ def frame(scene: Scene, snap: Snapshot, width: int, height: int) -> RenderableTy
         Layout(_top(scene, snap, width, top - 2), name="top", size=top),
         Layout(_branches(scene, snap, width, middle - 2), name="branches", size=middle),
         Layout(_foot(snap, width, foot, tall), name="foot", size=foot),
-        Layout(figures_line(snap), name="figures", size=1),
+        Layout(figures_line(snap, width), name="figures", size=1),
     )
     return layout
 

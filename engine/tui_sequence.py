@@ -118,20 +118,24 @@ def _shade(count: int, most: int) -> str:
     return SHADES[max(1, round(count / most * 8))] if count else "▁" if most else " "
 
 
-def figures_line(snap: Snapshot) -> Text:
-    """KV use, tokens per second, tokens per forward, acceptance."""
+def figures_line(snap: Snapshot, width: int) -> Text:
+    """KV use, tokens per second, tokens per forward, acceptance; what has no room is left out."""
     pool, fig = snap.pool, snap.figures
     speed = fig.tokens / snap.seconds if snap.seconds else 0.0
     share = 100 * pool.used / pool.capacity
     parts = [
-        ("KV ", f"{pool.used}/{pool.capacity} ({share:.0f} %, {pool.bytes / 1e6:.1f} MB)"),
-        ("", f"{fig.tokens} tokens"),
+        ("KV ", f"{pool.used}/{pool.capacity} {share:.0f} %"),
         ("", f"{speed:.0f} tok/s"),
         ("", f"{fig.per_forward:.2f} tok/forward"),
+        ("", f"{fig.tokens} tokens"),
         ("accept ", f"{100 * fig.acceptance_rate:.0f} %"),
+        ("", f"{pool.bytes / 1e6:.1f} MB"),
+        ("draft KV ", f"{pool.draft_used}/{pool.draft_capacity}"),
     ]
     text = Text(no_wrap=True)
-    for i, (name, value) in enumerate(parts):
-        text.append("  ·  " if i else "", style="dim")
+    for i, (name, value) in enumerate(parts[: 7 if pool.draft_capacity else 6]):
+        if text.cell_len + len(name) + len(value) + 3 > width:
+            break
+        text.append(" · " if i else "", style="dim")
         text.append(name, style="dim").append(value, style="bold")
     return text

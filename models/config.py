@@ -9,6 +9,10 @@ from .files import Fields, ModelError, inside, read_fields, read_json
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
+RENAMED = ("rope_type", "type", "rope_theta")  # keys with a field of their own in RopeConfig
+ORIGINAL = "original_max_position_embeddings"
+PARTIAL = "partial_rotary_factor"
+LAYER_TYPES = ("full_attention", "sliding_attention")
 CUSTOM_CODE = {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
 MAX_POSITIONS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
 SLIDING_DEFAULT = 4096  # Hugging Face's default of `sliding_window`
@@ -32,7 +36,7 @@ class RopeConfig:
     @property
     def limit(self) -> int:
         """Positions for which the frequencies do not depend on the sequence's length."""
-        original = self.settings.get("original_max_position_embeddings")
+        original = self.settings.get(ORIGINAL)
         return min(self.trained, original) if self.kind == "longrope" and original else self.trained
 
 
@@ -93,18 +97,17 @@ def rope_config(fields: Fields, trained: int, head_dim: int) -> RopeConfig:
     if any(isinstance(value, dict) for value in inner.values.values()):
         raise ModelError(fields.path, "rope settings per layer type are not supported")
     theta = inner.number("rope_theta", fields.number("rope_theta", 10000.0))
-    settings = {k: v for k, v in inner.values.items() if k not in ("rope_type", "type")}
+    settings = {k: v for k, v in inner.values.items() if k not in RENAMED}
     if kind in ("llama3", "yarn", "longrope"):
-        outer = fields.get("original_max_position_embeddings")
-        fallback = inner.integer("original_max_position_embeddings", trained)
-        settings["original_max_position_embeddings"] = outer or fallback
+        fallback = inner.integer(ORIGINAL, trained)
+        settings[ORIGINAL] = fields.integer(ORIGINAL, fallback)
+    if fields.number(PARTIAL, 1.0) != 1.0 or inner.number(PARTIAL, 1.0) != 1.0:
+        raise ModelError(fields.path, f"`{PARTIAL}` other than 1 is not supported")
     _check_rope(Fields(fields.path, settings), kind, head_dim)
     return RopeConfig(kind, theta, settings, trained)
 
 
 def _check_rope(settings: Fields, kind: str, head_dim: int) -> None:
-    if settings.number("partial_rotary_factor", 1.0) != 1.0:
-        raise ModelError(settings.path, "`partial_rotary_factor` other than 1 is not supported")
     required = {"linear": ["factor"], "dynamic": ["factor"], "yarn": ["factor"]}
     required["llama3"] = ["factor", "low_freq_factor", "high_freq_factor"]
     for key in required.get(kind, []):
@@ -194,14 +197,22 @@ def _sliding(fields: Fields, family: str, layers: int) -> tuple[int, tuple[bool,
     window = fields.integer("sliding_window", SLIDING_DEFAULT)
     if family == "mistral":
         return window, (True,) * layers
-    types = fields.get("layer_types")
+    return window, _layer_types(fields, layers)
+
+
+def _layer_types(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Qwen: by name for each layer, else all from `max_window_layers` on."""
+    types, first = fields.get("layer_types"), fields.get("max_window_layers")
     if types is None:
-        first = fields.get("max_window_layers")
         first = 28 if first is None else first
-        return window, tuple(i >= first for i in range(layers))
-    if not isinstance(types, list) or len(types) != layers:
-        raise ModelError(fields.path, f"`layer_types` must name {layers} layers")
-    return window, tuple(t == "sliding_attention" for t in types)
+        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+            raise ModelError(fields.path, f"`max_window_layers` must be an integer, not {first!r}")
+        return tuple(i >= first for i in range(layers))
+    if not isinstance(types, list) or len(types) != layers or not set(types) <= set(LAYER_TYPES):
+        raise ModelError(
+            fields.path, f"`layer_types` must name {layers} layers, each one of {_or(LAYER_TYPES)}"
+        )
+    return tuple(t == "sliding_attention" for t in types)
 
 
 def _stop_ids(folder: Path, fields: Fields) -> tuple[int, ...]:

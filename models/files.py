@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+LARGEST = 1 << 24  # of any size in a config.json
+
 
 class ModelError(ValueError):
     """A checkpoint that cannot be used: which file, and why."""
@@ -28,7 +30,10 @@ class Fields:
         return self.values.get(key)
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A positive integer; without a default the key is required."""
+        """A positive integer; without a default the key is required.
+
+        The limit keeps a hostile file from asking for sizes that overflow or never end.
+        """
         value = self.values.get(key)
         if value is None and default is not None:
             return default
@@ -36,6 +41,8 @@ class Fields:
             raise ModelError(self.path, f"`{key}` is missing")
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise ModelError(self.path, f"`{key}` must be a positive integer, not {value!r}")
+        if value > LARGEST:
+            raise ModelError(self.path, f"`{key}` is {value}, more than {LARGEST}")
         return value
 
     def number(self, key: str, default: float) -> float:
@@ -106,6 +113,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_fields(folder: Path) -> Fields:
     """config.json of a checkpoint folder."""
+    if not folder.is_dir():
+        raise ModelError(folder, "is no folder")
     if not (folder / "config.json").is_file():
         raise ModelError(folder, "holds no config.json")
     path = inside(folder, "config.json")

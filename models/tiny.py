@@ -94,14 +94,14 @@ def _target_json(
 def _target_weight(name: str, like: Tensor, draw: torch.Generator, gain: float) -> Tensor:
     noise = torch.randn(like.shape, generator=draw)
     if like.ndim == 1:
-        return 0.1 * noise + (0.0 if name.endswith("bias") else 1.0)
+        return noise.mul(0.1).add(0.0 if name.endswith("bias") else 1.0)
     if "embed" in name:
         noise[:, 0] = 1.0
         return noise
     if name.endswith(("o_proj.weight", "down_proj.weight")):
         noise[0] = 0.0
-        return noise * gain / like.shape[1] ** 0.5
-    return noise / like.shape[1] ** 0.5
+        noise *= gain
+    return noise.div(like.shape[1] ** 0.5)
 
 
 def likely_ids(head_VH: Tensor) -> Tensor:
@@ -176,14 +176,14 @@ def _aim_(drafter: Eagle3, target: Decoder, feature: float, draw: torch.Generato
     one = torch.eye(hidden)
     drafter.fc.weight[:, -hidden:] += feature * one
     for norm in (drafter.midlayer.input_layernorm, drafter.midlayer.hidden_norm):
-        norm.weight += 1.0
-    drafter.midlayer.post_attention_layernorm.weight += 1.0
-    drafter.norm.weight += target.norm.weight
+        norm.weight.add_(1.0)
+    drafter.midlayer.post_attention_layernorm.weight.add_(1.0)
+    drafter.norm.weight.add_(target.norm.weight)
     focus, _ = torch.linalg.qr(torch.randn(hidden, hidden, generator=draw))
     for projection in (attention.q_proj, attention.k_proj):
         projection.weight[:, :hidden] += 3.0 * focus
     attention.v_proj.weight[:, :hidden] += one
-    attention.o_proj.weight += one
+    attention.o_proj.weight.add_(one)
     likely = likely_ids(target.lm_head)
     rest = torch.tensor([i for i in range(target.vocab_size) if i not in likely.tolist()])
     known = torch.cat((likely, rest))[: drafter.config.draft_vocab_size].sort().values

@@ -1,8 +1,10 @@
 """Checkpoints into modules: everything is compared by name, shape and dtype before it is built."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,12 @@ from .files import ModelError
 
 SHOWN = 8  # names in one message
 LM_HEAD = "lm_head.weight"
+LAYER = re.compile(r"model\.layers\.(\d{1,6})\.")
+DERIVED = ".rotary_emb.inv_freq"  # old Llama files store what config.json says already
 MAPS = {"d2t": {"I64", "I32"}, "t2d": {"BOOL"}}  # between vocabularies; all else is floats
+
+
+Built = TypeVar("Built", bound=nn.Module)
 
 
 def load_target(
@@ -37,9 +44,9 @@ def load_target(
         ModelError: the checkpoint is refused; the message names the file and the reason.
     """
     config = decoder_config(folder)
-    with torch.device("meta"):
-        decoder = Decoder(config)
     stored = entries(folder)
+    _check_layers(config, stored)
+    decoder = _on_meta(config.path, lambda: Decoder(config))
     expected = {name: tuple(view.shape) for name, view in decoder.published().items()}
     tied = config.tied and LM_HEAD not in stored
     if tied:
@@ -80,8 +87,7 @@ def load_eagle3(
     config = eagle3_config(folder, target.config, taps)
     stored = {n: e for n, e in entries(folder).items() if not n.startswith("verifier_")}
     _check_fc(config, stored)
-    with torch.device("meta"):
-        drafter = Eagle3(config)
+    drafter = _on_meta(config.path, lambda: Eagle3(config))
     drafter.owns_embedding = "embed_tokens.weight" in stored
     expected = {name: tuple(view.shape) for name, view in drafter.published().items()}
     same_vocabulary = config.draft_vocab_size == config.vocab_size
@@ -140,6 +146,25 @@ def _check_maps(path: Path, drafter: Eagle3) -> None:
         raise ModelError(path, "`d2t` and `t2d` do not describe the same tokens")
 
 
+def _on_meta(path: Path, build: Callable[[], Built]) -> Built:
+    """The module without memory: its names and shapes are wanted first."""
+    try:
+        with torch.device("meta"):
+            return build()
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelError(path, f"describes no possible model: {error}") from None
+
+
+def _check_layers(config: DecoderConfig, stored: Mapping[str, Entry]) -> None:
+    """Before a module is built for every layer that the config claims."""
+    held = {int(found[1]) for name in stored if (found := LAYER.match(name))}
+    if config.num_layers > len(held):
+        raise ModelError(
+            config.path,
+            f"`num_hidden_layers` is {config.num_layers}, the weights hold {len(held)} layers",
+        )
+
+
 def compare(
     folder: Path, stored: Mapping[str, Entry], expected: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
@@ -156,7 +181,7 @@ def compare(
                 entry.path,
                 f"`{name}` has shape {list(entry.shape)}, config.json makes it {list(shape)}",
             )
-    return [name for name in stored if name not in expected]
+    return [n for n in stored if n not in expected and not n.endswith(DERIVED)]
 
 
 def materialise(module: nn.Module, dtype: torch.dtype, device: torch.device | str) -> None:

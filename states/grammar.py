@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .outline import BIDI, MAX_TITLE, WORDS
+from .outline import BIDI, MAX_TITLE, TOOL_NAME, WORDS
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -29,9 +29,8 @@ class GrammarError(ValueError):
 
 # Every blank that Python's strip() takes off, and that is not excluded from titles altogether.
 _BLANKS = r" \u{a0}\u{1680}\u{2000}-\u{200a}\u{202f}\u{205f}\u{3000}"
-# All markers begin with `<` or `[`, so a title without these cannot hold one. (To subtract the
-# markers themselves would let the lexer's table of states grow with every new title, until
-# llguidance gives up.)
+# All markers begin with `<` or `[`, so a title without these cannot hold one. (Subtracting the
+# markers themselves multiplies the lexer's states, beyond what llguidance allows for one mask.)
 _BARRED = r"\x00-\x1f\x7f-\x9f|<\[\u{2028}\u{2029}\u{fffd}" + "".join(
     f"\\u{{{ord(c):x}}}" for c in sorted(BIDI)
 )
@@ -56,7 +55,7 @@ def outline_grammar(max_branches: int, tools: Sequence[str] = ()) -> str:
         raise GrammarError("max_branches must be at least 1")
     lines = [_line(i, max_branches) for i in range(1, max_branches + 1)]
     lists = [_lists(k) for k in range(1, max_branches)]
-    names = " | ".join(f'"{_tool(t)}"' for t in ("-", *tools))
+    names = " | ".join(['"-"', *map(_tool, tools)])
     terminals = ["LENGTH: /[1-9][0-9]0?/", f"TOOL: {names}", f"TITLE: {_TITLE}"]
     return "\n".join(['start: "DIRECT" | "PLAN\\n" line_1', *lines, *lists, *terminals])
 
@@ -75,10 +74,9 @@ def _lists(k: int) -> str:
 
 
 def _tool(name: str) -> str:
-    bad = not name.isprintable() or name != name.strip() or not name or set(name) & set('|"\\')
-    if bad or name.lower() == "none":
+    if not TOOL_NAME.fullmatch(name) or name.lower() == "none":
         raise GrammarError(f"{name!r} cannot be the name of a tool in an outline")
-    return name
+    return f'"{name}"'
 
 
 class OutlineGrammar:
@@ -179,6 +177,8 @@ class Matcher:
         """
         if self._mask is None:
             self._mask = self._inner.compute_bitmask()
+            if self._inner.is_error():  # a limit of llguidance's, never a token that we let through
+                raise GrammarError(self._inner.get_error())
         return self._mask
 
     def advance(self, token: int) -> None:

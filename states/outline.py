@@ -51,10 +51,10 @@ MARKERS = (
     *("<s>", "</s>", "<bos>", "<eos>", "<pad>", "<unk>", "<think>", "</think>"),
     *("<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]"),
 )
+TOOL_NAME = re.compile(r"\w(?:[\w .-]{0,62}[\w.-])?")
 WORDS = ("PLAN", "DIRECT", "END")
 
 _NUMBER = re.compile(r"[0-9]+")
-_TOOL = re.compile(r"\w[\w .-]{0,31}")
 BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
 _SHOWN = 80  # characters of a line that a report repeats
 
@@ -183,7 +183,7 @@ class _Reader:
     def _tool(self, text: str, changes: list[str]) -> str | None:
         if text in ("", "-") or text.lower() == "none":
             return None
-        known = _TOOL.fullmatch(text) if self.tools is None else text in self.tools
+        known = TOOL_NAME.fullmatch(text) if self.tools is None else text in self.tools
         if not known:
             changes.append(f"no tool {text[:32]!r}")
             return None

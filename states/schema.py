@@ -164,10 +164,11 @@ def _plain(error: Any) -> str:
         return f"must be {wanted[kind]}, not {kind_of(given)}"
     if kind == "literal_error":
         return f"must be {context['expected']}, not {quoted(given)}"
-    if kind in ("greater_than_equal", "less_than_equal"):
-        bound = context.get("ge", context.get("le"))
-        side = "at least" if kind == "greater_than_equal" else "at most"
-        return f"must be {side} {bound}, not {quoted(given)}"
+    for side, bound in (("at least", "ge"), ("at most", "le"), ("below", "lt"), ("above", "gt")):
+        if bound in context:
+            return f"must be {side} {context[bound]}, not {quoted(given)}"
+    if kind in ("string_too_short", "too_short"):
+        return "must not be empty"
     if kind == "finite_number":
         return f"must be a finite number, not {given}"
     if kind == "string_pattern_mismatch":

@@ -1,20 +1,32 @@
 """What several tests share: prompts as ids, models, and the reference that answers are held to."""
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
 from specsot.engine.files import open_graph
-from specsot.engine.session import Models, Prompt, Session
+from specsot.engine.inputs import Prompt
+from specsot.engine.session import Models, Session
 from specsot.models.eagle3 import Eagle3
 from specsot.models.weights import load_eagle3, load_target
-from specsot.states.branches import Branch, Finish, Request
+from specsot.ops.registry import OpTable
+from specsot.states.branches import Branch, Finish, Request, Stage
+from specsot.states.load import op_table
 from specsot.states.machine import Run
 from specsot.states.outline import Outline, Point
+
+GOLDEN = Path(__file__).parent / "golden"
+PLAIN = ("autoregressive", "eagle")  # graphs without a skeleton
+FULL = ("bim_plain", "bim_eagle")
+GRAPHS = (*PLAIN, *FULL)
+MOST_STEPS = 20_000  # transitions after which a run counts as hanging
 
 
 class TokenBook:
@@ -52,12 +64,35 @@ class TokenBook:
         return " ".join(map(str, ids))
 
 
+class FixedBook(TokenBook):
+    """Plain prompts that are given: question -> ids."""
+
+    def __init__(self, prompts: dict[str, Sequence[int]], stop_ids: Sequence[int] = ()) -> None:
+        super().__init__(0, "outline", stop_ids)
+        self.prompts = prompts
+
+    def plain(self, question: str) -> list[int]:
+        return list(self.prompts[question])
+
+
+class PlanBook(TokenBook):
+    """Reads one fixed text out of whatever ids an outline was written with."""
+
+    text = ""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.text
+
+
 def outline_of(count: int, deps: dict[int, tuple[int, ...]] | None = None) -> Outline:
     """A given outline of `count` branches."""
     points = tuple(
         Point(i, 50, None, (deps or {}).get(i, ()), f"Part {i}") for i in range(1, count + 1)
     )
     return Outline("plan", points, (), "ok")
+
+
+# -- models -----------------------------------------------------------------------------------
 
 
 def tiny_models(
@@ -72,23 +107,221 @@ def tiny_models(
     return Models(target, drafter, None, tuple(stop_ids), torch.device("cpu"), kind)
 
 
-def run_all(session: Session, texts: Sequence[str], check: bool = True) -> Run:
-    """A run over the prompts, driven to its end; pools are checked after every phase."""
-    run = session.start([Prompt(str(i), text) for i, text in enumerate(texts)], lambda event: None)
-    while not run.finished:
-        run.advance()
-        if check:
-            check_pools(run)
+@dataclass
+class Tally:
+    """How many tokens were held to transformers' own, and how many of them were numeric ties."""
+
+    tokens: int = 0
+    ties: int = 0
+
+
+@dataclass
+class Reference:
+    """Greedy decoding by transformers, checked by teacher forcing: one forward per answer."""
+
+    folder: Path
+    dtype: torch.dtype = torch.float32
+    tally: Tally = field(default_factory=Tally)
+
+    def __post_init__(self) -> None:
+        self.models: dict[torch.dtype, Any] = {}
+
+    def model(self, dtype: torch.dtype) -> Any:
+        if dtype not in self.models:
+            model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype)
+            self.models[dtype] = model.eval()
+        return self.models[dtype]
+
+    def logits(self, ids: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        with torch.inference_mode():
+            return self.model(dtype)(torch.tensor([list(ids)])).logits[0]
+
+    def generate(self, context: Sequence[int], stop_ids: Sequence[int], budget: int) -> list[int]:
+        """What `generate` of transformers writes after the context, the stop token included."""
+        ids = torch.tensor([list(context)])
+        with torch.inference_mode():
+            written = self.model(self.dtype).generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=budget,
+                do_sample=False,
+                eos_token_id=list(stop_ids),
+                pad_token_id=0,
+            )
+        return written[0, len(context) :].tolist()
+
+    def check(self, branch: Branch, context: Sequence[int], stop_ids: Sequence[int]) -> None:
+        """Raise AssertionError at the first token that is not the target's own."""
+        answer = [*branch.tokens]
+        assert not set(answer) & set(stop_ids), "a stop token inside the answer"
+        assert branch.finish in (Finish.STOP, Finish.LENGTH), branch.finish
+        logits_QV = self.logits([*context, *answer], self.dtype)[len(context) - 1 :]
+        own = logits_QV.argmax(-1).tolist()
+        for place, token in enumerate(answer):
+            assert own[place] == token or self.tie(context, answer[:place], token), (
+                f"{branch.name}: token {place} is {token}, the target says {own[place]}"
+            )
+        if branch.finish is Finish.STOP:
+            assert own[len(answer)] in stop_ids or any(
+                self.tie(context, answer, stop) for stop in stop_ids
+            ), f"{branch.name}: stopped too early"
+        else:
+            assert len(answer) == branch.budget
+        self.tally.tokens += len(answer) + (branch.finish is Finish.STOP)
+
+    def tie(self, context: Sequence[int], before: Sequence[int], token: int) -> bool:
+        """A numeric tie: the token of float64, with a margin below 1e-4 in float32."""
+        ids = [*context, *before]
+        top = self.logits(ids, torch.float32)[-1].topk(2).values
+        exact = int(self.logits(ids, torch.float64)[-1].argmax())
+        near = bool(top[0] - top[1] < 1e-4) and exact == token
+        self.tally.ties += near
+        return near
+
+
+@dataclass
+class Tiny:
+    """A random target of one family with a drafter for it, and what transformers makes of it."""
+
+    folder: Path
+    drafter_folder: Path
+    models: Models
+    reference: Reference
+
+    def book(self, share: str = "outline", stop_ids: Sequence[int] = (2,)) -> TokenBook:
+        return TokenBook(self.models.target.vocab_size, share, stop_ids)
+
+
+# -- runs -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Graphs:
+    """Shipped graphs, opened with test settings; the op table is read once."""
+
+    table: OpTable = field(default_factory=op_table)
+
+    def session(
+        self,
+        graph: str,
+        models: Models,
+        book: Any,
+        *,
+        outline: Outline | None = None,
+        budget: int = 10,
+        sets: Iterable[str] = (),
+    ) -> Session:
+        """A session on a shipped graph with a small pool, small budgets and no grammar."""
+        own = ["layout.capacity=2000"]
+        if graph in FULL:
+            own += [f"skeleton.share={book.share}", "skeleton.grammar=false"]
+            own += ["skeleton.max_tokens=20", "skeleton.direct_tokens=13"]
+        program = open_graph(graph, sets=(*own, *sets), table=self.table)
+        given = outline if graph in FULL else None
+        return Session(program, models, max_new_tokens=budget, outline=given, prompts=book)
+
+
+def start(session: Session, texts: Sequence[str], sink: Any = None) -> Run:
+    """A run whose pools hold a large number wherever nothing was written yet.
+
+    Whoever reads a slot that holds nothing is caught.
+    """
+    prompts = [Prompt(str(i), text) for i, text in enumerate(texts)]
+    run = session.start(prompts, sink or (lambda event: None))
+    for key in ("kv", "kv_draft"):
+        if run.board[key] is not None:
+            run.board[key].data.fill_(1e3)
     return run
 
 
-def check_pools(run: Run) -> None:
+def drive(run: Run, check: bool = True, until: Callable[[Run], bool] | None = None) -> Run:
+    """Advance to the end, or until something holds; everything is checked after every phase."""
+    while not run.finished and not (until and until(run)):
+        assert run.steps < MOST_STEPS, "the run does not come to an end"
+        run.advance()
+        if check:
+            check_rows(run)
+    return run
+
+
+def run_all(session: Session, texts: Sequence[str], check: bool = True) -> Run:
+    """A run over the prompts, driven to its end."""
+    return drive(start(session, texts), check)
+
+
+def requests_of(run: Run) -> list[Request]:
+    return list(run.board["branches"].requests)
+
+
+def tokens_of(run: Run) -> dict[str, list[list[int]]]:
+    """Token ids by request and branch, the outline first."""
+    return {r.key: [list(b.tokens) for b in r.all_branches()] for r in requests_of(run)}
+
+
+def accepted_of(run: Run) -> dict[str, list[list[int]]]:
+    """Accepted drafts of each round, by request and branch."""
+    return {r.key: [list(b.accepted) for b in r.all_branches()] for r in requests_of(run)}
+
+
+# -- what holds after every phase -------------------------------------------------------------
+
+
+def check_rows(run: Run) -> None:
+    """Pools and book agree: nothing is missing, nothing is held twice, nothing is left over."""
     for key in ("kv", "kv_draft"):
         if run.board[key] is not None:
             run.board[key].check_integrity()
+    _check_target_rows(run)
+    if run.board["kv_draft"] is not None:
+        _check_draft_rows(run)
 
 
-def contexts(request: Request, book: TokenBook, plain: bool) -> list[tuple[Branch, list[int]]]:
+def _check_target_rows(run: Run) -> None:
+    book, pool = run.board["branches"], run.board["kv"]
+    expected = 0
+    for request in book.requests:
+        if request.stage in (Stage.OUTLINE, Stage.RUNNING):
+            expected += request.prefix_length
+        if request.stage is Stage.OUTLINE:
+            expected += request.root.length - request.root.start
+        expected += sum(
+            b.length - b.start for b in request.branches if b.stage is Stage.RUNNING
+        )
+    assert pool.current_length == expected, f"{pool.current_length} slots for {expected} rows"
+    for branch in book.active:
+        assert branch.stage is Stage.RUNNING
+        assert len(branch.pending) == 1, "a running branch has exactly its root token pending"
+        assert _positions(pool, branch) == list(range(branch.length)), f"{branch.name} has a gap"
+
+
+def _check_draft_rows(run: Run) -> None:
+    """The drafter's row j is for token j + 1, so a branch sees its rows 0 .. length - 1."""
+    book, pool = run.board["branches"], run.board["kv_draft"]
+    alive = set()
+    for request in book.requests:
+        if request.stage in (Stage.OUTLINE, Stage.RUNNING):
+            alive.add(request.prefix_owner)
+        if request.stage is Stage.OUTLINE:
+            alive.add(request.root.owner)
+        alive |= {b.owner for b in request.branches if b.stage is Stage.RUNNING}
+    assert set(pool.owner[pool.owner >= 0].tolist()) <= alive, "rows of a finished branch"
+    assert {s.owner for s in book.inbox} <= alive, "queued rows of a finished branch"
+    if run.state == "expand_root":
+        for branch in book.active:
+            held = _positions(pool, branch)
+            assert held == list(range(branch.length)), f"{branch.name} drafts from {held}"
+
+
+def _positions(pool: Any, branch: Branch) -> list[int]:
+    """Positions of the committed rows that a branch sees, increasing."""
+    own = np.isin(pool.owner, [branch.owner, branch.request.prefix_owner]) & pool.committed
+    return sorted(pool.position[own].tolist())
+
+
+# -- lossless ---------------------------------------------------------------------------------
+
+
+def contexts(request: Request, book: Any, plain: bool) -> list[tuple[Branch, list[int]]]:
     """Every branch with the token ids it was decoded behind, put together without the engine."""
     if plain:
         return [(request.branches[0], list(book.plain(request.question)))]
@@ -111,55 +344,30 @@ def contexts(request: Request, book: TokenBook, plain: bool) -> list[tuple[Branc
     return found
 
 
-@dataclass
-class Reference:
-    """Greedy decoding by transformers, checked by teacher forcing: one forward per answer."""
-
-    folder: Path
-    tokens: int = 0
-    ties: int = 0
-
-    def __post_init__(self) -> None:
-        self.models: dict[torch.dtype, torch.nn.Module] = {}
-
-    def logits(self, ids: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        if dtype not in self.models:
-            model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype)
-            self.models[dtype] = model.eval()
-        with torch.inference_mode():
-            return self.models[dtype](torch.tensor([list(ids)])).logits[0]
-
-    def check(self, branch: Branch, context: Sequence[int], stop_ids: Sequence[int]) -> None:
-        """Raise AssertionError at the first token that is not the target's own."""
-        answer = [*branch.tokens]
-        assert not set(answer) & set(stop_ids), "a stop token inside the answer"
-        assert branch.finish in (Finish.STOP, Finish.LENGTH), branch.finish
-        logits_QV = self.logits([*context, *answer], torch.float32)[len(context) - 1 :]
-        own = logits_QV.argmax(-1).tolist()
-        for place, token in enumerate(answer):
-            assert own[place] == token or self.tie(branch, context, place), (
-                f"{branch.name}: token {place} is {token}, the target says {own[place]}"
-            )
-        if branch.finish is Finish.STOP:
-            assert own[len(answer)] in stop_ids, f"{branch.name}: stopped too early"
-        else:
-            assert len(answer) == branch.budget
-        self.tokens += len(answer)
-
-    def tie(self, branch: Branch, context: Sequence[int], place: int) -> bool:
-        """A numeric tie: equal in float64 and closer than 1e-4 in float32."""
-        ids = [*context, *branch.tokens[:place]]
-        top = self.logits(ids, torch.float32)[-1].topk(2).values
-        exact = int(self.logits(ids, torch.float64)[-1].argmax())
-        near = bool(top[0] - top[1] < 1e-4) and exact == branch.tokens[place]
-        self.ties += near
-        return near
-
-
-def check_lossless(run: Run, book: TokenBook, reference: Reference, plain: bool) -> None:
+def check_lossless(run: Run, book: Any, reference: Reference, plain: bool) -> None:
     """Every branch of every request (the outline too) holds the target's own tokens."""
-    for request in run.board["branches"].requests:
+    for request in requests_of(run):
         for branch, context in contexts(request, book, plain):
             reference.check(branch, context, book.stop_ids)
 
 
+def pairwise(factors: dict[str, Sequence[Any]], seed: int) -> list[dict[str, Any]]:
+    """Cases, drawn by seed, in which every two values of two factors meet at least once."""
+    draw, names = random.Random(seed), list(factors)
+    missing = {
+        ((a, x), (b, y)) for a, b in combinations(names, 2) for x in factors[a] for y in factors[b]
+    }
+    cases = []
+    while missing:
+        pinned = dict(draw.choice(sorted(missing, key=repr)))
+        drawn = [
+            {name: draw.choice(list(factors[name])) for name in names} | pinned for _ in range(40)
+        ]
+        best = max(drawn, key=lambda case: len(_met(case, names) & missing))
+        missing -= _met(best, names)
+        cases.append(best)
+    return cases
+
+
+def _met(case: dict[str, Any], names: Sequence[str]) -> set[Any]:
+    return {((a, case[a]), (b, case[b])) for a, b in combinations(names, 2)}

@@ -236,8 +236,10 @@ def test_names_in_messages_are_short_and_printable() -> None:
 plain = st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=8)
 trees = st.recursive(
     plain,
-    lambda inner: st.lists(inner, max_size=4)
-    | st.dictionaries(st.text("abcdef_", min_size=1, max_size=4), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text("abcdef_", min_size=1, max_size=4), inner, max_size=4)
+    ),
     max_leaves=20,
 )
 

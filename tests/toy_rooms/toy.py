@@ -27,7 +27,7 @@ def verify_(counter: dict[str, int], proposal: list[int]) -> tuple[int, int]:
 
 
 @op("toy.say", writes="said")
-def say(counter: dict[str, int], *, word: str = "", times: "int | None" = None) -> str:
+def say(counter: dict[str, int], *, word: str = "", times: int | None = None) -> str:
     return word * (times or 1)
 
 

@@ -1,0 +1,76 @@
+"""Models that several tests run on, built once; and what was compared, printed at the end."""
+
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from support import GOLDEN, Graphs, Reference, Tally, Tiny, tiny_models
+
+from specsot.models.tiny import write_tiny_eagle3, write_tiny_target
+
+EAGLE = GOLDEN / "eagle"
+SEED = int(os.environ.get("SPECSOT_TEST_SEED", "20"))  # grids are drawn by it
+TALLY = pytest.StashKey[Tally]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[TALLY] = Tally()
+
+
+def pytest_report_header() -> str:
+    return f"grids are drawn by SPECSOT_TEST_SEED={SEED}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    tally = terminalreporter.config.stash[TALLY]
+    if tally.tokens:
+        terminalreporter.write_line(
+            f"lossless: {tally.tokens} tokens are the ones transformers decodes "
+            f"({tally.ties} numeric ties); grids drawn by SPECSOT_TEST_SEED={SEED}"
+        )
+
+
+@pytest.fixture(scope="session")
+def grid_seed() -> int:
+    return SEED
+
+
+@pytest.fixture(scope="session")
+def graphs() -> Graphs:
+    return Graphs()
+
+
+@pytest.fixture(scope="session")
+def tiny(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Callable[..., Tiny]:
+    """tiny(family, dtype, **settings of write_tiny_target): a target, a drafter that often agrees."""
+    tally = pytestconfig.stash[TALLY]
+
+    @cache
+    def make(family: str = "llama", dtype: str = "float32", **settings: object) -> Tiny:
+        folder = tmp_path_factory.mktemp(family)
+        target = write_tiny_target(folder / "target", family, **settings)  # type: ignore[arg-type]
+        return _tiny(target, write_tiny_eagle3(folder / "eagle3", target), dtype, tally)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def golden(pytestconfig: pytest.Config) -> Callable[[str], Tiny]:
+    """golden("llama" | "qwen3"): the trained tiny models of the EAGLE vectors."""
+    tally = pytestconfig.stash[TALLY]
+
+    @cache
+    def make(name: str) -> Tiny:
+        drafter = EAGLE / "drafts" / f"{name}_eagle3"
+        return _tiny(EAGLE / "targets" / name, drafter, "float32", tally)
+
+    return make
+
+
+def _tiny(target: Path, drafter: Path, dtype: str, tally: Tally) -> Tiny:
+    models = tiny_models(target, drafter, (2,), dtype)
+    return Tiny(target, drafter, models, Reference(target, models.dtype, tally))

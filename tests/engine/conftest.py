@@ -1,0 +1,88 @@
+"""Tiny models in files, and the command line inside this process."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import specsot
+from specsot.engine.options import RunOptions
+from specsot.engine.run_command import run_command
+from specsot.models.tiny import write_tiny_eagle3, write_tiny_target
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+OUTLINE = "PLAN\n1|60|-|-|First [bold]thing\n2|70|Search|1|Second\n3|70|-|-|Third\nEND\n"
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of a random target with the embedded tokenizer, and of a drafter for it."""
+    root = tmp_path_factory.mktemp("tiny")
+    target = write_tiny_target(root / "target", "qwen3", vocab=4096)
+    embedded = Path(specsot.__file__).parent / "models" / "embedded" / "target"
+    for name in TOKENIZER:
+        shutil.copy(embedded / name, target)
+    return target, write_tiny_eagle3(root / "drafter", target)
+
+
+@dataclass
+class Shell:
+    """`specsot run` in this process, in a folder of its own."""
+
+    folder: Path
+    capsys: pytest.CaptureFixture[str]
+    defaults: dict[str, Any]
+    out: str = ""
+    err: str = ""
+
+    def run(self, **options: Any) -> int:
+        given = {**self.defaults, **options}
+        code = run_command(RunOptions(**given))
+        self.out, self.err = self.capsys.readouterr()
+        return code
+
+    @property
+    def latest(self) -> Path:
+        return self.folder / "runs" / "latest"
+
+    def read(self, name: str) -> Any:
+        return json.loads((self.latest / name).read_text())
+
+    def lines(self, name: str) -> list[Any]:
+        return [json.loads(line) for line in (self.latest / name).read_text().splitlines()]
+
+    @property
+    def digest(self) -> str:
+        return str(self.read("manifest.json")["digest"])
+
+
+@pytest.fixture
+def shell(
+    tiny: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Shell:
+    """Runs bim_eagle with a given outline of three branches on the tiny models."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outline.txt").write_text(OUTLINE)
+    defaults = {
+        "graph": "bim_eagle",
+        "prompt": "How do bees make honey?",
+        "model": str(tiny[0]),
+        "drafter_model": str(tiny[1]),
+        "outline": Path("outline.txt"),
+        "max_new_tokens": 12,
+        "threads": 1,
+        "argv": ("specsot", "run"),
+    }
+    return Shell(tmp_path, capsys, defaults)
+
+
+@pytest.fixture
+def graph_name() -> Callable[[Path], str]:
+    return lambda path: path.name.split("-")[1]

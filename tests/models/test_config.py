@@ -1,0 +1,153 @@
+"""config.json: what is read from it, and every way in which it can be wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specsot.models.config import DecoderConfig, decoder_config
+from specsot.models.files import ModelError
+
+GOOD = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+}
+
+
+def read(folder: Path, drop: str = "", **changes: Any) -> DecoderConfig:
+    raw = {k: v for k, v in (GOOD | changes).items() if k != drop}
+    (folder / "config.json").write_text(json.dumps(raw))
+    return decoder_config(folder)
+
+
+def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
+    config = read(tmp_path)
+    assert (config.kv_heads, config.head_dim, config.eps) == (4, 8, 1e-6)
+    assert (config.rope.kind, config.rope.theta, config.max_positions) == ("default", 1e4, 2048)
+    assert not (config.tied or config.qkv_bias or config.qk_norm or any(config.sliding))
+    assert read(tmp_path, model_type="qwen3").head_dim == 128
+    assert read(tmp_path, model_type="qwen2").qkv_bias
+    assert not read(tmp_path, model_type="qwen2", attention_bias=True).o_bias
+
+
+def test_windows(tmp_path: Path) -> None:
+    mistral = read(tmp_path, model_type="mistral")
+    assert (mistral.window, mistral.sliding) == (4096, (True,) * 4)
+    assert not any(read(tmp_path, model_type="mistral", sliding_window=None).sliding)
+    qwen = {"model_type": "qwen2", "sliding_window": 9, "max_window_layers": 3}
+    assert not any(read(tmp_path, **qwen).sliding)
+    assert read(tmp_path, **qwen, use_sliding_window=True).sliding == (False,) * 3 + (True,)
+    types = ["sliding_attention", *["full_attention"] * 3]
+    named = read(tmp_path, **qwen, use_sliding_window=True, layer_types=types)
+    assert named.sliding == (True,) + (False,) * 3
+
+
+def test_stop_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
+    assert read(tmp_path).eos_ids == ()
+    assert read(tmp_path, eos_token_id=2).eos_ids == (2,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 0]}')
+    assert read(tmp_path, eos_token_id=2).eos_ids == (5, 0)
+    (tmp_path / "generation_config.json").write_text('{"temperature": 1.0}')
+    assert read(tmp_path, eos_token_id=2).eos_ids == (2,)
+
+
+def test_rope_in_both_spellings(tmp_path: Path) -> None:
+    old = read(tmp_path, rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2})
+    new = read(tmp_path, rope_parameters={"rope_theta": 5e5, "rope_type": "linear", "factor": 2})
+    assert old.rope == new.rope and old.rope.theta == 5e5
+    both = read(tmp_path, rope_theta=1e6, rope_parameters={"rope_theta": 5e5})
+    assert both.rope.theta == 5e5
+    assert read(tmp_path, rope_theta=1e6, rope_scaling=None).rope.theta == 1e6
+    yarn = read(tmp_path, rope_scaling={"rope_type": "yarn", "factor": 4.0})
+    assert yarn.rope.settings["original_max_position_embeddings"] == 2048
+
+
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no layers": ({"drop": "num_hidden_layers"}, "`num_hidden_layers` is missing"),
+    "no vocabulary": ({"drop": "vocab_size"}, "`vocab_size` is missing"),
+    "zero heads": ({"num_attention_heads": 0}, "`num_attention_heads` must be a positive"),
+    "zero kv heads": ({"num_key_value_heads": 0}, "`num_key_value_heads` must be a positive"),
+    "negative width": ({"hidden_size": -32}, "`hidden_size` must be a positive integer, not -32"),
+    "a word for a number": ({"hidden_size": "32"}, "`hidden_size` must be a positive integer"),
+    "true for a number": ({"num_hidden_layers": True}, "`num_hidden_layers` must be a positive"),
+    "half a layer": ({"num_hidden_layers": 1.5}, "`num_hidden_layers` must be a positive"),
+    "a gigantic width": ({"hidden_size": 10**15}, "`hidden_size` is 1000000000000000, more than"),
+    "indivisible heads": ({"num_attention_heads": 5}, "32 is no multiple of `num_attention_heads`"),
+    "indivisible groups": ({"num_key_value_heads": 3}, "4 is no multiple of `num_key_value_heads`"),
+    "odd head_dim": ({"head_dim": 7}, "head_dim 7 is odd"),
+    "theta 0": ({"rope_theta": 0}, "`rope_theta` must be positive and finite"),
+    "theta inside 0": ({"rope_parameters": {"rope_theta": 0.0}}, "`rope_theta` must be positive"),
+    "theta infinite": ({"rope_theta": float("inf")}, "`rope_theta` must be positive and finite"),
+    "eps a word": ({"rms_norm_eps": "1e-6"}, "`rms_norm_eps` must be a number"),
+    "unknown rope": ({"rope_scaling": {"type": "mrope"}}, "rope type 'mrope' is not supported"),
+    "rope a word": ({"rope_scaling": "linear"}, "`rope_scaling` must be an object"),
+    "rope by layer": ({"rope_parameters": {"full_attention": {}}}, "per layer type"),
+    "linear without factor": ({"rope_scaling": {"type": "linear"}}, "needs `factor`"),
+    "negative factor": ({"rope_scaling": {"type": "linear", "factor": -1}}, "`factor` must be"),
+    "llama3 incomplete": ({"rope_scaling": {"type": "llama3", "factor": 2}}, "low_freq_factor"),
+    "short longrope": ({"rope_scaling": LONG | {"long_factor": [1.0]}}, "must hold 4 numbers"),
+    "partial rotation": ({"partial_rotary_factor": 0.5}, "`partial_rotary_factor`"),
+    "no type": ({"drop": "model_type"}, "model_type None is not supported"),
+    "unknown type": ({"model_type": "mamba"}, "'mamba' is not supported .*remote code is never"),
+    "type a list": ({"model_type": ["llama"]}, "is not supported"),
+    "auto_map": (
+        {"auto_map": {"AutoModelForCausalLM": "evil.Model"}},
+        "AutoModelForCausalLM is not supported .*remote code is never executed",
+    ),
+    "quantised": ({"quantization_config": {"bits": 4}}, "quantised"),
+    "activation": ({"hidden_act": "relu"}, "`hidden_act` 'relu'"),
+    "tied maybe": ({"tie_word_embeddings": "yes"}, "must be true or false"),
+    "eos a word": ({"eos_token_id": "</s>"}, "`eos_token_id` must hold token ids"),
+    "layer types": (
+        {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["chunked"] * 4},
+        "`layer_types` must name 4 layers",
+    ),
+    "window layers": (
+        {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": "x"},
+        "`max_window_layers`",
+    ),
+    "window 0": ({"model_type": "mistral", "sliding_window": 0}, "`sliding_window` must be"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_wrong_key_is_named_with_the_file(name: str, tmp_path: Path) -> None:
+    changes, message = BAD[name]
+    with pytest.raises(ModelError, match=message) as caught:
+        read(tmp_path, **changes)
+    assert caught.value.path == tmp_path / "config.json"
+
+
+def test_invalid_json_is_told_with_line_and_column(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{\n  "model_type": llama\n}')
+    with pytest.raises(ModelError, match="line 2, column 17"):
+        decoder_config(tmp_path)
+    for text in ("", "[1]", '"x"', "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(ModelError, match=r"config\.json"):
+            decoder_config(tmp_path)
+    path.write_bytes(b"\xff\xfe{}")
+    with pytest.raises(ModelError, match="cannot be read"):
+        decoder_config(tmp_path)
+
+
+def test_no_folder_and_no_config(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"holds no config\.json"):
+        decoder_config(tmp_path)
+    with pytest.raises(ModelError, match="is no folder"):
+        decoder_config(tmp_path / "nowhere")
+
+
+def test_reading_a_config_needs_no_torch() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, specsot.models.eagle3_config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,287 @@
+"""The decoder against transformers, for every family and option."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from specsot.models.config import ModelError
+from specsot.models.weights import load_target
+from specsot.ops.attend import plain
+from specsot.ops.types import LayerStatus
+
+from .pooled import Pooled, causal
+
+LENGTH = 24
+LAYERS = 3
+SHAPE = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.3, 1.7],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+    "original_max_position_embeddings": 32,
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-biases-head_dim": (
+        "llama",
+        {"attention_bias": True, "mlp_bias": True, "head_dim": 12, "rms_norm_eps": 1e-3},
+    ),
+    "llama-one-kv-head-tied": ("llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "llama-all-kv-heads": ("llama", {"num_key_value_heads": 4}),
+    "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}),
+    "llama-llama3": ("llama", {"rope_parameters": LLAMA3 | {"rope_theta": 500000.0}}),
+    "llama-yarn": ("llama", {"rope_parameters": YARN}),
+    "llama-dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
+    "llama-longrope": ("llama", {"rope_parameters": LONG}),
+    "mistral-window": ("mistral", {"sliding_window": 5}),
+    "mistral-no-window": ("mistral", {"sliding_window": None, "head_dim": 16}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-tied-theta": (
+        "qwen2",
+        {"tie_word_embeddings": True, "rope_parameters": {"rope_theta": 1e6}},
+    ),
+    "qwen2-window-from-layer-1": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3-biases-layer_types": (
+        "qwen3",
+        {
+            "head_dim": 8,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+}
+
+
+@dataclass
+class Case:
+    folder: Path
+    ids: Tensor
+    logits: Tensor
+    hidden: list[Tensor]
+
+
+def reference(folder: Path, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    with torch.inference_mode():
+        out = model(ids[None], output_hidden_states=True)
+    return out.logits[0], [h[0] for h in out.hidden_states]
+
+
+def save(folder: Path, family: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(len(str(options)))
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**SHAPE | options))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # norms and biases would otherwise be ones and zeros
+                parameter += 0.3 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp(request.param)
+    save(folder, *CASES[request.param])
+    ids = torch.randint(SHAPE["vocab_size"], (LENGTH,), generator=torch.Generator().manual_seed(1))
+    return Case(folder, ids, *reference(folder, ids, torch.float32))
+
+
+def close(ours: Tensor, theirs: Tensor, limit: float) -> None:
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).abs().max() <= limit
+
+
+def test_prefill_in_one_forward_and_every_tap(case: Case) -> None:
+    run = Pooled(load_target(case.folder), torch.arange(LENGTH))
+    out = run.forward(case.ids, 0, taps=tuple(range(LAYERS + 1)))
+    close(out.logits_RV, case.logits, 1e-4)
+    close(out.taps_QF, torch.cat(case.hidden, -1), 1e-4)
+
+
+def test_any_slots_and_any_chunks(case: Case) -> None:
+    slots = torch.randperm(3 * LENGTH, generator=torch.Generator().manual_seed(2))[:LENGTH]
+    model = load_target(case.folder)
+    close(Pooled(model, slots).chunks(case.ids, [7, 1, 11, 5]), case.logits, 1e-4)
+    close(Pooled(model, slots).chunks(case.ids, [1] * LENGTH), case.logits, 1e-4)
+
+
+def test_float64_equals_float64(case: Case) -> None:
+    run = Pooled(load_target(case.folder, torch.float64), torch.arange(LENGTH), torch.float64)
+    logits = run.chunks(case.ids, [20, 4])
+    assert logits.dtype == torch.float64
+    close(logits, reference(case.folder, case.ids, torch.float64)[0], 1e-9)
+
+
+def test_bfloat16_is_near(case: Case) -> None:
+    run = Pooled(load_target(case.folder, torch.bfloat16), torch.arange(LENGTH), torch.bfloat16)
+    logits = run.forward(case.ids, 0).logits_RV
+    assert logits.dtype == torch.float32
+    close(logits, case.logits, 0.25 * float(case.logits.std()))
+
+
+def test_the_old_spelling_of_rope_settings(tmp_path: Path) -> None:
+    options = {"rope_parameters": LLAMA3 | {"rope_theta": 250000.0}}
+    save(tmp_path, "llama", options)
+    new = load_target(tmp_path).config.rope
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    parameters = raw.pop("rope_parameters")
+    raw["rope_theta"] = parameters.pop("rope_theta")
+    raw["rope_scaling"] = parameters | {"type": parameters.pop("rope_type")}
+    path.write_text(json.dumps(raw))
+    assert load_target(tmp_path).config.rope == new
+    assert (new.kind, new.theta) == ("llama3", 250000.0)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Pooled:
+    folder = tmp_path_factory.mktemp("small")
+    save(folder, "mistral", {"sliding_window": 6})
+    return Pooled(load_target(folder), torch.arange(LENGTH))
+
+
+IDS = torch.arange(8)
+
+
+def ask(run: Pooled, **changes: Any) -> Any:
+    positions = torch.arange(8)[None]
+    given: dict[str, Any] = {
+        "tokens_BQ": IDS[None],
+        "positions_BQ": positions,
+        "slots_BQ": positions,
+        "visible": causal(8),
+        "kv": run.kv,
+        "plan": run.model.full_plan,
+        "logit_rows_R": torch.tensor([7, 2]),
+        "taps": (),
+    }
+    with torch.inference_mode():
+        return run.model(**given | changes)
+
+
+def test_logits_only_for_the_asked_rows_in_their_order(small: Pooled) -> None:
+    every = small.forward(IDS, 0).logits_RV
+    out = ask(small)
+    close(out.logits_RV, every[[7, 2]], 1e-5)
+    assert out.taps_QF is None
+    assert ask(small, logit_rows_R=torch.tensor([], dtype=torch.int64)).logits_RV.shape == (0, 61)
+
+
+def test_taps_are_joined_in_increasing_order(small: Pooled) -> None:
+    assert torch.equal(ask(small, taps=(2, 0)).taps_QF, ask(small, taps=(0, 2)).taps_QF)
+
+
+def test_a_window_counts_true_positions_not_slots(small: Pooled) -> None:
+    """The same rows 100 positions later give the same logits: RoPE and window are relative."""
+    before = ask(small).logits_RV
+    visible = causal(8)
+    positions = torch.arange(100, 108)[None]
+    late = ask(small, positions_BQ=positions, visible=type(visible)(visible.mask_BQK, positions))
+    close(late.logits_RV, before, 1e-4)
+
+
+def test_two_branches_in_one_forward_do_not_see_each_other(small: Pooled) -> None:
+    apart = [ask(small, tokens_BQ=IDS[None]).logits_RV, ask(small, tokens_BQ=IDS.flip(0)[None])]
+    both = torch.block_diag(*[torch.ones(8, 8).tril()] * 2).bool()[None]
+    positions = torch.arange(8).repeat(2)[None]
+    out = ask(
+        small,
+        tokens_BQ=torch.cat((IDS, IDS.flip(0)))[None],
+        positions_BQ=positions,
+        slots_BQ=torch.arange(16)[None],
+        visible=type(causal(8))(both, positions),
+        logit_rows_R=torch.tensor([7, 2, 15, 10]),
+    )
+    close(out.logits_RV, torch.cat((apart[0], apart[1].logits_RV)), 1e-4)
+
+
+def test_statuses_that_are_not_computed_are_refused_by_name(small: Pooled) -> None:
+    full = (LayerStatus.FULL,) * LAYERS
+    close(ask(small, plan=full).logits_RV, ask(small).logits_RV, 1e-6)
+    for status in (LayerStatus.CHECK, LayerStatus.AFTER_CHECK, LayerStatus.REUSE):
+        with pytest.raises(ValueError, match=status.name):
+            ask(small, plan=(LayerStatus.FULL, status, LayerStatus.FULL))
+    with pytest.raises(ValueError, match="2 entries for 3 layers"):
+        ask(small, plan=full[:2])
+    with pytest.raises(ValueError, match="taps"):
+        ask(small, taps=(4,))
+
+
+class Copies(TorchDispatchMode):
+    """Notes every kernel that reads a pool and puts what it read somewhere else."""
+
+    def __init__(self, pool: Tensor) -> None:
+        super().__init__()
+        self.pool = pool.untyped_storage().data_ptr()
+        self.reads: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **kwargs or {})
+        first = out[0] if isinstance(out, tuple) else out
+        places = [x.untyped_storage().data_ptr() for x in (first, *args) if isinstance(x, Tensor)]
+        if self.pool in places[1:] and places[0] != self.pool:
+            self.reads.append(str(func))
+        return out
+
+
+def test_keys_and_values_are_read_where_they_lie(small: Pooled) -> None:
+    """Only attention itself reads the pool: nothing is copied or repeated for the query heads."""
+    positions = torch.arange(8)[None]
+    with torch.no_grad(), Copies(small.kv.data) as copies:  # inference mode would hide its parts
+        small.model(
+            IDS[None],
+            positions,
+            positions,
+            causal(8),
+            small.kv,
+            small.model.full_plan,
+            torch.arange(8),
+            (),
+        )
+    assert len(copies.reads) == LAYERS
+    assert all("scaled_dot_product" in name for name in copies.reads)
+
+
+def test_a_longer_sequence_than_the_angles_allow_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, "llama", {"rope_parameters": LONG})
+    model = load_target(tmp_path)
+    assert model.max_positions == 32
+    model.config.check_length(32)
+    with pytest.raises(ModelError, match="33 positions asked, 32 possible; `rope_type: longrope`"):
+        model.config.check_length(33)
+
+
+def test_backends_agree(small: Pooled) -> None:
+    before = ask(small).logits_RV
+    for layer in small.model.layers:
+        layer.attend = plain
+    close(ask(small).logits_RV, before, 1e-5)

@@ -1,0 +1,134 @@
+"""The table that is read from source text is the truth about the functions."""
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+from toy_graph import toy_table
+
+from specsot.ops.registry import NOTE, Declared, Entry, RegistryError, guard, op, read_table
+from specsot.states.board import RUN_KEYS, VOCABULARY
+from specsot.states.graph import DRAFTERS, LAYOUTS
+from specsot.states.load import op_table, rooms
+
+TABLE = op_table()
+ENTRIES = [e for variants in TABLE.ops.values() for e in variants] + [*TABLE.guards.values()]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: f"{e.module}.{e.function}")
+def test_the_table_says_what_the_function_is(entry: Entry) -> None:
+    function = entry.load()
+    assert vars(function)[NOTE] == entry.declared
+    parameters = inspect.signature(function).parameters.values()
+    reads = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    settings = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    assert tuple(p.name for p in reads) == entry.reads
+    assert [(p.name, p.default is p.empty) for p in settings] == [
+        (s.name, s.required) for s in entry.settings
+    ]
+
+
+def test_nothing_declared_is_missing_from_the_table() -> None:
+    found = set()
+    for package, folder in rooms():
+        for path in folder.glob("*.py"):
+            module = importlib.import_module(f"{package}.{path.stem}")
+            members = [m for m in vars(module).values() if inspect.isfunction(m)]
+            found |= {(m.__module__, m.__name__) for m in members if NOTE in vars(m)}
+    assert found == {(e.module, e.function) for e in ENTRIES}
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: f"{e.module}.{e.function}")
+def test_every_op_speaks_the_vocabulary_of_the_board(entry: Entry) -> None:
+    keys = {key.name for key in VOCABULARY}
+    one = entry.declared
+    assert keys >= {*entry.reads, *one.writes, *one.drops}
+    assert RUN_KEYS.isdisjoint((*one.writes, *one.drops)), "keys of the run are never replaced"
+    assert {*one.layouts} <= {*LAYOUTS} and {*one.drafters} <= {*DRAFTERS}
+    assert entry.doc, "an op tells in one line what it does"
+
+
+def test_the_vocabulary_has_each_key_once() -> None:
+    assert len({key.name for key in VOCABULARY}) == len(VOCABULARY)
+
+
+def test_a_trailing_underscore_or_commits_is_no_accident() -> None:
+    for entry in ENTRIES:
+        if entry.declared.commits:
+            assert entry.name.endswith("_"), "committing changes the branches in place"
+
+
+def test_the_table_imports_nothing() -> None:
+    sys.modules.pop("toy_rooms.toy", None)
+    entry = toy_table().find("toy.draft", "bim", "eagle3")
+    assert "toy_rooms.toy" not in sys.modules
+    assert entry is not None and entry.load().__name__ == "draft_eagle"
+    assert "toy_rooms.toy" in sys.modules
+
+
+def test_a_variant_is_found_by_its_kinds() -> None:
+    table = toy_table()
+    names = {k: table.find("toy.draft", "bim", k) for k in ("none", "eagle3", "ngram")}
+    assert {k: e.function if e else None for k, e in names.items()} == {
+        "none": "draft_none",
+        "eagle3": "draft_eagle",
+        "ngram": None,
+    }
+    assert table.find("toy.open", "any", "thing") is not None
+    assert table.find("toy.nothing", "bim", "none") is None
+
+
+def test_an_entry_holds_what_a_graph_needs() -> None:
+    entry = toy_table().ops["toy.verify_"][0]
+    assert entry.reads == ("counter", "proposal")
+    assert entry.declared == Declared(
+        "toy.verify_", ("accepted", "committed"), ("proposal",), commits=True
+    )
+    say = toy_table().ops["toy.say"][0]
+    assert [(s.name, s.required) for s in say.settings] == [("word", False), ("times", False)]
+
+
+def test_decorators_return_the_function_itself() -> None:
+    def plain() -> None: ...
+
+    assert op("a.b")(plain) is plain and guard("c")(plain) is plain
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('@op("a")\ndef f(*x): ...', "neither"),
+        ('@op("a")\ndef f(**x): ...', "neither"),
+        ('@op("a")\ndef f(x=1): ...', "default"),
+        ('class A:\n    @op("a")\n    def f(self): ...', "top level"),
+        ('@op(NAME)\ndef f(x): ...\n"@op("', "malformed"),
+        ('@op("a", reads="x")\ndef f(x): ...', "unexpected keyword"),
+        ('@op("a", **{})\ndef f(x): ...', "unexpected keyword"),
+        ('@guard("g")\ndef f(x, *, y): ...', "no settings"),
+        ('@op("a")\ndef f(x): ...\n@op("a")\ndef g(x): ...', "declared twice"),
+        (
+            '@op("a", drafters="none eagle3")\ndef f(x): ...\n'
+            '@op("a", layouts="bim", drafters="none")\ndef g(x): ...',
+            "declared twice",
+        ),
+        ('@guard("g")\ndef f(x): ...\n@guard("g")\ndef h(x): ...', "declared twice"),
+    ],
+)
+def test_a_wrong_declaration_is_told(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(text)
+    with pytest.raises(RegistryError, match=message):
+        read_table([("p", tmp_path)])
+
+
+def test_variants_of_other_kinds_live_side_by_side(tmp_path: Path) -> None:
+    text = "".join(
+        f'@op("a", layouts="{layout}", drafters="{drafter}")\ndef f{i}{j}(x): ...\n'
+        for i, layout in enumerate(("bim", "batching"))
+        for j, drafter in enumerate(("none", "eagle3 dflash"))
+    )
+    (tmp_path / "m.py").write_text(text)
+    table = read_table([("p", tmp_path)])
+    found = table.find("a", "batching", "dflash")
+    assert found is not None and (found.module, found.function) == ("p.m", "f11")
