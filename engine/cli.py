@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .shell import broken_pipe_is_no_error, one_line_for_faults
+from .shell import one_line_for_faults, quiet_pipes
 
 PROGRAM = "specsot"
 COMPLETING = "_SPECSOT_COMPLETE"
@@ -67,7 +67,7 @@ def _add(app: typer.Typer, command: Command) -> None:
     if isinstance(found, typer.Typer):
         app.add_typer(found, name=command.name, help=command.help)
     else:
-        app.command(command.name)(found)
+        app.command(command.name)(quiet_pipes(found))
 
 
 def _not_loaded() -> None:
@@ -94,5 +94,5 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = [command.name for command in COMMANDS]
     first = next((word for word in words if not word.startswith("-")), "")
     wanted = names if COMPLETING in os.environ else [first] if first in names else []
-    with broken_pipe_is_no_error(), one_line_for_faults():
+    with one_line_for_faults():
         build(wanted)(args=words, prog_name=PROGRAM)

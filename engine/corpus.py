@@ -20,20 +20,20 @@ from .corpus_pieces import Sample
 from .corpus_subjects import Count, direct_sample, outline_sample, plain_sample, prompt_sample
 
 MIXTURE = {
-    "outline": 0.42,
+    "outline": 0.48,
     "prompt": 0.06,
-    "plain": 0.09,
-    "direct": 0.06,
-    "reading": 0.215,
+    "plain": 0.07,
+    "direct": 0.05,
+    "reading": 0.20,
     "joint": 0.03,
     "search": 0.03,
-    "general": 0.065,
-    "recall": 0.02,
+    "general": 0.06,
+    "recall": 0.01,
     "repeat": 0.01,
 }
 """Share of each kind of sample in the tokens."""
 MEAN_LENGTH = {
-    "outline": 524,
+    "outline": 400,
     "prompt": 370,
     "plain": 31,
     "direct": 59,

@@ -127,8 +127,10 @@ def title_of(fact: Fact, name: str) -> str:
 
 
 def _wanted(rng: Random, crowd: list[Person]) -> list[tuple[Person, Fact]]:
-    """Two to four looked-up facts, each of them stated for its person."""
+    """Two to four looked-up facts, each stated for its person; none if there are too few."""
     pairs = [(p, LABELS[label]) for p in crowd for label in p.facts]
+    if len(pairs) < 2:
+        return []
     return rng.sample(pairs, min(len(pairs), rng.randint(2, 4)))
 
 
@@ -141,6 +143,8 @@ def search_sample(rng: Random) -> Sample:
     """A question whose parts are looked up; each part is answered from what was found."""
     crowd = people(rng, rng.randint(1, 3))
     wanted = _wanted(rng, crowd)
+    if not wanted:
+        return search_sample(rng)
     lines = tuple(Line(title_of(fact, who.name), 20, "Search") for who, fact in wanted)
     trunk = outline_turn(_joint_question(wanted) + SEARCH) + gold(outline_text(lines))
     branches: list[Pieces] = []

@@ -81,10 +81,12 @@ def _question(rng: Random, subject: Subject) -> tuple[str, int, bool]:
 
 
 def outline_sample(rng: Random, subject: Subject, count: Count) -> Sample:
-    """Question, outline, and each part as a branch of its own."""
+    """Question, outline, and mostly each part as a branch of its own."""
     question, number, summary = _question(rng, subject)
     lines = outline_lines(subject, number, summary, count)
     trunk = outline_turn(question) + gold(outline_text(lines))
+    if rng.random() < 0.3:
+        return Sample("outline", trunk)
     texts = [_varied(rng, a) for a in subject.aspects[:number]]
     branches = [
         branch_turn(i, line.title) + gold(text)

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from .errors import Code, code_of, complain, is_ours, message_of
+from .errors import Code, code_of, is_ours, message_of
 from .place import embedded_folder, machine, versions
+from .shell import complain
 
 SCHEMA = 1
 START_UPS = {
@@ -51,9 +52,8 @@ def describe_environment() -> dict[str, Any]:
     """Versions, machine, accelerators, embedded models."""
     import torch
 
-    devices = (
-        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else []
-    )
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    devices = [torch.cuda.get_device_name(i) for i in range(count)]
     return {
         "versions": versions(),
         "machine": machine(),

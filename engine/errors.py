@@ -1,6 +1,5 @@
 """What a failure means to the shell: exit codes, and one clear line for every kind of error."""
 
-import sys
 from enum import IntEnum
 
 from ..models.files import ModelError
@@ -56,11 +55,3 @@ def message_of(error: BaseException) -> str:
     places = [str(note) for note in getattr(error, "__notes__", ())]
     first = str(error).strip().split("\n", 1)[0]
     return ": ".join([*places, type(error).__name__, *([first] if first else [])])
-
-
-def complain(message: str) -> None:
-    """One message on stderr, whatever characters it holds."""
-    text = f"specsot: {message}\n"
-    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
-    sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    sys.stderr.flush()

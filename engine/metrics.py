@@ -45,6 +45,7 @@ class Meter:
         forwards: target forwards, prefill included; `rounds` those that verified a proposal.
         tokens: tokens appended to any branch, outlines included, stop tokens not.
         in_ops: nanoseconds inside ops; `in_run` from the first transition to the last.
+        last_move: nanoseconds from the start of the run to its last transition.
         lengths: how often a branch committed that many tokens in one round.
     """
 
@@ -56,6 +57,7 @@ class Meter:
     most_active: int = 0
     in_ops: int = 0
     in_run: int = 0
+    last_move: int = 0
     visits: Counter[str] = field(default_factory=Counter)
     nanos: Counter[str] = field(default_factory=Counter)
     op_nanos: Counter[str] = field(default_factory=Counter)
@@ -68,10 +70,11 @@ class Meter:
         self.in_ops += event.nanos
         self.op_nanos[event.op] += event.nanos
 
-    def moved(self, event: Moved) -> None:
+    def moved(self, event: Moved, at: int = 0) -> None:
         self.visits[event.target] += 1
         self.nanos[event.source] += event.nanos
         self.in_run += event.nanos
+        self.last_move = at
 
     def forward_done(self, summary: RoundSummary, at: int) -> None:
         """Count one target forward; `at` is nanoseconds since the start."""
@@ -118,7 +121,7 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Up to the last transition."""
+        """From the first transition to the last."""
         return self.in_run / NS
 
     @property
@@ -185,7 +188,7 @@ def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
 def _seconds(meter: Meter) -> dict[str, float | None]:
     marks = list(meter.marks.values())
     return {
-        "total": meter.seconds,
+        "total": max(meter.last_move, meter.in_run) / NS,
         "to_first_token": _mean_of([m.first_token for m in marks]),
         "to_outline": _mean_of([m.outline for m in marks]),
         "to_last_token": _mean_of([m.last_token for m in marks]),

@@ -65,4 +65,4 @@ class PlainView:
 
     def _tell(self, line: str) -> None:
         self._last = monotonic()
-        self.say(f"{self.recorder.now / 1e9:6.1f} s  {line}")
+        self.say(f"{self.recorder.now / 1e9:6.1f} s  {line}\n")

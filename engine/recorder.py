@@ -118,7 +118,7 @@ class Recorder:
                 marks.outline = self.now
 
     def _moved(self, event: Moved) -> None:
-        self.meter.moved(event)
+        self.meter.moved(event, self.now)
         move = Move(event.source, event.target, event.guard, event.nanos / 1e6, self._committed)
         self.moves.append(move)
         self.state, self.before = event.target, event.source

@@ -168,8 +168,9 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    quotes = None if isinstance(plain_scalar(text), str) else '"'
-    style = "|" if "\n" in text else quotes
+    plain = text.isprintable() and isinstance(plain_scalar(text), str)
+    block = "\n" in text and text.replace("\n", "").isprintable()
+    style = "|" if block else None if plain else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

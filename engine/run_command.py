@@ -13,7 +13,7 @@ from rich.console import Console
 from ..states.machine import Run
 from ..states.trace import Event
 from .api import build
-from .errors import Code, UnequalError, code_of, complain, is_ours, message_of
+from .errors import Code, UnequalError, code_of, is_ours, message_of
 from .job import Job, prepare
 from .keeper import Keeper, Outcome, made_with
 from .kv_trace import trace_pools
@@ -26,6 +26,7 @@ from .report import answer_text, closing_lines, refusals
 from .run_folder import RunFolder, redact
 from .runner import Halt, Status, drive
 from .session import Session
+from .shell import complain, writer
 from .snapshot import scene_of
 from .stepper import Stepper
 from .tui import LiveView, usable
@@ -45,8 +46,6 @@ def run_command(options: RunOptions) -> int:
     folders: list[RunFolder] = []
     try:
         return _run(options, folders)
-    except BrokenPipeError:
-        raise
     except (Exception, KeyboardInterrupt) as error:
         return _fail(error, options, folders)
 
@@ -101,7 +100,7 @@ def _perform(options: RunOptions, job: Job, session: Session, keeper: Keeper) ->
     recorder = Recorder(
         session.prompts.decode, keeper.folder.trace, tuple(job.program.graph.states)
     )
-    plain = PlainView(recorder, _say(options))
+    plain = PlainView(recorder, writer(sys.stderr))
 
     def sink(event: Event) -> None:
         recorder(event)
@@ -124,7 +123,7 @@ def _perform(options: RunOptions, job: Job, session: Session, keeper: Keeper) ->
 
 def _drive(options: RunOptions, job: Job, run: Run, recorder: Recorder, plain: PlainView) -> Status:
     rounds = job.program.graph.limits.max_rounds
-    pause = Stepper(job.program, sys.stdin, _raw(sys.stderr)) if options.step else None
+    pause = Stepper(job.program, sys.stdin, writer(sys.stderr)) if options.step else None
     with Halt() as halt, _view(options, job, run, recorder, plain):
         return drive(run, recorder, max_rounds=rounds, halt=halt, pause=pause)
 
@@ -149,23 +148,9 @@ def _view(
         plain.look()
 
 
-def _say(options: RunOptions) -> Any:
-    write = _raw(sys.stderr)
-    return lambda line: write(f"{line}\n")
-
-
-def _raw(stream: Any) -> Any:
-    def write(text: str) -> None:
-        encoding = stream.encoding or "utf-8"
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        stream.flush()
-
-    return write
-
-
 def _hand_over(options: RunOptions, folder: RunFolder, outcome: Outcome) -> None:
     """The answer to stdout; how the run went to stderr."""
-    out, say = _raw(sys.stdout), _raw(sys.stderr)
+    out, say = writer(sys.stdout), writer(sys.stderr)
     if options.as_json:
         out(json.dumps(document(folder, outcome), indent=2, ensure_ascii=False) + "\n")
     else:

@@ -69,7 +69,7 @@ def drive(
     """Advance to the end, to the limit, or until somebody stops it.
 
     Args:
-        max_rounds: target forwards that a run may make.
+        max_rounds: rounds that a run may make before all its requests have ended.
         pause: called before every transition; False stops the run.
 
     Raises:
@@ -78,9 +78,13 @@ def drive(
     while not run.finished:
         if halt is not None and halt.status is not None:
             return halt.status
-        if recorder.meter.forwards >= max_rounds:
+        if recorder.meter.rounds >= max_rounds and not _all_ended(run):
             return Status.LIMIT
         if pause is not None and not pause(run):
             return Status.INTERRUPTED
         run.advance()
     return Status.OK
+
+
+def _all_ended(run: Run) -> bool:
+    return all(request.finished for request in run.board["branches"].requests)

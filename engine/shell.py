@@ -1,28 +1,54 @@
-"""Manners towards the shell."""
+"""Manners towards the shell: encodings, closed pipes, and no traceback for anybody."""
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import ParamSpec, TextIO, TypeVar
 
 DEBUG = "SPECSOT_DEBUG"
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-@contextmanager
-def broken_pipe_is_no_error() -> Iterator[None]:
-    """`specsot ... | head` ends quietly: whoever reads has seen enough."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _drop_output()
-        raise SystemExit(0) from None
-    except SystemExit:
+
+def writer(stream: TextIO) -> Callable[[str], None]:
+    """Write and flush; whatever the encoding lacks is escaped, a reader that has gone is none.
+
+    So a run goes on, and keeps what it makes, when its output is piped into `head`.
+    """
+
+    def write(text: str) -> None:
+        encoding = stream.encoding or "utf-8"
         try:
-            sys.stdout.flush()
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            stream.flush()
         except BrokenPipeError:
-            _drop_output()
-        raise
+            _drop(stream)
+
+    return write
+
+
+def complain(message: str) -> None:
+    """One message on stderr."""
+    writer(sys.stderr)(f"specsot: {message}\n")
+
+
+def quiet_pipes(function: Callable[P, R]) -> Callable[P, R]:
+    """For commands that print as they like: `specsot schema | head` ends with 0."""
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            result = function(*args, **kwargs)
+            sys.stdout.flush()
+            return result
+        except BrokenPipeError:
+            _drop(sys.stdout)
+            raise SystemExit(0) from None
+
+    return called
 
 
 @contextmanager
@@ -30,19 +56,26 @@ def one_line_for_faults() -> Iterator[None]:
     """An error that no command has dealt with: one line, and where to get the rest."""
     try:
         yield
-    except BrokenPipeError:
-        raise
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
         first = str(error).strip().split("\n", 1)[0]
-        print(f"specsot: {type(error).__name__}: {first}", file=sys.stderr)
-        print(f"specsot: this is a fault of specsot; {DEBUG}=1 shows where", file=sys.stderr)
+        complain(f"{type(error).__name__}: {first}")
+        complain(f"this is a fault of specsot; {DEBUG}=1 shows where")
         raise SystemExit(1) from None
+    finally:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _drop(sys.stdout)
 
 
-def _drop_output() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush has somewhere to go."""
+def _drop(stream: TextIO) -> None:
+    """Point a stream at nothing, so that the interpreter's last flush has somewhere to go."""
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError):
+        return
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
+    os.dup2(null, number)
     os.close(null)

@@ -171,4 +171,3 @@ def shown_branches(requests: Sequence[Request]) -> list[Branch]:
             found.append(root)
         found += request.branches
     return found
-

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
+from ..ops.kv import KVCache
+from ..states.book import Book
+from ..states.branches import Stage
 from ..states.machine import START, Run
 from ..states.program import Program
 from ..states.trace import describe
@@ -39,7 +42,14 @@ def picture(program: Program, run: Run) -> str:
 
 
 def _short(value: object, longest: int = 160) -> str:
-    text = describe(value)
+    """One line about a value; the book and the pools say how full they are."""
+    if isinstance(value, Book):
+        waiting = sum(b.stage is Stage.WAITING for r in value.requests for b in r.branches)
+        text = f"{len(value.requests)} requests, {len(value.active)} active, {waiting} waiting"
+    elif isinstance(value, KVCache):
+        text = f"{describe(value.data)}, {value.current_length}/{value.capacity} slots in use"
+    else:
+        text = describe(value)
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 

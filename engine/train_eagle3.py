@@ -199,7 +199,7 @@ def _restore(config: Eagle3Training, drafter: Eagle3, optimizer: Pair) -> Progre
 
 def chain_tau(accuracies: list[float]) -> float:
     """Tokens per verification of a chain of drafts, from the accuracy of each step."""
-    return 1.0 + sum(accumulate(accuracies, mul))
+    return 1.0 + sum(accumulate(accuracies, mul), 0.0)
 
 
 def train_eagle3(config: Eagle3Training) -> Path:

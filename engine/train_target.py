@@ -15,12 +15,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from .corpus import MIXTURE, Corpus
+from .corpus import Corpus
 from .tokenizer_training import VOCABULARY, save_tokenizer, train_tokenizer
-from .train_data import Batch, Packer
+from .train_data import Batch, Encode, Packer
 from .train_files import export_target, load_checkpoint, save_atomically
 from .train_log import TrainingLog
 from .train_optim import Pair
+from .train_stages import STAGES, Stage, stage_at
+
+SHORT, LONG = 768, 1024
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,8 @@ class TargetTraining:
 
     out: Path
     run: Path
-    minutes: float = 50.0
-    tokens: int = 12_000_000
+    minutes: float = 60.0
+    tokens: int = 16_000_000
     lr: float = 2.5e-3
     embedding_lr: float = 3e-3
     batch_tokens: int = 6144
@@ -40,9 +43,7 @@ class TargetTraining:
     layers: int = 8
     hidden: int = 256
     intermediate: int = 768
-    longest_crowd: int = 12
-    longest_drill: int = 40
-    mixture: tuple[tuple[str, float], ...] = tuple(MIXTURE.items())
+    stages: tuple[Stage, ...] = STAGES
 
 
 @dataclass(slots=True)
@@ -101,33 +102,49 @@ def batch_loss(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
     return (losses * weights).sum() / weights.sum()
 
 
-def mixed(short: Packer, long: Packer) -> Iterator[tuple[Batch, Packer]]:
-    """Five batches of short rows, then one of long rows, and so on."""
+def packers(
+    stage: Stage, config: TargetTraining, encode: Encode, progress: Progress
+) -> tuple[Packer, Packer]:
+    """Sources of short rows and of long rows, which hold more documents."""
+    base = Corpus(
+        lambda text: len(encode(text)),
+        seed=config.seed,
+        mixture=dict(stage.mixture),
+        longest_crowd=stage.longest_crowd,
+        longest_drill=stage.longest_drill,
+    )
+    far = replace(base, seed=config.seed + 1_000_003, longest_crowd=2 * stage.longest_crowd)
+    tokens = config.batch_tokens
+    return (
+        Packer(base, encode, tokens, SHORT, progress.short),
+        Packer(far, encode, tokens, LONG, progress.long),
+    )
+
+
+def stage_batches(
+    stage: Stage, config: TargetTraining, encode: Encode, progress: Progress
+) -> Iterator[Batch]:
+    """Five batches of short rows, then one of long rows, and so on; keeps count of samples."""
+    short, long = packers(stage, config, encode, progress)
     shorts, longs = short.batches(), long.batches()
     while True:
-        for _ in range(5):
-            yield next(shorts), short
-        yield next(longs), long
+        yield next(longs if progress.step % 6 == 5 else shorts)
+        progress.short, progress.long = short.index, long.index
 
 
-def _packers(config: TargetTraining, tokenizer: Tokenizer, progress: Progress) -> list[Packer]:
+def batches(config: TargetTraining, tokenizer: Tokenizer, progress: Progress) -> Iterator[Batch]:
+    """Batches of the stage that the training is in, until it is over."""
+
     @cache
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
-    base = Corpus(
-        lambda text: len(encode(text)),
-        seed=config.seed,
-        mixture=dict(config.mixture),
-        longest_crowd=config.longest_crowd,
-        longest_drill=config.longest_drill,
-    )
-    far = replace(base, seed=config.seed + 1_000_003, longest_crowd=2 * config.longest_crowd)
-    tokens = config.batch_tokens
-    return [
-        Packer(base, encode, tokens, 768, progress.short),
-        Packer(far, encode, tokens, 1024, progress.long),
-    ]
+    while (done := progress.done(config)) < 1.0:
+        stage = stage_at(config.stages, done)
+        for batch in stage_batches(stage, config, encode, progress):
+            yield batch
+            if progress.done(config) >= min(stage.until, 1.0):
+                break
 
 
 def _tokenizer(config: TargetTraining) -> Tokenizer:
@@ -164,31 +181,30 @@ def train_target(config: TargetTraining) -> Path:
     model = new_model(config)
     optimizer = Pair(model, config.lr, config.embedding_lr)
     progress = _restore(config, model, optimizer)
-    short, long = _packers(config, tokenizer, progress)
     saved = progress.seconds
     with TrainingLog(config.run / "log.jsonl", "target") as log:
-        for batch, _ in mixed(short, long):
-            start = time.monotonic()
-            loss = batch_loss(model, batch)
-            loss.backward()  # type: ignore[no-untyped-call]
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step(progress.done(config))
+        for batch in batches(config, tokenizer, progress):
+            values = _train_step(model, optimizer, batch, progress.done(config))
             progress.step += 1
             progress.tokens += batch.ids.numel()
-            progress.seconds += time.monotonic() - start
-            progress.short, progress.long = short.index, long.index
-            log.report(
-                progress.done(config),
-                loss=loss.item(),
-                norm=norm.item(),
-                step=progress.step,
-                tokens=progress.tokens,
-                rate=batch.ids.numel() / (time.monotonic() - start),
-            )
-            if progress.done(config) >= 1.0:
-                break
+            progress.seconds += values["seconds"]
+            log.report(progress.done(config), **values, step=progress.step, tokens=progress.tokens)
             if progress.seconds - saved > 60.0 * config.save_minutes:
                 saved = progress.seconds
                 _checkpoint(config, model, optimizer, progress)
     _checkpoint(config, model, optimizer, progress)
     return config.out
+
+
+def _train_step(
+    model: Qwen3ForCausalLM, optimizer: Pair, batch: Batch, done: float
+) -> dict[str, float]:
+    """One update; returns loss, gradient norm, seconds and tokens per second."""
+    start = time.monotonic()
+    loss = batch_loss(model, batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step(done)
+    seconds = time.monotonic() - start
+    rate = batch.ids.numel() / seconds
+    return {"loss": loss.item(), "norm": norm.item(), "seconds": seconds, "rate": rate}

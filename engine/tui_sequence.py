@@ -115,7 +115,7 @@ def _block(part: float) -> str:
 
 
 def _shade(count: int, most: int) -> str:
-    return SHADES[max(1, round(count / most * 8))] if count else "▁" if most else " "
+    return SHADES[max(1, round(count / most * 8))] if count else " "
 
 
 def figures_line(snap: Snapshot, width: int) -> Text:

@@ -127,7 +127,10 @@ def decoder_config(folder: Path) -> DecoderConfig:
     heads, kv_heads, head_dim = head_shape(fields, 128 if family == "qwen3" else 0)
     trained = fields.integer("max_position_embeddings", MAX_POSITIONS[family])
     layers = fields.integer("num_hidden_layers")
+    rope = rope_config(fields, trained, head_dim)
     window, sliding = _sliding(fields, family, layers)
+    if window >= rope.limit:  # reaches back over every sequence there can be
+        sliding = (False,) * layers
     attention_bias = family in ("llama", "qwen3") and fields.flag("attention_bias")
     return DecoderConfig(
         path=fields.path,
@@ -140,7 +143,7 @@ def decoder_config(folder: Path) -> DecoderConfig:
         kv_heads=kv_heads,
         head_dim=head_dim,
         eps=fields.number("rms_norm_eps", 1e-6),
-        rope=rope_config(fields, trained, head_dim),
+        rope=rope,
         qkv_bias=attention_bias or family == "qwen2",
         o_bias=attention_bias,
         mlp_bias=family == "llama" and fields.flag("mlp_bias"),

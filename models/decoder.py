@@ -57,13 +57,13 @@ class Decoder(nn.Module):
     ) -> TargetOutput:
         """See `Target.forward`. ValueError for a plan or taps that this model cannot follow."""
         self._check(plan, taps)
-        full, sliding = self._sights(positions_BQ, slots_BQ, visible)
+        sights = self._sights(positions_BQ, slots_BQ, visible)
         x_NH = F.embedding(tokens_BQ.flatten(), self.embed)
         kept: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
             if index in taps:
                 kept[index] = x_NH
-            x_NH = layer(x_NH, index, sliding if self.config.sliding[index] else full, kv)
+            x_NH = layer(x_NH, index, sights[self.config.sliding[index]], kv)
         if self.num_layers in taps:
             kept[self.num_layers] = self.norm(x_NH)
         logits_RV = F.linear(self.norm(x_NH.index_select(0, logit_rows_R)), self.lm_head)
@@ -82,18 +82,19 @@ class Decoder(nn.Module):
 
     def _sights(
         self, positions_BQ: Tensor, slots_BQ: Tensor, visible: Visibility
-    ) -> tuple[Sight, Sight]:
-        """What full-attention and sliding-window layers see; the same object where none slides."""
+    ) -> dict[bool, Sight]:
+        """What the layers see, by whether they have a sliding window; only kinds that exist."""
         config, dtype = self.config, self.embed.dtype
         groups = config.heads // config.kv_heads
-        mask_BQK = visible.mask_BQK
         cos, sin = rotation(positions_BQ.flatten(), self.frequencies, self.rope_scaling, dtype)
-        slots_N, rows = slots_BQ.flatten(), len(mask_BQK)
-        full = Sight(rows, to_bias(mask_BQK, groups, dtype), cos, sin, slots_N)
-        if not any(config.sliding):
-            return full, full
-        near = window_mask(mask_BQK, positions_BQ, visible.positions_BK, config.window)
-        return full, Sight(rows, to_bias(near, groups, dtype), cos, sin, slots_N)
+        slots_N, found = slots_BQ.flatten(), {}
+        for slides in set(config.sliding):
+            mask_BQK = visible.mask_BQK
+            if slides:
+                mask_BQK = window_mask(mask_BQK, positions_BQ, visible.positions_BK, config.window)
+            bias = to_bias(mask_BQK, groups, dtype)
+            found[slides] = Sight(len(bias), bias, cos, sin, slots_N)
+        return found
 
     def published(self) -> dict[str, Tensor]:
         """Views of all parameters under the names of a Hugging Face checkpoint."""

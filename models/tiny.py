@@ -28,6 +28,7 @@ from .eagle3_config import Eagle3Config, default_taps
 from .weights import load_target
 
 BOS, EOS, PAD = 1, 2, 3  # id 0 is an ordinary token here, and a likely one
+SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
 BOOST = 1.0  # spread of the likely tokens' logits
 PUSHED_DOWN = 20.0
 STEPS = (1, 3)  # a token's successors lie so far on in the cycle of likely tokens: no short loops
@@ -193,24 +194,24 @@ def _aim_(drafter: Eagle3, target: Decoder, feature: float, draw: torch.Generato
 
 
 def write_tiny_tokenizer(folder: Path, vocab: int = 130) -> Path:
-    """A word-level tokenizer beside a tiny model: id i is the word `wi`, split at spaces."""
-    words = {f"w{i}": i for i in range(vocab)}
-    special = [
-        {"id": i, "content": f"w{i}", "special": True}
+    """A word-level tokenizer beside a tiny model: id i is the word `wi`, split at spaces; the
+    special ids are `<bos>`, `<eos>` and `<pad>`."""
+    special = dict(zip((BOS, EOS, PAD), SPECIAL.values(), strict=True))
+    words = {special.get(i, f"w{i}"): i for i in range(vocab)}
+    added = [
+        {"id": i, "content": content, "special": True}
         | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        for i in (BOS, EOS, PAD)
+        for i, content in special.items()
     ]
     tokenizer = {
         "version": "1.0",
-        "added_tokens": special,
+        "added_tokens": added,
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
     }
-    names = {"bos_token": f"w{BOS}", "eos_token": f"w{EOS}", "pad_token": f"w{PAD}"}
     _write_json(folder / "tokenizer.json", tokenizer)
-    _write_json(
-        folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"} | names
-    )
+    names = {"tokenizer_class": "PreTrainedTokenizerFast"} | SPECIAL
+    _write_json(folder / "tokenizer_config.json", names)
     return folder
 
 

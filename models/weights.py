@@ -151,8 +151,9 @@ def _on_meta(path: Path, build: Callable[[], Built]) -> Built:
     try:
         with torch.device("meta"):
             return build()
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise ModelError(path, f"describes no possible model: {error}") from None
+    except Exception as error:  # torch and transformers, given sizes and settings of a file
+        cause = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ModelError(path, f"describes no possible model ({cause})") from None
 
 
 def _check_layers(config: DecoderConfig, stored: Mapping[str, Entry]) -> None:

@@ -23,6 +23,8 @@ def forward_(
         logits_RV for the tree rows and then the prefill tips; taps_QF for all rows (None without
         a drafter that asks for features).
     """
+    if not rows.tokens_BQ.numel():  # nobody could start: everyone was refused
+        return torch.zeros(0, target.vocab_size, device=rows.tokens_BQ.device), None
     tree_R = torch.arange(rows.tree_rows, device=rows.tokens_BQ.device)
     output = target.forward(
         rows.tokens_BQ,

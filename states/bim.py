@@ -90,8 +90,8 @@ class BimLayout:
                 tips.append(count - 1)
         slots = np.concatenate([tree_slots.reshape(-1), *span_slots]).astype(np.int64)
         rows = Rows(
-            torch.cat(tokens)[None],
-            torch.cat(positions)[None],
+            torch.cat([self._ids(()), *tokens])[None],
+            torch.cat([self._ids(()), *positions])[None],
             torch.tensor(slots, device=self.device)[None],
             torch.tensor(owners, dtype=torch.int32, device=self.device)[None],
             torch.tensor(prefixes, dtype=torch.int32, device=self.device)[None],

@@ -22,8 +22,11 @@ class Picked:
             return
         features_RF = self._rows(rows)
         branch.feature = features_RF[-1]
-        if branch.stage is Stage.RUNNING or branch.is_root:
-            self._add(branch.owner, branch.request.prefix_owner, position, tokens, features_RF)
+        owner, prefix = branch.owner, branch.request.prefix_owner
+        if branch.stage is Stage.RUNNING:
+            self._add(owner, prefix, position, tokens, features_RF)
+        elif branch.is_root:  # what follows its last row is paired by whoever continues there
+            self._add(owner, prefix, position, tokens[: len(rows) - 1], features_RF)
 
     def add_prompt(self, branch: Branch, tokens: Sequence[int], rows: list[int]) -> None:
         """A prompt: its first row pairs the last shared feature with its own first token."""

@@ -24,8 +24,8 @@ def validate(source: Source) -> Graph:
     """
     check_mapping(source, "graph")
     _check_version(source)
-    problems = [*_nulls(source, source.data, ()), *_state_names(source)]
-    problems = [*problems, *_kinds(source)]
+    ours = (_nulls(source, source.data, ()), _state_names(source), _kinds(source))
+    problems = [one for check in ours for one in check]
     try:
         graph = Graph.model_validate(source.data)
     except ValidationError as error:
@@ -86,13 +86,13 @@ def _kinds(source: Source) -> Iterator[Problem]:
     """Unknown kinds of layout and drafter; pydantic's own words name its internals."""
     for block, kinds in KINDS.items():
         given = source.data.get(block)
-        kind = given.get("kind", "") if isinstance(given, dict) else ""
-        at = (block, "kind")
-        if not isinstance(kind, str):
-            yield source.problem(at, f"must be one of: {', '.join(kinds)}")
-        elif kind and kind not in kinds:
-            known = f"there are: {', '.join(kinds)}"
-            yield source.problem(at, f"no {block} {quoted(kind)}{hint(kind, kinds)}; {known}")
+        kind = given.get("kind") if isinstance(given, dict) else None
+        at, known = (block, "kind"), ", ".join(kinds)
+        if isinstance(kind, str) and kind not in kinds:
+            close = hint(kind, kinds)
+            yield source.problem(at, f"no {block} {quoted(kind)}{close}; there are: {known}")
+        elif kind is not None and not isinstance(kind, str):
+            yield source.problem(at, f"must be one of: {known}")
 
 
 def _model_at(loc: Path, data: Any) -> type[BaseModel] | None:

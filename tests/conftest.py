@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import GOLDEN, Graphs, Reference, Tally, Tiny, tiny_models
@@ -46,13 +47,19 @@ def graphs() -> Graphs:
 def tiny(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Callable[..., Tiny]:
-    """tiny(family, dtype, **settings of write_tiny_target): a target, a drafter that often agrees."""
+    """tiny(family, ...): a target of few likely tokens, and a drafter that often agrees with it.
+
+    window: Mistral's sliding window; further settings are those of write_tiny_target.
+    """
     tally = pytestconfig.stash[TALLY]
 
     @cache
-    def make(family: str = "llama", dtype: str = "float32", **settings: object) -> Tiny:
+    def make(
+        family: str = "llama", dtype: str = "float32", window: int | None = None, **settings: Any
+    ) -> Tiny:
         folder = tmp_path_factory.mktemp(family)
-        target = write_tiny_target(folder / "target", family, **settings)  # type: ignore[arg-type]
+        extra = {} if window is None else {"sliding_window": window}
+        target = write_tiny_target(folder / "target", family, extra=extra, **settings)
         return _tiny(target, write_tiny_eagle3(folder / "eagle3", target), dtype, tally)
 
     return make

@@ -212,7 +212,7 @@ class Graphs:
         sets: Iterable[str] = (),
     ) -> Session:
         """A session on a shipped graph with a small pool, small budgets and no grammar."""
-        own = ["layout.capacity=2000"]
+        own = ["layout.capacity=2000", "limits.max_new_tokens=1"]  # the session has its own budget
         if graph in FULL:
             own += [f"skeleton.share={book.share}", "skeleton.grammar=false"]
             own += ["skeleton.max_tokens=20", "skeleton.direct_tokens=13"]

@@ -39,6 +39,8 @@ def test_windows(tmp_path: Path) -> None:
     mistral = read(tmp_path, model_type="mistral")
     assert (mistral.window, mistral.sliding) == (4096, (True,) * 4)
     assert not any(read(tmp_path, model_type="mistral", sliding_window=None).sliding)
+    short = {"model_type": "mistral", "max_position_embeddings": 4096}
+    assert not any(read(tmp_path, **short).sliding)
     qwen = {"model_type": "qwen2", "sliding_window": 9, "max_window_layers": 3}
     assert not any(read(tmp_path, **qwen).sliding)
     assert read(tmp_path, **qwen, use_sliding_window=True).sliding == (False,) * 3 + (True,)

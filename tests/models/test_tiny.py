@@ -86,9 +86,11 @@ def test_transformers_loads_what_is_written(tmp_path: Path) -> None:
 
     write_tiny_target(tmp_path, "mistral", 2, extra={"sliding_window": 9})
     write_tiny_tokenizer(tmp_path)
-    ids = AutoTokenizer.from_pretrained(tmp_path)("w5 w0 w129 w64", return_tensors="pt").input_ids
-    assert ids.tolist() == [[5, 0, 129, 64]]
-    long = ids.repeat(1, 5)
+    ids = AutoTokenizer.from_pretrained(tmp_path)(
+        "w5 w0 w129<eos> w64", return_tensors="pt"
+    ).input_ids
+    assert ids.tolist() == [[5, 0, 129, EOS, 64]]
+    long = ids.repeat(1, 4)
     with torch.inference_mode():
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()(long).logits[0]
     ours = Pooled(load_target(tmp_path), torch.arange(20)).forward(long[0], 0).logits_RV

@@ -3,6 +3,7 @@
 The mark ¦ stands where the problem must point; it is taken out before the graph is read.
 """
 
+import re
 from importlib.resources import files
 
 import pytest
@@ -11,10 +12,21 @@ from specsot.ops.registry import OpTable
 from specsot.states.load import load_program, op_table
 from specsot.states.source import GraphError, Source
 
-GOOD = (files("specsot") / "graphs" / "bim_eagle.yaml").read_text(encoding="utf-8")
 MARK = "¦"
 GROW = "[draft.grow_tree_, outline.force]"
 NODES = "nodes: {1: 10, 2: 6, 4: 3}"
+SIZES = ((r"nodes: .*", NODES), (r"levels: \d+", "levels: 4"), (r"top_k: \d+", "top_k: 4"))
+
+
+def pinned(text: str) -> str:
+    """The shipped sizes are tuned now and then; the messages here are about these."""
+    for pattern, words in SIZES:
+        text, count = re.subn(pattern, words, text)
+        assert count == 1
+    return text
+
+
+GOOD = pinned((files("specsot") / "graphs" / "bim_eagle.yaml").read_text(encoding="utf-8"))
 
 MISTAKES = [
     # names
@@ -29,6 +41,10 @@ MISTAKES = [
     # layout and drafter
     ("kind: eagle3", "kind: ¦eagel3", "no drafter 'eagel3'; did you mean 'eagle3'?; there are: no"),
     ("kind: eagle3", "kind: ¦dflash", "no drafter 'dflash'; there are: none, eagle3"),
+    ("kind: eagle3", "kind: ¦''", "no drafter ''; there are: none, eagle3"),
+    ("kind: eagle3", "kind: ¦null", "drafter.kind: must not be null"),
+    ("kind: eagle3", "kind: ¦true", "drafter.kind: must be one of: none, eagle3"),
+    ("kind: bim\n", "kind: ¦''\n", "no layout ''; there are: bim"),
     ("kind: eagle3", "kind: ¦3", "drafter.kind: must be one of: none, eagle3"),
     ("kind: eagle3", "kind: ¦[a]", "drafter.kind: must be one of: none, eagle3"),
     ("kind: eagle3", "¦knd: eagle3", "drafter: the key 'kind' is missing"),
@@ -42,7 +58,7 @@ MISTAKES = [
     ("    final: true", "    final: true\n    ¦5: 1", "states.done.5: unknown key 5"),
     ("name: bim_eagle", "name: bim_eagle\n¦name: b", "name: this key is given twice, first in l"),
     ("version: 1\nname: bim_eagle", "¦version: 1", "graph: the key 'name' is missing"),
-    ("{from: merge, to: done}", "¦{from: merge}", "transitions.27: the key 'to' is missing"),
+    ("{from: merge, to: done}", "¦{from: merge}", ": the key 'to' is missing"),
     # values
     ("levels: 4", "levels: ¦0", "drafter.levels: must be at least 1, not 0"),
     ("levels: 4", "levels: ¦65", "drafter.levels: must be at most 64, not 65"),

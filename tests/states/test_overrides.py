@@ -40,7 +40,8 @@ def opened(table: OpTable, *sets: str, graph: str = "bim_eagle") -> Program:
     ],
 )
 def test_a_setting_is_changed(text: str, path: str, value: Any, table: OpTable) -> None:
-    assert opened(table, text).graph.refer(path) == value
+    pinned = ("drafter.nodes={1: 10, 2: 6, 4: 3}", "drafter.levels=4", "drafter.top_k=4")
+    assert opened(table, *pinned, text).graph.refer(path) == value
 
 
 def test_a_missing_block_is_made(table: OpTable) -> None:
@@ -89,8 +90,8 @@ def test_positions_of_untouched_values_stay(table: OpTable) -> None:
         (["drafter=eagle3"], "drafter: must be a mapping, not the string 'eagle3'"),
         (["limits={max_rounds: 0}"], "--set limits={max_rounds: 0}: limits: must be at least 1"),
         (["name.x=3"], "--set name.x=3: name.x: name is 'bim_eagle', not a mapping"),
-        (["transitions.99.when=x"], "transitions is a list of 28"),
-        (["transitions.x.when=x"], "transitions is a list of 28"),
+        (["transitions.99.when=x"], "transitions is a list of "),
+        (["transitions.x.when=x"], "transitions is a list of "),
         (["transitions.0.when=x"], "--set transitions.0.when=x: transitions.0.when: no guard 'x'"),
         (["transitions.0.to=verfy"], "transitions.0.to: no state 'verfy'; did you mean 'verify'"),
         (["states.merge.ops.0=answer.mrge"], "no op 'answer.mrge'; did you mean 'answer.merge'"),
@@ -115,6 +116,6 @@ def test_a_mistake_names_the_option(sets: list[str], message: str, table: OpTabl
 
 def test_a_change_that_breaks_something_else_points_at_that(table: OpTable) -> None:
     with pytest.raises(
-        GraphError, match=r"^graphs/bim_eagle.yaml:\d+:\d+: drafter.nodes: 10 nodes"
+        GraphError, match=r"^graphs/bim_eagle.yaml:\d+:\d+: drafter.nodes: \d+ nodes"
     ):
         opened(table, "drafter.levels=1")

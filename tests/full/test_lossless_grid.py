@@ -1,0 +1,30 @@
+"""The whole grid of tests/test_lossless.py: some thousand runs, by name only.
+
+    pytest tests/full/test_lossless_grid.py
+"""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+from support import Graphs, Tiny
+from test_lossless import SINGLE, WHOLE, check_case, named
+
+
+def whole(factors: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """Every combination; settings that mean nothing for one are not repeated."""
+    found = {}
+    for values in product(*factors.values()):
+        case = dict(zip(factors, values, strict=True))
+        if "eagle" not in case["graph"]:
+            case["nodes"] = factors["nodes"][0]
+        if case.get("parts", 2) < 2:
+            case["deps"] = "none"
+        found[named(case)] = case
+    return list(found.values())
+
+
+@pytest.mark.parametrize("case", [*whole(WHOLE), *whole(SINGLE)], ids=named)
+def test_the_whole_grid(case: dict[str, Any], tiny: Callable[..., Tiny], graphs: Graphs) -> None:
+    check_case(case, tiny, graphs)
