@@ -12,6 +12,7 @@ from typing import Any, Self, TextIO
 from .errors import UsageError
 
 LATEST = "latest"
+COMPACT = json.JSONEncoder(separators=(",", ":"))  # `dumps` would make a new one for each line
 TRIES = 8
 
 
@@ -84,7 +85,7 @@ class RunFolder:
 
 
 def _line(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=True) + "\n"
+    return COMPACT.encode(value) + "\n"
 
 
 def _new_folder(runs: Path, graph: str) -> Path:

@@ -1,6 +1,5 @@
 """The part of `specsot doctor` that decodes: equal answers where they must be, and the overhead."""
 
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,11 @@ from .api import Prompt, open_session
 from .metrics import Meter, ratio
 from .recorder import Recorder
 from .report import answers_of, output_digest
+from .run_folder import RunFolder
 from .runner import drive
 from .session import Session
 
-QUESTION = "How do bees make honey?"
+QUESTION = "Explain how volcanoes work."
 GRAPHS = ("autoregressive", "eagle", "bim_plain", "bim_eagle")
 EQUAL = (("autoregressive", "eagle"), ("bim_plain", "bim_eagle"))
 TOKENS = 32
@@ -83,21 +83,15 @@ def measure_overhead(threads: int | None, rounds: int = ROUNDS, graph: str = "bi
         graph, model="embedded", drafter_model="embedded", threads=threads, sets=()
     )
     total = Meter()
-    with tempfile.TemporaryDirectory() as folder:
-        trace = (Path(folder) / "trace.jsonl").open("w", encoding="utf-8")
-
-        def write(record: dict[str, Any]) -> None:
-            trace.write(json.dumps(record, separators=(",", ":")) + "\n")
-
-        with trace:
-            while total.rounds < rounds:
-                run, recorder = perform(session, [Prompt("1", QUESTION)], write)
-                run.close()
-                meter = recorder.meter
-                total.rounds += max(meter.rounds, 1)
-                total.in_run += meter.in_run
-                total.in_ops += meter.in_ops
-                total.tokens += meter.tokens
+    with tempfile.TemporaryDirectory() as folder, RunFolder(Path(folder)) as kept:
+        while total.rounds < rounds:
+            run, recorder = perform(session, [Prompt("1", QUESTION)], kept.trace)
+            run.close()
+            meter = recorder.meter
+            total.rounds += max(meter.rounds, 1)
+            total.in_run += meter.in_run
+            total.in_ops += meter.in_ops
+            total.tokens += meter.tokens
     return total
 
 

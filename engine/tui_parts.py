@@ -146,17 +146,25 @@ def _cut(text: str, width: int) -> str:
 
 
 def _tail(text: str, width: int, rows: int) -> list[str]:
-    """The last `rows` lines of a text that is wrapped at `width` cells."""
-    flat = " ".join(printable(text[-8 * width * rows :], "\n\t").split())
+    """A text in at most `rows` lines of `width` cells; of a longer one the end, lines full."""
+    recent = printable(text[-4 * width * rows :], "\n\t").split()
+    words = [set_cell_size(w, width) if cell_len(w) > width else w for w in recent]
+    lines = _wrapped(words, width)
+    if len(lines) <= rows:
+        return lines
+    backwards = _wrapped([word[::-1] for word in reversed(words)], width)[:rows]
+    return [line[::-1] for line in reversed(backwards)]
+
+
+def _wrapped(words: Sequence[str], width: int) -> list[str]:
     lines = [""]
-    for word in flat.split(" "):
-        word = set_cell_size(word, width) if cell_len(word) > width else word
+    for word in words:
         joined = f"{lines[-1]} {word}" if lines[-1] else word
         if cell_len(joined) <= width:
             lines[-1] = joined
         else:
             lines.append(word)
-    return lines[-rows:]
+    return lines
 
 
 # -- the title line -------------------------------------------------------------------------------

@@ -53,13 +53,16 @@ class Book:
         """Queue a request; it starts at the next admission that has room for it."""
         request.prefix_owner = next(self._owners)
         self.requests.append(request)
+        limit = self.rules.max_positions  # what the model can never write needs no slots
+        request.budget = min(request.budget, limit)
+        request.outline_budget = min(request.outline_budget, limit)
         needed = request_slots(request) + self.room.tree_slots(1)
-        prompt = len(request.prefix) + len(request.tail)
-        if needed > self.kv.capacity:
-            self._refuse(request, f"needs {needed} slots, the pool has {self.kv.capacity}")
-        elif prompt >= self.rules.max_positions:
-            limit = self.rules.max_positions
+        given = len(request.given_ids) if self.rules.share_outline else 0
+        prompt = len(request.prefix) + len(request.tail) + given
+        if prompt >= limit:
             self._refuse(request, f"prompt of {prompt} tokens, the model takes {limit}")
+        elif needed > self.kv.capacity:
+            self._refuse(request, f"needs {needed} slots, the pool has {self.kv.capacity}")
 
     def cancel(self, key: str) -> None:
         """End a request at the next step boundary; what it has written so far is kept."""
@@ -68,7 +71,7 @@ class Book:
                 request.cancelled = True
 
     def new_branch(self, request: Request, index: int, budget: int) -> Branch:
-        return Branch(request, index, next(self._owners), budget)
+        return Branch(request, index, next(self._owners), min(budget, self.rules.max_positions))
 
     def _refuse(self, request: Request, why: str) -> None:
         branch = self.new_branch(request, 0, 0)
@@ -135,14 +138,19 @@ class Book:
         ):
             return
         branch.prompt = self.build_prompt(branch)
-        prefix = request.prefix_length + len(request.hoist)
+        self.check_fit_(branch)
+
+    def check_fit_(self, branch: Branch) -> None:
+        """Refuse a branch, by name and with the numbers, whose prompt can never be run."""
+        prefix = branch.request.prefix_length + len(branch.request.hoist)
+        context = prefix + len(branch.prompt)
         needed = self.room.alone(prefix, len(branch.prompt), branch.budget)
-        if needed > self.kv.capacity:
+        if context >= self.rules.max_positions:
+            limit = self.rules.max_positions
+            branch.end(Finish.REFUSED, f"context of {context} tokens, the model takes {limit}")
+        elif needed > self.kv.capacity:
             why = f"needs {needed} slots, the pool has {self.kv.capacity}"
             branch.end(Finish.REFUSED, why)
-        elif prefix + len(branch.prompt) >= self.rules.max_positions:
-            why = f"context of {prefix + len(branch.prompt)} tokens, the model takes "
-            branch.end(Finish.REFUSED, why + str(self.rules.max_positions))
 
     def _break_deadlock_(self) -> None:
         """If nothing runs and nobody fits, the first who waits is refused: never a hang."""

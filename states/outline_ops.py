@@ -102,6 +102,7 @@ def parse_(
             direct = branches.new_branch(request, 0, direct_tokens)
             direct.prompt = [*pending, *prompts.direct()]
             request.branches = [direct]
+            branches.check_fit_(direct)
         request.stage = Stage.RUNNING
     branches.settle_()
 

@@ -1,6 +1,7 @@
 """What broke earlier systems, each as a gate of its own (greedy, BIM, with and without EAGLE-3)."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from support import (
 
 from specsot.ops.kv import FREE, KVCache, PoolFullError
 from specsot.ops.types import Visibility
+from specsot.states.admission import request_slots
 from specsot.states.branches import Branch, Finish
 from specsot.states.machine import Run
 from specsot.states.outline import Outline, Point
@@ -132,14 +134,16 @@ def test_an_outline_and_a_direct_answer_have_their_own_budgets(tiny: Make, graph
 def test_token_0_and_the_pad_token_are_drafted_accepted_and_kept(
     graph: str, tiny: Make, graphs: Graphs
 ) -> None:
-    """Ids 0 and 3 (PAD) are among the likely tokens of the tiny models."""
-    met: dict[int, int] = {0: 0, 3: 0}
-    for family in ("llama", "qwen2", "qwen3"):
-        for branch in branches_of(outlined(graphs, tiny(family), graph, (2,), budget=30)):
-            for token, depth in zip(branch.tokens, drafted(branch), strict=True):
-                if token in met and depth:
-                    met[token] += 1
-    assert all(met.values()), met
+    """Ids 0 and 3 (PAD) are among the likely tokens of the tiny models, and mean nothing here."""
+    drafts: set[int] = set()
+    for seed in (2, 1, 3, 0):
+        run = outlined(graphs, tiny("qwen3", seed=seed), graph, budget=60, parts=5)
+        for branch in branches_of(run):
+            pairs = zip(branch.tokens, drafted(branch), strict=True)
+            drafts |= {token for token, depth in pairs if depth}
+        if {0, 3} <= drafts:
+            return
+    raise AssertionError(f"0 and 3 were meant to be drafted and accepted: {sorted(drafts)}")
 
 
 # -- branches that run side by side ------------------------------------------------------------
@@ -161,7 +165,12 @@ def test_all_branches_may_end_in_the_same_round(
 ) -> None:
     made, rounds = tiny("qwen3"), []
     session = graphs.session(
-        graph, made.models, made.book(stop_ids=()), outline=outline_of(5), budget=budget
+        graph,
+        made.models,
+        made.book(stop_ids=()),
+        outline=outline_of(5),
+        budget=budget,
+        sets=("layout.max_active=12",),
     )
     run = start(session, ["hello", "again"])
     drive(run, until=lambda run: bool(rounds.append(len(run.board["branches"].active))))
@@ -175,9 +184,7 @@ def test_one_endless_branch_does_not_starve_the_others(
     graph: str, tiny: Make, graphs: Graphs
 ) -> None:
     """Two may run at once: the others come and go while the endless one runs to its budget."""
-    made = tiny("llama")
-    free = branches_of(outlined(graphs, made, graph, parts=5, budget=60))
-    stop, endless = _endless(free)
+    made, stop, endless = _endless(graphs, tiny)
     book = made.book(stop_ids=(stop,))
     session = graphs.session(
         graph,
@@ -201,13 +208,16 @@ def test_one_endless_branch_does_not_starve_the_others(
     assert {b.finish for b in ended[:-1]} == {Finish.STOP}
 
 
-def _endless(branches: list[Branch]) -> tuple[int, int]:
-    """(stop id, index of a branch) so that the branch never stops, and the others soon do."""
-    for branch in branches[:2]:
-        others = [set(b.tokens[:13]) for b in branches if b is not branch]
-        if found := set.intersection(*others) - set(branch.tokens):
-            return min(found), branch.index
-    raise AssertionError("no such token; choose another model")
+def _endless(graphs: Graphs, tiny: Make) -> tuple[Tiny, int, int]:
+    """(models, stop id, branch): one of the first two never stops, the others soon do."""
+    for seed, family in product((2, 3, 1, 0), ("qwen3", "llama")):
+        made = tiny(family, seed=seed)
+        branches = branches_of(outlined(graphs, made, "bim_eagle", parts=5, budget=60))
+        for branch in branches[:2]:
+            others = [set(b.tokens[:18]) for b in branches if b is not branch]
+            if found := set.intersection(*others) - set(branch.tokens):
+                return made, min(found), branch.index
+    raise AssertionError("no model with such a token")
 
 
 @pytest.mark.parametrize("share", ["outline", "prompt"])
@@ -336,7 +346,7 @@ def test_a_plain_request_that_just_fits_runs_and_one_slot_less_refuses_it(
         else:
             assert branch.finish is Finish.REFUSED and branch.tokens == []
             assert branch.note == f"needs {needed} slots, the pool has {capacity}"
-            assert run.board["host"].reads == 0, "nothing was computed for it"
+            assert run.board["kv"].peak_length == 0, "nothing was computed for it"
             assert run.board["answers"][0].sections[0].finish == "refused"
 
 
@@ -407,12 +417,17 @@ def test_branches_wait_until_the_pool_has_room_and_all_are_decoded(
 ) -> None:
     made = tiny("qwen3")
     book = made.book(stop_ids=())
-    wide = outlined(graphs, made, graph, parts=6)
+    wide = outlined(graphs, made, graph, parts=6, budget=20)
+    capacity = request_slots(requests_of(wide)[0]) + 12
     session = graphs.session(
-        graph, made.models, book, outline=outline_of(6), sets=("layout.capacity=230",)
+        graph,
+        made.models,
+        book,
+        outline=outline_of(6),
+        budget=20,
+        sets=(f"layout.capacity={capacity}",),
     )
-    most = 0
-    run = start(session, ["hello"])
+    run, most = start(session, ["hello"]), 0
     while not run.finished:
         run.advance()
         most = max(most, len(run.board["branches"].active))
@@ -460,12 +475,12 @@ def test_a_prompt_without_room_for_one_token_is_refused_and_others_run(
     book = made.book(stop_ids=())
     book.skeleton = _long_for("long", 60, 30, book.skeleton)
     book.plain = lambda question: [i for part in book.skeleton(question) for i in part]
-    session = graphs.session(graph, made.models, book, outline=outline_of(1), budget=5)
+    session = graphs.session(graph, made.models, book, budget=5)
     run = run_all(session, ["long", "hello"])
     refused, fine = requests_of(run)
     assert refused.branches[0].finish is Finish.REFUSED
     assert refused.branches[0].note == "prompt of 90 tokens, the model takes 90"
-    assert [len(b.tokens) for b in fine.branches] == [5]
+    assert [b.finish for b in fine.branches] == [Finish.LENGTH]
 
 
 def _long_for(question: str, prefix: int, tail: int, otherwise: Callable[..., Any]) -> Any:
@@ -480,7 +495,8 @@ def test_a_run_whose_requests_are_all_refused_comes_to_an_end(
     graph: str, tiny: Make, graphs: Graphs
 ) -> None:
     made = tiny("llama")
-    session = graphs.session(graph, made.models, made.book(), sets=("layout.capacity=8",))
+    sets = ("layout.capacity=100", "layout.max_active=2")
+    session = graphs.session(graph, made.models, made.book(), budget=300, sets=sets)
     run = run_all(session, ["hello", "again"])
     assert [s.finish for a in run.board["answers"] for s in a.sections] == ["refused"] * 2
 

@@ -86,7 +86,6 @@ def python(code: str) -> tuple[str, float]:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ},
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

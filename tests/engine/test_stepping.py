@@ -15,13 +15,13 @@ from specsot.engine.stepper import Stepper, open_ways, picture
 
 @pytest.fixture
 def session(tiny: tuple[Path, Path], tmp_path: Path) -> Any:
-    (tmp_path / "o.txt").write_text("PLAN\n1|60|-|-|A\n2|60|-|-|B\nEND\n")
+    (tmp_path / "o.txt").write_text("PLAN\n1|60|-|-|First [bold]thing\n2|60|-|-|Second\nEND\n")
     return open_session(
         "bim_eagle",
         model=str(tiny[0]),
         drafter_model=str(tiny[1]),
         threads=1,
-        max_new_tokens=6,
+        max_new_tokens=24,
         outline=tmp_path / "o.txt",
     )
 

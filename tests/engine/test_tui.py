@@ -143,6 +143,16 @@ def test_text_of_a_model_cannot_touch_the_terminal() -> None:
     assert "[bold]x[/bold]" in shown
 
 
+def test_the_end_of_a_long_text_fills_its_lines() -> None:
+    text = " ".join(f"word{i}" for i in range(60))
+    (line,) = branches_text([branch(0, text=text)], False, 80, 1).plain.split("\n")
+    assert line.endswith("word58 word59") and len(line) > 72
+    lines = branches_text([branch(0, text=text)], False, 80, 3).plain.split("\n")
+    assert len(lines) == 3 and lines[-1].endswith("word59")
+    short = branches_text([branch(0, text="just this")], False, 80, 3).plain
+    assert short.endswith("just this")
+
+
 def test_wide_characters_keep_the_columns() -> None:
     snap = picture(1)
     wide = replace(snap, branches=(branch(0, text="漢字かな交じり文 " * 30),))

@@ -1,0 +1,40 @@
+"""The embedded model in full: forty held-out prompts, all graphs; outlines of 1 to 8 branches."""
+
+from collections.abc import Iterator
+
+import pytest
+from embedded import PLAIN, Embedded, given_outline
+
+from specsot.engine.corpus_heldout import probes
+
+QUESTIONS = [
+    p.question
+    for kind, count in (("outline", 16), ("unseen", 12), ("unknown", 6), ("one_hop", 6))
+    for p in probes(kind, count, 1)
+]
+GRAPHS = ("autoregressive", "eagle", "bim_plain", "bim_eagle")
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[Embedded]:
+    made = Embedded()
+    yield made
+    tally = made.reference.tally
+    print(f"\nembedded: {tally.tokens} tokens equal to transformers', {tally.ties} numeric ties")
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("first", range(0, len(QUESTIONS), 5))
+def test_prompts(embedded: Embedded, graph: str, first: int) -> None:
+    run = embedded.run(graph, QUESTIONS[first : first + 5])
+    assert embedded.check(run, graph) > (40 if graph in PLAIN else 100)
+
+
+@pytest.mark.parametrize("graph", ["bim_plain", "bim_eagle"])
+@pytest.mark.parametrize("share", ["outline", "prompt"])
+@pytest.mark.parametrize("count", range(1, 9))
+def test_given_outlines(embedded: Embedded, graph: str, share: str, count: int) -> None:
+    sets = (f"skeleton.share={share}", f"layout.max_active={1 + count % 4}")
+    outline = given_outline(count, deps=count % 2 == 0)
+    run = embedded.run(graph, QUESTIONS[count : count + 1], outline=outline, sets=sets, budget=60)
+    assert embedded.check(run, graph) >= count
