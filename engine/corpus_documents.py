@@ -41,7 +41,7 @@ def document(rng: Random, who: Person) -> str:
     """What the document of one person says: sentences or a record of fields."""
     labels = list(who.facts)
     rng.shuffle(labels)
-    if rng.random() < 0.3:
+    if rng.random() < 0.4:
         fields = [f"Name: {who.name}", *(f"{label}: {who.facts[label]}" for label in labels)]
         return rng.choice(("\n", "; ", " / ")).join(fields)
     return " ".join(who.sentence(LABELS[label]) for label in labels)

@@ -9,6 +9,7 @@ from ..states.load import load_program, op_table
 from ..states.outline import Outline, parse_outline
 from ..states.outline_file import OutlineError, load_outline
 from ..states.program import Program
+from ..states.source import GraphError
 from .config import RunConfig, read_config
 from .errors import UsageError
 from .files import open_source
@@ -48,7 +49,7 @@ def prepare(options: RunOptions, folder: Path = Path()) -> Job:
         UsageError, PromptError, OutlineError, GraphError: each message says where.
     """
     _check(options)
-    config = read_config(folder, options.configured)
+    config = _configuration(options, folder)
     source = open_source(config.graph)
     if is_run_file(source):
         return _repeated(options, source, config)
@@ -57,6 +58,17 @@ def prepare(options: RunOptions, folder: Path = Path()) -> Job:
     config = _with_drafter(config, program, options)
     outline = _outline(options.outline, program)
     return Job(program, source.file, config, prompts.items, outline, notes=prompts.notes)
+
+
+def _configuration(options: RunOptions, folder: Path) -> RunConfig:
+    """An option that cannot be is wrong usage; the same value in specsot.yaml is a bad file."""
+    try:
+        return read_config(folder, options.configured)
+    except GraphError as error:
+        if not all(problem.file.startswith("--") for problem in error.problems):
+            raise
+        lines = [f"{problem.file}: {problem.message}" for problem in error.problems]
+        raise UsageError("\n".join(lines)) from None
 
 
 def _check(options: RunOptions) -> None:

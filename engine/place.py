@@ -43,7 +43,7 @@ def model_folder(ref: str, kind: str) -> Path:
     """
     from ..models.checkpoint import resolve
 
-    if ref != EMBEDDED or Path(EMBEDDED).is_dir():
+    if ref != EMBEDDED:
         return resolve(os.path.expanduser(ref))
     folder = embedded_folder(FOLDERS[kind])
     if not (folder / "config.json").is_file():

@@ -15,11 +15,11 @@ from ..models.weights import check_tokenizer, load_eagle3, load_target
 from ..ops.host import HostReader
 from ..ops.kv import KVCache
 from ..ops.types import Target
+from ..states.book import Rules
 from ..states.branches import Request
 from ..states.grammar import OutlineGrammar
 from ..states.graph import Graph
 from ..states.machine import Run
-from ..states.book import Rules
 from ..states.manager import BranchStateManager
 from ..states.outline import Outline
 from ..states.outline_ops import branch_prompt
@@ -100,7 +100,7 @@ class Session:
         grammar = OutlineGrammar(
             self.models.tokenizer,
             self.models.target.vocab_size,
-            self.models.stop_ids,
+            self.prompts.stop_ids,
             graph.skeleton.max_branches,
             graph.skeleton.tools,
         )
@@ -114,9 +114,10 @@ class Session:
         """
         skeleton = self.program.graph.skeleton
         if skeleton is None:
-            prefix, tail = [], self.prompts.plain(prompt.text)
+            halves: tuple[list[int], list[int]] = ([], self.prompts.plain(prompt.text))
         else:
-            prefix, tail = self.prompts.skeleton(prompt.text)
+            halves = self.prompts.skeleton(prompt.text)
+        prefix, tail = halves
         seed = prompt.seed if prompt.seed is not None else derive_seed(self.seed, prompt.key)
         given = self.outline if skeleton is not None else None
         return Request(

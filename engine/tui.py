@@ -127,12 +127,6 @@ def _panel(body: RenderableType, title: str) -> Panel:
     return Panel(body, title=title, title_align="left", border_style="grey50", padding=(0, 1))
 
 
-def usable(console: Console, environ: dict[str, str]) -> bool:
-    """Whether a live view makes sense: a real terminal that nobody asked to be kept plain."""
-    plain = environ.get("NO_COLOR") or environ.get("CI", "").lower() not in ("", "0", "false")
-    return console.is_terminal and not console.is_dumb_terminal and not plain
-
-
 def screenshot(scene: Scene, snap: Snapshot, width: int, height: int) -> Console:
     """A console that has recorded one frame; export it with `export_svg` or `export_text`."""
     console = Console(

@@ -84,7 +84,7 @@ def inside(folder: Path, name: str) -> Path:
     """The path of one of the folder's own files.
 
     A name with a folder in it, and a link that leads out of the folder, are refused: an index file
-    or a link could otherwise name any file of the machine. Links into `blobs/` of the same Hugging
+    or a link could otherwise name any file at all. Links into `blobs/` of the same Hugging
     Face cache entry (snapshots/<revision>/x -> ../../blobs/...) are how that cache stores files.
     """
     if name in ("", ".", "..") or {PurePosixPath(name).name, PureWindowsPath(name).name} != {name}:

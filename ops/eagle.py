@@ -67,12 +67,18 @@ def grow_tree_(
     nodes: int | Mapping[int, int],
     levels: int,
 ) -> Proposal:
-    """Deepen all trees level by level, then keep the best nodes of each."""
-    growth = _Growth(drafter, frontier, kv_draft, levels)
+    """Deepen all trees level by level, then keep the best nodes of each.
+
+    The best `count` nodes can be neither deeper nor wider than `count`: what could not be kept is
+    not drafted.
+    """
+    count = nodes_for(nodes, frontier.tokens_SK.shape[0])
+    levels = min(levels, count)
+    growth = _Growth(drafter, frontier, kv_draft, levels, count)
     for level in range(1, levels):
         growth.deepen_(level)
     kv_draft.release_(growth.slots)
-    kept = rerank(growth.candidates(), nodes_for(nodes, frontier.tokens_SK.shape[0]))
+    kept = rerank(growth.candidates(), count)
     return Proposal(
         kept.tokens_SC,
         kept.parents_SC,
@@ -103,13 +109,13 @@ class _Growth:
     """The state of one grow_tree: the current frontier and all candidates so far."""
 
     def __init__(
-        self, drafter: HiddenDrafter, frontier: Frontier, kv: KVCache, levels: int
+        self, drafter: HiddenDrafter, frontier: Frontier, kv: KVCache, levels: int, most: int
     ) -> None:
-        self.drafter, self.kv = drafter, kv
-        self.trees, self.width = frontier.tokens_SK.shape
-        self.frontier = frontier
-        self.tokens_SK, self.scores_SK = frontier.tokens_SK, frontier.scores_SK
-        self.hidden_SKH = frontier.hidden_SKH
+        self.drafter, self.kv, self.frontier = drafter, kv, frontier
+        self.tokens_SK = frontier.tokens_SK[:, :most]
+        self.scores_SK = frontier.scores_SK[:, :most]
+        self.hidden_SKH = frontier.hidden_SKH[:, :most]
+        self.trees, self.width = self.tokens_SK.shape
         device = frontier.tokens_SK.device
         width_K = torch.arange(self.width, device=device)
         self.index_SK = width_K.expand(self.trees, -1)

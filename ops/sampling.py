@@ -46,8 +46,19 @@ def draw(scores_RV: Tensor, coins: Coins) -> Tensor:
 
 
 def best(scores_RV: Tensor) -> Tensor:
-    """The ids of the `BEST` highest scores of each row, best first, int64 [R, min(BEST, V)]."""
-    return scores_RV.topk(min(BEST, scores_RV.shape[-1]), dim=-1).indices
+    """The ids of the `BEST` highest scores of each row, best first, int64 [R, min(BEST, V)].
+
+    Of equal scores the smallest id comes first, as in `argmax`; `topk` leaves the order of equals
+    open, and bfloat16 logits are often equal. What equals the last score may be cut off in any
+    order, so -1 stands there: whoever gets that far must look at the whole row.
+    """
+    size = scores_RV.shape[-1]
+    ids_RC = scores_RV.topk(min(BEST, size), dim=-1).indices.sort(dim=-1).values
+    order = scores_RV.gather(-1, ids_RC).sort(dim=-1, descending=True, stable=True)
+    ids_RC = ids_RC.gather(-1, order.indices)
+    if size <= BEST:
+        return ids_RC
+    return ids_RC.where(order.values > order.values[..., -1:], -1)
 
 
 def tree_history(ancestors_STT: Tensor) -> History:

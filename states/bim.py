@@ -75,7 +75,9 @@ class BimLayout:
     def place_(self, kv: KVCache, trees: Trees | None, spans: Sequence[Span]) -> Placed:
         """Take slots for all rows of a forward and lay the rows out, trees first."""
         tokens, positions, owners, prefixes, tree_slots = self._tree_parts_(kv, trees)
-        span_slots, tips, bound_tips = [], [], []
+        span_slots: list[Ints] = []
+        tips: list[int] = []
+        bound_tips: list[int] = []
         count = tree_slots.size
         for span in spans:
             size = len(span.tokens)

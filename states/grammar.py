@@ -12,6 +12,7 @@ llguidance is imported when a grammar is built, not before.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -122,7 +123,9 @@ def _token_table(tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> LLT
     """The bytes of every token, as a trie."""
     from llguidance import LLTokenizer
 
-    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    backend = copy(getattr(tokenizer, "backend_tokenizer", tokenizer))
+    backend.no_padding()  # both would touch the forced tokens, which the table tokenizes itself
+    backend.no_truncation()
     if backend.get_vocab_size(with_added_tokens=True) > vocab_size:
         raise GrammarError(
             f"the tokenizer has {backend.get_vocab_size(with_added_tokens=True)} tokens, "

@@ -180,20 +180,23 @@ class _Encoder:
     def literals(self, found: Sequence[Piece]) -> list[Ids | str]:
         """A template's pieces: literals as ids, special tokens included; slots by their names."""
         return [
-            piece if is_slot else self._tokenizer.encode(piece, add_special_tokens=False)
+            piece if is_slot else self._encode(piece, split_special_tokens=False)
             for piece, is_slot in found
         ]
 
     def text(self, text: str) -> Ids:
         """Text that somebody wrote; no part of it becomes a control token."""
-        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-        ids = self._tokenizer.encode(text, **options)
+        ids = self._encode(text, split_special_tokens=True)
         if self._control.isdisjoint(ids):
             return ids
         ids = self._without_added_tokens(text)
         if not self.special.isdisjoint(ids):
             raise PromptError("the text holds a control token that this tokenizer cannot write out")
         return ids
+
+    def _encode(self, text: str, **options: bool) -> Ids:
+        # Not verbose: whether a prompt is too long is counted elsewhere, in whole prompts.
+        return self._tokenizer.encode(text, add_special_tokens=False, verbose=False, **options)
 
     def _without_added_tokens(self, text: str) -> Ids:
         """The tokenizer's own steps, without the one that looks for added tokens."""

@@ -1,18 +1,16 @@
 """Models that several tests run on, built once; and what was compared, printed at the end."""
 
-import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import GOLDEN, Graphs, Reference, Tally, Tiny, tiny_models
+from support import GOLDEN, SEED, Graphs, Reference, Tally, Tiny, tiny_models
 
 from specsot.models.tiny import write_tiny_eagle3, write_tiny_target
 
 EAGLE = GOLDEN / "eagle"
-SEED = int(os.environ.get("SPECSOT_TEST_SEED", "20"))  # grids are drawn by it
 TALLY = pytest.StashKey[Tally]()
 
 
@@ -31,11 +29,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             f"lossless: {tally.tokens} tokens are the ones transformers decodes "
             f"({tally.ties} numeric ties); grids drawn by SPECSOT_TEST_SEED={SEED}"
         )
-
-
-@pytest.fixture(scope="session")
-def grid_seed() -> int:
-    return SEED
 
 
 @pytest.fixture(scope="session")

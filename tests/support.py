@@ -1,5 +1,6 @@
 """What several tests share: prompts as ids, models, and the reference that answers are held to."""
 
+import os
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -22,10 +23,12 @@ from specsot.states.load import op_table
 from specsot.states.machine import Run
 from specsot.states.outline import Outline, Point
 
+SEED = int(os.environ.get("SPECSOT_TEST_SEED", "20"))  # what the grids' parts are drawn by
 GOLDEN = Path(__file__).parent / "golden"
 PLAIN = ("autoregressive", "eagle")  # graphs without a skeleton
 FULL = ("bim_plain", "bim_eagle")
 GRAPHS = (*PLAIN, *FULL)
+FIXED = ("drafter.nodes=6", "drafter.levels=3", "drafter.top_k=4")  # the same tree in every round
 MOST_STEPS = 20_000  # transitions after which a run counts as hanging
 
 
@@ -73,6 +76,16 @@ class FixedBook(TokenBook):
 
     def plain(self, question: str) -> list[int]:
         return list(self.prompts[question])
+
+
+class SizedBook(TokenBook):
+    """A branch's own prompt is as long as its point says."""
+
+    def branch(
+        self, point: Point, outline: Outline, dep_ids: Sequence[tuple[int, Sequence[int]]]
+    ) -> tuple[list[int], list[int]]:
+        own = self.ids(f"own {point.id}", point.length, point.length)
+        return self.ids("hoist", 1, 1) * self.hoist, own
 
 
 class PlanBook(TokenBook):
@@ -213,6 +226,8 @@ class Graphs:
     ) -> Session:
         """A session on a shipped graph with a small pool, small budgets and no grammar."""
         own = ["layout.capacity=2000", "limits.max_new_tokens=1"]  # the session has its own budget
+        if "eagle" in graph:  # what a graph ships may be tuned at any time
+            own += ["drafter.nodes={1: 10, 2: 6, 4: 3}", "drafter.levels=4", "drafter.top_k=4"]
         if graph in FULL:
             own += [f"skeleton.share={book.share}", "skeleton.grammar=false"]
             own += ["skeleton.max_tokens=20", "skeleton.direct_tokens=13"]
@@ -221,12 +236,12 @@ class Graphs:
         return Session(program, models, max_new_tokens=budget, outline=given, prompts=book)
 
 
-def start(session: Session, texts: Sequence[str], sink: Any = None) -> Run:
+def start(session: Session, texts: Sequence[str | Prompt], sink: Any = None) -> Run:
     """A run whose pools hold a large number wherever nothing was written yet.
 
     Whoever reads a slot that holds nothing is caught.
     """
-    prompts = [Prompt(str(i), text) for i, text in enumerate(texts)]
+    prompts = [t if isinstance(t, Prompt) else Prompt(str(i), t) for i, t in enumerate(texts)]
     run = session.start(prompts, sink or (lambda event: None))
     for key in ("kv", "kv_draft"):
         if run.board[key] is not None:
@@ -244,13 +259,18 @@ def drive(run: Run, check: bool = True, until: Callable[[Run], bool] | None = No
     return run
 
 
-def run_all(session: Session, texts: Sequence[str], check: bool = True) -> Run:
+def run_all(session: Session, texts: Sequence[str | Prompt], check: bool = True) -> Run:
     """A run over the prompts, driven to its end."""
     return drive(start(session, texts), check)
 
 
 def requests_of(run: Run) -> list[Request]:
     return list(run.board["branches"].requests)
+
+
+def branches_of(run: Run) -> list[Branch]:
+    """All branches of all requests, the root branches left out."""
+    return [b for r in requests_of(run) for b in r.branches]
 
 
 def tokens_of(run: Run) -> dict[str, list[list[int]]]:
@@ -284,9 +304,7 @@ def _check_target_rows(run: Run) -> None:
             expected += request.prefix_length
         if request.stage is Stage.OUTLINE:
             expected += request.root.length - request.root.start
-        expected += sum(
-            b.length - b.start for b in request.branches if b.stage is Stage.RUNNING
-        )
+        expected += sum(b.length - b.start for b in request.branches if b.stage is Stage.RUNNING)
     assert pool.current_length == expected, f"{pool.current_length} slots for {expected} rows"
     for branch in book.active:
         assert branch.stage is Stage.RUNNING
@@ -349,6 +367,20 @@ def check_lossless(run: Run, book: Any, reference: Reference, plain: bool) -> No
     for request in requests_of(run):
         for branch, context in contexts(request, book, plain):
             reference.check(branch, context, book.stop_ids)
+
+
+def outlined(
+    graphs: Graphs, made: Tiny, graph: str, stop_ids: Sequence[int] = (), **more: Any
+) -> Run:
+    """A run over one question with `parts` branches (or one plain answer), held to the reference.
+
+    Further arguments: `share`, `parts`, and those of Graphs.session.
+    """
+    book = made.book(more.pop("share", "outline"), stop_ids)
+    outline = outline_of(more.pop("parts", 4))
+    run = run_all(graphs.session(graph, made.models, book, outline=outline, **more), ["hello"])
+    check_lossless(run, book, made.reference, graph in PLAIN)
+    return run
 
 
 def pairwise(factors: dict[str, Sequence[Any]], seed: int) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ from support import (
     TokenBook,
     check_lossless,
     drive,
-    outline_of,
     requests_of,
     run_all,
     start,

@@ -17,15 +17,25 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 OUTLINE = "PLAN\n1|60|-|-|First [bold]thing\n2|70|Search|1|Second\n3|70|-|-|Third\nEND\n"
 
 
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def write_models(root: Path, seed: int) -> tuple[Path, Path]:
     """Folders of a random target with the embedded tokenizer, and of a drafter for it."""
-    root = tmp_path_factory.mktemp("tiny")
-    target = write_tiny_target(root / "target", "qwen3", seed=3, vocab=4096)
+    target = write_tiny_target(root / "target", "qwen3", seed=seed, vocab=4096)
     embedded = Path(specsot.__file__).parent / "models" / "embedded" / "target"
     for name in TOKENIZER:
         shutil.copy(embedded / name, target)
     return target, write_tiny_eagle3(root / "drafter", target)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Models whose answers end, some by a stop token and some by their budget."""
+    return write_models(tmp_path_factory.mktemp("tiny"), seed=3)
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Models that never stop by themselves."""
+    return write_models(tmp_path_factory.mktemp("endless"), seed=14)
 
 
 @dataclass

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from specsot.engine import run_command as module
 from specsot.engine.errors import Code
+from specsot.engine.hand_over import CODES
 from specsot.engine.run_folder import redact
 from specsot.engine.runner import Status
 from specsot.states.machine import Run
@@ -212,7 +212,8 @@ def test_a_broken_run_file_is_told_with_its_place(
         ({"graph": "bim_eagl"}, Code.GRAPH, "did you mean 'bim_eagle'?"),
         ({"sets": ("drafter.top_k=x",)}, Code.GRAPH, "--set drafter.top_k=x"),
         ({"sets": ("skeleton.template=nope",)}, Code.GRAPH, "no template 'nope'"),
-        ({"seed": -1}, Code.GRAPH, "--seed -1"),
+        ({"dtype": "int8"}, Code.USAGE, "--dtype int8: must be"),
+        ({"seed": -1}, Code.USAGE, "--seed -1: must be at least 0"),
         ({"prompt": "  "}, Code.USAGE, "prompt"),
         ({"prompt": "a", "prompts": Path("b")}, Code.USAGE, "not both"),
         ({"prompt": None, "prompts": Path("none.txt")}, Code.USAGE, "none.txt: cannot be read"),
@@ -239,9 +240,9 @@ def test_a_refused_request_is_a_failure_that_keeps_the_others(shell: Any) -> Non
         '{"id": "big", "prompt": "Short?", "max_new_tokens": 5000}\n'
     )
     options = {"prompt": None, "prompts": Path("q.jsonl"), "quiet": True}
-    assert shell.run(**options) == Code.FAILED
+    assert shell.run(**options, sets=("layout.capacity=600",)) == Code.FAILED
     assert "request big refused: needs" in shell.err
-    assert "the pool has 4096" in shell.err
+    assert "the pool has 600" in shell.err
     lines = shell.lines("outputs.jsonl")
     assert [line["finish_reason"] for line in lines][1] == "refused"
     assert lines[0]["text"]
@@ -302,4 +303,4 @@ def test_a_folder_that_cannot_be_written(shell: Any) -> None:
 
 def test_redacting_hides_the_home_directory() -> None:
     assert redact(f"{Path.home()}/models/x") == "~/models/x"
-    assert module.CODES.keys() >= set(Status) - {Status.RUNNING}
+    assert CODES.keys() >= set(Status) - {Status.RUNNING}

@@ -92,8 +92,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("width, height", [(80, 24), (100, 30)])
-def test_the_live_view(tiny: Any, place: Path, width: int, height: int) -> None:
-    terminal = Terminal(command(tiny, "--max-new-tokens", "120"), width, height)
+def test_the_live_view(endless: Any, place: Path, width: int, height: int) -> None:
+    terminal = Terminal(command(endless, "--max-new-tokens", "500"), width, height)
     seen: list[str] = []
     try:
         seen += [s for s in terminal.screens() if "tok/forward" in s and "Part 5" in s]
@@ -101,7 +101,7 @@ def test_the_live_view(tiny: Any, place: Path, width: int, height: int) -> None:
     finally:
         terminal.close()
     picture = seen[len(seen) // 2]
-    for wanted in (*STATES, "bim_eagle", "→", "Part 1", "/120", "KV ", "tok/s", "prefix", "τ"):
+    for wanted in (*STATES, "bim_eagle", "→", "Part 1", "/500", "KV ", "tok/s", "prefix", "τ"):
         assert wanted in picture, f"{wanted!r} is not on the screen:\n{picture}"
     assert any("verify → expand_root" in s for s in seen)
     assert b"1. Part 1" in terminal.raw, "the answer stays on the normal screen"
@@ -110,8 +110,8 @@ def test_the_live_view(tiny: Any, place: Path, width: int, height: int) -> None:
     assert b"\x1b[?1049l" in terminal.raw, "the normal screen comes back"
 
 
-def test_ctrl_c_on_a_terminal(tiny: Any, place: Path) -> None:
-    terminal = Terminal(command(tiny, "--max-new-tokens", "150"), 80, 24)
+def test_ctrl_c_on_a_terminal(endless: Any, place: Path) -> None:
+    terminal = Terminal(command(endless, "--max-new-tokens", "700"), 80, 24)
     try:
         for screen in terminal.screens():
             if "tok/forward" in screen and "Part 5" in screen:
@@ -168,8 +168,8 @@ def test_a_broken_pipe_ends_quietly(tiny: Any, place: Path) -> None:
     assert process.stderr is not None and process.stderr.read() == b""
 
 
-def test_sigterm_keeps_what_was_made(tiny: Any, place: Path) -> None:
-    words = command(tiny, "--max-new-tokens", "150", "--no-tui")
+def test_sigterm_keeps_what_was_made(endless: Any, place: Path) -> None:
+    words = command(endless, "--max-new-tokens", "700", "--no-tui")
     process = subprocess.Popen(
         words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment()
     )

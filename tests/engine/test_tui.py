@@ -25,7 +25,8 @@ from specsot.engine.snapshot import (
     StateView,
     slot_codes,
 )
-from specsot.engine.tui import FRAMES, LiveView, screenshot, usable
+from specsot.engine.terminal import usable
+from specsot.engine.tui import FRAMES, LiveView, screenshot
 from specsot.engine.tui_parts import branches_text, states_text, trace_text
 from specsot.engine.tui_sequence import downsample, histogram_bars, strip_text
 from specsot.ops.kv import KVCache

@@ -1,6 +1,6 @@
 """The whole grid of tests/test_lossless.py: some thousand runs, by name only.
 
-    pytest tests/full/test_lossless_grid.py
+pytest tests/full/test_lossless_grid.py
 """
 
 from collections.abc import Callable

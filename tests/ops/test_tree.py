@@ -27,9 +27,7 @@ def candidates_of(case: Any) -> Candidates:
         parents += [parent for parent in frontier for _ in range(width)]
         depths += [depth] * width**2
         frontier = [created + pick for pick in level["selected_flat"]]
-    return Candidates(
-        torch.tensor([tokens]), torch.tensor([parents]), torch.tensor([depths]), torch.tensor([scores])
-    )
+    return Candidates(*(torch.tensor([part]) for part in (tokens, parents, depths, scores)))
 
 
 @pytest.mark.parametrize("case", json.loads(GOLDEN.read_text()))

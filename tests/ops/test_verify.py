@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specsot.ops.sampling import BEST
+from specsot.ops.sampling import BEST, best
 from specsot.ops.tree import ancestors
 from specsot.ops.types import LayerStatus, Proposal, Rows
 from specsot.ops.verify import accept, compile_plan, root
@@ -46,8 +47,7 @@ def proposal_of(trees: list[Tree]) -> Proposal:
 
 def rows_of(proposal: Proposal, tips: int = 0, bound: tuple[int, ...] = ()) -> Rows:
     """The trees' rows, and behind them `tips` prefill rows, each of which draws."""
-    trees, nodes = proposal.tokens_SN.shape
-    root_S1 = torch.full((trees, 1), ROOT)
+    root_S1 = torch.full((proposal.tokens_SN.shape[0], 1), ROOT)
     tokens = torch.cat([root_S1, proposal.tokens_SN], 1).view(-1)
     count = len(tokens) + tips
     whole = torch.cat([tokens, torch.zeros(tips, dtype=torch.int64)])[None]
@@ -172,9 +172,27 @@ def test_trees_under_a_grammar_bring_their_best_tokens_and_whole_scores() -> Non
     found = accept(rows_of(proposal, bound=(1,)), scores, proposal)
     assert found.best_GTC.shape == (1, 2, BEST)
     assert torch.equal(found.scores_GTV, scores[None, 2:])
-    naive = sorted(range(100), key=lambda token: -float(scores[3, token]))[:BEST]
-    assert found.best_GTC[0, 1].tolist() == naive
+    naive = sorted(range(100), key=lambda token: -float(scores[3, token]))[: BEST - 1]
+    assert found.best_GTC[0, 1].tolist() == [*naive, -1]
     assert accept(rows_of(proposal), scores, proposal).best_GTC.shape == (0, 2, BEST)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_best_tokens_are_in_the_order_of_their_scores_and_then_of_their_ids(
+    dtype: torch.dtype,
+) -> None:
+    """Whatever equals the last one is left open: only the whole row tells which of them is next."""
+    draw = torch.Generator().manual_seed(3)
+    steps = torch.randint(-9, 9, (6, 300), generator=draw).to(dtype) * 1.5
+    steps[0, :80] = -0.0
+    fine = torch.randn(4, 300, generator=draw, dtype=dtype) * 100
+    short = torch.randint(-2, 2, (3, 9), generator=draw).to(dtype)
+    for scores in (steps, fine, torch.zeros(2, 300, dtype=dtype), short):
+        for row, found in zip(scores.tolist(), best(scores).tolist(), strict=True):
+            naive = sorted(range(len(row)), key=lambda token, row=row: (-row[token], token))[:BEST]
+            cut = row[naive[-1]] if len(row) > BEST else -1e9
+            assert found == [token if row[token] > cut else -1 for token in naive]
+    assert (best(fine) >= 0).sum(-1).tolist() == [BEST - 1] * 4
 
 
 def test_first_tokens_are_drawn_at_the_prefill_tips_alone() -> None:
@@ -191,9 +209,10 @@ class _Layers:
 def test_the_layer_plan_says_whether_trees_are_verified() -> None:
     proposal = proposal_of([Tree([-1], [1], [True], [0, 1])])
     assert compile_plan(_Layers(), rows_of(proposal)) == (LayerStatus.DECODE,) * 3
-    assert compile_plan(_Layers(), rows_of(proposal_of([Tree([], [], [], [0])]))) == (
-        LayerStatus.DECODE,
-    ) * 3
+    assert (
+        compile_plan(_Layers(), rows_of(proposal_of([Tree([], [], [], [0])])))
+        == (LayerStatus.DECODE,) * 3
+    )
     none = rows_of(proposal)
     prefill = Rows(
         none.tokens_BQ,

@@ -34,9 +34,7 @@ class Case:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def case(
-    request: pytest.FixtureRequest, golden: Callable[[str], Tiny], graphs: Graphs
-) -> Case:
+def case(request: pytest.FixtureRequest, golden: Callable[[str], Tiny], graphs: Graphs) -> Case:
     folder = EAGLE / request.param
     facts = json.loads((folder / "case.json").read_text())
     prompts = {str(j): run["prompt_ids"] for j, run in enumerate(facts["runs"])}

@@ -1,5 +1,6 @@
 """Prompts as token ids: the exact words, what is shared, no text becomes a control token."""
 
+import logging
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -382,9 +383,18 @@ def test_bad_prompts(text: str, reason: str) -> None:
 
 
 def test_long_prompts_are_encoded_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    """The toy tokenizer says that its model takes 64 tokens, and warns of more once."""
     check_question("x" * MAX_CHARACTERS)
-    assert len(book().plain("x" * 500)) > 500  # the tokenizer says that its model takes 64
-    assert not caplog.records
+    tokenizer = tokenizer_of.__wrapped__("chatml")
+    logging.getLogger("transformers").addHandler(caplog.handler)
+    try:
+        prompts = PromptBook(tokenizer, load_template("instruct"))
+        assert len(prompts.plain("x" * 500)) > 500
+        assert not caplog.records
+        tokenizer.encode("x" * 500)
+        assert len(caplog.records) == 1
+    finally:
+        logging.getLogger("transformers").removeHandler(caplog.handler)
 
 
 def test_decoding() -> None:
@@ -471,6 +481,13 @@ def test_a_template_can_insist_on_its_own_turns(tmp_path: Path) -> None:
     path.write_text(GOOD.replace("chat: true", "chat: false").replace('assistant\\n"', 'bot\\n"'))
     prompts = PromptBook(tokenizer_of("chatml"), load_template(path))
     assert shown(prompts.plain("Hi")) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>bot\n"
+
+
+def test_a_template_may_hold_what_marks_a_slot(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(GOOD.replace("Write an outline.", "Slot0Mark Slot0MarkquestionMark"))
+    tail = PromptBook(tokenizer_of("chatml"), load_template(path)).skeleton("Why?")[1]
+    assert shown(tail) == f"\nSlot0Mark Slot0MarkquestionMark{ANSWER}"
 
 
 @pytest.mark.parametrize("name", ["embeded", "nowhere/x.yaml", "", "."])

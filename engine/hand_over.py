@@ -1,0 +1,71 @@
+"""What a run says in the end: the answer, how it went, and its exit code."""
+
+import json
+import sys
+from typing import Any
+
+from .errors import Code, UnequalError
+from .job import Job
+from .keeper import Outcome
+from .options import RunOptions
+from .report import answer_text, closing_lines, refusals
+from .run_folder import RunFolder
+from .runner import Status
+from .shell import complain, writer
+
+SCHEMA = 1
+CODES = {
+    Status.OK: Code.OK,
+    Status.FAILED: Code.FAILED,
+    Status.LIMIT: Code.FAILED,
+    Status.INTERRUPTED: Code.INTERRUPTED,
+    Status.TERMINATED: Code.TERMINATED,
+}
+
+
+def hand_over(options: RunOptions, folder: RunFolder, outcome: Outcome) -> None:
+    """The answer to stdout; how the run went to stderr."""
+    out, say = writer(sys.stdout), writer(sys.stderr)
+    if options.as_json:
+        out(json.dumps(document(folder, outcome), indent=2, ensure_ascii=False) + "\n")
+    else:
+        out(answer_text(outcome.answers))
+    if not options.quiet:
+        for line in closing_lines(outcome.answers, outcome.metrics, str(outcome.status)):
+            say(f"{line}\n")
+        say(f"run folder {folder.path}\ndigest {outcome.digest}\n")
+
+
+def document(folder: RunFolder, outcome: Outcome) -> dict[str, Any]:
+    """The one JSON document of `--json`."""
+    return {
+        "schema_version": SCHEMA,
+        "status": str(outcome.status),
+        "answers": outcome.outputs,
+        "metrics": outcome.metrics,
+        "digest": outcome.digest,
+        "run_folder": str(folder.path),
+    }
+
+
+def verdict(options: RunOptions, job: Job, outcome: Outcome) -> int:
+    """The exit code of a run that came to some end.
+
+    Raises:
+        UnequalError: its digest is not the one that was asked for.
+    """
+    if outcome.status is Status.LIMIT:
+        most = job.program.graph.limits.max_rounds
+        complain(f"stopped after {most} rounds (limits.max_rounds); the answer is incomplete")
+    if outcome.status is not Status.OK:
+        return CODES[outcome.status]
+    refused = refusals(outcome.answers)
+    for line in refused:
+        complain(line)
+    wanted = (options.expect_digest or "").lower()
+    if wanted and not outcome.digest.startswith(wanted):
+        raise UnequalError(f"the digest is {outcome.digest}, expected was {wanted}")
+    before = job.result
+    if before is not None and before.status == Status.OK and before.digest != outcome.digest:
+        raise UnequalError(f"the digest is {outcome.digest}, the repeated run had {before.digest}")
+    return Code.FAILED if refused else Code.OK

@@ -1,0 +1,112 @@
+"""A run that somebody watches: models loaded, driven with its view, kept whatever happens."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from ..states.machine import Run
+from ..states.trace import Event
+from .api import build
+from .job import Job
+from .keeper import Keeper, Outcome, made_with
+from .kv_trace import trace_pools
+from .options import RunOptions
+from .place import model_folders, set_up_torch
+from .plain import PlainView
+from .recorder import Recorder
+from .repeat import Made
+from .run_folder import RunFolder
+from .runner import Halt, Status, drive
+from .session import Session
+from .shell import writer
+from .snapshot import scene_of
+from .stepper import Stepper
+from .terminal import usable
+from .tui import LiveView
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A job with its models.
+
+    notes: what the loaders found worth telling.
+    """
+
+    session: Session
+    made: Made
+    notes: tuple[str, ...]
+
+
+def load(job: Job) -> Loaded:
+    """Set torch up and load the models; raises UsageError, ModelError, GraphError."""
+    set_up_torch(job.threads, job.config.device)
+    target, drafter = model_folders(job)
+    session = build(job, target, drafter)
+    found = (session.models.target, session.models.drafter)
+    notes = tuple(note for model in found if model is not None for note in model.notes)
+    return Loaded(session, made_with(job, target, drafter), notes)
+
+
+def perform(options: RunOptions, job: Job, loaded: Loaded, folder: RunFolder) -> Outcome:
+    """The run from its first transition to its last file."""
+    with folder:
+        keeper = Keeper(folder, job, loaded.made)
+        keeper.begin(options, dict(os.environ))
+        return _perform(options, job, loaded.session, keeper)
+
+
+def _perform(options: RunOptions, job: Job, session: Session, keeper: Keeper) -> Outcome:
+    """Drive the run with its view; what it made is kept even if it fails."""
+    recorder = Recorder(
+        session.prompts.decode, keeper.folder.trace, tuple(job.program.graph.states)
+    )
+    plain = PlainView(recorder, writer(sys.stderr))
+
+    def sink(event: Event) -> None:
+        recorder(event)
+        plain(event)
+
+    run = session.start(job.prompts, sink)
+    if options.trace == "kv":
+        trace_pools(run.board, keeper.folder.trace)
+    recorder.attach(run)
+    try:
+        status = _drive(options, job, run, recorder, plain)
+    except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        keeper.end(run, recorder, Status.INTERRUPTED if interrupted else Status.FAILED, error)
+        raise
+    outcome = keeper.end(run, recorder, status, None)
+    run.close()
+    return outcome
+
+
+def _drive(options: RunOptions, job: Job, run: Run, recorder: Recorder, plain: PlainView) -> Status:
+    rounds = job.program.graph.limits.max_rounds
+    pause = Stepper(job.program, sys.stdin, writer(sys.stderr)) if options.step else None
+    with Halt() as halt, _view(options, job, run, recorder, plain):
+        return drive(run, recorder, max_rounds=rounds, halt=halt, pause=pause)
+
+
+@contextmanager
+def _view(
+    options: RunOptions, job: Job, run: Run, recorder: Recorder, plain: PlainView
+) -> Iterator[None]:
+    """The live view on a terminal, plain lines elsewhere, nothing under -q or --step."""
+    console = Console(stderr=True)
+    wanted = not (options.no_tui or options.quiet or options.step)
+    if wanted and usable(console, dict(os.environ)):
+        scene = scene_of(job.program.graph, job.config.model, len(job.prompts))
+        with LiveView(recorder, scene, console):
+            yield
+        return
+    if not (options.quiet or options.step):
+        plain.attach(run)
+    try:
+        yield
+    finally:
+        plain.look()
