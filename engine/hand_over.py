@@ -4,6 +4,9 @@ import json
 import sys
 from typing import Any
 
+from rich.console import Console
+from rich.text import Text
+
 from .errors import Code, UnequalError
 from .job import Job
 from .keeper import Outcome
@@ -28,6 +31,8 @@ def hand_over(options: RunOptions, folder: RunFolder, outcome: Outcome) -> None:
     out, say = writer(sys.stdout), writer(sys.stderr)
     if options.as_json:
         out(json.dumps(document(folder, outcome), indent=2, ensure_ascii=False) + "\n")
+    elif sys.stdout.isatty():
+        Console(highlight=False).print(Text(answer_text(outcome.answers)), end="")  # whole words
     else:
         out(answer_text(outcome.answers))
     if not options.quiet:

@@ -131,6 +131,7 @@ class Keeper:
         self, run: Run, recorder: Recorder, status: Status, error: BaseException | None
     ) -> Outcome:
         """Outputs, metrics, summary and the final status, whatever has happened."""
+        recorder.flush()
         answers = answers_of(run.board["branches"].requests, run.board["prompts"])
         metrics = figures(recorder.meter, run.board)
         digest = output_digest(answers)

@@ -72,7 +72,7 @@ def _perform(options: RunOptions, job: Job, session: Session, keeper: Keeper) ->
 
     run = session.start(job.prompts, sink)
     if options.trace == "kv":
-        trace_pools(run.board, keeper.folder.trace)
+        trace_pools(run.board, recorder.tell)
     recorder.attach(run)
     try:
         status = _drive(options, job, run, recorder, plain)

@@ -23,8 +23,10 @@ from .snapshot import (
     shown_branches,
 )
 from .text_stream import Decode, TextStream
+from .trace_records import Happened, trace_record
 
 LAST = 64  # moves that are kept for viewers
+BATCH = 256  # trace records that are written together
 
 Write = Callable[[dict[str, Any]], None]
 
@@ -59,6 +61,7 @@ class Recorder:
         self._run: Run | None = None
         self._committed = 0
         self._streams: dict[int, TextStream] = {}
+        self._kept: list[tuple[int, Happened, int]] = []
 
     def attach(self, run: Run) -> None:
         """Say which run the events come from; call it before the first advance."""
@@ -66,76 +69,57 @@ class Recorder:
         self.look()
 
     def __call__(self, event: Event) -> None:
+        at = self.now
+        self._keep(at, event)
         if isinstance(event, OpRan):
-            self._op_ran(event)
+            self._op_ran(event, at)
         else:
-            self._moved(event)
+            self._moved(event, at)
         if self.wanted:
             self.wanted = False
             self.look()
 
-    def _op_ran(self, event: OpRan) -> None:
+    def _op_ran(self, event: OpRan, at: int) -> None:
         self.meter.op_ran(event)
-        if self.write is not None:
-            self.write(
-                {
-                    "kind": "op",
-                    "t": self.now,
-                    "state": event.state,
-                    "op": event.op,
-                    "ns": event.nanos,
-                    "shapes": dict(event.shapes),
-                }
-            )
         if "committed" in event.shapes and self._run is not None:
-            self._forward_done(self._run.board["committed"])
+            self._forward_done(self._run.board["committed"], at)
 
-    def _forward_done(self, summary: RoundSummary) -> None:
+    def _forward_done(self, summary: RoundSummary, at: int) -> None:
         self._committed += sum(summary.committed)
-        self.meter.forward_done(summary, self.now)
-        self._mark_outlines()
-        if self.write is not None:
-            self.write(
-                {
-                    "kind": "round",
-                    "t": self.now,
-                    "round": self.meter.forwards,
-                    "branches": summary.branches,
-                    "committed": summary.committed,
-                    "accepted": summary.accepted,
-                    "drafted": summary.drafted,
-                    "rows": summary.rows,
-                    "kv": summary.target_length,
-                    "kv_draft": summary.draft_length,
-                }
-            )
+        self.meter.forward_done(summary, at)
+        self._mark_outlines(at)
+        self._keep(at, summary, self.meter.forwards)
 
-    def _mark_outlines(self) -> None:
+    def _mark_outlines(self, at: int) -> None:
         assert self._run is not None
         for request in self._run.board["branches"].requests:
             root, marks = request.root, self.meter.marks.get(request.key)
             if root is not None and root.stage is Stage.DONE and marks and marks.outline is None:
-                marks.outline = self.now
+                marks.outline = at
 
-    def _moved(self, event: Moved) -> None:
-        self.meter.moved(event, self.now)
+    def _moved(self, event: Moved, at: int) -> None:
+        self.meter.moved(event, at)
         move = Move(event.source, event.target, event.guard, event.nanos / 1e6, self._committed)
         self.moves.append(move)
         self.state, self.before = event.target, event.source
-        if self.write is not None:
-            self.write(
-                {
-                    "kind": "move",
-                    "t": self.now,
-                    "step": event.step,
-                    "from": event.source,
-                    "to": event.target,
-                    "guard": event.guard,
-                    "ns": event.nanos,
-                    "committed": self._committed,
-                }
-            )
         self._committed = 0
+
+    def tell(self, record: dict[str, Any]) -> None:
+        """A trace record of somebody else's, in its place among the events."""
+        self._keep(self.now, record)
+
+    def _keep(self, at: int, happened: Happened, number: int = 0) -> None:
+        if self.write is not None:
+            self._kept.append((at, happened, number or self._committed))
+            if len(self._kept) >= BATCH:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write what is still kept; encoding many records at once costs a fraction of each."""
+        if self.write is not None:
+            for at, happened, number in self._kept:
+                self.write(trace_record(at, happened, number))
+        self._kept.clear()
 
     @property
     def now(self) -> int:

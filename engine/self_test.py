@@ -63,6 +63,7 @@ def perform(session: Session, prompts: Sequence[Prompt], write: Any = None) -> t
     run = session.start(prompts, recorder)
     recorder.attach(run)
     drive(run, recorder, max_rounds=graph.limits.max_rounds)
+    recorder.flush()
     return run, recorder
 
 

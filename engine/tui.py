@@ -4,6 +4,7 @@ A frame is a function of the recorder's last picture; the view never touches the
 """
 
 import io
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -14,12 +15,13 @@ from rich.panel import Panel
 from rich.text import Text
 
 from .recorder import Recorder
-from .snapshot import Scene, Snapshot
+from .snapshot import PoolView, Scene, Snapshot
 from .tui_parts import branches_text, header_line, states_text, trace_text
 from .tui_sequence import figures_line, histogram_bars, histogram_line, legend, strip_text
 
 FRAMES = 8  # per second, at most
 WIDE, TALL = 96, 28  # from this size on there is room for more
+STILL = 31  # the picture that stays behind is not taller
 BARS = 18  # inner width of the histogram
 
 
@@ -28,6 +30,7 @@ class LiveView:
 
     def __init__(self, recorder: Recorder, scene: Scene, console: Console) -> None:
         self.recorder, self.scene, self.console = recorder, scene, console
+        self._fullest: PoolView | None = None
         self._live = Live(
             console=console,
             screen=True,
@@ -43,6 +46,7 @@ class LiveView:
         size = self.console.size
         if snap is None:
             return Text("")
+        self._fullest = fuller(self._fullest, snap.pool)
         try:
             return frame(self.scene, snap, size.width, size.height)
         except Exception as error:  # a fault of the view must not disturb the run
@@ -59,6 +63,22 @@ class LiveView:
         trace: TracebackType | None,
     ) -> None:
         self._live.__exit__(kind, error, trace)
+        self.recorder.look()
+        self._leave_last_frame()
+
+    def _leave_last_frame(self) -> None:
+        """The other screen is gone with the view; one picture stays behind, above the answer."""
+        snap, size = self.recorder.snapshot, self.console.size
+        if snap is not None:
+            # In the end every row was given back; what is worth seeing is the pool before that.
+            snap = replace(snap, pool=fuller(self._fullest, snap.pool))
+            height = max(min(size.height, STILL) - 1, 12)
+            self.console.print(frame(self.scene, snap, size.width, height), height=height)
+
+
+def fuller(one: PoolView | None, other: PoolView) -> PoolView:
+    """The pool that more slots of were in use; the later one if it is the same."""
+    return other if one is None or other.used >= one.used else one
 
 
 def frame(scene: Scene, snap: Snapshot, width: int, height: int) -> RenderableType:

@@ -18,6 +18,7 @@ PALETTE = (
     "turquoise2",
     "violet",
 )
+LIT = "bold #00240f on #3ddc84"  # not `black`: bold black is grey on many terminals
 MARKS = {"running": "▶", "waiting": "·", "stop": "✓", "length": "✂", "refused": "✗"}
 STATE_WIDTH = 17
 RANKS = {"running": 0, "waiting": 1}  # who is shown first; what has ended comes last
@@ -58,8 +59,9 @@ def _arrow(states: Sequence[str], source: str, target: str) -> Mapping[str, str]
 
 def _state_line(view: StateView, arrow: str, current: str, reachable: bool, times: bool) -> Text:
     lit = view.name == current
-    style = "bold black on bright_green" if lit else "" if view.visits or reachable else "dim"
-    line = Text(arrow, style="bright_green", no_wrap=True)
+    style = LIT if lit else "" if view.visits or reachable else "dim"
+    line = Text(no_wrap=True)
+    line.append(arrow, style="bright_green")
     line.append("◦" if reachable and not lit else " ", style="green")
     line.append(set_cell_size(view.name, STATE_WIDTH), style=style)
     line.append(f"{view.visits or '·':>4}", style="bold" if view.visits else "dim")
@@ -172,7 +174,7 @@ def _wrapped(words: Sequence[str], width: int) -> list[str]:
 
 def header_line(scene: Scene, snap: Snapshot, width: int) -> Text:
     left = Text(no_wrap=True)
-    left.append(" specsot ", style="bold black on bright_green")
+    left.append(" specsot ", style=LIT)
     left.append(f" {scene.graph}", style="bold")
     left.append(f"  {scene.layout} · {scene.drafter} · {printable(scene.model, '')}", style="dim")
     if scene.requests > 1:

@@ -61,11 +61,11 @@ def cell_of(code: int) -> tuple[str, Style]:
     if code == PREFIX:
         return "█", Style.parse("grey74")
     if code == TREE:
-        return "+", Style.parse("black on yellow")
+        return "+", Style.parse("#202020 on yellow")
     if code == OUTLINE:
-        return "O", Style.parse("black on white")
+        return "O", Style.parse("#202020 on white")
     index = code - BRANCH
-    return "123456789"[index % 9], Style.parse(f"black on {color_of(index)}")
+    return "123456789"[index % 9], Style.parse(f"#101010 on {color_of(index)}")
 
 
 def legend(codes: Codes) -> Text:

@@ -96,9 +96,7 @@ def nodes_for(nodes: int | Mapping[int, int], active: int) -> int:
     return nodes[max(least for least in nodes if least <= max(active, 1))]
 
 
-def _top_children(
-    drafter: HiddenDrafter, hidden_RH: Tensor, top_k: int
-) -> tuple[Tensor, Tensor]:
+def _top_children(drafter: HiddenDrafter, hidden_RH: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """(log-probabilities, draft ids), each [R, top_k], of the best successors, best first."""
     logits_RV = drafter.logits(hidden_RH)
     top = logits_RV.topk(min(top_k, logits_RV.shape[-1]), dim=-1)

@@ -66,7 +66,8 @@ def ready(branch: Branch) -> bool:
 def choose(requests: list[Request], active: int, room: Room) -> tuple[list[Branch], list[Request]]:
     """Waiting branches and requests that can start now, first come first served.
 
-    The first one that does not fit ends the search, so that nobody is overtaken for ever.
+    The first one that does not fit ends the search, so that nobody is overtaken for ever; while
+    nothing runs, others may start in its place, for only their rows can be in its way.
     """
     branches: list[Branch] = []
     opened: list[Request] = []
@@ -75,17 +76,21 @@ def choose(requests: list[Request], active: int, room: Room) -> tuple[list[Branc
         reserved = 0 if _live(request) else request.budget + BRANCH_PROMPT
         for item in _waiting(request):
             count = active + len(branches) + len(opened) + 1
-            if isinstance(item, Request):
-                used += request_slots(item)
-            else:
-                used += len(item.prompt) + item.budget - reserved
-                reserved = 0
-            if count > room.max_active or used + room.tree_slots(count) > room.capacity:
-                return branches, opened
-            if isinstance(item, Request):
-                opened.append(item)
-            else:
+            needed = used + (
+                len(item.prompt) + item.budget - reserved
+                if isinstance(item, Branch)
+                else request_slots(item)
+            )
+            if count > room.max_active or needed + room.tree_slots(count) > room.capacity:
+                if count > 1:
+                    return branches, opened
+                continue
+            used = needed
+            if isinstance(item, Branch):
                 branches.append(item)
+                reserved = 0
+            else:
+                opened.append(item)
     return branches, opened
 
 

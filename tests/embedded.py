@@ -78,7 +78,5 @@ def given_outline(count: int, deps: bool = False) -> Outline:
     """An outline of `count` parts; with `deps` the last part builds on all others."""
     needs = {count: tuple(range(1, count))} if deps and count > 1 else {}
     titles = ("Main parts", "Goal", "Steps", "Time and cost", "Risks", "Food", "Water", "Summary")
-    points = tuple(
-        Point(i, 60, None, needs.get(i, ()), titles[i - 1]) for i in range(1, count + 1)
-    )
+    points = tuple(Point(i, 60, None, needs.get(i, ()), titles[i - 1]) for i in range(1, count + 1))
     return Outline("plan", points, (), "ok")

@@ -27,7 +27,7 @@ from specsot.engine.snapshot import (
 )
 from specsot.engine.terminal import usable
 from specsot.engine.tui import FRAMES, LiveView, screenshot
-from specsot.engine.tui_parts import branches_text, states_text, trace_text
+from specsot.engine.tui_parts import LIT, branches_text, states_text, trace_text
 from specsot.engine.tui_sequence import downsample, histogram_bars, strip_text
 from specsot.ops.kv import KVCache
 from specsot.states.branches import Branch, Request
@@ -117,7 +117,7 @@ def test_the_current_state_is_lit_and_the_last_move_is_an_arrow() -> None:
     assert lines[1].startswith("╭▶ expand_root")
     assert lines[2].startswith("│ ◦grow_tree")
     assert lines[3].startswith("╰╴ verify")
-    lit = [s for s in text.spans if "on bright_green" in str(s.style)]
+    lit = [s for s in text.spans if s.style == LIT]
     assert [text.plain[s.start : s.end].strip() for s in lit] == ["expand_root"]
 
 

@@ -1,0 +1,63 @@
+"""The lines of trace.jsonl; their keys are documented in docs/cli.md."""
+
+from typing import Any
+
+from ..states.branches import RoundSummary
+from ..states.trace import Event, Moved, OpRan
+
+Happened = Event | RoundSummary | dict[str, Any]
+
+
+def trace_record(at: int, happened: Happened, number: int) -> dict[str, Any]:
+    """One record.
+
+    Args:
+        at: nanoseconds since the run began.
+        number: of a move the tokens committed in its source, of a round its own number.
+    """
+    if isinstance(happened, OpRan):
+        return _op(at, happened)
+    if isinstance(happened, Moved):
+        return _move(at, happened, number)
+    if isinstance(happened, RoundSummary):
+        return _round(at, happened, number)
+    return {**happened, "t": at}
+
+
+def _op(at: int, event: OpRan) -> dict[str, Any]:
+    return {
+        "kind": "op",
+        "t": at,
+        "state": event.state,
+        "op": event.op,
+        "ns": event.nanos,
+        "shapes": dict(event.shapes),
+    }
+
+
+def _move(at: int, event: Moved, committed: int) -> dict[str, Any]:
+    return {
+        "kind": "move",
+        "t": at,
+        "step": event.step,
+        "from": event.source,
+        "to": event.target,
+        "guard": event.guard,
+        "ns": event.nanos,
+        "committed": committed,
+    }
+
+
+def _round(at: int, summary: RoundSummary, number: int) -> dict[str, Any]:
+    return {
+        "kind": "round",
+        "t": at,
+        "round": number,
+        "branches": summary.branches,
+        "committed": summary.committed,
+        "accepted": summary.accepted,
+        "drafted": summary.drafted,
+        "rows": summary.rows,
+        "kv": summary.target_length,
+        "kv_draft": summary.draft_length,
+    }

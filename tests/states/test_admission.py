@@ -1,0 +1,145 @@
+"""Who may start: first come first served, nobody left behind, and never a hang."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from support import (
+    Graphs,
+    SizedBook,
+    Tiny,
+    branches_of,
+    check_lossless,
+    drive,
+    requests_of,
+    start,
+)
+
+from specsot.engine.inputs import Prompt
+from specsot.states.admission import Room, request_slots
+from specsot.states.branches import Branch, Finish, Stage
+from specsot.states.machine import Run
+from specsot.states.outline import Outline, Point
+
+Make = Callable[..., Tiny]
+BUDGET = 8
+
+
+def outline(lengths: Sequence[int], deps: dict[int, tuple[int, ...]] | None = None) -> Outline:
+    """Parts whose own prompts are so long."""
+    points = [
+        Point(i, size, None, (deps or {}).get(i, ()), f"Part {i}")
+        for i, size in enumerate(lengths, 1)
+    ]
+    return Outline("plan", tuple(points), (), "ok")
+
+
+@pytest.fixture
+def run_of(tiny: Make, graphs: Graphs) -> Callable[..., Run]:
+    """run_of(outlines, capacity, graph): one request per outline."""
+
+    def make(
+        outlines: Sequence[Outline], capacity: int, graph: str = "bim_eagle", most: int = 8
+    ) -> Run:
+        made = tiny("llama")
+        book = SizedBook(130, "outline", ())
+        sets = ("drafter.nodes=6",) if "eagle" in graph else ()
+        session = graphs.session(
+            graph,
+            made.models,
+            book,
+            outline=outlines[0],
+            budget=BUDGET,
+            sets=(*sets, f"layout.capacity={capacity}", f"layout.max_active={most}"),
+        )
+        run = start(session, [])
+        for index, given in enumerate(outlines):
+            request = session.request(Prompt(str(index), "hello"))
+            run.board["branches"].submit(replace(request, given=given))
+        return run
+
+    return make
+
+
+def own_rows(run: Run) -> int:
+    """Rows of one request once its outline is read, the hoisted text of its branches included."""
+    request = requests_of(run)[0]
+    return len(request.prefix) + len(request.tail) + len(request.given_ids) + 3
+
+
+def test_a_branch_that_finds_no_room_beside_others_waits_for_them(
+    run_of: Callable[..., Run], tiny: Make
+) -> None:
+    """It came first and fits alone, but the rows of another request are in its way for now."""
+    probe = run_of([outline([5])], 2000)
+    shared, tree = own_rows(probe), 7
+    long = 250
+    capacity = shared + long + BUDGET + tree + 10
+    run = run_of([outline([long]), outline([5, 6])], capacity)
+    both = sum(request_slots(r) for r in requests_of(run)) + 2 * tree
+    assert both <= capacity, "both requests were meant to be open at once"
+    drive(run)
+    assert [b.finish for b in branches_of(run)] == [Finish.LENGTH] * 3, [
+        (b.name, b.note) for b in branches_of(run)
+    ]
+    check_lossless(run, run.board["prompts"], tiny("llama").reference, plain=False)
+
+
+def test_requests_that_shut_each_other_out_come_to_an_end(
+    run_of: Callable[..., Run], tiny: Make
+) -> None:
+    """Each fits alone, none beside the other's rows: the first is refused, the second decoded."""
+    shared, tree = own_rows(run_of([outline([5])], 2000)), 7
+    long = 250
+    capacity = shared + long + BUDGET + tree + 10
+    run = drive(run_of([outline([long]), outline([long])], capacity))
+    first, second = branches_of(run)
+    assert (first.finish, first.tokens) == (Finish.REFUSED, [])
+    assert first.note == "no room beside the other requests"
+    assert second.finish is Finish.LENGTH
+    assert run.board["kv"].current_length == 0
+    tiny("llama").reference.check(second, _context(run, second), ())
+
+
+def _context(run: Run, branch: Branch) -> list[int]:
+    request, book = branch.request, run.board["prompts"]
+    hoist, own = book.branch(branch.point, request.outline, ())
+    return [*request.prefix, *request.tail, *request.given_ids, *hoist, *own]
+
+
+@pytest.mark.parametrize("graph", ["bim_plain", "bim_eagle"])
+def test_a_request_that_does_not_fit_yet_is_not_overtaken(
+    graph: str, run_of: Callable[..., Run]
+) -> None:
+    """First come first served, also when a later and smaller one would fit."""
+    probe = run_of([outline([5])], 2000, graph)
+    need = request_slots(requests_of(probe)[0]) + 7
+    run = run_of([outline([5, 5])] * 4, 2 * need, graph)
+    order: list[str] = []
+    while not run.finished:
+        run.advance()
+        order += [
+            r.key for r in requests_of(run) if r.stage is not Stage.WAITING and r.key not in order
+        ]
+    assert order == ["0", "1", "2", "3"]
+    assert {b.finish for b in branches_of(run)} == {Finish.LENGTH}
+
+
+def test_admitted_branches_always_run_to_their_end(run_of: Callable[..., Run]) -> None:
+    """Pools of every size: whoever starts has room for its whole budget and all trees."""
+    need = request_slots(requests_of(run_of([outline([5])], 2000))[0]) + 7
+    for capacity in range(need, need + 60, 6):
+        run = drive(run_of([outline([9, 30, 2, 60], {4: (1, 2)})] * 2, capacity))
+        ends = {b.finish for b in branches_of(run)}
+        assert ends <= {Finish.LENGTH, Finish.REFUSED}
+        for branch in branches_of(run):
+            assert len(branch.tokens) == (BUDGET if branch.finish is Finish.LENGTH else 0)
+        assert run.board["kv"].peak_length <= capacity
+
+
+def test_a_rounds_trees_are_counted_for_the_worst_number_of_branches() -> None:
+    """With a map of tree sizes, fewer branches can need more slots than many."""
+    room = Room(100, 8, {1: 20, 2: 4, 4: 3})
+    assert [room.tree_slots(active) for active in range(1, 7)] == [21, 21, 21, 21, 21, 24]
+    assert Room(100, 8, 0).tree_slots(5) == 5
+    assert room.alone(10, 5, 7) == 10 + 5 + 7 + 21
