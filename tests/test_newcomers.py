@@ -40,7 +40,7 @@ def test_a_newcomer_drafts_as_well_as_one_that_started_at_once(
     made, found = tiny(family), []
     for most in (8, 3, 2, 1):
         sets = (*FIXED, f"layout.max_active={most}")
-        run = outlined(graphs, made, "bim_eagle", share=share, budget=24, sets=sets)
+        run = outlined(graphs, made, "bim_eagle", share=share, parts=6, budget=24, sets=sets)
         found.append((accepted_of(run), tokens_of(run)))
     assert all(one == found[0] for one in found[1:])
     assert sum(map(sum, found[0][0]["0"])) > 20, "little was accepted, so little was tested"

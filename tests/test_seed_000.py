@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specsot.engine.session import Models
 from specsot.models.eagle3 import Eagle3
+from specsot.ops.eagle import Frontier
 from specsot.ops.kv import KVCache
 from specsot.ops.types import Visibility
 from specsot.states.machine import Run
@@ -36,6 +37,7 @@ class Call:
     position: np.ndarray
     committed: np.ndarray
     length: int
+    out: Tensor | None = None
 
 
 class Spy:
@@ -61,7 +63,8 @@ class Spy:
         assert hidden.shape[:2] == tokens.shape == positions.shape == slots.shape
         call = Call(tokens, positions, slots[0].tolist(), mask, *table, kv.current_length)
         self.calls.append(call)
-        return self.inner.forward(tokens, hidden, positions, slots, visible, kv)
+        call.out = self.inner.forward(tokens, hidden, positions, slots, visible, kv)
+        return call.out
 
 
 @dataclass
@@ -72,6 +75,7 @@ class Drawn:
     root: Call
     levels: list[Call]
     after_root: int
+    frontier: Frontier
 
     @property
     def active(self) -> list[Any]:
@@ -102,10 +106,10 @@ def drawn(request: pytest.FixtureRequest, tiny: Make, graphs: Graphs) -> Iterato
     assert all(b.accepted == [0] for b in run.board["branches"].active), "one token each"
     spy.calls.clear()
     drive(run, until=lambda run: run.state == "expand_root")
-    after_root = run.board["kv_draft"].current_length
+    after_root, frontier = run.board["kv_draft"].current_length, run.board["frontier"]
     (root,) = spy.calls
     drive(run, until=lambda run: run.state == "grow_tree")
-    yield Drawn(run, root, spy.calls[1:], after_root)
+    yield Drawn(run, root, spy.calls[1:], after_root, frontier)
     drafter.d2t.copy_(known)
 
 
@@ -140,6 +144,15 @@ def test_expand_root_sees_its_own_branch_and_the_prefix_alone(drawn: Drawn) -> N
         assert call.slots[row] in own, "its own new row included"
         assert seen(call, row) == own
         assert len(own) == branch.length
+
+
+def test_each_branchs_first_level_is_the_top_k_of_its_own_row(drawn: Drawn) -> None:
+    drafter, out_SH = drawn.run.board["drafter"], drawn.root.out[0]
+    best = drafter.logits(out_SH).topk(TOP_K).indices
+    assert drawn.frontier.tokens_SK.tolist() == drafter.to_target(best).tolist()
+    assert torch.equal(drawn.frontier.hidden_SKH[:, 0], out_SH)
+    first = drawn.levels[0].tokens.view(BRANCHES, TOP_K)
+    assert first.tolist() == drawn.frontier.tokens_SK.tolist(), "they are the first grown level"
 
 
 def test_every_level_is_one_forward_of_all_branches(drawn: Drawn) -> None:

@@ -217,3 +217,9 @@ def test_the_view_only_asks_and_reads() -> None:
         sleep(0.5)
     assert recorder.wanted and FRAMES <= 8
     assert "bim_eagle" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [10, 24, 40, 79, 96, 300])
+@pytest.mark.parametrize("height", [3, 12, 27, 28, 90])
+def test_odd_sizes_draw_something(width: int, height: int) -> None:
+    assert len(screen(width, height, picture(9), requests=3)) == height

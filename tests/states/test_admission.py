@@ -39,22 +39,27 @@ def run_of(tiny: Make, graphs: Graphs) -> Callable[..., Run]:
     """run_of(outlines, capacity, graph): one request per outline."""
 
     def make(
-        outlines: Sequence[Outline], capacity: int, graph: str = "bim_eagle", most: int = 8
+        outlines: Sequence[Outline],
+        capacity: int,
+        graph: str = "bim_eagle",
+        nodes: int = 6,
+        budgets: Sequence[int] = (BUDGET,) * 4,
     ) -> Run:
         made = tiny("llama")
         book = SizedBook(130, "outline", ())
-        sets = ("drafter.nodes=6",) if "eagle" in graph else ()
+        sets = (f"drafter.nodes={nodes}",) if "eagle" in graph else ()
         session = graphs.session(
             graph,
             made.models,
             book,
             outline=outlines[0],
             budget=BUDGET,
-            sets=(*sets, f"layout.capacity={capacity}", f"layout.max_active={most}"),
+            sets=(*sets, f"layout.capacity={capacity}", "layout.max_active=6"),
         )
         run = start(session, [])
         for index, given in enumerate(outlines):
-            request = session.request(Prompt(str(index), "hello"))
+            prompt = Prompt(str(index), "hello", max_new_tokens=budgets[index])
+            request = session.request(prompt)
             run.board["branches"].submit(replace(request, given=given))
         return run
 
@@ -111,10 +116,9 @@ def _context(run: Run, branch: Branch) -> list[int]:
 def test_a_request_that_does_not_fit_yet_is_not_overtaken(
     graph: str, run_of: Callable[..., Run]
 ) -> None:
-    """First come first served, also when a later and smaller one would fit."""
-    probe = run_of([outline([5])], 2000, graph)
-    need = request_slots(requests_of(probe)[0]) + 7
-    run = run_of([outline([5, 5])] * 4, 2 * need, graph)
+    """First come first served while others run, also when a later and smaller one would fit."""
+    small = request_slots(requests_of(run_of([outline([5])], 2000, graph))[0])
+    run = run_of([outline([5, 5])] * 4, 2 * small + 16, graph, budgets=(8, 40, 8, 8))
     order: list[str] = []
     while not run.finished:
         run.advance()
@@ -125,16 +129,18 @@ def test_a_request_that_does_not_fit_yet_is_not_overtaken(
     assert {b.finish for b in branches_of(run)} == {Finish.LENGTH}
 
 
-def test_admitted_branches_always_run_to_their_end(run_of: Callable[..., Run]) -> None:
+@pytest.mark.parametrize("nodes", [6, 30])
+def test_admitted_branches_always_run_to_their_end(nodes: int, run_of: Callable[..., Run]) -> None:
     """Pools of every size: whoever starts has room for its whole budget and all trees."""
-    need = request_slots(requests_of(run_of([outline([5])], 2000))[0]) + 7
-    for capacity in range(need, need + 60, 6):
-        run = drive(run_of([outline([9, 30, 2, 60], {4: (1, 2)})] * 2, capacity))
-        ends = {b.finish for b in branches_of(run)}
-        assert ends <= {Finish.LENGTH, Finish.REFUSED}
+    given, full = outline([9, 30, 2, 60, 7, 7], {4: (1, 2)}), 0
+    need = request_slots(requests_of(run_of([given], 2000, nodes=nodes))[0]) + nodes + 1
+    for capacity in range(max(need, 6 * (nodes + 1)), need + 180, 15):
+        run = drive(run_of([given] * 2, capacity, nodes=nodes))
         for branch in branches_of(run):
+            assert branch.finish in (Finish.LENGTH, Finish.REFUSED)
             assert len(branch.tokens) == (BUDGET if branch.finish is Finish.LENGTH else 0)
-        assert run.board["kv"].peak_length <= capacity
+        full = max(full, run.board["kv"].peak_length / capacity)
+    assert 0.85 < full <= 1, "the pools were meant to be used up"
 
 
 def test_a_rounds_trees_are_counted_for_the_worst_number_of_branches() -> None:

@@ -392,7 +392,7 @@ def test_long_prompts_are_encoded_without_a_word(caplog: pytest.LogCaptureFixtur
         assert len(prompts.plain("x" * 500)) > 500
         assert not caplog.records
         tokenizer.encode("x" * 500)
-        assert len(caplog.records) == 1
+        assert caplog.records
     finally:
         logging.getLogger("transformers").removeHandler(caplog.handler)
 
