@@ -1,8 +1,11 @@
-"""The whole grid of tests/test_lossless.py: some thousand runs, by name only.
+"""The whole grid of tests/test_lossless.py: nine thousand runs, by name only.
 
-pytest tests/full/test_lossless_grid.py
+    pytest tests/full/test_lossless_grid.py
+
+takes about twenty minutes; SPECSOT_GRID_PART=2/8 runs the second of eight parts.
 """
 
+import os
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -25,6 +28,12 @@ def whole(factors: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-@pytest.mark.parametrize("case", [*whole(WHOLE), *whole(SINGLE)], ids=named)
+def part(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every n-th case, from the one that SPECSOT_GRID_PART names."""
+    number, _, parts = os.environ.get("SPECSOT_GRID_PART", "1/1").partition("/")
+    return cases[int(number) - 1 :: int(parts)]
+
+
+@pytest.mark.parametrize("case", part([*whole(WHOLE), *whole(SINGLE)]), ids=named)
 def test_the_whole_grid(case: dict[str, Any], tiny: Callable[..., Tiny], graphs: Graphs) -> None:
     check_case(case, tiny, graphs)
