@@ -11,6 +11,7 @@ from functools import cache
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -24,23 +25,13 @@ from ..models.eagle3 import Eagle3
 from ..models.eagle3_config import Eagle3Config, default_taps
 from ..models.eagle3_loss import Lesson, rehearse, shift
 from .corpus import Corpus
+from .corpus_pieces import Sample
 from .train_data import Batch, Packer, encode_sample
 from .train_files import load_checkpoint, save_atomically
 from .train_log import TrainingLog
 from .train_optim import Pair
 
 GOLD = 1.0
-DRAFTED = {
-    "outline": 0.6,
-    "prompt": 0.1,
-    "plain": 0.08,
-    "direct": 0.04,
-    "reading": 0.1,
-    "joint": 0.02,
-    "search": 0.02,
-    "general": 0.04,
-}
-"""Share of each kind of sample: the bodies of parts are the hardest to draft."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +43,10 @@ class Eagle3Training:
     run: Path
     minutes: float = 18.0
     tokens: int = 6_000_000
-    lr: float = 3e-3
+    lr: float = 2e-3
     head_lr: float = 2e-3
-    batch_tokens: int = 3072
-    length: int = 768
+    batch_tokens: int = 4096
+    length: int = 512
     steps: int = 4
     decay: float = 0.8
     draft_vocabulary: int = 2048
@@ -77,6 +68,19 @@ class Progress:
     def done(self, config: Eagle3Training) -> float:
         """The share of the training that is over."""
         return max(self.seconds / 60.0 / config.minutes, self.tokens / config.tokens)
+
+
+@dataclass(frozen=True)
+class LinearCorpus(Corpus):
+    """Samples without a tree: the trunk with one of its branches, as a drafter meets them."""
+
+    def sample(self, index: int) -> Sample:
+        """The sample of this number."""
+        tree = Corpus.sample(self, index)
+        if not tree.branches:
+            return tree
+        branch = Random(f"branch:{self.seed}:{index}").choice(tree.branches)
+        return Sample(tree.kind, tree.trunk + branch)
 
 
 def draft_vocabulary(corpus: Corpus, encode: Any, size: int, samples: int = 4000) -> Tensor:
@@ -127,11 +131,7 @@ def new_drafter(config: Eagle3Training, target: Any, ids: Tensor) -> Eagle3:
 
 @torch.no_grad()
 def lesson(target: Any, batch: Batch, taps: tuple[int, ...]) -> Lesson:
-    """What the target says about a batch of packed rows.
-
-    Branches of one sample share the row that pairs the trunk's end with their first token; after
-    an outline that token is the same for all.
-    """
+    """What the target says about a batch of packed rows."""
     with torch.autocast("cpu", torch.bfloat16):
         out = target(
             input_ids=batch.ids,
@@ -171,7 +171,7 @@ def _packer(config: Eagle3Training, progress: Progress) -> Packer:
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
-    corpus = Corpus(lambda text: len(encode(text)), seed=config.seed, mixture=DRAFTED)
+    corpus = LinearCorpus(lambda text: len(encode(text)), seed=config.seed)
     return Packer(corpus, encode, config.batch_tokens, config.length, progress.index)
 
 

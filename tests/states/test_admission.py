@@ -117,7 +117,7 @@ def test_a_request_that_does_not_fit_yet_is_not_overtaken(
     graph: str, run_of: Callable[..., Run]
 ) -> None:
     """First come first served while others run, also when a later and smaller one would fit."""
-    small = request_slots(requests_of(run_of([outline([5])], 2000, graph))[0])
+    small = request_slots(requests_of(run_of([outline([5, 5])], 2000, graph))[0])
     run = run_of([outline([5, 5])] * 4, 2 * small + 16, graph, budgets=(8, 40, 8, 8))
     order: list[str] = []
     while not run.finished:
