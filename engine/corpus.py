@@ -9,6 +9,7 @@ from random import Random
 
 from .corpus_almanac import Subject, load_almanac
 from .corpus_documents import (
+    combined_facts_sample,
     joint_sample,
     reading_sample,
     recall_sample,
@@ -17,16 +18,24 @@ from .corpus_documents import (
 )
 from .corpus_general import general_sample
 from .corpus_pieces import Sample
-from .corpus_subjects import Count, direct_sample, outline_sample, plain_sample, prompt_sample
+from .corpus_subjects import (
+    Count,
+    combined_parts_sample,
+    direct_sample,
+    outline_sample,
+    plain_sample,
+    prompt_sample,
+)
 
 MIXTURE = {
-    "outline": 0.48,
+    "outline": 0.45,
     "prompt": 0.06,
     "plain": 0.07,
     "direct": 0.05,
     "reading": 0.20,
     "joint": 0.03,
     "search": 0.03,
+    "combine": 0.03,
     "general": 0.06,
     "recall": 0.01,
     "repeat": 0.01,
@@ -40,6 +49,7 @@ MEAN_LENGTH = {
     "reading": 468,
     "joint": 321,
     "search": 270,
+    "combine": 450,
     "general": 220,
     "recall": 303,
     "repeat": 95,
@@ -92,6 +102,10 @@ class Corpus:
                 return joint_sample(rng, size)
             case "search":
                 return search_sample(rng)
+            case "combine" if rng.random() < 0.5:
+                return combined_facts_sample(rng)
+            case "combine":
+                return combined_parts_sample(rng, subject, self.count)
             case "general":
                 return general_sample(rng, self.count)
             case "recall":

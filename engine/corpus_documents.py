@@ -8,6 +8,7 @@ from random import Random
 from .corpus_people import FACTS, HOP_QUESTIONS, HOPS, PLAIN_FACTS, Fact, Person, people, word
 from .corpus_pieces import (
     ANSWER,
+    END,
     OUTLINE,
     USER,
     Line,
@@ -15,6 +16,7 @@ from .corpus_pieces import (
     Pieces,
     Sample,
     branch_turn,
+    combination,
     given,
     gold,
     outline_text,
@@ -37,11 +39,11 @@ class Asked:
     hops: int
 
 
-def document(rng: Random, who: Person) -> str:
-    """What the document of one person says: sentences or a record of fields."""
+def document(rng: Random, who: Person, records: float = 0.4) -> str:
+    """What the document of one person says: sentences or, with chance ``records``, fields."""
     labels = list(who.facts)
     rng.shuffle(labels)
-    if rng.random() < 0.4:
+    if rng.random() < records:
         fields = [f"Name: {who.name}", *(f"{label}: {who.facts[label]}" for label in labels)]
         return rng.choice(("\n", "; ", " / ")).join(fields)
     return " ".join(who.sentence(LABELS[label]) for label in labels)
@@ -82,11 +84,11 @@ def questions(rng: Random, crowd: list[Person], number: int) -> list[Asked]:
     return list(found.values())
 
 
-def documents(rng: Random, crowd: list[Person]) -> list[str]:
+def documents(rng: Random, crowd: list[Person], records: float = 0.4) -> list[str]:
     """The documents of a crowd: mostly one person each, at times two."""
     texts: list[str] = []
     for who in crowd:
-        text = document(rng, who)
+        text = document(rng, who, records)
         if texts and "\n" not in text + texts[-1] and rng.random() < 0.15:
             texts[-1] += f" {text}"
         else:
@@ -116,7 +118,7 @@ def _answered(rng: Random, asked: Asked) -> Pieces:
 def reading_sample(rng: Random, size: int, held: bool = False) -> Sample:
     """Documents of ``size`` people and many questions, each asked on its own."""
     crowd = people(rng, size, held)
-    trunk = opening(rng, documents(rng, crowd))
+    trunk = opening(rng, documents(rng, crowd, records=rng.choice((0.2, 0.6, 0.9))))
     asked = questions(rng, crowd, min(2 * size + 2, 12))
     return Sample("reading", trunk, tuple(_answered(rng, a) for a in asked))
 
@@ -172,6 +174,18 @@ def joint_sample(rng: Random, size: int) -> Sample:
         for i, (who, fact) in enumerate(wanted, 1)
     )
     return Sample("joint", trunk, branches)
+
+
+def combined_facts_sample(rng: Random) -> Sample:
+    """A question whose parts are answered already; the parts are combined into one answer."""
+    wanted = _wanted(rng, people(rng, rng.randint(2, 4)))
+    if not wanted:
+        return combined_facts_sample(rng)
+    lines = tuple(Line(title_of(fact, who.name), 20, "Search") for who, fact in wanted)
+    sentences = [who.sentence(fact) for who, fact in wanted]
+    head = outline_turn(_joint_question(wanted) + SEARCH) + given(outline_text(lines), END)
+    answer = gold(" ".join(sentences))
+    return Sample("combine", head + combination(lines, sentences) + answer)
 
 
 def recall_sample(rng: Random, size: int) -> Sample:

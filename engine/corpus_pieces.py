@@ -62,6 +62,14 @@ def branch_turn(number: int, title: str, parts: tuple[tuple[int, str], ...] = ()
     return given(f"{NEXT_USER}Write part ", str(number), ": ", title) + _quotes(parts)
 
 
+def combination(lines: tuple[Line, ...], texts: list[str]) -> Pieces:
+    """Finished parts one after another and the turn that asks for one answer from them."""
+    pieces: Pieces = ()
+    for number, (line, text) in enumerate(zip(lines, texts, strict=True), 1):
+        pieces += branch_turn(number, line.title) + given(text, END, weight=0.05)
+    return pieces + given(f"{NEXT_USER}Combine the parts.{ANSWER}")
+
+
 def plan_prompt(question: str, titles: tuple[str, ...]) -> Pieces:
     """The start of a single user turn that holds the question and the plan."""
     lines = "\n".join(f"{i}. {title}" for i, title in enumerate(titles, 1))

@@ -9,11 +9,13 @@ from .corpus_almanac import Aspect, Subject
 from .corpus_pieces import (
     ANSWER_DIRECTLY,
     DIRECT,
+    END,
     NEXT_USER,
     Line,
     Pieces,
     Sample,
     branch_turn,
+    combination,
     given,
     gold,
     outline_text,
@@ -98,6 +100,17 @@ def outline_sample(rng: Random, subject: Subject, count: Count) -> Sample:
         quoted = tuple(enumerate(texts, 1))
         branches = [branch_turn(number + 1, "Summary", quoted) + gold(gold_text), branches[0]]
     return Sample("outline", trunk, tuple(branches))
+
+
+def combined_parts_sample(rng: Random, subject: Subject, count: Count) -> Sample:
+    """Question, outline and finished parts, combined into a summary of the parts."""
+    question, number, _ = _question(rng, subject)
+    number = min(number, 5)
+    lines = outline_lines(subject, number, False, count)
+    texts = [_varied(rng, a) for a in subject.aspects[:number]]
+    head = outline_turn(question) + given(outline_text(lines), END)
+    answer = gold(summary_text(subject.aspects[:number]))
+    return Sample("combine", head + combination(lines, texts) + answer)
 
 
 def prompt_sample(rng: Random, subject: Subject, count: Count) -> Sample:

@@ -1,4 +1,4 @@
-"""The stages of the target's training: copying from the context first, then everything.
+"""The stages of the target's training: copying from the context, then everything, then reading.
 
 Looking back in the context is learned suddenly or, from long contexts alone, hardly at all; short
 drills bring it about within a few hundred steps.
@@ -34,6 +34,20 @@ LONGER_DRILLS = {
     "direct": 0.04,
     "general": 0.05,
 }
+READING = {
+    "outline": 0.32,
+    "prompt": 0.03,
+    "plain": 0.04,
+    "direct": 0.03,
+    "reading": 0.37,
+    "joint": 0.04,
+    "search": 0.04,
+    "combine": 0.04,
+    "general": 0.05,
+    "recall": 0.03,
+    "repeat": 0.01,
+}
+"""Share of each kind at the end, where answering from documents becomes sure."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +66,8 @@ class Stage:
 STAGES = (
     Stage(0.15, tuple(SHORT_DRILLS.items()), 3, 8),
     Stage(0.25, tuple(LONGER_DRILLS.items()), 6, 18),
-    Stage(1.0, tuple(MIXTURE.items()), 10, 30),
+    Stage(0.7, tuple(MIXTURE.items()), 10, 30),
+    Stage(1.0, tuple(READING.items()), 10, 30),
 )
 
 
