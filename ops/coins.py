@@ -1,0 +1,162 @@
+"""Coins: random numbers that are functions of keys alone, never of when or where they are drawn.
+
+A key is one int64 that stands for a request's seed and a branch, folded with a position or with a
+place in a tree. A coin is a key folded with a token id (Gumbel noise) or a key itself (a uniform
+number). Hashing is SplitMix64 (Steele, Lea, Flood, 2014) in wrapping int64 arithmetic, and
+logarithms are sums and products that IEEE 754 rounds exactly, each one an operation of its own;
+so a coin has the same 64 bits on every device.
+
+Drawing the argmax of score + Gumbel noise draws from the softmax of the scores.
+"""
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+STEP = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: SplitMix64's increment
+MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+SHIFTS = (30, 27, 31)
+WORD = 1 << 64
+
+LN_2 = 0.6931471805599453
+ROOT_2 = 1.4142135623730951
+ODD = tuple(range(21, 1, -2))  # denominators of the series of artanh, last term first
+ONE_BITS = 0x3FF << 52  # sign and exponent of a float64 in [1, 2)
+MANTISSA = (1 << 52) - 1
+
+SPARE = 8  # more tokens than can lie within rounding errors of each other
+
+
+class Role(IntEnum):
+    """What a coin of rejection sampling decides; the roles' coins are independent."""
+
+    DRAFT = 0
+    ACCEPT = 1
+    FINAL = 2
+
+
+def branch_key(seed: int, branch: int) -> int:
+    """The key of a branch (an int64 value) from its request's seed and its index; root is -1."""
+    return _signed(_fold_host(_fold_host(0, seed), branch))
+
+
+def token_keys(key_R: Tensor, position_R: Tensor) -> Tensor:
+    """int64 keys of the tokens at these positions: the same for every node of one depth."""
+    return fold(key_R, position_R)
+
+
+def round_keys(
+    key_R: Tensor, root_R: Tensor, depth_R: Tensor, rank_R: Tensor, role: Role
+) -> Tensor:
+    """int64 keys of one role's coins in one round of rejection sampling.
+
+    Args:
+        key_R: keys of the branches.
+        root_R: position of the round's root token; it grows from round to round.
+        depth_R, rank_R: the node's depth and its rank among its siblings.
+    """
+    key_R = fold(fold(fold(key_R, root_R), depth_R), rank_R)
+    return fold(key_R, torch.full_like(key_R, int(role)))
+
+
+def fold(key: Tensor, value: Tensor) -> Tensor:
+    """The key of (key, value): int64, any shapes that broadcast."""
+    return _mix(key + value * _signed(STEP))
+
+
+def uniforms(key: Tensor) -> Tensor:
+    """float64 in (0, 1), of the key's shape: an odd multiple of 2**-53, never 0 and never 1."""
+    return (_shifted(key, 12).double() + 0.5) * 2.0**-52
+
+
+def gumbel(key_R: Tensor, ids_RK: Tensor) -> Tensor:
+    """float64 [R, K]: standard Gumbel noise of these token ids under each row's key."""
+    return -ln(-ln(uniforms(fold(key_R[:, None], ids_RK))))
+
+
+def ln(x: Tensor) -> Tensor:
+    """Natural logarithm of positive normal float64 numbers, bit-equal on every device.
+
+    `torch.log` may differ in the last bit between devices; here x = m * 2**e with m near 1 and
+    ln m = 2 artanh((m - 1) / (m + 1)), summed in a fixed order.
+    """
+    bits = x.view(torch.int64)
+    exponent = (bits >> 52) - 1023
+    m = ((bits & MANTISSA) | ONE_BITS).view(torch.float64)
+    upper = m > ROOT_2
+    m = torch.where(upper, m * 0.5, m)
+    s = (m - 1.0) / (m + 1.0)
+    square = s * s
+    series = torch.zeros_like(s)
+    for odd in ODD:
+        series = (series + 1.0 / odd) * square
+    return (exponent + upper).double() * LN_2 + (series * s + s) * 2.0
+
+
+def draw(scores_RV: Tensor, key_R: Tensor, most: int) -> Tensor:
+    """The token of each row, int64 [R]: argmax of score + Gumbel noise.
+
+    Args:
+        scores_RV: log-probabilities up to a constant per row, -inf for what is not kept.
+        most: no row keeps more ids than this (`SamplingColumns.most_kept`).
+    """
+    return ranked(scores_RV, key_R, most, 1).squeeze(1)
+
+
+def ranked(scores_RV: Tensor, key_R: Tensor, most: int, count: int) -> Tensor:
+    """int64 [R, min(count, most, V)]: ids by score + Gumbel noise, best first; -1 where none is.
+
+    The best id that a grammar allows is a draw from the distribution renormalised to the allowed.
+
+    Noise is computed roughly for all kept ids, and to the last bit for those that can be among
+    the first; so the order is that of `perturbed`, and of equals the lowest id comes first.
+    """
+    ids_RK = _kept_ids(scores_RV, most)
+    kept_RK = scores_RV.gather(1, ids_RK).double()
+    noise_RK = -(-uniforms(fold(key_R[:, None], ids_RK)).log()).log()
+    last = min(count + SPARE, ids_RK.shape[1])
+    place_RF = (kept_RK + noise_RK).topk(last).indices.sort(dim=-1).values
+    ids_RF = ids_RK.gather(1, place_RF)
+    exact_RF = kept_RK.gather(1, place_RF) + gumbel(key_R, ids_RF)
+    order = exact_RF.sort(dim=-1, descending=True, stable=True)
+    ids_RC = ids_RF.gather(1, order.indices)
+    return ids_RC.where(order.values > -torch.inf, -1)[:, :count]
+
+
+def perturbed(scores_RV: Tensor, key_R: Tensor) -> Tensor:
+    """float64 [R, V]: score + Gumbel noise of every id, for the rare row that is read whole."""
+    ids_V = torch.arange(scores_RV.shape[1], device=scores_RV.device)
+    return scores_RV.double() + gumbel(key_R, ids_V.expand(scores_RV.shape[0], -1))
+
+
+def _kept_ids(scores_RV: Tensor, most: int) -> Tensor:
+    """int64 [R, min(most, V)]: ids of the highest scores, in ascending order."""
+    rows, size = scores_RV.shape
+    if most >= size:
+        return torch.arange(size, device=scores_RV.device).expand(rows, -1)
+    return scores_RV.topk(most).indices.sort(dim=-1).values
+
+
+def _mix(x: Tensor) -> Tensor:
+    for shift, factor in zip(SHIFTS, MULTIPLIERS, strict=False):
+        x = (x ^ _shifted(x, shift)) * _signed(factor)
+    return x ^ _shifted(x, SHIFTS[-1])
+
+
+def _shifted(x: Tensor, count: int) -> Tensor:
+    """Logical shift to the right: int64 shifts copy the sign bit."""
+    return (x >> count) & (WORD - 1 >> count)
+
+
+def _fold_host(key: int, value: int) -> int:
+    """`fold` of Python integers, as an unsigned word."""
+    x = (key + value * STEP) % WORD
+    for shift, factor in zip(SHIFTS, MULTIPLIERS, strict=False):
+        x = (x ^ x >> shift) * factor % WORD
+    return x ^ x >> SHIFTS[-1]
+
+
+def _signed(word: int) -> int:
+    """The int64 with the bits of an unsigned word."""
+    return word - WORD if word >= WORD // 2 else word

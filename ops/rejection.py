@@ -1,0 +1,291 @@
+"""Rejection sampling of drafts: exact in distribution, with every random number an argument.
+
+p is the target's distribution after a node, q the law that a draft was drawn from; both have been
+through the same processors (`processors.probabilities`; at temperature 0 they are one-hot, and the
+rules below accept exactly the greedy tokens). q None means a draft that was not drawn: its law is
+one-hot. A rule is lossless only for drafts of its kind:
+
+====================  =====================================================================
+rule                  the siblings of a node
+====================  =====================================================================
+accept_chain          one draft, drawn from q (Leviathan et al., 2211.17192)
+accept_block          the same, accepted as a block (Sun et al., 2403.10444)
+WITH_REPLACEMENT      independent draws from q (SpecInfer, 2305.09781)
+WITHOUT_REPLACEMENT   draws from q, each without its earlier siblings (2402.14160)
+DISTINCT              any distinct tokens, chosen without looking at the coins (q is one-hot)
+TARGET_MATCH          anything: the target draws, and the child with its token is the next node
+====================  =====================================================================
+
+Probabilities are float32 (or float64), products that are compared are float64; nothing is changed
+in place. Uniform numbers are in [0, 1).
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+
+class TreeRule(StrEnum):
+    """How the children of one node are tried."""
+
+    WITH_REPLACEMENT = "with_replacement"
+    WITHOUT_REPLACEMENT = "without_replacement"
+    DISTINCT = "topk"
+    TARGET_MATCH = "target_match"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is accepted of every tree.
+
+    path_ST: bool, the root and the accepted nodes.
+    bonus_S: int64, the token drawn after the last accepted node.
+    weights_SV: the distribution that `bonus_S` was drawn from.
+    chance_SN: probability with which each tried node was accepted; NaN for nodes never tried.
+    """
+
+    path_ST: Tensor
+    bonus_S: Tensor
+    weights_SV: Tensor
+    chance_SN: Tensor
+
+
+def inverse_cdf(weights_RV: Tensor, u_R: Tensor) -> Tensor:
+    """int64 [R]: smallest id whose cumulative weight is above u times the total.
+
+    A draw never has weight 0, even where u rounds to 1.
+    """
+    cumulative_RV = weights_RV.cumsum(-1, dtype=torch.float64)
+    aim_R1 = u_R.double()[:, None] * cumulative_RV[:, -1:]
+    found_R = torch.searchsorted(cumulative_RV, aim_R1, right=True).squeeze(1)
+    ids_V = torch.arange(weights_RV.shape[1], device=weights_RV.device)
+    return torch.minimum(found_R, ((weights_RV > 0) * ids_V).amax(-1))
+
+
+def residual(p_RV: Tensor, q_RV: Tensor) -> Tensor:
+    """[R, V]: max(0, p - q) normalised; p where nothing is left (p equals q)."""
+    return _normalised((p_RV - q_RV).clamp(min=0), p_RV)
+
+
+def overlap(p_RV: Tensor, q_RV: Tensor) -> Tensor:
+    """[R]: sum of min(p, q), the probability that one draft from q is accepted against p."""
+    return torch.minimum(p_RV, q_RV).sum(-1)
+
+
+def accept_chain(
+    p_STV: Tensor,
+    q_SNV: Tensor | None,
+    tokens_SN: Tensor,
+    valid_SN: Tensor,
+    r_SN: Tensor,
+    u_S: Tensor,
+) -> Verdict:
+    """Accept drafts one after another while q(x) > 0 and r q(x) < p(x).
+
+    The comparison is strict: what the target gives probability 0 is rejected even for r = 0.
+
+    Args:
+        p_STV: target's distribution before the first draft, after each one: T = N + 1 rows.
+        q_SNV: law of each draft; None if the drafts were not drawn.
+        valid_SN: False behind the end of a shorter chain.
+        r_SN, u_S: uniform numbers of the drafts and of the final token.
+    """
+    p_STV, q_SNV = _wide(p_STV), None if q_SNV is None else _wide(q_SNV)
+    p_SN = p_STV[:, :-1].gather(2, tokens_SN[..., None]).squeeze(2)
+    q_SN = _of_tokens(q_SNV, tokens_SN, p_SN)
+    accepted_SN = (_passes(p_SN, q_SN, r_SN) & valid_SN).int().cumprod(1).bool()
+    last_S, length_S = accepted_SN.sum(1), valid_SN.sum(1)
+    one_S = p_STV.new_ones(p_STV.shape[0])
+    weights_SV = _left_over(p_STV, q_SNV, tokens_SN, one_S, last_S, length_S)
+    path_ST = _with_root(accepted_SN)
+    chance_SN = _chance(p_SN, q_SN).where(valid_SN & path_ST[:, :-1], torch.nan)
+    return Verdict(path_ST, inverse_cdf(weights_SV, u_S), weights_SV, chance_SN)
+
+
+def accept_block(
+    p_STV: Tensor,
+    q_SNV: Tensor | None,
+    tokens_SN: Tensor,
+    valid_SN: Tensor,
+    eta_SN: Tensor,
+    u_S: Tensor,
+) -> Verdict:
+    """Accept the longest prefix whose eta is below its h; never fewer drafts than a chain.
+
+    `chance_SN` is h: a prefix is accepted if eta < h and no longer prefix is. Arguments as in
+    `accept_chain`.
+    """
+    p_STV, q_SNV = _wide(p_STV), None if q_SNV is None else _wide(q_SNV)
+    p_SN = p_STV[:, :-1].gather(2, tokens_SN[..., None]).squeeze(2)
+    ratio_ST = _prefix_ratios(p_SN, _of_tokens(q_SNV, tokens_SN, p_SN))
+    chance_SN = _block_chance(p_STV, q_SNV, tokens_SN, ratio_ST, valid_SN)
+    passes_SN = (eta_SN < chance_SN) & valid_SN
+    accepted_SN = passes_SN.int().flip(1).cumsum(1).flip(1) > 0
+    last_S, length_S = accepted_SN.sum(1), valid_SN.sum(1)
+    ratio_S = ratio_ST.gather(1, last_S[:, None]).squeeze(1)
+    weights_SV = _left_over(p_STV, q_SNV, tokens_SN, ratio_S, last_S, length_S)
+    chance_SN = chance_SN.where(valid_SN, torch.nan)
+    return Verdict(_with_root(accepted_SN), inverse_cdf(weights_SV, u_S), weights_SV, chance_SN)
+
+
+def accept_tree(
+    p_STV: Tensor,
+    q_STV: Tensor | None,
+    tokens_SN: Tensor,
+    parents_SN: Tensor,
+    valid_SN: Tensor,
+    r_SN: Tensor,
+    u_ST: Tensor,
+    rule: TreeRule,
+) -> Verdict:
+    """Walk down from the root: try a node's children in order, step to the first accepted one.
+
+    Args:
+        p_STV: target's distribution after each node; node 0 is the root, drafted node n is n + 1.
+        q_STV: law that each node's children were drawn from; None for DISTINCT and TARGET_MATCH.
+        parents_SN: index of the parent among the drafted nodes, -1 for the root; parents first.
+        valid_SN: False for padding nodes.
+        r_SN: uniform numbers of the nodes. u_ST: those of the nodes where a walk can end.
+    """
+    if (q_STV is not None) != (rule in (TreeRule.WITH_REPLACEMENT, TreeRule.WITHOUT_REPLACEMENT)):
+        raise ValueError(f"rule {rule!r} and {'no ' if q_STV is None else ''}q do not fit")
+    walk = _Walk(_wide(p_STV), None if q_STV is None else _wide(q_STV), u_ST, rule)
+    for node in range(tokens_SN.shape[1]):
+        open_S = valid_SN[:, node] & (parents_SN[:, node] + 1 == walk.at_S)
+        walk.try_(node, tokens_SN[:, node], open_S, r_SN[:, node])
+    return walk.end()
+
+
+class _Walk:
+    """One pass over the nodes; a parent comes first, so its children are tried where it stands."""
+
+    def __init__(self, p_STV: Tensor, q_STV: Tensor | None, u_ST: Tensor, rule: TreeRule) -> None:
+        trees, nodes, size = p_STV.shape
+        self.p_STV, self.q_STV, self.u_ST, self.rule = p_STV, q_STV, u_ST, rule
+        self.p_SV = p_STV[:, 0]
+        self.q_SV = None if q_STV is None else q_STV[:, 0]
+        self.at_S = torch.zeros(trees, dtype=torch.int64, device=p_STV.device)
+        self.path = [torch.ones_like(self.at_S, dtype=torch.bool)]
+        self.chance: list[Tensor] = []
+        if rule is TreeRule.TARGET_MATCH:
+            drawn_R = inverse_cdf(p_STV.reshape(-1, size), u_ST.reshape(-1))
+            self.drawn_ST = drawn_R.view(trees, nodes)
+
+    def try_(self, node: int, token_S: Tensor, open_S: Tensor, r_S: Tensor) -> None:
+        p_S = self.p_SV.gather(1, token_S[:, None]).squeeze(1)
+        if self.rule is TreeRule.TARGET_MATCH:
+            passes_S = self._drawn() == token_S
+            chance_S = passes_S.to(p_S.dtype)
+        else:
+            q_S = _of_tokens(self.q_SV, token_S, p_S)
+            passes_S, chance_S = _passes(p_S, q_S, r_S), _chance(p_S, q_S)
+            self._reject_(token_S, open_S & ~passes_S)
+        self._step_(node, open_S & passes_S)
+        self.chance.append(chance_S.where(open_S, torch.nan))
+
+    def _drawn(self) -> Tensor:
+        return self.drawn_ST.gather(1, self.at_S[:, None]).squeeze(1)
+
+    def _reject_(self, token_S: Tensor, rejected_S: Tensor) -> None:
+        """What is left of p, and of q, once a child was rejected."""
+        one_S = torch.ones_like(self.p_SV[:, 0])
+        left_SV = _excess(self.p_SV, self.q_SV, token_S, one_S)
+        self.p_SV = _normalised(left_SV, self.p_SV).where(rejected_S[:, None], self.p_SV)
+        if self.q_SV is not None and self.rule is TreeRule.WITHOUT_REPLACEMENT:
+            rest_SV = self.q_SV.scatter(1, token_S[:, None], 0.0)
+            rest_SV = _normalised(rest_SV, rest_SV)  # with no mass left q stays 0
+            self.q_SV = rest_SV.where(rejected_S[:, None], self.q_SV)
+
+    def _step_(self, node: int, taken_S: Tensor) -> None:
+        self.path.append(taken_S)
+        self.at_S = torch.where(taken_S, node + 1, self.at_S)
+        self.p_SV = self.p_STV[:, node + 1].where(taken_S[:, None], self.p_SV)
+        if self.q_STV is not None and self.q_SV is not None:
+            self.q_SV = self.q_STV[:, node + 1].where(taken_S[:, None], self.q_SV)
+
+    def end(self) -> Verdict:
+        u_S = self.u_ST.gather(1, self.at_S[:, None]).squeeze(1)
+        chance = torch.stack(self.chance, 1) if self.chance else self.p_SV[:, :0]
+        return Verdict(torch.stack(self.path, 1), inverse_cdf(self.p_SV, u_S), self.p_SV, chance)
+
+
+def _wide(probs: Tensor) -> Tensor:
+    return probs if probs.dtype == torch.float64 else probs.float()
+
+
+def _of_tokens(q: Tensor | None, tokens: Tensor, like: Tensor) -> Tensor:
+    """q of the drafted tokens; 1 where q is one-hot."""
+    if q is None:
+        return torch.ones_like(like)
+    return q.gather(-1, tokens[..., None]).squeeze(-1)
+
+
+def _passes(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
+    return (q > 0) & (r.double() * q.double() < p.double())
+
+
+def _chance(p: Tensor, q: Tensor) -> Tensor:
+    return torch.where(q > 0, (p / q).clamp(max=1.0), 0.0)
+
+
+def _prefix_ratios(p_SN: Tensor, q_SN: Tensor) -> Tensor:
+    """[S, T]: w of each prefix, min(1, w of the shorter one times p / q); the empty one has 1."""
+    ratios = [p_SN.new_ones(p_SN.shape[0])]
+    ratio_SN = torch.where(q_SN > 0, p_SN / q_SN, 0.0)
+    for draft in range(p_SN.shape[1]):
+        ratios.append((ratios[-1] * ratio_SN[:, draft]).clamp(max=1.0))
+    return torch.stack(ratios, dim=1)
+
+
+def _block_chance(
+    p_STV: Tensor, q_SNV: Tensor | None, tokens_SN: Tensor, ratio_ST: Tensor, valid_SN: Tensor
+) -> Tensor:
+    """[S, N]: h of each prefix; the longest one's is its w."""
+    inner_STV = p_STV[:, 1:-1] * ratio_ST[:, 1:-1, None]
+    if q_SNV is None:
+        left_STV = inner_STV.scatter(2, tokens_SN[:, 1:, None], 0.0)
+    else:
+        left_STV = (inner_STV - q_SNV[:, 1:]).clamp(min=0)
+    left_SN, ratio_SN = left_STV.sum(-1), ratio_ST[:, 1:]
+    against_SN = left_SN + 1 - ratio_SN[:, :-1]
+    inner_SN = torch.where(against_SN > 0, left_SN / against_SN, 1.0)
+    longer_SN = valid_SN[:, 1:]
+    return torch.cat([inner_SN.where(longer_SN, ratio_SN[:, :-1]), ratio_SN[:, -1:]], dim=1)
+
+
+def _with_root(accepted_SN: Tensor) -> Tensor:
+    return torch.cat([accepted_SN.new_ones(accepted_SN.shape[0], 1), accepted_SN], dim=1)
+
+
+def _normalised(weights_RV: Tensor, otherwise_RV: Tensor) -> Tensor:
+    total_R1 = weights_RV.sum(-1, keepdim=True)
+    return torch.where(total_R1 > 0, weights_RV / total_R1, otherwise_RV)
+
+
+def _excess(p_RV: Tensor, q_RV: Tensor | None, token_R: Tensor, ratio_R: Tensor) -> Tensor:
+    """[R, V]: max(0, ratio p - q); of a one-hot q this is p without the token."""
+    scaled_RV = p_RV * ratio_R[:, None]
+    if q_RV is None:
+        return scaled_RV.scatter(1, token_R[:, None], 0.0)
+    return (scaled_RV - q_RV).clamp(min=0)
+
+
+def _left_over(
+    p_STV: Tensor,
+    q_SNV: Tensor | None,
+    tokens_SN: Tensor,
+    ratio_S: Tensor,
+    last_S: Tensor,
+    length_S: Tensor,
+) -> Tensor:
+    """[S, V]: what the final token is drawn from after `last_S` accepted drafts."""
+    row_S = torch.arange(len(last_S), device=last_S.device)
+    p_SV = p_STV[row_S, last_S]
+    if tokens_SN.shape[1] == 0:
+        return p_SV
+    next_S = last_S.clamp(max=tokens_SN.shape[1] - 1)
+    q_SV = None if q_SNV is None else q_SNV[row_S, next_S]
+    left_SV = _excess(p_SV, q_SV, tokens_SN[row_S, next_S], ratio_S)
+    return torch.where((last_S < length_S)[:, None], _normalised(left_SV, p_SV), p_SV)
