@@ -11,6 +11,7 @@ from torch import Tensor
 from .corpus import Corpus
 from .corpus_pieces import Pieces, Sample
 
+GOLD = 1.0  # weight of what the model has to write; what it reads counts less
 Encode = Callable[[str], list[int]]
 
 
@@ -22,6 +23,10 @@ class Tokens:
     weights: list[float]
     segments: list[int]
     positions: list[int]
+
+
+Source = Callable[[int], Tokens]
+"""An endless row of samples: the sample of a number, always the same."""
 
 
 @dataclass(slots=True)
@@ -38,6 +43,25 @@ class Batch:
     labels: Tensor
     weights: Tensor
     mask: Tensor
+
+    def written(self) -> Tensor:
+        """float [rows, length], 1 where the token itself is one that the model has to write."""
+        counted = (self.weights >= GOLD).float()
+        return torch.cat([torch.zeros_like(counted[:, :1]), counted[:, :-1]], dim=1)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device."""
+        parts = (self.ids, self.positions, self.labels, self.weights, self.mask)
+        return Batch(*(part.to(device) for part in parts))
+
+
+def corpus_source(corpus: Corpus, encode: Encode) -> Source:
+    """The samples of a corpus as ids."""
+
+    def sample(index: int) -> Tokens:
+        return encode_sample(corpus.sample(index), encode)
+
+    return sample
 
 
 def encode_sample(sample: Sample, encode: Encode) -> Tokens:
@@ -107,10 +131,9 @@ def visible(samples: Tensor, segments: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class Packer:
-    """Endless batches of about ``tokens`` tokens; ``index`` is the next sample of the corpus."""
+    """Endless batches of about ``tokens`` tokens; ``index`` is the next sample's number."""
 
-    corpus: Corpus
-    encode: Encode
+    source: Source
     tokens: int
     length: int
     index: int = 0
@@ -118,12 +141,11 @@ class Packer:
     def batches(self) -> Iterator[Batch]:
         """Rows of ``length`` ids, filled first-fit with whole samples."""
         while True:
-            rows: list[list[Tokens]] = [[] for _ in range(self.tokens // self.length)]
+            rows: list[list[Tokens]] = [[] for _ in range(max(1, self.tokens // self.length))]
             room = [self.length] * len(rows)
             misses = 0
             while misses < 6 and sum(room) > self.tokens // 50:
-                sample = self.corpus.sample(self.index)
-                tokens = trimmed(encode_sample(sample, self.encode), self.length)
+                tokens = trimmed(self.source(self.index), self.length)
                 fits = [i for i, free in enumerate(room) if free >= len(tokens.ids)]
                 self.index += 1
                 if not fits:

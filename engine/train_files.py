@@ -5,23 +5,36 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 
 GENERATION = {"do_sample": False, "eos_token_id": [2, 0], "pad_token_id": 0}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+OTHER_FILES = (
+    "generation_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
 
 
 def save_atomically(state: dict[str, object], path: Path) -> None:
     """Write a checkpoint beside its final place, then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    torch.save(state, partial)
+    with partial.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(partial, path)
 
 
@@ -32,28 +45,60 @@ def load_checkpoint(path: Path) -> dict[str, object]:
     return state
 
 
+@contextmanager
+def replace_files(out: Path) -> Iterator[Path]:
+    """A folder to write into; at the end each of its files replaces the one in ``out``, whole."""
+    out.mkdir(parents=True, exist_ok=True)
+    folder = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed here
+    folder.mkdir()
+    yield folder
+    for path in sorted(folder.iterdir()):
+        path.chmod(0o644)
+        os.replace(path, out / path.name)
+    folder.rmdir()
+
+
+def save_weights(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """One safetensors file, floats in bf16."""
+    stored = {
+        name: value.detach().to("cpu", torch.bfloat16 if value.is_floating_point() else value.dtype)
+        for name, value in tensors.items()
+    }
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def rounded(model: nn.Module) -> dict[str, torch.Tensor]:
     """Weights in bf16, copied."""
-    return {name: p.detach().to(torch.bfloat16) for name, p in model.state_dict().items()}
+    return {name: p.detach().to("cpu", torch.bfloat16) for name, p in model.state_dict().items()}
 
 
 def export_target(model: PreTrainedModel, tokenizer: Path, out: Path) -> None:
     """Write a folder in bf16 that transformers loads; each file is replaced whole."""
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent) as name:
-        folder = Path(name)
-        copy = type(model)(model.config)
-        copy.load_state_dict(rounded(model), assign=True)
-        copy.tie_weights()
-        copy.config.dtype = torch.bfloat16
-        copy.save_pretrained(folder)
-        _write_rope_theta(folder / "config.json")
+    with replace_files(out) as folder:
+        write_language_model(model, folder)
         _write(folder / "generation_config.json", GENERATION)
         for file in TOKENIZER_FILES:
             shutil.copyfile(tokenizer / file, folder / file)
-        for path in folder.iterdir():
-            path.chmod(0o644)
-            os.replace(path, out / path.name)
+
+
+def export_beside(model: PreTrainedModel, target: Path, out: Path) -> None:
+    """The same for a model of another one's tokenizer, whose files are copied."""
+    with replace_files(out) as folder:
+        write_language_model(model, folder)
+        for file in (*TOKENIZER_FILES, *OTHER_FILES):
+            if (target / file).is_file():
+                shutil.copyfile(target / file, folder / file)
+
+
+def write_language_model(model: PreTrainedModel, folder: Path) -> None:
+    """Config and weights in bf16."""
+    copy = type(model)(model.config)
+    copy.load_state_dict(rounded(model), assign=True)
+    copy.tie_weights()
+    copy.config.dtype = torch.bfloat16
+    copy.save_pretrained(folder)
+    _write_rope_theta(folder / "config.json")
 
 
 def _write_rope_theta(path: Path) -> None:

@@ -17,7 +17,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from .corpus import Corpus
 from .tokenizer_training import VOCABULARY, save_tokenizer, train_tokenizer
-from .train_data import Batch, Encode, Packer
+from .train_data import Batch, Encode, Packer, corpus_source
 from .train_files import export_target, load_checkpoint, save_atomically
 from .train_log import TrainingLog
 from .train_optim import Pair
@@ -116,8 +116,8 @@ def packers(
     far = replace(base, seed=config.seed + 1_000_003, longest_crowd=2 * stage.longest_crowd)
     tokens = config.batch_tokens
     return (
-        Packer(base, encode, tokens, SHORT, progress.short),
-        Packer(far, encode, tokens, LONG, progress.long),
+        Packer(corpus_source(base, encode), tokens, SHORT, progress.short),
+        Packer(corpus_source(far, encode), tokens, LONG, progress.long),
     )
 
 

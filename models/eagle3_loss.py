@@ -72,6 +72,22 @@ def rehearse(drafter: Eagle3, lesson: Lesson, steps: int) -> Verdict:
     return Verdict(tuple(losses), tuple(accuracies))
 
 
+def guesses(drafter: Eagle3, lesson: Lesson, steps: int) -> Tensor:
+    """int64 [B, S, steps]: the best id of every row at every step, in the target's vocabulary.
+
+    Row j drafts behind token j + 1, so its guess at step i is compared with token j + i + 2. What
+    it drafts at step i is what a chain of drafts would, if its earlier guesses were right.
+    """
+    chain = _Chain(drafter, lesson)
+    hidden_BSH = drafter.fuse(lesson.taps_BSF)
+    found: list[Tensor] = []
+    for step in range(steps):
+        hidden_BSH = chain.advance(hidden_BSH, step)
+        best_BS = drafter.logits(hidden_BSH.flatten(0, 1)).argmax(-1).view(hidden_BSH.shape[:2])
+        found.append(drafter.to_target(best_BS))
+    return torch.stack(found, -1)
+
+
 def _score(drafter: Eagle3, hidden_BSH: Tensor, lesson: Lesson, step: int) -> tuple[Tensor, Tensor]:
     """Cross-entropy with the target's distribution over the draft vocabulary, and accuracy."""
     teacher_BSV, counted_BS = shift(lesson.teacher_BSV, step), shift(lesson.counted_BS, step)
