@@ -18,7 +18,7 @@ from .options import RunOptions
 from .place import model_folders, set_up_torch
 from .recorder import Recorder
 from .report import output_digest as token_digest
-from .session import Session, load_models
+from .session import Models, Session, load_models
 
 __all__ = ["Prompt", "Recorder", "Session", "build", "open_session", "token_digest"]
 
@@ -63,11 +63,17 @@ def open_session(
 def build(job: Job, target: Path, drafter: Path | None) -> Session:
     """Load a job's models and tie them to its graph."""
     config = job.config
-    models = load_models(target, drafter, device=config.device, dtype=config.dtype)
+    kind = job.program.graph.drafter.kind
+    models = load_models(target, drafter, kind, device=config.device, dtype=config.dtype)
+    return tie(job, models)
+
+
+def tie(job: Job, models: Models) -> Session:
+    """A job's graph with models that are loaded already."""
     return Session(
         job.program,
         models,
-        seed=config.seed,
-        max_new_tokens=config.max_new_tokens,
+        seed=job.config.seed,
+        max_new_tokens=job.config.max_new_tokens,
         outline=job.outline,
     )

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from ..states.graph import Int, Spec, Text
 from ..states.schema import check_mapping, problem
 from ..states.source import GraphError, Problem, Source, decode
+from ..states.spec import Int, Spec, Text
 from .files import PACKAGE, read_source
 
 FILE = "specsot.yaml"

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ def _from_json(file: Path, lines: list[tuple[int, str]], notes: list[str]) -> It
         if not line.strip():
             continue
         place = f"{file}:{number}"
-        prompt, dropped = _object(_parse(line, place), place, number)
+        prompt, dropped = _object(json_object(line, place, TEXT_KEYS), place, number)
         if prompt.key in seen:
             raise UsageError(f"{place}: id {prompt.key!r} is that of line {seen[prompt.key]} too")
         seen[prompt.key] = number
@@ -105,7 +105,12 @@ def _from_json(file: Path, lines: list[tuple[int, str]], notes: list[str]) -> It
         yield _checked(prompt, place)
 
 
-def _parse(line: str, place: str) -> dict[str, Any]:
+def json_object(line: str, place: str, keys: Sequence[str]) -> dict[str, Any]:
+    """The object of one line of a JSONL file; ``keys`` tell a user what it may hold.
+
+    Raises:
+        UsageError: no JSON, or no object.
+    """
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
@@ -113,7 +118,7 @@ def _parse(line: str, place: str) -> dict[str, Any]:
     except (RecursionError, ValueError):
         raise UsageError(f"{place}: no JSON that can be read") from None
     if not isinstance(value, dict):
-        raise UsageError(f"{place}: a line is a JSON object with a key {' or '.join(TEXT_KEYS)}")
+        raise UsageError(f"{place}: a line is a JSON object with a key {' or '.join(keys)}")
     return value
 
 

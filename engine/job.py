@@ -13,7 +13,7 @@ from ..states.source import GraphError
 from .config import RunConfig, read_config
 from .errors import UsageError
 from .files import open_source
-from .inputs import Prompt, read_prompts
+from .inputs import Prompt, Prompts, read_prompts
 from .options import RunOptions
 from .repeat import Made, Result, graph_source, is_run_file, prompts_of, read_run
 
@@ -42,8 +42,11 @@ class Job:
         return self.config.threads or min(os.cpu_count() or 1, 4)
 
 
-def prepare(options: RunOptions, folder: Path = Path()) -> Job:
+def prepare(options: RunOptions, folder: Path = Path(), prompts: Prompts | None = None) -> Job:
     """Read and check everything that was named.
+
+    Args:
+        prompts: read already; None reads those that the options name.
 
     Raises:
         UsageError, PromptError, OutlineError, GraphError: each message says where.
@@ -52,12 +55,12 @@ def prepare(options: RunOptions, folder: Path = Path()) -> Job:
     config = _configuration(options, folder)
     source = open_source(config.graph)
     if is_run_file(source):
-        return _repeated(options, source, config)
+        return _repeated(options, source, config, prompts)
     program = load_program(source, op_table(), sets=options.sets)
-    prompts = read_prompts(options.prompt, options.prompts, config.prompt)
+    asked = prompts or read_prompts(options.prompt, options.prompts, config.prompt)
     config = _with_drafter(config, program, options)
     outline = _outline(options.outline, program)
-    return Job(program, source.file, config, prompts.items, outline, notes=prompts.notes)
+    return Job(program, source.file, config, asked.items, outline, notes=asked.notes)
 
 
 def _configuration(options: RunOptions, folder: Path) -> RunConfig:
@@ -81,7 +84,7 @@ def _check(options: RunOptions) -> None:
         raise UsageError(f"--trace {options.trace}: there is only `kv`")
 
 
-def _repeated(options: RunOptions, source: Any, config: RunConfig) -> Job:
+def _repeated(options: RunOptions, source: Any, config: RunConfig, prompts: Prompts | None) -> Job:
     """A run.yaml's own settings stand between the command line and the defaults."""
     run = read_run(source)
     given = {k: v for k, v in options.configured.items() if v is not None and k != "graph"}
@@ -89,17 +92,15 @@ def _repeated(options: RunOptions, source: Any, config: RunConfig) -> Job:
     values |= {**run.options, **given, "graph": run.graph_file}
     config = _validated(values, source.file)
     program = load_program(graph_source(source), op_table(), sets=options.sets)
-    notes: tuple[str, ...] = ()
-    if options.prompt is not None or options.prompts is not None:
-        asked = read_prompts(options.prompt, options.prompts, "")
-        prompts, notes = asked.items, asked.notes
-    else:
-        prompts = prompts_of(run, source)
+    if prompts is None and (options.prompt is not None or options.prompts is not None):
+        prompts = read_prompts(options.prompt, options.prompts, "")
+    asked = prompts or Prompts(prompts_of(run, source))
     outline = _outline(options.outline, program)
     if outline is None and run.outline is not None:
         outline = _parsed(run.outline, program, source.file)
     result = None if options.changes_a_run else run.result
-    return Job(program, run.graph_file, config, prompts, outline, run.made_with, result, notes)
+    made = run.made_with
+    return Job(program, run.graph_file, config, asked.items, outline, made, result, asked.notes)
 
 
 def _validated(values: dict[str, Any], file: str) -> RunConfig:
@@ -115,7 +116,7 @@ def _with_drafter(config: RunConfig, program: Program, options: RunOptions) -> R
     named = options.drafter_model or getattr(program.graph.drafter, "model", None)
     if named:
         return config.model_copy(update={"drafter_model": named})
-    needs = program.graph.drafter.kind != "none"
+    needs = program.graph.drafter.has_model
     if needs and config.model != EMBEDDED and config.drafter_model == EMBEDDED:
         raise UsageError(
             f"graph {program.graph.name!r} drafts with {program.graph.drafter.kind}, and the "

@@ -43,6 +43,7 @@ class Meter:
 
     Attributes:
         forwards: target forwards, prefill included; `rounds` those that verified a proposal.
+        rows: query rows of all target forwards; `padding` those that stand for nothing.
         tokens: tokens appended to any branch, outlines included, stop tokens not.
         in_ops: nanoseconds inside ops; `in_run` from the first transition to the last.
         last_move: nanoseconds from the start of the run to its last transition.
@@ -51,6 +52,8 @@ class Meter:
 
     forwards: int = 0
     rounds: int = 0
+    rows: int = 0
+    padding: int = 0
     tokens: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -80,6 +83,8 @@ class Meter:
         """Count one target forward; `at` is nanoseconds since the start."""
         self.forwards += 1
         self.rounds += any(count >= 0 for count in summary.accepted)
+        self.rows += summary.rows
+        self.padding += summary.padding
         self.drafted += summary.drafted
         self.most_active = max(self.most_active, len(summary.branches))
         for name, committed, accepted in zip(
@@ -120,6 +125,11 @@ class Meter:
         return ratio(self.tokens, self.forwards)
 
     @property
+    def padding_waste(self) -> float:
+        """Padded query rows / all query rows of target forwards."""
+        return ratio(self.padding, self.rows)
+
+    @property
     def seconds(self) -> float:
         """From the first transition to the last."""
         return self.in_run / NS
@@ -142,7 +152,8 @@ def mean(values: list[float]) -> float:
 def pool_figures(pool: Any) -> dict[str, Any]:
     """What a KV pool held at most and what was moved inside it; pool: ops.kv.KVCache."""
     return {
-        "capacity_slots": pool.capacity,
+        "capacity_slots": pool.slots,
+        "rows": pool.rows,
         "peak_slots": pool.peak_length,
         "slot_bytes": pool.slot_bytes,
         "peak_bytes": pool.peak_length * pool.slot_bytes,
@@ -162,6 +173,7 @@ def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
         "tokens_per_target_forward": meter.per_forward,
         "tokens_per_second": ratio(meter.tokens, meter.seconds),
         "overhead_share": meter.overhead_share,
+        "padding_waste": meter.padding_waste,
         "tokens": meter.tokens,
         "target_forwards": meter.forwards,
         "rounds": meter.rounds,

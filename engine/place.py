@@ -27,7 +27,6 @@ PACKAGES = (
     "rich",
     "typer",
 )
-FOLDERS = {"target": "target", "eagle3": "eagle3"}
 
 
 def embedded_folder(name: str) -> Path:
@@ -45,9 +44,11 @@ def model_folder(ref: str, kind: str) -> Path:
 
     if ref != EMBEDDED:
         return resolve(os.path.expanduser(ref))
-    folder = embedded_folder(FOLDERS[kind])
+    folder = embedded_folder(kind)
     if not (folder / "config.json").is_file():
-        raise ModelError(EMBEDDED, f"this installation has no embedded {kind} model")
+        instead = "--model" if kind == "target" else "--drafter-model"
+        reason = f"this installation has no embedded {kind} model: name one with {instead}"
+        raise ModelError(EMBEDDED, reason)
     return folder
 
 
@@ -55,7 +56,8 @@ def model_folders(job: Job) -> tuple[Path, Path | None]:
     """Target and drafter folders; no drafter for graphs that draft without a model."""
     kind = job.program.graph.drafter.kind
     target = model_folder(job.config.model, "target")
-    return target, None if kind == "none" else model_folder(job.config.drafter_model, kind)
+    wanted = job.program.graph.drafter.has_model
+    return target, model_folder(job.config.drafter_model, kind) if wanted else None
 
 
 def versions() -> dict[str, str]:

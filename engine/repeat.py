@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError
 
-from ..states.graph import Graph, Int, Spec
+from ..states.graph import Graph
 from ..states.outline import Outline, render_outline
 from ..states.schema import problem
 from ..states.source import GraphError, Problem, Source
+from ..states.spec import Int, Spec
 from ..states.yaml12 import plain_scalar
 from .config import RunConfig
 from .inputs import Prompt, read_file

@@ -9,7 +9,7 @@ import typer
 from .options import RunOptions
 
 
-def _option(name: str, help: str, *flags: str, **more: Any) -> Any:
+def option(name: str, help: str, *flags: str, **more: Any) -> Any:
     """An option that an environment variable mirrors."""
     return typer.Option(*flags, envvar=f"SPECSOT_{name}", help=help, **more)
 
@@ -29,33 +29,31 @@ Prompt = Annotated[
     _argument("PROMPT", "The question; - reads it from standard input [specsot.yaml's]."),
 ]
 Prompts = Annotated[
-    Path | None, _option("PROMPTS", f"Many questions: .txt (one per line) or .jsonl {JSONL}.")
+    Path | None, option("PROMPTS", f"Many questions: .txt (one per line) or .jsonl {JSONL}.")
 ]
-Json = Annotated[bool, _option("JSON", "One JSON document on stdout.", "--json")]
-NoTui = Annotated[bool, _option("NO_TUI", "Plain lines, no live view.", "--no-tui")]
-Model = Annotated[str | None, _option("MODEL", "Target: folder or Hub id.")]
-Drafter = Annotated[str | None, _option("DRAFTER_MODEL", "Drafter: folder or Hub id.")]
-Seed = Annotated[int | None, _option("SEED", "Seed of the run.")]
-Device = Annotated[str | None, _option("DEVICE", "cpu, cuda, cuda:0 ...")]
-Dtype = Annotated[str | None, _option("DTYPE", "float32 (lossless), float64, bfloat16, float16.")]
-Threads = Annotated[int | None, _option("THREADS", "CPU threads; at most 4 by default.")]
-Budget = Annotated[int | None, _option("MAX_NEW_TOKENS", "Budget of each branch.")]
+Json = Annotated[bool, option("JSON", "One JSON document on stdout.", "--json")]
+NoTui = Annotated[bool, option("NO_TUI", "Plain lines, no live view.", "--no-tui")]
+Model = Annotated[str | None, option("MODEL", "Target: folder or Hub id.")]
+Drafter = Annotated[str | None, option("DRAFTER_MODEL", "Drafter: folder or Hub id.")]
+Seed = Annotated[int | None, option("SEED", "Seed of the run.")]
+Device = Annotated[str | None, option("DEVICE", "cpu, cuda, cuda:0 ...")]
+Dtype = Annotated[str | None, option("DTYPE", "float32 (lossless), float64, bfloat16, float16.")]
+Threads = Annotated[int | None, option("THREADS", "CPU threads; at most 4 by default.")]
+Budget = Annotated[int | None, option("MAX_NEW_TOKENS", "Budget of each branch.")]
 Outline = Annotated[
-    Path | None, _option("OUTLINE", "A given outline instead of letting the model write one.")
+    Path | None, option("OUTLINE", "A given outline instead of letting the model write one.")
 ]
-Step = Annotated[bool, _option("STEP", "Halt before each transition.", "--step")]
+Step = Annotated[bool, option("STEP", "Halt before each transition.", "--step")]
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change a setting, e.g. drafter.kind=none."),
 ]
-Digest = Annotated[
-    str | None, _option("EXPECT_DIGEST", "Exit 5 unless the output has this digest.")
-]
-Runs = Annotated[Path, _option("RUNS_DIR", "Where run folders go.")]
+Digest = Annotated[str | None, option("EXPECT_DIGEST", "Exit 5 unless the output has this digest.")]
+Runs = Annotated[Path, option("RUNS_DIR", "Where run folders go.")]
 Trace = Annotated[
-    str | None, _option("TRACE", "kv: one trace line per KV operation too.", metavar="kv")
+    str | None, option("TRACE", "kv: one trace line per KV operation too.", metavar="kv")
 ]
-Quiet = Annotated[bool, _option("QUIET", "Only the answer.", "--quiet", "-q")]
+Quiet = Annotated[bool, option("QUIET", "Only the answer.", "--quiet", "-q")]
 
 
 def run(

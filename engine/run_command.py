@@ -1,6 +1,5 @@
 """`specsot run`: check everything, load, perform, hand over. Imports torch only when it must."""
 
-import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -74,13 +73,7 @@ def _loading(options: RunOptions, job: Job) -> Iterator[None]:
     if options.quiet or not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console
+    from .terminal import working
 
-    from .terminal import usable
-
-    console = Console(stderr=True)
-    if not usable(console, dict(os.environ)):
-        yield
-        return
-    with console.status(f"loading {job.config.model} for {job.program.graph.name} ..."):
+    with working(f"loading {job.config.model} for {job.program.graph.name} ..."):
         yield

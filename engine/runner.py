@@ -2,14 +2,18 @@
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ..states.machine import Run
-from .recorder import Recorder
+from .inputs import Prompt
+from .recorder import Recorder, Write
+
+if TYPE_CHECKING:
+    from .session import Session
 
 
 class Status(StrEnum):
@@ -84,6 +88,29 @@ def drive(
             return Status.INTERRUPTED
         run.advance()
     return Status.OK
+
+
+def perform(
+    session: "Session",
+    prompts: Sequence[Prompt],
+    *,
+    write: Write | None = None,
+    halt: Halt | None = None,
+    max_rounds: int | None = None,
+) -> tuple[Run, Recorder, Status]:
+    """A recorded run without a view, driven to its end or until somebody stops it.
+
+    Args:
+        write: takes the records of its trace.
+        max_rounds: None takes what the graph says.
+    """
+    graph = session.program.graph
+    recorder = Recorder(session.prompts.decode, write, tuple(graph.states))
+    run = session.start(prompts, recorder)
+    recorder.attach(run)
+    status = drive(run, recorder, max_rounds=max_rounds or graph.limits.max_rounds, halt=halt)
+    recorder.flush()
+    return run, recorder, status
 
 
 def _all_ended(run: Run) -> bool:

@@ -5,16 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
-from ..states.machine import Run
 from .api import Prompt, open_session
 from .metrics import Meter, ratio
-from .recorder import Recorder
 from .report import answers_of, output_digest
 from .run_folder import RunFolder
-from .runner import drive
-from .session import Session
+from .runner import perform
 
 QUESTION = "Explain how volcanoes work."
 GRAPHS = ("autoregressive", "eagle", "bim_plain", "bim_eagle")
@@ -47,24 +43,13 @@ def try_graphs(threads: int | None, max_new_tokens: int = TOKENS) -> Iterator[Tr
             max_new_tokens=max_new_tokens,
         )
         loaded = perf_counter() - began
-        run, recorder = perform(session, [Prompt("1", QUESTION)])
+        run, recorder, _ = perform(session, [Prompt("1", QUESTION)])
         answers = answers_of(run.board["branches"].requests, run.board["prompts"])
         meter = recorder.meter
         yield Tried(
             graph, output_digest(answers), meter.tokens, meter.seconds, meter.tau_step, loaded
         )
         run.close()
-
-
-def perform(session: Session, prompts: Sequence[Prompt], write: Any = None) -> tuple[Run, Recorder]:
-    """A run driven to its end, recorded."""
-    graph = session.program.graph
-    recorder = Recorder(session.prompts.decode, write, tuple(graph.states))
-    run = session.start(prompts, recorder)
-    recorder.attach(run)
-    drive(run, recorder, max_rounds=graph.limits.max_rounds)
-    recorder.flush()
-    return run, recorder
 
 
 def unequal(tried: Sequence[Tried]) -> list[str]:
@@ -86,7 +71,7 @@ def measure_overhead(threads: int | None, rounds: int = ROUNDS, graph: str = "bi
     total = Meter()
     with tempfile.TemporaryDirectory() as folder, RunFolder(Path(folder)) as kept:
         while total.rounds < rounds:
-            run, recorder = perform(session, [Prompt("1", QUESTION)], kept.trace)
+            run, recorder, _ = perform(session, [Prompt("1", QUESTION)], write=kept.trace)
             run.close()
             meter = recorder.meter
             total.rounds += max(meter.rounds, 1)

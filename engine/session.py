@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from ..models.eagle3 import Eagle3
+from ..models.eagle_weights import load_eagle
 from ..models.files import ModelError
-from ..models.weights import check_tokenizer, load_eagle3, load_target
+from ..models.weights import check_tokenizer, load_dflash, load_eagle3, load_target, load_vanilla
 from ..ops.host import HostReader
 from ..ops.kv import KVCache
 from ..ops.types import Target
@@ -43,27 +44,49 @@ class Models:
 
 
 def load_models(
-    target_dir: Path, drafter_dir: Path | None, *, device: str = "cpu", dtype: str = "float32"
+    target_dir: Path,
+    drafter_dir: Path | None,
+    kind: str = "eagle3",
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
 ) -> Models:
-    """Load the target, its tokenizer and (if given) the EAGLE-3 drafter that fits it.
+    """Load the target, its tokenizer and (if given) the drafter of this kind that fits it.
 
     Raises:
         ModelError: a folder or checkpoint that cannot be used, with the file and the reason.
     """
+    models = _without_drafter(target_dir, torch.device(device), getattr(torch, dtype))
+    return models if drafter_dir is None else with_drafter(models, drafter_dir, kind)
+
+
+def with_drafter(models: Models, folder: Path, kind: str) -> Models:
+    """The same target with the drafter of this folder; raises ModelError."""
+    load = LOADERS[kind]
+    drafter = load(folder, models.target, dtype=models.dtype, device=models.device)
+    return replace(models, drafter=drafter)
+
+
+LOADERS: Mapping[str, Callable[..., Any]] = {
+    "eagle3": load_eagle3,
+    "eagle2": load_eagle,
+    "eagle1": load_eagle,
+    "dflash": load_dflash,
+    "vanilla": load_vanilla,
+}
+
+
+def _without_drafter(target_dir: Path, place: torch.device, kind: torch.dtype) -> Models:
     from transformers import AutoTokenizer
 
-    place, kind = torch.device(device), getattr(torch, dtype)
     target = load_target(target_dir, dtype=kind, device=place)
-    drafter = None
-    if drafter_dir is not None:
-        drafter = load_eagle3(drafter_dir, target, dtype=kind, device=place)
     try:
         tokenizer = AutoTokenizer.from_pretrained(target_dir)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(target_dir, f"no usable tokenizer: {error}") from None
     check_tokenizer(target.config, len(tokenizer) - 1)
     stops = {*target.config.eos_ids, tokenizer.eos_token_id} - {None}
-    return Models(target, drafter, tokenizer, tuple(sorted(stops)), place, kind)
+    return Models(target, None, tokenizer, tuple(sorted(stops)), place, kind)
 
 
 class Session:
@@ -85,7 +108,7 @@ class Session:
         prompts: PromptBook | None = None,
     ) -> None:
         graph = program.graph
-        if graph.drafter.kind != "none" and models.drafter is None:
+        if graph.drafter.has_model and models.drafter is None:
             reason = f"graph {graph.name!r} needs a {graph.drafter.kind} drafter; none was given"
             raise ModelError(program.source.file, reason)
         self.program, self.models, self.seed = program, models, seed
@@ -144,16 +167,24 @@ class Session:
     def board(self) -> dict[str, Any]:
         """A fresh blackboard: pools allocated once, at fixed addresses."""
         graph, models = self.program.graph, self.models
-        drafter = models.drafter if graph.drafter.kind != "none" else None
+        drafter = models.drafter if graph.drafter.has_model else None
         capacity, active = graph.layout.capacity, graph.layout.max_active
-        kv = new_pool(models.target, capacity, models)
-        scratch, nodes = draft_scratch(graph.drafter, active), getattr(graph.drafter, "nodes", 0)
-        kv_draft = new_pool(drafter, capacity + scratch, models) if drafter is not None else None
+        rows = active if graph.layout.kind == "batching" else 1
+        kv = new_pool(models.target, capacity, rows, models)
+        scratch = graph.drafter.scratch * (active // rows)
+        kv_draft = None
+        if drafter is not None:
+            kv_draft = new_pool(drafter, capacity + scratch, rows, models)
         rules = Rules(
             active,
-            nodes,
+            graph.drafter.offered,
             graph.skeleton is None or graph.skeleton.share == "outline",
             models.target.max_positions,
+            graph.drafter.kind,
+            graph.layout.kind,
+            graph.layout.order,
+            getattr(graph.drafter, "settings", None),
+            graph.drafter if graph.drafter.kind == "ngram" else None,
         )
         branches = BranchStateManager(kv, kv_draft, rules, partial(branch_prompt, self.prompts))
         return {
@@ -164,7 +195,7 @@ class Session:
             "kv_draft": kv_draft,
             "host": HostReader(),
             "prompts": self.prompts,
-            "taps": tuple(drafter.tap_ids) if drafter is not None else (),
+            "taps": tuple(getattr(drafter, "tap_ids", ())),
         }
 
 
@@ -188,23 +219,17 @@ def _plain_template(models: Models) -> str:
     return "instruct" if models.tokenizer.chat_template else "embedded"
 
 
-def new_pool(model: Target | Eagle3, capacity: int, models: Models) -> KVCache:
-    """The KV pool of one model."""
+def new_pool(model: Target | Eagle3, capacity: int, rows: int, models: Models) -> KVCache:
+    """The KV pool of one model, `rows` of it under ``batching``."""
     return KVCache(
         model.num_layers,
         model.kv_heads,
         model.head_dim,
         capacity,
+        rows,
         dtype=models.dtype,
         device=models.device,
     )
-
-
-def draft_scratch(drafter: Any, active: int) -> int:
-    """Temporary drafter rows of a round: active x top_k x grown levels."""
-    if drafter.kind == "none":
-        return 0
-    return int(active * drafter.top_k * (drafter.levels - 1))
 
 
 def derive_seed(seed: int, key: str) -> int:

@@ -13,7 +13,7 @@ from ..states.graph import Graph
 Codes = npt.NDArray[np.int16]
 
 # What a slot of the pool holds; a branch's code is BRANCH + its index.
-FREE, PREFIX, TREE, OUTLINE, BRANCH = 0, 1, 2, 3, 4
+FREE, PREFIX, TREE, OUTLINE, PADDING, BRANCH = 0, 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,10 @@ class BranchView:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """A KV pool; `codes` tells for every slot what it holds (FREE, PREFIX, TREE, ...)."""
+    """A KV pool; `codes` tells for every slot what it holds (FREE, PREFIX, TREE, ...).
+
+    rows: of the pool, one behind the other in `codes`; `capacity` slots in all.
+    """
 
     codes: Codes
     used: int
@@ -60,6 +63,7 @@ class PoolView:
     bytes: int
     draft_used: int
     draft_capacity: int
+    rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,16 @@ def slot_codes(pool: Any, requests: Iterable[Request]) -> Codes:
     codes: Codes = table[np.maximum(owner, 0)]
     codes[(owner >= 0) & ~np.asarray(pool.committed)] = TREE
     codes[owner < 0] = FREE
-    return codes
+    return _with_padding(codes.reshape(pool.rows, -1)).reshape(-1) if pool.rows > 1 else codes
+
+
+def _with_padding(codes_RC: Codes) -> Codes:
+    """Rows of a batch are as long as the longest: what is behind a shorter one is padding."""
+    used = codes_RC != FREE
+    longest = int(np.flatnonzero(used.any(0)).max(initial=-1)) + 1
+    short = ~used & used.any(1)[:, None]
+    short[:, longest:] = False
+    return np.where(short, np.int16(PADDING), codes_RC)
 
 
 def _set(table: Codes, owner: int, code: int) -> None:
@@ -141,10 +154,11 @@ def pool_view(board: Mapping[str, Any]) -> PoolView:
     return PoolView(
         slot_codes(kv, board["branches"].requests),
         used,
-        kv.capacity,
+        kv.slots,
         used * kv.slot_bytes,
         draft.current_length if draft is not None else 0,
-        draft.capacity if draft is not None else 0,
+        draft.slots if draft is not None else 0,
+        kv.rows,
     )
 
 

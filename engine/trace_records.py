@@ -1,7 +1,9 @@
 """The lines of trace.jsonl; their keys are documented in docs/cli.md."""
 
+from dataclasses import asdict
 from typing import Any
 
+from ..ops.align import AlignmentState, ContinuousDecodingState
 from ..states.branches import RoundSummary
 from ..states.trace import Event, Moved, OpRan
 
@@ -22,6 +24,17 @@ def trace_record(at: int, happened: Happened, number: int) -> dict[str, Any]:
     if isinstance(happened, RoundSummary):
         return _round(at, happened, number)
     return {**happened, "t": at}
+
+
+def _alignment(state: AlignmentState | ContinuousDecodingState | None) -> dict[str, Any] | None:
+    """The lengths of each tensor row, under the names of the state; None under ``bim``."""
+    if state is None:
+        return None
+    if isinstance(state, AlignmentState):
+        names: tuple[str, ...] = ("padding_lengths", "valid_lengths", "position_offsets")
+    else:
+        names = ("cache_length", "valid_lengths", "input_lengths", "is_prefill")
+    return {"state": type(state).__name__} | {name: getattr(state, name) for name in names}
 
 
 def _op(at: int, event: OpRan) -> dict[str, Any]:
@@ -58,6 +71,9 @@ def _round(at: int, summary: RoundSummary, number: int) -> dict[str, Any]:
         "accepted": summary.accepted,
         "drafted": summary.drafted,
         "rows": summary.rows,
+        "padding": summary.padding,
+        "alignment": _alignment(summary.alignment),
+        "gamma": [asdict(record) for record in summary.gamma],
         "kv": summary.target_length,
         "kv_draft": summary.draft_length,
     }

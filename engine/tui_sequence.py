@@ -6,7 +6,7 @@ import numpy as np
 from rich.style import Style
 from rich.text import Text
 
-from .snapshot import BRANCH, FREE, OUTLINE, PREFIX, TREE, Codes, PoolView, Snapshot
+from .snapshot import BRANCH, FREE, OUTLINE, PADDING, PREFIX, TREE, Codes, PoolView, Snapshot
 from .tui_parts import color_of
 
 SHADES = " ▁▂▃▄▅▆▇█"
@@ -19,6 +19,8 @@ def strip_text(pool: PoolView, width: int, rows: int) -> tuple[Text, int]:
 
     Only the part in use is drawn, with some of the free slots behind it.
     """
+    if pool.rows > 1:
+        return _batch_text(pool, width, rows)
     cells = width * rows
     used = np.flatnonzero(pool.codes)
     extent = int(used[-1]) + 1 if used.size else 0
@@ -29,6 +31,24 @@ def strip_text(pool: PoolView, width: int, rows: int) -> tuple[Text, int]:
         if row:
             text.append("\n")
         _append_runs(text, codes[row * width : (row + 1) * width])
+    return text, step
+
+
+def _batch_text(pool: PoolView, width: int, lines: int) -> tuple[Text, int]:
+    """The rows of a batch that hold something, side by side if there are more than lines."""
+    codes_RC = pool.codes.reshape(pool.rows, -1)
+    codes_RC = codes_RC[(codes_RC != FREE).any(1)]
+    beside = max(1, -(-len(codes_RC) // lines))  # rows in a line
+    each = (width + 1) // beside - 1
+    used = np.flatnonzero((codes_RC != FREE).any(0))
+    extent = int(used[-1]) + 1 if used.size else 0
+    step = max(1, -(-extent // each))
+    text = Text(no_wrap=True)
+    for number, codes in enumerate(codes_RC):
+        if number:
+            text.append("\n" if number % beside == 0 else " ")
+        cells = downsample(codes[: each * step], step)
+        _append_runs(text, np.pad(cells, (0, each - cells.size)))
     return text, step
 
 
@@ -64,6 +84,8 @@ def cell_of(code: int) -> tuple[str, Style]:
         return "+", Style.parse("#202020 on yellow")
     if code == OUTLINE:
         return "O", Style.parse("#202020 on white")
+    if code == PADDING:
+        return "-", Style.parse("grey37")
     index = code - BRANCH
     return "123456789"[index % 9], Style.parse(f"#101010 on {color_of(index)}")
 
@@ -71,7 +93,7 @@ def cell_of(code: int) -> tuple[str, Style]:
 def legend(codes: Codes) -> Text:
     """What the cells mean; only those that are there."""
     present = sorted(set(np.unique(codes).tolist()))
-    names = {FREE: "free", PREFIX: "prefix", TREE: "tree", OUTLINE: "outline"}
+    names = {FREE: "free", PREFIX: "prefix", TREE: "tree", OUTLINE: "outline", PADDING: "padding"}
     text = Text(no_wrap=True)
     for code in [c for c in present if c != FREE] + [c for c in present if c == FREE]:
         char, style = cell_of(code)

@@ -200,10 +200,10 @@ def _sliding(fields: Fields, family: str, layers: int) -> tuple[int, tuple[bool,
     window = fields.integer("sliding_window", SLIDING_DEFAULT)
     if family == "mistral":
         return window, (True,) * layers
-    return window, _layer_types(fields, layers)
+    return window, layer_types(fields, layers)
 
 
-def _layer_types(fields: Fields, layers: int) -> tuple[bool, ...]:
+def layer_types(fields: Fields, layers: int) -> tuple[bool, ...]:
     """Qwen: by name for each layer, else all from `max_window_layers` on."""
     types, first = fields.get("layer_types"), fields.get("max_window_layers")
     if types is None:

@@ -93,7 +93,7 @@ class Decoder(nn.Module):
             if slides:
                 mask_BQK = window_mask(mask_BQK, positions_BQ, visible.positions_BK, config.window)
             bias = to_bias(mask_BQK, groups, dtype)
-            found[slides] = Sight(len(bias), bias, cos, sin, slots_N)
+            found[slides] = Sight(len(bias), visible.first_row, bias, cos, sin, slots_N)
         return found
 
     def published(self) -> dict[str, Tensor]:

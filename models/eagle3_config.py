@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import DecoderConfig, RopeConfig, head_shape, rope_config
+from .eagle_config import check_layer, check_target
 from .files import Fields, ModelError, read_fields
 
 TAPS_KEY = "eagle_aux_hidden_state_layer_ids"
@@ -43,6 +44,14 @@ class Eagle3Config:
     qk_norm: bool = False
     speculators: bool = False
     notes: tuple[str, ...] = ()
+
+    @property
+    def qkv_bias(self) -> bool:
+        return self.attention_bias
+
+    @property
+    def o_bias(self) -> bool:
+        return self.attention_bias
 
     def to_json(self) -> dict[str, Any]:
         """config.json in EAGLE's own layout, which knows neither switches nor scaled angles.
@@ -129,13 +138,7 @@ def _check_kind(fields: Fields, layer: Fields, speculators: bool) -> None:
             fields.path,
             f"a drafter layer of model_type {layer.get('model_type')!r} is not supported",
         )
-    layers = layer.integer("num_hidden_layers", 1)
-    if layers != 1:
-        raise ModelError(fields.path, f"EAGLE-3 drafters have 1 layer here, this one has {layers}")
-    if layer.get("hidden_act") not in (None, "silu"):
-        raise ModelError(fields.path, f"`hidden_act` {layer.get('hidden_act')!r} is not supported")
-    if fields.get("quantization_config"):
-        raise ModelError(fields.path, "quantised checkpoints are not supported")
+    check_layer(fields, layer, "EAGLE-3")
 
 
 def tap_ids(
@@ -172,17 +175,7 @@ def _switches(fields: Fields, speculators: bool) -> tuple[dict[str, bool], tuple
 
 
 def _check_target(config: Eagle3Config, target: DecoderConfig) -> None:
-    """A drafter of another target would load and draft nonsense: compare what can be compared."""
-    pairs = (
-        ("a vocabulary of", config.vocab_size, target.vocab_size),
-        ("target features of width", config.target_hidden_size, target.hidden_size),
-    )
-    for what, mine, theirs in pairs:
-        if mine != theirs:
-            raise ModelError(
-                config.path,
-                f"drafts for another target: {what} {mine}, and {target.path} has {theirs}",
-            )
+    check_target(config.path, config.vocab_size, config.target_hidden_size, target)
     if config.draft_vocab_size > config.vocab_size:
         raise ModelError(
             config.path,

@@ -16,11 +16,12 @@ from .rope import rotate
 class Sight:
     """What every layer of one forward needs to know about its rows.
 
-    rows: B; bias_B1QK: additive visibility, query groups folded in; cos, sin: [N, 1, head_dim];
-    slots_N: flat slots the rows are written to.
+    rows: B, which attend to the pool's rows from `first_row` on; bias_B1QK: additive visibility,
+    query groups folded in; cos, sin: [N, 1, head_dim]; slots_N: flat slots the rows are written to.
     """
 
     rows: int
+    first_row: int
     bias_B1QK: Tensor
     cos_N1d: Tensor
     sin_N1d: Tensor
@@ -55,7 +56,7 @@ def add_linear(residual_NH: Tensor, x_NI: Tensor, linear: nn.Linear) -> Tensor:
 
 def look(q_Nhd: Tensor, layer: int, sight: Sight, kv: KVCache, attend: Attend) -> Tensor:
     """Attend to the pool's first K slots of one layer -> [N, heads * head_dim]."""
-    keys, values = kv.get_valid(layer, sight.bias_B1QK.shape[-1])
+    keys, values = kv.get_valid(layer, sight.bias_B1QK.shape[-1], sight.first_row, sight.rows)
     q_BQhd = q_Nhd.view(sight.rows, -1, *q_Nhd.shape[1:])
     return attend(q_BQhd, keys, values, sight.bias_B1QK).flatten(2).flatten(0, 1)
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from .checkpoint import SINGLE
 from .config import DecoderConfig, RopeConfig, decoder_config
 from .decoder import Decoder
+from .eagle import Attention
 from .eagle3 import Eagle3
 from .eagle3_config import Eagle3Config, default_taps
 from .weights import load_target
@@ -56,14 +57,14 @@ def write_tiny_target(
     """
     folder.mkdir(parents=True, exist_ok=True)
     raw = _target_json(family, layers, hidden, vocab, max_positions) | dict(extra or {})
-    _write_json(folder / "config.json", raw)
+    write_json(folder / "config.json", raw)
     decoder = Decoder(decoder_config(folder))
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, view in decoder.published().items():
             view.copy_(_target_weight(name, view, draw, context / layers**0.5))
         _restrict_(decoder.lm_head, decoder.embed, restrict, draw)
-    _save(folder, decoder.published())
+    save(folder, decoder.published())
     return folder
 
 
@@ -148,8 +149,8 @@ def write_tiny_eagle3(
             parameter.copy_(torch.randn(parameter.shape, generator=draw) * noise)
         _aim_(drafter, target, feature, draw)
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / "config.json", drafter.config.to_json())
-    _save(folder, drafter.published())
+    write_json(folder / "config.json", drafter.config.to_json())
+    save(folder, drafter.published())
     return folder
 
 
@@ -173,24 +174,29 @@ def _drafter_config(folder: Path, target: DecoderConfig, draft_vocab: int) -> Ea
 
 def _aim_(drafter: Eagle3, target: Decoder, feature: float, draw: torch.Generator) -> None:
     """Each row attends to itself, adds its embedding to the feature, and asks the target's head."""
-    hidden, attention = target.hidden_size, drafter.midlayer.self_attn
-    one = torch.eye(hidden)
-    drafter.fc.weight[:, -hidden:] += feature * one
+    hidden = target.hidden_size
+    drafter.fc.weight[:, -hidden:] += feature * torch.eye(hidden)
     for norm in (drafter.midlayer.input_layernorm, drafter.midlayer.hidden_norm):
         norm.weight.add_(1.0)
     drafter.midlayer.post_attention_layernorm.weight.add_(1.0)
     drafter.norm.weight.add_(target.norm.weight)
-    focus, _ = torch.linalg.qr(torch.randn(hidden, hidden, generator=draw))
-    for projection in (attention.q_proj, attention.k_proj):
-        projection.weight[:, :hidden] += 3.0 * focus
-    attention.v_proj.weight[:, :hidden] += one
-    attention.o_proj.weight.add_(one)
+    attend_to_itself_(drafter.midlayer.self_attn, hidden, draw)
     likely = likely_ids(target.lm_head)
     rest = torch.tensor([i for i in range(target.vocab_size) if i not in likely.tolist()])
     known = torch.cat((likely, rest))[: drafter.config.draft_vocab_size].sort().values
     drafter.lm_head.weight.copy_(target.lm_head[known])
     drafter.d2t.copy_(known - torch.arange(len(known)))
     drafter.t2d.zero_()[known] = True
+
+
+def attend_to_itself_(attention: Attention, hidden: int, draw: torch.Generator) -> None:
+    """Each row sees mostly itself, and passes on the first `hidden` numbers of its input."""
+    one = torch.eye(hidden)
+    focus, _ = torch.linalg.qr(torch.randn(hidden, hidden, generator=draw))
+    for projection in (attention.q_proj, attention.k_proj):
+        projection.weight[:, :hidden] += 3.0 * focus
+    attention.v_proj.weight[:, :hidden] += one
+    attention.o_proj.weight.add_(one)
 
 
 def write_tiny_tokenizer(folder: Path, vocab: int = 130) -> Path:
@@ -209,16 +215,16 @@ def write_tiny_tokenizer(folder: Path, vocab: int = 130) -> Path:
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
     }
-    _write_json(folder / "tokenizer.json", tokenizer)
+    write_json(folder / "tokenizer.json", tokenizer)
     names = {"tokenizer_class": "PreTrainedTokenizerFast"} | SPECIAL
-    _write_json(folder / "tokenizer_config.json", names)
+    write_json(folder / "tokenizer_config.json", names)
     return folder
 
 
-def _save(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+def save(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     stored = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
     save_file(stored, folder / SINGLE, metadata={"format": "pt"})
 
 
-def _write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

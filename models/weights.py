@@ -12,13 +12,16 @@ from torch import Tensor, nn
 from .checkpoint import FLOATS, Entry, check_finite, entries, read_tensors
 from .config import DecoderConfig, decoder_config
 from .decoder import Decoder
+from .dflash import DFlashDraftModel, TargetEnds
+from .dflash_config import dflash_config
 from .eagle3 import Eagle3
 from .eagle3_config import Eagle3Config, eagle3_config
 from .files import ModelError
 
 SHOWN = 8  # names in one message
 LM_HEAD = "lm_head.weight"
-LAYER = re.compile(r"model\.layers\.(\d{1,6})\.")
+EMBEDDING = "embed_tokens.weight"  # of drafters
+LAYER = re.compile(r"(?:model\.)?layers\.(\d{1,6})\.")
 DERIVED = ".rotary_emb.inv_freq"  # old Llama files store what config.json says already
 MAPS = {"d2t": {"I64", "I32"}, "t2d": {"BOOL"}}  # between vocabularies; all else is floats
 
@@ -45,8 +48,8 @@ def load_target(
     """
     config = decoder_config(folder)
     stored = entries(folder)
-    _check_layers(config, stored)
-    decoder = _on_meta(config.path, lambda: Decoder(config))
+    _check_layers(config.path, config.num_layers, stored)
+    decoder = on_meta(config.path, lambda: Decoder(config))
     expected = {name: tuple(view.shape) for name, view in decoder.published().items()}
     tied = config.tied and LM_HEAD not in stored
     if tied:
@@ -87,8 +90,8 @@ def load_eagle3(
     config = eagle3_config(folder, target.config, taps)
     stored = {n: e for n, e in entries(folder).items() if not n.startswith("verifier_")}
     _check_fc(config, stored)
-    drafter = _on_meta(config.path, lambda: Eagle3(config))
-    drafter.owns_embedding = "embed_tokens.weight" in stored
+    drafter = on_meta(config.path, lambda: Eagle3(config))
+    drafter.owns_embedding = EMBEDDING in stored
     expected = {name: tuple(view.shape) for name, view in drafter.published().items()}
     same_vocabulary = config.draft_vocab_size == config.vocab_size
     maps = [] if same_vocabulary and "d2t" not in stored else list(MAPS)
@@ -105,20 +108,92 @@ def load_eagle3(
     return drafter.eval()
 
 
-def _check_fc(config: Eagle3Config, stored: Mapping[str, Entry]) -> None:
-    """How many taps the drafter was trained on stands only in the width of `fc`."""
-    if "fc.weight" not in stored or len(stored["fc.weight"].shape) != 2:
+def load_vanilla(
+    folder: Path,
+    target: Decoder,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Decoder:
+    """A small language model that drafts for a target: any decoder with the same tokens.
+
+    Raises:
+        ModelError: the checkpoint is refused, or its vocabulary is not the target's.
+    """
+    drafter = load_target(folder, dtype, device)
+    if drafter.vocab_size != target.vocab_size:
+        raise ModelError(
+            drafter.config.path,
+            f"`vocab_size` is {drafter.vocab_size}, the target has {target.vocab_size}",
+        )
+    return drafter
+
+
+def load_dflash(
+    folder: Path,
+    target: Decoder,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    *,
+    scan: bool = True,
+) -> DFlashDraftModel:
+    """A DFlash drafter in z-lab's or speculators' layout, for one target.
+
+    Every tensor of the file must be known and every parameter filled. The target's embedding and
+    head are used; copies of them in the file must be equal to them.
+
+    Raises:
+        ModelError: the checkpoint is refused, or belongs to another target.
+    """
+    config = dflash_config(folder, target.config)
+    stored = entries(folder)
+    if config.speculators:
+        stored = {n: e for n, e in stored.items() if not n.startswith("verifier_")}
+        for name, theirs in ((EMBEDDING, target.embed), (LM_HEAD, target.lm_head)):
+            _check_copy(name, stored.pop(name, None), theirs)
+    _check_layers(config.path, config.num_layers, stored)
+    _check_width(stored, config.layer_ids, config.hidden_size)
+    ends = TargetEnds(target.embed, target.lm_head)
+    drafter = on_meta(config.path, lambda: DFlashDraftModel(config, ends))
+    expected = {name: tuple(view.shape) for name, view in drafter.published().items()}
+    extra = compare(folder, stored, expected)
+    if extra:
+        raise ModelError(stored[extra[0]].path, f"unexpected tensors: {listed(extra)}")
+    materialise(drafter, dtype, device)
+    fill(drafter.published(), stored, scan=scan)
+    return drafter.eval()
+
+
+def _check_copy(name: str, entry: Entry | None, theirs: Tensor) -> None:
+    """A copy of a target's tensor says nothing new, unless it is another target's."""
+    if entry is None:
         return
-    entry, hidden, count = stored["fc.weight"], config.target_hidden_size, len(config.taps)
-    width = entry.shape[1]
-    if "layers.0.self_attn.q_proj.weight" in stored and not config.speculators:
-        raise ModelError(entry.path, "is an EAGLE-1 or EAGLE-2 drafter, not EAGLE-3")
-    if width != count * hidden:
+    if entry.shape != tuple(theirs.shape):
         raise ModelError(
             entry.path,
-            f"`fc.weight` takes {width} features, and the {count} taps {config.taps} of a target"
-            f" of width {hidden} are {count * hidden}",
+            f"`{name}` has shape {list(entry.shape)}, the target's is {list(theirs.shape)}",
         )
+    (copy,) = read_tensors(entry.path, [name])
+    if not torch.equal(copy, theirs.to(copy.device, copy.dtype)):
+        raise ModelError(entry.path, f"`{name}` is not the target's")
+
+
+def _check_fc(config: Eagle3Config, stored: Mapping[str, Entry]) -> None:
+    if "layers.0.self_attn.q_proj.weight" in stored and not config.speculators:
+        path = stored["layers.0.self_attn.q_proj.weight"].path
+        raise ModelError(path, "is an EAGLE-1 or EAGLE-2 drafter, not EAGLE-3")
+    _check_width(stored, config.taps, config.target_hidden_size)
+
+
+def _check_width(stored: Mapping[str, Entry], taps: tuple[int, ...], hidden: int) -> None:
+    """How many taps a drafter was trained on stands only in the width of what joins them."""
+    entry = stored.get("fc.weight")
+    if entry is None or len(entry.shape) != 2 or entry.shape[1] == len(taps) * hidden:
+        return
+    raise ModelError(
+        entry.path,
+        f"`fc.weight` takes {entry.shape[1]} features, and the {len(taps)} taps {taps} of a target"
+        f" of width {hidden} are {len(taps) * hidden}",
+    )
 
 
 def _share(drafter: Eagle3, embedding: nn.Parameter) -> None:
@@ -146,7 +221,7 @@ def _check_maps(path: Path, drafter: Eagle3) -> None:
         raise ModelError(path, "`d2t` and `t2d` do not describe the same tokens")
 
 
-def _on_meta(path: Path, build: Callable[[], Built]) -> Built:
+def on_meta(path: Path, build: Callable[[], Built]) -> Built:
     """The module without memory: its names and shapes are wanted first."""
     try:
         with torch.device("meta"):
@@ -156,13 +231,12 @@ def _on_meta(path: Path, build: Callable[[], Built]) -> Built:
         raise ModelError(path, f"describes no possible model ({cause})") from None
 
 
-def _check_layers(config: DecoderConfig, stored: Mapping[str, Entry]) -> None:
+def _check_layers(path: Path, claimed: int, stored: Mapping[str, Entry]) -> None:
     """Before a module is built for every layer that the config claims."""
     held = {int(found[1]) for name in stored if (found := LAYER.match(name))}
-    if config.num_layers > len(held):
+    if claimed > len(held):
         raise ModelError(
-            config.path,
-            f"`num_hidden_layers` is {config.num_layers}, the weights hold {len(held)} layers",
+            path, f"`num_hidden_layers` is {claimed}, the weights hold {len(held)} layers"
         )
 
 

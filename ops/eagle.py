@@ -1,4 +1,4 @@
-"""Drafting with EAGLE-3: token trees grown for all branches in one sequence (EAGLE-2, section 4).
+"""EAGLE-2 and EAGLE-3: token trees grown for all branches at once (EAGLE-2, section 4).
 
 Drafter row j pairs the target's feature of token j with token j + 1, at position j. The rows that
 expand_root writes stay in the drafter's pool; those of grow_tree are given back.
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from .kv import KVCache
-from .masks import build, committed_visible
+from .masks import build
 from .registry import op
 from .tree import Candidates, rerank
-from .types import DraftRows, HiddenDrafter, Proposal, Visibility
+from .types import DraftRows, HiddenDrafter, Proposal
+from .workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,42 +24,48 @@ class Frontier:
 
     tokens_SK: int64 target ids, best first; scores_SK: float32 log-probabilities.
     hidden_SKH: the drafter's output that each token was proposed from (its parent's).
-    owner_S, prefix_S, position_S: of each branch; position_S is the root token's position, at
-        which a drafter row for a first-level token stands.
+    draft_rows: whose trees they are; a drafter row for a first-level token stands at the root
+        token's position.
     """
 
     tokens_SK: Tensor
     scores_SK: Tensor
     hidden_SKH: Tensor
-    owner_S: Tensor
-    prefix_S: Tensor
-    position_S: Tensor
+    draft_rows: DraftRows
 
 
-@op("draft.expand_root_", drafters="eagle3", writes="frontier", drops="draft_rows")
+@op("draft.expand_root_", drafters="eagle3 eagle2", writes="frontier", drops="draft_rows")
 def expand_root_(
     drafter: HiddenDrafter, draft_rows: DraftRows, kv_draft: KVCache, *, top_k: int
 ) -> Frontier:
     """Take in what was committed, for all branches in one forward, and propose the first level."""
     rows = draft_rows.rows
-    hidden_BQH = drafter.fuse(draft_rows.features_QF)[None]
+    assert draft_rows.features_NF is not None
+    hidden_BQH = _placed(drafter.fuse(draft_rows.features_NF), draft_rows)
     visible = build(rows, kv_draft)
     out_BQH = drafter.forward(
         rows.tokens_BQ, hidden_BQH, rows.positions_BQ, rows.slots_BQ, visible, kv_draft
     )
     tip_SH = out_BQH.view(-1, out_BQH.shape[-1])[rows.tips_R]
-    scores_SK, ids_SK = _top_children(drafter, tip_SH, top_k)
+    scores_SK, ids_SK = top_children(drafter, tip_SH, top_k)
     return Frontier(
         drafter.to_target(ids_SK),
         scores_SK,
         tip_SH[:, None, :].expand(-1, ids_SK.shape[1], -1),
-        draft_rows.owner_S,
-        draft_rows.prefix_S,
-        draft_rows.position_S,
+        draft_rows,
     )
 
 
-@op("draft.grow_tree_", drafters="eagle3", writes="proposal", drops="frontier")
+def _placed(hidden_NH: Tensor, draft_rows: DraftRows) -> Tensor:
+    """Hidden states where their rows are, [B, Q, H]; padding holds zeros."""
+    height, queries = draft_rows.rows.tokens_BQ.shape
+    if len(hidden_NH) == height * queries:
+        return hidden_NH.view(height, queries, -1)
+    out_RH = hidden_NH.new_zeros(height * queries, hidden_NH.shape[-1])
+    return out_RH.index_copy_(0, draft_rows.index_N, hidden_NH).view(height, queries, -1)
+
+
+@op("draft.grow_tree_", drafters="eagle3 eagle2", writes="proposal", drops="frontier")
 def grow_tree_(
     drafter: HiddenDrafter,
     frontier: Frontier,
@@ -77,7 +84,7 @@ def grow_tree_(
     growth = _Growth(drafter, frontier, kv_draft, levels, count)
     for level in range(1, levels):
         growth.deepen_(level)
-    kv_draft.release_(growth.slots)
+    growth.work.close_()
     kept = rerank(growth.candidates(), count)
     return Proposal(
         kept.tokens_SC,
@@ -96,7 +103,7 @@ def nodes_for(nodes: int | Mapping[int, int], active: int) -> int:
     return nodes[max(least for least in nodes if least <= max(active, 1))]
 
 
-def _top_children(drafter: HiddenDrafter, hidden_RH: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+def top_children(drafter: HiddenDrafter, hidden_RH: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """(log-probabilities, draft ids), each [R, top_k], of the best successors, best first."""
     logits_RV = drafter.logits(hidden_RH)
     top = logits_RV.topk(min(top_k, logits_RV.shape[-1]), dim=-1)
@@ -117,21 +124,9 @@ class _Growth:
         device = frontier.tokens_SK.device
         width_K = torch.arange(self.width, device=device)
         self.index_SK = width_K.expand(self.trees, -1)
-        self.seen_SKM = torch.zeros(
-            self.trees, self.width, 0, self.width, dtype=torch.bool, device=device
-        )
+        self.seen_SKM = torch.zeros(self.trees, self.width, 0, dtype=torch.bool, device=device)
         self.found = [self._candidates(torch.full_like(self.index_SK, -1), 1)]
-        self.slots = self._reserve_(levels - 1)
-        self.slots_M = torch.tensor(self.slots, dtype=torch.int64, device=device)
-        self.table = kv.table(kv.extent)
-        self.history_SX = committed_visible(
-            frontier.owner_S, frontier.prefix_S, frontier.position_S, self.table
-        )
-
-    def _reserve_(self, levels: int) -> list[int]:
-        """Fresh slots for every level; owner 0 and position 0, for only this tree sees them."""
-        count = levels * self.trees * self.width
-        return [int(slot) for slot in self.kv.append_([0] * count, [0] * count)]
+        self.work = Workspace(kv, frontier.draft_rows, (levels - 1) * self.width)
 
     def _candidates(self, parents_SK: Tensor, depth: int) -> Candidates:
         depths_SK = torch.full_like(parents_SK, depth)
@@ -141,7 +136,7 @@ class _Growth:
         """Forward the frontier (all branches, one sequence) and choose the next one."""
         out_SKH = self._forward(level)
         width, created = self.width, sum(c.tokens_SC.shape[1] for c in self.found)
-        scores_RC, ids_RC = _top_children(self.drafter, out_SKH.flatten(0, 1), width)
+        scores_RC, ids_RC = top_children(self.drafter, out_SKH.flatten(0, 1), width)
         scores_SC = (scores_RC.view(self.trees, width, -1) + self.scores_SK[:, :, None]).flatten(1)
         tokens_SC = self.drafter.to_target(ids_RC).view(self.trees, -1)
         children = scores_SC.shape[1] // width
@@ -156,37 +151,24 @@ class _Growth:
         self.index_SK = created + pick_SK
         row_SK1 = parent_SK[:, :, None]
         self.hidden_SKH = out_SKH.gather(1, row_SK1.expand(-1, -1, out_SKH.shape[-1]))
-        self.seen_SKM = self.seen_SKM.gather(
-            1, row_SK1[..., None].expand(-1, -1, *self.seen_SKM.shape[2:])
-        )
+        self.seen_SKM = self.seen_SKM.gather(1, row_SK1.expand(-1, -1, self.seen_SKM.shape[2]))
 
     def _forward(self, level: int) -> Tensor:
         """hidden_SKH of the frontier, which stands at one position per branch."""
-        trees, width = self.trees, self.width
+        trees, width, frame = self.trees, self.width, self.work.frame
         own_KK = torch.eye(width, dtype=torch.bool, device=self.tokens_SK.device)
-        own_SK1K = own_KK[None, :, None, :].expand(trees, -1, -1, -1)
-        self.seen_SKM = torch.cat([self.seen_SKM, own_SK1K], dim=2)
-        count = trees * width
-        mask_QX = self.history_SX.repeat_interleave(width, dim=0)
-        mask_QX[:, self.slots_M[: level * count]] = self._fresh(level)
-        position_SK = (self.frontier.position_S + level - 1)[:, None].expand(-1, width)
+        self.seen_SKM = torch.cat([self.seen_SKM, own_KK.expand(trees, -1, -1)], dim=2)
+        level_M = torch.arange(level * width, device=self.tokens_SK.device) // width
+        position_SM = self.frontier.draft_rows.position_S[:, None] + level_M
         out_BQH = self.drafter.forward(
-            self.tokens_SK.reshape(1, count),
-            self.hidden_SKH.reshape(1, count, -1),
-            position_SK.reshape(1, count),
-            self.slots_M[(level - 1) * count : level * count].view(1, count),
-            Visibility(mask_QX[None], self.table.position_K[None]),
+            frame.spread(self.tokens_SK),
+            frame.spread(self.hidden_SKH),
+            frame.spread(position_SM[:, -width:]),
+            self.work.slots_BQ((level - 1) * width, width),
+            self.work.visible(self.seen_SKM, position_SM),
             self.kv,
         )
-        return out_BQH.view(trees, width, -1)
-
-    def _fresh(self, level: int) -> Tensor:
-        """bool [S * K, level * S * K]: own ancestors among the drafted levels, level by level."""
-        trees, width = self.trees, self.width
-        blocks = self.seen_SKM.new_zeros(trees, width, level, trees, width)
-        tree_S = torch.arange(trees, device=blocks.device)
-        blocks[tree_S, :, :, tree_S, :] = self.seen_SKM
-        return blocks.view(trees * width, level * trees * width)
+        return frame.collect(out_BQH)
 
     def candidates(self) -> Candidates:
         """All nodes in creation order."""

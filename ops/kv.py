@@ -1,13 +1,16 @@
 """The KV pool of one model: preallocated once, addressed through slots, never reallocated.
 
-A slot table on the host says whose each slot is. It is the only copy of that truth: forwards get
-it as small tensors, ops never write it. Slot order never matters, so a branch's rows may lie
-anywhere in the pool; new rows take the lowest free slots and committed rows stay where they are.
+It holds one sequence (the layout ``bim``) or several rows of equal capacity (``batching``); a slot
+is a flat index over all rows. A table on the host says whose each slot is. It is the only copy of
+that truth: forwards get it as small tensors, ops never write it. Slot order inside a row never
+matters, so a branch's slots may lie anywhere in it; what is new takes the lowest free ones and what
+is committed stays where it is.
 """
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +18,11 @@ import torch
 from torch import Tensor
 
 Ints = npt.NDArray[np.int32]
+Row = int | Ints
 
 FREE = -1  # owner of a slot that nobody uses
 NOBODY = -2  # prefix of an owner that has none
+PADDING = -3  # owner of a query row that stands for nothing
 
 
 class PoolFullError(RuntimeError):
@@ -36,22 +41,22 @@ class CopyLedger:
         self.moves[cause] += 1
 
 
-@dataclass(frozen=True, slots=True)
-class SlotTable:
-    """The table's first K slots as tensors: owner_K int32, position_K int64, committed_K bool."""
+class SlotTable(NamedTuple):
+    """The first K slots of B rows: owner_BK int32, position_BK int64, committed_BK bool."""
 
-    owner_K: Tensor
-    position_K: Tensor
-    committed_K: Tensor
+    owner_BK: Tensor
+    position_BK: Tensor
+    committed_BK: Tensor
 
 
 class KVCache:
-    """One pool `data` [layers, 2, kv_heads, capacity + 1, head_dim]; the last slot is scratch.
+    """One pool `data` [layers, 2, kv_heads, slots + 1, head_dim]; the last slot is scratch.
 
     Attributes:
-        owner: int32 [capacity], FREE or the owner's id.
-        position: int32 [capacity], RoPE position of the row.
-        committed: bool [capacity]; False for fresh rows (a tree under verification, draft levels),
+        capacity: slots of each row; `slots` = rows x capacity.
+        owner: int32 [slots], FREE or the owner's id.
+        position: int32 [slots], RoPE position of what lies there.
+        committed: bool [slots]; False for fresh slots (a tree under verification, draft levels),
             which only their own tree can see.
     """
 
@@ -61,24 +66,28 @@ class KVCache:
         kv_heads: int,
         head_dim: int,
         capacity: int,
+        rows: int = 1,
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.capacity = capacity
+        self.capacity, self.rows, self.slots = capacity, rows, rows * capacity
         self.data = torch.zeros(
-            layers, 2, kv_heads, capacity + 1, head_dim, dtype=dtype, device=device
+            layers, 2, kv_heads, self.slots + 1, head_dim, dtype=dtype, device=device
         )
-        self.owner: Ints = np.full(capacity, FREE, np.int32)
-        self.position: Ints = np.zeros(capacity, np.int32)
-        self.committed = np.zeros(capacity, np.bool_)
+        shape = (layers, 2, kv_heads, rows, capacity, head_dim)
+        by_row = self.data[:, :, :, : self.slots].view(shape).transpose(2, 3)
+        self._views = [(layer[0], layer[1]) for layer in by_row.unbind()]
+        self.owner: Ints = np.full(self.slots, FREE, np.int32)
+        self.position: Ints = np.zeros(self.slots, np.int32)
+        self.committed = np.zeros(self.slots, np.bool_)
         self.ledger = CopyLedger()
         self.peak_length = 0
 
     @property
     def scratch(self) -> int:
-        """The slot that padding rows write to; no row ever sees it."""
-        return self.capacity
+        """The slot that padding writes to; nobody ever sees it."""
+        return self.slots
 
     @property
     def current_length(self) -> int:
@@ -87,9 +96,19 @@ class KVCache:
 
     @property
     def extent(self) -> int:
-        """One past the highest slot in use; a forward reads slots 0 .. extent - 1."""
-        used = np.flatnonzero(self.owner != FREE)
+        """One past the highest slot in use, of any row; a forward reads slots 0 .. extent - 1."""
+        used = np.flatnonzero(self._by_row(self.owner != FREE).any(0))
         return int(used[-1]) + 1 if used.size else 0
+
+    @property
+    def holes(self) -> int:
+        """Free slots below the highest one in use, over all rows."""
+        used = self._by_row(self.owner != FREE)
+        ends = self.capacity - used[:, ::-1].argmax(1)
+        return int(ends[used.any(1)].sum() - used.sum())
+
+    def _by_row(self, table: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return table.reshape(self.rows, self.capacity)
 
     @property
     def slot_bytes(self) -> int:
@@ -97,20 +116,40 @@ class KVCache:
         layers, two, heads, _, dim = self.data.shape
         return layers * two * heads * dim * self.data.element_size()
 
-    def append_(self, owner: npt.ArrayLike, position: npt.ArrayLike) -> Ints:
-        """Label the lowest free slots as fresh rows and return them, in the rows' order."""
+    def append_(self, owner: npt.ArrayLike, position: npt.ArrayLike, row: Row = 0) -> Ints:
+        """Label the lowest free slots as fresh and return them, in the order of `owner`.
+
+        Args:
+            row: the pool's row, one for all or one for each slot.
+        """
         owner_Q = np.asarray(owner, np.int32)
-        free = np.flatnonzero(self.owner == FREE)[: owner_Q.size]
-        if free.size < owner_Q.size:
-            raise PoolFullError(f"{owner_Q.size} rows asked, {free.size} slots free")
-        self.owner[free] = owner_Q
-        self.position[free] = np.asarray(position, np.int32)
-        self.committed[free] = False
+        slots = self.lowest_free(owner_Q.size, row)
+        self.owner[slots] = owner_Q
+        self.position[slots] = np.asarray(position, np.int32)
+        self.committed[slots] = False
         self.peak_length = max(self.peak_length, self.current_length)
-        return free.astype(np.int32)
+        return slots
+
+    def lowest_free(self, count: int, row: Row) -> Ints:
+        """Slots that nobody uses, of one row, or of a row for each slot.
+
+        Raises:
+            PoolFullError: a row has fewer.
+        """
+        if isinstance(row, int):
+            first = row * self.capacity
+            free = np.flatnonzero(self.owner[first : first + self.capacity] == FREE)[:count]
+            if free.size < count:
+                raise PoolFullError(f"{count} slots asked, {free.size} free")
+            return (first + free).astype(np.int32)
+        row_Q = np.asarray(row, np.int32)
+        slots = np.empty(count, np.int32)
+        for one in np.unique(row_Q):
+            slots[row_Q == one] = self.lowest_free(int((row_Q == one).sum()), int(one))
+        return slots
 
     def commit_(self, slots: npt.ArrayLike, position: npt.ArrayLike) -> None:
-        """Fresh rows become part of their owner's history, where they are: nothing moves.
+        """Fresh slots become part of their owner's history, where they are: nothing moves.
 
         Args:
             position: their positions; only now known on the host if they are nodes of a tree.
@@ -125,9 +164,12 @@ class KVCache:
         self.owner[index] = FREE
         self.committed[index] = False
 
-    def retire_(self, owners: Iterable[int]) -> None:
-        """Give back every row of these owners."""
-        self.release_(np.flatnonzero(np.isin(self.owner, list(owners))))
+    def retire_(self, owners: Iterable[int], row: int | None = None) -> None:
+        """Give back everything of these owners, in all rows or in one."""
+        gone = np.isin(self.owner, list(owners))
+        if row is not None:
+            gone &= np.arange(self.slots) // self.capacity == row
+        self.release_(np.flatnonzero(gone))
 
     def relabel_(self, old: int, new: int) -> None:
         """The rows of one owner become another's: 0 bytes moved."""
@@ -137,42 +179,52 @@ class KVCache:
         """Drop the owner's rows at positions >= length."""
         self.release_(np.flatnonzero((self.owner == owner) & (self.position >= length)))
 
-    def rows_of(self, owner: int) -> Ints:
-        """The owner's committed slots in the order of their positions."""
-        slots = np.flatnonzero((self.owner == owner) & self.committed)
+    def slots_of(self, owner: int, row: int = 0) -> Ints:
+        """The owner's committed slots in one row, in the order of their positions."""
+        first = row * self.capacity
+        mine = self.owner[first : first + self.capacity] == owner
+        slots = first + np.flatnonzero(mine & self.committed[first : first + self.capacity])
         return slots[np.argsort(self.position[slots], kind="stable")].astype(np.int32)
 
     def copy_(self, source: npt.ArrayLike, target: npt.ArrayLike, cause: str) -> None:
-        """Move rows, with their labels, into other slots of the pool; counted by the ledger."""
+        """Copy slots, with their labels, into free slots of the pool; counted by the ledger."""
         source_R, target_R = np.asarray(source, np.int64), np.asarray(target, np.int64)
         device = self.data.device
-        rows = self.data.index_select(3, torch.from_numpy(source_R).to(device))
-        self.data.index_copy_(3, torch.from_numpy(target_R).to(device), rows)
-        labels = self.owner[source_R], self.position[source_R], self.committed[source_R]
-        self.release_(source_R)
-        self.owner[target_R], self.position[target_R], self.committed[target_R] = labels
+        kept = self.data.index_select(3, torch.from_numpy(source_R).to(device))
+        self.data.index_copy_(3, torch.from_numpy(target_R).to(device), kept)
+        for table in (self.owner, self.position, self.committed):
+            table[target_R] = table[source_R]
+        self.peak_length = max(self.peak_length, self.current_length)
         self.ledger.add(cause, source_R.size * self.slot_bytes)
 
     def compact_(self) -> int:
-        """Close the holes that retired branches left: the highest rows move down into them.
+        """Close the holes of every row: its highest slots move down into them.
 
         Returns:
-            The number of rows moved.
+            The number of slots moved.
         """
-        length = self.current_length
-        holes = np.flatnonzero(self.owner[:length] == FREE)
-        high = np.flatnonzero(self.owner[length:] != FREE) + length
+        return sum(self._compact_row_(row) for row in range(self.rows))
+
+    def _compact_row_(self, row: int) -> int:
+        first = row * self.capacity
+        used = self.owner[first : first + self.capacity] != FREE
+        length = int(np.count_nonzero(used))
+        holes = first + np.flatnonzero(~used[:length])
+        high = first + length + np.flatnonzero(used[length:])
         if holes.size:
             self.copy_(high, holes, "compact")
+            self.release_(high)
         return int(holes.size)
 
-    def table(self, extent: int) -> SlotTable:
-        """The first `extent` entries as tensors on the pool's device (copies of a few KB)."""
-        device = self.data.device
+    def table(self, extent: int, first_row: int = 0, rows: int = 1) -> SlotTable:
+        """The first `extent` slots of some rows as tensors on the pool's device (a few KB)."""
+        device, part = self.data.device, slice(first_row, first_row + rows)
         return SlotTable(
-            torch.tensor(self.owner[:extent], device=device),
-            torch.tensor(self.position[:extent], dtype=torch.int64, device=device),
-            torch.tensor(self.committed[:extent], device=device),
+            torch.tensor(self._by_row(self.owner)[part, :extent], device=device),
+            torch.tensor(
+                self._by_row(self.position)[part, :extent], dtype=torch.int64, device=device
+            ),
+            torch.tensor(self._by_row(self.committed)[part, :extent], device=device),
         )
 
     def write_(self, layer: int, slots_Q: Tensor, keys_hQd: Tensor, values_hQd: Tensor) -> None:
@@ -180,16 +232,28 @@ class KVCache:
         self.data[layer, 0].index_copy_(1, slots_Q, keys_hQd)
         self.data[layer, 1].index_copy_(1, slots_Q, values_hQd)
 
-    def get_valid(self, layer: int, extent: int) -> tuple[Tensor, Tensor]:
-        """Views (K, V), each [1, kv_heads, extent, head_dim], of one layer's first slots."""
-        return self.data[layer, 0, None, :, :extent], self.data[layer, 1, None, :, :extent]
+    def get_valid(
+        self, layer: int, extent: int, first_row: int = 0, rows: int = 1
+    ) -> tuple[Tensor, Tensor]:
+        """Views (K, V), each [rows, kv_heads, extent, head_dim], of one layer's first slots."""
+        keys_RgSd, values_RgSd = self._views[layer]
+        part = slice(first_row, first_row + rows)
+        return keys_RgSd[part, :, :extent], values_RgSd[part, :, :extent]
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the table is consistent."""
         used = self.owner != FREE
         assert not self.committed[~used].any(), "a free slot is committed"
-        rows = np.stack([self.owner, self.position])[:, used & self.committed]
-        assert np.unique(rows, axis=1).shape[1] == rows.shape[1], "a position is held twice"
-        for owner in np.unique(self.owner[used & self.committed]):
-            held = np.sort(self.position[(self.owner == owner) & self.committed])
-            assert held[-1] - held[0] + 1 == held.size, f"owner {owner} has a gap in its positions"
+        for row in range(self.rows):
+            part = slice(row * self.capacity, (row + 1) * self.capacity)
+            kept = self.committed[part]
+            _check_row(self.owner[part][kept], self.position[part][kept])
+
+
+def _check_row(owner_K: Ints, position_K: Ints) -> None:
+    """Every owner's committed positions in a row are consecutive, each held once."""
+    pairs = np.stack([owner_K, position_K])
+    assert np.unique(pairs, axis=1).shape[1] == pairs.shape[1], "a position is held twice"
+    for owner in np.unique(owner_K):
+        held = np.sort(position_K[owner_K == owner])
+        assert held[-1] - held[0] + 1 == held.size, f"owner {owner} has a gap in its positions"

@@ -25,7 +25,6 @@ def forward_(
     """
     if not rows.tokens_BQ.numel():  # nobody could start: everyone was refused
         return torch.zeros(0, target.vocab_size, device=rows.tokens_BQ.device), None
-    tree_R = torch.arange(rows.tree_rows, device=rows.tokens_BQ.device)
     output = target.forward(
         rows.tokens_BQ,
         rows.positions_BQ,
@@ -33,7 +32,7 @@ def forward_(
         visible,
         kv,
         plan,
-        torch.cat([tree_R, rows.tips_R]),
+        torch.cat([rows.nodes_ST.view(-1), rows.tips_R]),
         taps,
     )
     return output.logits_RV, output.taps_QF

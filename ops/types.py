@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .align import AlignmentState, ContinuousDecodingState
+from .frame import Frame
 from .kv import KVCache
 
 
@@ -30,24 +32,30 @@ class Visibility:
     mask_BQK: bool, True where the query row may attend to the key slot. Every query row sees at
         least one slot.
     positions_BK: int64, RoPE position of each slot; only read by sliding-window layers.
+    first_row: the pool's row that tensor row 0 attends to; the others follow it.
     """
 
     mask_BQK: Tensor
     positions_BK: Tensor
+    first_row: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one forward. Under ``bim`` B is 1 and the branches lie one after another.
+    """The rows of one forward: token trees of running branches, and prefill rows.
 
-    The first `trees` x `nodes` rows (in flat order) are token trees, branch by branch, root first;
-    the rest are prefill rows in reading order.
+    Under ``bim`` B is 1 and everything lies one after another; under ``batching`` tensor row b is
+    the pool's row `first_row + b`, and its queries stand at the right end, behind padding.
 
-    tokens_BQ, positions_BQ, slots_BQ: int64. Slots are flat indices into the pool.
-    owner_BQ, prefix_BQ: int32, the owner of each row and the owner of its prefix (NOBODY if none).
+    tokens_BQ, positions_BQ, slots_BQ: int64. Slots are flat indices into the pool; padding has
+        the scratch slot.
+    owner_BQ, prefix_BQ: int32, the owner of each row and the owner of its prefix (NOBODY if none;
+        padding has PADDING and NOBODY).
+    nodes_ST: int64, flat indices (b * Q + q) of each tree's nodes, the root first.
     ancestors_STT: bool, for each tree which nodes are ancestors-or-self of which.
     tips_R: int64, flat indices of the prefill rows whose logits draw a root token.
     bound_trees, bound_tips: which trees and which tips (host ints) a grammar restricts.
+    alignment: how the rows are padded; None under ``bim``.
     """
 
     tokens_BQ: Tensor
@@ -55,18 +63,25 @@ class Rows:
     slots_BQ: Tensor
     owner_BQ: Tensor
     prefix_BQ: Tensor
+    nodes_ST: Tensor
     ancestors_STT: Tensor
     tips_R: Tensor
     bound_trees: tuple[int, ...] = ()
     bound_tips: tuple[int, ...] = ()
+    first_row: int = 0
+    alignment: AlignmentState | ContinuousDecodingState | None = None
 
     @property
     def trees(self) -> int:
-        return self.ancestors_STT.shape[0]
+        return self.nodes_ST.shape[0]
 
     @property
     def tree_rows(self) -> int:
-        return self.ancestors_STT.shape[0] * self.ancestors_STT.shape[1]
+        return self.nodes_ST.shape[0] * self.nodes_ST.shape[1]
+
+    def of_trees(self, value_BQ: Tensor) -> Tensor:
+        """A value of every row -> [S, T], of the tree nodes alone."""
+        return value_BQ.view(-1)[self.nodes_ST]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +94,7 @@ class Proposal:
     valid_SN: bool, False for padding nodes, which nobody may accept.
     scores_SN: float32 cumulative log-probability of the node under the drafter.
     levels: most levels that any tree can have (host int).
+    notes_SC: int64, what the drafter wants the host to know; it travels with the round's one read.
     """
 
     tokens_SN: Tensor
@@ -87,6 +103,7 @@ class Proposal:
     valid_SN: Tensor
     scores_SN: Tensor
     levels: int
+    notes_SC: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +111,21 @@ class DraftRows:
     """What a drafter takes in at expand_root: everything committed since its last forward.
 
     rows: the drafter's own rows; `tips_R` are the last rows of the active branches, in order.
-    features_QF: what the drafter needs to know of the target at each row (its true features).
-    owner_S, prefix_S: int32, position_S: int64 position of each branch's root token.
+    features_NF: what the drafter needs to know of the target (its true features) at each row that
+        is no padding, None for drafters that read tokens alone; index_N the flat indices
+        (b * Q + q) of these rows, increasing.
+    owner_S, prefix_S: int32; position_S, root_S: int64, position and id of each root token.
+    frame: where the branches lie in the tensors of a forward.
     """
 
     rows: Rows
-    features_QF: Tensor
+    features_NF: Tensor | None
+    index_N: Tensor
     owner_S: Tensor
     prefix_S: Tensor
     position_S: Tensor
+    root_S: Tensor
+    frame: Frame
 
 
 class TargetOutput(NamedTuple):
@@ -179,6 +202,57 @@ class HiddenDrafter(Protocol):
         ...
 
 
-def no_ancestors(device: torch.device) -> Tensor:
-    """ancestors_STT of a forward without trees."""
-    return torch.zeros(0, 1, 1, dtype=torch.bool, device=device)
+def no_trees(device: torch.device) -> tuple[Tensor, Tensor]:
+    """nodes_ST and ancestors_STT of a forward without trees."""
+    ancestors_STT = torch.zeros(0, 1, 1, dtype=torch.bool, device=device)
+    return torch.zeros(0, 1, dtype=torch.int64, device=device), ancestors_STT
+
+
+class BlockDrafter(Protocol):
+    """A drafter that fills a whole block of masks in one forward: DFlash.
+
+    A block is [anchor, mask, mask, ...]: the root token at its position and `mask_token_id` at the
+    following ones. Output row k is the drafter's guess of the token at its own position (no
+    shift); row 0, the anchor's, is not used.
+    """
+
+    num_layers: int
+    kv_heads: int
+    head_dim: int
+    tap_ids: tuple[int, ...]
+    block_size: int
+    mask_token_id: int
+
+    def fuse(self, taps_RF: Tensor) -> Tensor:
+        """True target features [R, F] -> the context [R, H] that `write_context_` takes."""
+        ...
+
+    def write_context_(
+        self, context_RH: Tensor, positions_R: Tensor, slots_R: Tensor, kv: KVCache
+    ) -> None:
+        """K and V of committed tokens, each at its own position, into every layer of `kv`.
+
+        Only tokens whose features the target has computed: all before a block's anchor.
+        """
+        ...
+
+    def forward(
+        self,
+        tokens_BQ: Tensor,
+        positions_BQ: Tensor,
+        slots_BQ: Tensor,
+        visible: Visibility,
+        kv: KVCache,
+    ) -> Tensor:
+        """Blocks -> hidden_BQH for `logits`; writes their rows, which nobody keeps, into `kv`.
+
+        Args:
+            visible: a row sees its branch's context and its whole block, in both directions;
+                layers that are causal or have a window hide more of it. `positions_BK` must hold
+                the true positions of the block's own slots too.
+        """
+        ...
+
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """[R, H] -> float32 [R, V], over the target's vocabulary."""
+        ...

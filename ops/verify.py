@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .ngram import filler_ids
 from .registry import op
 from .sampling import Coins, History, best, draw, process, tree_history
 from .types import LayerPlan, LayerStatus, Proposal, Rows, Target
@@ -19,6 +20,7 @@ class Accepted:
     bonus_S: int64, the target's token after the last accepted node.
     tokens_ST, parents_ST: the trees themselves (parents as node indices, the root its own;
         tokens of padding nodes are -1).
+    notes_SC: what the drafter wrote for the host, int64; [S, 0] if nothing.
     best_GTC: for trees under a grammar, each node's best tokens; scores_GTV their full scores.
     """
 
@@ -27,6 +29,7 @@ class Accepted:
     bonus_S: Tensor
     tokens_ST: Tensor
     parents_ST: Tensor
+    notes_SC: Tensor
     best_GTC: Tensor
     scores_GTV: Tensor
 
@@ -48,7 +51,7 @@ def compile_plan(target: Target, rows: Rows) -> LayerPlan:
 
 
 @op("verify.accept", writes="accepted")
-def accept(rows: Rows, logits: Tensor, proposal: Proposal) -> Accepted:
+def accept(rows: Rows, logits: Tensor, proposal: Proposal, *, filler_top_k: int = 1) -> Accepted:
     """Accept a node if its parent is accepted and the target draws its token at the parent.
 
     Only a token per node is compared; logits are never gathered along paths.
@@ -56,10 +59,13 @@ def accept(rows: Rows, logits: Tensor, proposal: Proposal) -> Accepted:
     Args:
         logits: [R, V], the tree rows first.
         proposal: the trees of the active branches, in the rows' order.
+        filler_top_k: n-gram drafters that count more than the drawn token get so many best tokens
+            of every node in `notes_SC`.
     """
-    trees, nodes = rows.trees, rows.tree_rows // max(rows.trees, 1)
+    trees, nodes = rows.nodes_ST.shape
     scores_RV = process(logits[: rows.tree_rows], tree_history(rows.ancestors_STT))
-    coins = Coins(rows.owner_BQ.view(-1)[: rows.tree_rows], _next_positions(rows))
+    positions_ST = rows.of_trees(rows.positions_BQ)
+    coins = Coins(rows.of_trees(rows.owner_BQ).view(-1), positions_ST.view(-1) + 1)
     drawn_ST = draw(scores_RV, coins).view(trees, nodes)
     parents_SN = proposal.parents_SN + 1
     agrees_SN = (drawn_ST.gather(1, parents_SN) == proposal.tokens_SN) & proposal.valid_SN
@@ -73,21 +79,25 @@ def accept(rows: Rows, logits: Tensor, proposal: Proposal) -> Accepted:
         drawn_ST.gather(1, last_S[:, None]).squeeze(1),
         _offered_tokens(rows, proposal),
         torch.cat([root_S1, parents_SN], dim=1),
+        _notes(proposal, scores_RV, filler_top_k),
         best(bound_GTV),
         bound_GTV,
     )
 
 
+def _notes(proposal: Proposal, scores_RV: Tensor, filler_top_k: int) -> Tensor:
+    """int64 [S, C]: the drafter's own notes, or the best tokens after each node of its tree."""
+    trees = proposal.tokens_SN.shape[0]
+    if filler_top_k > 1:
+        return filler_ids(scores_RV, filler_top_k).view(trees, -1)
+    return proposal.parents_SN[:, :0] if proposal.notes_SC is None else proposal.notes_SC
+
+
 def _offered_tokens(rows: Rows, proposal: Proposal) -> Tensor:
     """int64 [S, T]: root and drafted tokens, -1 for padding nodes."""
-    root_S1 = rows.tokens_BQ.view(-1)[: rows.tree_rows].view(rows.trees, -1)[:, :1]
+    root_S1 = rows.tokens_BQ.view(-1)[rows.nodes_ST[:, :1]]
     drafted_SN = proposal.tokens_SN.where(proposal.valid_SN, -1)
     return torch.cat([root_S1, drafted_SN], dim=1)
-
-
-def _next_positions(rows: Rows) -> Tensor:
-    """The position of the token drawn after each tree row."""
-    return rows.positions_BQ.view(-1)[: rows.tree_rows] + 1
 
 
 def _longest_path(agrees_SN: Tensor, ancestors_STT: Tensor, depths_SN: Tensor) -> Tensor:

@@ -6,9 +6,11 @@ that an admitted branch can always run to its end.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from ..ops.eagle import nodes_for
 from .branches import Branch, Request, Stage
+from .graph import Order
 
 BRANCH_PROMPT = 64  # slots kept free for the prompt of a request's first branch, before it is known
 
@@ -17,16 +19,21 @@ BRANCH_PROMPT = 64  # slots kept free for the prompt of a request's first branch
 class Room:
     """The target pool's capacity and what a round's trees take of it.
 
+    capacity: slots of a row of the pool.
     nodes: drafted tokens per branch (0 without a drafter), or by number of active branches.
+    rows: of the pool if every branch has one of its own (``batching``), else 0.
     """
 
     capacity: int
     max_active: int
     nodes: int | Mapping[int, int]
+    rows: int = 0
 
     def tree_slots(self, active: int) -> int:
-        """Slots for the trees of a round while up to `active` branches run."""
+        """Slots of a row for the trees of a round while up to `active` branches run."""
         counts = range(1, max(active, 1) + 1)
+        if self.rows:  # one tree in each row, as large as it gets with any number of branches
+            return max(nodes_for(self.nodes, count) + 1 for count in range(1, self.rows + 1))
         return max(count * (nodes_for(self.nodes, count) + 1) for count in counts)
 
     def alone(self, prefix: int, prompt: int, budget: int) -> int:
@@ -63,42 +70,75 @@ def ready(branch: Branch) -> bool:
     return branch.stage is Stage.WAITING and bool(branch.prompt)
 
 
-def choose(requests: list[Request], active: int, room: Room) -> tuple[list[Branch], list[Request]]:
-    """Waiting branches and requests that can start now, first come first served.
+def choose(
+    requests: list[Request], active: int, room: Room, order: Order
+) -> tuple[list[Branch], list[Request]]:
+    """Waiting branches and requests that can start now: requests first come first served, the
+    branches of one request in `order`.
 
     The first one that does not fit ends the search, so that nobody is overtaken for ever; while
     nothing runs, others may start in its place, for only their rows can be in its way.
     """
-    branches: list[Branch] = []
-    opened: list[Request] = []
-    used = held(requests)
+    plan = _Plan(requests, active, room)
     for request in requests:
-        reserved = 0 if _live(request) else request.budget + BRANCH_PROMPT
-        for item in _waiting(request):
-            count = active + len(branches) + len(opened) + 1
-            needed = used + (
-                len(item.prompt) + item.budget - reserved
-                if isinstance(item, Branch)
-                else request_slots(item)
-            )
-            if count > room.max_active or needed + room.tree_slots(count) > room.capacity:
-                if count > 1:
-                    return branches, opened
-                continue
-            used = needed
-            if isinstance(item, Branch):
-                branches.append(item)
-                reserved = 0
-            else:
-                opened.append(item)
-    return branches, opened
+        for item in _waiting(request, order):
+            if not plan.take(request, item) and plan.count:
+                return plan.branches, plan.opened
+    return plan.branches, plan.opened
+
+
+class _Plan:
+    """Who starts, and what that leaves for the next one; `count` branches would run."""
+
+    def __init__(self, requests: list[Request], active: int, room: Room) -> None:
+        self.requests, self.room, self.count = requests, room, active
+        self.used = 0 if room.rows else held(requests)
+        self.live = {r.prefix_owner for r in requests if _live(r)}
+        self.branches: list[Branch] = []
+        self.opened: list[Request] = []
+
+    def take(self, request: Request, item: Branch | Request) -> bool:
+        """Let a branch or a request start if there is room for it."""
+        more, count = self._more(request, item), self.count + 1
+        live = self.live | {request.prefix_owner}
+        if count > self.room.max_active or self._rows(count, live) > self.room.rows > 0:
+            return False
+        if self.used + more + self.room.tree_slots(count) > self.room.capacity:
+            return False
+        self.live, self.count = live, count
+        self.used += 0 if self.room.rows else more
+        if isinstance(item, Branch):
+            self.branches.append(item)
+        else:
+            self.opened.append(item)
+        return True
+
+    def _more(self, request: Request, item: Branch | Request) -> int:
+        """Slots that it takes beyond what is held: of the shared row, or of its own."""
+        if isinstance(item, Request):
+            return request_slots(item)
+        own = len(item.prompt) + item.budget
+        if self.room.rows:
+            return request.prefix_length + len(request.hoist) + own
+        return own if request.prefix_owner in self.live else own - request.budget - BRANCH_PROMPT
+
+    def _rows(self, count: int, live: set[int]) -> int:
+        """Rows in use: one for each branch, and one for each open prefix without a branch."""
+        stages = (Stage.OUTLINE, Stage.RUNNING)
+        return count + sum(r.stage in stages and r.prefix_owner not in live for r in self.requests)
 
 
 def _live(request: Request) -> bool:
-    return any(b.stage is Stage.RUNNING for b in request.branches)
+    return any(b.stage is Stage.RUNNING for b in request.all_branches())
 
 
-def _waiting(request: Request) -> list[Branch | Request]:
+def _waiting(request: Request, order: Order) -> list[Branch] | list[Request]:
     if request.stage is Stage.WAITING:
         return [request]
-    return [b for b in request.branches if ready(b)]
+    return sorted((b for b in request.branches if ready(b)), key=partial(_rank, order))
+
+
+def _rank(order: Order, branch: Branch) -> int:
+    """By the outline's expected lengths; equal ones in reading order."""
+    length = branch.point.length if branch.point else 0
+    return {"fcfs": 0, "longest_first": -length, "shortest_first": length}[order]

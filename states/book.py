@@ -4,10 +4,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from ..ops.kv import KVCache
+from ..ops.gamma_settings import GammaSettings
+from ..ops.kv import NOBODY, KVCache
 from .admission import Room, choose, request_slots
-from .bim import NOBODY, BimLayout, Placed, Segment, Span
+from .batching import BatchingLayout
+from .bim import BimLayout
 from .branches import Branch, Finish, Request, Stage
+from .drafters import NgramDrafter
+from .graph import Order
+from .layout import Layout, Placed, Segment, Span
+from .recall import recall_of
 
 BuildPrompt = Callable[[Branch], list[int]]
 
@@ -20,6 +26,11 @@ class Rules:
     nodes: int | Mapping[int, int]
     share_outline: bool
     max_positions: int
+    drafter: str = "none"
+    layout: str = "bim"
+    order: Order = "fcfs"
+    gamma: GammaSettings | None = None
+    ngram: NgramDrafter | None = None
 
 
 class Book:
@@ -35,11 +46,15 @@ class Book:
     ) -> None:
         self.kv, self.kv_draft, self.rules = kv, kv_draft, rules
         self.build_prompt = build_prompt
-        self.layout = BimLayout(kv.data.device)
-        self.room = Room(kv.capacity, rules.max_active, rules.nodes)
+        self.pools = [pool for pool in (kv, kv_draft) if pool is not None]
+        alone = rules.layout == "batching"  # every branch in a row of its own
+        device = kv.data.device
+        self.layout: Layout = BatchingLayout(device, kv.rows) if alone else BimLayout(device)
+        self.room = Room(kv.capacity, rules.max_active, rules.nodes, kv.rows if alone else 0)
         self.requests: list[Request] = []
         self.active: list[Branch] = []
         self.inbox: list[Segment] = []
+        self.recall = recall_of(rules.ngram) if rules.ngram is not None else None
         self._owners = count()
         self._newcomers: list[Branch] = []
         self._opened: list[Request] = []
@@ -89,7 +104,7 @@ class Book:
 
     def waiting(self) -> tuple[list[Branch], list[Request]]:
         """Branches and requests that could start now."""
-        return choose(self.requests, len(self.active), self.room)
+        return choose(self.requests, len(self.active), self.room, self.rules.order)
 
     # -- bookkeeping at every step boundary -----------------------------------------------------
 
@@ -102,8 +117,8 @@ class Book:
             if not request.finished:
                 self._settle_request_(request)
         self._break_deadlock_()
-        for pool in (self.kv, self.kv_draft):
-            if pool is not None and pool.extent > 2 * pool.current_length + 64:
+        for pool in self.pools:
+            if pool.holes > pool.current_length + 64:
                 pool.compact_()
 
     def _cancel_(self) -> None:
@@ -116,8 +131,13 @@ class Book:
                     branch = self.new_branch(request, 0, 0)
                     branch.end(Finish.CANCELLED)
                     request.branches = [branch]
-                request.stage = Stage.DONE
+                self._close_(request)
                 self.retire_([request.prefix_owner, *(b.owner for b in request.all_branches())])
+
+    def _close_(self, request: Request) -> None:
+        request.stage = Stage.DONE
+        if self.recall is not None:
+            self.recall.forget(request)
 
     def _settle_request_(self, request: Request) -> None:
         ended = [b for b in request.branches if b.stage is Stage.DONE]
@@ -126,8 +146,10 @@ class Book:
             if branch.stage is Stage.WAITING and not branch.prompt:
                 self._prepare_(branch)
         if request.branches and all(b.stage is Stage.DONE for b in request.branches):
-            request.stage = Stage.DONE
+            self._close_(request)
             self.retire_([request.prefix_owner])
+        elif request.branches and not any(b.stage is Stage.WAITING for b in request.branches):
+            self.layout.prune_(request.prefix_owner, self.pools)
 
     def _prepare_(self, branch: Branch) -> None:
         """Build the prompt once everything the branch depends on is finished."""
@@ -168,18 +190,18 @@ class Book:
     def retire_(self, owners: Sequence[int]) -> None:
         """Give back all rows of these owners, in both pools and in the drafter's inbox."""
         gone = set(owners)
-        self.kv.retire_(owners)
-        if self.kv_draft is not None:
-            self.kv_draft.retire_(owners)
-            self.inbox = [s for s in self.inbox if s.owner not in gone]
+        for pool in self.pools:
+            pool.retire_(owners)
+        self.layout.leave_(owners)
+        self.inbox = [s for s in self.inbox if s.owner not in gone]
 
     def promote_root_(self, request: Request) -> None:
         """The outline's rows stay and become the prefix: relabelled, 0 bytes moved."""
         root = request.root
         assert root is not None
-        for pool in (self.kv, self.kv_draft):
-            if pool is not None:
-                pool.relabel_(root.owner, request.prefix_owner)
+        for pool in self.pools:
+            pool.relabel_(root.owner, request.prefix_owner)
+        self.layout.leave_([root.owner])
         self.inbox = [
             Segment(request.prefix_owner, NOBODY, s.position, s.tokens, s.features)
             if s.owner == root.owner
@@ -187,3 +209,4 @@ class Book:
             for s in self.inbox
         ]
         request.prefix_length, request.prefix_feature = root.length, root.feature
+        request.context += [*root.prompt, *root.tokens[: root.kept]]

@@ -7,6 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ..ops.align import AlignmentState, ContinuousDecodingState
+from ..ops.gamma import GammaRecord, GammaState
 from .outline import Outline, Point
 
 
@@ -49,7 +51,8 @@ class Branch:
         tokens: its answer so far, the pending root token included, stop tokens not.
         kept: how many of `tokens` have rows in the target's pool.
         feature: [F] the target's feature of its last committed row.
-        accepted: drafted tokens accepted in each of its rounds.
+        accepted: drafted tokens accepted in each of its rounds; emitted: tokens appended.
+        gamma: what a draft-length policy remembers of its rounds.
     """
 
     request: "Request"
@@ -69,10 +72,15 @@ class Branch:
     feature: Tensor | None = None
     accepted: list[int] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
+    gamma: GammaState | None = None
 
     @property
     def is_root(self) -> bool:
         return self.index < 0
+
+    def context(self) -> list[int]:
+        """All token ids that it was decoded behind, and its own."""
+        return [*self.request.context, *self.prompt, *self.tokens]
 
     @property
     def pending(self) -> list[int]:
@@ -94,7 +102,8 @@ class Request:
     Attributes:
         key: stable name (given id or line number); `seed` keys its coins, never arrival order.
         prefix: token ids that all branches share at admission; `tail` the root branch's prompt.
-        prefix_length: rows of the shared prefix in the pool; `prefix_feature` [F] of its last one.
+        prefix_length: rows of the shared prefix in the pool; `context` their token ids,
+            `prefix_feature` [F] of the last one.
         given: outline ids of `--outline FILE`, prefilled instead of being written.
     """
 
@@ -111,6 +120,7 @@ class Request:
     branches: list[Branch] = field(default_factory=list)
     stage: Stage = Stage.WAITING
     prefix_length: int = 0
+    context: list[int] = field(default_factory=list)
     prefix_feature: Tensor | None = None
     hoist: list[int] = field(default_factory=list)
     outline: Outline | None = None
@@ -135,7 +145,9 @@ class RoundSummary:
 
     branches: names; committed: tokens appended to each; accepted: drafts accepted by each (-1 for
     a branch that was only prefilled); drafted: tree nodes offered; target_length and draft_length:
-    slots in use afterwards.
+    slots in use afterwards; rows: query rows of the forward, `padding` of them stand for nothing;
+    alignment: how they were padded, None under ``bim``; gamma: how a draft-length policy decided
+    for each branch that was drafted for.
     """
 
     branches: tuple[str, ...]
@@ -145,6 +157,9 @@ class RoundSummary:
     target_length: int
     draft_length: int
     rows: int
+    padding: int = 0
+    alignment: AlignmentState | ContinuousDecodingState | None = None
+    gamma: tuple[GammaRecord, ...] = ()
 
 
 def running(branches: Sequence[Branch]) -> list[Branch]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..ops.registry import Entry, OpTable, Setting
+from .drafter_spec import most_of
 from .graph import SETTING_BLOCKS, Call, Graph
 from .schema import kind_of
 from .source import Problem, Source, hint, quoted
@@ -146,14 +147,10 @@ def _all(table: OpTable) -> Iterator[Entry]:
 def check_sizes(graph: Graph, src: Source) -> Iterator[Problem]:
     """Numbers that cannot hold together, whatever the prompt is."""
     drafter, layout, outline = graph.drafter, graph.layout, graph.skeleton
-    most = first = 0
-    if drafter.kind == "eagle3":
-        most = drafter.most_nodes
-        first = min(_per_active(drafter.nodes, 1), most)
-        room = drafter.top_k + (drafter.levels - 1) * drafter.top_k**2
-        if most > room:
-            shape = f"levels {drafter.levels} and top_k {drafter.top_k} draft at most {room}"
-            yield src.problem(("drafter", "nodes"), f"{most} nodes are too many: {shape}")
+    most, (room, shape) = most_of(drafter.offered), drafter.room
+    first = _per_active(drafter.offered, 1)
+    if most > room:
+        yield src.problem(("drafter", "nodes"), f"{most} nodes are too many: {shape}")
     budgets = {("limits", "max_new_tokens"): graph.limits.max_new_tokens}
     if outline is not None:
         budgets[("skeleton", "max_tokens")] = outline.max_tokens
@@ -163,14 +160,15 @@ def check_sizes(graph: Graph, src: Source) -> Iterator[Problem]:
         if need > layout.capacity:
             size = f"1 prompt token + {budget} new ones + {first} nodes + 1 = {need} slots"
             yield src.problem(path, f"{size}, but layout.capacity is {layout.capacity}")
-    side = _per_active(drafter.nodes, layout.max_active) if drafter.kind == "eagle3" else 0
-    if layout.max_active * (side + 2) > layout.capacity:
-        need = layout.max_active * (side + 2)
+    side = _per_active(drafter.offered, layout.max_active)
+    rows = layout.max_active if layout.kind == "bim" else 1  # trees in a row of the pool
+    if rows * (side + 2) > layout.capacity:
+        need = rows * (side + 2)
         message = f"{layout.max_active} branches with {side} nodes each need {need} slots"
         yield src.problem(("layout", "max_active"), f"{message}, capacity is {layout.capacity}")
 
 
-def _per_active(nodes: int | dict[int, int], active: int) -> int:
+def _per_active(nodes: int | Mapping[int, int], active: int) -> int:
     """Nodes of a tree when `active` branches are active."""
     if isinstance(nodes, int):
         return nodes

@@ -9,13 +9,15 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
+from ..ops.gamma import GammaRecord, GammaState, first_state, next_state, records
 from ..ops.host import HostReader
+from ..ops.kv import NOBODY
 from ..ops.types import DraftRows, Proposal, Rows
 from ..ops.verify import Accepted, Roots
-from .bim import NOBODY, Span, Trees
 from .book import Book
 from .branches import Branch, Finish, Request, RoundSummary, Stage
-from .picked import Picked
+from .layout import Span, Trees
+from .picked import PICKED, Picked
 from .rounds import Verdict, bound_path, free_path, legal_pick, read_round, take
 
 
@@ -31,7 +33,7 @@ class BranchStateManager(Book):
         return self._place(None, spans)
 
     def fork_(self) -> Rows:
-        """Rows of waiting branches; text common to all goes into the prefix. Copies nothing."""
+        """Rows of waiting branches; text common to all goes into the prefix."""
         branches, _ = self.waiting()
         return self._place(None, self._start_all(branches))
 
@@ -64,6 +66,7 @@ class BranchStateManager(Book):
     def _open(self, request: Request) -> list[Span]:
         """Spans of a request's prompt; with a given outline nothing is drawn."""
         self._opened.append(request)
+        self.layout.open_(request.prefix_owner, self.pools)
         spans = self._extend_prefix(request, request.prefix)
         if request.outline_budget == 0:
             branch = self.new_branch(request, 0, request.budget)
@@ -96,6 +99,7 @@ class BranchStateManager(Book):
             return []
         span = Span(request.prefix_owner, NOBODY, request.prefix_length, ids)
         request.prefix_length += len(ids)
+        request.context += ids
         return [span]
 
     def _start(self, branch: Branch) -> Span:
@@ -106,6 +110,7 @@ class BranchStateManager(Book):
         if room < branch.budget:
             branch.budget, branch.note = room, f"cut to the model's {self.rules.max_positions}"
         self._newcomers.append(branch)
+        self.layout.enter_(branch.owner, request.prefix_owner, self.pools)
         draws = not (branch.is_root and request.given is not None)
         bound = branch.matcher is not None
         owner, prefix = branch.owner, request.prefix_owner
@@ -121,32 +126,54 @@ class BranchStateManager(Book):
         roots: Roots,
     ) -> RoundSummary:
         """Read the round, commit accepted rows where they lie, advance tips, finish branches."""
+        assert self._placed is not None
         verdict = read_round(host, accepted, roots)
         ran = list(self.active) if accepted is not None else []  # who had a tree in this forward
         before = {b.owner: len(b.tokens) for b in ran}
-        picked = Picked(features)
+        picked = PICKED[self.rules.drafter](features)
         paths = self._commit_trees(host, verdict, accepted, picked)
         self._commit_spans(host, verdict, roots, picked)
-        if self.kv_draft is not None:
-            self.inbox += picked.segments()
+        self.inbox += picked.segments
         started = self._newcomers
         everyone = [*ran, *started]
         summary = RoundSummary(
             tuple(b.name for b in everyone),
             tuple(len(b.tokens) - before.get(b.owner, 0) for b in everyone),
             (*(len(p) - 1 for p in paths), *(-1 for _ in started)),
-            0 if accepted is None else len(ran) * (accepted.tokens_ST.shape[1] - 1),
+            int((verdict.tokens_ST[:, 1:] >= 0).sum()),
             self.kv.current_length,
             0 if self.kv_draft is None else self.kv_draft.current_length,
-            self._rows(),
+            self._placed.rows.tokens_BQ.numel(),
+            self._placed.padding,
+            self._placed.rows.alignment,
+            self._learn(ran, verdict, paths),
         )
         self._newcomers, self._opened, self._placed = [], [], None
         self.settle_(everyone)
         return summary
 
-    def _rows(self) -> int:
-        assert self._placed is not None
-        return int(self._placed.rows.tokens_BQ.numel())
+    def length_state(self, branch: Branch) -> GammaState:
+        """What the draft-length policy knows of a branch."""
+        assert self.rules.gamma is not None
+        return branch.gamma or first_state(self.rules.gamma)
+
+    def _learn(
+        self, ran: Sequence[Branch], verdict: Verdict, paths: Sequence[Sequence[int]]
+    ) -> tuple[GammaRecord, ...]:
+        """Let the drafter's memory see what came of its drafts."""
+        settings, notes = self.rules.gamma, verdict.notes_SC
+        if self.recall is not None and notes.size:
+            for branch, row, path in zip(ran, notes, paths, strict=True):
+                fillers = row.reshape(verdict.tokens_ST.shape[1], -1)[list(path)].tolist()
+                self.recall.heard(branch, fillers)
+        if settings is None or not notes.size:
+            return ()
+        found = records(verdict.notes_SC[:, :-1], [len(path) - 1 for path in paths])
+        drafted = verdict.notes_SC[:, -1].tolist()
+        for branch, record, count in zip(ran, found, drafted, strict=True):
+            state = self.length_state(branch)
+            branch.gamma = next_state(settings, state, count, record.accepted, record.ema)
+        return tuple(found)
 
     def _commit_trees(
         self,
@@ -180,10 +207,7 @@ class BranchStateManager(Book):
         kept = slots_T[nodes]
         self.kv.release_([s for n, s in enumerate(slots_T) if n not in set(nodes)])
         self.kv.commit_(kept, range(branch.length, branch.length + len(nodes)))
-        first = branch.kept + 1
-        following = branch.tokens[first : first + len(nodes)]
-        rows = [tree * len(slots_T) + n for n in nodes]
-        picked.add(branch, branch.length, following, rows)
+        picked.path(branch, self._placed.tree_rows[tree][nodes])
         branch.kept += len(nodes)
         branch.length += len(nodes)
 
@@ -195,13 +219,12 @@ class BranchStateManager(Book):
         pick, by_owner = legal_pick(host), {b.owner: b for b in self._newcomers}
         by_prefix = {b.request.prefix_owner: b.request for b in self._newcomers}
         by_prefix |= {r.prefix_owner: r for r in self._opened}
-        row, tip, bound = int(self._placed.tree_slots.size), 0, 0
-        for span, slots in zip(self._spans, self._placed.span_slots, strict=True):
-            self.kv.commit_(slots, span.positions)
-            rows = list(range(row, row + len(span.tokens)))
-            row += len(span.tokens)
+        tip, bound = 0, 0
+        for span, laid in zip(self._spans, self._placed.spans, strict=True):
+            for slots in laid.slots_Cn:
+                self.kv.commit_(slots, span.positions)
             if span.owner in by_prefix:
-                picked.add_prefix(by_prefix[span.owner], span, rows)
+                picked.prefix(by_prefix[span.owner], span, laid.rows)
                 continue
             branch = by_owner[span.owner]
             if span.bound and branch.matcher is not None:
@@ -217,11 +240,11 @@ class BranchStateManager(Book):
                 take(branch, [token])
             else:
                 branch.end(Finish.STOP)
-            picked.add_prompt(branch, [*branch.prompt[1:], *branch.tokens], rows)
+            picked.prompt(branch, laid.rows)
 
     def intake_(self) -> DraftRows:
         """Hand the drafter everything committed since its last forward."""
         assert self.kv_draft is not None
         segments, self.inbox = self.inbox, []
-        active = [(b.owner, b.request.prefix_owner, b.length) for b in self.active]
+        active = [(b.owner, b.request.prefix_owner, b.length, b.tokens[-1]) for b in self.active]
         return self.layout.place_draft_(self.kv_draft, segments, active)

@@ -72,7 +72,7 @@ def commit_(
     return branches.commit_(host, features, accepted, roots)
 
 
-@op("branch.intake_", drafters="eagle3", writes="draft_rows")
+@op("branch.intake_", drafters="eagle3 eagle2 eagle1 dflash vanilla", writes="draft_rows")
 def intake_(branches: BranchStateManager) -> DraftRows:
     """Everything committed since the drafter's last forward, of all branches, as its rows."""
     return branches.intake_()

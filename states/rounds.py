@@ -24,6 +24,7 @@ class Verdict:
     tokens_ST: Ids
     bonus_S: Ids
     parents_ST: Ids
+    notes_SC: Ids
     best_GTC: Ids
     drawn_R: Ids
     best_RC: Ids
@@ -34,14 +35,15 @@ def read_round(host: HostReader, accepted: Accepted | None, roots: Roots) -> Ver
     parts = [roots.drawn_R, roots.best_GC]
     if accepted is not None:
         parts += [accepted.path_ST, accepted.tokens_ST, accepted.bonus_S]
-        parts += [accepted.parents_ST, accepted.best_GTC]
+        parts += [accepted.parents_ST, accepted.notes_SC, accepted.best_GTC]
     flat = host.read(torch.cat([part.reshape(-1).long() for part in parts]))
     arrays = _split(flat, [tuple(part.shape) for part in parts])
     if accepted is None:
         none = np.zeros((0, 1), np.int64)
-        return Verdict(none, none, none[:, 0], none, none[..., None], arrays[0], arrays[1])
-    drawn_R, best_RC, path_ST, tokens_ST, bonus_S, parents_ST, best_GTC = arrays
-    return Verdict(path_ST, tokens_ST, bonus_S, parents_ST, best_GTC, drawn_R, best_RC)
+        drawn_R, best_RC = arrays
+        return Verdict(none, none, none[:, 0], none, none, none[..., None], drawn_R, best_RC)
+    drawn_R, best_RC, path_ST, tokens_ST, bonus_S, parents_ST, notes_SC, best_GTC = arrays
+    return Verdict(path_ST, tokens_ST, bonus_S, parents_ST, notes_SC, best_GTC, drawn_R, best_RC)
 
 
 def _split(flat: Ids, shapes: Sequence[tuple[int, ...]]) -> list[Ids]:

@@ -6,8 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from .graph import KINDS, VERSION, Call, Edge, Graph, Limits, Sampling, Skeleton, Spec, StateSpec
+from .graph import KINDS, VERSION, Call, Edge, Graph, Limits, Sampling, Skeleton, StateSpec
 from .source import MOST, GraphError, Problem, Source, hint, quoted
+from .spec import Spec
 from .yaml12 import Path
 
 # Names that `transitions` binds on what it moves, or that the machine uses itself.

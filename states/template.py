@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from .graph import Spec
 from .schema import check_mapping, problem
 from .source import GraphError, Problem, Source, decode, hint
+from .spec import Spec
 
 FOLDER = Path(__file__).parents[1] / "graphs" / "templates"
 SHIPPED = ("embedded", "instruct")

@@ -26,7 +26,7 @@ from specsot.states.outline import Outline, Point
 SEED = int(os.environ.get("SPECSOT_TEST_SEED", "20"))  # what the grids' parts are drawn by
 GOLDEN = Path(__file__).parent / "golden"
 PLAIN = ("autoregressive", "eagle")  # graphs without a skeleton
-FULL = ("bim_plain", "bim_eagle")
+FULL = ("bim_plain", "bim_eagle", "batching_plain", "batching_eagle")
 GRAPHS = (*PLAIN, *FULL)
 FIXED = ("drafter.nodes=6", "drafter.levels=3", "drafter.top_k=4")  # the same tree in every round
 MOST_STEPS = 20_000  # transitions after which a run counts as hanging
@@ -100,7 +100,8 @@ class PlanBook(TokenBook):
 def outline_of(count: int, deps: dict[int, tuple[int, ...]] | None = None) -> Outline:
     """A given outline of `count` branches."""
     points = tuple(
-        Point(i, 50, None, (deps or {}).get(i, ()), f"Part {i}") for i in range(1, count + 1)
+        Point(i, 10 + i * 50 % 80, None, (deps or {}).get(i, ()), f"Part {i}")
+        for i in range(1, count + 1)
     )
     return Outline("plan", points, (), "ok")
 
@@ -301,7 +302,7 @@ def _check_target_rows(run: Run) -> None:
     expected = 0
     for request in book.requests:
         if request.stage in (Stage.OUTLINE, Stage.RUNNING):
-            expected += request.prefix_length
+            expected += request.prefix_length * len(book.layout.rows_of(request.prefix_owner))
         if request.stage is Stage.OUTLINE:
             expected += request.root.length - request.root.start
         expected += sum(b.length - b.start for b in request.branches if b.stage is Stage.RUNNING)
@@ -309,7 +310,8 @@ def _check_target_rows(run: Run) -> None:
     for branch in book.active:
         assert branch.stage is Stage.RUNNING
         assert len(branch.pending) == 1, "a running branch has exactly its root token pending"
-        assert _positions(pool, branch) == list(range(branch.length)), f"{branch.name} has a gap"
+        held = _positions(run, pool, branch)
+        assert held == list(range(branch.length)), f"{branch.name} has a gap"
 
 
 def _check_draft_rows(run: Run) -> None:
@@ -326,13 +328,16 @@ def _check_draft_rows(run: Run) -> None:
     assert {s.owner for s in book.inbox} <= alive, "queued rows of a finished branch"
     if run.state == "expand_root":
         for branch in book.active:
-            held = _positions(pool, branch)
-            assert held == list(range(branch.length)), f"{branch.name} drafts from {held}"
+            held = _positions(run, pool, branch)
+            rows = branch.length + (book.rules.drafter == "vanilla")  # it has read the root too
+            assert held == list(range(rows)), f"{branch.name} drafts from {held}"
 
 
-def _positions(pool: Any, branch: Branch) -> list[int]:
-    """Positions of the committed rows that a branch sees, increasing."""
+def _positions(run: Run, pool: Any, branch: Branch) -> list[int]:
+    """Positions of the committed rows that a branch sees in its row of the pool, increasing."""
+    (row,) = run.board["branches"].layout.rows_of(branch.owner)
     own = np.isin(pool.owner, [branch.owner, branch.request.prefix_owner]) & pool.committed
+    own &= np.arange(pool.slots) // pool.capacity == row
     return sorted(pool.position[own].tolist())
 
 

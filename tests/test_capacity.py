@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from support import (
     FIXED,
     FULL,
@@ -36,23 +36,19 @@ Make = Callable[..., Tiny]
 # -- capacity ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("layout", ["bim", "batching"])
 @pytest.mark.parametrize(("graph", "nodes"), [("autoregressive", 0), ("eagle", 6)])
 def test_a_plain_request_that_just_fits_runs_and_one_slot_less_refuses_it(
-    graph: str, nodes: int, tiny: Make, graphs: Graphs
+    graph: str, nodes: int, layout: str, tiny: Make, graphs: Graphs
 ) -> None:
     made = tiny("llama")
     book = made.book(stop_ids=())
     prompt, budget = len(book.plain("hello")), 20
     needed = prompt + budget + nodes + 1
-    sets = FIXED if nodes else ()
+    sets = (*(FIXED if nodes else ()), f"layout.kind={layout}")
     for capacity in (needed, needed - 1):
-        session = graphs.session(
-            graph,
-            made.models,
-            book,
-            budget=budget,
-            sets=(*sets, f"layout.capacity={capacity}"),
-        )
+        fixed = (*sets, f"layout.capacity={capacity}")
+        session = graphs.session(graph, made.models, book, budget=budget, sets=fixed)
         run = run_all(session, ["hello"])
         (branch,) = branches_of(run)
         if capacity == needed:
@@ -65,12 +61,34 @@ def test_a_plain_request_that_just_fits_runs_and_one_slot_less_refuses_it(
             assert run.board["answers"][0].sections[0].finish == "refused"
 
 
-@pytest.mark.parametrize(("graph", "nodes"), [("bim_plain", 0), ("bim_eagle", 6)])
+@pytest.mark.parametrize("graph", FULL)
+def test_a_request_that_just_fits_opens_and_one_slot_less_refuses_it(
+    graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    """Prompt, outline, and the first branch with its trees: in one row, whatever the layout."""
+    made, nodes = tiny("llama"), 6 if "eagle" in graph else 0
+    book = made.book(stop_ids=())
+    wide = outlined(graphs, made, graph, parts=3, sets=FIXED if nodes else ())
+    needed = request_slots(requests_of(wide)[0]) + nodes + 1
+    for capacity in (needed, needed - 1):
+        sets = (*(FIXED if nodes else ()), f"layout.capacity={capacity}")
+        session = graphs.session(graph, made.models, book, outline=outline_of(3), sets=sets)
+        run = run_all(session, ["hello"])
+        if capacity == needed:
+            assert tokens_of(run) == tokens_of(wide)
+        else:
+            (branch,) = branches_of(run)
+            assert branch.finish is Finish.REFUSED and branch.tokens == []
+            assert branch.note == f"needs {needed} slots, the pool has {capacity}"
+            assert run.board["kv"].peak_length == 0, "nothing was computed for it"
+
+
+@pytest.mark.parametrize("graph", FULL)
 def test_a_branch_that_just_fits_runs_and_one_slot_more_refuses_it_alone(
-    graph: str, nodes: int, tiny: Make, graphs: Graphs
+    graph: str, tiny: Make, graphs: Graphs
 ) -> None:
     """Capacity is counted after the outline was read, for every branch by itself."""
-    made = tiny("llama")
+    made, nodes = tiny("llama"), 6 if "eagle" in graph else 0
     book = SizedBook(130, "outline", ())
     prefix, tail = book.skeleton("hello")
     given = book.outline_ids(outline_of(3).points)
@@ -98,56 +116,72 @@ def test_a_branch_that_just_fits_runs_and_one_slot_more_refuses_it_alone(
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_a_pool_may_be_filled_to_its_last_slot(graph: str, tiny: Make, graphs: Graphs) -> None:
-    """All slots but those that the run really needs are taken by somebody else."""
+def test_a_pool_may_be_filled_to_its_last_slot(
+    graph: str, tiny: Make, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All slots of every row but those that the run really needs are taken by somebody else."""
     made = tiny("llama")
     book = made.book(stop_ids=())
     session = graphs.session(
         graph, made.models, book, outline=outline_of(4), sets=("layout.capacity=600",)
     )
+    peaks = _watch_rows(monkeypatch)
     free = run_all(session, ["hello"])
-    for spare, full in ((0, True), (1, False)):
+    need = peaks[id(free.board["kv"])].copy()
+    assert np.count_nonzero(need) == (4 if "batching" in graph else 1), need
+    for less in (0, 1):
         run = start(session, ["hello"])
-        pool = run.board["kv"]
-        _occupy_(pool, 600 - free.board["kv"].peak_length + 1 - full)
-        if full:
-            drive(run, check=False)
-            assert tokens_of(run) == tokens_of(free)
-            assert pool.peak_length == 600, spare
-        else:
+        _occupy_(run.board["kv"], 600 - need + less)
+        if less:
             with pytest.raises(PoolFullError):
                 drive(run, check=False)
+        else:
+            drive(run, check=False)
+            assert tokens_of(run) == tokens_of(free)
+            assert peaks[id(run.board["kv"])].tolist() == [600] * len(need)
 
 
-def _occupy_(pool: KVCache, count: int) -> None:
-    """Rows of a stranger, all over the pool."""
-    taken = torch.randperm(pool.capacity, generator=torch.Generator().manual_seed(1))[:count]
+def _watch_rows(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+    """Of each pool, the most slots of each row that were in use at once."""
+    append_, peaks = KVCache.append_, dict[int, Any]()
+
+    def noted(kv: KVCache, *args: Any) -> Any:
+        slots = append_(kv, *args)
+        used = (kv.owner != FREE).reshape(kv.rows, kv.capacity).sum(1)
+        peaks[id(kv)] = np.maximum(peaks.get(id(kv), used), used)
+        return slots
+
+    monkeypatch.setattr(KVCache, "append_", noted)
+    return peaks
+
+
+def _occupy_(pool: KVCache, counts: Any) -> None:
+    """Rows of a stranger, so many in each row of the pool and all over it."""
     assert (pool.owner == FREE).all()
-    pool.owner[taken.numpy()] = 10_000
+    draw = np.random.default_rng(1)
+    for row, count in enumerate(counts):
+        taken = draw.permutation(pool.capacity)[:count]
+        pool.owner[row * pool.capacity + taken] = 10_000
 
 
 @pytest.mark.parametrize("graph", FULL)
 def test_branches_wait_until_the_pool_has_room_and_all_are_decoded(
     graph: str, tiny: Make, graphs: Graphs
 ) -> None:
+    """For slots of the one sequence, or for one of the rows; the rows are no longer than needed."""
     made = tiny("qwen3")
     book = made.book(stop_ids=())
     wide = outlined(graphs, made, graph, parts=6, budget=20)
     capacity = request_slots(requests_of(wide)[0]) + 12
-    session = graphs.session(
-        graph,
-        made.models,
-        book,
-        outline=outline_of(6),
-        budget=20,
-        sets=(f"layout.capacity={capacity}",),
-    )
+    sets = [f"layout.capacity={capacity}"] + ["layout.max_active=3"] * ("batching" in graph)
+    session = graphs.session(graph, made.models, book, outline=outline_of(6), budget=20, sets=sets)
     run, most = start(session, ["hello"]), 0
     while not run.finished:
         run.advance()
         most = max(most, len(run.board["branches"].active))
     assert tokens_of(run) == tokens_of(wide)
     assert 1 <= most < 6, "the pool was meant to be too small for all at once"
+    assert "batching" not in graph or most == 3, "every row was meant to be used"
 
 
 # -- the model's context -----------------------------------------------------------------------
@@ -243,7 +277,7 @@ def test_a_direct_answer_that_can_never_fit_is_refused_with_the_numbers(
     (branch,) = branches_of(run_all(session, ["hello"]))
     assert branch.finish is Finish.REFUSED and branch.tokens == []
     root = requests_of(run_all(session, ["hello"]))[0].root
-    nodes = 10 if graph == "bim_eagle" else 0
+    nodes = 10 if "eagle" in graph else 0
     context = root.start + len(root.prompt) + root.kept + len(branch.prompt)
     assert branch.note == f"needs {context + 380 + nodes + 1} slots, the pool has 400"
 

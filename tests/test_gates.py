@@ -1,4 +1,5 @@
-"""What broke earlier systems, each as a gate of its own (greedy, BIM, with and without EAGLE-3)."""
+"""What broke earlier systems, each as a gate of its own: greedy, both layouts, with and without
+EAGLE-3."""
 
 from collections.abc import Callable
 from itertools import product
@@ -23,7 +24,7 @@ from specsot.states.branches import Branch, Finish
 from specsot.states.machine import Run
 
 Make = Callable[..., Tiny]
-WITH_EAGLE = ("eagle", "bim_eagle")
+WITH_EAGLE = ("eagle", "bim_eagle", "batching_eagle")
 
 
 def drafted(branch: Branch) -> list[int]:

@@ -39,6 +39,7 @@ WHOLE: dict[str, tuple[Any, ...]] = {
     "deps": ("none", "chain", "fan"),
     "share": ("outline", "prompt"),
     "max_active": (1, 2, 8),
+    "order": ("fcfs", "longest_first", "shortest_first"),
     "requests": (1, 2),
     "stops": ((2,), ()),  # with an end, some branches stop early
     "nodes": ("{1: 10, 2: 6, 4: 3}", "1", "7"),
@@ -46,6 +47,7 @@ WHOLE: dict[str, tuple[Any, ...]] = {
 SINGLE: dict[str, tuple[Any, ...]] = {
     "family": tuple(FAMILIES),
     "graph": PLAIN,
+    "layout": ("bim", "batching"),
     "max_active": (1, 2, 8),
     "requests": (1, 2),
     "stops": ((2,), ()),  # with an end, some branches stop early
@@ -74,7 +76,8 @@ def check_case(case: dict[str, Any], tiny: Callable[..., Tiny], graphs: Graphs) 
     """One run of the grid, held to the reference."""
     made = tiny(case["family"], **FAMILIES[case["family"]])
     book = made.book(case.get("share", "outline"), case["stops"])
-    sets = [f"layout.max_active={case['max_active']}"]
+    sets = [f"layout.{key}={case[key]}" for key in ("max_active", "order") if key in case]
+    sets += [f"layout.kind={case['layout']}"] if "layout" in case else []
     if "eagle" in case["graph"]:
         sets.append(f"drafter.nodes={case['nodes']}")
     parts = case.get("parts", 0)

@@ -14,6 +14,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 import torch
+from drafters import KINDS, SETTINGS, drafting
 from support import GRAPHS, Graphs, PlanBook, Tiny, TokenBook, drive, outline_of, start
 
 from specsot.ops.host import HostReader
@@ -114,8 +115,19 @@ class Watch:
 
 
 def runs(graphs: Graphs, tiny: Make) -> Iterator[Run]:
-    """All four graphs: given and written outlines, both ways of sharing, two requests."""
+    """All kinds of drafters; all graphs with given and written outlines, both ways of sharing."""
     made = tiny("qwen3")
+    for kind in KINDS:
+        for sets in SETTINGS[kind]:
+            session = graphs.session(
+                "bim_plain",
+                drafting(made, kind),
+                made.book(),
+                outline=outline_of(3),
+                budget=5,
+                sets=(f"drafter.kind={kind}", *sets, "layout.max_active=2"),
+            )
+            yield start(session, ["hello"])
     for graph in GRAPHS:
         for share, outline in (("outline", outline_of(3, {3: (1,)})), ("prompt", None)):
             book: TokenBook = made.book(share)

@@ -1,5 +1,7 @@
 """Figures from made-up events, each worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from specsot.engine.metrics import Meter, figures
@@ -48,10 +50,17 @@ def test_marks_are_per_request(meter: Meter) -> None:
     assert meter.marks["b/x"].last_token == 30_000
 
 
+def test_padding_is_a_share_of_all_query_rows(meter: Meter) -> None:
+    assert (meter.rows, meter.padding_waste) == (20, 0.0)
+    padded = replace(summary("a/1", (1,), (0,), 4), rows=12, padding=8)
+    meter.forward_done(padded, 40_000)
+    assert meter.padding_waste == pytest.approx(8 / 32)
+
+
 def test_nothing_gives_zeros() -> None:
     made = Meter()
     values = (made.tau_step, made.tau_request, made.acceptance_rate, made.overhead_share)
-    assert values == (0.0, 0.0, 0.0, 0.0)
+    assert (*values, made.padding_waste) == (0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_overhead_is_what_ops_do_not_explain() -> None:

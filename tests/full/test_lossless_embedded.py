@@ -12,7 +12,8 @@ QUESTIONS = [
     for kind, count in (("outline", 16), ("unseen", 12), ("unknown", 6), ("one_hop", 6))
     for p in probes(kind, count, 1)
 ]
-GRAPHS = ("autoregressive", "eagle", "bim_plain", "bim_eagle")
+FULL = ("bim_plain", "bim_eagle", "batching_plain", "batching_eagle")
+GRAPHS = (*PLAIN, *FULL)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def test_prompts(embedded: Embedded, graph: str, first: int) -> None:
     assert embedded.check(run, graph) > (40 if graph in PLAIN else 100)
 
 
-@pytest.mark.parametrize("graph", ["bim_plain", "bim_eagle"])
+@pytest.mark.parametrize("graph", FULL)
 @pytest.mark.parametrize("share", ["outline", "prompt"])
 @pytest.mark.parametrize("count", range(1, 9))
 def test_given_outlines(embedded: Embedded, graph: str, share: str, count: int) -> None:

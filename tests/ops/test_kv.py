@@ -3,40 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from pools import DIM, HEADS, LAYERS, commit, content, mark_, pool
 
-from specsot.ops.kv import FREE, KVCache, PoolFullError
-
-LAYERS, HEADS, DIM = 2, 3, 4
-
-
-def pool(capacity: int = 8) -> KVCache:
-    return KVCache(LAYERS, HEADS, DIM, capacity)
-
-
-def mark_(kv: KVCache, slot: int, value: float) -> None:
-    """Give a row a content that can be told from all others."""
-    for layer in range(LAYERS):
-        row = torch.full((HEADS, 1, DIM), value + layer / 8)
-        kv.write_(layer, torch.tensor([slot]), row, -row)
-
-
-def content(kv: KVCache, slot: int) -> float:
-    """The value that a row was marked with, once it is the same everywhere."""
-    row = kv.data[:, :, :, slot].clone()
-    value = float(row[0, 0, 0, 0])
-    for layer in range(LAYERS):
-        assert (row[layer, 0] == value + layer / 8).all()
-        assert (row[layer, 1] == -value - layer / 8).all()
-    return value
-
-
-def commit(kv: KVCache, owner: int, positions: list[int]) -> list[int]:
-    slots = kv.append_([owner] * len(positions), positions)
-    kv.commit_(slots, positions)
-    return slots.tolist()
+from specsot.ops.kv import FREE, PoolFullError
 
 
 def test_new_rows_take_the_lowest_free_slots_in_their_order() -> None:
@@ -54,7 +23,7 @@ def test_a_pool_can_be_filled_to_the_last_slot_and_one_row_more_changes_nothing(
     commit(kv, 1, [0, 1, 2])
     assert kv.append_([1], [3]).tolist() == [3]
     before = kv.owner.copy(), kv.position.copy(), kv.committed.copy()
-    with pytest.raises(PoolFullError, match="1 rows asked, 0 slots free"):
+    with pytest.raises(PoolFullError, match="1 slots asked, 0 free"):
         kv.append_([2], [0])
     assert all(map(np.array_equal, before, (kv.owner, kv.position, kv.committed)))
     kv.check_integrity()
@@ -75,7 +44,7 @@ def test_committing_sets_positions_that_were_not_known_before() -> None:
     tree = kv.append_([1] * 4, [0] * 4)
     kv.release_(tree[[1, 3]])
     kv.commit_(tree[[0, 2]], [7, 8])
-    assert kv.rows_of(1).tolist() == [0, 2]
+    assert kv.slots_of(1).tolist() == [0, 2]
     assert kv.position[[0, 2]].tolist() == [7, 8]
 
 
@@ -83,7 +52,7 @@ def test_rows_come_in_the_order_of_their_positions() -> None:
     kv = pool()
     commit(kv, 1, [2, 0, 1])
     kv.append_([1], [3])
-    assert kv.rows_of(1).tolist() == [1, 2, 0], "fresh rows are not history"
+    assert kv.slots_of(1).tolist() == [1, 2, 0], "fresh rows are not history"
 
 
 def test_retiring_frees_the_owners_rows_and_no_others() -> None:
@@ -101,8 +70,8 @@ def test_truncating_drops_rows_from_a_position_on() -> None:
     commit(kv, 1, [0, 1, 2, 3])
     commit(kv, 2, [3])
     kv.truncate_(1, 2)
-    assert kv.rows_of(1).tolist() == [0, 1]
-    assert kv.rows_of(2).tolist() == [4]
+    assert kv.slots_of(1).tolist() == [0, 1]
+    assert kv.slots_of(2).tolist() == [4]
 
 
 def test_relabelling_moves_no_byte() -> None:
@@ -110,22 +79,24 @@ def test_relabelling_moves_no_byte() -> None:
     commit(kv, 1, [0, 1])
     address, before = kv.data.data_ptr(), kv.data.clone()
     kv.relabel_(1, 6)
-    assert kv.rows_of(6).tolist() == [0, 1]
-    assert kv.rows_of(1).size == 0
+    assert kv.slots_of(6).tolist() == [0, 1]
+    assert kv.slots_of(1).size == 0
     assert kv.data.data_ptr() == address and torch.equal(kv.data, before)
     assert not kv.ledger.bytes
 
 
-def test_moving_rows_takes_their_content_and_labels_along_and_is_counted() -> None:
-    kv = pool()
+def test_copying_takes_content_and_labels_along_and_is_counted() -> None:
+    kv = pool(8, 2)
     slots = commit(kv, 1, [0, 1, 2])
     for slot in slots:
         mark_(kv, slot, 10.0 + slot)
     address = kv.data.data_ptr()
-    kv.copy_([1, 2], [6, 4], "test")
-    assert kv.rows_of(1).tolist() == [0, 6, 4]
-    assert [content(kv, s) for s in (0, 6, 4)] == [10.0, 11.0, 12.0]
-    assert kv.owner[[1, 2]].tolist() == [FREE, FREE]
+    kv.copy_([1, 2], [14, 12], "test")
+    assert kv.slots_of(1).tolist() == [0, 1, 2]
+    assert kv.slots_of(1, 1).tolist() == [14, 12]
+    assert [content(kv, s) for s in (0, 1, 2, 14, 12)] == [10.0, 11.0, 12.0, 11.0, 12.0]
+    assert kv.current_length == kv.peak_length == 5
+    kv.check_integrity()
     assert kv.ledger.bytes == {"test": 2 * kv.slot_bytes}
     assert kv.ledger.moves == {"test": 1}
     assert kv.slot_bytes == LAYERS * 2 * HEADS * DIM * 4
@@ -143,7 +114,7 @@ def test_compaction_closes_the_holes_and_keeps_every_history() -> None:
     assert kv.compact_() == 3
     assert kv.extent == kv.current_length == 5
     for owner, values in expected.items():
-        assert [content(kv, int(s)) for s in kv.rows_of(owner)] == values
+        assert [content(kv, int(s)) for s in kv.slots_of(owner)] == values
     assert kv.compact_() == 0, "nothing is left to move"
     assert kv.ledger.bytes == {"compact": 3 * kv.slot_bytes}
 
@@ -162,7 +133,7 @@ def test_the_table_that_forwards_get_is_a_copy() -> None:
     kv = pool()
     commit(kv, 1, [0, 1])
     table = kv.table(2)
-    for part in table.owner_K, table.position_K, table.committed_K:
+    for part in table.owner_BK, table.position_BK, table.committed_BK:
         part.zero_()
     assert kv.owner[:2].tolist() == [1, 1]
     assert kv.position[:2].tolist() == [0, 1]
@@ -185,88 +156,3 @@ def test_an_inconsistent_table_is_noticed(break_: object, message: str) -> None:
     break_(kv)  # type: ignore[operator]
     with pytest.raises(AssertionError, match=message):
         kv.check_integrity()
-
-
-class PoolMachine(RuleBasedStateMachine):
-    """Any order of operations: every owner's history keeps its content and its order."""
-
-    @initialize(capacity=st.integers(6, 24))
-    def begin(self, capacity: int) -> None:
-        self.kv = pool(capacity)
-        self.address = self.kv.data.data_ptr()
-        self.rows: dict[int, list[float]] = {}  # owner -> marks, from position 0 on
-        self.next_owner, self.next_mark, self.moved = 0, 1.0, 0
-
-    @property
-    def free(self) -> int:
-        return self.kv.capacity - sum(map(len, self.rows.values()))
-
-    @rule()
-    def open_owner(self) -> None:
-        self.rows[self.next_owner] = []
-        self.next_owner += 1
-
-    @precondition(lambda self: self.rows)
-    @rule(data=st.data(), size=st.integers(1, 6))
-    def commit_part_of_a_tree(self, data: st.DataObject, size: int) -> None:
-        """Take `size` fresh slots, keep a path of them, give the others back."""
-        owner = data.draw(st.sampled_from(sorted(self.rows)))
-        if size > self.free:
-            with pytest.raises(PoolFullError):
-                self.kv.append_([owner] * size, [0] * size)
-            return
-        slots = self.kv.append_([owner] * size, [0] * size)
-        kept = sorted(data.draw(st.sets(st.integers(0, size - 1))))
-        for node in kept:
-            mark_(self.kv, int(slots[node]), self.next_mark)
-            self.rows[owner].append(self.next_mark)
-            self.next_mark += 1
-        length = len(self.rows[owner])
-        self.kv.release_([s for n, s in enumerate(slots) if n not in kept])
-        self.kv.commit_(slots[kept], range(length - len(kept), length))
-
-    @precondition(lambda self: self.rows)
-    @rule(data=st.data())
-    def truncate(self, data: st.DataObject) -> None:
-        owner = data.draw(st.sampled_from(sorted(self.rows)))
-        length = data.draw(st.integers(0, len(self.rows[owner])))
-        self.kv.truncate_(owner, length)
-        del self.rows[owner][length:]
-
-    @precondition(lambda self: self.rows)
-    @rule(data=st.data())
-    def relabel(self, data: st.DataObject) -> None:
-        owner = data.draw(st.sampled_from(sorted(self.rows)))
-        self.kv.relabel_(owner, self.next_owner)
-        self.rows[self.next_owner] = self.rows.pop(owner)
-        self.next_owner += 1
-
-    @precondition(lambda self: self.rows)
-    @rule(data=st.data())
-    def retire(self, data: st.DataObject) -> None:
-        owner = data.draw(st.sampled_from(sorted(self.rows)))
-        self.kv.retire_([owner])
-        del self.rows[owner]
-
-    @rule()
-    def compact(self) -> None:
-        self.moved += self.kv.compact_()
-        assert self.kv.extent == self.kv.current_length
-
-    @invariant()
-    def histories_are_whole(self) -> None:
-        self.kv.check_integrity()
-        for owner, marks in self.rows.items():
-            assert [content(self.kv, int(s)) for s in self.kv.rows_of(owner)] == marks
-        assert self.kv.current_length == sum(map(len, self.rows.values()))
-        assert self.kv.data.data_ptr() == self.address
-        assert self.kv.ledger.bytes.total() == self.moved * self.kv.slot_bytes
-
-
-TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(
-    max_examples=25,
-    stateful_step_count=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)

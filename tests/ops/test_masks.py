@@ -13,8 +13,8 @@ from torch import Tensor
 
 from specsot.ops.attend import window_mask
 from specsot.ops.kv import NOBODY, KVCache
-from specsot.ops.masks import block_diagonal, build, chain_visible, committed_visible
-from specsot.ops.types import Rows, no_ancestors
+from specsot.ops.masks import build, chain_visible, committed_visible
+from specsot.ops.types import Rows, no_trees
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "specsot"
 PREFIX = 0  # owner of the shared rows; branch i is owner i + 1
@@ -47,9 +47,17 @@ def rows_of(
         torch.tensor(np.asarray(slots, np.int64))[None],
         torch.tensor([owners], dtype=torch.int32),
         torch.tensor([prefixes], dtype=torch.int32),
-        no_ancestors(torch.device("cpu")) if ancestors_STT is None else ancestors_STT,
+        *trees_of(ancestors_STT),
         torch.tensor([], dtype=torch.int64),
     )
+
+
+def trees_of(ancestors_STT: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Nodes and ancestors of trees that are the first rows of a forward."""
+    if ancestors_STT is None:
+        return no_trees(torch.device("cpu"))
+    trees, nodes, _ = ancestors_STT.shape
+    return torch.arange(trees * nodes).view(trees, nodes), ancestors_STT
 
 
 def owners_of(bim: list[int]) -> list[int]:
@@ -173,15 +181,10 @@ def test_history_and_chain_rule_are_the_naive_ones(
     kv = pool()
     for slot, ((owner, _, position), committed) in enumerate(slots):
         kv.owner[slot], kv.position[slot], kv.committed[slot] = owner, position, committed
-    owner_Q, prefix_Q, position_Q = (torch.tensor(column) for column in zip(*queries, strict=True))
-    seen = committed_visible(owner_Q, prefix_Q, position_Q, kv.table(len(slots)))
+    rows_BQ = [torch.tensor([column]) for column in zip(*queries, strict=True)]
+    seen = committed_visible(*rows_BQ, kv.table(len(slots)))[0]
     naive = [[c and o in (q[0], q[1]) and p <= q[2] for (o, _, p), c in slots] for q in queries]
     assert drawn(seen) == drawn(naive)
-    chain = chain_visible(owner_Q, prefix_Q, position_Q)
+    chain = chain_visible(*rows_BQ)[0]
     naive = [[k[0] in (q[0], q[1]) and k[2] <= q[2] for k in queries] for q in queries]
     assert drawn(chain) == drawn(naive)
-
-
-def test_trees_do_not_see_each_other() -> None:
-    tree_STT = torch.tensor([[[1, 0], [1, 1]], [[1, 0], [0, 1]]], dtype=torch.bool)
-    assert drawn(block_diagonal(tree_STT)) == "#...\n##..\n..#.\n...#"

@@ -10,7 +10,8 @@ from toy_graph import toy_table
 
 from specsot.ops.registry import NOTE, Declared, Entry, RegistryError, guard, op, read_table
 from specsot.states.board import RUN_KEYS, VOCABULARY
-from specsot.states.graph import DRAFTERS, LAYOUTS
+from specsot.states.drafters import DRAFTERS
+from specsot.states.graph import LAYOUTS
 from specsot.states.load import op_table, rooms
 
 TABLE = op_table()

@@ -58,6 +58,7 @@ def rows_of(proposal: Proposal, tips: int = 0, bound: tuple[int, ...] = ()) -> R
         index,
         index.int(),
         index.int(),
+        torch.arange(count - tips).view(-1, proposal.tokens_SN.shape[1] + 1),
         ancestors(proposal.parents_SN, proposal.levels),
         torch.arange(count - tips, count),
         bound,
@@ -220,6 +221,7 @@ def test_the_layer_plan_says_whether_trees_are_verified() -> None:
         none.slots_BQ,
         none.owner_BQ,
         none.prefix_BQ,
+        none.nodes_ST[:0],
         none.ancestors_STT[:0],
         none.tips_R,
     )

@@ -10,6 +10,7 @@ from support import (
     Tiny,
     branches_of,
     check_lossless,
+    check_rows,
     drive,
     requests_of,
     start,
@@ -44,6 +45,7 @@ def run_of(tiny: Make, graphs: Graphs) -> Callable[..., Run]:
         graph: str = "bim_eagle",
         nodes: int = 6,
         budgets: Sequence[int] = (BUDGET,) * 4,
+        most: int = 6,
     ) -> Run:
         made = tiny("llama")
         book = SizedBook(130, "outline", ())
@@ -54,7 +56,7 @@ def run_of(tiny: Make, graphs: Graphs) -> Callable[..., Run]:
             book,
             outline=outlines[0],
             budget=BUDGET,
-            sets=(*sets, f"layout.capacity={capacity}", "layout.max_active=6"),
+            sets=(*sets, f"layout.capacity={capacity}", f"layout.max_active={most}"),
         )
         run = start(session, [])
         for index, given in enumerate(outlines):
@@ -149,3 +151,45 @@ def test_a_rounds_trees_are_counted_for_the_worst_number_of_branches() -> None:
     assert [room.tree_slots(active) for active in range(1, 7)] == [21, 21, 21, 21, 21, 24]
     assert Room(100, 8, 0).tree_slots(5) == 5
     assert room.alone(10, 5, 7) == 10 + 5 + 7 + 21
+
+
+def test_in_a_row_of_its_own_a_branch_meets_one_tree_as_large_as_any() -> None:
+    """However many run: the others' trees lie in other rows, but their number sizes this one."""
+    room = Room(100, 6, {1: 4, 2: 20, 4: 3}, rows=6)
+    assert [room.tree_slots(active) for active in range(1, 7)] == [21] * 6
+    assert Room(100, 1, {1: 4, 2: 20}, rows=1).tree_slots(1) == 5, "never two of them"
+    assert room.alone(10, 5, 7) == 10 + 5 + 7 + 21
+
+
+@pytest.mark.parametrize("graph", ["batching_plain", "batching_eagle"])
+@pytest.mark.parametrize("most", [1, 2, 3, 5])
+def test_rows_are_handed_out_as_slots_are(
+    graph: str, most: int, run_of: Callable[..., Run], tiny: Make
+) -> None:
+    """A branch has one, an open prefix without a branch too; nobody overtakes, all are decoded."""
+    given = outline([9, 30, 2, 60, 7, 7], {4: (1, 2), 6: (5,)})
+    run, order, peak = run_of([given] * 3, 400, graph, most=most), list[str](), 0
+    while not run.finished:
+        run.advance()
+        check_rows(run)
+        peak = max(peak, len(run.board["branches"].active))
+        opened = [r.key for r in requests_of(run) if r.stage is not Stage.WAITING]
+        order += [key for key in opened if key not in order]
+    assert order == ["0", "1", "2"] and peak == most
+    assert run.board["kv"].rows == most
+    assert {b.finish for b in branches_of(run)} == {Finish.LENGTH}
+    check_lossless(run, run.board["prompts"], tiny("llama").reference, plain=False)
+
+
+def test_a_branch_too_long_for_a_row_is_refused_and_all_others_run(
+    run_of: Callable[..., Run],
+) -> None:
+    """With the numbers; rows of other branches make it neither better nor worse."""
+    shared = own_rows(run_of([outline([5])], 2000, "batching_eagle"))
+    capacity = shared + 100 + BUDGET + 7
+    run = drive(run_of([outline([100, 101, 100])] * 2, capacity, "batching_eagle", most=2))
+    for request in requests_of(run):
+        first, second, third = request.branches
+        assert (first.finish, third.finish) == (Finish.LENGTH, Finish.LENGTH)
+        assert second.finish is Finish.REFUSED and second.tokens == []
+        assert second.note == f"needs {capacity + 1} slots, the pool has {capacity}"

@@ -7,7 +7,8 @@ import pytest
 from toy_graph import GRAPH, changed, load, problems
 
 from specsot.engine.files import graph_names, open_graph
-from specsot.states.graph import DRAFTERS, LAYOUTS
+from specsot.states.drafters import DRAFTERS
+from specsot.states.graph import LAYOUTS
 from specsot.states.load import op_table
 
 FULL = (

@@ -1,4 +1,4 @@
-"""Whole EAGLE-3 runs of the reference code, reproduced through the graph `eagle`.
+"""Whole EAGLE-2 and EAGLE-3 runs of the reference code, reproduced through `eagle2` and `eagle`.
 
 The recorded runs are not trimmed at a stop token or a budget: a run ends after the round in which
 more than `max_new_tokens` tokens were committed, and one more draft follows it.
@@ -16,10 +16,12 @@ from safetensors.torch import load_file
 from support import FixedBook, Graphs, Tiny, start
 from torch import Tensor
 
+from specsot.engine.session import with_drafter
 from specsot.states.machine import Run
 
 EAGLE = Path(__file__).parents[1] / "golden" / "eagle"
-CASES = ("e3_llama", "e3_qwen3")
+CASES = {"e2_llama": "eagle2", "e3_llama": "eagle3", "e3_qwen3": "eagle3"}
+GRAPHS = {"eagle2": "eagle2", "eagle3": "eagle"}
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 
 
@@ -39,9 +41,11 @@ def case(request: pytest.FixtureRequest, golden: Callable[[str], Tiny], graphs: 
     facts = json.loads((folder / "case.json").read_text())
     prompts = {str(j): run["prompt_ids"] for j, run in enumerate(facts["runs"])}
     nodes, levels = facts["total_token"] - 1, facts["depth"] + 1
+    kind = CASES[request.param]
+    models = with_drafter(golden(facts["target"]).models, EAGLE / "drafts" / facts["draft"], kind)
     session = graphs.session(
-        "eagle",
-        golden(facts["target"]).models,
+        GRAPHS[kind],
+        models,
         FixedBook(prompts, stop_ids=(2,)),
         budget=facts["max_new_tokens"] + 3 * levels,
         sets=(
@@ -75,7 +79,7 @@ def test_every_tree_and_every_acceptance_of_a_run_is_the_recorded_one(
         branch = run.board["branches"].requests[0].branches[0]
         pool = run.board["kv_draft"]
         if state == "expand_root":
-            assert len(pool.rows_of(branch.owner)) == golden["kv_len_after_each_draft"][drafts]
+            assert len(pool.slots_of(branch.owner)) == golden["kv_len_after_each_draft"][drafts]
         elif state == "grow_tree":
             _compare_tree(run, case.rounds, f"p{prompt}.r{drafts}", branch.tokens[-1])
             assert pool.current_length == golden["kv_len_after_each_draft"][drafts]
@@ -107,7 +111,7 @@ def test_the_drafters_cache_holds_the_recorded_keys_and_values(case: Case) -> No
     for state in states(run):
         if state in ("expand_root", "grow_tree"):
             pool = run.board["kv_draft"]
-            slots = pool.rows_of(run.board["branches"].active[0].owner).tolist()
+            slots = pool.slots_of(run.board["branches"].active[0].owner).tolist()
             name = ("draft", "round1")[found]
             for part, golden in enumerate(("k", "v")):
                 recorded = case.first[f"{name}.kv.{golden}"]
@@ -183,6 +187,7 @@ def test_verify_sees_the_trees_rows_at_the_recorded_positions(case: Case) -> Non
     assert kept["rows"].positions_BQ[0].tolist() == case.first["verify.position_ids"].tolist()
     assert kept["rows"].positions_BQ.min() == past
     torch.testing.assert_close(kept["logits"], case.first["verify.logits"], **CLOSE)
-    torch.testing.assert_close(kept["features"], case.first["verify.aux_hidden"], **CLOSE)
+    feature = "verify.aux_hidden" if case.facts["use_eagle3"] else "verify.last_hidden"
+    torch.testing.assert_close(kept["features"], case.first[feature], **CLOSE)
     tree = case.first["tree.tree_mask"].int().tolist()
     assert kept["rows"].ancestors_STT[0].int().tolist() == tree

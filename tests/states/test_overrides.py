@@ -6,7 +6,7 @@ import pytest
 
 from specsot.engine.files import open_graph
 from specsot.ops.registry import OpTable
-from specsot.states.graph import Eagle3Drafter, NoDrafter
+from specsot.states.drafters import Eagle3Drafter, NoDrafter
 from specsot.states.load import op_table
 from specsot.states.program import Program
 from specsot.states.source import GraphError
@@ -84,9 +84,9 @@ def test_positions_of_untouched_values_stay(table: OpTable) -> None:
         (["drafter.levls=3"], "drafter.levls: unknown key 'levls'; did you mean 'levels'?"),
         (["drafte.levels=3"], "drafte: unknown key 'drafte'; did you mean 'drafter'?"),
         (["drafter.kind=eagel3"], "drafter: no drafter 'eagel3'; did you mean 'eagle3'?"),
-        (["layout.kind=batching"], "layout: no layout 'batching'; there are: bim"),
+        (["layout.kind=batched"], "no layout 'batched'; did you mean 'batching'?; there are: bim"),
         (["drafter.kind=none", "drafter.nodes=3"],
-         "--set drafter.nodes=3: drafter.nodes: 'nodes' belongs to the drafter eagle3, this is no"),
+         "--set drafter.nodes=3: drafter.nodes: 'nodes' belongs to the drafter eagle3"),
         (["drafter=eagle3"], "drafter: must be a mapping, not the string 'eagle3'"),
         (["limits={max_rounds: 0}"], "--set limits={max_rounds: 0}: limits: must be at least 1"),
         (["name.x=3"], "--set name.x=3: name.x: name is 'bim_eagle', not a mapping"),

@@ -1,0 +1,57 @@
+"""Settings of the draft-length policies in `gamma.py`; without torch, for graphs to be checked."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+
+class GammaPolicy(StrEnum):
+    """The name of a policy in a graph."""
+
+    FIXED = "fixed"
+    EGAG = "egag"
+    SVIP = "svip"
+    ADAEDL = "adaedl"
+    CONFIDENCE = "confidence"
+    HEURISTIC = "heuristic"
+
+
+STOPPING = (GammaPolicy.SVIP, GammaPolicy.ADAEDL, GammaPolicy.CONFIDENCE)
+
+
+@dataclass(frozen=True, slots=True)
+class GammaSettings:
+    """Settings of a policy.
+
+    Attributes:
+        gamma: drafts per round; for `heuristic` the first round's.
+        gamma_min, gamma_max: bounds of the adaptive policies.
+        egag_mode: `linear` between the bounds, or `seed`: floor((1 - h) gamma_max), which reaches
+            gamma_max at entropy 0 only.
+        egag_ema_beta: share of the past in the moving average; 0 for none.
+        egag_h_ref: entropy in nats that counts as no confidence at all; None for ln V.
+    """
+
+    gamma: int = 5
+    gamma_policy: GammaPolicy = GammaPolicy.FIXED
+    gamma_min: int = 1
+    gamma_max: int = 8
+    egag_mode: Literal["linear", "seed"] = "linear"
+    egag_ema_beta: float = 0.0
+    egag_h_ref: float | None = 3.0
+
+    def __post_init__(self) -> None:
+        if self.gamma < 0 or not 0 <= self.gamma_min <= self.gamma_max or self.gamma_max < 1:
+            raise ValueError(
+                "draft lengths need 0 <= gamma_min <= gamma_max, gamma_max >= 1 and gamma >= 0, "
+                f"not {self.gamma_min}, {self.gamma_max} and {self.gamma}"
+            )
+        if not 0 <= self.egag_ema_beta < 1:
+            raise ValueError(f"egag_ema_beta is from 0 to below 1, not {self.egag_ema_beta}")
+        if self.egag_h_ref is not None and not self.egag_h_ref > 0:
+            raise ValueError(f"egag_h_ref is an entropy above 0, not {self.egag_h_ref}")
+
+    @property
+    def most(self) -> int:
+        """Most drafts that any round can have."""
+        return self.gamma if self.gamma_policy is GammaPolicy.FIXED else self.gamma_max

@@ -1,0 +1,138 @@
+"""Prompt lookup: drafts are what followed earlier occurrences of a branch's own last tokens.
+
+Saxena, "Prompt lookup decoding" (2023); with one match it proposes what transformers'
+`PromptLookupCandidateGenerator` does. Several matches make a tree. Token ids are Python ints;
+appending a token and looking a suffix up cost the same however long the context is.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain, islice
+from math import log
+from typing import Literal
+
+from .host_tree import HostTree
+
+Prefer = Literal["first", "last"]
+
+
+class SuffixIndex:
+    """A branch's token ids, and for every n-gram up to `longest` tokens what places follow it.
+
+    Branches that share a prefix share its index: `fork_` seals it, and the new index continues it.
+    """
+
+    def __init__(self, longest: int, below: "SuffixIndex | None" = None) -> None:
+        if longest < 1:
+            raise ValueError(f"n-grams have at least one token, not {longest}")
+        self.longest = longest
+        self.start = 0 if below is None else len(below)
+        self.tail: tuple[int, ...] = () if below is None else below.tail
+        self.layers: tuple[SuffixIndex, ...] = (*(below.layers if below else ()), self)
+        self.ids: list[int] = []
+        self.places: dict[tuple[int, ...], list[int]] = {}
+        self.sealed = False
+
+    def __len__(self) -> int:
+        return self.start + len(self.ids)
+
+    def fork_(self) -> "SuffixIndex":
+        """An index of the same tokens that can grow on its own; this one cannot any more."""
+        self.sealed = True
+        return SuffixIndex(self.longest, self)
+
+    def append_(self, tokens: Sequence[int]) -> None:
+        """Take in what the branch has committed."""
+        if self.sealed:
+            raise ValueError("other branches continue this index: it cannot grow")
+        for token in tokens:
+            self.ids.append(token)
+            self.tail = (*self.tail, token)[-self.longest :]
+            for size in range(1, len(self.tail) + 1):
+                self.places.setdefault(self.tail[-size:], []).append(len(self))
+
+    def matches(self, most: int, prefer: Prefer = "first") -> list[int]:
+        """Up to `most` places that follow an earlier occurrence of the last tokens.
+
+        Longer matches come first; among equally long ones the leftmost, or the latest.
+        """
+        found: dict[int, None] = {}
+        for size in range(min(self.longest, len(self) - 1), 0, -1):
+            for place in self._places(self.tail[-size:], prefer):
+                if len(found) == most:
+                    return list(found)
+                found.setdefault(place)
+        return list(found)
+
+    def following(self, place: int, count: int) -> list[int]:
+        """Up to `count` tokens from a place on."""
+        begins = (max(place - layer.start, 0) for layer in self.layers)
+        parts = (one.ids[at : at + count] for one, at in zip(self.layers, begins, strict=True))
+        return list(islice(chain.from_iterable(parts), count))
+
+    def _places(self, key: tuple[int, ...], prefer: Prefer) -> Iterator[int]:
+        """Where an n-gram ends, except at the end of the context."""
+        lists = [layer.places.get(key, []) for layer in self.layers]
+        if prefer == "last":
+            places = chain.from_iterable(reversed(one) for one in reversed(lists))
+        else:
+            places = chain.from_iterable(lists)
+        return (place for place in places if place < len(self))
+
+
+def lookup_tree(
+    index: SuffixIndex,
+    *,
+    nodes: int,
+    levels: int,
+    matches: int = 1,
+    prefer: Prefer = "first",
+    stop_ids: Collection[int] = (),
+) -> HostTree:
+    """What followed the best `matches`, as a tree: a chain for one match.
+
+    A node counts the matches that pass through it. The `nodes` with the highest counts stay, of
+    equals those that were found first, so common beginnings are kept before rare endings. Neither
+    a stop token nor anything behind one is drafted.
+    """
+    places = index.matches(matches, prefer) if nodes > 0 and levels > 0 else []
+    grown = _Trie()
+    for place in places:
+        following = index.following(place, levels)
+        ends = (at for at, token in enumerate(following) if token in stop_ids)
+        grown.add_(following[: next(ends, len(following))])
+    return grown.best(nodes, len(places))
+
+
+class _Trie:
+    """Continuations merged at their common beginnings; nodes in order of creation."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+        self.counts: list[int] = []
+        self.children: dict[tuple[int, int], int] = {}
+
+    def add_(self, path: Sequence[int]) -> None:
+        node = -1
+        for depth, token in enumerate(path, 1):
+            child = self.children.setdefault((node, token), len(self.tokens))
+            if child == len(self.tokens):
+                self.tokens.append(token)
+                self.parents.append(node)
+                self.depths.append(depth)
+                self.counts.append(0)
+            self.counts[child] += 1
+            node = child
+
+    def best(self, nodes: int, total: int) -> HostTree:
+        """The best nodes in order of creation: a parent counts at least as much as its child."""
+        ranked = sorted(range(len(self.tokens)), key=lambda node: -self.counts[node])
+        kept = sorted(ranked[:nodes])
+        place = {node: at for at, node in enumerate(kept)} | {-1: -1}
+        return HostTree(
+            tuple(self.tokens[node] for node in kept),
+            tuple(place[self.parents[node]] for node in kept),
+            tuple(self.depths[node] for node in kept),
+            tuple(log(self.counts[node] / total) for node in kept),
+        )

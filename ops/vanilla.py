@@ -1,0 +1,142 @@
+"""Drafting with a small language model: a chain of its most likely tokens for every branch.
+
+The model's pool holds the text itself, the root token included, so that a draft is simply what it
+would write next. How many drafts a branch gets is a policy's business (`gamma.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .gamma import (
+    GammaState,
+    Lengths,
+    entropy,
+    packed,
+    plan,
+    stops_after,
+    stops_before,
+)
+from .gamma_settings import STOPPING, GammaSettings
+from .kv import KVCache
+from .masks import build
+from .types import DraftRows, LayerStatus, Proposal, Target
+from .workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class ChainStart:
+    """What a chain begins with: logits_SV behind each root, and how long each may become."""
+
+    logits_SV: Tensor
+    lengths: Lengths
+    settings: GammaSettings
+    states: tuple[GammaState, ...]
+    draft_rows: DraftRows
+
+
+def catch_up_(
+    drafter: Target,
+    draft_rows: DraftRows,
+    kv: KVCache,
+    settings: GammaSettings,
+    states: Sequence[GammaState],
+    remaining_S: Tensor,
+) -> ChainStart:
+    """Read what was committed, for all branches in one forward, and plan the chains.
+
+    Args:
+        remaining_S: int64, tokens that each branch may still emit.
+    """
+    rows = draft_rows.rows
+    logits_SV = drafter.forward(
+        rows.tokens_BQ,
+        rows.positions_BQ,
+        rows.slots_BQ,
+        build(rows, kv),
+        kv,
+        (LayerStatus.DECODE,) * drafter.num_layers,
+        rows.tips_R,
+        (),
+    ).logits_RV
+    lengths = plan(settings, states, entropy(logits_SV), logits_SV.shape[-1], remaining_S)
+    return ChainStart(logits_SV, lengths, settings, tuple(states), draft_rows)
+
+
+def write_chain_(drafter: Target, start: ChainStart, kv: KVCache) -> Proposal:
+    """One draft after another for all branches at once; a chain that is over is padded.
+
+    Its notes are the planned lengths (`gamma.packed`) and the drafts made, for `gamma.records`.
+    """
+    work = Workspace(kv, start.draft_rows, max(start.settings.most - 1, 0))
+    logits_SV, scores_S = start.logits_SV, start.logits_SV.new_zeros(len(start.states)).float()
+    alive_S = torch.ones_like(scores_S, dtype=torch.bool)
+    tokens, valid, scores = [], [], []
+    for step in range(1, start.settings.most + 1):
+        log_probs_SV = logits_SV.log_softmax(-1)
+        best = log_probs_SV.max(-1)
+        token_S = logits_SV.argmax(-1)
+        alive_S, ends_S = _stops(start, step, logits_SV, best.values.exp(), alive_S)
+        scores_S = scores_S + best.values.float()
+        tokens.append(token_S)
+        valid.append(alive_S)
+        scores.append(scores_S)
+        alive_S = alive_S & ~ends_S
+        if step < start.settings.most:
+            logits_SV = _next_logits(drafter, work, start, step, tokens)
+    work.close_()
+    return _chain(start, tokens, valid, scores)
+
+
+def _stops(
+    start: ChainStart, step: int, logits_SV: Tensor, chance_S: Tensor, alive_S: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(whether draft number `step` is made, whether it is the last one), bool [S]."""
+    settings = start.settings
+    alive_S = alive_S & (step <= start.lengths.gamma_eff_S)
+    if settings.gamma_policy not in STOPPING:
+        return alive_S, torch.zeros_like(alive_S)
+    h_S = entropy(logits_SV)
+    alive_S = alive_S & ~stops_before(settings, start.states, step - 1, h_S)
+    return alive_S, stops_after(settings, step, h_S, chance_S)
+
+
+def _next_logits(
+    drafter: Target, work: Workspace, start: ChainStart, step: int, tokens: Sequence[Tensor]
+) -> Tensor:
+    """logits_SV behind draft number `step`, which is written as a fresh row."""
+    frame, device = work.frame, start.logits_SV.device
+    position_SM = start.draft_rows.position_S[:, None] + torch.arange(1, step + 1, device=device)
+    seen_S1M = torch.ones(len(start.states), 1, step, dtype=torch.bool, device=device)
+    return drafter.forward(
+        frame.spread(tokens[-1][:, None]),
+        frame.spread(position_SM[:, -1:]),
+        work.slots_BQ(step - 1, 1),
+        work.visible(seen_S1M, position_SM),
+        work.kv,
+        (LayerStatus.DECODE,) * drafter.num_layers,
+        frame.flat(1, device).view(-1),
+        (),
+    ).logits_RV
+
+
+def _chain(
+    start: ChainStart, tokens: list[Tensor], valid: list[Tensor], scores: list[Tensor]
+) -> Proposal:
+    levels, trees = start.settings.most, len(start.states)
+    device = start.logits_SV.device
+    level_SN = torch.arange(levels, device=device).expand(trees, -1)
+    none_SN = torch.zeros(trees, 0, device=device)
+    valid_SN = torch.stack(valid, 1) if valid else none_SN.bool()
+    drafted_S1 = valid_SN.sum(1, keepdim=True)
+    return Proposal(
+        torch.stack(tokens, 1) if tokens else none_SN.long(),
+        level_SN - 1,
+        level_SN + 1,
+        valid_SN,
+        torch.stack(scores, 1) if scores else none_SN,
+        levels,
+        torch.cat([packed(start.lengths), drafted_S1], 1),
+    )

@@ -1,0 +1,85 @@
+"""What the block `drafter` of a graph is made of, whatever its kind.
+
+Every kind says what the pools have to hold for it: `offered`, the tokens that a branch's tree may
+have (the root not counted), and `scratch`, the drafter's temporary rows of a branch in a round.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from .spec import Spec
+
+MAX_NODES = 4096
+
+
+def sane_nodes(value: Any) -> Any:
+    """An int, or {active branches: int} with an entry for one branch."""
+    context = {"most": MAX_NODES}
+    if not isinstance(value, dict):
+        if not _count(value):
+            what = "must be an integer from 1 to {most}, or a map {active branches: nodes}"
+            raise PydanticCustomError("nodes", what, context)
+        return value
+    for key, count in value.items():
+        if not _count(key, 1024):
+            what = "a number of active branches is an integer from 1 to 1024"
+            raise PydanticCustomError("nodes_key", what, {"at": key})
+        if not _count(count):
+            what = "must be an integer from 1 to {most}"
+            raise PydanticCustomError("nodes", what, context | {"at": key})
+    if 1 not in value:
+        raise PydanticCustomError("nodes", "needs an entry for 1 active branch")
+    return value
+
+
+def _count(value: Any, most: int = MAX_NODES) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+
+
+Nodes = Annotated[
+    int | dict[int, int],
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "maximum": MAX_NODES},
+                {
+                    "type": "object",
+                    "patternProperties": {
+                        "^[1-9][0-9]*$": {"type": "integer", "minimum": 1, "maximum": MAX_NODES}
+                    },
+                    "required": ["1"],
+                    "additionalProperties": False,
+                },
+            ]
+        }
+    ),
+]
+
+
+def most_of(nodes: int | Mapping[int, int]) -> int:
+    """The largest tree that `nodes` asks for."""
+    return nodes if isinstance(nodes, int) else max(nodes.values())
+
+
+class Drafter(Spec):
+    """What all kinds have."""
+
+    has_model: ClassVar[bool] = True
+
+    @property
+    def offered(self) -> int | Mapping[int, int]:
+        """Drafted tokens of a tree, or by number of active branches."""
+        return 0
+
+    @property
+    def scratch(self) -> int:
+        """Temporary rows of a branch in the drafter's pool."""
+        return 0
+
+    @property
+    def room(self) -> tuple[int, str]:
+        """The largest tree that can be drafted at all, and the settings that say so."""
+        return most_of(self.offered), ""

@@ -1,0 +1,152 @@
+"""The block `drafter` of a graph: one model per kind."""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from ..ops.gamma_settings import GammaPolicy, GammaSettings
+from .drafter_spec import Drafter, Nodes, sane_nodes
+from .eagle_drafters import Eagle1Drafter, Eagle2Drafter, Eagle3Drafter
+from .spec import Int, Text
+
+
+class NoDrafter(Drafter):
+    """Plain decoding: one token per branch and round. The baseline, through the same machine."""
+
+    kind: Literal["none"]
+    has_model: ClassVar[bool] = False
+
+
+class DflashDrafter(Drafter):
+    """A DFlash model fills a block of masks per branch in one forward (arXiv 2602.06036)."""
+
+    kind: Literal["dflash"]
+    block_size: Int = Field(
+        default=8, ge=2, le=1024, description="rows of a block, the root token included"
+    )
+    grow: Literal["chain", "ddtree"] = Field(
+        default="chain", description="the best path of the block, or its best tree (DDTree)"
+    )
+    nodes: Nodes = Field(
+        default=16,
+        description="drafted tokens of a DDTree, or a map {active branches: nodes}; a chain has "
+        "block_size - 1",
+    )
+    model: Text | None = Field(default=None, description="checkpoint of the drafter")
+
+    _nodes_are_sane = field_validator("nodes", mode="before")(sane_nodes)
+
+    @property
+    def offered(self) -> int | Mapping[int, int]:
+        return self.block_size - 1 if self.grow == "chain" else self.nodes
+
+    @property
+    def scratch(self) -> int:
+        return self.block_size
+
+
+class VanillaDrafter(Drafter):
+    """A small language model of the target's tokenizer drafts a chain per branch."""
+
+    kind: Literal["vanilla"]
+    gamma: Int = Field(default=5, ge=0, le=1024, description="drafts per branch and round")
+    gamma_policy: Literal["fixed", "egag", "heuristic", "svip", "confidence", "adaedl"] = Field(
+        default="fixed", description="who decides how many drafts a branch gets"
+    )
+    gamma_min: Int = Field(default=1, ge=0, le=1024, description="fewest drafts of a policy")
+    gamma_max: Annotated[Int, Field(ge=1, le=1024)] | None = Field(
+        default=None, description="most drafts of a policy; gamma if not given"
+    )
+    egag_mode: Literal["linear", "seed"] = Field(
+        default="linear",
+        description="from entropy to length, between the bounds or up to gamma_max",
+    )
+    egag_ema_beta: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
+        default=0.0, description="share of the past in EGAG's moving average"
+    )
+    egag_h_ref: Annotated[float, Field(strict=True, gt=0)] | None = Field(
+        default=None, description="entropy in nats that counts as no confidence; ln V if not given"
+    )
+    model: Text | None = Field(default=None, description="checkpoint of the small model")
+
+    @model_validator(mode="after")
+    def _lengths_are_sane(self) -> Self:
+        try:
+            _ = self.settings
+        except ValueError as error:
+            raise PydanticCustomError("gamma", "{why}", {"why": str(error)}) from None
+        return self
+
+    @property
+    def settings(self) -> GammaSettings:
+        """The draft-length policy."""
+        return GammaSettings(
+            self.gamma,
+            GammaPolicy(self.gamma_policy),
+            self.gamma_min,
+            self.gamma_max or max(self.gamma, 1),
+            self.egag_mode,
+            self.egag_ema_beta,
+            self.egag_h_ref,
+        )
+
+    @property
+    def offered(self) -> int | Mapping[int, int]:
+        return self.settings.most
+
+    @property
+    def scratch(self) -> int:
+        return max(self.settings.most - 1, 0)
+
+
+class NgramDrafter(Drafter):
+    """Drafts are what followed the last tokens before: no model, no forward."""
+
+    kind: Literal["ngram"]
+    has_model: ClassVar[bool] = False
+    method: Literal["lookup", "nasd"] = Field(
+        default="lookup", description="prompt lookup, or count tables filled as the target speaks"
+    )
+    nodes: Nodes = Field(
+        default=6, description="drafted tokens of a tree, or a map {active branches: nodes}"
+    )
+    levels: Int = Field(default=6, ge=1, le=256, description="drafted levels of a tree")
+    longest: Int = Field(default=3, ge=1, le=32, description="most context tokens that must match")
+    width: Int = Field(
+        default=2, ge=1, le=64, description="continuations followed side by side; 1 drafts a chain"
+    )
+    scope: Literal["branch", "request", "session"] = Field(
+        default="request", description="whose text NASD counts together"
+    )
+    filler_top_k: Int = Field(
+        default=1, ge=1, le=64, description="NASD also counts the target's best tokens, if above 1"
+    )
+
+    _nodes_are_sane = field_validator("nodes", mode="before")(sane_nodes)
+
+    @property
+    def offered(self) -> int | Mapping[int, int]:
+        return self.nodes
+
+
+DRAFTERS: Mapping[str, type[Drafter]] = {
+    "none": NoDrafter,
+    "eagle3": Eagle3Drafter,
+    "eagle2": Eagle2Drafter,
+    "eagle1": Eagle1Drafter,
+    "dflash": DflashDrafter,
+    "vanilla": VanillaDrafter,
+    "ngram": NgramDrafter,
+}
+AnyDrafter = Annotated[
+    NoDrafter
+    | Eagle3Drafter
+    | Eagle2Drafter
+    | Eagle1Drafter
+    | DflashDrafter
+    | VanillaDrafter
+    | NgramDrafter,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,109 @@
+"""What n-gram drafting remembers of a run: the text of every branch, as an index or as counts."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..ops.host_tree import HostTree
+from ..ops.lookup import SuffixIndex, lookup_tree
+from ..ops.ngram import CountTable, Scope, Shelf, count_tree
+from .branches import Branch, Request
+from .drafters import NgramDrafter
+
+
+class Recall(Protocol):
+    """Drafts from what was committed; knows nothing that a branch has not read or written."""
+
+    def tree(self, branch: Branch, nodes: int) -> HostTree:
+        """Drafts for a branch, after everything that it has committed."""
+        ...
+
+    def heard(self, branch: Branch, fillers: Sequence[Sequence[int]]) -> None:
+        """What else the target found likely in the place of each token of the last round."""
+        ...
+
+    def forget(self, request: Request) -> None:
+        """A request is done."""
+        ...
+
+
+class LookupRecall:
+    """Prompt lookup: an index of each branch's own context, extended as it grows."""
+
+    def __init__(self, settings: NgramDrafter) -> None:
+        self.settings = settings
+        self.indices: dict[int, SuffixIndex] = {}
+
+    def tree(self, branch: Branch, nodes: int) -> HostTree:
+        index = self.indices.get(branch.owner)
+        if index is None:
+            index = self.indices[branch.owner] = SuffixIndex(self.settings.longest)
+        index.append_(branch.context()[len(index) :])
+        settings = self.settings
+        return lookup_tree(
+            index,
+            nodes=nodes,
+            levels=settings.levels,
+            matches=settings.width,
+            stop_ids=branch.request.stop_ids,
+        )
+
+    def heard(self, branch: Branch, fillers: Sequence[Sequence[int]]) -> None:
+        """The text alone is looked up."""
+
+    def forget(self, request: Request) -> None:
+        for branch in request.all_branches():
+            self.indices.pop(branch.owner, None)
+
+
+class CountRecall:
+    """NASD: counts of what followed what, of a branch, a request or the whole run."""
+
+    def __init__(self, settings: NgramDrafter) -> None:
+        self.settings = settings
+        self.shelf = Shelf(Scope(settings.scope), settings.longest + 1, 1, settings.width)
+        self.counted: dict[int, int] = {}  # tokens of its context that a branch has counted
+        self.fillers: dict[int, list[Sequence[int]]] = {}
+        self.open: set[str] = set()
+
+    def tree(self, branch: Branch, nodes: int) -> HostTree:
+        tables = self._tables(branch)
+        context = branch.context()
+        start = self.counted.get(branch.owner, len(context) - len(branch.tokens))
+        fillers = self.fillers.pop(branch.owner, [])
+        missing = len(context) - start - len(fillers)  # a root token was drawn without any
+        tables[-1].learn_(context, start, [*[()] * missing, *fillers] if fillers else ())
+        self.counted[branch.owner] = len(context)
+        settings = self.settings
+        return count_tree(
+            tables,
+            context,
+            nodes=nodes,
+            levels=settings.levels,
+            width=settings.width,
+            stop_ids=branch.request.stop_ids,
+        )
+
+    def _tables(self, branch: Branch) -> tuple[CountTable, ...]:
+        """The prompt that all branches share is counted once, each branch's own once more."""
+        request, first = branch.request, branch.owner not in self.counted
+        if request.key not in self.open:
+            self.open.add(request.key)
+            self.shelf.open_(request.key, request.context)
+        tables = self.shelf.tables_(request.key, branch.owner)
+        if first and branch.prompt:
+            context = branch.context()
+            end = len(context) - len(branch.tokens)
+            tables[-1].learn_(context[:end], end - len(branch.prompt))
+        return tables
+
+    def heard(self, branch: Branch, fillers: Sequence[Sequence[int]]) -> None:
+        self.fillers[branch.owner] = list(fillers)
+
+    def forget(self, request: Request) -> None:
+        self.open.discard(request.key)
+        self.shelf.close_(request.key)
+
+
+def recall_of(settings: NgramDrafter) -> Recall:
+    """The memory that the settings ask for."""
+    return LookupRecall(settings) if settings.method == "lookup" else CountRecall(settings)
