@@ -15,6 +15,7 @@ from .place import embedded_folder, machine, versions
 from .shell import complain
 
 SCHEMA = 1
+EMBEDDED_MODELS = ("target", "eagle3", "dflash", "vanilla")
 START_UPS = {
     "specsot --help": "from specsot.engine.cli import main; main(['--help'])",
     "specsot check": "from specsot.engine.cli import main; main(['check'])",
@@ -60,7 +61,7 @@ def describe_environment() -> dict[str, Any]:
         "torch threads": torch.get_num_threads(),
         "cuda devices": devices,
         "grammar engine": find_spec("llguidance") is not None,
-        "embedded models": {name: _model(name) for name in ("target", "eagle3")},
+        "embedded models": {name: _model(name) for name in EMBEDDED_MODELS},
     }
 
 

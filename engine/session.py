@@ -4,20 +4,21 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..models.eagle3 import Eagle3
-from ..models.eagle_weights import load_eagle
 from ..models.files import ModelError
-from ..models.weights import check_tokenizer, load_dflash, load_eagle3, load_target, load_vanilla
+from ..models.weights import check_tokenizer, load_target
 from ..ops.host import HostReader
 from ..ops.kv import KVCache
 from ..ops.types import Target
 from ..states.book import Rules
 from ..states.branches import Request
+from ..states.drafters import DRAFTERS
 from ..states.grammar import OutlineGrammar
 from ..states.graph import Graph
 from ..states.machine import Run
@@ -28,6 +29,7 @@ from ..states.program import Program
 from ..states.prompts import PromptBook
 from ..states.template import load_template
 from ..states.trace import Sink
+from .files import PACKAGE
 from .inputs import Prompt
 
 
@@ -62,18 +64,10 @@ def load_models(
 
 def with_drafter(models: Models, folder: Path, kind: str) -> Models:
     """The same target with the drafter of this folder; raises ModelError."""
-    load = LOADERS[kind]
+    module, _, function = DRAFTERS[kind].loader.partition(":")
+    load = getattr(import_module(f"{PACKAGE}.{module}"), function)
     drafter = load(folder, models.target, dtype=models.dtype, device=models.device)
     return replace(models, drafter=drafter)
-
-
-LOADERS: Mapping[str, Callable[..., Any]] = {
-    "eagle3": load_eagle3,
-    "eagle2": load_eagle,
-    "eagle1": load_eagle,
-    "dflash": load_dflash,
-    "vanilla": load_vanilla,
-}
 
 
 def _without_drafter(target_dir: Path, place: torch.device, kind: torch.dtype) -> Models:
@@ -180,7 +174,7 @@ class Session:
             graph.drafter.offered,
             graph.skeleton is None or graph.skeleton.share == "outline",
             models.target.max_positions,
-            graph.drafter.kind,
+            graph.drafter.takes,
             graph.layout.kind,
             graph.layout.order,
             getattr(graph.drafter, "settings", None),

@@ -10,6 +10,8 @@ is committed stays where it is.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import prod
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,9 +74,8 @@ class KVCache:
         device: torch.device | str = "cpu",
     ) -> None:
         self.capacity, self.rows, self.slots = capacity, rows, rows * capacity
-        self.data = torch.zeros(
-            layers, 2, kv_heads, self.slots + 1, head_dim, dtype=dtype, device=device
-        )
+        size = (layers, 2, kv_heads, self.slots + 1, head_dim)
+        self.data = _zeros(size, dtype, torch.device(device))
         shape = (layers, 2, kv_heads, rows, capacity, head_dim)
         by_row = self.data[:, :, :, : self.slots].view(shape).transpose(2, 3)
         self._views = [(layer[0], layer[1]) for layer in by_row.unbind()]
@@ -248,6 +249,15 @@ class KVCache:
             part = slice(row * self.capacity, (row + 1) * self.capacity)
             kept = self.committed[part]
             _check_row(self.owner[part][kept], self.position[part][kept])
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A pool's memory. On a CPU it comes from the system: pools come and go with runs, and malloc's
+    heap would be left with holes of their size, one after another."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    pages = mmap(-1, prod(size) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(size)
 
 
 def _check_row(owner_K: Ints, position_K: Ints) -> None:

@@ -10,6 +10,7 @@ from .admission import Room, choose, request_slots
 from .batching import BatchingLayout
 from .bim import BimLayout
 from .branches import Branch, Finish, Request, Stage
+from .drafter_spec import Takes
 from .drafters import NgramDrafter
 from .graph import Order
 from .layout import Layout, Placed, Segment, Span
@@ -26,7 +27,7 @@ class Rules:
     nodes: int | Mapping[int, int]
     share_outline: bool
     max_positions: int
-    drafter: str = "none"
+    takes: Takes = "nothing"
     layout: str = "bim"
     order: Order = "fcfs"
     gamma: GammaSettings | None = None

@@ -5,7 +5,7 @@ have (the root not counted), and `scratch`, the drafter's temporary rows of a br
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from .spec import Spec
 
 MAX_NODES = 4096
+Takes = Literal["nothing", "pairs", "features", "text"]
 
 
 def sane_nodes(value: Any) -> Any:
@@ -65,9 +66,18 @@ def most_of(nodes: int | Mapping[int, int]) -> int:
 
 
 class Drafter(Spec):
-    """What all kinds have."""
+    """What all kinds have. A kind is known by the words of its `kind`, a Literal of one string.
 
-    has_model: ClassVar[bool] = True
+    takes: what it takes in of the rows that the target commits (`picked.py`).
+    loader: where its model comes from, "module:function" of this package; empty without a model.
+    """
+
+    takes: ClassVar[Takes] = "nothing"
+    loader: ClassVar[str] = ""
+
+    @property
+    def has_model(self) -> bool:
+        return bool(self.loader)
 
     @property
     def offered(self) -> int | Mapping[int, int]:

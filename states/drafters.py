@@ -1,13 +1,13 @@
 """The block `drafter` of a graph: one model per kind."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ..ops.gamma_settings import GammaPolicy, GammaSettings
-from .drafter_spec import Drafter, Nodes, sane_nodes
+from .drafter_spec import Drafter, Nodes, Takes, sane_nodes
 from .eagle_drafters import Eagle1Drafter, Eagle2Drafter, Eagle3Drafter
 from .spec import Int, Text
 
@@ -16,13 +16,14 @@ class NoDrafter(Drafter):
     """Plain decoding: one token per branch and round. The baseline, through the same machine."""
 
     kind: Literal["none"]
-    has_model: ClassVar[bool] = False
 
 
 class DflashDrafter(Drafter):
     """A DFlash model fills a block of masks per branch in one forward (arXiv 2602.06036)."""
 
     kind: Literal["dflash"]
+    takes: ClassVar[Takes] = "features"
+    loader: ClassVar[str] = "models.weights:load_dflash"
     block_size: Int = Field(
         default=8, ge=2, le=1024, description="rows of a block, the root token included"
     )
@@ -51,6 +52,8 @@ class VanillaDrafter(Drafter):
     """A small language model of the target's tokenizer drafts a chain per branch."""
 
     kind: Literal["vanilla"]
+    takes: ClassVar[Takes] = "text"
+    loader: ClassVar[str] = "models.weights:load_vanilla"
     gamma: Int = Field(default=5, ge=0, le=1024, description="drafts per branch and round")
     gamma_policy: Literal["fixed", "egag", "heuristic", "svip", "confidence", "adaedl"] = Field(
         default="fixed", description="who decides how many drafts a branch gets"
@@ -105,7 +108,6 @@ class NgramDrafter(Drafter):
     """Drafts are what followed the last tokens before: no model, no forward."""
 
     kind: Literal["ngram"]
-    has_model: ClassVar[bool] = False
     method: Literal["lookup", "nasd"] = Field(
         default="lookup", description="prompt lookup, or count tables filled as the target speaks"
     )
@@ -131,15 +133,6 @@ class NgramDrafter(Drafter):
         return self.nodes
 
 
-DRAFTERS: Mapping[str, type[Drafter]] = {
-    "none": NoDrafter,
-    "eagle3": Eagle3Drafter,
-    "eagle2": Eagle2Drafter,
-    "eagle1": Eagle1Drafter,
-    "dflash": DflashDrafter,
-    "vanilla": VanillaDrafter,
-    "ngram": NgramDrafter,
-}
 AnyDrafter = Annotated[
     NoDrafter
     | Eagle3Drafter
@@ -150,3 +143,9 @@ AnyDrafter = Annotated[
     | NgramDrafter,
     Field(discriminator="kind"),
 ]
+"""All kinds: a new one is registered by its name here."""
+
+DRAFTERS: Mapping[str, type[Drafter]] = {
+    get_args(one.model_fields["kind"].annotation)[0]: one
+    for one in get_args(get_args(AnyDrafter)[0])
+}

@@ -1,19 +1,20 @@
 """The block `drafter` for the EAGLE family: which head, and how its tree comes about."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from ..ops.static_tree import MC_SIM_7B_63, Node, fault, lay_out
-from .drafter_spec import Drafter, Nodes, sane_nodes
+from .drafter_spec import Drafter, Nodes, Takes, sane_nodes
 from .spec import Int, Text
 
 
 class DynamicTree(Drafter):
     """A dynamic token tree per branch: the nodes that the drafter believes in most."""
 
+    takes: ClassVar[Takes] = "pairs"
     nodes: Nodes = Field(
         default=10,
         description="drafted tokens of a tree, root not counted; a map {active branches: nodes} "
@@ -43,12 +44,14 @@ class Eagle3Drafter(DynamicTree):
     """An EAGLE-3 head drafts a dynamic token tree per branch."""
 
     kind: Literal["eagle3"]
+    loader: ClassVar[str] = "models.weights:load_eagle3"
 
 
 class Eagle2Drafter(DynamicTree):
     """A head of EAGLE-1 or EAGLE-2 (one format) drafts a dynamic token tree per branch."""
 
     kind: Literal["eagle2"]
+    loader: ClassVar[str] = "models.eagle_weights:load_eagle"
 
 
 def _tree(tree: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -66,6 +69,8 @@ class Eagle1Drafter(Drafter):
     """A head of EAGLE-1 or EAGLE-2 drafts a tree of the same shape in every round."""
 
     kind: Literal["eagle1"]
+    takes: ClassVar[Takes] = "pairs"
+    loader: ClassVar[str] = "models.eagle_weights:load_eagle"
     tree: Annotated[tuple[Ranks, ...], AfterValidator(_tree)] = Field(
         default=MC_SIM_7B_63,
         min_length=1,

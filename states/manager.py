@@ -130,7 +130,7 @@ class BranchStateManager(Book):
         verdict = read_round(host, accepted, roots)
         ran = list(self.active) if accepted is not None else []  # who had a tree in this forward
         before = {b.owner: len(b.tokens) for b in ran}
-        picked = PICKED[self.rules.drafter](features)
+        picked = PICKED[self.rules.takes](features)
         paths = self._commit_trees(host, verdict, accepted, picked)
         self._commit_spans(host, verdict, roots, picked)
         self.inbox += picked.segments
@@ -242,9 +242,10 @@ class BranchStateManager(Book):
                 branch.end(Finish.STOP)
             picked.prompt(branch, laid.rows)
 
-    def intake_(self) -> DraftRows:
+    def intake_(self) -> DraftRows | tuple[Branch, ...]:
         """Hand the drafter everything committed since its last forward."""
-        assert self.kv_draft is not None
+        if self.kv_draft is None:
+            return tuple(self.active)
         segments, self.inbox = self.inbox, []
         active = [(b.owner, b.request.prefix_owner, b.length, b.tokens[-1]) for b in self.active]
         return self.layout.place_draft_(self.kv_draft, segments, active)

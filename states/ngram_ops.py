@@ -10,12 +10,6 @@ from .branches import Branch
 from .manager import BranchStateManager
 
 
-@op("branch.intake_", drafters="ngram", writes="draft_rows")
-def intake_(branches: BranchStateManager) -> tuple[Branch, ...]:
-    """The active branches; what they committed is taken in when a tree is asked for."""
-    return tuple(branches.active)
-
-
 @op("draft.expand_root_", drafters="ngram", writes="frontier", drops="draft_rows")
 def expand_root_(draft_rows: tuple[Branch, ...]) -> tuple[Branch, ...]:
     """No level of its own: the whole tree is looked up at once."""

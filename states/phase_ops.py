@@ -6,7 +6,7 @@ from ..ops.host import HostReader
 from ..ops.registry import op
 from ..ops.types import DraftRows, Proposal, Rows
 from ..ops.verify import Accepted, Roots
-from .branches import RoundSummary
+from .branches import Branch, RoundSummary
 from .manager import BranchStateManager
 
 
@@ -72,7 +72,10 @@ def commit_(
     return branches.commit_(host, features, accepted, roots)
 
 
-@op("branch.intake_", drafters="eagle3 eagle2 eagle1 dflash vanilla", writes="draft_rows")
-def intake_(branches: BranchStateManager) -> DraftRows:
-    """Everything committed since the drafter's last forward, of all branches, as its rows."""
+@op("branch.intake_", writes="draft_rows")
+def intake_(branches: BranchStateManager) -> DraftRows | tuple[Branch, ...]:
+    """Everything committed since the drafter's last forward, of all branches, as its rows.
+
+    A drafter without a pool takes no rows in: it gets the active branches.
+    """
     return branches.intake_()

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..ops.kv import NOBODY, Ints
 from .branches import Branch, Request, Stage
+from .drafter_spec import Takes
 from .layout import Segment, Span
 
 
@@ -131,13 +132,10 @@ class TokenPicked(Picked):
             self._add(branch, branch.length + 1, tokens)
 
 
-PICKED: dict[str, type[Picked]] = {
-    "none": Picked,
-    "eagle3": EaglePicked,
-    "eagle2": EaglePicked,
-    "eagle1": EaglePicked,
-    "dflash": BlockPicked,
-    "vanilla": TokenPicked,
-    "ngram": Picked,
+PICKED: dict[Takes, type[Picked]] = {
+    "nothing": Picked,
+    "pairs": EaglePicked,
+    "features": BlockPicked,
+    "text": TokenPicked,
 }
-"""By kind of drafter."""
+"""By what a kind of drafter takes (`Drafter.takes`)."""

@@ -1,7 +1,6 @@
 """Tiny drafters of every kind for the tiny targets: models that often agree with them, or not."""
 
 import shutil
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import Tiny
 
-from specsot.engine.session import LOADERS, Models
+from specsot.engine.session import Models, with_drafter
 from specsot.models.tiny_dflash import write_tiny_dflash
 from specsot.models.tiny_eagle import write_tiny_eagle
 
@@ -51,10 +50,7 @@ def drafting(made: Tiny, kind: str) -> Models:
     """The models of a tiny target with a drafter of this kind."""
     if kind in ("eagle3", "ngram"):
         return made.models
-    plain = made.models
-    load = LOADERS[kind]
-    drafter = load(_folder(made.folder, kind), plain.target, dtype=plain.dtype, device=plain.device)
-    return replace(plain, drafter=drafter)
+    return with_drafter(made.models, _folder(made.folder, kind), kind)
 
 
 @cache

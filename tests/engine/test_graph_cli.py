@@ -60,7 +60,7 @@ def test_show_names_states_ops_and_ways(capsys: Printed) -> None:
     text = capsys.readouterr().out
     graph = open_graph("bim_eagle").graph
     assert all(f"\n  {name}" in text for name in graph.states)
-    assert "branch.tree_ > mask.build" in text and "nodes={1: " in text
+    assert "branch.tree_ > mask.build" in text and "nodes=4" in text
     assert re.search(r"^  verify +> parse +when outlines_finished$", text, re.MULTILINE)
 
 

@@ -28,7 +28,7 @@ def embedded() -> Iterator[Embedded]:
 @pytest.mark.parametrize("first", range(0, len(QUESTIONS), 5))
 def test_prompts(embedded: Embedded, graph: str, first: int) -> None:
     run = embedded.run(graph, QUESTIONS[first : first + 5])
-    assert embedded.check(run, graph) > (40 if graph in PLAIN else 100)
+    assert embedded.check(run, graph) > 40
 
 
 @pytest.mark.parametrize("graph", FULL)
