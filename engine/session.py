@@ -19,7 +19,7 @@ from ..ops.types import Target
 from ..states.book import Rules
 from ..states.branches import Request
 from ..states.drafters import DRAFTERS
-from ..states.grammar import OutlineGrammar
+from ..states.grammar import GrammarError, OutlineGrammar
 from ..states.graph import Graph
 from ..states.machine import Run
 from ..states.manager import BranchStateManager
@@ -114,13 +114,16 @@ class Session:
     def _grammar(self, graph: Graph) -> Callable[[], Any] | None:
         if graph.skeleton is None or not graph.skeleton.grammar or self.outline is not None:
             return None
-        grammar = OutlineGrammar(
-            self.models.tokenizer,
-            self.models.target.vocab_size,
-            self.prompts.stop_ids,
-            graph.skeleton.max_branches,
-            graph.skeleton.tools,
-        )
+        try:
+            grammar = OutlineGrammar(
+                self.models.tokenizer,
+                self.models.target.vocab_size,
+                self.prompts.stop_ids,
+                graph.skeleton.max_branches,
+                graph.skeleton.tools,
+            )
+        except GrammarError as error:  # of the tokenizer: the settings were checked with the graph
+            raise ModelError(self.models.target.config.path.parent, str(error)) from None
         return grammar.matcher
 
     def request(self, prompt: Prompt) -> Request:

@@ -55,6 +55,7 @@ class PoolView:
     """A KV pool; `codes` tells for every slot what it holds (FREE, PREFIX, TREE, ...).
 
     rows: of the pool, one behind the other in `codes`; `capacity` slots in all.
+    moved: bytes moved inside both pools, as their ledgers have it.
     """
 
     codes: Codes
@@ -64,6 +65,7 @@ class PoolView:
     draft_used: int
     draft_capacity: int
     rows: int = 1
+    moved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,7 @@ def pool_view(board: Mapping[str, Any]) -> PoolView:
         draft.current_length if draft is not None else 0,
         draft.slots if draft is not None else 0,
         kv.rows,
+        sum(sum(pool.ledger.bytes.values()) for pool in (kv, draft) if pool is not None),
     )
 
 

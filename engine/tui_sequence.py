@@ -152,10 +152,11 @@ def figures_line(snap: Snapshot, width: int) -> Text:
         ("", f"{fig.tokens} tokens"),
         ("accept ", f"{100 * fig.acceptance_rate:.0f} %"),
         ("", f"{pool.bytes / 1e6:.1f} MB"),
+        ("moved ", f"{pool.moved / 1e6:.1f} MB"),
         ("draft KV ", f"{pool.draft_used}/{pool.draft_capacity}"),
     ]
     text = Text(no_wrap=True)
-    for i, (name, value) in enumerate(parts[: 7 if pool.draft_capacity else 6]):
+    for i, (name, value) in enumerate(parts[: 8 if pool.draft_capacity else 7]):
         if text.cell_len + len(name) + len(value) + 3 > width:
             break
         text.append(" · " if i else "", style="dim")

@@ -1,6 +1,7 @@
 """Outlines that are none, partial ones, and what an answer is put together from."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from support import (
@@ -15,6 +16,10 @@ from support import (
     run_all,
 )
 
+from specsot.engine.files import open_graph
+from specsot.engine.place import embedded_folder
+from specsot.engine.session import Session, load_models
+from specsot.models.files import ModelError
 from specsot.states.branches import Finish
 
 Make = Callable[..., Tiny]
@@ -88,3 +93,9 @@ def test_an_answer_has_its_sections_in_reading_order_with_their_reasons(
     assert [list(s.tokens) for s in answer.sections] == [b.tokens for b in branches_of(run)]
     assert {s.finish for s in answer.sections} == {"length"}
     assert answer.outline_tokens == (), "it was given"
+
+
+def test_a_tokenizer_that_no_grammar_can_use_is_a_problem_of_the_model() -> None:
+    models = load_models(embedded_folder("target"), None)
+    with pytest.raises(ModelError, match="no usable end-of-turn tokens"):
+        Session(open_graph("bim_plain"), replace(models, stop_ids=(10**6,)))

@@ -83,6 +83,7 @@ MISTAKES = [
     ("share: outline", "share: ¦all", "must be 'outline' or 'prompt', not 'all'"),
     ("tools: [Search]", "tools: ¦Search", "must be a list, not the string 'Search'"),
     ("tools: [Search]", "tools: [¦'a|b']", "skeleton.tools.0: 'a|b' must match"),
+    ("tools: [Search]", "tools: [¦None]", "skeleton.tools.0: 'None' is no name of a tool"),
     ("version: 1", "version: ¦2", "needs format 2, this specsot reads 1: upgrade specsot"),
     ("version: 1", "version: ¦true", "version: must be an integer, not true"),
     ("version: 1", "version: ¦0", "version: must be at least 1, not 0"),
