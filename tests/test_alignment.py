@@ -22,7 +22,7 @@ VOCAB = 99
 def manager(rows: int) -> BranchStateManager:
     """Pools of one layer and no models: what a forward says is said by the test."""
     kv, kv_draft = (KVCache(1, 1, 2, 400, rows) for _ in range(2))
-    rules = Rules(rows, 2, True, 1000, drafter="eagle3", layout="batching")
+    rules = Rules(rows, 2, True, 1000, takes="pairs", layout="batching")
     return BranchStateManager(kv, kv_draft, rules, lambda branch: branch.prompt)
 
 
