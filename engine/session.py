@@ -173,15 +173,10 @@ class Session:
         if drafter is not None:
             kv_draft = new_pool(drafter, capacity + scratch, rows, models)
         rules = Rules(
-            active,
-            graph.drafter.offered,
+            graph.layout,
+            graph.drafter,
             graph.skeleton is None or graph.skeleton.share == "outline",
             models.target.max_positions,
-            graph.drafter.takes,
-            graph.layout.kind,
-            graph.layout.order,
-            getattr(graph.drafter, "settings", None),
-            graph.drafter if graph.drafter.kind == "ngram" else None,
         )
         branches = BranchStateManager(kv, kv_draft, rules, partial(branch_prompt, self.prompts))
         return {

@@ -12,11 +12,20 @@ class Frame:
 
     rows_S: the pool's row of each branch (host ints). With `packed`, all share row 0 and follow
     one another there (``bim``); else each has a tensor row of its own, which is pool row
-    `first_row + b`; rows in between may be empty (``batching``).
+    `first_row + b`; rows in between may be empty (``batching``). index_S: int64, the tensor row of
+    each branch; built once per round, for every forward in it.
     """
 
     rows_S: tuple[int, ...]
     packed: bool
+    index_S: Tensor
+
+    @classmethod
+    def of(cls, rows_S: tuple[int, ...], packed: bool, device: torch.device) -> "Frame":
+        """The frame of branches in these rows of the pool."""
+        first = 0 if packed else min(rows_S, default=0)
+        index_S = torch.tensor([row - first for row in rows_S], dtype=torch.int64, device=device)
+        return cls(rows_S, packed, index_S)
 
     @property
     def first_row(self) -> int:
@@ -27,15 +36,11 @@ class Frame:
         """B, tensor rows of a forward."""
         return 1 if self.packed else max(self.rows_S, default=0) - self.first_row + 1
 
-    def table_rows(self, device: torch.device) -> Tensor:
-        """int64 [S], the tensor row of each branch."""
-        return torch.tensor([row - self.first_row for row in self.rows_S], device=device)
-
-    def flat(self, width: int, device: torch.device) -> Tensor:
-        """int64 [S, K], flat indices (b * Q + q) of each branch's `width` rows."""
+    def flat(self) -> Tensor:
+        """int64 [S], flat indices of forwards with one row per branch."""
         if self.packed:
-            return torch.arange(len(self.rows_S) * width, device=device).view(-1, width)
-        return self.table_rows(device)[:, None] * width + torch.arange(width, device=device)
+            return torch.arange(len(self.rows_S), device=self.index_S.device)
+        return self.index_S
 
     def spread(self, value_SK: Tensor, empty: float = 0) -> Tensor:
         """[S, K, ...] -> [B, Q, ...]; rows without a branch hold `empty`."""
@@ -44,10 +49,10 @@ class Frame:
         if self.height == len(self.rows_S) and list(self.rows_S) == sorted(self.rows_S):
             return value_SK
         out = value_SK.new_full((self.height, *value_SK.shape[1:]), empty)
-        return out.index_copy_(0, self.table_rows(value_SK.device), value_SK)
+        return out.index_copy_(0, self.index_S, value_SK)
 
     def collect(self, value_BQ: Tensor) -> Tensor:
         """[B, Q, ...] -> [S, K, ...]: the inverse of `spread`."""
         if self.packed:
             return value_BQ.view(len(self.rows_S), -1, *value_BQ.shape[2:])
-        return value_BQ.index_select(0, self.table_rows(value_BQ.device))
+        return value_BQ.index_select(0, self.index_S)

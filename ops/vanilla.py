@@ -117,7 +117,7 @@ def _next_logits(
         work.visible(seen_S1M, position_SM),
         work.kv,
         (LayerStatus.DECODE,) * drafter.num_layers,
-        frame.flat(1, device).view(-1),
+        frame.flat(),
         (),
     ).logits_RV
 

@@ -25,7 +25,7 @@ class Workspace:
         slots_SM = self.slots.reshape(len(self.frame.rows_S), each)
         self.slots_SM = torch.tensor(slots_SM, dtype=torch.int64, device=device)
         self.table = kv.table(kv.extent, self.frame.first_row, self.frame.height)
-        self.row_S1 = self.frame.table_rows(device)[:, None]
+        self.row_S1 = self.frame.index_S[:, None]
         mine = SlotTable(*(part.index_select(0, self.row_S1[:, 0]) for part in self.table))
         self.history_S1X = committed_visible(
             draft_rows.owner_S[:, None],

@@ -1,18 +1,16 @@
 """Who there is: requests, branches, what the pools hold of them, and who may start next."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from ..ops.gamma_settings import GammaSettings
 from ..ops.kv import NOBODY, KVCache
 from .admission import Room, choose, request_slots
 from .batching import BatchingLayout
 from .bim import BimLayout
 from .branches import Branch, Finish, Request, Stage
-from .drafter_spec import Takes
-from .drafters import NgramDrafter
-from .graph import Order
+from .drafter_spec import Drafter
+from .graph import AnyLayout
 from .layout import Layout, Placed, Segment, Span
 from .recall import recall_of
 
@@ -23,15 +21,10 @@ BuildPrompt = Callable[[Branch], list[int]]
 class Rules:
     """What a graph fixes for all requests of a run."""
 
-    max_active: int
-    nodes: int | Mapping[int, int]
+    layout: AnyLayout
+    drafter: Drafter
     share_outline: bool
     max_positions: int
-    takes: Takes = "nothing"
-    layout: str = "bim"
-    order: Order = "fcfs"
-    gamma: GammaSettings | None = None
-    ngram: NgramDrafter | None = None
 
 
 class Book:
@@ -48,14 +41,15 @@ class Book:
         self.kv, self.kv_draft, self.rules = kv, kv_draft, rules
         self.build_prompt = build_prompt
         self.pools = [pool for pool in (kv, kv_draft) if pool is not None]
-        alone = rules.layout == "batching"  # every branch in a row of its own
+        alone = rules.layout.kind == "batching"  # every branch in a row of its own
         device = kv.data.device
         self.layout: Layout = BatchingLayout(device, kv.rows) if alone else BimLayout(device)
-        self.room = Room(kv.capacity, rules.max_active, rules.nodes, kv.rows if alone else 0)
+        most, nodes = rules.layout.max_active, rules.drafter.offered
+        self.room = Room(kv.capacity, most, nodes, kv.rows if alone else 0)
         self.requests: list[Request] = []
         self.active: list[Branch] = []
         self.inbox: list[Segment] = []
-        self.recall = recall_of(rules.ngram) if rules.ngram is not None else None
+        self.recall = recall_of(rules.drafter)
         self._owners = count()
         self._newcomers: list[Branch] = []
         self._opened: list[Request] = []
@@ -105,7 +99,7 @@ class Book:
 
     def waiting(self) -> tuple[list[Branch], list[Request]]:
         """Branches and requests that could start now."""
-        return choose(self.requests, len(self.active), self.room, self.rules.order)
+        return choose(self.requests, len(self.active), self.room, self.rules.layout.order)
 
     # -- bookkeeping at every step boundary -----------------------------------------------------
 

@@ -78,9 +78,18 @@ class Branch:
     def is_root(self) -> bool:
         return self.index < 0
 
-    def context(self) -> list[int]:
-        """All token ids that it was decoded behind, and its own."""
-        return [*self.request.context, *self.prompt, *self.tokens]
+    @property
+    def size(self) -> int:
+        """Tokens of its whole context, its own included."""
+        return len(self.request.context) + len(self.prompt) + len(self.tokens)
+
+    def context(self, first: int = 0) -> list[int]:
+        """The token ids that it was decoded behind, and its own, from number `first` on."""
+        found: list[int] = []
+        for part in (self.request.context, self.prompt, self.tokens):
+            found += part[max(first, 0) :]
+            first -= len(part)
+        return found
 
     @property
     def pending(self) -> list[int]:

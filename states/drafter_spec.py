@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from ..ops.gamma_settings import GammaSettings
 from .spec import Spec
 
 MAX_NODES = 4096
@@ -88,6 +89,11 @@ class Drafter(Spec):
     def scratch(self) -> int:
         """Temporary rows of a branch in the drafter's pool."""
         return 0
+
+    @property
+    def lengths(self) -> GammaSettings | None:
+        """How many drafts a branch gets, where that differs from round to round."""
+        return None
 
     @property
     def room(self) -> tuple[int, str]:

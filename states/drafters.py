@@ -77,13 +77,13 @@ class VanillaDrafter(Drafter):
     @model_validator(mode="after")
     def _lengths_are_sane(self) -> Self:
         try:
-            _ = self.settings
+            _ = self.lengths
         except ValueError as error:
             raise PydanticCustomError("gamma", "{why}", {"why": str(error)}) from None
         return self
 
     @property
-    def settings(self) -> GammaSettings:
+    def lengths(self) -> GammaSettings:
         """The draft-length policy."""
         return GammaSettings(
             self.gamma,
@@ -97,11 +97,11 @@ class VanillaDrafter(Drafter):
 
     @property
     def offered(self) -> int | Mapping[int, int]:
-        return self.settings.most
+        return self.lengths.most
 
     @property
     def scratch(self) -> int:
-        return max(self.settings.most - 1, 0)
+        return max(self.lengths.most - 1, 0)
 
 
 class NgramDrafter(Drafter):

@@ -289,7 +289,7 @@ class Layout:
             active_S4[:, 1].int(),
             active_S4[:, 2],
             active_S4[:, 3],
-            Frame(tuple(self.rows_of(one[0])[0] for one in active), self.packed),
+            Frame.of(tuple(self.rows_of(one[0])[0] for one in active), self.packed, self.device),
         )
 
     def _ids(self, values: Any) -> Tensor:

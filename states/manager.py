@@ -130,7 +130,7 @@ class BranchStateManager(Book):
         verdict = read_round(host, accepted, roots)
         ran = list(self.active) if accepted is not None else []  # who had a tree in this forward
         before = {b.owner: len(b.tokens) for b in ran}
-        picked = PICKED[self.rules.takes](features)
+        picked = PICKED[self.rules.drafter.takes](features)
         paths = self._commit_trees(host, verdict, accepted, picked)
         self._commit_spans(host, verdict, roots, picked)
         self.inbox += picked.segments
@@ -154,14 +154,14 @@ class BranchStateManager(Book):
 
     def length_state(self, branch: Branch) -> GammaState:
         """What the draft-length policy knows of a branch."""
-        assert self.rules.gamma is not None
-        return branch.gamma or first_state(self.rules.gamma)
+        assert self.rules.drafter.lengths is not None
+        return branch.gamma or first_state(self.rules.drafter.lengths)
 
     def _learn(
         self, ran: Sequence[Branch], verdict: Verdict, paths: Sequence[Sequence[int]]
     ) -> tuple[GammaRecord, ...]:
         """Let the drafter's memory see what came of its drafts."""
-        settings, notes = self.rules.gamma, verdict.notes_SC
+        settings, notes = self.rules.drafter.lengths, verdict.notes_SC
         if self.recall is not None and notes.size:
             for branch, row, path in zip(ran, notes, paths, strict=True):
                 fillers = row.reshape(verdict.tokens_ST.shape[1], -1)[list(path)].tolist()

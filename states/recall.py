@@ -7,6 +7,7 @@ from ..ops.host_tree import HostTree
 from ..ops.lookup import SuffixIndex, lookup_tree
 from ..ops.ngram import CountTable, Scope, Shelf, count_tree
 from .branches import Branch, Request
+from .drafter_spec import Drafter
 from .drafters import NgramDrafter
 
 
@@ -37,7 +38,7 @@ class LookupRecall:
         index = self.indices.get(branch.owner)
         if index is None:
             index = self.indices[branch.owner] = SuffixIndex(self.settings.longest)
-        index.append_(branch.context()[len(index) :])
+        index.append_(branch.context(len(index)))
         settings = self.settings
         return lookup_tree(
             index,
@@ -66,34 +67,36 @@ class CountRecall:
         self.open: set[str] = set()
 
     def tree(self, branch: Branch, nodes: int) -> HostTree:
-        tables = self._tables(branch)
-        context = branch.context()
-        start = self.counted.get(branch.owner, len(context) - len(branch.tokens))
-        fillers = self.fillers.pop(branch.owner, [])
-        missing = len(context) - start - len(fillers)  # a root token was drawn without any
-        tables[-1].learn_(context, start, [*[()] * missing, *fillers] if fillers else ())
-        self.counted[branch.owner] = len(context)
-        settings = self.settings
+        tables, settings = self._tables(branch), self.settings
+        self._learn(branch, tables[-1])
         return count_tree(
             tables,
-            context,
+            branch.context(branch.size - settings.longest),
             nodes=nodes,
             levels=settings.levels,
             width=settings.width,
             stop_ids=branch.request.stop_ids,
         )
 
+    def _learn(self, branch: Branch, table: CountTable) -> None:
+        """Count what the branch has committed since the last time."""
+        start = self.counted[branch.owner]
+        fillers = self.fillers.pop(branch.owner, [])
+        missing = branch.size - start - len(fillers)  # a root token was drawn without any
+        first = max(start - self.settings.longest, 0)  # contexts of what follows
+        padded = [*[()] * missing, *fillers] if fillers else ()
+        table.learn_(branch.context(first), start - first, padded)
+        self.counted[branch.owner] = branch.size
+
     def _tables(self, branch: Branch) -> tuple[CountTable, ...]:
         """The prompt that all branches share is counted once, each branch's own once more."""
-        request, first = branch.request, branch.owner not in self.counted
+        request = branch.request
         if request.key not in self.open:
             self.open.add(request.key)
             self.shelf.open_(request.key, request.context)
         tables = self.shelf.tables_(request.key, branch.owner)
-        if first and branch.prompt:
-            context = branch.context()
-            end = len(context) - len(branch.tokens)
-            tables[-1].learn_(context[:end], end - len(branch.prompt))
+        if branch.owner not in self.counted:
+            self.counted[branch.owner] = len(request.context)
         return tables
 
     def heard(self, branch: Branch, fillers: Sequence[Sequence[int]]) -> None:
@@ -102,8 +105,13 @@ class CountRecall:
     def forget(self, request: Request) -> None:
         self.open.discard(request.key)
         self.shelf.close_(request.key)
+        for branch in request.all_branches():
+            self.counted.pop(branch.owner, None)
+            self.fillers.pop(branch.owner, None)
 
 
-def recall_of(settings: NgramDrafter) -> Recall:
-    """The memory that the settings ask for."""
+def recall_of(settings: Drafter) -> Recall | None:
+    """The memory that a drafter needs; None for those that remember nothing here."""
+    if not isinstance(settings, NgramDrafter):
+        return None
     return LookupRecall(settings) if settings.method == "lookup" else CountRecall(settings)

@@ -14,7 +14,7 @@ def expand_root_(
     branches: BranchStateManager, drafter: Target, draft_rows: DraftRows, kv_draft: KVCache
 ) -> ChainStart:
     """Catch up with what was committed, in one forward, and plan how much to draft."""
-    settings = branches.rules.gamma
+    settings = branches.rules.drafter.lengths
     assert settings is not None
     remaining = [b.budget - len(b.tokens) for b in branches.active]
     remaining_S = torch.tensor(remaining, device=kv_draft.data.device)

@@ -329,7 +329,7 @@ def _check_draft_rows(run: Run) -> None:
     if run.state == "expand_root":
         for branch in book.active:
             held = _positions(run, pool, branch)
-            rows = branch.length + (book.rules.takes == "text")  # it has read the root too
+            rows = branch.length + (book.rules.drafter.takes == "text")  # it has read the root too
             assert held == list(range(rows)), f"{branch.name} drafts from {held}"
 
 

@@ -12,6 +12,8 @@ from specsot.ops.types import DraftRows, Proposal, Rows
 from specsot.ops.verify import accept, root
 from specsot.states.book import Rules
 from specsot.states.branches import Request, RoundSummary
+from specsot.states.drafters import Eagle3Drafter
+from specsot.states.graph import BatchingLayout
 from specsot.states.manager import BranchStateManager
 
 VOCAB = 99
@@ -22,7 +24,8 @@ VOCAB = 99
 def manager(rows: int) -> BranchStateManager:
     """Pools of one layer and no models: what a forward says is said by the test."""
     kv, kv_draft = (KVCache(1, 1, 2, 400, rows) for _ in range(2))
-    rules = Rules(rows, 2, True, 1000, takes="pairs", layout="batching")
+    shape = BatchingLayout(kind="batching", max_active=rows)
+    rules = Rules(shape, Eagle3Drafter(kind="eagle3", nodes=2), True, 1000)
     return BranchStateManager(kv, kv_draft, rules, lambda branch: branch.prompt)
 
 
