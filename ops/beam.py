@@ -1,0 +1,156 @@
+"""Beam search on the device: which continuations live on, which hypotheses are kept, and the end.
+
+The arithmetic is that of transformers 5 (`GenerationMixin._beam_search`), step for step and in
+float32, so that scores and choices are the same: sums of log-probabilities, divided by the length
+to the power of `length_penalty` once a hypothesis has ended.
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+import torch
+from torch import Tensor
+
+from .registry import op
+from .types import Rows, Visibility
+
+NONE = -1.0e9  # added to the sum of what must not live on
+
+
+@dataclass(frozen=True, slots=True)
+class Beams:
+    """What is known of each search before a step; W beams, best first.
+
+    running_SW: float32, sums of the live beams' log-probabilities.
+    kept_SW: float32, scores of the ended hypotheses that are kept; ended_SW bool, whether there is
+        one: -inf where not.
+    """
+
+    running_SW: Tensor
+    kept_SW: Tensor
+    ended_SW: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Searches:
+    """The searches of one forward: those that had beams in it, then those that begin.
+
+    length_S1: int64, tokens of a hypothesis after this step; budget_S1: int64, most tokens it may
+        have; stops_SE: int64, stop ids, -1 where a request has fewer than others.
+    """
+
+    beams: Beams
+    length_S1: Tensor
+    budget_S1: Tensor
+    stops_SE: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What a step chose; C candidates, best first.
+
+    parent_SW, token_SW: int64, the beam that each new one continues, and how.
+    origin_SW: int64, where each kept hypothesis comes from: the old one w, or candidate W + c.
+    parent_SC, token_SC: int64, the candidates: a beam and the token behind it.
+    beams: what is known afterwards. over_S: bool, whether the search has ended.
+    """
+
+    parent_SW: Tensor
+    token_SW: Tensor
+    origin_SW: Tensor
+    parent_SC: Tensor
+    token_SC: Tensor
+    beams: Beams
+    over_S: Tensor
+
+
+def first_beams(num_beams: int, device: torch.device) -> Beams:
+    """A search that begins: one live beam, so that the first step does not find equal ones."""
+    running_SW = torch.full((1, num_beams), NONE, device=device)
+    running_SW[:, 0] = 0.0
+    kept_SW = torch.full((1, num_beams), -inf, device=device)
+    return Beams(running_SW, kept_SW, torch.zeros_like(kept_SW).bool())
+
+
+@op("beam.select", writes="chosen", needs="beam")
+def select(
+    rows: Rows,
+    logits: Tensor,
+    searches: Searches,
+    *,
+    num_beams: int,
+    length_penalty: float,
+    early_stopping: bool | str,
+) -> Chosen:
+    """The best continuations live on, those that ended compete with the hypotheses kept so far.
+
+    So many candidates are looked at that enough live ones are left if all stop ids are among them.
+
+    Args:
+        logits: [R, V], a row for each live beam, then one for each search that begins.
+    """
+    beams, width = searches.beams, num_beams
+    sums_SWV = _by_beam(rows, logits, width) + beams.running_SW[:, :, None]
+    best = sums_SWV.flatten(1).topk(max(2, 1 + searches.stops_SE.shape[1]) * width)
+    parent_SC, token_SC = best.indices // logits.shape[1], best.indices % logits.shape[1]
+    stops_SC = (token_SC[:, :, None] == searches.stops_SE[:, None]).any(-1)
+    stops_SC = stops_SC | (searches.length_S1 >= searches.budget_S1)
+    running_SC = best.values + stops_SC.float() * NONE
+    on_SW = running_SC.topk(width).indices
+    after, origin_SW = _keep(
+        beams,
+        running_SC.gather(1, on_SW),
+        best.values / _power(searches.length_S1, length_penalty),
+        stops_SC,
+    )
+    longest_S1 = searches.length_S1
+    if early_stopping == "never" and length_penalty > 0.0:
+        longest_S1 = searches.budget_S1  # with more tokens a live beam may still get better
+    enough_S = after.ended_SW.all(1)
+    if early_stopping is not True and width > 1:  # one beam is greedy decoding
+        reachable_S = after.running_SW[:, 0] / _power(longest_S1, length_penalty)[:, 0]
+        enough_S = enough_S & (reachable_S <= after.kept_SW[:, -1])
+    picked = (parent_SC.gather(1, on_SW), token_SC.gather(1, on_SW))
+    return Chosen(*picked, origin_SW, parent_SC, token_SC, after, enough_S | stops_SC.all(1))
+
+
+def _by_beam(rows: Rows, logits: Tensor, num_beams: int) -> Tensor:
+    """float32 [S, W, V] log-probabilities; every beam of a search that begins sees the prompt."""
+    log_RV = logits.float().log_softmax(-1)
+    vocab = logits.shape[1]
+    trees_SWV = log_RV[: rows.tree_rows].view(rows.trees, num_beams, vocab)
+    first_SWV = log_RV[rows.tree_rows :, None].expand(-1, num_beams, vocab)
+    return torch.cat([trees_SWV, first_SWV])
+
+
+def _power(length_S1: Tensor, length_penalty: float) -> Tensor:
+    return length_S1.double().pow(length_penalty).float()
+
+
+def _keep(
+    beams: Beams, running_SW: Tensor, scores_SC: Tensor, stops_SC: Tensor
+) -> tuple[Beams, Tensor]:
+    """What is known after a step, and origin_SW: of what was kept and what ended now the best.
+
+    Only the first W candidates can be kept; the others are there to go on with.
+    """
+    width = running_SW.shape[1]
+    ended_SC = stops_SC & (torch.arange(stops_SC.shape[1], device=stops_SC.device) < width)
+    scores_SC = scores_SC.masked_fill(~ended_SC, -inf)
+    best = torch.cat([beams.kept_SW, scores_SC], dim=1).topk(width)
+    ended_SW = torch.cat([beams.ended_SW, ended_SC], dim=1).gather(1, best.indices)
+    return Beams(running_SW, best.values, ended_SW), best.indices
+
+
+def reveal_(visible: Visibility, rows: Rows, capacity: int, pairs_3P: Tensor) -> None:
+    """Let beams see their own earlier rows: what no rule of owners and positions can tell.
+
+    Args:
+        capacity: slots of a row of the pool.
+        pairs_3P: int64, for each such pair the search, its beam, and the pool's slot.
+    """
+    search_P, beam_P, slot_P = pairs_3P.unbind()
+    flat_P, queries = rows.nodes_ST[search_P, beam_P], rows.tokens_BQ.shape[1]
+    row_P = flat_P // queries
+    place_P = slot_P - (row_P + visible.first_row) * capacity
+    visible.mask_BQK[row_P, flat_P % queries, place_P] = True
