@@ -1,0 +1,80 @@
+"""Trees of unequal sizes in one sequence: which row of a forward is whose node.
+
+All roots come first, then the drafted nodes that have a row, tree by tree. How many rows there are
+is known on the host; whose they are is known on the device alone, until the round is read.
+
+Further shape letters: R the rows of all trees, M those of drafted nodes (R = S + M).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+class Forest(NamedTuple):
+    """Both ways between the nodes of trees and the first R rows of a forward.
+
+    nodes_ST: int64, the row of each node, the root first; a node without a row has its root's.
+    tree_R, node_R: int64, which node (0 the root) of which tree a row is; -1 if it is nobody's.
+    """
+
+    nodes_ST: Tensor
+    tree_R: Tensor
+    node_R: Tensor
+
+    @property
+    def rows(self) -> Tensor:
+        """int64 [R]: 0, 1, 2 ..., the flat indices of the trees' rows."""
+        return torch.arange(len(self.tree_R), device=self.tree_R.device)
+
+    def pick(self, value_ST: Tensor, empty: int) -> Tensor:
+        """[S, T], by node -> [R], by row; rows that are nobody's hold `empty`."""
+        value_R = value_ST[self.tree_R.clamp(min=0), self.node_R.clamp(min=0)]
+        return value_R.where(self.tree_R >= 0, empty)
+
+    def spread(self, value_RV: Tensor) -> Tensor:
+        """[R + X, V], by row -> [S * T + X, V], by node; the last X are no tree's."""
+        others = torch.arange(len(self.tree_R), len(value_RV), device=value_RV.device)
+        return value_RV.index_select(0, torch.cat([self.nodes_ST.reshape(-1), others]))
+
+    def visible(self, ancestors_STT: Tensor) -> Tensor:
+        """bool [R, R]: each row sees itself and the rows of its ancestors in its own tree."""
+        tree_R, node_R = self.tree_R.clamp(min=0), self.node_R.clamp(min=0)
+        above_RR = ancestors_STT[tree_R[:, None], node_R[:, None], node_R]
+        own_RR = (self.tree_R[:, None] == self.tree_R) & (self.tree_R >= 0)
+        self_RR = torch.eye(len(tree_R), dtype=torch.bool, device=tree_R.device)
+        return (above_RR & own_RR) | self_RR
+
+
+def plant(valid_SN: Tensor, shared: int) -> Forest:
+    """Give every valid node a row, without a look at the values from the host.
+
+    Args:
+        shared: M, at least the number of valid nodes; what is left over is nobody's.
+    """
+    trees, drafted = valid_SN.shape
+    device = valid_SN.device
+    count_X = valid_SN.reshape(-1).cumsum(0)
+    root_S1 = torch.arange(trees, device=device)[:, None]
+    row_SN = (count_X.view(trees, drafted) - 1 + trees).where(valid_SN, root_S1)
+    index_M = torch.searchsorted(count_X, torch.arange(1, shared + 1, device=device))
+    nobody_M = index_M >= trees * drafted
+    none_S = torch.zeros_like(root_S1[:, 0])
+    tree_M = (index_M // max(drafted, 1)).masked_fill(nobody_M, -1)
+    node_M = (index_M % max(drafted, 1) + 1).masked_fill(nobody_M, -1)
+    return Forest(
+        torch.cat([root_S1, row_SN], dim=1),
+        torch.cat([root_S1[:, 0], tree_M]),
+        torch.cat([none_S, node_M]),
+    )
+
+
+def places(has_ST: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """`Forest.nodes_ST` on the host, from which nodes have a row (the roots always do)."""
+    trees = len(has_ST)
+    row_SN = trees - 1 + np.cumsum(has_ST[:, 1:]).reshape(trees, -1)
+    root_S1 = np.arange(trees)[:, None]
+    return np.concatenate([root_S1, np.where(has_ST[:, 1:], row_SN, root_S1)], axis=1)
