@@ -5,11 +5,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.attend import Attend, dense, to_bias, window_mask
+from ..ops.blend import Blend
 from ..ops.kv import KVCache
 from ..ops.types import LayerPlan, LayerStatus, TargetOutput, Visibility
+from .blend import Place, blended
 from .config import DecoderConfig
 from .layers import DecoderLayer, RMSNorm, Sight
-from .rope import inverse_frequencies, rotation
+from .rope import inverse_frequencies, rotate_back, rotation
 
 COMPUTED = (LayerStatus.DECODE, LayerStatus.FULL)
 
@@ -54,10 +56,14 @@ class Decoder(nn.Module):
         plan: LayerPlan,
         logit_rows_R: Tensor,
         taps: tuple[int, ...],
+        blend: Blend | None = None,
     ) -> TargetOutput:
         """See `Target.forward`. ValueError for a plan or taps that this model cannot follow."""
-        self._check(plan, taps)
-        sights = self._sights(positions_BQ, slots_BQ, visible)
+        self._check(plan, taps, blend)
+        if blend is not None:
+            place = Place(positions_BQ, slots_BQ, visible, kv)
+            return blended(self, tokens_BQ, place, plan, logit_rows_R, taps, blend)
+        sights = self.sights(positions_BQ, slots_BQ, visible)
         x_NH = F.embedding(tokens_BQ.flatten(), self.embed)
         kept: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
@@ -66,21 +72,26 @@ class Decoder(nn.Module):
             x_NH = layer(x_NH, index, sights[self.config.sliding[index]], kv)
         if self.num_layers in taps:
             kept[self.num_layers] = self.norm(x_NH)
-        logits_RV = F.linear(self.norm(x_NH.index_select(0, logit_rows_R)), self.lm_head)
-        return TargetOutput(_widen(logits_RV), torch.cat(list(kept.values()), -1) if kept else None)
+        logits_RV = self.logits(x_NH.index_select(0, logit_rows_R))
+        return TargetOutput(logits_RV, torch.cat(list(kept.values()), -1) if kept else None)
 
-    def _check(self, plan: LayerPlan, taps: tuple[int, ...]) -> None:
+    def logits(self, x_RH: Tensor) -> Tensor:
+        """[R, H] after the last layer -> [R, V]; float32, of a float64 model float64."""
+        logits_RV = F.linear(self.norm(x_RH), self.lm_head)
+        return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+
+    def _check(self, plan: LayerPlan, taps: tuple[int, ...], blend: Blend | None) -> None:
         if len(plan) != self.num_layers:
             raise ValueError(f"the layer plan has {len(plan)} entries for {self.num_layers} layers")
         for layer, status in enumerate(plan):
-            if status not in COMPUTED:
+            if status not in COMPUTED and blend is None:
                 raise ValueError(
-                    f"layer status {LayerStatus(status).name} (layer {layer}) is not supported"
+                    f"layer status {LayerStatus(status).name} (layer {layer}) needs cached rows"
                 )
         if any(not 0 <= tap <= self.num_layers for tap in taps):
             raise ValueError(f"taps {taps} must lie in 0..{self.num_layers}")
 
-    def _sights(
+    def sights(
         self, positions_BQ: Tensor, slots_BQ: Tensor, visible: Visibility
     ) -> dict[bool, Sight]:
         """What the layers see, by whether they have a sliding window; only kinds that exist."""
@@ -96,6 +107,17 @@ class Decoder(nn.Module):
             found[slides] = Sight(len(bias), visible.first_row, bias, cos, sin, slots_N)
         return found
 
+    def before_rope(self, keys_LRgd: Tensor, positions_R: Tensor) -> Tensor:
+        """Keys from a pool, [layers, R, kv_heads, head_dim], as they were before RoPE.
+
+        Args:
+            positions_R: int64, where each row stood. Narrow dtypes are computed in float32.
+        """
+        dtype = self.embed.dtype
+        cos, sin = rotation(positions_R, self.frequencies, self.rope_scaling, dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        return rotate_back(keys_LRgd.to(wide), cos.to(wide), sin.to(wide)).to(dtype)
+
     def published(self) -> dict[str, Tensor]:
         """Views of all parameters under the names of a Hugging Face checkpoint."""
         found: dict[str, Tensor] = {
@@ -107,7 +129,3 @@ class Decoder(nn.Module):
             assert isinstance(layer, DecoderLayer)
             found |= {f"model.layers.{index}.{k}": v for k, v in layer.published().items()}
         return found
-
-
-def _widen(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()

@@ -81,20 +81,28 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x_NH: Tensor, layer: int, sight: Sight, kv: KVCache) -> Tensor:
         """Write the rows' keys and values into the pool, then attend and transform."""
-        x_NH = add_linear(x_NH, self._attention(self.input_norm(x_NH), layer, sight, kv), self.o)
-        gate, up = self.gate_up(self.post_norm(x_NH)).chunk(2, -1)
-        return add_linear(x_NH, F.silu(gate) * up, self.down)
+        qk_Nhd, v_Ngd = self.project(x_NH)
+        return self.finish(x_NH, self.see(qk_Nhd, v_Ngd, layer, sight, kv))
 
-    def _attention(self, x_NH: Tensor, layer: int, sight: Sight, kv: KVCache) -> Tensor:
+    def project(self, x_NH: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys before RoPE [N, heads + kv_heads, d], and values [N, kv_heads, d]."""
+        all_Nhd = self.qkv(self.input_norm(x_NH)).view(len(x_NH), -1, self.head_dim)
         split = self.heads + self.kv_heads
-        all_Nhd = self.qkv(x_NH).view(len(x_NH), -1, self.head_dim)
         qk_Nhd, v_Ngd = all_Nhd[:, :split], all_Nhd[:, split:]
-        if self.qk_norm is not None:
-            qk_Nhd = self._norm(qk_Nhd, self.qk_norm)
+        return (qk_Nhd if self.qk_norm is None else self._norm(qk_Nhd, self.qk_norm)), v_Ngd
+
+    def see(self, qk_Nhd: Tensor, v_Ngd: Tensor, layer: int, sight: Sight, kv: KVCache) -> Tensor:
+        """Write what `project` found into the pool and attend -> [N, heads * d]."""
         qk_Nhd = rotate(qk_Nhd, sight.cos_N1d, sight.sin_N1d)
         q_Nhd, k_Ngd = qk_Nhd[:, : self.heads], qk_Nhd[:, self.heads :]
         kv.write_(layer, sight.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
         return look(q_Nhd, layer, sight, kv, self.attend)
+
+    def finish(self, x_NH: Tensor, seen_NI: Tensor) -> Tensor:
+        """What a layer makes of its rows and of what they saw."""
+        x_NH = add_linear(x_NH, seen_NI, self.o)
+        gate, up = self.gate_up(self.post_norm(x_NH)).chunk(2, -1)
+        return add_linear(x_NH, F.silu(gate) * up, self.down)
 
     def _norm(self, qk_Nhd: Tensor, weight_2d: Tensor) -> Tensor:
         q, k = qk_Nhd[:, : self.heads], qk_Nhd[:, self.heads :]

@@ -1,0 +1,271 @@
+"""A forward on a blended cache (CacheBlend): layer by layer, what the plan says.
+
+Up to the first check layer all rows are computed. A check layer computes K and V of the rows that
+are left, keeps the suffix and the cached rows that deviate most, and goes on with those. Later
+layers first put the cached rows into the pool, each key turned to its position, and then compute
+their own rows as ever, over the cached ones where they are the same.
+
+Attention is that of the dense forward cut to the rows that are left: what a row sees goes by true
+positions. (The original code aligns the rows at the sequence's end, by which picked rows see later
+ones: the mask `bottom_right`.)
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..ops.blend import Blend, BlendReport, Role, deviation, pick, where_true
+from ..ops.kv import KVCache
+from ..ops.layer_plan import compile_layer_plan
+from ..ops.types import LayerPlan, LayerStatus, TargetOutput, Visibility
+from .layers import DecoderLayer, Sight
+from .rope import rotate, rotation
+
+if TYPE_CHECKING:
+    from .decoder import Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the rows of a forward stand: its arguments of the same names."""
+
+    positions_BQ: Tensor
+    slots_BQ: Tensor
+    visible: Visibility
+    kv: KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The rows that a layer computes, each tensor row's at its right end behind padding: N = B * W.
+
+    row_N: int64, which row of the forward each is (padding: one that nobody computes any more).
+    at_M: int64, for each of the forward's M = B * Q rows where it is among these; N if it is not.
+    count: rows that are no padding (host int). whole: nobody was dropped yet.
+    """
+
+    row_N: Tensor
+    at_M: Tensor
+    count: int
+    whole: bool
+    sights: dict[bool, Sight]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Between two layers: the live rows [N, H], and what `BlendReport` tells of the layers so far
+    (`written`, `picked`)."""
+
+    x_NH: Tensor
+    live: Live
+    written: tuple[int, ...]
+    picked: dict[int, Tensor]
+
+
+class Blender:
+    """What the layers of one blended forward share; changes nothing but the pool."""
+
+    def __init__(self, decoder: "Decoder", place: Place, blend: Blend) -> None:
+        self.decoder, self.place, self.blend = decoder, place, blend
+        positions_M, slots_M = place.positions_BQ.flatten(), place.slots_BQ.flatten()
+        self.cos_R1d, self.sin_R1d = rotation(
+            positions_M[blend.index_R],
+            decoder.frequencies,
+            decoder.rope_scaling,
+            decoder.embed.dtype,
+        )
+        self.slots_R = slots_M[blend.index_R]
+
+    def everything(self) -> Live:
+        """All rows of the forward."""
+        place = self.place
+        row_M = torch.arange(place.positions_BQ.numel(), device=place.positions_BQ.device)
+        sights = self.decoder.sights(place.positions_BQ, place.slots_BQ, place.visible)
+        return Live(row_M, row_M, len(row_M) - self.blend.count(Role.PADDING), True, sights)
+
+    def narrow(self, live: Live, keep_M: Tensor, width: int, count: int) -> tuple[Live, Tensor]:
+        """The rows of `keep_M` alone, and where these were among the rows before (int64 [N]).
+
+        Args:
+            width: most rows that are kept of a tensor row; count: kept rows over all.
+        """
+        height = len(self.place.positions_BQ)
+        keep_BW = keep_M[live.row_N].view(height, -1)
+        order_BW = keep_BW.to(torch.int8).argsort(dim=1, stable=True)[:, -width:]
+        first_B1 = torch.arange(height, device=order_BW.device)[:, None] * keep_BW.shape[1]
+        kept_N = (order_BW + first_B1).flatten()
+        row_N, valid_N = live.row_N[kept_N], keep_BW.flatten()[kept_N]
+        here_N = torch.arange(len(row_N), device=row_N.device).where(valid_N, len(row_N))
+        at_M = torch.full_like(live.at_M, len(row_N)).scatter(0, row_N, here_N)
+        sights = self._sights(row_N.view(height, -1), valid_N.view(height, -1))
+        return Live(row_N, at_M, count, False, sights), kept_N
+
+    def _sights(self, row_BW: Tensor, valid_BW: Tensor) -> dict[bool, Sight]:
+        """What these rows see: their part of the forward's visibility."""
+        place, visible = self.place, self.place.visible
+        positions_BW = place.positions_BQ.flatten()[row_BW]
+        slots_BW = place.slots_BQ.flatten()[row_BW].where(valid_BW, place.kv.scratch)
+        mask_BWK = visible.mask_BQK.flatten(0, 1)[row_BW]
+        if self.blend.settings.mask == "bottom_right":
+            mask_BWK = _bottom_right(place, row_BW.shape[1])
+        return self.decoder.sights(positions_BW, slots_BW, replace(visible, mask_BQK=mask_BWK))
+
+    def write_cached_(self, layer: int) -> None:
+        """All cached rows of a layer into the pool, keys turned to their positions."""
+        cached = self.blend.cached
+        keys_Rgd = rotate(cached.keys_LRgd[layer], self.cos_R1d, self.sin_R1d)
+        values_gRd = cached.values_LRgd[layer].transpose(0, 1)
+        self.place.kv.write_(layer, self.slots_R, keys_Rgd.transpose(0, 1), values_gRd)
+
+    def enter(self, tokens_BQ: Tensor, plan: LayerPlan) -> "Step":
+        """The embedded rows: all of them, or the suffix alone where nothing else is computed."""
+        live, x_NH = self.everything(), F.embedding(tokens_BQ.flatten(), self.decoder.embed)
+        if plan[0] == LayerStatus.REUSE:
+            blend = self.blend
+            count = blend.count(Role.SUFFIX)
+            live, kept_N = self.narrow(live, blend.suffix_M, blend.suffix_width, count)
+            x_NH = x_NH[kept_N]
+        return Step(x_NH, live, (), {})
+
+    def compute(self, step: "Step", index: int) -> "Step":
+        """A layer that computes the rows there are and leaves it at that."""
+        live, layer = step.live, self.decoder.layers[index]
+        if not live.whole:
+            self.write_cached_(index)
+        slides = self.decoder.config.sliding[index]
+        x_NH = layer(step.x_NH, index, live.sights[slides], self.place.kv)
+        return replace(step, x_NH=x_NH, written=(*step.written, live.count))
+
+    def check(self, step: "Step", index: int) -> "Step":
+        """A check layer: K and V of the rows there are; only some of these go on."""
+        layer, blend, kv = self.decoder.layers[index], self.blend, self.place.kv
+        assert isinstance(layer, DecoderLayer)
+        live, number = step.live, len(step.picked)
+        keep_all = blend.settings.check_update == "full"
+        slides = self.decoder.config.sliding[index]
+        if not (keep_all and live.whole):
+            self.write_cached_(index)
+        qk_Nhd, v_Ngd = layer.project(step.x_NH)
+        if keep_all:
+            _write_(layer, qk_Nhd, v_Ngd, index, live.sights[slides], kv)
+        picked_R = self._pick(qk_Nhd[:, layer.heads :], v_Ngd, index, live, number)
+        picked = sum(blend.counts_CG[number])
+        keep_M = blend.suffix_M.scatter(0, blend.index_R, picked_R)
+        count = blend.count(Role.SUFFIX) + picked
+        after, kept_N = self.narrow(live, keep_M, blend.widths_C[number], count)
+        seen_NI = layer.see(qk_Nhd[kept_N], v_Ngd[kept_N], index, after.sights[slides], kv)
+        x_NH = layer.finish(step.x_NH[kept_N], seen_NI)
+        written = (*step.written, live.count if keep_all else count)
+        row_P = blend.index_R[where_true(picked_R, picked)]
+        return Step(x_NH, after, written, {**step.picked, index: row_P})
+
+    def _pick(self, k_Ngd: Tensor, v_Ngd: Tensor, index: int, live: Live, number: int) -> Tensor:
+        """bool [R], the cached rows that are computed further; only among those computed now."""
+        blend, cached = self.blend, self.blend.cached
+        at_R = live.at_M[blend.index_R]
+        gone_R = at_R == len(k_Ngd)
+        at_R = at_R.where(~gone_R, 0)
+        old = cached.keys_LRgd[index], cached.values_LRgd[index]
+        deviation_R = deviation((k_Ngd[at_R], v_Ngd[at_R]), old, blend.settings.metric)
+        return pick(deviation_R.masked_fill(gone_R, -1), blend, number)
+
+    def tap(self, x_NH: Tensor, live: Live, number: int) -> Tensor:
+        """[M, H], the `number`-th tap: of live rows what they have, of others what is cached."""
+        if live.whole:
+            return x_NH
+        features_RF = self.blend.cached.features_RF
+        assert features_RF is not None
+        rows, width = x_NH.shape
+        part_RH = features_RF[:, number * width : (number + 1) * width]
+        cached_MH = x_NH.new_zeros(len(live.at_M), width).index_copy(0, self.blend.index_R, part_RH)
+        fresh_MH = x_NH[live.at_M.clamp(max=rows - 1)]
+        return torch.where((live.at_M < rows)[:, None], fresh_MH, cached_MH)
+
+
+def blended(
+    decoder: "Decoder",
+    tokens_BQ: Tensor,
+    place: Place,
+    plan: LayerPlan,
+    logit_rows_R: Tensor,
+    taps: tuple[int, ...],
+    blend: Blend,
+) -> TargetOutput:
+    """`Target.forward` with cached rows. ValueError, before anything is computed, if they, the
+    plan or the model do not fit together."""
+    _check(decoder, tokens_BQ, plan, taps, blend)
+    blender = Blender(decoder, place, blend)
+    step, taps_MH = blender.enter(tokens_BQ, plan), list[Tensor]()
+    for index, status in enumerate(plan):
+        if index in taps:
+            taps_MH.append(blender.tap(step.x_NH, step.live, len(taps_MH)))
+        layer = blender.check if status == LayerStatus.CHECK else blender.compute
+        step = layer(step, index)
+    if decoder.num_layers in taps:
+        taps_MH.append(blender.tap(decoder.norm(step.x_NH), step.live, len(taps_MH)))
+    reused, protected, suffix = map(blend.count, (Role.REUSED, Role.PROTECTED, Role.SUFFIX))
+    return TargetOutput(
+        _logits(decoder, step, logit_rows_R),
+        torch.cat(taps_MH, -1) if taps_MH else None,
+        BlendReport(plan, step.written, step.picked, reused, protected, suffix),
+    )
+
+
+def _check(
+    decoder: "Decoder", tokens_BQ: Tensor, plan: LayerPlan, taps: tuple[int, ...], blend: Blend
+) -> None:
+    settings, cached = blend.settings, blend.cached
+    compiled = compile_layer_plan(settings, decoder.num_layers)
+    if plan != compiled:
+        raise ValueError(f"the layer plan {_numbers(plan)} is not the blend's {_numbers(compiled)}")
+    if blend.rows.role_BQ.shape != tokens_BQ.shape:
+        raise ValueError(
+            f"the blend is for {blend.rows.role_BQ.shape} rows, not for {tuple(tokens_BQ.shape)}"
+        )
+    shape = (decoder.num_layers, cached.rows, decoder.kv_heads, decoder.head_dim)
+    model = decoder.embed
+    for name, value in (("keys", cached.keys_LRgd), ("values", cached.values_LRgd)):
+        if (value.shape, value.dtype, value.device) != (shape, model.dtype, model.device):
+            raise ValueError(
+                f"the cached {name} are {tuple(value.shape)} in {value.dtype} on {value.device}, "
+                f"the model has {shape} in {model.dtype} on {model.device}"
+            )
+    if settings.mask == "bottom_right" and any(decoder.config.sliding):
+        raise ValueError(
+            f"`mask: bottom_right` cannot have the model's sliding window {decoder.config.window}"
+        )
+    width, found = len(set(taps)) * decoder.hidden_size, cached.features_RF
+    if width and (found is None or found.shape != (cached.rows, width)):
+        shapes = None if found is None else tuple(found.shape), (cached.rows, width)
+        raise ValueError(f"the cached features are {shapes[0]}, the drafter needs {shapes[1]}")
+
+
+def _numbers(plan: LayerPlan) -> list[int]:
+    return [int(status) for status in plan]
+
+
+def _bottom_right(place: Place, width: int) -> Tensor:
+    """bool [1, W, K]: row i of n sees all that the last row of the sequence sees, up to n - 1 - i
+    positions before it."""
+    visible = place.visible
+    back_W1 = torch.arange(1 - width, 1, device=place.positions_BQ.device)[:, None]
+    limit_1W1 = place.positions_BQ[:, -1:, None] + back_W1
+    return visible.mask_BQK[:, -1:] & (visible.positions_BK[:, None] <= limit_1W1)
+
+
+def _write_(
+    layer: DecoderLayer, qk_Nhd: Tensor, v_Ngd: Tensor, index: int, sight: Sight, kv: KVCache
+) -> None:
+    """K and V of rows that may not be computed any further."""
+    k_Ngd = rotate(qk_Nhd[:, layer.heads :], sight.cos_N1d, sight.sin_N1d)
+    kv.write_(index, sight.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
+
+
+def _logits(decoder: "Decoder", step: Step, logit_rows_R: Tensor) -> Tensor:
+    """NaN for rows that were not computed to the end: nobody can use them by mistake."""
+    at_R, rows = step.live.at_M[logit_rows_R], len(step.x_NH)
+    logits_RV = decoder.logits(step.x_NH[at_R.clamp(max=rows - 1)])
+    return logits_RV.masked_fill((at_R == rows)[:, None], float("nan"))

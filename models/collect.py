@@ -1,0 +1,61 @@
+"""K, V and features of one chunk on its own: what a chunk store keeps for CacheBlend."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..ops.blend import ChunkKV
+from ..ops.kv import KVCache
+from ..ops.types import Visibility
+from .decoder import Decoder
+from .layers import DecoderLayer, Sight
+
+
+def collect(
+    target: Decoder, token_ids: Sequence[int], bos: int | None = None, taps: tuple[int, ...] = ()
+) -> ChunkKV:
+    """A chunk, alone behind `bos`, through the target; touches no pool but one of its own.
+
+    Where it will stand does not matter: keys are kept before RoPE, which is relative.
+
+    Args:
+        bos: the token in front, an attention sink whose row is not kept; None for models without
+            one, and for a prompt's prefix, whose ids begin with it.
+        taps: as in `Target.forward`.
+
+    Raises:
+        ValueError: the chunk is empty. ModelError: it is longer than the model's sequences.
+    """
+    if not token_ids:
+        raise ValueError("a chunk needs at least one token, not 0")
+    ids = [*token_ids] if bos is None else [bos, *token_ids]
+    target.config.check_length(len(ids))
+    drop, device = len(ids) - len(token_ids), target.embed.device
+    kv, sights = _scratch(target, len(ids))
+    x_QH = F.embedding(torch.tensor(ids, device=device), target.embed)
+    keys, values, kept = list[Tensor](), list[Tensor](), list[Tensor]()
+    for index, layer in enumerate(target.layers):
+        assert isinstance(layer, DecoderLayer)
+        if index in taps:
+            kept.append(x_QH[drop:])
+        qk_Qhd, v_Qgd = layer.project(x_QH)
+        keys.append(qk_Qhd[drop:, layer.heads :])
+        values.append(v_Qgd[drop:])
+        seen_QI = layer.see(qk_Qhd, v_Qgd, 0, sights[target.config.sliding[index]], kv)
+        x_QH = layer.finish(x_QH, seen_QI)
+    if target.num_layers in taps:
+        kept.append(target.norm(x_QH)[drop:])
+    features_RF = torch.cat(kept, -1) if kept else None
+    return ChunkKV(torch.stack(keys), torch.stack(values), features_RF)
+
+
+def _scratch(target: Decoder, rows: int) -> tuple[KVCache, dict[bool, Sight]]:
+    """A pool of one layer, which serves all of them in turn, and what causal rows see of it."""
+    device, dtype = target.embed.device, target.embed.dtype
+    kv = KVCache(1, target.kv_heads, target.head_dim, rows, dtype=dtype, device=device)
+    position_1Q = torch.arange(rows, device=device)[None]
+    mask_1QQ = position_1Q[:, :, None] >= position_1Q[:, None]
+    visible = Visibility(mask_1QQ, position_1Q)
+    return kv, target.sights(position_1Q, position_1Q, visible)

@@ -1,0 +1,277 @@
+"""Branches: all in one sequence, each in a row of its own, and beside running branches."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from specsot.models.collect import collect
+from specsot.models.decoder import Decoder
+from specsot.ops.blend import Blend, BlendRows, ChunkKV, Role, join
+from specsot.ops.layer_plan import BlendSettings, compile_layer_plan
+from specsot.ops.types import TargetOutput, Visibility
+
+from .blends import Sequence, blend, near, pool, read, target, wide_norm
+
+RATIOS = (0.0, 0.25, 1.0)
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Two branches behind a prefix, as rows of one sequence."""
+
+    model: Decoder
+    meta: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    @property
+    def cached(self) -> Tensor:
+        """Rows with a cache entry: all but the suffixes."""
+        return (~self["is_suffix"]).nonzero().squeeze(1)
+
+    def cache(self, rows: Tensor) -> ChunkKV:
+        """The cached ones among some rows."""
+        kept = rows[~self["is_suffix"][rows]]
+        return ChunkKV(self["cache.k_pre"][:, kept], self["cache.v"][:, kept])
+
+    def rows(self, index_BQ: Tensor) -> BlendRows:
+        """Roles of some rows; -1 for padding."""
+        bim_BQ = self["bim"][index_BQ]
+        role_BQ = torch.full_like(index_BQ, Role.REUSED)
+        role_BQ[bim_BQ == -1] = Role.PROTECTED
+        role_BQ[self["is_suffix"][index_BQ]] = Role.SUFFIX
+        role_BQ[index_BQ == -1] = Role.PADDING
+        zero_BQ = np.zeros(index_BQ.shape, np.int32)
+        chunk_BQ = self["doc_id"][index_BQ].numpy().astype(np.int32)
+        role = role_BQ.numpy().astype(np.int32)
+        return BlendRows(role, zero_BQ, bim_BQ.numpy().astype(np.int32), chunk_BQ)
+
+    def sequence(self) -> Sequence:
+        return Sequence(self.model, self["ids"], self["pos"], self["allow"])
+
+
+@pytest.fixture(scope="module")
+def branches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Branches]:
+    with pytest.MonkeyPatch.context() as patch:
+        wide_norm(patch)
+        model = target("llama", tmp_path_factory.mktemp("bim"), torch.float64)
+        yield Branches(model, *read("bim"))
+
+
+@pytest.fixture(scope="module", params=["plain", "window"])
+def kinds(
+    request: pytest.FixtureRequest, branches: Branches, tmp_path_factory: pytest.TempPathFactory
+) -> Branches:
+    """The same rows, also in a model whose window is shorter than a branch."""
+    if request.param == "plain":
+        return branches
+    model = target("qwen3", tmp_path_factory.mktemp("window"), torch.float64, window=7)
+    meta = branches.meta
+    with torch.inference_mode():
+        prefix = collect(model, meta["prefix"])
+        docs = [collect(model, ids, meta["bos"]) for ids in meta["docs"]]
+    parts = [prefix]
+    for branch in meta["branches"]:
+        parts += [docs[number] for number in branch["docs"]]
+        empty = torch.zeros(model.num_layers, len(branch["suffix"]), *docs[0].keys_LRgd.shape[2:])
+        parts.append(ChunkKV(empty, empty))
+    cached = join(parts)
+    own = {"cache.k_pre": cached.keys_LRgd, "cache.v": cached.values_LRgd}
+    return Branches(model, meta, branches.tensors | own)
+
+
+def in_one_sequence(branches: Branches, settings: BlendSettings) -> tuple[Sequence, TargetOutput]:
+    everything = torch.arange(len(branches["ids"]))
+    prompt = branches.sequence()
+    rows = branches.rows(everything[None])
+    return prompt, prompt.blended(rows, branches.cache(everything), settings)
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_branches_in_one_sequence(branches: Branches, ratio: float) -> None:
+    run = branches.meta["runs"][f"r{round(100 * ratio):03}"]
+    prompt, out = in_one_sequence(branches, blend(ratios=(ratio,)))
+    near(out.logits_RV[branches.meta["tips"]], branches[f"r{round(100 * ratio):03}.logits_tips"])
+    assert out.blend is not None
+    suffix = branches["is_suffix"].nonzero().squeeze(1).tolist()
+    assert sorted(out.blend.picked[1].tolist() + suffix) == run["imp_indices"]
+    assert (out.blend.protected, out.blend.suffix) == (6, 9)
+    if ratio == 0.25:
+        for ours, part in zip(prompt.held(), "kv", strict=True):
+            near(ours, branches[f"r025.{part}"])
+
+
+def test_everything_computed_under_the_same_mask(branches: Branches) -> None:
+    out = branches.sequence().full()
+    near(out.logits_RV[branches.meta["tips"]], branches["full.logits_tips"])
+
+
+def of_branch(branches: Branches, number: int) -> Tensor:
+    """The rows that a branch sees: the prefix and its own."""
+    bim = branches["bim"]
+    return ((bim == -1) | (bim == number)).nonzero().squeeze(1)
+
+
+@dataclass
+class Side:
+    """Branches in tensor rows of their own, each with its copy of the prefix, padded left."""
+
+    branches: Branches
+
+    def __post_init__(self) -> None:
+        self.index = [of_branch(self.branches, number) for number in (0, 1)]
+        self.prefix = int((self.branches["bim"] == -1).sum())
+        self.capacity = max(len(index) for index in self.index) + 3
+        self.kv = pool(self.branches.model, self.capacity, 1 + 2)
+        self.done = 0
+
+    def visible(self, last: int) -> tuple[Tensor, Tensor, Visibility]:
+        """Flat rows and slots of the rows from `done` on, and what they see."""
+        new = [index[self.done : last] for index in self.index]
+        width = max(len(rows) for rows in new)
+        index_BQ = torch.full((2, width), -1)
+        slots_BQ = torch.full((2, width), self.kv.scratch)
+        mask_BQK = torch.zeros(2, width, self.capacity, dtype=torch.bool)
+        position_BK = torch.full((2, self.capacity), 10**6)
+        for row, rows in enumerate(new):
+            index_BQ[row, width - len(rows) :] = rows
+            end = self.done + len(rows)
+            slots_BQ[row, width - len(rows) :] = torch.arange(self.done, end) + self.start(row)
+            seen = self.index[row][:end]
+            mask_BQK[row, width - len(rows) :, :end] = self.branches["allow"][rows][:, seen]
+            position_BK[row, :end] = self.branches["pos"][seen]
+        return index_BQ, slots_BQ, Visibility(mask_BQK, position_BK, first_row=1)
+
+    def start(self, row: int) -> int:
+        """The first slot of a tensor row; the pool's row 0 is another branch's."""
+        return (1 + row) * self.capacity
+
+    def forward(self, last: int, settings: BlendSettings | None) -> tuple[Tensor, TargetOutput]:
+        """The next rows of both; flat indices in the one sequence, and their results."""
+        index_BQ, slots_BQ, visible = self.visible(last)
+        model, given, plan = self.branches.model, None, self.branches.model.full_plan
+        if settings is not None:
+            plan = compile_layer_plan(settings, model.num_layers)
+            cached = self.branches.cache(index_BQ[index_BQ >= 0])
+            given = Blend.of(self.branches.rows(index_BQ), cached, settings)
+        with torch.inference_mode():
+            out = model(
+                self.branches["ids"][index_BQ],
+                self.branches["pos"][index_BQ].where(index_BQ >= 0, 0),
+                slots_BQ,
+                visible,
+                self.kv,
+                plan,
+                torch.arange(index_BQ.numel()),
+                (),
+                given,
+            )
+        self.done += index_BQ.shape[1]
+        return index_BQ, out
+
+
+def check_against_one_sequence(
+    side: Side, index_BQ: Tensor, out: TargetOutput, one: tuple[Sequence, TargetOutput]
+) -> None:
+    prompt, expected = one
+    flat = index_BQ.flatten()
+    for tip in side.branches.meta["tips"]:
+        near(out.logits_RV[flat == tip], expected.logits_RV[tip : tip + 1])
+    assert out.blend is not None and expected.blend is not None
+    for layer, rows in out.blend.picked.items():
+        assert sorted(flat[rows].tolist()) == expected.blend.picked[layer].tolist()
+    for row, index in enumerate(side.index):
+        slots = torch.arange(len(index)) + side.start(row)
+        mine = side.kv.data[:, :, :, slots].transpose(2, 3)
+        for part in (0, 1):
+            near(mine[:, part], prompt.held()[part][:, index])
+
+
+SETTINGS = {
+    "default": blend(ratios=(0.25,)),
+    "nothing": blend(ratios=(0.0,)),
+    "everything": blend(ratios=(1.0,)),
+    "gradual": blend(check_layers=(1, 3), ratios=(0.5, 0.2)),
+    "partial": blend(ratios=(0.3,), metric="kv", check_update="partial"),
+    "of the prompt": blend(ratios=(0.25,), budget="per_prompt"),
+    "of the prompt, gradual": blend(
+        check_layers=(1, 2), ratios=(0.4, 0.2), budget="per_prompt", metric="k"
+    ),
+    "of chunks": blend(ratios=(0.25,), budget="per_chunk"),
+    "reuse": BlendSettings(plan="reuse"),
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_rows_of_their_own_give_the_same(kinds: Branches, settings: BlendSettings) -> None:
+    one = in_one_sequence(kinds, settings)
+    side = Side(kinds)
+    index_BQ, out = side.forward(99, settings)
+    check_against_one_sequence(side, index_BQ, out, one)
+    assert out.blend is not None and one[1].blend is not None
+    assert out.blend.reused == one[1].blend.reused == 44
+
+
+def test_behind_a_prefix_that_is_in_the_pool_already(kinds: Branches) -> None:
+    settings = blend(ratios=(0.25,))
+    one = in_one_sequence(kinds, settings)
+    side = Side(kinds)
+    side.forward(side.prefix, None)
+    index_BQ, out = side.forward(99, settings)
+    assert (index_BQ == -1).sum() == 3
+    assert out.blend is not None and out.blend.protected == 0
+    check_against_one_sequence(side, index_BQ, out, one)
+
+
+def test_beside_a_running_branch(branches: Branches) -> None:
+    """The rows of a tree are of the suffix: they are computed as in a forward of their own."""
+    model, settings = branches.model, blend(ratios=(0.25,))
+    index = of_branch(branches, 0)
+    history, tree, prompt = 7, 3, len(index)
+    ids = torch.cat((torch.arange(40, 40 + history + tree), branches["ids"][index]))
+    positions = torch.cat((torch.arange(history + 1), torch.tensor([8, 8]), torch.arange(prompt)))
+    allow = torch.zeros(len(ids), len(ids), dtype=torch.bool)
+    allow[: history + tree, : history + tree] = True
+    allow[: history + tree, : history + tree].tril_()
+    allow[history + 2, history + 1] = False  # siblings
+    allow[history + tree :, history + tree :] = branches["allow"][index][:, index]
+    run = Sequence(model, ids, positions, allow)
+    run.forward(model.full_plan, part=slice(history))
+    alone = run.forward(model.full_plan, part=slice(history, history + tree)).logits_RV
+    own = branches.rows(index[None])
+    expected = Sequence(model, branches["ids"][index]).blended(own, branches.cache(index), settings)
+    rows = BlendRows(
+        np.pad(own.role_BQ, ((0, 0), (tree, 0)), constant_values=Role.SUFFIX),
+        np.pad(own.prompt_BQ + 1, ((0, 0), (tree, 0))),
+        np.pad(own.branch_BQ, ((0, 0), (tree, 0)), constant_values=9),
+        np.pad(own.chunk_BQ, ((0, 0), (tree, 0))),
+    )
+    given = Blend.of(rows, branches.cache(index), settings)
+    plan = compile_layer_plan(settings, model.num_layers)
+    out = run.forward(plan, given, part=slice(history, None))
+    near(out.logits_RV[:tree], alone)
+    near(out.logits_RV[-1], expected.logits_RV[-1])
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_each_branch_alone_gives_the_same(branches: Branches, settings: BlendSettings) -> None:
+    """A budget of the prompt is the only one by which branches depend on each other."""
+    _, out = in_one_sequence(branches, settings)
+    for number, tip in enumerate(branches.meta["tips"]):
+        index = of_branch(branches, number)
+        alone = Sequence(
+            branches.model,
+            branches["ids"][index],
+            branches["pos"][index],
+            branches["allow"][index][:, index],
+        )
+        found = alone.blended(branches.rows(index[None]), branches.cache(index), settings)
+        same = torch.allclose(found.logits_RV[-1], out.logits_RV[tip], rtol=0, atol=1e-9)
+        assert same or settings.budget == "per_prompt"
