@@ -12,6 +12,7 @@ print(run.board["answers"][0].text, token_digest(run.board["answers"]))
 from collections.abc import Iterable
 from pathlib import Path
 
+from .chunk_store import ChunkStore
 from .inputs import Prompt
 from .job import Job, prepare
 from .options import RunOptions
@@ -60,15 +61,17 @@ def open_session(
     return build(job, *model_folders(job))
 
 
-def build(job: Job, target: Path, drafter: Path | None) -> Session:
-    """Load a job's models and tie them to its graph."""
+def build(
+    job: Job, target: Path, drafter: Path | None, chunks: ChunkStore | None = None
+) -> Session:
+    """Load a job's models and tie them to its graph; chunks as in `Session`."""
     config = job.config
     kind = job.program.graph.drafter.kind
     models = load_models(target, drafter, kind, device=config.device, dtype=config.dtype)
-    return tie(job, models)
+    return tie(job, models, chunks)
 
 
-def tie(job: Job, models: Models) -> Session:
+def tie(job: Job, models: Models, chunks: ChunkStore | None = None) -> Session:
     """A job's graph with models that are loaded already."""
     return Session(
         job.program,
@@ -76,4 +79,5 @@ def tie(job: Job, models: Models) -> Session:
         seed=job.config.seed,
         max_new_tokens=job.config.max_new_tokens,
         outline=job.outline,
+        chunks=chunks,
     )

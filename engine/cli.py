@@ -29,11 +29,14 @@ class Command:
 COMMANDS = (
     Command("run", "run_cli", "run", "Answer a prompt, live, from a graph."),
     Command("compare", "compare_cli", "compare", "Compare graphs: equal tokens, and the cost."),
+    Command("certify", "certify_cli", "certify", "Certify that a graph is lossless."),
     Command("check", "graph_cli", "check", "Check graphs: every problem with its place."),
     Command("show", "graph_cli", "show", "Print a graph; --resolved, --mermaid."),
     Command("list", "graph_cli", "list_graphs", "The shipped graphs."),
     Command("schema", "graph_cli", "schema", "The JSON schema of graph files."),
     Command("train", "train_cli", "train", "Train a drafter for any target."),
+    Command("cache", "cache_cli", "cache", "Cached chunks of documents: add, list, drop."),
+    Command("documents", "documents_cli", "documents", "Write documents with known answers."),
     Command("doctor", "doctor", "doctor", "Report the environment and test the installation."),
 )
 

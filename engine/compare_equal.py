@@ -10,9 +10,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from torch import Tensor
+
 from ..states.branches import Branch, Finish, Request
+from ..states.sampling_spec import Sampling
 from .compare_sides import Asked, Side
-from .contexts import contexts, next_logits
+from .contexts import contexts, next_order
 
 TIE = 1e-4  # logits nearer than this may come out in either order in float32
 EXACT = ("float32", "float64")  # what the promise holds for
@@ -35,8 +38,8 @@ class Difference:
     """Where two answers first differ.
 
     position: number of tokens before it in the branch's answer; before: text that ends there.
-    reference, other: token ids, END or CUT. margin: the logits' difference between them as the
-    target gives them by itself; None where one side has no token.
+    reference, other: token ids, END or CUT. margin: the difference between them in what decides
+    (`contexts.next_order`), as the target gives it by itself; None where one side has no token.
     """
 
     position: int
@@ -90,11 +93,21 @@ def _facts(side: Side) -> dict[str, Any]:
         "model": side.target,
         "dtype": side.job.config.dtype,
         "budget": side.session.budget,
+        "beam": graph.beam,
+        "blend": graph.blend,
     }
-    facts |= {f"sampling.{key}": value for key, value in graph.sampling.model_dump().items()}
+    facts |= {f"sampling.{key}": value for key, value in _drawn_by(graph.sampling).items()}
     if graph.skeleton is not None:
         facts["outline"] = side.job.outline
         facts |= {f"skeleton.{key}": value for key, value in graph.skeleton.model_dump().items()}
+    return facts
+
+
+def _drawn_by(sampling: Sampling) -> dict[str, Any]:
+    """What decides on a token; how drafts are accepted does not, as long as that is exact."""
+    facts = sampling.model_dump()
+    for key in ("accept", "rule") if sampling.exact else ():
+        del facts[key]
     return facts
 
 
@@ -103,6 +116,8 @@ def _reason(first: Side, second: Side) -> str:
     without = [s.letter for s in (first, second) if s.job.program.graph.skeleton is None]
     if len(without) == 1:
         return f"{without[0]} has no skeleton: its answers stand behind another context"
+    if not all(side.job.program.graph.sampling.exact for side in (first, second)):
+        return "accept: rejection keeps the distribution, not the tokens"
     one, two = _facts(first), _facts(second)
     unlike = [key for key in one if one[key] != two[key]]
     return ", ".join(f"{key}: {_shown(one[key])} and {_shown(two[key])}" for key in unlike)
@@ -169,7 +184,8 @@ def first_difference(
         return None
     place = next(i for i, both in enumerate(zip(mine, theirs, strict=False)) if both[0] != both[1])
     known = [*context, *one.tokens[:place]]
-    margin = _margin(side, known, one.request.stop_ids, mine[place], theirs[place])
+    order_V = next_order(side.session.models, one, context, place)
+    margin = _margin(order_V, one.request.stop_ids, mine[place], theirs[place])
     before = side.session.prompts.decode(known[-SHOWN:])
     return Difference(place, before, mine[place], theirs[place], margin)
 
@@ -179,14 +195,11 @@ def _spelled(branch: Branch) -> list[int]:
     return [*branch.tokens, END if branch.finish is Finish.STOP else CUT]
 
 
-def _margin(
-    side: Side, known: Sequence[int], stop_ids: frozenset[int], one: int, two: int
-) -> float | None:
+def _margin(order_V: Tensor, stop_ids: frozenset[int], one: int, two: int) -> float | None:
     if CUT in (one, two):
         return None
-    logits_V = next_logits(side.session.models, known)
     stops = list(stop_ids)
-    ends = [float(logits_V[stops].max() if t == END else logits_V[t]) for t in (one, two)]
+    ends = [float(order_V[stops].max() if t == END else order_V[t]) for t in (one, two)]
     return abs(ends[0] - ends[1])
 
 

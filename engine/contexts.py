@@ -6,9 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ops.coins import branch_key, perturbed, token_keys
 from ..ops.kv import KVCache
+from ..ops.processors import Past, process, take_in_
+from ..ops.sampling_rules import columns
 from ..ops.types import LayerStatus, Visibility
 from ..states.branches import Branch, Finish, Request
+from ..states.samplers import rules_of
 from .session import Models
 
 
@@ -34,7 +38,11 @@ def contexts(request: Request, book: Any) -> Iterator[tuple[Branch, list[int]]]:
     if book.share == "outline":
         shared = [*asked, *(request.given_ids or root.tokens)]
     for branch in _started(request):
-        yield branch, [*shared, *_own(branch, book)]
+        # Which documents a branch got, and what of the parts was folded, the book alone knows.
+        if request.documents or branch.combines:
+            yield branch, [*request.context, *branch.prompt]
+        else:
+            yield branch, [*shared, *_own(branch, book)]
 
 
 def _started(request: Request) -> list[Branch]:
@@ -78,3 +86,37 @@ def next_logits(models: Models, ids: Sequence[int]) -> Tensor:
         )
     logits_V: Tensor = output.logits_RV[0]
     return logits_V
+
+
+def next_order(models: Models, branch: Branch, context: Sequence[int], place: int) -> Tensor:
+    """[V] what decides on a branch's answer token number `place` under ``accept: match``.
+
+    Args:
+        context: the ids that the answer stands behind.
+    """
+    logits_V = next_logits(models, [*context, *branch.tokens[:place]])
+    return order_of(logits_V, branch, context, place)
+
+
+def order_of(logits_V: Tensor, branch: Branch, context: Sequence[int], place: int) -> Tensor:
+    """[V] the same where the logits behind the first `place` tokens of the answer are known.
+
+    Processed scores, with the token's coins where it is drawn; put together from the ids alone, as
+    a branch of plain decoding would see them.
+    """
+    rules, stops = rules_of(branch), branch.request.stop_ids
+    logits_1V, behind = logits_V[None], len(context) + place
+    size, device = logits_1V.shape[1], logits_1V.device
+    row_1 = torch.zeros(1, dtype=torch.int64, device=device)
+    seen_1V = torch.zeros(1, size, dtype=torch.bool, device=device)
+    seen_1V[0, torch.tensor([*context], device=device)] = True
+    counts_1V = torch.zeros(1, size, dtype=torch.int32, device=device)
+    answer_C = torch.tensor(branch.tokens[:place], dtype=torch.int64, device=device)
+    take_in_(seen_1V, counts_1V, torch.zeros_like(answer_C), answer_C)
+    none_10 = row_1[:, None][:, :0]
+    past = Past(seen_1V, counts_1V, row_1 + place, none_10, none_10.bool())
+    scores_1V = process(logits_1V, columns([rules], [stops], size, device), row_1, past)
+    if rules.greedy:
+        return scores_1V[0]
+    key_1 = row_1 + branch_key(branch.request.seed, branch.index)
+    return perturbed(scores_1V, token_keys(key_1, row_1 + behind))[0]

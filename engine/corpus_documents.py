@@ -128,7 +128,7 @@ def title_of(fact: Fact, name: str) -> str:
     return f"{fact.title} of {name}"
 
 
-def _wanted(rng: Random, crowd: list[Person]) -> list[tuple[Person, Fact]]:
+def wanted_facts(rng: Random, crowd: list[Person]) -> list[tuple[Person, Fact]]:
     """Two to four looked-up facts, each stated for its person; none if there are too few."""
     pairs = [(p, LABELS[label]) for p in crowd for label in p.facts]
     if len(pairs) < 2:
@@ -136,7 +136,7 @@ def _wanted(rng: Random, crowd: list[Person]) -> list[tuple[Person, Fact]]:
     return rng.sample(pairs, min(len(pairs), rng.randint(2, 4)))
 
 
-def _joint_question(wanted: list[tuple[Person, Fact]]) -> str:
+def joint_question(wanted: list[tuple[Person, Fact]]) -> str:
     items = [f"the {fact.title.lower()} of {who.name}" for who, fact in wanted]
     return f"What is {', '.join(items[:-1])} and {items[-1]}?"
 
@@ -144,11 +144,11 @@ def _joint_question(wanted: list[tuple[Person, Fact]]) -> str:
 def search_sample(rng: Random) -> Sample:
     """A question whose parts are looked up; each part is answered from what was found."""
     crowd = people(rng, rng.randint(1, 3))
-    wanted = _wanted(rng, crowd)
+    wanted = wanted_facts(rng, crowd)
     if not wanted:
         return search_sample(rng)
     lines = tuple(Line(title_of(fact, who.name), 20, "Search") for who, fact in wanted)
-    trunk = outline_turn(_joint_question(wanted) + SEARCH) + gold(outline_text(lines))
+    trunk = outline_turn(joint_question(wanted) + SEARCH) + gold(outline_text(lines))
     branches: list[Pieces] = []
     for i, (who, fact) in enumerate(wanted, 1):
         found = [document(rng, p) for p in rng.sample(crowd, rng.randint(1, len(crowd)))]
@@ -165,9 +165,9 @@ def search_sample(rng: Random) -> Sample:
 def joint_sample(rng: Random, size: int) -> Sample:
     """Several facts asked for at once over shared documents; one part for each fact."""
     crowd = people(rng, size)
-    wanted = _wanted(rng, crowd)
+    wanted = wanted_facts(rng, crowd)
     lines = tuple(Line(title_of(fact, who.name), 20) for who, fact in wanted)
-    trunk = opening(rng, documents(rng, crowd)) + given(_joint_question(wanted), OUTLINE)
+    trunk = opening(rng, documents(rng, crowd)) + given(joint_question(wanted), OUTLINE)
     trunk += gold(outline_text(lines))
     branches = tuple(
         branch_turn(i, lines[i - 1].title) + gold(who.sentence(fact))
@@ -178,12 +178,12 @@ def joint_sample(rng: Random, size: int) -> Sample:
 
 def combined_facts_sample(rng: Random) -> Sample:
     """A question whose parts are answered already; the parts are combined into one answer."""
-    wanted = _wanted(rng, people(rng, rng.randint(2, 4)))
+    wanted = wanted_facts(rng, people(rng, rng.randint(2, 4)))
     if not wanted:
         return combined_facts_sample(rng)
     lines = tuple(Line(title_of(fact, who.name), 20, "Search") for who, fact in wanted)
     sentences = [who.sentence(fact) for who, fact in wanted]
-    head = outline_turn(_joint_question(wanted) + SEARCH) + given(outline_text(lines), END)
+    head = outline_turn(joint_question(wanted) + SEARCH) + given(outline_text(lines), END)
     answer = gold(" ".join(sentences))
     return Sample("combine", head + combination(lines, sentences) + answer)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -171,6 +172,15 @@ def people(rng: Random, number: int, held: bool = False) -> list[Person]:
         if name not in names:
             names.append(name)
     return [_facts(rng, name, names, held) for name in names]
+
+
+def newcomer(
+    rng: Random, crowd: Sequence[str], taken: Collection[str], held: bool = False
+) -> Person:
+    """One more person, whose name is not taken and who may work for or know one of the crowd."""
+    while (name := person(rng, held)) in taken:
+        pass
+    return _facts(rng, name, [*crowd, name], held)
 
 
 def _facts(rng: Random, name: str, names: list[str], held: bool) -> Person:

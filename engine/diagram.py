@@ -1,15 +1,20 @@
 """Pictures of a graph in text: a Mermaid state diagram, and plain tables."""
 
+import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..ops.registry import Entry, OpTable
+from ..states.blend_spec import Blend
 from ..states.board import VOCABULARY
 from ..states.graph import Graph
 from ..states.program import Program
 
 # Words that Mermaid reads as its own where a state's name is expected.
 TAKEN = frozenset({"state", "note", "end", "direction", "class", "style", "default", "as", "click"})
+
+LONGEST = 60  # characters of a setting that stands in a line with others
+WIDTH = 88
 
 
 def mermaid(graph: Graph) -> str:
@@ -28,14 +33,17 @@ def mermaid(graph: Graph) -> str:
     return "\n".join(lines)
 
 
-def describe_graph(program: Program, *, resolved: bool = False) -> str:
+def describe_graph(program: Program, *, resolved: bool = False, layers: int = 0) -> str:
     """What a graph says: its blocks, its states with their ops, its transitions.
 
-    resolved: say for each op which function it became and with which settings.
+    resolved: say for each op which function it became and with which settings, and for a graph
+    that reuses cached rows what each layer of a model of `layers` layers does (0: not known).
     """
     graph = program.graph
     parts = [f"{graph.name}: {graph.doc.strip()}" if graph.doc else graph.name]
     parts += ["", *_table(_blocks(graph))]
+    if resolved and graph.blend is not None:
+        parts += ["", *_plans(graph.blend, layers)]
     parts += ["", "states"]
     for name, state in graph.states.items():
         mark = "  (initial)" if name == graph.initial else "  (final)" if state.final else ""
@@ -67,19 +75,50 @@ def describe_words(table: OpTable) -> str:
 
 
 def _blocks(graph: Graph) -> Iterator[tuple[str, str]]:
-    for name in ("layout", "drafter", "skeleton", "sampling", "limits"):
+    for name in ("layout", "drafter", "skeleton", "blend", "beam", "sampling", "limits"):
         spec = getattr(graph, name)
         if spec is not None:
-            values = spec.model_dump(exclude_none=True)
-            yield name, "  ".join(f"{key}={_show(value)}" for key, value in values.items())
+            shown = {k: f"{k}={_show(v)}" for k, v in spec.model_dump(exclude_none=True).items()}
+            yield name, "  ".join(text for text in shown.values() if len(text) <= LONGEST)
+            for text in shown.values():
+                if len(text) > LONGEST:
+                    yield from _folded(text)
+
+
+def _plans(blend: Blend, layers: int) -> Iterator[str]:
+    """The layer plans of a model of so many layers."""
+    if not layers:
+        yield "layer plans: as many statuses as the model has layers"
+        return
+    yield f"layer plans of a model of {layers} layers"
+    try:
+        found = blend.plans(layers)
+    except ValueError as error:
+        yield f"  none: {error}"
+        return
+    statuses = ((name, [status.name for status in plan]) for name, plan in found.items())
+    yield from (f"  {line}" for line in _table((name, *words) for name, words in statuses))
 
 
 def _resolved(program: Program, state: str) -> Iterator[tuple[str, ...]]:
     for step in program.steps[state]:
         entry = step.entry
-        settings = ", ".join(f"{key}={_show(value)}" for key, value in step.settings.items())
+        settings = ", ".join(f"{key}={_brief(value)}" for key, value in step.settings.items())
         function = f"{entry.module.partition('.')[2]}.{entry.function}({settings})"
         yield entry.name, function, _flow(entry)
+
+
+def _folded(text: str) -> Iterator[tuple[str, str]]:
+    """A long setting over several lines; what follows `=` is YAML as it stands."""
+    for line in textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False):
+        yield "", line
+
+
+def _brief(value: Any) -> str:
+    """A value in a line of others; a long one is told in full with its block."""
+    text = _show(value)
+    long = len(text) > LONGEST and isinstance(value, dict | tuple | list)
+    return f"[{len(value)} of them]" if long else text
 
 
 def _flow(entry: Entry) -> str:
@@ -88,13 +127,13 @@ def _flow(entry: Entry) -> str:
     return flow + drops
 
 
-def _show(value: Any) -> str:
+def _show(value: Any, comma: str = ", ") -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k}: {_show(v)}" for k, v in value.items()) + "}"
     if isinstance(value, tuple | list):
-        return "[" + ", ".join(_show(v) for v in value) + "]"
+        return "[" + comma.join(_show(v, ",") for v in value) + "]"
     return str(value)
 
 

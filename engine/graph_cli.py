@@ -16,6 +16,7 @@ from ..states.program import Program
 from ..states.source import GraphError, Problem
 from .diagram import describe_graph, describe_words, mermaid
 from .files import graph_names, open_graph
+from .place import embedded_layers
 
 GOOD, BAD_GRAPH = 0, 3
 
@@ -62,7 +63,9 @@ def show(
 ) -> None:
     """Print a graph: its settings, states, ops and transitions."""
     program = _open(graph, sets)
-    print(mermaid(program.graph) if draw else describe_graph(program, resolved=resolved))
+    layers = embedded_layers() if resolved else 0
+    text = describe_graph(program, resolved=resolved, layers=layers)
+    print(mermaid(program.graph) if draw else text)
 
 
 def list_graphs(

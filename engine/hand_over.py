@@ -11,7 +11,7 @@ from .errors import Code, UnequalError
 from .job import Job
 from .keeper import Outcome
 from .options import RunOptions
-from .report import answer_text, closing_lines, refusals
+from .report import answer_text, closing_lines, left_apart, refusals
 from .run_folder import RunFolder
 from .runner import Status
 from .shell import complain, writer
@@ -65,7 +65,7 @@ def verdict(options: RunOptions, job: Job, outcome: Outcome) -> int:
     if outcome.status is not Status.OK:
         return CODES[outcome.status]
     refused = refusals(outcome.answers)
-    for line in refused:
+    for line in (*refused, *left_apart(outcome.answers)):
         complain(line)
     wanted = (options.expect_digest or "").lower()
     if wanted and not outcome.digest.startswith(wanted):

@@ -1,16 +1,17 @@
 """Where prompts come from: the command line, standard input, a text file, a JSONL file."""
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..states.documents import Document
 from ..states.prompts import PromptError, check_question
+from .documents import documents_of
 from .errors import UsageError
+from .texts import MAX_BYTES, decode_text, json_value, read_text
 
-MAX_BYTES = 64 << 20
 TEXT_KEYS = ("prompt", "question", "turns", "task")
 ID_KEYS = ("id", "question_id", "task_id")
 MAX_ID = 200
@@ -18,12 +19,16 @@ MAX_ID = 200
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One question; `seed` is given or derived from the run's seed and `key`."""
+    """One question; `seed` is given or derived from the run's seed and `key`.
+
+    documents: what the question is to be answered from, in the order in which it will be read.
+    """
 
     key: str
     text: str
     seed: int | None = None
     max_new_tokens: int | None = None
+    documents: tuple[Document, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ def read_prompts(prompt: str | None, file: Path | None, default: str) -> Prompts
 
 def _stdin() -> str:
     data = sys.stdin.buffer.read(MAX_BYTES + 1)
-    return _decode(data, "standard input").strip("\n")
+    return decode_text(data, "standard input").strip("\n")
 
 
 def read_file(file: Path) -> Prompts:
@@ -59,13 +64,7 @@ def read_file(file: Path) -> Prompts:
     The keys of plain lines are their line numbers; an object has its own `id`, or else its line
     number too.
     """
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{file}: cannot be read: {reason}") from None
-    lines = list(enumerate(_decode(data, str(file)).split("\n"), 1))
+    lines = list(enumerate(read_text(file).split("\n"), 1))
     notes: list[str] = []
     if file.suffix.lower() in (".jsonl", ".ndjson"):
         found = list(_from_json(file, lines, notes))
@@ -78,16 +77,6 @@ def read_file(file: Path) -> Prompts:
     if not found:
         raise UsageError(f"{file}: no prompts in it")
     return Prompts(tuple(found), tuple(notes))
-
-
-def _decode(data: bytes, name: str) -> str:
-    if len(data) > MAX_BYTES:
-        raise UsageError(f"{name}: more than {MAX_BYTES} bytes")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{name}:{line}: not UTF-8") from None
 
 
 def _from_json(file: Path, lines: list[tuple[int, str]], notes: list[str]) -> Iterator[Prompt]:
@@ -111,12 +100,7 @@ def json_object(line: str, place: str, keys: Sequence[str]) -> dict[str, Any]:
     Raises:
         UsageError: no JSON, or no object.
     """
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{place}:{error.colno}: {error.msg}") from None
-    except (RecursionError, ValueError):
-        raise UsageError(f"{place}: no JSON that can be read") from None
+    value = json_value(line, place)
     if not isinstance(value, dict):
         raise UsageError(f"{place}: a line is a JSON object with a key {' or '.join(keys)}")
     return value
@@ -136,7 +120,8 @@ def _object(value: Mapping[str, Any], place: str, number: int) -> tuple[Prompt, 
     key = next((value[k] for k in ID_KEYS if value.get(k) is not None), number)
     seed = _integer(value, "seed", place, 0)
     budget = _integer(value, "max_new_tokens", place, 1)
-    return Prompt(_key(key, place), text, seed, budget), dropped
+    documents = documents_of(value, place)
+    return Prompt(_key(key, place), text, seed, budget, documents=documents), dropped
 
 
 def _key(key: Any, place: str) -> str:

@@ -1,7 +1,7 @@
 """From options to everything a run needs but its models: checked, and without torch."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from ..states.outline_file import OutlineError, load_outline
 from ..states.program import Program
 from ..states.source import GraphError
 from .config import RunConfig, read_config
+from .documents import read_documents
 from .errors import UsageError
 from .files import open_source
 from .inputs import Prompt, Prompts, read_prompts
@@ -56,8 +57,9 @@ def prepare(options: RunOptions, folder: Path = Path(), prompts: Prompts | None 
     source = open_source(config.graph)
     if is_run_file(source):
         return _repeated(options, source, config, prompts)
-    program = load_program(source, op_table(), sets=options.sets)
+    program = _asked(load_program(source, op_table(), sets=options.sets), options)
     asked = prompts or read_prompts(options.prompt, options.prompts, config.prompt)
+    asked = _with_documents(asked, options)
     config = _with_drafter(config, program, options)
     outline = _outline(options.outline, program)
     return Job(program, source.file, config, asked.items, outline, notes=asked.notes)
@@ -84,6 +86,17 @@ def _check(options: RunOptions) -> None:
         raise UsageError(f"--trace {options.trace}: there is only `kv`")
 
 
+def _asked(program: Program, options: RunOptions) -> Program:
+    """The program that tells what the command line asks for, whatever the graph says."""
+    if not options.explain_rounds:
+        return program
+    explaining = program.asking("verify.accept", explain=True)
+    if explaining is None:
+        name = program.graph.name
+        raise UsageError(f"--explain-rounds: graph {name!r} has no rounds that verify drafts")
+    return explaining
+
+
 def _repeated(options: RunOptions, source: Any, config: RunConfig, prompts: Prompts | None) -> Job:
     """A run.yaml's own settings stand between the command line and the defaults."""
     run = read_run(source)
@@ -92,9 +105,10 @@ def _repeated(options: RunOptions, source: Any, config: RunConfig, prompts: Prom
     values |= {**run.options, **given, "graph": run.graph_file}
     config = _validated(values, source.file)
     program = load_program(graph_source(source), op_table(), sets=options.sets)
+    program = _asked(program, options)
     if prompts is None and (options.prompt is not None or options.prompts is not None):
         prompts = read_prompts(options.prompt, options.prompts, "")
-    asked = prompts or Prompts(prompts_of(run, source))
+    asked = _with_documents(prompts or Prompts(prompts_of(run, source)), options)
     outline = _outline(options.outline, program)
     if outline is None and run.outline is not None:
         outline = _parsed(run.outline, program, source.file)
@@ -124,6 +138,17 @@ def _with_drafter(config: RunConfig, program: Program, options: RunOptions) -> R
             f"{config.model}, or --set drafter.kind=none"
         )
     return config
+
+
+def _with_documents(prompts: Prompts, options: RunOptions) -> Prompts:
+    """Those of the command line stand before each prompt's own: what prompts share comes first."""
+    if shared := read_documents(options.documents):
+        known = set(shared)
+        own = [tuple(d for d in p.documents if d not in known) for p in prompts.items]
+        pairs = zip(prompts.items, own, strict=True)
+        items = tuple(replace(prompt, documents=shared + rest) for prompt, rest in pairs)
+        prompts = replace(prompts, items=items)
+    return prompts
 
 
 def _outline(path: Path | None, program: Program) -> Outline | None:

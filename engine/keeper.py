@@ -155,6 +155,7 @@ class Keeper:
             "model": redact(config.model),
             "dtype, device, threads": f"{config.dtype}, {config.device}, {self.job.threads}",
             "seed": str(config.seed),
+            "sampling": graph.sampling.words(),
             "digest": outcome.digest,
         }
         return summary_page(f"Run {graph.name}", outcome.answers, outcome.metrics, facts)

@@ -5,20 +5,25 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from ..states.machine import Run
 from ..states.trace import Event
 from .api import build
+from .chunk_store import ChunkStore
 from .job import Job
 from .keeper import Keeper, Outcome, made_with
 from .kv_trace import trace_pools
+from .library import CHUNK_BYTES
 from .options import RunOptions
 from .place import model_folders, set_up_torch
 from .plain import PlainView
 from .recorder import Recorder
 from .repeat import Made
+from .rounds_view import RoundsView
 from .run_folder import RunFolder
 from .runner import Halt, Status, drive
 from .session import Session
@@ -41,14 +46,25 @@ class Loaded:
     notes: tuple[str, ...]
 
 
-def load(job: Job) -> Loaded:
-    """Set torch up and load the models; raises UsageError, ModelError, GraphError."""
+def load(job: Job, cache_dir: Path | None = None) -> Loaded:
+    """Set torch up and load the models; raises UsageError, ModelError, GraphError.
+
+    Args:
+        cache_dir: a folder of cached chunks; None keeps them in memory.
+    """
     set_up_torch(job.threads, job.config.device)
     target, drafter = model_folders(job)
-    session = build(job, target, drafter)
+    session = build(job, target, drafter, _chunks(job, cache_dir))
     found = (session.models.target, session.models.drafter)
     notes = tuple(note for model in found if model is not None for note in model.notes)
     return Loaded(session, made_with(job, target, drafter), notes)
+
+
+def _chunks(job: Job, folder: Path | None) -> ChunkStore | None:
+    """The folder's store, if the graph reuses any chunks."""
+    if folder is None or job.program.graph.blend is None:
+        return None
+    return ChunkStore(CHUNK_BYTES, folder, torch.device(job.config.device))
 
 
 def perform(options: RunOptions, job: Job, loaded: Loaded, folder: RunFolder) -> Outcome:
@@ -65,12 +81,15 @@ def _perform(options: RunOptions, job: Job, session: Session, keeper: Keeper) ->
         session.prompts.decode, keeper.folder.trace, tuple(job.program.graph.states)
     )
     plain = PlainView(recorder, writer(sys.stderr))
+    rounds = RoundsView(recorder, writer(sys.stderr))
 
     def sink(event: Event) -> None:
-        recorder(event)
-        plain(event)
+        for view in (recorder, plain, rounds):
+            view(event)
 
     run = session.start(job.prompts, sink)
+    if options.explain_rounds and not options.quiet:
+        rounds.attach(run)
     if options.trace == "kv":
         trace_pools(run.board, recorder.tell)
     recorder.attach(run)
@@ -96,9 +115,12 @@ def _drive(options: RunOptions, job: Job, run: Run, recorder: Recorder, plain: P
 def _view(
     options: RunOptions, job: Job, run: Run, recorder: Recorder, plain: PlainView
 ) -> Iterator[None]:
-    """The live view on a terminal, plain lines elsewhere, nothing under -q or --step."""
+    """The live view on a terminal, plain lines elsewhere, nothing under -q or --step.
+
+    Explained rounds are lines, and a live view leaves no room for lines.
+    """
     console = Console(stderr=True)
-    wanted = not (options.no_tui or options.quiet or options.step)
+    wanted = not (options.no_tui or options.quiet or options.step or options.explain_rounds)
     if wanted and usable(console, dict(os.environ)):
         scene = scene_of(job.program.graph, job.config.model, len(job.prompts))
         with LiveView(recorder, scene, console):

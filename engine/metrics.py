@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..states.branches import RoundSummary
+from ..states.branches import Blended, RoundSummary
 from ..states.trace import Moved, OpRan
+from .blend_figures import blend_figures
 
 NS = 1e9
 SCHEMA = 1
@@ -48,6 +49,7 @@ class Meter:
         in_ops: nanoseconds inside ops; `in_run` from the first transition to the last.
         last_move: nanoseconds from the start of the run to its last transition.
         lengths: how often a branch committed that many tokens in one round.
+        blends: what forwards with cached rows did.
     """
 
     forwards: int = 0
@@ -68,6 +70,7 @@ class Meter:
     steps: Tally = field(default_factory=Tally)
     requests: dict[str, Tally] = field(default_factory=dict)
     marks: dict[str, Marks] = field(default_factory=dict)
+    blends: list[Blended] = field(default_factory=list)
 
     def op_ran(self, event: OpRan) -> None:
         self.in_ops += event.nanos
@@ -85,6 +88,7 @@ class Meter:
         self.rounds += any(count >= 0 for count in summary.accepted)
         self.rows += summary.rows
         self.padding += summary.padding
+        self.blends += [summary.blend] if summary.blend is not None else []
         self.drafted += summary.drafted
         self.most_active = max(self.most_active, len(summary.branches))
         for name, committed, accepted in zip(
@@ -194,6 +198,7 @@ def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
             "target": pool_figures(board["kv"]),
             "drafter": pool_figures(draft) if draft is not None else None,
         },
+        "blend": blend_figures(meter.blends, board),
     }
 
 

@@ -16,6 +16,8 @@ class RunOptions:
     graph: str | None = None
     prompt: str | None = None
     prompts: Path | None = None
+    documents: tuple[Path, ...] = ()
+    cache_dir: Path | None = None
     as_json: bool = False
     no_tui: bool = False
     model: str | None = None
@@ -32,6 +34,7 @@ class RunOptions:
     runs_dir: Path = Path("runs")
     trace: str | None = None
     quiet: bool = False
+    explain_rounds: bool = False
     argv: tuple[str, ...] = ()
 
     @property
@@ -53,5 +56,5 @@ class RunOptions:
         """Whether anything is given that may change the tokens of a repeated run."""
         given = (self.model, self.drafter_model, self.seed, self.dtype, self.device)
         return any(v is not None for v in (*given, self.max_new_tokens, self.outline)) or bool(
-            self.sets or self.prompt is not None or self.prompts is not None
+            self.sets or self.documents or self.prompt is not None or self.prompts is not None
         )

@@ -1,5 +1,6 @@
 """Where a run happens: model folders, versions, threads, device."""
 
+import json
 import os
 import platform
 import sys
@@ -21,6 +22,7 @@ PACKAGES = (
     "tokenizers",
     "safetensors",
     "llguidance",
+    "bm25s",
     "transitions",
     "numpy",
     "pydantic",
@@ -32,6 +34,15 @@ PACKAGES = (
 def embedded_folder(name: str) -> Path:
     """The folder of a packaged model."""
     return Path(str(files(PACKAGE) / "models" / "embedded" / name))
+
+
+def embedded_layers() -> int:
+    """How many layers the packaged target has; 0 if there is none. Nothing is loaded for it."""
+    try:
+        text = (embedded_folder("target") / "config.json").read_text(encoding="utf-8")
+        return int(json.loads(text)["num_hidden_layers"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def model_folder(ref: str, kind: str) -> Path:

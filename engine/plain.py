@@ -52,9 +52,8 @@ class PlainView:
         for branch in request.branches:
             if branch.stage is Stage.DONE and branch.owner not in self._told:
                 self._told.add(branch.owner)
-                title = printable(branch.point.title, "") if branch.point else "answer"
                 self._tell(
-                    f"{self._name(request)}{branch.index + 1}. {title}: "
+                    f"{self._name(request)}{branch.index + 1}. {printable(branch.title, '')}: "
                     f"{len(branch.tokens)} tokens, {branch.finish}"
                 )
 

@@ -85,6 +85,8 @@ class Recorder:
             self._forward_done(self._run.board["committed"], at)
 
     def _forward_done(self, summary: RoundSummary, at: int) -> None:
+        if not summary.rows:  # nobody could start, so nothing was computed
+            return
         self._committed += sum(summary.committed)
         self.meter.forward_done(summary, at)
         self._mark_outlines(at)
@@ -148,6 +150,7 @@ class Recorder:
                 dict(meter.lengths),
             ),
             self.now / 1e9,
+            meter.blends[-1] if meter.blends else None,
         )
 
     def _text(self, branch: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError
 
+from ..states.documents import Document
 from ..states.graph import Graph
 from ..states.outline import Outline, render_outline
 from ..states.schema import problem
@@ -23,6 +24,13 @@ MARK = "specsot_run"
 INLINE, MANY = 64 * 1024, 500  # characters and number of prompts that run.yaml itself holds
 
 
+class DocumentSpec(Spec):
+    """One document of a prompt."""
+
+    title: str
+    text: str
+
+
 class PromptSpec(Spec):
     """One prompt of a run."""
 
@@ -30,6 +38,7 @@ class PromptSpec(Spec):
     prompt: str
     seed: Int | None = None
     max_new_tokens: Int | None = None
+    documents: list[DocumentSpec] = Field(default_factory=list)
 
 
 class Made(Spec):
@@ -102,7 +111,12 @@ def _own_template(graph: Any, folder: Path) -> None:
 def prompts_of(run: RunFile, source: Source) -> tuple[Prompt, ...]:
     if isinstance(run.prompts, str):
         return read_file(Path(source.file).parent / run.prompts).items
-    return tuple(Prompt(p.id, p.prompt, p.seed, p.max_new_tokens) for p in run.prompts)
+    return tuple(map(_asked, run.prompts))
+
+
+def _asked(spec: PromptSpec) -> Prompt:
+    documents = tuple(Document(d.title, d.text) for d in spec.documents)
+    return Prompt(spec.id, spec.prompt, spec.seed, spec.max_new_tokens, documents=documents)
 
 
 def differences(then: Made, now: Made) -> Iterator[str]:
@@ -145,8 +159,10 @@ def run_document(
 
 
 def _prompt(prompt: Prompt) -> dict[str, Any]:
-    values = {"seed": prompt.seed, "max_new_tokens": prompt.max_new_tokens}
+    values: dict[str, Any] = {"seed": prompt.seed, "max_new_tokens": prompt.max_new_tokens}
     given = {name: value for name, value in values.items() if value is not None}
+    if prompt.documents:
+        given["documents"] = [{"title": d.title, "text": d.text} for d in prompt.documents]
     return {"id": prompt.key, "prompt": prompt.text, **given}
 
 
@@ -161,7 +177,11 @@ def _plain(value: Any) -> Any:
 def too_long(document: Mapping[str, Any]) -> bool:
     """Whether the prompts need a file of their own: YAML files are read up to a limit."""
     prompts = document["prompts"]
-    return len(prompts) > MANY or sum(len(p["prompt"]) for p in prompts) > INLINE
+    return len(prompts) > MANY or sum(map(_characters, prompts)) > INLINE
+
+
+def _characters(prompt: Mapping[str, Any]) -> int:
+    return len(prompt["prompt"]) + sum(len(d["text"]) for d in prompt.get("documents", ()))
 
 
 class _Dumper(yaml.SafeDumper):

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..states.branches import Request
 from ..states.outline import Outline
-from ..states.outline_ops import Answer, answer
+from ..states.outline_ops import Answer, Section, answer
 from .metrics import NS, Marks, Meter
 from .session import digest
 from .text_stream import printable
@@ -20,7 +20,12 @@ def answers_of(requests: Sequence[Request], prompts: Any) -> tuple[Answer, ...]:
 
 def output_digest(answers: Iterable[Answer]) -> str:
     """sha256 over all generated ids in reading order: the outline's, then each branch's."""
-    return digest({a.key: [a.outline_tokens, *(s.tokens for s in a.sections)] for a in answers})
+    return digest({a.key: [a.outline_tokens, *(s.tokens for s in _all(a))] for a in answers})
+
+
+def _all(item: Answer) -> tuple[Section, ...]:
+    """The sections, and the answer that combines them, if there is one."""
+    return item.sections if item.combined is None else (*item.sections, item.combined)
 
 
 def refusals(answers: Iterable[Answer]) -> list[str]:
@@ -30,6 +35,15 @@ def refusals(answers: Iterable[Answer]) -> list[str]:
         for a in answers
         for s in a.sections
         if s.finish == "refused"
+    ]
+
+
+def left_apart(answers: Iterable[Answer]) -> list[str]:
+    """One line per request whose parts could not be combined, and stand one after another."""
+    return [
+        f"request {a.key}: the parts are not combined: {a.combined.note}"
+        for a in answers
+        if a.combined is not None and a.combined.finish == "refused"
     ]
 
 
@@ -65,18 +79,20 @@ def answer_document(item: Answer, marks: Marks | None) -> dict[str, Any]:
         "outline": outline_document(item.outline),
         "outline_finish_reason": item.outline_finish or None,
         "outline_token_ids": list(item.outline_tokens),
-        "parts": [
-            {
-                "index": s.index,
-                "title": s.title,
-                "text": s.text,
-                "finish_reason": s.finish,
-                "note": s.note,
-                "token_ids": list(s.tokens),
-            }
-            for s in item.sections
-        ],
+        "parts": [_section_document(s) for s in item.sections],
+        "combined": None if item.combined is None else _section_document(item.combined),
         "seconds": _times(marks),
+    }
+
+
+def _section_document(section: Section) -> dict[str, Any]:
+    return {
+        "index": section.index,
+        "title": section.title,
+        "text": section.text,
+        "finish_reason": section.finish,
+        "note": section.note,
+        "token_ids": list(section.tokens),
     }
 
 
@@ -91,8 +107,10 @@ def _times(marks: Marks | None) -> dict[str, float | None]:
 
 
 def finish_of(item: Answer) -> str:
-    """The worst of the parts' finish reasons."""
-    found = {section.finish for section in item.sections}
+    """The worst of the parts' finish reasons; parts that are not combined are an answer as well."""
+    combined = item.combined
+    kept = item.sections if combined is None or combined.finish == "refused" else _all(item)
+    found = {section.finish for section in kept}
     for reason in ("refused", "cancelled", "length", "stop"):
         if reason in found:
             return reason
@@ -151,7 +169,7 @@ def summary_page(
     lines += ["", "## Parts", "", "| request | part | title | tokens | finish | note |"]
     lines += ["|---|---|---|---|---|---|"]
     for item in answers:
-        for s in item.sections:
+        for s in _all(item):
             cells = (item.key, s.index + 1, s.title, len(s.tokens), s.finish, s.note)
             lines.append("| " + " | ".join(_cell(str(c)) for c in cells) + " |")
     return "\n".join([*lines, ""])
@@ -160,6 +178,10 @@ def summary_page(
 def _nested(metrics: Mapping[str, Any]) -> list[tuple[str, Any]]:
     pairs = [(f"seconds.{k}", v) for k, v in metrics["seconds"].items() if v is not None]
     pairs += [(f"host_reads.{k}", v) for k, v in metrics["host_reads"].items()]
+    for name, value in (metrics["blend"] or {}).items():
+        nested = value.items() if isinstance(value, dict) else [("", value)]
+        named = [(f"blend.{name}.{key}".rstrip("."), figure) for key, figure in nested]
+        pairs += [pair for pair in named if isinstance(pair[1], int | float)]
     for name, pool in metrics["kv"].items():
         if pool is not None:
             pairs += [(f"kv.{name}.peak_bytes", pool["peak_bytes"])]

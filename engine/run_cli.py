@@ -18,7 +18,7 @@ def _argument(name: str, help: str) -> Any:
     return typer.Argument(envvar=f"SPECSOT_{name}", help=help, show_default=False)
 
 
-JSONL = "(id, prompt|question|turns|task, seed, max_new_tokens)"
+JSONL = "(id, prompt|question|turns|task, seed, max_new_tokens, documents)"
 
 Graph = Annotated[
     str | None,
@@ -30,6 +30,19 @@ Prompt = Annotated[
 ]
 Prompts = Annotated[
     Path | None, option("PROMPTS", f"Many questions: .txt (one per line) or .jsonl {JSONL}.")
+]
+Documents = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--document",
+        metavar="FILE",
+        envvar="SPECSOT_DOCUMENT",
+        help="A text to answer from, or .jsonl of many (title, text); may be repeated.",
+    ),
+]
+CacheDir = Annotated[
+    Path | None,
+    option("CACHE_DIR", "Where chunks of documents are kept that graphs with `blend` reuse."),
 ]
 Json = Annotated[bool, option("JSON", "One JSON document on stdout.", "--json")]
 NoTui = Annotated[bool, option("NO_TUI", "Plain lines, no live view.", "--no-tui")]
@@ -53,6 +66,9 @@ Runs = Annotated[Path, option("RUNS_DIR", "Where run folders go.")]
 Trace = Annotated[
     str | None, option("TRACE", "kv: one trace line per KV operation too.", metavar="kv")
 ]
+Explain = Annotated[
+    bool, option("EXPLAIN_ROUNDS", "Print every draft of every round.", "--explain-rounds")
+]
 Quiet = Annotated[bool, option("QUIET", "Only the answer.", "--quiet", "-q")]
 
 
@@ -60,6 +76,8 @@ def run(
     graph: Graph = None,
     prompt: Prompt = None,
     prompts: Prompts = None,
+    documents: Documents = None,
+    cache_dir: CacheDir = None,
     as_json: Json = False,
     no_tui: NoTui = False,
     model: Model = None,
@@ -75,6 +93,7 @@ def run(
     expect_digest: Digest = None,
     runs_dir: Runs = Path("runs"),
     trace: Trace = None,
+    explain_rounds: Explain = False,
     quiet: Quiet = False,
 ) -> None:
     """Answer a prompt: outline, parallel branches, speculative decoding, live.
@@ -82,7 +101,8 @@ def run(
     Examples: `specsot run`, `specsot run graphs/bim_eagle.yaml "How do bees make honey?"`,
     `specsot run eagle --prompts questions.jsonl --json`, `specsot run runs/latest/run.yaml`.
     """
-    given = {**locals(), "sets": tuple(sets or ()), "argv": tuple(sys.argv)}
+    given = {**locals(), "sets": tuple(sets or ()), "documents": tuple(documents or ())}
+    given["argv"] = tuple(sys.argv)
     from .run_command import run_command
 
     raise typer.Exit(run_command(RunOptions(**given)))

@@ -51,8 +51,10 @@ def _run(options: RunOptions, folders: list[RunFolder]) -> int:
         from .hand_over import hand_over, verdict
         from .live_run import load, perform
 
-        loaded = load(job)
+        loaded = load(job, options.cache_dir)
     _tell(options, [*job.notes, *loaded.notes], "note")
+    if not job.program.graph.sampling.lossless:
+        _tell(options, [f"not lossless: {job.program.graph.sampling.words()}"], "warning")
     if job.made_with is not None:
         _tell(options, list(differences(job.made_with, loaded.made)), "warning")
     folder = RunFolder.create(options.runs_dir, job.program.graph.name)

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,32 @@ from ..models.files import ModelError
 from ..models.weights import check_tokenizer, load_target
 from ..ops.host import HostReader
 from ..ops.kv import KVCache
+from ..ops.sampling_settings import SamplingRules
 from ..ops.types import Target
+from ..states.beam import BeamManager
+from ..states.blending import Blending
 from ..states.book import Rules
 from ..states.branches import Request
+from ..states.documents import CHUNK_TOKENS
 from ..states.drafters import DRAFTERS
+from ..states.folding import Folding
 from ..states.grammar import GrammarError, OutlineGrammar
 from ..states.graph import Graph
 from ..states.machine import Run
 from ..states.manager import BranchStateManager
 from ..states.outline import Outline
-from ..states.outline_ops import branch_prompt
 from ..states.program import Program
 from ..states.prompts import PromptBook
+from ..states.reading import Reading
+from ..states.source import GraphError
 from ..states.template import load_template
 from ..states.trace import Sink
+from ..states.written import Written
+from .chunk_store import ChunkStore
 from .files import PACKAGE
 from .inputs import Prompt
+from .library import ChunkLibrary, chunks_for
+from .place import embedded_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,8 @@ class Session:
     Args:
         outline: a given outline, used instead of letting the model write one.
         prompts: how questions become token ids; by default the graph's template.
+        chunks: where chunks of documents are kept that the graph's block `blend` reuses; by default
+            in memory, for all runs of this session.
     """
 
     def __init__(
@@ -100,6 +111,7 @@ class Session:
         max_new_tokens: int | None = None,
         outline: Outline | None = None,
         prompts: PromptBook | None = None,
+        chunks: ChunkStore | None = None,
     ) -> None:
         graph = program.graph
         if graph.drafter.has_model and models.drafter is None:
@@ -108,8 +120,29 @@ class Session:
         self.program, self.models, self.seed = program, models, seed
         self.budget = max_new_tokens or graph.limits.max_new_tokens
         self.outline = outline
+        self.sampling = self._sampling()
         self.prompts = prompts or prompt_book(graph, models)
         self.new_matcher = self._grammar(graph)
+        self.maker = chunks_for(program, models, chunks)
+        found = graph.skeleton.found if graph.skeleton is not None else 0
+        most = graph.blend.chunk_tokens if graph.blend is not None else CHUNK_TOKENS
+        self.reading = Reading(self.prompts, found, most)
+
+    def _sampling(self) -> SamplingRules:
+        """The graph's rules, whose token ids the model must know."""
+        sampling, source = self.program.graph.sampling, self.program.source
+        size = self.models.target.vocab_size
+        given = {"logit_bias": sampling.logit_bias, "banned": sampling.banned}
+        given["forced"] = sampling.forced
+        wrong = [
+            source.problem(("sampling", name), f"no token {token}: the model has {size} of them")
+            for name, ids in given.items()
+            for token in ids
+            if token >= size
+        ]
+        if wrong:
+            raise GraphError(wrong)
+        return sampling.rules()
 
     def _grammar(self, graph: Graph) -> Callable[[], Any] | None:
         if graph.skeleton is None or not graph.skeleton.grammar or self.outline is not None:
@@ -132,26 +165,33 @@ class Session:
         Raises:
             PromptError: the text cannot be a prompt, with the reason.
         """
-        skeleton = self.program.graph.skeleton
+        skeleton, reading = self.program.graph.skeleton, self.reading
+        searched = skeleton is not None and skeleton.documents == "branches"
+        documents = () if searched else prompt.documents
+        reading.check(prompt.documents)
+        prefix = tail = Written()
         if skeleton is None:
-            halves: tuple[list[int], list[int]] = ([], self.prompts.plain(prompt.text))
+            tail = reading.plain(prompt.text, documents)
         else:
-            halves = self.prompts.skeleton(prompt.text)
-        prefix, tail = halves
+            prefix, tail = reading.skeleton(prompt.text, documents)
         seed = prompt.seed if prompt.seed is not None else derive_seed(self.seed, prompt.key)
         given = self.outline if skeleton is not None else None
         return Request(
             prompt.key,
             seed,
             prompt.text,
-            list(prefix),
-            list(tail),
+            list(prefix.ids),
+            list(tail.ids),
             frozenset(self.prompts.stop_ids),
             prompt.max_new_tokens or self.budget,
             skeleton.max_tokens if skeleton is not None else 0,
+            self.sampling,
             given=given,
             given_ids=list(self.prompts.outline_ids(given.points)) if given is not None else [],
             new_matcher=self.new_matcher,
+            prefix_chunks=prefix.chunks,
+            tail_chunks=tail.chunks,
+            documents=prompt.documents if searched else (),
         )
 
     def start(self, prompts: Iterable[Prompt], sink: Sink) -> Run:
@@ -160,6 +200,14 @@ class Session:
         for prompt in prompts:
             board["branches"].submit(self.request(prompt))
         return Run(self.program, board, sink)
+
+    def _folding(self) -> Folding | None:
+        """How finished parts are combined, if the graph does."""
+        skeleton = self.program.graph.skeleton
+        if skeleton is None or skeleton.merge == "concat":
+            return None
+        blends = skeleton.merge == "blend"
+        return Folding(self.prompts, self.models.target.before_rope if blends else None)
 
     def board(self) -> dict[str, Any]:
         """A fresh blackboard: pools allocated once, at fixed addresses."""
@@ -177,8 +225,15 @@ class Session:
             graph.drafter,
             graph.skeleton is None or graph.skeleton.share == "outline",
             models.target.max_positions,
+            models.target.vocab_size,
         )
-        branches = BranchStateManager(kv, kv_draft, rules, partial(branch_prompt, self.prompts))
+        build, blending = self.reading.branch, None
+        if self.maker is not None and graph.blend is not None:
+            library = ChunkLibrary(self.maker, graph.blend.collect)
+            blending = Blending(graph.blend.settings, library)
+        branches = BranchStateManager(kv, kv_draft, rules, build, blending, self._folding())
+        if graph.beam is not None:
+            branches = BeamManager(kv, rules, build, graph.beam)
         return {
             "branches": branches,
             "target": models.target,
@@ -207,8 +262,10 @@ def prompt_book(graph: Graph, models: Models) -> PromptBook:
 
 
 def _plain_template(models: Models) -> str:
-    """Graphs without a skeleton only need the model's own chat format."""
-    return "instruct" if models.tokenizer.chat_template else "embedded"
+    """Graphs without a skeleton only need the model's own chat format, and documents as the model
+    learned to read them."""
+    own = models.target.config.path.parent == embedded_folder("target")
+    return "instruct" if models.tokenizer.chat_template and not own else "embedded"
 
 
 def new_pool(model: Target | Eagle3, capacity: int, rows: int, models: Models) -> KVCache:

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..states.branches import Branch, Request
+from ..states.blending import Reused
+from ..states.branches import Blended, Branch, Request
 from ..states.graph import Graph
 
 Codes = npt.NDArray[np.int16]
 
 # What a slot of the pool holds; a branch's code is BRANCH + its index.
-FREE, PREFIX, TREE, OUTLINE, PADDING, BRANCH = 0, 1, 2, 3, 4, 5
+FREE, PREFIX, TREE, OUTLINE, PADDING, REUSED, PICKED, BRANCH = range(8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,10 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The whole picture at one moment; `seconds` since the run began."""
+    """The whole picture at one moment; `seconds` since the run began.
+
+    blend: the last forward with cached rows, None if there was none.
+    """
 
     state: str
     before: str
@@ -105,6 +109,7 @@ class Snapshot:
     pool: PoolView
     figures: Figures
     seconds: float
+    blend: Blended | None = None
 
 
 def scene_of(graph: Graph, model: str, requests: int) -> Scene:
@@ -121,15 +126,20 @@ def scene_of(graph: Graph, model: str, requests: int) -> Scene:
     )
 
 
-def slot_codes(pool: Any, requests: Iterable[Request]) -> Codes:
+def slot_codes(
+    pool: Any, requests: Iterable[Request], reused: Mapping[int, Reused] | None = None
+) -> Codes:
     """What each slot of a pool (ops.kv.KVCache) holds, from its slot table and the branch table."""
     owner = np.asarray(pool.owner)
-    table = np.zeros(int(owner.max(initial=0)) + 2, np.int16)
+    table = np.full(int(owner.max(initial=0)) + 2, TREE, np.int16)  # a beam's rows have own owners
     for request in requests:
         _set(table, request.prefix_owner, PREFIX)
         for branch in request.all_branches():
             _set(table, branch.owner, OUTLINE if branch.is_root else BRANCH + branch.index)
     codes: Codes = table[np.maximum(owner, 0)]
+    for whose, rows in (reused or {}).items():
+        for positions, code in ((rows.cached, REUSED), (rows.picked, PICKED)):
+            codes[(owner == whose) & np.isin(pool.position, list(positions))] = code
     codes[(owner >= 0) & ~np.asarray(pool.committed)] = TREE
     codes[owner < 0] = FREE
     return _with_padding(codes.reshape(pool.rows, -1)).reshape(-1) if pool.rows > 1 else codes
@@ -154,7 +164,7 @@ def pool_view(board: Mapping[str, Any]) -> PoolView:
     kv, draft = board["kv"], board["kv_draft"]
     used = kv.current_length
     return PoolView(
-        slot_codes(kv, board["branches"].requests),
+        slot_codes(kv, board["branches"].requests, board["branches"].reused),
         used,
         kv.slots,
         used * kv.slot_bytes,
@@ -166,11 +176,10 @@ def pool_view(board: Mapping[str, Any]) -> PoolView:
 
 
 def branch_view(branch: Branch, text: str) -> BranchView:
-    title = "outline" if branch.is_root else branch.point.title if branch.point else "answer"
     return BranchView(
         branch.request.key,
         branch.index,
-        title,
+        branch.title,
         str(branch.stage),
         str(branch.finish or ""),
         len(branch.tokens),

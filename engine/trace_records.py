@@ -62,6 +62,7 @@ def _move(at: int, event: Moved, committed: int) -> dict[str, Any]:
 
 
 def _round(at: int, summary: RoundSummary, number: int) -> dict[str, Any]:
+    explained = {"explained": [asdict(one) for one in summary.explained]}
     return {
         "kind": "round",
         "t": at,
@@ -74,6 +75,8 @@ def _round(at: int, summary: RoundSummary, number: int) -> dict[str, Any]:
         "padding": summary.padding,
         "alignment": _alignment(summary.alignment),
         "gamma": [asdict(record) for record in summary.gamma],
+        "blend": None if summary.blend is None else asdict(summary.blend),
         "kv": summary.target_length,
         "kv_draft": summary.draft_length,
+        **(explained if summary.explained else {}),
     }

@@ -17,7 +17,14 @@ from rich.text import Text
 from .recorder import Recorder
 from .snapshot import PoolView, Scene, Snapshot
 from .tui_parts import branches_text, header_line, states_text, trace_text
-from .tui_sequence import figures_line, histogram_bars, histogram_line, legend, strip_text
+from .tui_sequence import (
+    figures_line,
+    histogram_bars,
+    histogram_line,
+    layers_line,
+    legend,
+    strip_text,
+)
 
 FRAMES = 8  # per second, at most
 WIDE, TALL = 96, 28  # from this size on there is room for more
@@ -121,12 +128,14 @@ def _foot(snap: Snapshot, width: int, height: int, tall: bool) -> RenderableType
     fig = snap.figures
     if not tall:
         strip, step = strip_text(snap.pool, width, 1)
-        return Group(strip, _key(snap, step), histogram_line(fig.lengths, fig.tau_step))
+        key = _key(snap, step) if snap.blend is None else layers_line(snap.blend, width)
+        return Group(strip, key, histogram_line(fig.lengths, fig.tau_step))
     inner = width - BARS - 4
-    strip, step = strip_text(snap.pool, inner - 4, height - 3)
+    layers = [] if snap.blend is None else [layers_line(snap.blend, inner - 4)]
+    strip, step = strip_text(snap.pool, inner - 4, height - 3 - len(layers))
     pair = Layout()
     pair.split_row(
-        Layout(_panel(Group(strip, _key(snap, step)), "sequence"), size=inner),
+        Layout(_panel(Group(strip, *layers, _key(snap, step)), "sequence"), size=inner),
         Layout(
             _panel(
                 histogram_bars(fig.lengths, height - 3, BARS),

@@ -6,7 +6,21 @@ import numpy as np
 from rich.style import Style
 from rich.text import Text
 
-from .snapshot import BRANCH, FREE, OUTLINE, PADDING, PREFIX, TREE, Codes, PoolView, Snapshot
+from ..ops.layer_plan import LayerStatus
+from ..states.branches import Blended
+from .snapshot import (
+    BRANCH,
+    FREE,
+    OUTLINE,
+    PADDING,
+    PICKED,
+    PREFIX,
+    REUSED,
+    TREE,
+    Codes,
+    PoolView,
+    Snapshot,
+)
 from .tui_parts import color_of
 
 SHADES = " ▁▂▃▄▅▆▇█"
@@ -86,6 +100,10 @@ def cell_of(code: int) -> tuple[str, Style]:
         return "O", Style.parse("#202020 on white")
     if code == PADDING:
         return "-", Style.parse("grey37")
+    if code == REUSED:
+        return "▒", Style.parse("dodger_blue2")
+    if code == PICKED:
+        return "*", Style.parse("#202020 on orange1")
     index = code - BRANCH
     return "123456789"[index % 9], Style.parse(f"#101010 on {color_of(index)}")
 
@@ -94,12 +112,47 @@ def legend(codes: Codes) -> Text:
     """What the cells mean; only those that are there."""
     present = sorted(set(np.unique(codes).tolist()))
     names = {FREE: "free", PREFIX: "prefix", TREE: "tree", OUTLINE: "outline", PADDING: "padding"}
+    names |= {REUSED: "cached", PICKED: "picked"}
     text = Text(no_wrap=True)
     for code in [c for c in present if c != FREE] + [c for c in present if c == FREE]:
         char, style = cell_of(code)
         text.append(char, style=style)
         text.append(f" {names.get(code, '')} " if code < BRANCH else " ", style="dim")
     return text
+
+
+# -- cached rows ----------------------------------------------------------------------------------
+
+STATUS_STYLES = {
+    LayerStatus.DECODE: "#202020 on grey74",
+    LayerStatus.FULL: "#101010 on cyan",
+    LayerStatus.CHECK: "#202020 on orange1",
+    LayerStatus.AFTER_CHECK: "#ffffff on dodger_blue2",
+    LayerStatus.REUSE: "#ffffff on purple",
+}
+
+
+def layers_line(blend: Blended, width: int) -> Text:
+    """A cell for each layer of the last blended forward: its status, the rows that it computed."""
+    text = Text("layers ", style="dim", no_wrap=True)
+    tail = f" cached {blend.reused} · picked {_picked(blend)} · fresh {blend.suffix}"
+    cells = [
+        (f"{LayerStatus(status).name[0]}{live}", STATUS_STYLES[LayerStatus(status)])
+        for status, live in zip(blend.plan, blend.live, strict=True)
+    ]
+    if sum(len(cell) + 1 for cell, _ in cells) + 7 > width:  # deep models: the letters alone
+        cells = [(cell[0], style) for cell, style in cells]
+    for cell, style in cells:
+        text.append(cell, style=style)
+        text.append(" " if len(cell) > 1 else "")
+    if text.cell_len + len(tail) <= width:
+        text.append(tail, style="dim")
+    text.truncate(width)
+    return text
+
+
+def _picked(blend: Blended) -> str:
+    return "/".join(map(str, blend.picked)) or "0"
 
 
 # -- accepted lengths and figures -----------------------------------------------------------------

@@ -46,3 +46,11 @@ def rotation(
 def rotate(x_Nhd: Tensor, cos_N1d: Tensor, sin_N1d: Tensor) -> Tensor:
     """x * cos + rotate_half(x) * sin; a roll with the sign inside `sin` is the cheapest form."""
     return torch.addcmul(x_Nhd * cos_N1d, torch.roll(x_Nhd, x_Nhd.shape[-1] // 2, -1), sin_N1d)
+
+
+def rotate_back(x_Nhd: Tensor, cos_N1d: Tensor, sin_N1d: Tensor) -> Tensor:
+    """What `rotate` made x from, with the same cos and sin: its inverse for every kind of RoPE.
+
+    A factor on cos and sin, and what their rounding did to them, is divided out again.
+    """
+    return rotate(x_Nhd, cos_N1d, -sin_N1d) / (cos_N1d.square() + sin_N1d.square())

@@ -17,6 +17,7 @@ from .dflash_config import dflash_config
 from .eagle3 import Eagle3
 from .eagle3_config import Eagle3Config, eagle3_config
 from .files import ModelError
+from .tokenizers import check_same_tokens
 
 SHOWN = 8  # names in one message
 LM_HEAD = "lm_head.weight"
@@ -117,15 +118,10 @@ def load_vanilla(
     """A small language model that drafts for a target: any decoder with the same tokens.
 
     Raises:
-        ModelError: the checkpoint is refused, or its vocabulary is not the target's.
+        ModelError: the checkpoint is refused, or its tokens are not the target's.
     """
-    drafter = load_target(folder, dtype, device)
-    if drafter.vocab_size != target.vocab_size:
-        raise ModelError(
-            drafter.config.path,
-            f"`vocab_size` is {drafter.vocab_size}, the target has {target.vocab_size}",
-        )
-    return drafter
+    check_same_tokens(decoder_config(folder), target.config)
+    return load_target(folder, dtype, device)
 
 
 def load_dflash(

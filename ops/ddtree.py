@@ -19,22 +19,24 @@ from .tree import Candidates
 from .types import Proposal
 
 
-def chain(log_probs_SDV: Tensor) -> Proposal:
-    """One path per branch: the best token of every position, as DFlash itself drafts.
+def chain(log_probs_SDV: Tensor, tokens_SN: Tensor) -> Proposal:
+    """One path per branch, with these tokens; as published, DFlash takes every position's best.
 
     Args:
         log_probs_SDV: log-probabilities of the drafted positions (a block without its anchor).
+        tokens_SN: int64, one token for each of them.
     """
-    best = log_probs_SDV.max(-1)
-    tokens_SN, levels = log_probs_SDV.argmax(-1), log_probs_SDV.shape[1]
+    levels = log_probs_SDV.shape[1]
+    scores_SN = log_probs_SDV.gather(-1, tokens_SN[..., None]).squeeze(-1).float()
     level_N = torch.arange(levels, device=tokens_SN.device).expand_as(tokens_SN)
     return Proposal(
         tokens_SN,
         level_N - 1,
         level_N + 1,
         torch.ones_like(tokens_SN, dtype=torch.bool),
-        best.values.float().cumsum(1),
+        scores_SN.cumsum(1),
         levels,
+        is_chain=True,
     )
 
 
@@ -50,7 +52,7 @@ def tree(log_probs_SDV: Tensor, nodes: int) -> Proposal:
     """
     trees, levels, _ = log_probs_SDV.shape
     if nodes < 1 or levels < 1:
-        return chain(log_probs_SDV[:, :0])
+        return chain(log_probs_SDV[:, :0], log_probs_SDV[:, :0, 0].long())
     top_SDK, ids_SDK = _top_tokens(log_probs_SDV, nodes)
     scores_SW, first, found = top_SDK.new_zeros(trees, 1), -1, []
     for level in range(levels):

@@ -5,12 +5,14 @@ drafter keeps as keys and values made of the target's features, and each other i
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from .ddtree import chain, tree
+from .drafting import Drawing
 from .eagle import nodes_for
 from .kv import KVCache
 from .registry import op
@@ -41,12 +43,33 @@ def grow_tree_(
     block_size: int,
     grow: Literal["chain", "ddtree"],
     nodes: int | Mapping[int, int],
+    draws: str,
+    accept: str = "match",
 ) -> Proposal:
     """One block forward for all branches; its guesses as one path, or as the best tree."""
-    log_probs_SDV = _block(drafter, frontier, kv_draft, block_size).log_softmax(-1)
-    if grow == "chain":
-        return chain(log_probs_SDV)
-    return tree(log_probs_SDV, nodes_for(nodes, len(log_probs_SDV)))
+    logits_SDV = _block(drafter, frontier, kv_draft, block_size)
+    log_probs_SDV = logits_SDV.log_softmax(-1)
+    if grow == "ddtree":
+        return tree(log_probs_SDV, nodes_for(nodes, len(log_probs_SDV)))
+    drawing = Drawing.of(frontier, draws, accept)
+    if drawing is None:
+        return chain(log_probs_SDV, log_probs_SDV.argmax(-1))
+    return _drawn_chain(drawing, logits_SDV, log_probs_SDV)
+
+
+def _drawn_chain(drawing: Drawing, logits_SDV: Tensor, log_probs_SDV: Tensor) -> Proposal:
+    """A token of every position, drawn from the block's own law there: it knows the root only."""
+    trees, levels, _ = logits_SDV.shape
+    index_R = torch.arange(trees * levels, device=logits_SDV.device)
+    branch_R, depth_R = index_R // levels, index_R % levels + 1
+    behind_R1 = drawing.root_S[branch_R][:, None]
+    scores_RV = drawing.scores(logits_SDV.flatten(0, 1), branch_R, behind_R1)
+    tokens_SN = drawing.one(scores_RV, branch_R, depth_R).view(trees, levels)
+    drafted = chain(log_probs_SDV, tokens_SN)
+    if not drawing.shows_laws:
+        return drafted
+    laws_SDV = drawing.laws(scores_RV, branch_R).view_as(logits_SDV)
+    return replace(drafted, laws_STV=torch.cat([laws_SDV, laws_SDV[:, -1:]], 1))
 
 
 def _block(drafter: BlockDrafter, frontier: DraftRows, kv: KVCache, size: int) -> Tensor:

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from .drafting import Drawing
 from .eagle import Frontier, top_children
 from .eagle import expand_root_ as take_in
 from .kv import KVCache
@@ -40,23 +42,36 @@ def grow_tree_(
     kv_draft: KVCache,
     *,
     tree: Sequence[Sequence[int]],
+    draws: str,
+    accept: str = "match",
 ) -> Proposal:
     """Draft the tree of all branches level by level; each node takes the token of its rank."""
     plan = _laid_out(tree)
-    growth = _Growth(drafter, frontier, kv_draft, plan)
+    drawing = Drawing.of(frontier.draft_rows, draws, accept)
+    children = _Children(drafter, drawing, draws)
+    growth = _Growth(drafter, frontier, kv_draft, plan, children)
     found = [growth.deepen_(level) for level in plan.levels]
     growth.work.close_()
     tokens_SN = torch.cat([one.tokens_SW for one in found], dim=1)
     shape = torch.tensor([plan.parents, plan.depths], device=tokens_SN.device)
     parents_SN, depths_SN = shape[:, None].expand(-1, len(tokens_SN), -1)
     return Proposal(
-        tokens_SN,
+        tokens_SN.clamp(min=0),
         parents_SN,
         depths_SN,
-        torch.ones_like(tokens_SN, dtype=torch.bool),
+        _all_there(tokens_SN, plan),
         torch.cat([one.scores_SW for one in found], dim=1),
         len(plan.levels),
+        laws_STV=children.laws_STV(plan),
     )
+
+
+def _all_there(tokens_SN: Tensor, plan: StaticTree) -> Tensor:
+    """bool [S, N]: nodes that have a token, as have all above them; draws can run out of tokens."""
+    there = list((tokens_SN >= 0).unbind(1))
+    for node, parent in enumerate(plan.parents):
+        there[node] = there[node] if parent < 0 else there[node] & there[parent]
+    return torch.stack(there, 1)
 
 
 def _laid_out(tree: Sequence[Sequence[int]]) -> StaticTree:
@@ -74,13 +89,20 @@ class _Growth:
     """The state of one grow_tree: what the nodes of the last level may have as children."""
 
     def __init__(
-        self, drafter: HiddenDrafter, frontier: Frontier, kv: KVCache, plan: StaticTree
+        self,
+        drafter: HiddenDrafter,
+        frontier: Frontier,
+        kv: KVCache,
+        plan: StaticTree,
+        children: "_Children",
     ) -> None:
-        self.drafter, self.kv, self.plan = drafter, kv, plan
+        self.drafter, self.kv, self.plan, self.children = drafter, kv, plan, children
         self.device = frontier.tokens_SK.device
         self.tokens_SEC = frontier.tokens_SK[:, None]
         self.scores_SEC = frontier.scores_SK[:, None]
         self.hidden_SEH = frontier.hidden_SKH[:, :1]
+        if children.drawing is not None:
+            self._look_(torch.zeros_like(self.scores_SEC[:, :, 0]), plan.levels[0])
         self.position_S1 = frontier.draft_rows.position_S[:, None]
         self.work = Workspace(kv, frontier.draft_rows, plan.inner)
 
@@ -91,8 +113,9 @@ class _Growth:
         if level.inner:
             inner_E = torch.tensor(level.inner, device=self.device)
             hidden_SEH = self.hidden_SEH[:, above_W[inner_E]]
-            self.hidden_SEH = self._forward(level, nodes.tokens_SW[:, inner_E], hidden_SEH)
-            self._look_(nodes.scores_SW[:, inner_E], self.plan.levels[level.depth].breadth)
+            tokens_SE = nodes.tokens_SW[:, inner_E].clamp(min=0)
+            self.hidden_SEH = self._forward(level, tokens_SE, hidden_SEH)
+            self._look_(nodes.scores_SW[:, inner_E], self.plan.levels[level.depth])
         return nodes
 
     def _forward(self, level: Level, tokens_SE: Tensor, hidden_SEH: Tensor) -> Tensor:
@@ -111,9 +134,45 @@ class _Growth:
         )
         return frame.collect(out_BQH)
 
-    def _look_(self, scores_SE: Tensor, breadth: int) -> None:
-        """The best children of the nodes that were forwarded, and how probable their paths are."""
-        scores_RC, ids_RC = top_children(self.drafter, self.hidden_SEH.flatten(0, 1), breadth)
+    def _look_(self, scores_SE: Tensor, below: Level) -> None:
+        """The children of the nodes that were forwarded, and how probable their paths are."""
+        tokens_RC, scores_RC = self.children.of(self.hidden_SEH, below)
         shape = (*scores_SE.shape, -1)
-        self.tokens_SEC = self.drafter.to_target(ids_RC).view(shape)
+        self.tokens_SEC = tokens_RC.view(shape)
         self.scores_SEC = scores_RC.view(shape) + scores_SE[:, :, None]
+
+
+class _Children:
+    """Chooses the children of nodes: the best ones, or draws whose laws are kept."""
+
+    def __init__(self, drafter: HiddenDrafter, drawing: Drawing | None, draws: str) -> None:
+        self.drafter, self.drawing, self.draws = drafter, drawing, draws
+        self.laws: list[Tensor] = []
+
+    def of(self, hidden_SEH: Tensor, below: Level) -> tuple[Tensor, Tensor]:
+        """(target ids, log-probabilities), each [R, C], of nodes whose children are in `below`."""
+        hidden_RH = hidden_SEH.flatten(0, 1)
+        if self.drawing is None:
+            scores_RC, ids_RC = top_children(self.drafter, hidden_RH, below.breadth)
+            return self.drafter.to_target(ids_RC), scores_RC
+        logits_RV = self.drafter.logits(hidden_RH)
+        trees, width = hidden_SEH.shape[:2]
+        branch_R = torch.arange(trees * width, device=logits_RV.device) // width
+        behind_R1 = self.drawing.root_S[branch_R][:, None]
+        scores_RV = self.drawing.scores(logits_RV, branch_R, behind_R1)
+        if self.drawing.shows_laws:
+            self.laws.append(self.drawing.laws(scores_RV, branch_R).view(trees, width, -1))
+        depth_R = torch.full_like(branch_R, below.depth)
+        ids_RC = self.drawing.several(scores_RV, branch_R, depth_R, below.breadth, self.draws)
+        ids_RC = F.pad(ids_RC, (0, below.breadth - ids_RC.shape[1]), value=-1)
+        return ids_RC, logits_RV.log_softmax(-1).gather(1, ids_RC.clamp(min=0))
+
+    def laws_STV(self, plan: StaticTree) -> Tensor | None:
+        """The laws where they belong, zeros at nodes without children."""
+        if not self.laws:
+            return None
+        laws_SEV = torch.cat(self.laws, 1)
+        inner_E = torch.tensor([0, *(node + 1 for node in plan.parents_in_order())])
+        trees, _, size = laws_SEV.shape
+        laws_STV = laws_SEV.new_zeros(trees, len(plan.parents) + 1, size)
+        return laws_STV.index_copy_(1, inner_E.to(laws_SEV.device), laws_SEV)

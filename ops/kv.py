@@ -25,6 +25,7 @@ Row = int | Ints
 FREE = -1  # owner of a slot that nobody uses
 NOBODY = -2  # prefix of an owner that has none
 PADDING = -3  # owner of a query row that stands for nothing
+UNKNOWN = -4  # owner of a fresh slot of which the device alone knows whose it is
 
 
 class PoolFullError(RuntimeError):
@@ -149,13 +150,18 @@ class KVCache:
             slots[row_Q == one] = self.lowest_free(int((row_Q == one).sum()), int(one))
         return slots
 
-    def commit_(self, slots: npt.ArrayLike, position: npt.ArrayLike) -> None:
+    def commit_(
+        self, slots: npt.ArrayLike, position: npt.ArrayLike, owner: npt.ArrayLike | None = None
+    ) -> None:
         """Fresh slots become part of their owner's history, where they are: nothing moves.
 
         Args:
             position: their positions; only now known on the host if they are nodes of a tree.
+            owner: who has them from now on; None for whom they were taken for.
         """
         index = np.asarray(slots, np.int64)
+        if owner is not None:
+            self.owner[index] = np.asarray(owner, np.int32)
         self.position[index] = np.asarray(position, np.int32)
         self.committed[index] = True
 
@@ -197,6 +203,12 @@ class KVCache:
             table[target_R] = table[source_R]
         self.peak_length = max(self.peak_length, self.current_length)
         self.ledger.add(cause, source_R.size * self.slot_bytes)
+
+    def take_out(self, slots: npt.ArrayLike, cause: str) -> Tensor:
+        """A copy of slots for somewhere else, [layers, 2, kv_heads, R, head_dim]; counted."""
+        source_R = np.asarray(slots, np.int64)
+        self.ledger.add(cause, source_R.size * self.slot_bytes)
+        return self.data.index_select(3, torch.from_numpy(source_R).to(self.data.device))
 
     def compact_(self) -> int:
         """Close the holes of every row: its highest slots move down into them.

@@ -34,6 +34,10 @@ def chain_visible(owner_BQ: Tensor, prefix_BQ: Tensor, position_BQ: Tensor) -> T
 def fresh_visible(rows: Rows) -> Tensor:
     """bool [B, Q, Q]: who sees whom among the rows of one forward; trees by their ancestors."""
     fresh_BQQ = chain_visible(rows.owner_BQ, rows.prefix_BQ, rows.positions_BQ)
+    if rows.forest is not None:
+        trees = slice(len(rows.forest.tree_R))
+        fresh_BQQ[0, trees, trees] = rows.forest.visible(rows.ancestors_STT)
+        return fresh_BQQ
     queries = rows.tokens_BQ.shape[1]
     row_S11 = (rows.nodes_ST[:, :1] // queries)[:, :, None]
     query_ST = rows.nodes_ST % queries

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from .coins import draw
-from .sampling_rules import TIES, SamplingColumns
+from .sampling_rules import SamplingColumns
+from .sampling_settings import TIES
 
 
 @dataclass(frozen=True, slots=True)

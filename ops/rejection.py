@@ -44,12 +44,15 @@ class Verdict:
     bonus_S: int64, the token drawn after the last accepted node.
     weights_SV: the distribution that `bonus_S` was drawn from.
     chance_SN: probability with which each tried node was accepted; NaN for nodes never tried.
+    p_SN, q_SN: what each tried node was judged by, i.e. what earlier siblings had left of p and q.
     """
 
     path_ST: Tensor
     bonus_S: Tensor
     weights_SV: Tensor
     chance_SN: Tensor
+    p_SN: Tensor
+    q_SN: Tensor
 
 
 def inverse_cdf(weights_RV: Tensor, u_R: Tensor) -> Tensor:
@@ -101,7 +104,7 @@ def accept_chain(
     weights_SV = _left_over(p_STV, q_SNV, tokens_SN, one_S, last_S, length_S)
     path_ST = _with_root(accepted_SN)
     chance_SN = _chance(p_SN, q_SN).where(valid_SN & path_ST[:, :-1], torch.nan)
-    return Verdict(path_ST, inverse_cdf(weights_SV, u_S), weights_SV, chance_SN)
+    return Verdict(path_ST, inverse_cdf(weights_SV, u_S), weights_SV, chance_SN, p_SN, q_SN)
 
 
 def accept_block(
@@ -119,15 +122,16 @@ def accept_block(
     """
     p_STV, q_SNV = _wide(p_STV), None if q_SNV is None else _wide(q_SNV)
     p_SN = p_STV[:, :-1].gather(2, tokens_SN[..., None]).squeeze(2)
-    ratio_ST = _prefix_ratios(p_SN, _of_tokens(q_SNV, tokens_SN, p_SN))
+    q_SN = _of_tokens(q_SNV, tokens_SN, p_SN)
+    ratio_ST = _prefix_ratios(p_SN, q_SN)
     chance_SN = _block_chance(p_STV, q_SNV, tokens_SN, ratio_ST, valid_SN)
     passes_SN = (eta_SN < chance_SN) & valid_SN
     accepted_SN = passes_SN.int().flip(1).cumsum(1).flip(1) > 0
     last_S, length_S = accepted_SN.sum(1), valid_SN.sum(1)
     ratio_S = ratio_ST.gather(1, last_S[:, None]).squeeze(1)
     weights_SV = _left_over(p_STV, q_SNV, tokens_SN, ratio_S, last_S, length_S)
-    chance_SN = chance_SN.where(valid_SN, torch.nan)
-    return Verdict(_with_root(accepted_SN), inverse_cdf(weights_SV, u_S), weights_SV, chance_SN)
+    chance_SN, path_ST = chance_SN.where(valid_SN, torch.nan), _with_root(accepted_SN)
+    return Verdict(path_ST, inverse_cdf(weights_SV, u_S), weights_SV, chance_SN, p_SN, q_SN)
 
 
 def accept_tree(
@@ -168,22 +172,21 @@ class _Walk:
         self.q_SV = None if q_STV is None else q_STV[:, 0]
         self.at_S = torch.zeros(trees, dtype=torch.int64, device=p_STV.device)
         self.path = [torch.ones_like(self.at_S, dtype=torch.bool)]
-        self.chance: list[Tensor] = []
+        self.tried: list[tuple[Tensor, ...]] = []
         if rule is TreeRule.TARGET_MATCH:
             drawn_R = inverse_cdf(p_STV.reshape(-1, size), u_ST.reshape(-1))
             self.drawn_ST = drawn_R.view(trees, nodes)
 
     def try_(self, node: int, token_S: Tensor, open_S: Tensor, r_S: Tensor) -> None:
         p_S = self.p_SV.gather(1, token_S[:, None]).squeeze(1)
+        q_S = _of_tokens(self.q_SV, token_S, p_S)
         if self.rule is TreeRule.TARGET_MATCH:
             passes_S = self._drawn() == token_S
-            chance_S = passes_S.to(p_S.dtype)
         else:
-            q_S = _of_tokens(self.q_SV, token_S, p_S)
-            passes_S, chance_S = _passes(p_S, q_S, r_S), _chance(p_S, q_S)
+            passes_S = _passes(p_S, q_S, r_S)
             self._reject_(token_S, open_S & ~passes_S)
         self._step_(node, open_S & passes_S)
-        self.chance.append(chance_S.where(open_S, torch.nan))
+        self.tried.append((p_S, q_S, open_S, passes_S))
 
     def _drawn(self) -> Tensor:
         return self.drawn_ST.gather(1, self.at_S[:, None]).squeeze(1)
@@ -207,8 +210,14 @@ class _Walk:
 
     def end(self) -> Verdict:
         u_S = self.u_ST.gather(1, self.at_S[:, None]).squeeze(1)
-        chance = torch.stack(self.chance, 1) if self.chance else self.p_SV[:, :0]
-        return Verdict(torch.stack(self.path, 1), inverse_cdf(self.p_SV, u_S), self.p_SV, chance)
+        bonus_S, path_ST = inverse_cdf(self.p_SV, u_S), torch.stack(self.path, 1)
+        if not self.tried:
+            return Verdict(path_ST, bonus_S, self.p_SV, *(self.p_SV[:, :0],) * 3)
+        p_SN, q_SN, open_SN, passes_SN = (torch.stack(x, 1) for x in zip(*self.tried, strict=True))
+        match = self.rule is TreeRule.TARGET_MATCH
+        chance_SN = passes_SN.to(p_SN.dtype) if match else _chance(p_SN, q_SN)
+        chance_SN = chance_SN.where(open_SN, torch.nan)
+        return Verdict(path_ST, bonus_S, self.p_SV, chance_SN, p_SN, q_SN)
 
 
 def _wide(probs: Tensor) -> Tensor:

@@ -1,48 +1,122 @@
-"""From logits to tokens: one processing and one drawing function for every row ever compared."""
+"""From logits to tokens in a round: one processing and one drawing for every row ever compared.
+
+Branches are drawn from by their columns and their own coins; a token that a grammar restricts is
+the best legal one of the row's order, which for a sampled branch is that of score + Gumbel noise.
+"""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from .coins import gumbel, perturbed, ranked, token_keys
+from .processors import Past, choose, probabilities, process
+from .sampler import Sampler
+from .types import Rows
+
 BEST = 64  # scores per node that a grammar walk gets to see without a further read
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """What each scored row has behind it: its own branch and its own path in the tree.
+class Scored:
+    """Processed rows, ready to be drawn from.
 
-    branch_R: int64, which active branch (or which prefill tip, counted on) a row belongs to.
-    ancestors_STT: bool, the path of each tree row; empty for prefill tips.
+    scores_RV: as from `processors.process`; the logits themselves without a sampler.
+    branch_R: int64, the branch of each row in the sampler's order. key_R: int64, the keys of the
+    tokens to be drawn (zeros without a sampler).
     """
 
+    sampler: Sampler | None
+    scores_RV: Tensor
     branch_R: Tensor
-    ancestors_STT: Tensor
+    key_R: Tensor
+
+    def drawn(self) -> Tensor:
+        """int64 [R]: the target's own token after each row."""
+        if self.sampler is None:
+            return self.scores_RV.argmax(-1)
+        return choose(self.scores_RV, self.sampler.rules, self.branch_R, self.key_R)
+
+    def probabilities(self) -> Tensor:
+        """[R, V]: what each row draws from."""
+        return probabilities(self.scores_RV, self._greedy_R())
+
+    def branch_keys(self, branches: int) -> Tensor:
+        """int64 [S]: keys of the first branches (those with trees)."""
+        if self.sampler is None:
+            return self.branch_R.new_zeros(branches)
+        return self.sampler.key_S[:branches]
+
+    def noise(self, row_X: Tensor, id_X: Tensor) -> Tensor:
+        """float64 [X]: Gumbel noise of an id each, drawn after these rows; NaN for greedy ones."""
+        noise_X = gumbel(self.key_R[row_X], id_X[:, None]).squeeze(1)
+        return noise_X.masked_fill(self._greedy_R()[row_X], torch.nan)
+
+    def bound(self, rows_G: Tensor) -> "Bound":
+        """The rows that a grammar restricts."""
+        scores_GV, key_G = self.scores_RV[rows_G], self.key_R[rows_G]
+        greedy_G = self._greedy_R()[rows_G]
+        ids_GC = best(scores_GV)
+        if self.sampler is not None and not self.sampler.rules.all_greedy:
+            drawn_GC = ranked(scores_GV, key_G, scores_GV.shape[1], BEST)
+            ids_GC = ids_GC.where(greedy_G[:, None], drawn_GC)
+        return Bound(ids_GC, scores_GV, key_G, greedy_G)
+
+    def _greedy_R(self) -> Tensor:
+        if self.sampler is None:
+            return torch.ones_like(self.branch_R, dtype=torch.bool)
+        return self.sampler.rules.greedy_S[self.branch_R]
 
 
 @dataclass(frozen=True, slots=True)
-class Coins:
-    """The keys of the coins of each row: owner_R and position_R of the token to be drawn."""
+class Bound:
+    """Rows under a grammar: the best ids of each, best first, and all that a full look needs."""
 
-    owner_R: Tensor
-    position_R: Tensor
+    best_GC: Tensor
+    scores_GV: Tensor
+    key_G: Tensor
+    greedy_G: Tensor
 
-
-def process(logits_RV: Tensor, history: History) -> Tensor:
-    """Scores [R, V] that tokens are drawn from: at temperature 0 the logits themselves.
-
-    The order of equal scores is the order of token ids, as in `argmax`.
-    """
-    if history.branch_R.shape[0] != logits_RV.shape[0]:
-        raise ValueError(f"{logits_RV.shape[0]} rows but {history.branch_R.shape[0]} histories")
-    return logits_RV
+    def whole(self, row: int) -> Tensor:
+        """[V]: what orders all ids of one row, as `best_GC` orders the first of them."""
+        scores_V = self.scores_GV[row]
+        drawn_V = perturbed(scores_V[None], self.key_G[row : row + 1])[0]
+        return torch.where(self.greedy_G[row], scores_V.double(), drawn_V)
 
 
-def draw(scores_RV: Tensor, coins: Coins) -> Tensor:
-    """The token of each row, int64 [R]: at temperature 0 the best one, whatever the coin."""
-    if coins.position_R.shape[0] != scores_RV.shape[0]:
-        raise ValueError(f"{scores_RV.shape[0]} rows but {coins.position_R.shape[0]} coins")
-    return scores_RV.argmax(-1)
+def score_trees(rows: Rows, logits_RV: Tensor) -> Scored:
+    """All nodes of all trees, each with its own path behind it."""
+    trees, nodes = rows.nodes_ST.shape
+    branch_R = _repeated(torch.arange(trees, device=logits_RV.device), nodes)
+    if rows.sampler is None:
+        return Scored(None, logits_RV, branch_R, torch.zeros_like(branch_R))
+    tokens_ST = rows.of_trees(rows.tokens_BQ)
+    tokens_RT = tokens_ST.repeat_interleave(nodes, dim=0, output_size=tokens_ST.numel())
+    past = rows.sampler.past(tokens_RT, rows.ancestors_STT.flatten(0, 1))
+    positions_R = rows.of_trees(rows.positions_BQ).view(-1)
+    return _scored(rows.sampler, logits_RV, branch_R, past, positions_R)
+
+
+def score_tips(rows: Rows, logits_RV: Tensor) -> Scored:
+    """The last rows of prompts; their branches stand behind those with trees."""
+    branch_R = torch.arange(len(rows.tips_R), device=logits_RV.device) + rows.trees
+    if rows.sampler is None:
+        return Scored(None, logits_RV, branch_R, torch.zeros_like(branch_R))
+    nothing_R0 = branch_R[:, None][:, :0]
+    past = rows.sampler.past(nothing_R0, nothing_R0.bool())
+    return _scored(rows.sampler, logits_RV, branch_R, past, rows.positions_BQ.view(-1)[rows.tips_R])
+
+
+def _scored(
+    sampler: Sampler, logits_RV: Tensor, branch_R: Tensor, past: Past, positions_R: Tensor
+) -> Scored:
+    scores_RV = process(logits_RV, sampler.rules, branch_R, past)
+    key_R = token_keys(sampler.key_S[branch_R], positions_R + 1)
+    return Scored(sampler, scores_RV, branch_R, key_R)
+
+
+def _repeated(value_S: Tensor, times: int) -> Tensor:
+    return value_S.repeat_interleave(times, output_size=value_S.numel() * times)
 
 
 def best(scores_RV: Tensor) -> Tensor:
@@ -59,10 +133,3 @@ def best(scores_RV: Tensor) -> Tensor:
     if size <= BEST:
         return ids_RC
     return ids_RC.where(order.values > order.values[..., -1:], -1)
-
-
-def tree_history(ancestors_STT: Tensor) -> History:
-    """History of the rows of trees laid out one after another."""
-    trees, nodes, _ = ancestors_STT.shape
-    branch_S = torch.arange(trees, device=ancestors_STT.device)
-    return History(branch_S[:, None].expand(trees, nodes).reshape(-1), ancestors_STT)

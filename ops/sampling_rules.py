@@ -1,79 +1,13 @@
-"""Sampling settings of requests, and the same as columns: a value per active branch."""
+"""Sampling settings of requests as columns: a value per active branch."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-TIES = 64  # ids that may tie with the last of the top k and stay beside them
-
-Order = Literal["temperature_first", "filters_first"]
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingRules:
-    """How a request's tokens are drawn. The defaults change nothing but take the best token.
-
-    Attributes:
-        temperature: 0 for the best token, whatever the filters say.
-        top_k: keep the k best, and up to `TIES` that tie with the last of them; 0 for all.
-        top_p: keep the best until their mass reaches p; 1 for all.
-        min_p: drop what has less than this share of the best token's probability.
-        repetition_penalty: above 1 makes ids of the prompt and the answer less likely (Keskar et
-            al., 1909.05858); presence_penalty and frequency_penalty are subtracted for ids of the
-            branch's own answer, once and per occurrence.
-        logit_bias: (id, what is added); banned: ids that are never drawn.
-        forced: the first tokens of the answer.
-        min_new_tokens: tokens before which no stop id is drawn.
-        order: whether the filters look at the scores after temperature (as in transformers) or
-            before it.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    banned: tuple[int, ...] = ()
-    forced: tuple[int, ...] = ()
-    min_new_tokens: int = 0
-    order: Order = "temperature_first"
-
-    def __post_init__(self) -> None:
-        _require(self.temperature >= 0, "temperature", self.temperature, "at least 0")
-        _require(self.top_k >= 0, "top_k", self.top_k, "at least 0")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
-        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")
-        penalty = self.repetition_penalty
-        _require(penalty > 0, "repetition_penalty", penalty, "above 0")
-        _require(self.min_new_tokens >= 0, "min_new_tokens", self.min_new_tokens, "at least 0")
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-    @property
-    def penalises(self) -> bool:
-        penalties = (self.presence_penalty, self.frequency_penalty)
-        return self.repetition_penalty != 1 or any(penalties)
-
-    @property
-    def looks_back(self) -> bool:
-        return self.penalises or bool(self.forced) or self.min_new_tokens > 0
-
-    @property
-    def biases(self) -> tuple[tuple[int, float], ...]:
-        return (*self.logit_bias, *((token, -torch.inf) for token in self.banned))
-
-
-def _require(fits: bool, name: str, value: float, what: str) -> None:
-    if not fits:
-        raise ValueError(f"{name} is {what}, not {value}")
+from .sampling_settings import TIES, SamplingRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +73,9 @@ def columns(
     stops = [[(stop, -torch.inf) for stop in sorted(some)] for some in stop_ids]
     bias_ids_SC, biases_SC = _pairs([one.biases for one in rules])
     stop_ids_SC, stop_biases_SC = _pairs(stops)
-    scales = [1.0 if r.greedy or r.order == "filters_first" else r.temperature for r in rules]
+    scales = [
+        1.0 if r.greedy or r.filter_order == "filters_first" else r.temperature for r in rules
+    ]
     return SamplingColumns(
         greedy_S=torch.tensor([one.greedy for one in rules]).to(device),
         temperature_S=floats([one.temperature or 1.0 for one in rules]),

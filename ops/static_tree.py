@@ -55,6 +55,10 @@ class StaticTree:
         """How many nodes have children."""
         return len(self.levels[-1].inner_depths)
 
+    def parents_in_order(self) -> tuple[int, ...]:
+        """The nodes that have children, in the order they are forwarded in."""
+        return tuple(sorted(set(self.parents) - {-1}))
+
 
 def fault(tree: Sequence[Node]) -> tuple[int, str] | None:
     """The first node that cannot stand where it does, and why."""

@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor
 
+from .blend import BlendReport
 from .kv import KVCache
 from .registry import op
 from .types import LayerPlan, Rows, Target, Visibility
 
 
-@op("target.forward_", writes="logits features", drops="visible plan")
+@op("target.forward_", writes="logits features blended", drops="visible plan")
 def forward_(
     target: Target,
     rows: Rows,
@@ -16,15 +17,17 @@ def forward_(
     plan: LayerPlan,
     kv: KVCache,
     taps: tuple[int, ...],
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, BlendReport | None]:
     """All rows through the target once; K and V go into the pool.
 
     Returns:
         logits_RV for the tree rows and then the prefill tips; taps_QF for all rows (None without
-        a drafter that asks for features).
+        a drafter that asks for features); what was reused of cached rows.
     """
     if not rows.tokens_BQ.numel():  # nobody could start: everyone was refused
-        return torch.zeros(0, target.vocab_size, device=rows.tokens_BQ.device), None
+        return torch.zeros(0, target.vocab_size, device=rows.tokens_BQ.device), None, None
+    forest = rows.forest
+    node_rows = rows.nodes_ST.view(-1) if forest is None else forest.rows
     output = target.forward(
         rows.tokens_BQ,
         rows.positions_BQ,
@@ -32,7 +35,9 @@ def forward_(
         visible,
         kv,
         plan,
-        torch.cat([rows.nodes_ST.view(-1), rows.tips_R]),
+        torch.cat([node_rows, rows.tips_R]),
         taps,
+        rows.blend,
     )
-    return output.logits_RV, output.taps_QF
+    logits_RV = output.logits_RV if forest is None else forest.spread(output.logits_RV)
+    return logits_RV, output.taps_QF, output.blend

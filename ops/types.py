@@ -1,28 +1,19 @@
 """What the rooms hand to each other: rows of a forward, visibility, proposals, protocols."""
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from .align import AlignmentState, ContinuousDecodingState
+from .blend import Blend, BlendReport
+from .forest import Forest
 from .frame import Frame
 from .kv import KVCache
-
-
-class LayerStatus(IntEnum):
-    """What one decoder layer does in a forward (CacheBlend's per-layer status)."""
-
-    DECODE = -1
-    FULL = 0
-    CHECK = 1
-    AFTER_CHECK = 2
-    REUSE = 3
-
-
-LayerPlan = tuple[LayerStatus, ...]
+from .layer_plan import LayerPlan as LayerPlan
+from .layer_plan import LayerStatus as LayerStatus
+from .sampler import Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +22,8 @@ class Visibility:
 
     mask_BQK: bool, True where the query row may attend to the key slot. Every query row sees at
         least one slot.
-    positions_BK: int64, RoPE position of each slot; only read by sliding-window layers.
+    positions_BK: int64, RoPE position of each slot; only read by sliding-window layers and by
+        CacheBlend's mask `bottom_right`.
     first_row: the pool's row that tensor row 0 attends to; the others follow it.
     """
 
@@ -56,6 +48,11 @@ class Rows:
     tips_R: int64, flat indices of the prefill rows whose logits draw a root token.
     bound_trees, bound_tips: which trees and which tips (host ints) a grammar restricts.
     alignment: how the rows are padded; None under ``bim``.
+    forest: which row is whose node, if not every node has a row; such a node has its root's in
+        `nodes_ST`.
+    sampler: how the next tokens are drawn, of the trees' branches and then of the tips'; None if
+        everybody takes the best token of the logits.
+    blend: which rows are cached, None if none is.
     """
 
     tokens_BQ: Tensor
@@ -70,6 +67,9 @@ class Rows:
     bound_tips: tuple[int, ...] = ()
     first_row: int = 0
     alignment: AlignmentState | ContinuousDecodingState | None = None
+    sampler: Sampler | None = None
+    forest: Forest | None = None
+    blend: Blend | None = None
 
     @property
     def trees(self) -> int:
@@ -95,6 +95,11 @@ class Proposal:
     scores_SN: float32 cumulative log-probability of the node under the drafter.
     levels: most levels that any tree can have (host int).
     notes_SC: int64, what the drafter wants the host to know; it travels with the round's one read.
+    shared: how many rows all nodes together take in the target's forward, at least as many as are
+        valid (host int); None if every node takes one.
+    laws_STV: the law that each node's children were drawn from (node 0 is the root; rows of nodes
+        without children mean nothing); None if drafts were not drawn, or nobody asks.
+    is_chain: whether no tree ever has more than one path, by the way it was drafted.
     """
 
     tokens_SN: Tensor
@@ -104,6 +109,9 @@ class Proposal:
     scores_SN: Tensor
     levels: int
     notes_SC: Tensor | None = None
+    laws_STV: Tensor | None = None
+    is_chain: bool = False
+    shared: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +124,7 @@ class DraftRows:
         (b * Q + q) of these rows, increasing.
     owner_S, prefix_S: int32; position_S, root_S: int64, position and id of each root token.
     frame: where the branches lie in the tensors of a forward.
+    sampler: how the active branches' next tokens are drawn, as in `Rows`.
     """
 
     rows: Rows
@@ -126,13 +135,18 @@ class DraftRows:
     position_S: Tensor
     root_S: Tensor
     frame: Frame
+    sampler: Sampler | None = None
 
 
 class TargetOutput(NamedTuple):
-    """logits_RV in float32 (float64 models: float64) for the asked rows, taps_QF for every row."""
+    """logits_RV in float32 (float64 models: float64) for the asked rows, taps_QF for every row.
+
+    blend: what a forward on a blended cache did.
+    """
 
     logits_RV: Tensor
     taps_QF: Tensor | None
+    blend: BlendReport | None = None
 
 
 class Target(Protocol):
@@ -155,6 +169,7 @@ class Target(Protocol):
         plan: LayerPlan,
         logit_rows_R: Tensor,
         taps: tuple[int, ...],
+        blend: Blend | None = None,
     ) -> TargetOutput:
         """One forward; writes K and V of its rows into `kv` at `slots_BQ`, nothing else.
 
@@ -165,6 +180,9 @@ class Target(Protocol):
             logit_rows_R: flat row indices (b * Q + q) that need logits.
             taps: Hugging Face `hidden_states` indices whose values are joined, in increasing
                 order, into taps_QF [B * Q, len(taps) * H]; empty for None.
+            blend: cached rows; `plan` must be the one compiled from its settings. Rows that a
+                layer does not compute get their cached K, turned to their position, and V.
+                Their logits are NaN, their taps those of the cache.
         """
         ...
 

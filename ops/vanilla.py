@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .drafting import Drawing
 from .gamma import (
     GammaState,
     Lengths,
@@ -65,29 +66,76 @@ def catch_up_(
     return ChainStart(logits_SV, lengths, settings, tuple(states), draft_rows)
 
 
-def write_chain_(drafter: Target, start: ChainStart, kv: KVCache) -> Proposal:
+def write_chain_(
+    drafter: Target, start: ChainStart, kv: KVCache, drawing: Drawing | None = None
+) -> Proposal:
     """One draft after another for all branches at once; a chain that is over is padded.
 
     Its notes are the planned lengths (`gamma.packed`) and the drafts made, for `gamma.records`.
+
+    Args:
+        drawing: None for the best token of every step.
     """
     work = Workspace(kv, start.draft_rows, max(start.settings.most - 1, 0))
-    logits_SV, scores_S = start.logits_SV, start.logits_SV.new_zeros(len(start.states)).float()
-    alive_S = torch.ones_like(scores_S, dtype=torch.bool)
-    tokens, valid, scores = [], [], []
+    logits_SV, found = start.logits_SV, _Chain(drawing, start)
+    alive_S = torch.ones(len(start.states), dtype=torch.bool, device=logits_SV.device)
     for step in range(1, start.settings.most + 1):
-        log_probs_SV = logits_SV.log_softmax(-1)
-        best = log_probs_SV.max(-1)
-        token_S = logits_SV.argmax(-1)
-        alive_S, ends_S = _stops(start, step, logits_SV, best.values.exp(), alive_S)
-        scores_S = scores_S + best.values.float()
-        tokens.append(token_S)
-        valid.append(alive_S)
-        scores.append(scores_S)
+        chance_S = found.draft_(logits_SV)
+        alive_S, ends_S = _stops(start, step, logits_SV, chance_S, alive_S)
+        found.valid.append(alive_S)
         alive_S = alive_S & ~ends_S
         if step < start.settings.most:
-            logits_SV = _next_logits(drafter, work, start, step, tokens)
+            logits_SV = _next_logits(drafter, work, start, step, found.tokens)
     work.close_()
-    return _chain(start, tokens, valid, scores)
+    return found.proposal()
+
+
+class _Chain:
+    """The drafts so far of all branches, each list by step: [S] each, laws [S, V]."""
+
+    def __init__(self, drawing: Drawing | None, start: ChainStart) -> None:
+        self.drawing, self.start = drawing, start
+        self.branch_S = torch.arange(len(start.states), device=start.logits_SV.device)
+        self.tokens: list[Tensor] = []
+        self.valid: list[Tensor] = []
+        self.scores: list[Tensor] = []
+        self.laws: list[Tensor] = []
+
+    def draft_(self, logits_SV: Tensor) -> Tensor:
+        """Choose the next draft of every branch; its probability under the drafter, [S]."""
+        token_S = self._choose_(logits_SV)
+        log_prob_S = logits_SV.log_softmax(-1).gather(1, token_S[:, None]).squeeze(1).float()
+        self.tokens.append(token_S)
+        self.scores.append(log_prob_S)
+        return log_prob_S.exp()
+
+    def _choose_(self, logits_SV: Tensor) -> Tensor:
+        if self.drawing is None:
+            return logits_SV.argmax(-1)
+        behind_SC = torch.stack([self.drawing.root_S, *self.tokens], 1)
+        scores_SV = self.drawing.scores(logits_SV, self.branch_S, behind_SC)
+        if self.drawing.shows_laws:
+            self.laws.append(self.drawing.laws(scores_SV, self.branch_S))
+        depth_S = torch.full_like(self.branch_S, len(self.tokens) + 1)
+        return self.drawing.one(scores_SV, self.branch_S, depth_S)
+
+    def proposal(self) -> Proposal:
+        levels = len(self.tokens)
+        level_SN = torch.arange(levels, device=self.branch_S.device).expand(len(self.branch_S), -1)
+        none_SN = level_SN[:, :0]
+        valid_SN = torch.stack(self.valid, 1) if levels else none_SN.bool()
+        drafted_S1 = valid_SN.sum(1, keepdim=True)
+        return Proposal(
+            torch.stack(self.tokens, 1) if levels else none_SN,
+            level_SN - 1,
+            level_SN + 1,
+            valid_SN,
+            torch.stack(self.scores, 1).cumsum(1) if levels else none_SN.float(),
+            levels,
+            torch.cat([packed(self.start.lengths), drafted_S1], 1),
+            laws_STV=torch.stack([*self.laws, self.laws[-1]], 1) if self.laws else None,
+            is_chain=True,
+        )
 
 
 def _stops(
@@ -120,23 +168,3 @@ def _next_logits(
         frame.flat(),
         (),
     ).logits_RV
-
-
-def _chain(
-    start: ChainStart, tokens: list[Tensor], valid: list[Tensor], scores: list[Tensor]
-) -> Proposal:
-    levels, trees = start.settings.most, len(start.states)
-    device = start.logits_SV.device
-    level_SN = torch.arange(levels, device=device).expand(trees, -1)
-    none_SN = torch.zeros(trees, 0, device=device)
-    valid_SN = torch.stack(valid, 1) if valid else none_SN.bool()
-    drafted_S1 = valid_SN.sum(1, keepdim=True)
-    return Proposal(
-        torch.stack(tokens, 1) if tokens else none_SN.long(),
-        level_SN - 1,
-        level_SN + 1,
-        valid_SN,
-        torch.stack(scores, 1) if scores else none_SN,
-        levels,
-        torch.cat([packed(start.lengths), drafted_S1], 1),
-    )

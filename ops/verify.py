@@ -5,9 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .explain import Figures, Judged, figures
+from .judge import RoundCoins, judge, rule_for
+from .layer_plan import compile_layer_plan
 from .ngram import filler_ids
 from .registry import op
-from .sampling import Coins, History, best, draw, process, tree_history
+from .sampling import Bound, Scored, score_tips, score_trees
+from .sampling_settings import Accept, Rule
 from .types import LayerPlan, LayerStatus, Proposal, Rows, Target
 
 
@@ -21,7 +25,8 @@ class Accepted:
     tokens_ST, parents_ST: the trees themselves (parents as node indices, the root its own;
         tokens of padding nodes are -1).
     notes_SC: what the drafter wrote for the host, int64; [S, 0] if nothing.
-    best_GTC: for trees under a grammar, each node's best tokens; scores_GTV their full scores.
+    bound: the nodes of trees under a grammar, tree by tree.
+    figures: what the drafts were judged by, if somebody asked.
     """
 
     drawn_ST: Tensor
@@ -30,59 +35,100 @@ class Accepted:
     tokens_ST: Tensor
     parents_ST: Tensor
     notes_SC: Tensor
-    best_GTC: Tensor
-    scores_GTV: Tensor
+    bound: Bound
+    figures: Figures | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """First tokens after a prefill: drawn_R int64; best_GC, scores_GV for those under a grammar."""
+    """First tokens after a prefill: drawn_R int64; `bound` the rows under a grammar."""
 
     drawn_R: Tensor
-    best_GC: Tensor
-    scores_GV: Tensor
+    bound: Bound
 
 
 @op("plan.compile", writes="plan")
 def compile_plan(target: Target, rows: Rows) -> LayerPlan:
-    """One status per layer: DECODE when trees are verified, FULL for a prefill alone."""
+    """One status per layer: DECODE when trees are verified, FULL for a prefill alone; with cached
+    rows, that of the settings they are reused by."""
+    if rows.blend is not None:
+        return compile_layer_plan(rows.blend.settings, target.num_layers)
     status = LayerStatus.DECODE if rows.trees else LayerStatus.FULL
     return (status,) * target.num_layers
 
 
 @op("verify.accept", writes="accepted")
-def accept(rows: Rows, logits: Tensor, proposal: Proposal, *, filler_top_k: int = 1) -> Accepted:
-    """Accept a node if its parent is accepted and the target draws its token at the parent.
+def accept(
+    rows: Rows,
+    logits: Tensor,
+    proposal: Proposal,
+    *,
+    accept: str = "match",
+    rule: str | None = None,
+    draws: str = "best",
+    skip_sample_adjustment: bool = False,
+    filler_top_k: int = 1,
+    explain: bool = False,
+) -> Accepted:
+    """Accept drafts by matching the target's own draws, or by rejection sampling.
 
-    Only a token per node is compared; logits are never gathered along paths.
+    A draft matches if its parent is accepted and the target draws its token at the parent. Only a
+    token per node is compared; logits are never gathered along paths.
 
     Args:
         logits: [R, V], the tree rows first.
         proposal: the trees of the active branches, in the rows' order.
+        accept: `sampling_settings.Accept`; with "rejection", `rule` and the drafter's `draws` as in
+            `judge.rule_for`, `skip_sample_adjustment` as in `judge.judge`. Trees under a grammar
+            are matched in any case.
         filler_top_k: n-gram drafters that count more than the drawn token get so many best tokens
             of every node in `notes_SC`.
+        explain: bring `figures` too.
     """
     trees, nodes = rows.nodes_ST.shape
-    scores_RV = process(logits[: rows.tree_rows], tree_history(rows.ancestors_STT))
-    positions_ST = rows.of_trees(rows.positions_BQ)
-    coins = Coins(rows.of_trees(rows.owner_BQ).view(-1), positions_ST.view(-1) + 1)
-    drawn_ST = draw(scores_RV, coins).view(trees, nodes)
-    parents_SN = proposal.parents_SN + 1
-    agrees_SN = (drawn_ST.gather(1, parents_SN) == proposal.tokens_SN) & proposal.valid_SN
-    path_ST = _longest_path(agrees_SN, rows.ancestors_STT, proposal.depths_SN)
-    last_S = (path_ST * torch.arange(nodes, device=path_ST.device)).argmax(1)
-    root_S1 = parents_SN.new_zeros(trees, 1)
-    bound_GTV = scores_RV.view(trees, nodes, -1)[list(rows.bound_trees)]
+    scored = score_trees(rows, logits[: rows.tree_rows])
+    drawn_ST = scored.drawn().view(trees, nodes)
+    judged = None
+    if accept == Accept.REJECTION:
+        chosen = rule_for(proposal, rule, draws)
+        judged = _judged(rows, scored, proposal, chosen, not skip_sample_adjustment)
+        path_ST, bonus_S = judged.verdict.path_ST, judged.verdict.bonus_S
+    else:
+        path_ST = _matching(rows, proposal, drawn_ST)
+        bonus_S = drawn_ST.gather(1, _last(path_ST)[:, None]).squeeze(1)
+    bound_S = torch.tensor(rows.bound_trees, dtype=torch.int64, device=logits.device)
+    node_T = torch.arange(nodes, device=logits.device)
+    root_S1 = proposal.parents_SN.new_zeros(trees, 1)
     return Accepted(
         drawn_ST,
         path_ST,
-        drawn_ST.gather(1, last_S[:, None]).squeeze(1),
+        bonus_S,
         _offered_tokens(rows, proposal),
-        torch.cat([root_S1, parents_SN], dim=1),
-        _notes(proposal, scores_RV, filler_top_k),
-        best(bound_GTV),
-        bound_GTV,
+        torch.cat([root_S1, proposal.parents_SN + 1], dim=1),
+        _notes(proposal, scored.scores_RV, filler_top_k),
+        scored.bound((bound_S[:, None] * nodes + node_T).view(-1)),
+        figures(scored, proposal, drawn_ST, judged) if explain else None,
     )
+
+
+def _judged(rows: Rows, scored: Scored, proposal: Proposal, rule: Rule, adjusted: bool) -> Judged:
+    trees, nodes = rows.nodes_ST.shape
+    p_STV = scored.probabilities().view(trees, nodes, -1)
+    root_S = rows.of_trees(rows.positions_BQ)[:, 0]
+    coins = RoundCoins.of(scored.branch_keys(trees), root_S, proposal)
+    verdict = judge(p_STV, proposal, coins, rule, skip_sample_adjustment=not adjusted)
+    return Judged(verdict, coins.r_SN, rule, adjusted)
+
+
+def _matching(rows: Rows, proposal: Proposal, drawn_ST: Tensor) -> Tensor:
+    agrees_SN = drawn_ST.gather(1, proposal.parents_SN + 1) == proposal.tokens_SN
+    agrees_SN = agrees_SN & proposal.valid_SN
+    return _longest_path(agrees_SN, rows.ancestors_STT, proposal.depths_SN)
+
+
+def _last(path_ST: Tensor) -> Tensor:
+    """int64 [S]: the node a path ends at."""
+    return (path_ST * torch.arange(path_ST.shape[1], device=path_ST.device)).argmax(1)
 
 
 def _notes(proposal: Proposal, scores_RV: Tensor, filler_top_k: int) -> Tensor:
@@ -116,10 +162,6 @@ def _longest_path(agrees_SN: Tensor, ancestors_STT: Tensor, depths_SN: Tensor) -
 @op("branch.root", writes="roots")
 def root(rows: Rows, logits: Tensor) -> Roots:
     """Process and draw the first token of every branch whose prefill ends in these rows."""
-    scores_RV = logits[rows.tree_rows :]
-    tip_R = torch.arange(rows.tips_R.shape[0], device=logits.device)
-    scores_RV = process(scores_RV, History(tip_R, rows.ancestors_STT[:0]))
-    owner_R = rows.owner_BQ.view(-1)[rows.tips_R]
-    drawn_R = draw(scores_RV, Coins(owner_R, rows.positions_BQ.view(-1)[rows.tips_R] + 1))
-    bound_GV = scores_RV[list(rows.bound_tips)]
-    return Roots(drawn_R, best(bound_GV), bound_GV)
+    scored = score_tips(rows, logits[rows.tree_rows :])
+    bound_G = torch.tensor(rows.bound_tips, dtype=torch.int64, device=logits.device)
+    return Roots(scored.drawn(), scored.bound(bound_G))

@@ -22,19 +22,26 @@ class Room:
     capacity: slots of a row of the pool.
     nodes: drafted tokens per branch (0 without a drafter), or by number of active branches.
     rows: of the pool if every branch has one of its own (``batching``), else 0.
+    shared: drafted tokens of all branches together, if they share them.
     """
 
     capacity: int
     max_active: int
     nodes: int | Mapping[int, int]
     rows: int = 0
+    shared: int | None = None
 
     def tree_slots(self, active: int) -> int:
         """Slots of a row for the trees of a round while up to `active` branches run."""
         counts = range(1, max(active, 1) + 1)
         if self.rows:  # one tree in each row, as large as it gets with any number of branches
-            return max(nodes_for(self.nodes, count) + 1 for count in range(1, self.rows + 1))
-        return max(count * (nodes_for(self.nodes, count) + 1) for count in counts)
+            return max(self._drafted(count, 1) + 1 for count in range(1, self.rows + 1))
+        return max(self._drafted(count, count) + count for count in counts)
+
+    def _drafted(self, active: int, trees: int) -> int:
+        """Most drafted tokens of so many trees while `active` branches run."""
+        most = trees * nodes_for(self.nodes, active)
+        return most if self.shared is None else min(most, self.shared)
 
     def alone(self, prefix: int, prompt: int, budget: int) -> int:
         """Slots that one branch needs if nothing else runs."""
@@ -48,10 +55,14 @@ def held(requests: Iterable[Request]) -> int:
 
 def _held(request: Request) -> int:
     branches = list(request.all_branches())
-    live = sum(len(b.prompt) + b.budget for b in branches if b.stage is Stage.RUNNING)
+    live = sum(_own(b) for b in branches if b.stage is Stage.RUNNING)
     waits = any(b.stage is Stage.WAITING for b in request.branches)
     first = request.budget + BRANCH_PROMPT if _outlines(request) or (waits and not live) else 0
     return request.prefix_length + len(request.hoist) + live + first
+
+
+def _own(branch: Branch) -> int:
+    return len(branch.prompt) + branch.request.beams * branch.budget
 
 
 def _outlines(request: Request) -> bool:
@@ -62,7 +73,7 @@ def request_slots(request: Request) -> int:
     """Slots that a waiting request reserves: prompt, outline, and its first branch."""
     own = len(request.prefix) + len(request.tail) + len(request.given_ids)
     later = request.outline_budget + BRANCH_PROMPT if request.outline_budget else 0
-    return own + later + request.budget
+    return own + later + request.beams * request.budget
 
 
 def ready(branch: Branch) -> bool:

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from ..ops.align import AlignmentManager, AlignmentState, ContinuousDecodingState
 from ..ops.kv import KVCache
-from .layout import Layout, Page, Span, Trees
+from .layout import Layout, Span
+from .page import Page
+from .tree_rows import Trees
 
 
 class BatchingLayout(Layout):

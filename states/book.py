@@ -4,17 +4,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from ..ops.blend import Blend
 from ..ops.kv import NOBODY, KVCache
 from .admission import Room, choose, request_slots
 from .batching import BatchingLayout
 from .bim import BimLayout
+from .blending import Blending, Reused
 from .branches import Branch, Finish, Request, Stage
 from .drafter_spec import Drafter
+from .folding import Folding
 from .graph import AnyLayout
-from .layout import Layout, Placed, Segment, Span
+from .layout import Layout, Segment, Span
 from .recall import recall_of
+from .samplers import Samplers
+from .tree_rows import Placed
+from .written import Written
 
-BuildPrompt = Callable[[Branch], list[int]]
+BuildPrompt = Callable[[Branch], Written]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,36 +31,50 @@ class Rules:
     drafter: Drafter
     share_outline: bool
     max_positions: int
+    vocabulary: int
 
 
 class Book:
     """Requests and branches of a run, and the ownership of rows in both pools.
 
+    Args:
+        blending: how cached chunks are used; None computes every row.
+        folding: how finished parts are combined; None leaves them as they are.
+
     Attributes:
         active: branches that run, in the order of every [S, ...] tensor.
         inbox: rows that the drafter has yet to take in.
+        reused: which of an owner's rows came from cached chunks.
     """
 
     def __init__(
-        self, kv: KVCache, kv_draft: KVCache | None, rules: Rules, build_prompt: BuildPrompt
+        self,
+        kv: KVCache,
+        kv_draft: KVCache | None,
+        rules: Rules,
+        build_prompt: BuildPrompt,
+        blending: Blending | None = None,
+        folding: Folding | None = None,
     ) -> None:
         self.kv, self.kv_draft, self.rules = kv, kv_draft, rules
-        self.build_prompt = build_prompt
+        self.build_prompt, self.blending, self.folding = build_prompt, blending, folding
         self.pools = [pool for pool in (kv, kv_draft) if pool is not None]
         alone = rules.layout.kind == "batching"  # every branch in a row of its own
         device = kv.data.device
         self.layout: Layout = BatchingLayout(device, kv.rows) if alone else BimLayout(device)
         most, nodes = rules.layout.max_active, rules.drafter.offered
-        self.room = Room(kv.capacity, most, nodes, kv.rows if alone else 0)
+        self.room = Room(kv.capacity, most, nodes, kv.rows if alone else 0, rules.drafter.shared)
         self.requests: list[Request] = []
         self.active: list[Branch] = []
         self.inbox: list[Segment] = []
+        self.reused: dict[int, Reused] = {}
         self.recall = recall_of(rules.drafter)
+        self.samplers = Samplers(rules.vocabulary, device)
         self._owners = count()
         self._newcomers: list[Branch] = []
         self._opened: list[Request] = []
         self._placed: Placed | None = None
-
+        self._blend: Blend | None = None
         self._spans: list[Span] = []
 
     # -- requests -------------------------------------------------------------------------------
@@ -98,7 +118,15 @@ class Book:
     # -- who may start --------------------------------------------------------------------------
 
     def waiting(self) -> tuple[list[Branch], list[Request]]:
-        """Branches and requests that could start now."""
+        """Branches and requests that could start now, those that combine parts left out."""
+        branches, opened = self._who_may()
+        return [b for b in branches if not b.combines], opened
+
+    def folds(self) -> list[Branch]:
+        """Branches that could start to combine finished parts now."""
+        return [b for b in self._who_may()[0] if b.combines]
+
+    def _who_may(self) -> tuple[list[Branch], list[Request]]:
         return choose(self.requests, len(self.active), self.room, self.rules.layout.order)
 
     # -- bookkeeping at every step boundary -----------------------------------------------------
@@ -141,10 +169,31 @@ class Book:
             if branch.stage is Stage.WAITING and not branch.prompt:
                 self._prepare_(branch)
         if request.branches and all(b.stage is Stage.DONE for b in request.branches):
+            self._fold_(request)
+        if request.branches and all(b.stage is Stage.DONE for b in request.branches):
             self._close_(request)
             self.retire_([request.prefix_owner])
         elif request.branches and not any(b.stage is Stage.WAITING for b in request.branches):
             self.layout.prune_(request.prefix_owner, self.pools)
+
+    def keep_parts_(self, ran: Iterable[Branch]) -> None:
+        """What will be folded of branches that have just ended; their rows are given back next."""
+        for branch in ran:
+            if self.folding is not None and branch.stage is Stage.DONE:
+                slots = self.kv.slots_of(branch.owner, self.layout.rows_of(branch.owner)[0])
+                self.folding.keep_(branch, self.kv, slots)
+
+    def _fold_(self, request: Request) -> None:
+        """The last branch of a request whose parts are all done, if they are to be combined."""
+        if self.folding is None or request.branches[-1].combines:
+            return
+        written = self.folding.written(request)
+        if written is not None:
+            branch = self.new_branch(request, len(request.branches), request.budget)
+            branch.combines = True
+            branch.prompt, branch.chunks = list(written.ids), written.chunks
+            request.branches.append(branch)
+            self.check_fit_(branch)
 
     def _prepare_(self, branch: Branch) -> None:
         """Build the prompt once everything the branch depends on is finished."""
@@ -154,7 +203,8 @@ class Book:
             b.stage is not Stage.DONE for b in request.branches if b.point and b.point.id in needs
         ):
             return
-        branch.prompt = self.build_prompt(branch)
+        written = self.build_prompt(branch)
+        branch.prompt, branch.chunks = list(written.ids), written.chunks
         self.check_fit_(branch)
 
     def check_fit_(self, branch: Branch) -> None:
@@ -171,7 +221,7 @@ class Book:
 
     def _break_deadlock_(self) -> None:
         """If nothing runs and nobody fits, the first who waits is refused: never a hang."""
-        while not self.active and not any(self.waiting()):
+        while not self.active and not any(self._who_may()):
             stuck = [b for r in self.requests for b in r.branches if b.stage is Stage.WAITING]
             late = [r for r in self.requests if r.stage is Stage.WAITING]
             if any(r.stage is Stage.OUTLINE for r in self.requests) or not (stuck or late):
@@ -188,6 +238,9 @@ class Book:
         for pool in self.pools:
             pool.retire_(owners)
         self.layout.leave_(owners)
+        for owner in owners:
+            self.reused.pop(owner, None)
+        self.samplers.forget(owners)
         self.inbox = [s for s in self.inbox if s.owner not in gone]
 
     def promote_root_(self, request: Request) -> None:

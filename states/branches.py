@@ -8,8 +8,13 @@ from typing import Protocol
 from torch import Tensor
 
 from ..ops.align import AlignmentState, ContinuousDecodingState
+from ..ops.blend import ChunkKV
 from ..ops.gamma import GammaRecord, GammaState
+from ..ops.sampling_settings import SamplingRules
+from .documents import Document
+from .explained import Explained
 from .outline import Outline, Point
+from .written import Chunk
 
 
 class Stage(StrEnum):
@@ -39,6 +44,20 @@ class Matcher(Protocol):
     def forced(self) -> list[int]: ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """What a finished part leaves for the fold of all parts.
+
+    ids: the token of each row. prompt: how many rows are of the part's prompt, the others are of
+    its answer. lead: how many rows stood right behind the prefix, with nothing left out.
+    """
+
+    ids: tuple[int, ...]
+    prompt: int
+    lead: int
+    rows: ChunkKV
+
+
 @dataclass(eq=False, slots=True)
 class Branch:
     """One independently decoded continuation; the root branch (index -1) writes the outline.
@@ -53,6 +72,10 @@ class Branch:
         feature: [F] the target's feature of its last committed row.
         accepted: drafted tokens accepted in each of its rounds; emitted: tokens appended.
         gamma: what a draft-length policy remembers of its rounds.
+        score: of the hypothesis that a beam search chose.
+        chunks: of documents, in `prompt`. documents: those that its prompt is to hold.
+        combines: whether it writes one answer behind the folded parts. features: [R, F] of its
+            rows, forward by forward, and `part`: its rows, if it is a part that will be folded.
     """
 
     request: "Request"
@@ -73,6 +96,12 @@ class Branch:
     accepted: list[int] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
     gamma: GammaState | None = None
+    score: float | None = None
+    chunks: tuple[Chunk, ...] = ()
+    documents: tuple[Document, ...] = ()
+    combines: bool = False
+    features: list[Tensor] = field(default_factory=list)
+    part: Kept | None = None
 
     @property
     def is_root(self) -> bool:
@@ -98,7 +127,15 @@ class Branch:
 
     @property
     def name(self) -> str:
-        return f"{self.request.key}/{'outline' if self.is_root else self.index + 1}"
+        what = "combined" if self.combines else self.index + 1
+        return f"{self.request.key}/{'outline' if self.is_root else what}"
+
+    @property
+    def title(self) -> str:
+        """What it writes, in a few words."""
+        if self.point is not None:
+            return self.point.title
+        return "outline" if self.is_root else "combined" if self.combines else "answer"
 
     def end(self, finish: Finish, note: str = "") -> None:
         self.stage, self.finish, self.note = Stage.DONE, finish, note
@@ -113,7 +150,11 @@ class Request:
         prefix: token ids that all branches share at admission; `tail` the root branch's prompt.
         prefix_length: rows of the shared prefix in the pool; `context` their token ids,
             `prefix_feature` [F] of the last one.
+        sampling: how its tokens are drawn.
         given: outline ids of `--outline FILE`, prefilled instead of being written.
+        beams: hypotheses that a search may hold for a branch, each with rows of its own.
+        prefix_chunks, tail_chunks, hoist_chunks: of documents, in the ids of these names.
+        documents: those that its branches are searched for.
     """
 
     key: str
@@ -124,6 +165,7 @@ class Request:
     stop_ids: frozenset[int]
     budget: int
     outline_budget: int
+    sampling: SamplingRules = field(default_factory=SamplingRules)
     prefix_owner: int = 0
     root: Branch | None = None
     branches: list[Branch] = field(default_factory=list)
@@ -137,6 +179,11 @@ class Request:
     given_ids: list[int] = field(default_factory=list)
     new_matcher: Callable[[], Matcher] | None = None
     cancelled: bool = False
+    beams: int = 1
+    prefix_chunks: tuple[Chunk, ...] = ()
+    tail_chunks: tuple[Chunk, ...] = ()
+    hoist_chunks: tuple[Chunk, ...] = ()
+    documents: tuple[Document, ...] = ()
 
     def all_branches(self) -> Iterator[Branch]:
         if self.root is not None:
@@ -149,6 +196,24 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Blended:
+    """What a forward with cached rows did, in host ints; see `ops.blend.BlendReport`.
+
+    plan: one status per layer. live: rows that each layer wrote anew. picked: rows that each check
+    layer went on with, the suffix not counted. reused, protected, suffix: rows of each kind.
+    parts: cached and computed rows of every prompt, or part of one, that had cached rows.
+    """
+
+    plan: tuple[int, ...]
+    live: tuple[int, ...]
+    picked: tuple[int, ...]
+    reused: int
+    protected: int
+    suffix: int
+    parts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RoundSummary:
     """What one forward committed: shown in the trace, counted in the metrics.
 
@@ -156,7 +221,8 @@ class RoundSummary:
     a branch that was only prefilled); drafted: tree nodes offered; target_length and draft_length:
     slots in use afterwards; rows: query rows of the forward, `padding` of them stand for nothing;
     alignment: how they were padded, None under ``bim``; gamma: how a draft-length policy decided
-    for each branch that was drafted for.
+    for each branch that was drafted for; explained: each draft's figures, if somebody asked;
+    blend: what was reused, None if nothing was.
     """
 
     branches: tuple[str, ...]
@@ -169,6 +235,8 @@ class RoundSummary:
     padding: int = 0
     alignment: AlignmentState | ContinuousDecodingState | None = None
     gamma: tuple[GammaRecord, ...] = ()
+    explained: tuple[Explained, ...] = ()
+    blend: Blended | None = None
 
 
 def running(branches: Sequence[Branch]) -> list[Branch]:

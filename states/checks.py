@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..ops.registry import Entry, OpTable, Setting
-from .drafter_spec import most_of
+from ..ops.sampling_settings import Draws
+from .drafter_spec import Drafter, most_of
 from .graph import SETTING_BLOCKS, Call, Graph
 from .schema import kind_of
 from .source import Problem, Source, hint, quoted
@@ -148,9 +149,10 @@ def check_sizes(graph: Graph, src: Source) -> Iterator[Problem]:
     """Numbers that cannot hold together, whatever the prompt is."""
     drafter, layout, outline = graph.drafter, graph.layout, graph.skeleton
     most, (room, shape) = most_of(drafter.offered), drafter.room
-    first = _per_active(drafter.offered, 1)
+    first = _drafted(drafter, 1, 1)
     if most > room:
         yield src.problem(("drafter", "nodes"), f"{most} nodes are too many: {shape}")
+    yield from _check_shared(graph, src)
     budgets = {("limits", "max_new_tokens"): graph.limits.max_new_tokens}
     if outline is not None:
         budgets[("skeleton", "max_tokens")] = outline.max_tokens
@@ -162,10 +164,28 @@ def check_sizes(graph: Graph, src: Source) -> Iterator[Problem]:
             yield src.problem(path, f"{size}, but layout.capacity is {layout.capacity}")
     side = _per_active(drafter.offered, layout.max_active)
     rows = layout.max_active if layout.kind == "bim" else 1  # trees in a row of the pool
-    if rows * (side + 2) > layout.capacity:
-        need = rows * (side + 2)
-        message = f"{layout.max_active} branches with {side} nodes each need {need} slots"
+    need = 2 * rows + _drafted(drafter, layout.max_active, rows)
+    if need > layout.capacity:
+        apart = drafter.shared is None or drafter.shared >= rows * side
+        trees = f"{side} nodes each" if apart else f"{drafter.shared} nodes together"
+        message = f"{layout.max_active} branches with {trees} need {need} slots"
         yield src.problem(("layout", "max_active"), f"{message}, capacity is {layout.capacity}")
+
+
+def _check_shared(graph: Graph, src: Source) -> Iterator[Problem]:
+    """Draws that are kept for how probable they are do not follow the law they were drawn from."""
+    drafter = graph.drafter
+    if drafter.shared is None or drafter.draws_as is Draws.BEST:
+        return
+    if graph.sampling.accept == "rejection":
+        message = "under accept: rejection, drafts that are drawn cannot be ranked: draws: best"
+        yield src.problem(("drafter", "rows_per_round"), message)
+
+
+def _drafted(drafter: Drafter, active: int, trees: int) -> int:
+    """Most drafted tokens of so many trees when `active` branches are active."""
+    most = trees * _per_active(drafter.offered, active)
+    return most if drafter.shared is None else min(most, drafter.shared)
 
 
 def _per_active(nodes: int | Mapping[int, int], active: int) -> int:

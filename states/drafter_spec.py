@@ -7,13 +7,15 @@ have (the root not counted), and `scratch`, the drafter's temporary rows of a br
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import WithJsonSchema
+from pydantic import Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from ..ops.gamma_settings import GammaSettings
-from .spec import Spec
+from ..ops.sampling_settings import Draws
+from .spec import Int, Spec
 
 MAX_NODES = 4096
+MAX_SHARED = 1 << 16
 Takes = Literal["nothing", "pairs", "features", "text"]
 
 
@@ -86,6 +88,26 @@ class Drafter(Spec):
         return 0
 
     @property
+    def drafts(self) -> bool:
+        """Whether anything is ever drafted."""
+        return True
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether its trees have one path only."""
+        return False
+
+    @property
+    def draws_as(self) -> Draws:
+        """How the children of a node are chosen."""
+        return Draws.BEST
+
+    @property
+    def shared(self) -> int | None:
+        """Drafted tokens of all branches of a round together; None if each has its own number."""
+        return None
+
+    @property
     def scratch(self) -> int:
         """Temporary rows of a branch in the drafter's pool."""
         return 0
@@ -99,3 +121,17 @@ class Drafter(Spec):
     def room(self) -> tuple[int, str]:
         """The largest tree that can be drafted at all, and the settings that say so."""
         return most_of(self.offered), ""
+
+
+class TreeDrafter(Drafter):
+    """A drafter whose branches may share the rows of a round."""
+
+    rows_per_round: Annotated[Int, Field(ge=1, le=MAX_SHARED)] | None = Field(
+        default=None,
+        description="drafted tokens of a round, of all branches together: the most probable nodes "
+        "over all their trees; what says how large a tree is then says how large one may be",
+    )
+
+    @property
+    def shared(self) -> int | None:
+        return self.rows_per_round

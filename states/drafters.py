@@ -7,9 +7,10 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ..ops.gamma_settings import GammaPolicy, GammaSettings
-from .drafter_spec import Drafter, Nodes, Takes, sane_nodes
+from ..ops.sampling_settings import Draws
+from .drafter_spec import Drafter, Nodes, Takes, TreeDrafter, sane_nodes
 from .eagle_drafters import Eagle1Drafter, Eagle2Drafter, Eagle3Drafter
-from .spec import Int, Text
+from .spec import Bool, Int, Text
 
 
 class NoDrafter(Drafter):
@@ -17,8 +18,12 @@ class NoDrafter(Drafter):
 
     kind: Literal["none"]
 
+    @property
+    def drafts(self) -> bool:
+        return False
 
-class DflashDrafter(Drafter):
+
+class DflashDrafter(TreeDrafter):
     """A DFlash model fills a block of masks per branch in one forward (arXiv 2602.06036)."""
 
     kind: Literal["dflash"]
@@ -28,7 +33,12 @@ class DflashDrafter(Drafter):
         default=8, ge=2, le=1024, description="rows of a block, the root token included"
     )
     grow: Literal["chain", "ddtree"] = Field(
-        default="chain", description="the best path of the block, or its best tree (DDTree)"
+        default="chain", description="one path through the block, or its best tree (DDTree)"
+    )
+    draws: Literal["best", "sampled"] = Field(
+        default="best",
+        description="tokens of a chain: the best, as published, or drawn, if the target's are; a "
+        "DDTree is made of the best",
     )
     nodes: Nodes = Field(
         default=16,
@@ -42,6 +52,14 @@ class DflashDrafter(Drafter):
     @property
     def offered(self) -> int | Mapping[int, int]:
         return self.block_size - 1 if self.grow == "chain" else self.nodes
+
+    @property
+    def is_chain(self) -> bool:
+        return self.grow == "chain"
+
+    @property
+    def draws_as(self) -> Draws:
+        return Draws(self.draws) if self.is_chain else Draws.BEST
 
     @property
     def scratch(self) -> int:
@@ -72,7 +90,24 @@ class VanillaDrafter(Drafter):
     egag_h_ref: Annotated[float, Field(strict=True, gt=0)] | None = Field(
         default=None, description="entropy in nats that counts as no confidence; ln V if not given"
     )
+    first_target: Bool = Field(
+        default=True,
+        description="the target draws an answer's first token; always so here, for the forward "
+        "that takes in the prompt draws it at no cost",
+    )
+    draws: Literal["best", "sampled"] = Field(
+        default="best",
+        description="drafts are the best tokens, or drawn, if the target's are",
+    )
     model: Text | None = Field(default=None, description="checkpoint of the small model")
+
+    @field_validator("first_target")
+    @classmethod
+    def _the_prompt_draws(cls, value: bool) -> bool:
+        if not value:
+            what = "must be true: the prompt's forward draws the first token, no pass is saved"
+            raise PydanticCustomError("first_target", what)
+        return value
 
     @model_validator(mode="after")
     def _lengths_are_sane(self) -> Self:
@@ -100,11 +135,19 @@ class VanillaDrafter(Drafter):
         return self.lengths.most
 
     @property
+    def is_chain(self) -> bool:
+        return True
+
+    @property
+    def draws_as(self) -> Draws:
+        return Draws(self.draws)
+
+    @property
     def scratch(self) -> int:
         return max(self.lengths.most - 1, 0)
 
 
-class NgramDrafter(Drafter):
+class NgramDrafter(TreeDrafter):
     """Drafts are what followed the last tokens before: no model, no forward."""
 
     kind: Literal["ngram"]

@@ -1,17 +1,18 @@
 """The block `drafter` for the EAGLE family: which head, and how its tree comes about."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from ..ops.sampling_settings import Draws
 from ..ops.static_tree import MC_SIM_7B_63, Node, fault, lay_out
-from .drafter_spec import Drafter, Nodes, Takes, sane_nodes
+from .drafter_spec import Nodes, Takes, TreeDrafter, sane_nodes
 from .spec import Int, Text
 
 
-class DynamicTree(Drafter):
+class DynamicTree(TreeDrafter):
     """A dynamic token tree per branch: the nodes that the drafter believes in most."""
 
     takes: ClassVar[Takes] = "pairs"
@@ -65,7 +66,7 @@ Rank = Annotated[Int, Field(ge=0, le=255)]
 Ranks = Annotated[tuple[Rank, ...], Field(max_length=64)]
 
 
-class Eagle1Drafter(Drafter):
+class Eagle1Drafter(TreeDrafter):
     """A head of EAGLE-1 or EAGLE-2 drafts a tree of the same shape in every round."""
 
     kind: Literal["eagle1"]
@@ -78,7 +79,26 @@ class Eagle1Drafter(Drafter):
         description="the nodes, each by its child ranks from the root on: [0, 2] is the third "
         "best child of the best first token",
     )
+    draws: Literal["best", "sampled", "distinct"] = Field(
+        default="best",
+        description="children are the best tokens, or, if the target's are drawn, independent "
+        "draws or draws without their earlier siblings",
+    )
     model: Text | None = Field(default=None, description="checkpoint of the head")
+
+    @model_validator(mode="after")
+    def _draws_are_sane(self) -> Self:
+        """Without its earlier siblings means that these are drafted too."""
+        known = {(), *self.tree}
+        for node in self.tree if self.draws == "distinct" else ():
+            if any((*node[:-1], rank) not in known for rank in range(node[-1])):
+                what = "draws: distinct needs all siblings before {node} in the tree"
+                raise PydanticCustomError("draws", what, {"at": "draws", "node": str(list(node))})
+        return self
+
+    @property
+    def draws_as(self) -> Draws:
+        return Draws(self.draws)
 
     @property
     def offered(self) -> int | Mapping[int, int]:

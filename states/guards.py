@@ -20,6 +20,18 @@ def all_finished(branches: BranchStateManager) -> bool:
     return all(request.finished for request in branches.requests)
 
 
+@guard("parts_finished")
+def parts_finished(branches: BranchStateManager) -> bool:
+    """All parts of a request are done, and the answer that combines them can start now."""
+    return bool(branches.folds())
+
+
+@guard("branches_running")
+def branches_running(branches: BranchStateManager) -> bool:
+    """Some branch is active."""
+    return bool(branches.active)
+
+
 @guard("newcomers_fit")
 def newcomers_fit(branches: BranchStateManager) -> bool:
     """Somebody who waits can ride in the next forward of the running branches."""

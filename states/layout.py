@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..ops.align import AlignmentManager, AlignmentState, ContinuousDecodingState
+from ..ops.align import AlignmentState, ContinuousDecodingState
 from ..ops.frame import Frame
 from ..ops.kv import NOBODY, PADDING, Ints, KVCache
-from ..ops.tree import ancestors
-from ..ops.types import DraftRows, Proposal, Rows, no_trees
+from ..ops.types import DraftRows, Rows, no_trees
+from .page import Page, Piece
+from .tree_rows import Laid, Placed, Trees, grow, placed, tree_pieces
+from .written import Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class Span:
     """Prefill rows of one owner, in reading order.
 
     draws: whether the last row's logits draw a root token; bound: under a grammar.
+    chunks: of documents, in `tokens`.
     """
 
     owner: int
@@ -32,22 +35,11 @@ class Span:
     tokens: Sequence[int]
     draws: bool = False
     bound: bool = False
+    chunks: tuple[Chunk, ...] = ()
 
     @property
     def positions(self) -> list[int]:
         return list(range(self.position, self.position + len(self.tokens)))
-
-
-@dataclass(frozen=True, slots=True)
-class Trees:
-    """The active branches as roots of token trees: host ints, in the proposal's order."""
-
-    roots: Sequence[int]
-    positions: Sequence[int]
-    owners: Sequence[int]
-    prefixes: Sequence[int]
-    bound: tuple[int, ...]
-    proposal: Proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,92 +55,6 @@ class Segment:
     position: int
     tokens: Sequence[int]
     features: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class Laid:
-    """Where a span lies: flat row indices (of one copy), and the slots of all its copies [C, n]."""
-
-    rows: Ints
-    slots_Cn: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """The rows of a forward and where they went: flat indices and slots, each [S, T], of the trees.
-
-    padding: how many of the rows stand for nothing.
-    """
-
-    rows: Rows
-    tree_rows: Ints
-    tree_slots: Ints
-    spans: tuple[Laid, ...]
-    padding: int
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Consecutive rows of one owner in one row of the pool."""
-
-    row: int
-    owner: int
-    prefix: int
-    tokens: Sequence[int]
-    positions: Sequence[int]
-
-    @property
-    def size(self) -> int:
-        return len(self.tokens)
-
-
-class Page:
-    """Pieces of a forward laid side by side, right-aligned in B tensor rows of Q queries.
-
-    Attributes:
-        first_row, height, queries: of the tensors; tensor row b is the pool's `first_row + b`.
-        flat, slots: flat row indices and pool slots of each piece, in the given order.
-        aligned: the padding in front of each tensor row; `padding` is the sum of it.
-    """
-
-    def __init__(self, kv: KVCache, pieces: Sequence[Piece]) -> None:
-        self.pieces = pieces
-        lengths: dict[int, int] = {}
-        for piece in pieces:
-            lengths[piece.row] = lengths.get(piece.row, 0) + piece.size
-        self.first_row = min(lengths, default=0)
-        self.height = max(lengths, default=0) - self.first_row + 1
-        self.queries = max(lengths.values(), default=0)
-        self.aligned = AlignmentManager.align_for_decode(
-            [lengths.get(self.first_row + b, 0) for b in range(self.height)]
-        )
-        self.padding = sum(self.aligned.padding_lengths)
-        self.flat = self._flat()
-        self.slots = self._append_(kv)
-
-    def _flat(self) -> list[Ints]:
-        cursor = [b * self.queries + n for b, n in enumerate(self.aligned.padding_lengths)]
-        found = []
-        for piece in self.pieces:
-            start = cursor[piece.row - self.first_row]
-            cursor[piece.row - self.first_row] += piece.size
-            found.append(np.arange(start, start + piece.size, dtype=np.int32))
-        return found
-
-    def _append_(self, kv: KVCache) -> list[Ints]:
-        sizes = [piece.size for piece in self.pieces]
-        owners = np.repeat([piece.owner for piece in self.pieces], sizes)
-        positions = [p for piece in self.pieces for p in piece.positions]
-        rows = np.repeat([piece.row for piece in self.pieces], sizes).astype(np.int32)
-        slots = kv.append_(owners, positions, rows if kv.rows > 1 else 0)
-        return np.split(slots, np.cumsum(sizes)[:-1]) if sizes else []
-
-    def fill(self, empty: int, values: Iterable[Sequence[int] | Ints | int]) -> Tensor:
-        """int64 [B, Q]: a value or values for each piece, `empty` in the padding."""
-        out = np.full(self.height * self.queries, empty, np.int64)
-        for flat, value in zip(self.flat, values, strict=True):
-            out[flat] = value
-        return torch.from_numpy(out.reshape(self.height, self.queries))
 
 
 class Layout:
@@ -181,26 +87,26 @@ class Layout:
 
     def place_(self, kv: KVCache, trees: Trees | None, spans: Sequence[Span]) -> Placed:
         """Take slots for all rows of a forward and lay the rows out, trees first."""
-        pieces = [*self._tree_pieces(trees), *(p for span in spans for p in self._pieces(span))]
-        page = Page(kv, pieces)
-        count = len(trees.owners) if trees else 0
+        of_trees = [] if trees is None else self._tree_pieces(trees)
+        page = Page(kv, [*of_trees, *(p for span in spans for p in self._pieces(span))])
+        count = len(of_trees)
         laid, at = [], count
         for span in spans:
             copies = len(self.rows_of(span.owner))
-            laid.append(Laid(page.flat[at], np.stack(page.slots[at : at + copies])))
+            slots, places = page.slots[at : at + copies], page.flat[at : at + copies]
+            laid.append(Laid(page.flat[at], np.stack(slots), np.stack(places)))
             at += copies
-        rows = self._rows(kv, page, trees, spans, laid)
-        empty = np.zeros((0, 1), np.int32)
-        slots_ST = np.stack(page.slots[:count]) if count else empty
-        rows_ST = np.stack(page.flat[:count]) if count else empty
-        return Placed(rows, rows_ST, slots_ST, tuple(laid), page.padding)
+        flat, slots = page.flat[:count], page.slots[:count]
+        rows = self._rows(kv, page, trees, flat, spans, laid)
+        shared = trees is not None and trees.proposal.shared is not None
+        return placed(rows, flat, slots, tuple(laid), page.paddings, shared)
 
-    def _tree_pieces(self, trees: Trees | None) -> Iterator[Piece]:
-        if trees is not None:
-            size = trees.proposal.tokens_SN.shape[1] + 1
-            for owner, prefix in zip(trees.owners, trees.prefixes, strict=True):
-                # where its nodes stand is on the device; the pool is told when they are committed
-                yield Piece(self.rows_of(owner)[0], owner, prefix, [0] * size, [0] * size)
+    def _shared(self, trees: Trees) -> int | None:
+        """How many rows the drafted nodes of all trees lie in together, if they do."""
+        return trees.proposal.shared if self.packed else None
+
+    def _tree_pieces(self, trees: Trees) -> list[Piece]:
+        return list(tree_pieces(trees, lambda owner: self.rows_of(owner)[0], self._shared(trees)))
 
     def _pieces(self, part: Span | Segment) -> Iterator[Piece]:
         """One piece for each row that has to hold these tokens: several for a prefix's copies."""
@@ -214,6 +120,7 @@ class Layout:
         kv: KVCache,
         page: Page,
         trees: Trees | None,
+        flat: Sequence[Ints],
         spans: Sequence[Span],
         laid: Sequence[Laid],
     ) -> Rows:
@@ -222,20 +129,9 @@ class Layout:
         rows = self._chains(kv, page, tips)
         if trees is None:
             return replace(rows, bound_tips=tuple(bound))
-        proposal, count = trees.proposal, len(trees.owners)
-        nodes_ST = self._ids(np.concatenate([*page.flat[:count], np.zeros(0, np.int32)]))
-        nodes_ST = nodes_ST.view(count, -1)
-        root_S1 = self._ids(trees.roots)[:, None]
-        tokens_ST = torch.cat([root_S1, proposal.tokens_SN], dim=1)
-        depths_ST = torch.cat([torch.zeros_like(root_S1), proposal.depths_SN], dim=1)
-        positions_ST = self._ids(trees.positions)[:, None] + depths_ST
-        rows.tokens_BQ.view(-1)[nodes_ST] = tokens_ST
-        rows.positions_BQ.view(-1)[nodes_ST] = positions_ST
+        rows = grow(rows, trees, flat, self._shared(trees))
         return replace(
             rows,
-            nodes_ST=nodes_ST,
-            ancestors_STT=ancestors(proposal.parents_SN, proposal.levels),
-            bound_trees=trees.bound,
             bound_tips=tuple(bound),
             alignment=self.alignment(page, trees, spans, rows.positions_BQ),
         )

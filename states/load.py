@@ -4,12 +4,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..ops.registry import OpTable, Room, read_table
+from .beam_spec import check_beam
+from .blend_spec import check_blend, check_documents, check_merge
 from .board import RUN_KEYS
 from .checks import MISSING, check_names, check_sizes, find_setting
 from .flow import check_dataflow, check_progress, check_shape
 from .graph import Graph
 from .overrides import override
 from .program import Program, Step
+from .sampling_spec import check_sampling
 from .schema import validate
 from .source import GraphError, Problem, Source
 
@@ -41,7 +44,10 @@ def load_program(
     """
     override(source, sets)
     graph = validate(source)
-    _report(check_names(graph, source, table), check_sizes(graph, source))
+    blocks = (check_sizes(graph, source), check_sampling(graph, source))
+    search = check_beam(graph, source, table)
+    reading = [check(graph, source) for check in (check_blend, check_documents, check_merge)]
+    _report(check_names(graph, source, table), *blocks, *reading, search)
     _report(check_shape(graph, source))
     steps = {name: _resolve(graph, source, table, name) for name in graph.states}
     _report(check_dataflow(graph, source, table, steps, given))

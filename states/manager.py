@@ -6,19 +6,25 @@ in `inbox` until the drafter's next forward.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
+from ..ops.blend import BlendReport
 from ..ops.gamma import GammaRecord, GammaState, first_state, next_state, records
 from ..ops.host import HostReader
-from ..ops.kv import NOBODY
+from ..ops.kv import NOBODY, Ints
 from ..ops.types import DraftRows, Proposal, Rows
 from ..ops.verify import Accepted, Roots
+from .blending import marks_, picked_rows, told
 from .book import Book
 from .branches import Branch, Finish, Request, RoundSummary, Stage
-from .layout import Span, Trees
+from .explain import explain
+from .layout import Span
 from .picked import PICKED, Picked
-from .rounds import Verdict, bound_path, free_path, legal_pick, read_round, take
+from .rounds import Verdict, Walk, bound_path, free_path, legal_pick, read_round, take
+from .tree_rows import Trees
+from .written import Chunk
 
 
 class BranchStateManager(Book):
@@ -37,6 +43,14 @@ class BranchStateManager(Book):
         branches, _ = self.waiting()
         return self._place(None, self._start_all(branches))
 
+    def fold_(self) -> Rows:
+        """Rows of the branches that combine finished parts: the parts, folded."""
+        folds = self.folds()
+        rows = self._place(None, self._start_all(folds))
+        for branch in folds:
+            branch.chunks = ()  # their rows are on their way into the pool
+        return rows
+
     def tree_rows_(self, proposal: Proposal) -> Rows:
         return self._place(proposal, [])
 
@@ -51,7 +65,13 @@ class BranchStateManager(Book):
         trees = None if proposal is None else self._trees(proposal)
         self._placed = self.layout.place_(self.kv, trees, spans)
         self._spans = spans
-        return self._placed.rows
+        by_owner = {branch.owner: branch for branch in self._newcomers}
+        drawn = [by_owner[span.owner] for span in spans if span.draws]
+        ran = self.active if proposal is not None else []
+        if self.blending is not None:
+            self._blend = self.blending.blend(spans, self._placed)
+        sampler = self.samplers.of([*ran, *drawn])
+        return replace(self._placed.rows, sampler=sampler, blend=self._blend)
 
     def _trees(self, proposal: Proposal) -> Trees:
         return Trees(
@@ -67,14 +87,14 @@ class BranchStateManager(Book):
         """Spans of a request's prompt; with a given outline nothing is drawn."""
         self._opened.append(request)
         self.layout.open_(request.prefix_owner, self.pools)
-        spans = self._extend_prefix(request, request.prefix)
+        spans = self._extend_prefix(request, request.prefix, request.prefix_chunks)
         if request.outline_budget == 0:
             branch = self.new_branch(request, 0, request.budget)
             request.branches, request.stage = [branch], Stage.RUNNING
         else:
             branch = self.new_branch(request, -1, request.outline_budget)
             request.root, request.stage = branch, Stage.OUTLINE
-        branch.prompt = [*request.tail]
+        branch.prompt, branch.chunks = [*request.tail], request.tail_chunks
         if request.given is None:
             if request.new_matcher is not None and branch.is_root:
                 branch.matcher = request.new_matcher()
@@ -89,15 +109,17 @@ class BranchStateManager(Book):
         spans = []
         for branch in branches:
             request = branch.request
-            spans += self._extend_prefix(request, request.hoist)
-            request.hoist = []
+            spans += self._extend_prefix(request, request.hoist, request.hoist_chunks)
+            request.hoist, request.hoist_chunks = [], ()
             spans.append(self._start(branch))
         return spans
 
-    def _extend_prefix(self, request: Request, ids: Sequence[int]) -> list[Span]:
+    def _extend_prefix(
+        self, request: Request, ids: Sequence[int], chunks: tuple[Chunk, ...]
+    ) -> list[Span]:
         if not ids:
             return []
-        span = Span(request.prefix_owner, NOBODY, request.prefix_length, ids)
+        span = Span(request.prefix_owner, NOBODY, request.prefix_length, ids, chunks=chunks)
         request.prefix_length += len(ids)
         request.context += ids
         return [span]
@@ -114,7 +136,7 @@ class BranchStateManager(Book):
         draws = not (branch.is_root and request.given is not None)
         bound = branch.matcher is not None
         owner, prefix = branch.owner, request.prefix_owner
-        return Span(owner, prefix, branch.start, branch.prompt, draws, bound)
+        return Span(owner, prefix, branch.start, branch.prompt, draws, bound, branch.chunks)
 
     # -- after the forward ------------------------------------------------------------------------
 
@@ -124,14 +146,18 @@ class BranchStateManager(Book):
         features: Tensor | None,
         accepted: Accepted | None,
         roots: Roots,
+        report: BlendReport | None = None,
     ) -> RoundSummary:
         """Read the round, commit accepted rows where they lie, advance tips, finish branches."""
         assert self._placed is not None
-        verdict = read_round(host, accepted, roots)
+        verdict = read_round(host, accepted, roots, picked_rows(report))
         ran = list(self.active) if accepted is not None else []  # who had a tree in this forward
         before = {b.owner: len(b.tokens) for b in ran}
         picked = PICKED[self.rules.drafter.takes](features)
-        paths = self._commit_trees(host, verdict, accepted, picked)
+        figures = None if accepted is None else accepted.figures
+        self._placed = self._placed.told(verdict.tokens_ST)
+        walks = self._commit_trees(host, verdict, accepted, picked)
+        paths = [walk.nodes for walk in walks]
         self._commit_spans(host, verdict, roots, picked)
         self.inbox += picked.segments
         started = self._newcomers
@@ -147,8 +173,13 @@ class BranchStateManager(Book):
             self._placed.padding,
             self._placed.rows.alignment,
             self._learn(ran, verdict, paths),
+            explain(ran, walks, verdict, figures, self._placed.rows.bound_trees),
         )
-        self._newcomers, self._opened, self._placed = [], [], None
+        if report is not None and self._blend is not None:
+            summary = replace(summary, blend=told(report, self._blend))
+            marks_(self.reused, self._spans, self._placed, self._blend, verdict.picked_P)
+        self._newcomers, self._opened, self._placed, self._blend = [], [], None, None
+        self.keep_parts_(everyone)
         self.settle_(everyone)
         return summary
 
@@ -181,33 +212,35 @@ class BranchStateManager(Book):
         verdict: Verdict,
         accepted: Accepted | None,
         picked: Picked,
-    ) -> list[list[int]]:
-        """Walk every tree; returns the accepted nodes of each, root first."""
+    ) -> list[Walk]:
+        """Walk every tree."""
         assert self._placed is not None
         pick = legal_pick(host)
         bound = {tree: i for i, tree in enumerate(self._placed.rows.bound_trees)}
-        paths = []
+        walks = []
         for tree, branch in enumerate(self.active if accepted is not None else []):
             if tree in bound and accepted is not None:
-                scores = accepted.scores_GTV
-                nodes, tokens = bound_path(verdict, tree, bound[tree], branch, scores, pick)
+                best = accepted.bound
+                nodes, tokens = bound_path(verdict, tree, bound[tree], branch, best, pick)
             else:
                 nodes, tokens = free_path(verdict, tree)
+            root, position = branch.tokens[-1], branch.length
             taken = take(branch, tokens)
+            walks.append(Walk(root, position, nodes, tokens, taken))
             self._keep(branch, tree, nodes[: taken + 1], picked)
             branch.accepted.append(len(nodes) - 1)
             branch.emitted.append(taken)
-            paths.append(nodes)
-        return paths
+        fresh = self._placed.fresh
+        self.kv.release_(fresh[~self.kv.committed[fresh]])
+        return walks
 
     def _keep(self, branch: Branch, tree: int, nodes: list[int], picked: Picked) -> None:
-        """Commit the rows of `nodes`, give the rest of the tree back, queue the drafter's rows."""
+        """Commit the rows of `nodes`, queue the drafter's rows."""
         assert self._placed is not None
-        slots_T = self._placed.tree_slots[tree]
-        kept = slots_T[nodes]
-        self.kv.release_([s for n, s in enumerate(slots_T) if n not in set(nodes)])
-        self.kv.commit_(kept, range(branch.length, branch.length + len(nodes)))
+        kept = self._placed.tree_slots[tree][nodes]
+        self.kv.commit_(kept, range(branch.length, branch.length + len(nodes)), branch.owner)
         picked.path(branch, self._placed.tree_rows[tree][nodes])
+        self._remember(branch, picked, self._placed.tree_rows[tree][nodes])
         branch.kept += len(nodes)
         branch.length += len(nodes)
 
@@ -228,8 +261,7 @@ class BranchStateManager(Book):
                 continue
             branch = by_owner[span.owner]
             if span.bound and branch.matcher is not None:
-                scores_V = roots.scores_GV[bound]
-                token = pick(branch.matcher, verdict.best_RC[bound], scores_V)
+                token = pick(branch.matcher, verdict.best_GC[bound], roots.bound, bound)
                 branch.matcher.advance(token)
                 bound += 1
             elif span.draws:
@@ -241,6 +273,12 @@ class BranchStateManager(Book):
             else:
                 branch.end(Finish.STOP)
             picked.prompt(branch, laid.rows)
+            self._remember(branch, picked, laid.rows)
+
+    def _remember(self, branch: Branch, picked: Picked, rows: Ints) -> None:
+        """Features of rows that will be folded, if the drafter wants any."""
+        if self.folding is not None and self.folding.keeps(branch):
+            branch.features += picked.features(rows)
 
     def intake_(self) -> DraftRows | tuple[Branch, ...]:
         """Hand the drafter everything committed since its last forward."""
@@ -248,4 +286,5 @@ class BranchStateManager(Book):
             return tuple(self.active)
         segments, self.inbox = self.inbox, []
         active = [(b.owner, b.request.prefix_owner, b.length, b.tokens[-1]) for b in self.active]
-        return self.layout.place_draft_(self.kv_draft, segments, active)
+        rows = self.layout.place_draft_(self.kv_draft, segments, active)
+        return replace(rows, sampler=self.samplers.of(self.active))

@@ -8,9 +8,12 @@ import torch
 from ..ops.registry import op
 from ..ops.types import Proposal
 from .branches import Branch, Finish, Request, Stage
+from .documents import CHUNK_TOKENS
 from .manager import BranchStateManager
 from .outline import Outline, parse_outline
 from .prompts import PromptBook
+from .reading import Reading
+from .written import Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,11 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A request's answer in reading order; `outline_tokens` is empty for a given outline."""
+    """A request's answer in reading order; `outline_tokens` is empty for a given outline.
+
+    combined: the answer behind the folded sections, if the graph combines them; `text` is its text
+    once it has ended, and before that, or where it was refused, the sections'.
+    """
 
     key: str
     question: str
@@ -36,6 +43,7 @@ class Answer:
     outline_finish: str
     sections: tuple[Section, ...]
     text: str
+    combined: Section | None = None
 
 
 @op("outline.force", writes="proposal", needs="skeleton")
@@ -57,6 +65,7 @@ def _with_chains(proposal: Proposal, chains: dict[int, list[int]]) -> Proposal:
     """The proposal with some trees replaced by one path each, padded with invalid nodes."""
     tokens, valid = proposal.tokens_SN.clone(), proposal.valid_SN.clone()
     parents, depths = proposal.parents_SN.clone(), proposal.depths_SN.clone()
+    scores = proposal.scores_SN.clone()
     device, nodes = tokens.device, tokens.shape[1]
     steps_N = torch.arange(nodes, device=device)
     for tree, chain in chains.items():
@@ -65,12 +74,14 @@ def _with_chains(proposal: Proposal, chains: dict[int, list[int]]) -> Proposal:
         valid[tree] = steps_N < len(chain)
         parents[tree] = torch.where(valid[tree], steps_N - 1, -1)
         depths[tree] = torch.where(valid[tree], steps_N + 1, 1)
+        scores[tree] = 0.0  # certain: where branches share their rows, these come first
     return replace(
         proposal,
         tokens_SN=tokens,
         valid_SN=valid,
         parents_SN=parents,
         depths_SN=depths,
+        scores_SN=scores,
         levels=max(proposal.levels, *(len(chain) for chain in chains.values())),
     )
 
@@ -83,11 +94,14 @@ def parse_(
     max_branches: int,
     direct_tokens: int,
     tools: Sequence[str],
+    found: int = 2,
+    chunk_tokens: int = CHUNK_TOKENS,
 ) -> None:
     """Read finished outlines into branches; anything else falls back to one ordinary answer.
 
     Only generated ids are read, so nothing a user wrote can pass for an outline.
     """
+    reading = Reading(prompts, found, chunk_tokens)
     for request in branches.requests:
         root = request.root
         if request.stage is not Stage.OUTLINE or root is None or root.stage is not Stage.DONE:
@@ -97,10 +111,11 @@ def parse_(
         )
         pending = _close_root_(branches, request, root)
         if request.outline.points:
-            _fan_out_(branches, prompts, request, pending)
+            _fan_out_(branches, reading, request, pending)
         else:
             direct = branches.new_branch(request, 0, direct_tokens)
-            direct.prompt = [*pending, *prompts.direct()]
+            written = Written(tuple(pending)) + reading.direct(request)
+            direct.prompt, direct.chunks = list(written.ids), written.chunks
             request.branches = [direct]
             branches.check_fit_(direct)
         request.stage = Stage.RUNNING
@@ -117,25 +132,17 @@ def _close_root_(branches: BranchStateManager, request: Request, root: Branch) -
 
 
 def _fan_out_(
-    branches: BranchStateManager, prompts: PromptBook, request: Request, pending: list[int]
+    branches: BranchStateManager, reading: Reading, request: Request, pending: list[int]
 ) -> None:
     assert request.outline is not None
     points = request.outline.points
-    hoist, _ = prompts.branch(points[0], request.outline, ())
-    request.hoist = [*pending, *hoist]
-    for index, point in enumerate(points):
+    hoist, found = reading.shared(request)
+    hoist = Written(tuple(pending)) + hoist
+    request.hoist, request.hoist_chunks = list(hoist.ids), hoist.chunks
+    for index, (point, documents) in enumerate(zip(points, found, strict=True)):
         branch = branches.new_branch(request, index, request.budget)
-        branch.point = point
+        branch.point, branch.documents = point, documents
         request.branches.append(branch)
-
-
-def branch_prompt(prompts: PromptBook, branch: Branch) -> list[int]:
-    """A branch's own prompt ids; results it depends on are quoted by their token ids."""
-    point, request = branch.point, branch.request
-    assert point is not None and request.outline is not None
-    done = {b.point.id: b.tokens for b in request.branches if b.point is not None}
-    quoted = [(dep, done[dep]) for dep in point.deps]
-    return list(prompts.branch(point, request.outline, quoted)[1])
 
 
 @op("answer.merge", writes="answers")
@@ -146,7 +153,10 @@ def merge(branches: BranchStateManager, prompts: PromptBook) -> tuple[Answer, ..
 
 def answer(request: Request, prompts: PromptBook) -> Answer:
     """What a request has so far, finished or not."""
-    sections = tuple(_section(branch, prompts) for branch in request.branches)
+    sections = tuple(_section(b, prompts) for b in request.branches if not b.combines)
+    folded = [_section(b, prompts) for b in request.branches if b.combines]
+    combined = folded[0] if folded else None
+    text = "\n\n".join(_with_heading(section) for section in sections)
     root = request.root
     return Answer(
         request.key,
@@ -155,14 +165,19 @@ def answer(request: Request, prompts: PromptBook) -> Answer:
         tuple(root.tokens) if root is not None else (),
         str(root.finish or "") if root is not None else "",
         sections,
-        "\n\n".join(_with_heading(section) for section in sections),
+        combined.text if combined is not None and combined.text and _ended(combined) else text,
+        combined,
     )
+
+
+def _ended(section: Section) -> bool:
+    return section.finish in (Finish.STOP, Finish.LENGTH)
 
 
 def _section(branch: Branch, prompts: PromptBook) -> Section:
     return Section(
         branch.index,
-        branch.point.title if branch.point else "",
+        branch.title if branch.point is not None or branch.combines else "",
         prompts.decode(branch.tokens).strip(),
         tuple(branch.tokens),
         str(branch.finish or Finish.CANCELLED),

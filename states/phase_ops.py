@@ -2,6 +2,8 @@
 
 from torch import Tensor
 
+from ..ops.blend import BlendReport
+from ..ops.budget import share
 from ..ops.host import HostReader
 from ..ops.registry import op
 from ..ops.types import DraftRows, Proposal, Rows
@@ -22,22 +24,37 @@ def fork_(branches: BranchStateManager) -> Rows:
     return branches.fork_()
 
 
-@op("branch.tree_", writes="rows")
-def tree_(branches: BranchStateManager, proposal: Proposal) -> Rows:
-    """All trees as rows of one forward."""
-    return branches.tree_rows_(proposal)
+@op("branch.fold_", writes="rows", needs="skeleton")
+def fold_(branches: BranchStateManager) -> Rows:
+    """Rows of requests whose parts are all done: the parts one after another, to be combined.
+
+    Without rows if nobody combines any, or if none of them fits yet.
+    """
+    return branches.fold_()
 
 
-@op("branch.admit_", writes="rows")
-def admit_(branches: BranchStateManager, proposal: Proposal) -> Rows:
-    """All trees, and the prompts of whoever can start now, as rows of one forward."""
-    return branches.admit_(proposal)
+@op("branch.tree_", writes="rows proposal")
+def tree_(
+    branches: BranchStateManager, proposal: Proposal, *, rows_per_round: int | None = None
+) -> tuple[Rows, Proposal]:
+    """All trees as rows of one forward, cut down to the rows that the branches share (if any)."""
+    proposal = share(proposal, rows_per_round)
+    return branches.tree_rows_(proposal), proposal
+
+
+@op("branch.admit_", writes="rows proposal")
+def admit_(
+    branches: BranchStateManager, proposal: Proposal, *, rows_per_round: int | None = None
+) -> tuple[Rows, Proposal]:
+    """The same, and the prompts of whoever can start now, as rows of one forward."""
+    proposal = share(proposal, rows_per_round)
+    return branches.admit_(proposal), proposal
 
 
 @op(
     "branch.start_",
     writes="committed",
-    drops="rows logits features roots",
+    drops="rows logits features blended roots",
     commits=True,
 )
 def start_(
@@ -46,16 +63,17 @@ def start_(
     rows: Rows,
     logits: Tensor,
     features: Tensor | None,
+    blended: BlendReport | None,
     roots: Roots,
 ) -> RoundSummary:
     """Commit prompt rows; every started branch gets its root token (one host read)."""
-    return branches.commit_(host, features, None, roots)
+    return branches.commit_(host, features, None, roots, blended)
 
 
 @op(
     "branch.commit_",
     writes="committed",
-    drops="rows logits features roots accepted proposal",
+    drops="rows logits features blended roots accepted proposal",
     commits=True,
 )
 def commit_(
@@ -64,12 +82,13 @@ def commit_(
     rows: Rows,
     logits: Tensor,
     features: Tensor | None,
+    blended: BlendReport | None,
     accepted: Accepted,
     roots: Roots,
     proposal: Proposal,
 ) -> RoundSummary:
     """The round's one host read; commit accepted rows in place, advance tips, finish branches."""
-    return branches.commit_(host, features, accepted, roots)
+    return branches.commit_(host, features, accepted, roots, blended)
 
 
 @op("branch.intake_", writes="draft_rows")

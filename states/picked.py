@@ -31,6 +31,10 @@ class Picked:
     def path(self, branch: Branch, rows: Ints) -> None:
         """The root and the accepted nodes of a tree, before the branch's counts move on."""
 
+    def features(self, rows: Ints) -> list[Tensor]:
+        """[R, F] of these rows, for another forward; nothing if nobody asked for any."""
+        return [] if self.features_QF is None else [self._features(rows)]
+
     def _features(self, rows: Ints) -> Tensor:
         assert self.features_QF is not None
         index = torch.tensor(rows, dtype=torch.int64, device=self.features_QF.device)

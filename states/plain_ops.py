@@ -19,4 +19,4 @@ def grow_tree_(branches: BranchStateManager, frontier: tuple[Branch, ...]) -> Pr
     """Trees [S, 0]: verifying them is one ordinary decoding step for all branches."""
     trees, device = len(frontier), branches.kv.data.device
     none_S0 = torch.zeros(trees, 0, dtype=torch.int64, device=device)
-    return Proposal(none_S0, none_S0, none_S0, none_S0.bool(), none_S0.float(), 0)
+    return Proposal(none_S0, none_S0, none_S0, none_S0.bool(), none_S0.float(), 0, is_chain=True)

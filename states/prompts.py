@@ -15,6 +15,7 @@ from typing import Literal
 from .chat_format import ChatTokenizer, ChatWriter, Ids
 from .outline import Outline, Point, render_outline
 from .template import OF_A_BRANCH, Piece, Template, pieces
+from .written import Written
 
 Share = Literal["outline", "prompt"]
 
@@ -25,20 +26,20 @@ class PromptError(ValueError):
     """A text that cannot be a prompt, with the reason."""
 
 
-def check_question(text: str) -> None:
-    """Refuse what cannot be a prompt; needs no tokenizer.
+def check_question(text: str, what: str = "prompt") -> None:
+    """Refuse what cannot be a prompt, or ``what`` else it is; needs no tokenizer.
 
     Raises:
         PromptError: longer than MAX_CHARACTERS, empty, blank, or with a NUL or a lone surrogate.
     """
     if len(text) > MAX_CHARACTERS:
-        raise PromptError(f"the prompt has {len(text)} characters, at most {MAX_CHARACTERS} fit")
+        raise PromptError(f"the {what} has {len(text)} characters, at most {MAX_CHARACTERS} fit")
     if not text.strip():
-        raise PromptError("the prompt is empty" if not text else "the prompt is blank")
+        raise PromptError(f"the {what} is {'blank' if text else 'empty'}")
     if "\x00" in text:
-        raise PromptError(f"the prompt has a NUL character at {text.index(chr(0))}")
+        raise PromptError(f"the {what} has a NUL character at {text.index(chr(0))}")
     if found := re.search("[\ud800-\udfff]", text):
-        raise PromptError(f"the prompt has a lone surrogate at {found.start()}: not valid Unicode")
+        raise PromptError(f"the {what} has a lone surrogate at {found.start()}: not valid Unicode")
 
 
 class PromptBook:
@@ -75,21 +76,37 @@ class PromptBook:
             "skeleton": writer.opening(template.skeleton),
             "outline.branch": writer.following(template.outline.branch),
             "outline.direct": writer.following(template.outline.direct),
+            "outline.combine": writer.following(template.combine),
             "prompt.branch": writer.opening(template.prompt.branch),
             "prompt.direct": writer.opening(template.prompt.direct),
+            "outline.shared": writer.following(f"{{documents}}{template.outline.branch}"),
+            "outline.found": writer.following(f"{template.outline.direct}{{documents}}"),
+            "prompt.found": writer.opening(f"{template.prompt.direct}{{documents}}"),
         }
         self._turns = {name: self._encoder.literals(found) for name, found in user.items()}
         self._dependency = self._encoder.literals(pieces(template.dependency))
+        self._document = self._encoder.literals(pieces(template.document))
+        self.gap: Ids = self._fill(self._encoder.literals(pieces(template.document_gap)))
         self.stop_ids = self._stop_ids(tokenizer, stop_ids)
 
     def plain(self, question: str) -> Ids:
         """The whole prompt of a plain answer."""
-        return self._fill(self._turns["plain"], question=self._question(question))
+        return list(self.plain_with(question, Written()).ids)
+
+    def plain_with(self, question: str, documents: Written) -> Written:
+        """The same with documents right before the question."""
+        return self._write(self._turns["plain"], question=documents + self._question(question))
 
     def skeleton(self, question: str) -> tuple[Ids, Ids]:
         """The prompt that asks for an outline: up to and including the question, and the rest."""
+        before, after = self.skeleton_with(question, Written())
+        return list(before.ids), after
+
+    def skeleton_with(self, question: str, documents: Written) -> tuple[Written, Ids]:
+        """The same with documents right before the question."""
         before, after = self._split("skeleton")
-        return self._fill(before, question=self._question(question)), self._fill(after)
+        asked = documents + self._question(question)
+        return self._write(before, question=asked), self._fill(after)
 
     def branch(
         self, point: Point, outline: Outline, dep_ids: Sequence[tuple[int, Sequence[int]]]
@@ -102,24 +119,79 @@ class PromptBook:
         Args:
             dep_ids: id and generated ids of each point that this one depends on.
         """
-        turn = self._turns["outline.branch"]
+        hoist, rest = self.branch_with(point, outline, dep_ids, Written(), Written())
+        return list(hoist.ids), list(rest.ids)
+
+    def branch_with(
+        self,
+        point: Point,
+        outline: Outline,
+        dep_ids: Sequence[tuple[int, Sequence[int]]],
+        shared: Written,
+        own: Written,
+    ) -> tuple[Written, Written]:
+        """The same with documents.
+
+        Args:
+            shared: documents of all branches, before everything that the turn says (share:
+                outline) or right behind the question (share: prompt).
+            own: those of this branch, right before what it quotes of others.
+        """
+        turn = self._turns["outline.shared" if shared.ids else "outline.branch"]
         if self.share == "prompt":
-            turn = self._split("prompt.branch")[1]
-        own = next(i for i, piece in enumerate(turn) if str(piece) in OF_A_BRANCH)
+            turn = [*(["documents"] if shared.ids else []), *self._split("prompt.branch")[1]]
+        deps = own + [i for dep, ids in dep_ids for i in self._quote(dep, ids)]
+        return self._part(turn, point, outline, shared, deps)
+
+    def _part(
+        self,
+        turn: list[Ids | str],
+        point: Point,
+        outline: Outline,
+        shared: Written,
+        deps: Written,
+    ) -> tuple[Written, Written]:
+        """A turn that asks for a part, cut before the first slot that differs between parts."""
+        first = next(i for i, piece in enumerate(turn) if str(piece) in OF_A_BRANCH)
         plan = "\n".join(
             self._template.plan_line.format(id=p.id, title=p.title) for p in outline.points
         )
-        hoist = self._fill(turn[:own], plan=self._encoder.text(plan))
+        plan_ids = self._encoder.text(plan)
         values = {"id": str(point.id), "title": point.title, "length": str(point.length)}
         filled = {name: self._encoder.text(value) for name, value in values.items()}
-        deps = [i for dep, ids in dep_ids for i in self._quote(dep, ids)]
-        return hoist, self._fill(turn[own:], plan=self._encoder.text(plan), deps=deps, **filled)
+        hoist = self._write(turn[:first], plan=plan_ids, documents=shared)
+        return hoist, self._write(turn[first:], plan=plan_ids, deps=deps, **filled)
+
+    def next_part(self, point: Point, outline: Outline) -> tuple[Ids, Ids]:
+        """What asks for a part behind another part's answer, cut where `branch` cuts it.
+
+        Neither documents nor other parts' results stand in it.
+        """
+        turn = self._turns["outline.branch"]
+        before, own = self._part(turn, point, outline, Written(), Written())
+        return list(before.ids), list(own.ids)
+
+    def combine(self) -> Ids:
+        """What asks for one answer behind the finished parts."""
+        return self._fill(self._turns["outline.combine"])
 
     def direct(self, share: Share | None = None) -> Ids:
         """What follows when there is no outline to follow; continues where `branch` does."""
         if (share or self.share) == "outline":
             return self._fill(self._turns["outline.direct"])
         return self._fill(self._split("prompt.direct")[1])
+
+    def direct_with(self, documents: Written) -> Written:
+        """The same with documents, each behind its gap."""
+        turn = self._turns["outline.found"]
+        if self.share == "prompt":
+            turn = self._split("prompt.found")[1]
+        return self._write(turn, documents=documents)
+
+    def document(self, title: str, text: str) -> Ids:
+        """A document as it stands in a prompt, without what separates it from its neighbours."""
+        values = {"title": self._encoder.text(title), "text": self._encoder.text(text)}
+        return self._fill(self._document, **values)
 
     def outline_ids(self, points: Sequence[Point]) -> Ids:
         """A given outline as the model would write it, without the end of its turn."""
@@ -144,15 +216,18 @@ class PromptBook:
         return turn[:cut], turn[cut:]
 
     def _fill(self, turn: Iterable[Ids | str], **values: Ids) -> Ids:
-        ids: Ids = []
+        return list(self._write(turn, **values).ids)
+
+    def _write(self, turn: Iterable[Ids | str], **values: Ids | Written) -> Written:
+        written = Written()
         for piece in turn:
             if not isinstance(piece, str):
-                ids += piece
+                written += piece
             elif piece in self._facts:
-                ids += self._encoder.text(self._facts[piece])
+                written += self._encoder.text(self._facts[piece])
             else:
-                ids += values[piece]
-        return ids
+                written += values[piece]
+        return written
 
     def _stop_ids(self, tokenizer: ChatTokenizer, more: Sequence[int]) -> tuple[int, ...]:
         """The tokenizer's end, the template's end of turn, and what the model's files add."""

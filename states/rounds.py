@@ -1,8 +1,8 @@
 """Reading a round on the host: which path each branch takes, and where its answer ends."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..ops.host import HostReader
+from ..ops.sampling import Bound
 from ..ops.verify import Accepted, Roots
 from .branches import Branch, Finish, Matcher
 
@@ -18,7 +19,10 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One round as host arrays (shapes as in `Accepted` and `Roots`)."""
+    """One round as host arrays (shapes as in `Accepted` and `Roots`).
+
+    picked_P: flat indices of the cached rows that were recomputed, None if no row was cached.
+    """
 
     path_ST: Ids
     tokens_ST: Ids
@@ -27,45 +31,67 @@ class Verdict:
     notes_SC: Ids
     best_GTC: Ids
     drawn_R: Ids
-    best_RC: Ids
+    best_GC: Ids
+    figures_SNC: Ids | None = None
+    picked_P: Ids | None = None
 
 
-def read_round(host: HostReader, accepted: Accepted | None, roots: Roots) -> Verdict:
-    """Everything the host decides on, in one read."""
-    parts = [roots.drawn_R, roots.best_GC]
+class Walk(NamedTuple):
+    """The way through a tree: nodes from the root on, tokens with the final one behind them.
+
+    root, position: of the root token. taken: how many of the tokens were appended.
+    """
+
+    root: int
+    position: int
+    nodes: list[int]
+    tokens: list[int]
+    taken: int
+
+
+def read_round(
+    host: HostReader, accepted: Accepted | None, roots: Roots, picked_P: Tensor | None = None
+) -> Verdict:
+    """Everything the host decides on, in one read; and what it tells of cached rows."""
+    parts = [roots.drawn_R, roots.bound.best_GC]
     if accepted is not None:
         parts += [accepted.path_ST, accepted.tokens_ST, accepted.bonus_S]
-        parts += [accepted.parents_ST, accepted.notes_SC, accepted.best_GTC]
+        parts += [accepted.parents_ST, accepted.notes_SC, accepted.bound.best_GC]
+        parts += [accepted.figures.bits_SNC] if accepted.figures is not None else []
+    parts += [picked_P] if picked_P is not None else []
     flat = host.read(torch.cat([part.reshape(-1).long() for part in parts]))
-    arrays = _split(flat, [tuple(part.shape) for part in parts])
+    arrays = split(flat, [tuple(part.shape) for part in parts])
+    picked = arrays.pop() if picked_P is not None else None
     if accepted is None:
         none = np.zeros((0, 1), np.int64)
-        drawn_R, best_RC = arrays
-        return Verdict(none, none, none[:, 0], none, none, none[..., None], drawn_R, best_RC)
-    drawn_R, best_RC, path_ST, tokens_ST, bonus_S, parents_ST, notes_SC, best_GTC = arrays
-    return Verdict(path_ST, tokens_ST, bonus_S, parents_ST, notes_SC, best_GTC, drawn_R, best_RC)
+        trees = (none, none, none[:, 0], none, none, none[..., None])
+        return replace(Verdict(*trees, *arrays), picked_P=picked)
+    drawn_R, best_GC, path_ST, tokens_ST, bonus_S, parents_ST, notes_SC, best_NC, *told = arrays
+    best_GTC = best_NC.reshape(-1, path_ST.shape[1], best_NC.shape[1])
+    trees = (path_ST, tokens_ST, bonus_S, parents_ST, notes_SC, best_GTC)
+    return replace(Verdict(*trees, drawn_R, best_GC, *told), picked_P=picked)
 
 
-def _split(flat: Ids, shapes: Sequence[tuple[int, ...]]) -> list[Ids]:
+def split(flat: Ids, shapes: Sequence[tuple[int, ...]]) -> list[Ids]:
     ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
     parts = np.split(flat, ends[:-1])
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 class Pick(Protocol):
-    """Chooses a legal token from a row's best tokens, or from all of them (`scores_V`)."""
+    """Chooses a legal token: from a row's best tokens, or from all of them."""
 
-    def __call__(self, matcher: Matcher, best_C: Ids, scores_V: Tensor) -> int: ...
+    def __call__(self, matcher: Matcher, best_C: Ids, bound: Bound, row: int) -> int: ...
 
 
 def legal_pick(host: HostReader) -> Pick:
     """The best legal token of a row; a whole row is read only when none of the best is legal."""
 
-    def pick(matcher: Matcher, best_C: Ids, scores_V: Tensor) -> int:
+    def pick(matcher: Matcher, best_C: Ids, bound: Bound, row: int) -> int:
         for token in best_C:
-            if matcher.is_legal(int(token)):
+            if token >= 0 and matcher.is_legal(int(token)):
                 return int(token)
-        for token in host.read_order(scores_V):
+        for token in host.read_order(bound.whole(row)):
             if matcher.is_legal(int(token)):
                 return int(token)
         raise AssertionError("the grammar has a dead end")
@@ -81,14 +107,19 @@ def free_path(verdict: Verdict, tree: int) -> tuple[list[int], list[int]]:
 
 
 def bound_path(
-    verdict: Verdict, tree: int, bound: int, branch: Branch, scores_GTV: Tensor, pick: Pick
+    verdict: Verdict, tree: int, at: int, branch: Branch, bound: Bound, pick: Pick
 ) -> tuple[list[int], list[int]]:
-    """The same walk under a grammar: at each node the best legal token, masked on the host."""
+    """The same walk under a grammar: at each node the best legal token, masked on the host.
+
+    Args:
+        at: number of the tree among those under a grammar.
+    """
     assert branch.matcher is not None
+    size = verdict.path_ST.shape[1]
     nodes, tokens = [0], []
     while True:
         node = nodes[-1]
-        token = pick(branch.matcher, verdict.best_GTC[bound, node], scores_GTV[bound, node])
+        token = pick(branch.matcher, verdict.best_GTC[at, node], bound, at * size + node)
         branch.matcher.advance(token)
         tokens.append(token)
         child = _child(verdict, tree, node, token)

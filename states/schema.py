@@ -6,7 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from .graph import KINDS, VERSION, Call, Edge, Graph, Limits, Sampling, Skeleton, StateSpec
+from .beam_spec import Beam
+from .blend_spec import Blend
+from .graph import KINDS, VERSION, Call, Edge, Graph, Limits, Skeleton, StateSpec
+from .sampling_spec import Sampling
 from .source import MOST, GraphError, Problem, Source, hint, quoted
 from .spec import Spec
 from .yaml12 import Path
@@ -111,6 +114,8 @@ def _model_at(loc: Path, data: Any) -> type[BaseModel] | None:
 _PLAIN_BLOCKS: Mapping[str, type[BaseModel]] = {
     "transitions": Edge,
     "skeleton": Skeleton,
+    "beam": Beam,
+    "blend": Blend,
     "sampling": Sampling,
     "limits": Limits,
 }

@@ -34,7 +34,10 @@ SLOTS: tuple[tuple[Where, frozenset[str], frozenset[str]], ...] = (
     ),
     (("prompt", "direct"), frozenset({"question"}), frozenset()),
     (("dependency",), frozenset({"text"}), frozenset({"id"})),
+    (("combine",), frozenset(), frozenset()),
     (("plan_line",), frozenset({"title"}), frozenset({"id"})),
+    (("document",), frozenset({"text"}), frozenset({"title"})),
+    (("document_gap",), frozenset(), frozenset()),
     (("turns", "system"), frozenset({"text"}), frozenset()),
     (("turns", "user"), frozenset({"text"}), frozenset()),
     (("turns", "assistant"), frozenset({"text"}), frozenset()),
@@ -66,8 +69,10 @@ class Template(Spec):
     """The texts of a run's prompts; slots in braces are filled in, `{{` is a brace.
 
     plain, skeleton, prompt.branch and prompt.direct are user turns that begin a conversation;
-    outline.branch and outline.direct are the user turns after the outline. `system` stands before
-    all but `plain`.
+    outline.branch and outline.direct are the user turns after the outline. `combine` is the user
+    turn after the finished parts, each with its own `outline.branch` before it. `system` stands
+    before all but `plain`. `document_gap` stands between a document and what comes before or after
+    it.
     """
 
     version: Literal[1]
@@ -81,6 +86,9 @@ class Template(Spec):
     prompt: Pair
     dependency: Text
     plan_line: Text
+    combine: Text = "Combine the parts."
+    document: Text = "Document: {text}"
+    document_gap: Text = "\n"
     turns: Turns | None = None
 
     def text(self, where: Where) -> str | None:

@@ -2,6 +2,7 @@
 
 import torch
 
+from ..ops.drafting import Drawing
 from ..ops.kv import KVCache
 from ..ops.registry import op
 from ..ops.types import DraftRows, Proposal, Target
@@ -23,6 +24,9 @@ def expand_root_(
 
 
 @op("draft.grow_tree_", drafters="vanilla", writes="proposal", drops="frontier")
-def grow_tree_(drafter: Target, frontier: ChainStart, kv_draft: KVCache) -> Proposal:
+def grow_tree_(
+    drafter: Target, frontier: ChainStart, kv_draft: KVCache, *, draws: str, accept: str = "match"
+) -> Proposal:
     """One draft after another, for all branches at once."""
-    return write_chain_(drafter, frontier, kv_draft)
+    drawing = Drawing.of(frontier.draft_rows, draws, accept)
+    return write_chain_(drafter, frontier, kv_draft, drawing)

@@ -14,7 +14,10 @@ from specsot.models.tiny_eagle import write_tiny_eagle
 
 KINDS = ("eagle3", "eagle2", "eagle1", "dflash", "vanilla", "ngram")
 SETTINGS = {
-    "eagle3": (("drafter.nodes=6", "drafter.levels=3", "drafter.top_k=4"),),
+    "eagle3": (
+        ("drafter.nodes=6", "drafter.levels=3", "drafter.top_k=4"),
+        ("drafter.nodes=9", "drafter.levels=4", "drafter.top_k=3", "drafter.rows_per_round=10"),
+    ),
     "eagle2": (("drafter.nodes={1: 9, 3: 4}", "drafter.levels=4", "drafter.top_k=3"),),
     "eagle1": ((), ("drafter.tree=[[1], [0], [1, 2], [0, 0], [1, 2, 0], [0, 0, 1]]",)),
     "dflash": (

@@ -25,7 +25,7 @@ def manager(rows: int) -> BranchStateManager:
     """Pools of one layer and no models: what a forward says is said by the test."""
     kv, kv_draft = (KVCache(1, 1, 2, 400, rows) for _ in range(2))
     shape = BatchingLayout(kind="batching", max_active=rows)
-    rules = Rules(shape, Eagle3Drafter(kind="eagle3", nodes=2), True, 1000)
+    rules = Rules(shape, Eagle3Drafter(kind="eagle3", nodes=2), True, 1000, 50)
     return BranchStateManager(kv, kv_draft, rules, lambda branch: branch.prompt)
 
 

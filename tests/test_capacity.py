@@ -115,15 +115,23 @@ def test_a_branch_that_just_fits_runs_and_one_slot_more_refuses_it_alone(
     assert large.note == f"needs {capacity + 1} slots, the pool has {capacity}"
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
+SHARED = ("drafter.rows_per_round=9",)  # all branches' drafted tokens together
+FILLED = [(name, ()) for name in GRAPHS] + [(name, SHARED) for name in GRAPHS if "eagle" in name]
+
+
+@pytest.mark.parametrize(("graph", "sets"), FILLED)
 def test_a_pool_may_be_filled_to_its_last_slot(
-    graph: str, tiny: Make, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+    graph: str,
+    sets: tuple[str, ...],
+    tiny: Make,
+    graphs: Graphs,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All slots of every row but those that the run really needs are taken by somebody else."""
     made = tiny("llama")
     book = made.book(stop_ids=())
     session = graphs.session(
-        graph, made.models, book, outline=outline_of(4), sets=("layout.capacity=600",)
+        graph, made.models, book, outline=outline_of(4), sets=("layout.capacity=600", *sets)
     )
     peaks = _watch_rows(monkeypatch)
     free = run_all(session, ["hello"])

@@ -21,13 +21,16 @@ from support import (
     tokens_of,
 )
 
-from specsot.engine.files import graph_names, open_source
+from specsot.engine.files import graph_names, open_graph, open_source
 from specsot.engine.inputs import Prompt
+from specsot.states.source import GraphError
 
 Make = Callable[..., Tiny]
 FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen3": {}, "mistral": {"window": 17}}
 QUESTIONS = (Prompt("0", "hello"), Prompt("1", "a second question", max_new_tokens=7))
-OTHERS = ("autoregressive", "bim_plain", "batching_plain")  # no drafter: their docs say so
+# Without a drafter, as their docs say, or with a block that the others do not have.
+OTHERS = ("autoregressive", "bim_plain", "batching_plain", "beam", "blend_eagle", "bim_blend_eagle")
+MORE = {"speculative": ("sampling",)}  # the algorithm as published accepts by rejection
 CHOICES = tuple((kind, number) for kind in KINDS for number in range(len(SETTINGS[kind])))
 WHOLE: dict[str, tuple[Any, ...]] = {
     "family": tuple(FAMILIES),
@@ -126,8 +129,14 @@ def test_graphs_of_other_drafters_differ_in_nothing_else(twin: str, graphs: Grap
     for name in family:
         one, other = (open_source(n).data for n in (twin, name))
         assert one.keys() == other.keys()
-        assert {k for k in one if one[k] != other[k]} <= {"name", "drafter"}, name
+        unlike = {k for k in one if one[k] != other[k]}
+        assert unlike <= {"name", "drafter", *MORE.get(name, ())}, name
 
 
 def _layout_of(name: str) -> str:
     return next((p for p in ("bim_", "batching_") if name.startswith(p)), "")
+
+
+def test_the_target_draws_the_first_token_in_any_case(graphs: Graphs) -> None:
+    with pytest.raises(GraphError, match="no pass is saved"):
+        open_graph("speculative", sets=["drafter.first_target=false"], table=graphs.table)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from reading import asked, searching, session
 from support import FULL, GRAPHS, Graphs, PlanBook, Tiny, drive, outline_of, start, tokens_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -127,6 +128,48 @@ def test_whole_runs_read_from_the_device_once_per_forward(
     assert wanted <= states
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "ngram"])
+@pytest.mark.parametrize("layout", ["bim", "batching"])
+def test_branches_that_share_their_rows_read_no_more_often(
+    layout: str, kind: str, made: Tiny, graphs: Graphs, door: Door
+) -> None:
+    """Whose a row is comes with the round's one read."""
+    sets = (f"drafter.kind={kind}", "drafter.rows_per_round=7", "layout.max_active=3")
+    book, outline = made.book(stop_ids=()), outline_of(4, {3: (1,)})
+    session = graphs.session(f"{layout}_plain", made.models, book, outline=outline, sets=sets)
+    second = Prompt("1", "a second question", max_new_tokens=5)
+    run, states = start(session, ["hello", second]), set()
+    with NoSynchronisation(door):
+        while not run.finished:
+            before = run.board["host"].reads
+            run.advance()
+            states.add(run.state)
+            assert run.board["host"].reads - before == (run.state in FORWARDS), run.state
+    assert set(ROUNDS) <= states
+
+
+@pytest.mark.parametrize("accept", ["match", "rejection"])
+@pytest.mark.parametrize("kind", ["eagle3", "ngram"])
+def test_explained_rounds_read_no_more_often(
+    kind: str, accept: str, made: Tiny, graphs: Graphs, door: Door
+) -> None:
+    """What the drafts were judged by comes with the round's one read."""
+    sets = (f"drafter.kind={kind}", "sampling.temperature=0.9", f"sampling.accept={accept}")
+    book, outline = made.book(stop_ids=()), outline_of(4, {3: (1,)})
+    session = graphs.session("bim_plain", made.models, book, outline=outline, sets=sets)
+    program = session.program.asking("verify.accept", explain=True)
+    assert program is not None
+    session.program = program
+    run, told = start(session, ["hello"]), 0
+    with NoSynchronisation(door):
+        while not run.finished:
+            before = run.board["host"].reads
+            run.advance()
+            assert run.board["host"].reads - before == (run.state in FORWARDS), run.state
+            told += len(run.board["committed"].explained) if run.state in ROUNDS else 0
+    assert told > 5
+
+
 @pytest.mark.parametrize("graph", FULL)
 def test_written_outlines_and_fallbacks_read_no_more_often(
     graph: str, made: Tiny, graphs: Graphs, door: Door
@@ -138,6 +181,46 @@ def test_written_outlines_and_fallbacks_read_no_more_often(
         with NoSynchronisation(door):
             drive(run, check=False)
         assert sum(map(len, tokens_of(run)["0"])) > 20
+
+
+@pytest.mark.parametrize("layout", ["bim", "batching"])
+def test_a_beam_search_reads_once_per_step(
+    layout: str, made: Tiny, graphs: Graphs, door: Door
+) -> None:
+    """Which beams live on is decided on the device; the host is told with the step's one read."""
+    sets = (f"layout.kind={layout}", "layout.max_active=2")
+    session = graphs.session("beam", made.models, made.book("outline", (2, 0)), sets=sets)
+    run = start(session, ["hello", Prompt("1", "b", max_new_tokens=4), "a third question"])
+    forwards, states = 0, set()
+    with NoSynchronisation(door) as mode:
+        while not run.finished:
+            before = run.board["host"].reads
+            run.advance()
+            states.add(run.state)
+            assert run.board["host"].reads - before == (run.state == "select_beams"), run.state
+            forwards += run.state in ("prefill", "expand_beams", "continuous_decode")
+    assert run.board["host"].reads == forwards > 4 and run.board["host"].full_reads == 0
+    assert mode.seen > 100 and {"expand_beams", "continuous_decode"} <= states
+
+
+@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("graph", ["blend_eagle", "bim_blend_eagle"])
+def test_cached_documents_are_blended_without_a_read(
+    graph: str, layout: str, made: Tiny, graphs: Graphs, door: Door
+) -> None:
+    """How many rows are picked is known on the host, which ones on the device alone."""
+    sets = (f"layout.kind={layout}", "layout.max_active=3", "skeleton.found=8")
+    outline = searching(["bees rain", "rain tea", "tea rain iron"], deps=(3,))
+    run = start(
+        session(graphs, made, graph, *sets[: 2 if graph == "blend_eagle" else 3], outline=outline),
+        asked(3, documents=8),
+    )
+    with NoSynchronisation(door):
+        while not run.finished:
+            before = run.board["host"].reads
+            run.advance()
+            assert run.board["host"].reads - before == (run.state in FORWARDS), run.state
+    assert run.board["branches"].blending.library.hits > 0
 
 
 def test_a_read_outside_is_noticed(door: Door) -> None:

@@ -115,7 +115,8 @@ class Watch:
 
 
 def runs(graphs: Graphs, tiny: Make) -> Iterator[Run]:
-    """All kinds of drafters; all graphs with given and written outlines, both ways of sharing."""
+    """All kinds of drafters; all graphs with given and written outlines, both ways of sharing; and
+    beam search."""
     made = tiny("qwen3")
     for kind in KINDS:
         for sets in SETTINGS[kind]:
@@ -144,6 +145,8 @@ def runs(graphs: Graphs, tiny: Make) -> Iterator[Run]:
             )
             session.new_matcher = None if outline else Forcing
             yield start(session, ["hello", "again"])
+    session = graphs.session("beam", made.models, made.book(), sets=("layout.max_active=2",))
+    yield start(session, ["hello", "again", "and once more"])
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from specsot.engine.cli import main
 from specsot.engine.diagram import mermaid
 from specsot.engine.files import graph_names, open_graph, open_source
 from specsot.states.graph import Graph
+from specsot.states.source import Source
 
 Printed = pytest.CaptureFixture[str]
 
@@ -70,6 +71,19 @@ def test_show_resolved_names_the_functions(capsys: Printed) -> None:
     assert "ops.eagle.grow_tree_(nodes=10, levels=5)" in with_drafter
     assert run("show", "bim_eagle", "--resolved", "--set", "drafter.kind=none") == 0
     assert "states.plain_ops.grow_tree_()" in capsys.readouterr().out
+
+
+def test_show_resolved_tells_a_long_setting_once_and_folded(capsys: Printed) -> None:
+    change = "drafter.kind=eagle1"
+    assert run("show", "eagle", "--resolved", "--set", change) == 0
+    text = capsys.readouterr().out
+    tree = open_graph("eagle", [change]).graph.model_dump()["drafter"]["tree"]
+    assert len(tree) == 25 and text.count("[0,0,0,0,1]") == 1
+    assert f"expand_root_(tree=[{len(tree)} of them])" in text
+    (shown,) = re.findall(r"^ +tree=(.*?)^\w", text, re.MULTILINE | re.DOTALL)
+    assert 2 <= len(shown.strip().split("\n")) <= 4
+    written = Source(f"tree: {shown}", "shown").data["tree"]  # YAML as it stands
+    assert written == [list(path) for path in tree]
 
 
 def test_show_a_bad_graph(capsys: Printed) -> None:

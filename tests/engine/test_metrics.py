@@ -1,6 +1,7 @@
 """Figures from made-up events, each worked out by hand."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,11 +80,12 @@ def test_document_has_the_documented_names(meter: Meter) -> None:
     pool.append_([0, 0, 0], [0, 1, 2])
     pool.ledger.add("compact", 64)
     host.reads = 4
-    found = figures(meter, {"host": host, "kv": pool, "kv_draft": None})
+    branches = SimpleNamespace(blending=None)
+    found = figures(meter, {"host": host, "kv": pool, "kv_draft": None, "branches": branches})
     for name in ("tau_step", "tau_request", "acceptance_rate", "tokens_per_target_forward"):
         assert isinstance(found[name], float)
     assert found["host_reads"] == {"total": 4, "full": 0, "per_round": 1.0}
     assert found["kv"]["target"]["peak_bytes"] == 3 * 2 * 2 * 1 * 4 * 4
     assert found["kv"]["target"]["moved_bytes"] == {"compact": 64}
-    assert found["kv"]["drafter"] is None
+    assert found["kv"]["drafter"] is None and found["blend"] is None
     assert found["accepted_lengths"] == {"0": 1, "1": 1, "2": 2, "3": 1}

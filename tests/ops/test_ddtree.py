@@ -137,7 +137,7 @@ def test_the_chain_is_the_best_token_of_every_position() -> None:
     scores = torch.tensor(
         [[[-1.0, -0.5, -0.5], [-0.1, -2.0, -3.0]], [[-0.2, -9, -9], [-3, -1, -1]]]
     )
-    drafted = chain(scores)
+    drafted = chain(scores, scores.argmax(-1))
     assert drafted.tokens_SN.tolist() == [[1, 0], [0, 1]]
     assert drafted.parents_SN.tolist() == [[-1, 0]] * 2
     assert drafted.depths_SN.tolist() == [[1, 2]] * 2
@@ -146,7 +146,10 @@ def test_the_chain_is_the_best_token_of_every_position() -> None:
 
 
 def test_a_budget_of_none_leaves_the_root() -> None:
-    for drafted in (tree(torch.zeros(3, 5, 9), 0), chain(torch.zeros(3, 0, 9))):
+    for drafted in (
+        tree(torch.zeros(3, 5, 9), 0),
+        chain(torch.zeros(3, 0, 9), torch.zeros(3, 0, dtype=torch.int64)),
+    ):
         assert drafted.tokens_SN.shape == drafted.scores_SN.shape == (3, 0)
         assert drafted.levels == 0
         assert ancestors(drafted.parents_SN, 0).tolist() == [[[True]]] * 3
@@ -155,7 +158,11 @@ def test_a_budget_of_none_leaves_the_root() -> None:
 def test_float64_marginals_give_float32_scores_and_the_same_tree() -> None:
     scores = torch.randn(2, 5, 30, generator=torch.Generator().manual_seed(1)).log_softmax(-1)
     narrow, wide = tree(scores, 20), tree(scores.double(), 20)
-    assert wide.scores_SN.dtype == chain(scores.double()).scores_SN.dtype == torch.float32
+    assert (
+        wide.scores_SN.dtype
+        == chain(scores.double(), scores.argmax(-1)).scores_SN.dtype
+        == torch.float32
+    )
     assert torch.equal(narrow.tokens_SN, wide.tokens_SN)
 
 
@@ -168,4 +175,4 @@ def test_nothing_is_read_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__index__"):
         monkeypatch.setattr(Tensor, name, refuse)
     tree(scores, 12)
-    chain(scores)
+    chain(scores, scores.argmax(-1))

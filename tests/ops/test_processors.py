@@ -29,7 +29,8 @@ from specsot.ops.processors import (
     take_in_,
     tree_past,
 )
-from specsot.ops.sampling_rules import TIES, SamplingColumns, SamplingRules, columns
+from specsot.ops.sampling_rules import SamplingColumns, columns
+from specsot.ops.sampling_settings import TIES, SamplingRules
 from specsot.ops.tree import ancestors
 
 CPU = torch.device("cpu")
@@ -67,7 +68,7 @@ def wrote(size: int, prompt: list[int], answer: list[int]) -> Past:
 @pytest.mark.parametrize("case", cases("processors"))
 def test_distributions(case: Any, order: Any, kind: torch.dtype) -> None:
     logits_RV = tensor([case["logits"]], kind)
-    rules = SamplingRules(case["temperature"], case["top_k"], case["top_p"], order=order)
+    rules = SamplingRules(case["temperature"], case["top_k"], case["top_p"], filter_order=order)
     probs_RV = probabilities(scores_of(logits_RV, rules), torch.tensor([rules.greedy]))
     name = "" if order == "temperature_first" else "_filter_first"
     wanted_RV = tensor([case["probs" + name]])

@@ -171,11 +171,12 @@ def test_trees_under_a_grammar_bring_their_best_tokens_and_whole_scores() -> Non
     trees = [Tree([-1], [1], [True], [0, 1]), Tree([-1], [2], [True], [2, 3])]
     proposal, scores = proposal_of(trees), torch.rand(4, 100)
     found = accept(rows_of(proposal, bound=(1,)), scores, proposal)
-    assert found.best_GTC.shape == (1, 2, BEST)
-    assert torch.equal(found.scores_GTV, scores[None, 2:])
+    assert found.bound.best_GC.shape == (2, BEST)
+    assert torch.equal(found.bound.scores_GV, scores[2:])
+    assert found.bound.whole(1).argmax() == scores[3].argmax()
     naive = sorted(range(100), key=lambda token: -float(scores[3, token]))[: BEST - 1]
-    assert found.best_GTC[0, 1].tolist() == [*naive, -1]
-    assert accept(rows_of(proposal), scores, proposal).best_GTC.shape == (0, 2, BEST)
+    assert found.bound.best_GC[1].tolist() == [*naive, -1]
+    assert accept(rows_of(proposal), scores, proposal).bound.best_GC.shape == (0, BEST)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

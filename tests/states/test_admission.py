@@ -161,6 +161,15 @@ def test_in_a_row_of_its_own_a_branch_meets_one_tree_as_large_as_any() -> None:
     assert room.alone(10, 5, 7) == 10 + 5 + 7 + 21
 
 
+def test_branches_that_share_their_nodes_are_counted_together() -> None:
+    """In one sequence a root each and the nodes once; in a row of its own, one may get them all."""
+    room = Room(100, 8, 10, shared=24)
+    assert [room.tree_slots(active) for active in range(1, 6)] == [11, 22, 27, 28, 29]
+    assert Room(100, 8, {1: 20, 2: 4}, shared=12).tree_slots(2) == 13
+    assert [Room(100, 5, 10, 5, 24).tree_slots(active) for active in (1, 5)] == [11, 11]
+    assert [Room(100, 5, 10, 5, 6).tree_slots(active) for active in (1, 5)] == [7, 7]
+
+
 @pytest.mark.parametrize("graph", ["batching_plain", "batching_eagle"])
 @pytest.mark.parametrize("most", [1, 2, 3, 5])
 def test_rows_are_handed_out_as_slots_are(

@@ -1,0 +1,130 @@
+"""How a request's tokens are drawn, as plain numbers. No torch: graphs are checked with it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+from typing import Literal
+
+TIES = 64  # ids that may tie with the last of the top k and stay beside them
+
+FilterOrder = Literal["temperature_first", "filters_first"]
+
+
+class Draws(StrEnum):
+    """How a drafter chooses the children of a node.
+
+    BEST: the most probable tokens. SAMPLED: independent draws. DISTINCT: draws, each without its
+    earlier siblings.
+    """
+
+    BEST = "best"
+    SAMPLED = "sampled"
+    DISTINCT = "distinct"
+
+
+class Accept(StrEnum):
+    """How drafts are accepted.
+
+    MATCH: the target draws its own token with the position's coin, a draft with that token stays.
+    REJECTION: by p / q and the residual, under a `Rule`.
+    """
+
+    MATCH = "match"
+    REJECTION = "rejection"
+
+
+class Rule(StrEnum):
+    """A rule of rejection sampling; `FITS` says for which drafts it is exact."""
+
+    CHAIN = "chain"
+    BLOCK = "block"
+    WITH_REPLACEMENT = "with_replacement"
+    WITHOUT_REPLACEMENT = "without_replacement"
+    TOPK = "topk"
+
+
+FITS: dict[Rule, tuple[Draws, ...]] = {
+    Rule.CHAIN: (Draws.SAMPLED, Draws.BEST),
+    Rule.BLOCK: (Draws.SAMPLED, Draws.BEST),
+    Rule.WITH_REPLACEMENT: (Draws.SAMPLED,),
+    Rule.WITHOUT_REPLACEMENT: (Draws.DISTINCT,),
+    Rule.TOPK: (Draws.BEST,),
+}
+"""Which draws a rule is exact for; CHAIN and BLOCK take trees of one path only."""
+
+CHAIN_RULES = (Rule.CHAIN, Rule.BLOCK)
+
+
+def fitting_rules(draws: Draws, chain: bool) -> list[Rule]:
+    """The rules for drafts that were drawn like this, the usual one first."""
+    fitting = [rule for rule in Rule if draws in FITS[rule]]
+    return [rule for rule in fitting if chain or rule not in CHAIN_RULES]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRules:
+    """How a request's tokens are drawn. The defaults change nothing but take the best token.
+
+    Attributes:
+        temperature: 0 for the best token, whatever the filters say.
+        top_k: keep the k best, and up to `TIES` that tie with the last of them; 0 for all.
+        top_p: keep the best until their mass reaches p; 1 for all.
+        min_p: drop what has less than this share of the best token's probability.
+        repetition_penalty: above 1 makes ids of the prompt and the answer less likely (Keskar et
+            al., 1909.05858); presence_penalty and frequency_penalty are subtracted for ids of the
+            branch's own answer, once and per occurrence.
+        logit_bias: (id, what is added); banned: ids that are never drawn.
+        forced: the first tokens of the answer.
+        min_new_tokens: tokens before which no stop id is drawn.
+        filter_order: whether the filters look at the scores after temperature (as in transformers)
+            or before it.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    banned: tuple[int, ...] = ()
+    forced: tuple[int, ...] = ()
+    min_new_tokens: int = 0
+    filter_order: FilterOrder = "temperature_first"
+
+    def __post_init__(self) -> None:
+        _require(self.temperature >= 0, "temperature", self.temperature, "at least 0")
+        _require(self.top_k >= 0, "top_k", self.top_k, "at least 0")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")
+        penalty = self.repetition_penalty
+        _require(penalty > 0, "repetition_penalty", penalty, "above 0")
+        _require(self.min_new_tokens >= 0, "min_new_tokens", self.min_new_tokens, "at least 0")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def penalises(self) -> bool:
+        penalties = (self.presence_penalty, self.frequency_penalty)
+        return self.repetition_penalty != 1 or any(penalties)
+
+    @property
+    def looks_back(self) -> bool:
+        return self.penalises or bool(self.forced) or self.min_new_tokens > 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether the best token of the logits as they are is taken."""
+        return self.greedy and not (self.looks_back or self.biases)
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        return (*self.logit_bias, *((token, -inf) for token in self.banned))
+
+
+def _require(fits: bool, name: str, value: float, what: str) -> None:
+    if not fits:
+        raise ValueError(f"{name} is {what}, not {value}")
