@@ -37,6 +37,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "order": ("fcfs", "longest_first", "shortest_first"),
     "max_active": (1, 3, 8),
     "share": ("outline", "prompt"),
+    "stops": ((2,), ()),
 }
 QUESTIONS = (Prompt("0", "hello"), Prompt("1", "a second question", seed=5, max_new_tokens=9))
 
@@ -53,7 +54,7 @@ def drawn(case: dict[str, Any], made: Tiny, graphs: Graphs, budget: int = 14) ->
     session = graphs.session(
         "bim_plain",
         made.models if kind == "none" else drafting(made, kind),
-        made.book(case["share"], (2,)),
+        made.book(case["share"], case["stops"]),
         outline=outline_of(case["parts"], {2: (1,)} if case["parts"] > 1 else None),
         budget=budget,
         sets=(

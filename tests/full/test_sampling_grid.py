@@ -52,7 +52,7 @@ def test_one_seed_is_one_text(
     if texts(run) == texts(alone):
         return
     assert dtype == "float32", "a difference in float64"
-    book = made.book(case["share"], (2,))
+    book = made.book(case["share"], case["stops"])
     for one, two in zip(requests_of(alone), requests_of(run), strict=True):
         pairs = zip(contexts(one, book, False), contexts(two, book, False), strict=True)
         for (here, before), (there, other) in pairs:
