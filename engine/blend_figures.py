@@ -10,10 +10,13 @@ from typing import Any
 from ..ops.blend_cost import LayerShape, blend_flops, prefill_flops
 from ..states.blending import Blending
 from ..states.branches import Blended
+from .blend_errors import Probed
 from .library import ChunkLibrary
 
 
-def blend_figures(forwards: Sequence[Blended], board: Mapping[str, Any]) -> dict[str, Any] | None:
+def blend_figures(
+    forwards: Sequence[Blended], board: Mapping[str, Any], probed: Probed | None = None
+) -> dict[str, Any] | None:
     """The part `blend` of metrics.json; None for a graph that reuses nothing."""
     blending: Blending | None = board["branches"].blending
     if blending is None:
@@ -43,6 +46,7 @@ def blend_figures(forwards: Sequence[Blended], board: Mapping[str, Any]) -> dict
             "collected_flops": sum(prefill_flops(shape, layers, size) for size in sizes),
             "collected_milliseconds": library.made_nanos / 1e6,
         },
+        **({} if probed is None else {"probe": probed.figures()}),
     }
 
 

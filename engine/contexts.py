@@ -62,13 +62,20 @@ def _own(branch: Branch, book: Any) -> list[int]:
 
 def next_logits(models: Models, ids: Sequence[int]) -> Tensor:
     """[V] the target's logits behind these ids, by one forward of its own in a fresh pool."""
-    target, device, count = models.target, models.device, len(ids)
+    return full_prefill(models.target, ids, models.dtype, models.device)[0]
+
+
+def full_prefill(
+    target: Any, ids: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, KVCache]:
+    """[V] the target's logits behind these ids, and a fresh pool with their rows in order."""
+    count = len(ids)
     kv = KVCache(
         target.num_layers,
         target.kv_heads,
         target.head_dim,
         count,
-        dtype=models.dtype,
+        dtype=dtype,
         device=device,
     )
     steps_1Q = torch.arange(count, device=device)[None]
@@ -84,8 +91,7 @@ def next_logits(models: Models, ids: Sequence[int]) -> Tensor:
             steps_1Q[0, -1:],
             (),
         )
-    logits_V: Tensor = output.logits_RV[0]
-    return logits_V
+    return output.logits_RV[0], kv
 
 
 def next_order(models: Models, branch: Branch, context: Sequence[int], place: int) -> Tensor:

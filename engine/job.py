@@ -88,6 +88,9 @@ def _check(options: RunOptions) -> None:
 
 def _asked(program: Program, options: RunOptions) -> Program:
     """The program that tells what the command line asks for, whatever the graph says."""
+    if options.probe_blend and program.graph.blend is None:
+        name = program.graph.name
+        raise UsageError(f"--probe-blend: graph {name!r} has no block `blend`")
     if not options.explain_rounds:
         return program
     explaining = program.asking("verify.accept", explain=True)

@@ -13,6 +13,7 @@ from rich.console import Console
 from ..states.machine import Run
 from ..states.trace import Event
 from .api import build
+from .blend_probe import probe_blends
 from .chunk_store import ChunkStore
 from .job import Job
 from .keeper import Keeper, Outcome, made_with
@@ -92,6 +93,8 @@ def _perform(options: RunOptions, job: Job, session: Session, keeper: Keeper) ->
         rounds.attach(run)
     if options.trace == "kv":
         trace_pools(run.board, recorder.tell)
+    if options.probe_blend:
+        recorder.meter.probed = probe_blends(run)
     recorder.attach(run)
     try:
         status = _drive(options, job, run, recorder, plain)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..states.branches import Blended, RoundSummary
 from ..states.trace import Moved, OpRan
+from .blend_errors import Probed
 from .blend_figures import blend_figures
 
 NS = 1e9
@@ -50,6 +51,7 @@ class Meter:
         last_move: nanoseconds from the start of the run to its last transition.
         lengths: how often a branch committed that many tokens in one round.
         blends: what forwards with cached rows did.
+        probed: what a probe finds of them, if there is one.
     """
 
     forwards: int = 0
@@ -71,6 +73,7 @@ class Meter:
     requests: dict[str, Tally] = field(default_factory=dict)
     marks: dict[str, Marks] = field(default_factory=dict)
     blends: list[Blended] = field(default_factory=list)
+    probed: Probed | None = None
 
     def op_ran(self, event: OpRan) -> None:
         self.in_ops += event.nanos
@@ -198,7 +201,7 @@ def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
             "target": pool_figures(board["kv"]),
             "drafter": pool_figures(draft) if draft is not None else None,
         },
-        "blend": blend_figures(meter.blends, board),
+        "blend": blend_figures(meter.blends, board, meter.probed),
     }
 
 

@@ -35,6 +35,7 @@ class RunOptions:
     trace: str | None = None
     quiet: bool = False
     explain_rounds: bool = False
+    probe_blend: bool = False
     argv: tuple[str, ...] = ()
 
     @property

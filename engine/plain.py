@@ -15,7 +15,10 @@ LOOK = 0.1  # seconds between two looks at the branches: a run makes hundreds of
 
 
 class PlainView:
-    """Says when an outline is there and when a branch ends; otherwise one line every 10 s."""
+    """Says when an outline is there and when a branch ends; otherwise one line every 10 s.
+
+    It says nothing of a run that it is not attached to.
+    """
 
     def __init__(self, recorder: Recorder, say: Callable[[str], None]) -> None:
         self.recorder, self.say = recorder, say
@@ -29,7 +32,7 @@ class PlainView:
 
     def __call__(self, event: Event) -> None:
         now = monotonic()
-        if not isinstance(event, Moved) or now - self._looked < LOOK:
+        if self._run is None or not isinstance(event, Moved) or now - self._looked < LOOK:
             return
         self._looked = now
         self.look()

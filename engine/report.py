@@ -181,7 +181,7 @@ def _nested(metrics: Mapping[str, Any]) -> list[tuple[str, Any]]:
     for name, value in (metrics["blend"] or {}).items():
         nested = value.items() if isinstance(value, dict) else [("", value)]
         named = [(f"blend.{name}.{key}".rstrip("."), figure) for key, figure in nested]
-        pairs += [pair for pair in named if isinstance(pair[1], int | float)]
+        pairs += [pair for pair in named if isinstance(pair[1], int | float | list)]
     for name, pool in metrics["kv"].items():
         if pool is not None:
             pairs += [(f"kv.{name}.peak_bytes", pool["peak_bytes"])]
@@ -189,7 +189,9 @@ def _nested(metrics: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return pairs
 
 
-def _number(value: float) -> str:
+def _number(value: float | list[float]) -> str:
+    if isinstance(value, list):  # of every layer
+        return " ".join(map(_number, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

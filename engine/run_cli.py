@@ -69,6 +69,10 @@ Trace = Annotated[
 Explain = Annotated[
     bool, option("EXPLAIN_ROUNDS", "Print every draft of every round.", "--explain-rounds")
 ]
+Probe = Annotated[
+    bool,
+    option("PROBE_BLEND", "Compare what is blended with full prefills (slow).", "--probe-blend"),
+]
 Quiet = Annotated[bool, option("QUIET", "Only the answer.", "--quiet", "-q")]
 
 
@@ -94,6 +98,7 @@ def run(
     runs_dir: Runs = Path("runs"),
     trace: Trace = None,
     explain_rounds: Explain = False,
+    probe_blend: Probe = False,
     quiet: Quiet = False,
 ) -> None:
     """Answer a prompt: outline, parallel branches, speculative decoding, live.

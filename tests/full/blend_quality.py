@@ -11,6 +11,7 @@ from blend_modes import FULL, Mode, session_of
 from blend_ttft import Tell
 from torch import Tensor
 
+from specsot.engine.blend_errors import divergence, mean_errors, relative_errors
 from specsot.engine.chunk_store import ChunkStore
 from specsot.engine.document_sets import ReadingPrompt, SetSettings, reading_prompts
 from specsot.engine.inputs import Prompt
@@ -55,13 +56,11 @@ class Tally:
         self.same += read.text == full.text
         self.kl.append(divergence(full.log_V, read.log_V))
         self.kl_value.append(divergence(full.value_V, read.value_V))
-        distance_L2 = (read.kv_L2x - full.kv_L2x).norm(dim=-1)
-        self.errors.append(distance_L2 / full.kv_L2x.norm(dim=-1))
+        self.errors.append(relative_errors(read.kv_L2x, full.kv_L2x))
 
     def figures(self) -> dict[str, Any]:
         """n, shares with their intervals, means over prompts."""
         n = len(self.kl)
-        error_L2 = torch.stack(self.errors).mean(0)
         return {
             "n": n,
             "right": self.right / n,
@@ -69,8 +68,7 @@ class Tally:
             "same": self.same / n,
             "kl": mean(self.kl),
             "kl_value": mean(self.kl_value),
-            "error_k": error_L2[:, 0].tolist(),
-            "error_v": error_L2[:, 1].tolist(),
+            **mean_errors(self.errors),
         }
 
 
@@ -165,11 +163,6 @@ def held(run: Run, rows: list[int]) -> Tensor:
     pool = run.board["kv"]
     slots = np.argsort(np.where(pool.committed, pool.position, 1 << 30), kind="stable")[rows]
     return pool.data[:, :, :, torch.tensor(slots)].flatten(2)
-
-
-def divergence(full_V: Tensor, other_V: Tensor) -> float:
-    """KL(full || other) in nats, of log-probabilities."""
-    return float((full_V.exp() * (full_V - other_V)).sum().clamp(min=0))
 
 
 def interval(hits: int, n: int) -> tuple[float, float]:

@@ -1,0 +1,108 @@
+"""`--probe-blend`: blended prompts against full prefills, in a run that stays as it is."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specsot.engine.errors import Code
+
+OUTLINE = "PLAN\n1|60|-|-|First\n2|70|Search|-|Rain\n3|70|Search|-|Honey of bees\nEND\n"
+LAYOUTS = ("layout.kind=bim", "layout.kind=batching")
+
+
+@pytest.fixture
+def reading(shell: Any) -> Any:
+    """Runs bim_blend_eagle over two documents; two of three parts search."""
+    (shell.folder / "bees.txt").write_text("Bees make honey. " * 20)
+    (shell.folder / "rain.txt").write_text("Rain falls on hills. " * 18)
+    (shell.folder / "outline.txt").write_text(OUTLINE)
+    shell.defaults |= {
+        "graph": "bim_blend_eagle",
+        "documents": (Path("bees.txt"), Path("rain.txt")),
+        "quiet": True,
+        "probe_blend": True,
+    }
+    return shell
+
+
+def probed(shell: Any, *sets: str, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what the probe found, all of what was blended) of one run."""
+    assert shell.run(sets=sets, **options) == Code.OK
+    blend = shell.read("metrics.json")["blend"]
+    return blend["probe"], blend
+
+
+def test_a_probe_changes_nothing_but_the_figures(reading: Any) -> None:
+    assert reading.run(probe_blend=False) == Code.OK
+    alone = reading.read("metrics.json")["blend"]
+    found, blend = probed(reading, expect_digest=reading.digest)
+    assert "probe" not in alone and "blend.probe" not in str(alone)
+    del alone["chunks"], blend["chunks"], blend["probe"]  # times
+    assert blend == alone
+    summary = (reading.latest / "summary.md").read_text()
+    assert f"| blend.probe.rows | {found['rows']} |" in summary
+    (line,) = [x for x in summary.splitlines() if x.startswith("| blend.probe.error_k |")]
+    assert len(line.split("|")[2].split()) == len(found["error_k"])
+
+
+def test_errors_begin_where_rows_are_reused(reading: Any) -> None:
+    """K and V of layer 0 depend on the token alone, and a check layer keeps what it computes."""
+    for plan, exact in (("reuse", 1), ("blend", 2)):
+        found, blend = probed(reading, f"blend.plan={plan}")
+        assert found["rows"] == blend["reused_rows"] > 64
+        assert found["prompts"] == found["draws"] == 2 and found["kl"] > 1e-9
+        for errors in (found["error_k"], found["error_v"]):
+            assert len(errors) == len(blend["plan"])
+            assert max(errors[:exact]) < 1e-5 < 1e-3 < min(errors[exact:])
+
+
+def test_the_more_rows_are_recomputed_the_less_is_wrong(reading: Any) -> None:
+    behind = [
+        probed(reading, f"blend.ratios=[{ratio}]")[0]["error_v"][-1] for ratio in (0, 0.5, 0.99)
+    ]
+    assert behind[0] > behind[1] > behind[2] > 0
+
+
+@pytest.mark.parametrize("setting", ["ratios=[1]", "plan=plain", "min_tokens=9999"])
+def test_nothing_is_probed_where_everything_is_computed(reading: Any, setting: str) -> None:
+    found, _ = probed(reading, f"blend.{setting}")
+    nothing = {"rows": 0, "prompts": 0, "draws": 0, "kl": None, "error_k": [], "error_v": []}
+    assert found == nothing
+
+
+def alike(found: dict[str, Any], other: dict[str, Any]) -> None:
+    assert {k: found[k] for k in ("rows", "prompts", "draws")} == {
+        k: other[k] for k in ("rows", "prompts", "draws")
+    }
+    assert found["kl"] == pytest.approx(other["kl"], rel=1e-2)
+    for key in ("error_k", "error_v"):
+        assert found[key] == pytest.approx(other[key], rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_beside_running_branches_and_behind_short_answers(reading: Any, layout: str) -> None:
+    """A branch that searches joins one that runs; or all end with their first token."""
+    together, _ = probed(reading)
+    joined, _ = probed(reading, layout, "layout.max_active=2")
+    rounds = [r for r in reading.lines("trace.jsonl") if r["kind"] == "round" and r["blend"]]
+    assert len(rounds) == 2 and max(rounds[1]["accepted"]) >= 0
+    alike(joined, together)
+    alike(probed(reading, layout, max_new_tokens=1)[0], together)
+
+
+@pytest.mark.parametrize(("layout", "copies"), list(zip(LAYOUTS, (1, 3), strict=True)))
+def test_documents_that_all_branches_share(reading: Any, layout: str, copies: int) -> None:
+    """Those that every part finds go into the prefix: its rows are compared once, however many
+    copies it has, and every branch draws behind them."""
+    text = OUTLINE.replace("|-|-|First", "|Search|-|Bees").replace("Rain", "Bees and honey")
+    (reading.folder / "outline.txt").write_text(text)
+    found, blend = probed(reading, layout)
+    assert (found["prompts"], found["draws"]) == (1, 3)
+    assert found["rows"] > 64 and blend["reused_rows"] == copies * found["rows"]
+    assert max(found["error_v"][:2]) < 1e-5 < 1e-3 < min(found["error_v"][2:])
+
+
+def test_a_graph_that_blends_nothing_is_refused(reading: Any) -> None:
+    assert reading.run(graph="bim_eagle") == Code.USAGE
+    assert reading.err == "specsot: --probe-blend: graph 'bim_eagle' has no block `blend`\n"
