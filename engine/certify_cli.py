@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+from .compare_cli import Prompts
 from .options import RunOptions
 from .run_cli import (
-    JSONL,
     Budget,
     Device,
     Drafter,
@@ -24,9 +24,6 @@ from .run_cli import (
 Graphs = Annotated[
     list[str] | None,
     typer.Argument(metavar="GRAPH...", help="Shipped graphs or graph files.", show_default=False),
-]
-Prompts = Annotated[
-    Path | None, option("PROMPTS", f".txt (one per line) or .jsonl {JSONL} [ten packaged ones].")
 ]
 Quick = Annotated[bool, option("QUICK", "Fewer prompts, seeds and rules.", "--quick")]
 Every = Annotated[bool, typer.Option("--all", help="All shipped graphs.")]

@@ -4,7 +4,7 @@ import os
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
@@ -404,6 +404,21 @@ def pairwise(factors: dict[str, Sequence[Any]], seed: int) -> list[dict[str, Any
         missing -= _met(best, names)
         cases.append(best)
     return cases
+
+
+def named(case: dict[str, Any]) -> str:
+    """The name of a case: its values."""
+    return "-".join(str(value).replace(" ", "") for value in case.values())
+
+
+def many(factors: dict[str, Sequence[Any]], least: int) -> list[dict[str, Any]]:
+    """As many pairwise draws as give `least` different cases."""
+    found: dict[str, dict[str, Any]] = {}
+    for seed in count(SEED):
+        found |= {named(case): case for case in pairwise(factors, seed)}
+        if len(found) >= least:
+            return list(found.values())
+    raise AssertionError
 
 
 def _met(case: dict[str, Any], names: Sequence[str]) -> set[Any]:

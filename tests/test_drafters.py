@@ -15,6 +15,7 @@ from support import (
     Tiny,
     accepted_of,
     check_lossless,
+    named,
     outline_of,
     pairwise,
     run_all,
@@ -29,7 +30,10 @@ Make = Callable[..., Tiny]
 FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen3": {}, "mistral": {"window": 17}}
 QUESTIONS = (Prompt("0", "hello"), Prompt("1", "a second question", max_new_tokens=7))
 # Without a drafter, as their docs say, or with a block that the others do not have.
-OTHERS = ("autoregressive", "bim_plain", "batching_plain", "beam", "blend_eagle", "bim_blend_eagle")
+OTHERS = (
+    *("autoregressive", "bim_plain", "batching_plain", "beam"),
+    *("blend_eagle", "bim_blend_eagle", "bim_blend_merge"),
+)
 MORE = {"speculative": ("sampling",)}  # the algorithm as published accepts by rejection
 CHOICES = tuple((kind, number) for kind in KINDS for number in range(len(SETTINGS[kind])))
 WHOLE: dict[str, tuple[Any, ...]] = {
@@ -43,10 +47,6 @@ WHOLE: dict[str, tuple[Any, ...]] = {
     "requests": (1, 2),
     "stops": ((2,), ()),
 }
-
-
-def named(case: dict[str, Any]) -> str:
-    return "-".join(str(value).replace(" ", "") for value in case.values())
 
 
 def sets_of(case: dict[str, Any]) -> list[str]:

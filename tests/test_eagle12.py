@@ -16,6 +16,7 @@ from support import (
     accepted_of,
     check_lossless,
     drive,
+    named,
     outline_of,
     pairwise,
     run_all,
@@ -53,10 +54,6 @@ WHOLE: dict[str, tuple[Any, ...]] = {
     "requests": (1, 2),
     "stops": ((2,), ()),
 }
-
-
-def named(case: dict[str, Any]) -> str:
-    return "-".join(str(value).replace(" ", "") for value in case.values())
 
 
 @pytest.mark.parametrize("case", pairwise(WHOLE, SEED), ids=named)

@@ -19,6 +19,7 @@ from support import (
     accepted_of,
     check_lossless,
     contexts,
+    named,
     outline_of,
     pairwise,
     requests_of,
@@ -53,10 +54,6 @@ SINGLE: dict[str, tuple[Any, ...]] = {
     "stops": ((2,), ()),  # with an end, some branches stop early
     "nodes": ("{1: 10, 2: 6}", "1", "9"),
 }
-
-
-def named(case: dict[str, Any]) -> str:
-    return "-".join(str(value).replace(" ", "") for value in case.values())
 
 
 def drawn(factors: dict[str, tuple[Any, ...]], times: int) -> list[dict[str, Any]]:

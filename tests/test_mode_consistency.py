@@ -22,6 +22,7 @@ from support import (
     branches_of,
     check_lossless,
     drive,
+    named,
     outline_of,
     pairwise,
     requests_of,
@@ -58,10 +59,6 @@ class ClassBook(TokenBook):
     def branch(self, point: Point, outline: Outline, dep_ids: Any) -> tuple[list[int], list[int]]:
         own = self.ids(f"own {point.id} {point.title}", self.low, self.high)
         return self.ids("hoist", 1, 1) * self.hoist, own
-
-
-def named(case: dict[str, Any]) -> str:
-    return "-".join(map(str, case.values()))
 
 
 def check_case(case: dict[str, Any], made: Tiny, graphs: Graphs, **more: Any) -> int:

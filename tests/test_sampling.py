@@ -14,6 +14,7 @@ from support import (
     accepted_of,
     branches_of,
     drive,
+    named,
     outline_of,
     pairwise,
     requests_of,
@@ -36,10 +37,6 @@ CASE: dict[str, Any] = {
     "share": "outline",
     "stops": (2,),
 }
-
-
-def named(case: dict[str, Any]) -> str:
-    return "-".join(str(value).replace(" ", "") for value in case.values())
 
 
 # tests/full/test_sampling_grid.py runs them all

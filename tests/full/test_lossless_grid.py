@@ -11,8 +11,8 @@ from itertools import product
 from typing import Any
 
 import pytest
-from support import Graphs, Tiny
-from test_lossless import SINGLE, WHOLE, check_case, named
+from support import Graphs, Tiny, named
+from test_lossless import SINGLE, WHOLE, check_case
 
 
 def whole(factors: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:

@@ -7,13 +7,12 @@ in each layout, both held to transformers' greedy decoding.
 """
 
 from collections.abc import Callable, Iterator
-from itertools import count
 from typing import Any
 
 import pytest
 from embedded import Embedded, given_outline
-from support import SEED, Graphs, Tiny, pairwise
-from test_mode_consistency import FACTORS, check_case, compare, named
+from support import SEED, Graphs, Tiny, many, named
+from test_mode_consistency import FACTORS, check_case, compare
 
 from specsot.engine.corpus_heldout import probes
 
@@ -25,16 +24,6 @@ EMBEDDED = {**FACTORS, "prompts": KINDS}
 QUESTIONS = {kind: [p.question for p in probes(kind, 24, SEED)] for kind in KINDS}
 
 
-def drawn(factors: dict[str, tuple[Any, ...]], least: int) -> list[dict[str, Any]]:
-    """As many pairwise draws as give `least` different cases."""
-    found: dict[str, dict[str, Any]] = {}
-    for seed in count(SEED):
-        found |= {named(case): case for case in pairwise(factors, seed)}
-        if len(found) >= least:
-            return list(found.values())
-    raise AssertionError
-
-
 @pytest.fixture(scope="module")
 def embedded() -> Iterator[Embedded]:
     made = Embedded()
@@ -43,13 +32,13 @@ def embedded() -> Iterator[Embedded]:
     print(f"\nembedded: {tally.tokens} tokens equal to transformers', {tally.ties} numeric ties")
 
 
-@pytest.mark.parametrize("case", drawn(TINY, 320), ids=named)
+@pytest.mark.parametrize("case", many(TINY, 320), ids=named)
 def test_random_models(case: dict[str, Any], tiny: Callable[..., Tiny], graphs: Graphs) -> None:
     made = tiny(case["family"], window=17 if case["family"] == "mistral" else None)
     check_case(case, made, graphs, stops=case["stops"], budget=16)
 
 
-@pytest.mark.parametrize("case", drawn(EMBEDDED, 64), ids=named)
+@pytest.mark.parametrize("case", many(EMBEDDED, 64), ids=named)
 def test_the_embedded_model(case: dict[str, Any], embedded: Embedded) -> None:
     question = QUESTIONS[case["prompts"]][case["parts"] * 3 + case["max_active"] % 3 - 3]
     sets = [f"layout.{key}={case[key]}" for key in ("max_active", "order")]

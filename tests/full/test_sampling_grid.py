@@ -9,29 +9,17 @@ say the reference's token, and what the two tokens were chosen by lies less than
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 import pytest
 from sampled import FACTORS, Make, drawn, plain, texts, tokens
-from support import SEED, Graphs, contexts, pairwise, requests_of
-from test_sampling import named
+from support import Graphs, contexts, many, named, requests_of
 
 from specsot.engine.contexts import next_order
 from specsot.states.branches import Branch
 
 TIE = 1e-4
-LEAST = 400
 BUDGET = 24
-
-
-def cases() -> list[dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for seed in count(SEED):
-        found |= {named(case): case for case in pairwise(FACTORS, seed)}
-        if len(found) >= LEAST:
-            return list(found.values())
-    raise AssertionError
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +30,7 @@ def tally() -> Iterator[Counter[str]]:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("case", cases(), ids=named)
+@pytest.mark.parametrize("case", many(FACTORS, 400), ids=named)
 def test_one_seed_is_one_text(
     case: dict[str, Any], dtype: str, tiny: Make, graphs: Graphs, tally: Counter[str]
 ) -> None:
