@@ -78,7 +78,7 @@ class Bench:
     def changed(
         self, *sets: str, seed: int | None = None, tokens: int | None = None, dtype: str = ""
     ) -> Job:
-        """The graph with other settings.
+        """The graph with other settings. Finished parts that it combines are computed anew.
 
         Args:
             tokens: the most of each branch; fewer if the graph or the command line says so.
@@ -87,7 +87,7 @@ class Bench:
             GraphError: the graph cannot be so.
         """
         source = deepcopy(self.job.program.source)
-        program = load_program(source, self.table, sets=sets)
+        program = load_program(source, self.table, sets=(*self._exact(), *sets))
         config = self.job.config
         own = config.max_new_tokens or program.graph.limits.max_new_tokens
         update = {
@@ -96,6 +96,12 @@ class Bench:
             "dtype": dtype or config.dtype,
         }
         return replace(self.job, program=program, config=config.model_copy(update=update))
+
+    def _exact(self) -> tuple[str, ...]:
+        """A blended fold is an approximation: transformers has nothing to hold it to."""
+        skeleton = self.job.program.graph.skeleton
+        folds = skeleton is not None and skeleton.merge == "blend"
+        return ("skeleton.merge=plain",) if folds else ()
 
     def side(self, job: Job, letter: str = "A", outline: Outline | None = None) -> Side:
         """A job with its models, loaded when they are first asked for; raises ModelError."""

@@ -194,6 +194,11 @@ def _notes(bench: "Bench") -> Iterator[str]:
         )
     if not graph.sampling.lossless:
         yield "skip_sample_adjustment is there to be looked at: such a graph is never lossless."
+    if graph.skeleton is not None and graph.skeleton.merge == "blend":
+        yield (
+            "Combined answers stand behind parts that were computed anew (skeleton.merge=plain), "
+            "except where a check says that the fold was blended."
+        )
     if graph.blend is not None:
         yield (
             "Nothing was reused from cached documents here: with them the reference is plain "

@@ -44,6 +44,10 @@ def sampled_checks(bench: Bench) -> Iterator[Check]:
     """Two findings for every setting: the graph and its twin, the twin and transformers."""
     for setting in settings_of(bench):
         yield from _setting_checks(bench, setting)
+    skeleton = bench.job.program.graph.skeleton
+    if skeleton is not None and skeleton.merge == "blend":
+        sets = (*MATCH, "sampling.temperature=1.0", "skeleton.merge=blend")
+        yield _twins(bench, Setting("combined on a blended cache", sets), None)
 
 
 def twin_of(bench: Bench) -> tuple[str, ...]:
@@ -54,7 +58,16 @@ def twin_of(bench: Bench) -> tuple[str, ...]:
 
 
 def _setting_checks(bench: Bench, setting: Setting) -> Iterator[Check]:
-    extent, found, forced = bench.extent, [], Tally()
+    forced, seeds = Tally(), bench.extent.seeds
+    yield _twins(bench, setting, forced)
+    figures = {**forced.figures, "seeds": seeds}
+    text = f"{setting.name}, {seeds} seeds, drawn from transformers' logits: {forced.words}"
+    yield Check(f"sampled/{setting.name}/own", forced.good, figures, text)
+
+
+def _twins(bench: Bench, setting: Setting, forced: Tally | None) -> Check:
+    """The graph and its twin; the twin is held to transformers if there is a tally for that."""
+    extent, found = bench.extent, list[Verdict]()
     teacher = Teacher(bench.reference, bench.dtype)
     for seed in range(FIRST_SEED, FIRST_SEED + extent.seeds):
         most = extent.drawn_tokens
@@ -64,12 +77,10 @@ def _setting_checks(bench: Bench, setting: Setting) -> Iterator[Check]:
         prompts = bench.prompts[: extent.drawn_prompts]
         for asked in ask_all(sides, prompts, Halt(), bench.tell):
             found += verdicts(Pair(sides[0], sides[1]), asked, sides)
-            repeat = repeated(bench, alone, asked.prompt)
-            teacher.hold(sides[0], asked.ran[0].request, forced, repeat)
-    yield _equal(bench, setting, found)
-    figures = {**forced.figures, "seeds": extent.seeds}
-    text = f"{setting.name}, {extent.seeds} seeds, drawn from transformers' logits: {forced.words}"
-    yield Check(f"sampled/{setting.name}/own", forced.good, figures, text)
+            if forced is not None:
+                repeat = repeated(bench, alone, asked.prompt)
+                teacher.hold(sides[0], asked.ran[0].request, forced, repeat)
+    return _equal(bench, setting, found)
 
 
 def _equal(bench: Bench, setting: Setting, found: list[Verdict]) -> Check:

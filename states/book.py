@@ -159,6 +159,8 @@ class Book:
 
     def _close_(self, request: Request) -> None:
         request.stage = Stage.DONE
+        for branch in request.branches:
+            branch.leave_parts_()
         if self.recall is not None:
             self.recall.forget(request)
 

@@ -137,6 +137,12 @@ class Branch:
             return self.point.title
         return "outline" if self.is_root else "combined" if self.combines else "answer"
 
+    def leave_parts_(self) -> None:
+        """Let go of what was kept for the fold."""
+        self.part, self.features = None, []
+        if self.combines:
+            self.chunks = ()
+
     def end(self, finish: Finish, note: str = "") -> None:
         self.stage, self.finish, self.note = Stage.DONE, finish, note
 

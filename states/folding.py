@@ -49,8 +49,10 @@ class Folding:
             return
         assert self.before_rope is not None
         size = len(branch.prompt)
+        # Whether the last token has a row is a matter of how it was drafted: it is computed anew.
+        said = max(min(branch.kept, len(branch.tokens) - 1), 0)
         head, tail = matched(self._own(branch), branch.prompt)
-        index = [*range(head), *range(size - tail, size + branch.kept)]
+        index = [*range(head), *range(size - tail, size + said)]
         data = kv.take_out(slots[index], "fold")
         where_R = torch.tensor(index, device=data.device)
         keys_LRgd = data[:, 0].transpose(1, 2)
@@ -61,7 +63,7 @@ class Folding:
         )
         ids = [*branch.prompt, *branch.tokens]
         lead = len(index) if head + tail == size else head
-        branch.part = Kept(tuple(ids[i] for i in index), len(index) - branch.kept, lead, rows)
+        branch.part = Kept(tuple(ids[i] for i in index), len(index) - said, lead, rows)
         branch.features = []
 
     def written(self, request: Request) -> Written | None:
@@ -77,8 +79,6 @@ class Folding:
             assert branch.point is not None
             before, own = self.prompts.next_part(branch.point, request.outline)
             written += Written(tuple(before)) + self._part(branch, own, is_first=False)
-        for branch in parts:
-            branch.part = None
         return written + self.prompts.combine()
 
     def _own(self, branch: Branch) -> list[int]:

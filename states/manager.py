@@ -47,8 +47,8 @@ class BranchStateManager(Book):
         """Rows of the branches that combine finished parts: the parts, folded."""
         folds = self.folds()
         rows = self._place(None, self._start_all(folds))
-        for branch in folds:
-            branch.chunks = ()  # their rows are on their way into the pool
+        for branch in [b for fold in folds for b in fold.request.branches]:
+            branch.leave_parts_()  # they are on their way into the pool
         return rows
 
     def tree_rows_(self, proposal: Proposal) -> Rows:

@@ -10,6 +10,7 @@ from specsot.engine.files import open_graph
 from specsot.engine.session import Models, Session
 from specsot.states.branches import Branch, Finish, Request
 from specsot.states.outline import Outline, Point
+from specsot.states.written import Written
 
 GRAPH = "bim_blend_merge"
 REUSED = ("blend.ratios=[0.3]",)
@@ -27,11 +28,28 @@ TREES = ("drafter.nodes={1: 10, 2: 6, 4: 3}", "drafter.levels=4", "drafter.top_k
 class FoldBook(DocumentBook):
     """What follows a part begins otherwise than what follows the prefix."""
 
+    def branch_with(
+        self, point: Point, outline: Outline, dep_ids: Any, shared: Written, own: Written
+    ) -> tuple[Written, Written]:
+        """A branch's documents stand behind the first token of its prompt."""
+        hoist, rest = self.branch(point, outline, dep_ids)
+        return Written((8,)) + shared + hoist, Written((rest[0],)) + own + rest[1:]
+
     def next_part(self, point: Point, outline: Outline) -> tuple[list[int], list[int]]:
         return [11, 12, 13], self.branch(point, outline, ())[1]
 
     def combine(self) -> list[int]:
         return [14, 15, 16, 17]
+
+
+class FrontBook(FoldBook):
+    """A branch's documents stand before everything else of its prompt."""
+
+    def branch_with(
+        self, point: Point, outline: Outline, dep_ids: Any, shared: Written, own: Written
+    ) -> tuple[Written, Written]:
+        hoist, rest = self.branch(point, outline, dep_ids)
+        return Written((8,)) + shared + hoist, own + rest
 
 
 class OtherBook(FoldBook):

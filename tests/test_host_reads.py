@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import folds
 import pytest
 import torch
 from reading import asked, searching, session
@@ -221,6 +222,23 @@ def test_cached_documents_are_blended_without_a_read(
             run.advance()
             assert run.board["host"].reads - before == (run.state in FORWARDS), run.state
     assert run.board["branches"].blending.library.hits > 0
+
+
+@pytest.mark.parametrize("layout", ["bim", "batching"])
+def test_parts_are_folded_without_a_read(
+    layout: str, made: Tiny, graphs: Graphs, door: Door
+) -> None:
+    """Nor are their rows kept with one; what is drawn behind the fold is read once."""
+    opened = folds.session(graphs, made, f"layout.kind={layout}", outline=outline_of(3))
+    run, states = start(opened, ["hello", "more"]), set()
+    with NoSynchronisation(door):
+        while not run.finished:
+            before = run.board["host"].reads
+            run.advance()
+            states.add(run.state)
+            reads = run.board["host"].reads - before
+            assert reads == (run.state in (*FORWARDS, "merge")), run.state
+    assert "merge" in states and run.board["kv"].ledger.moves["fold"] == 6
 
 
 def test_a_read_outside_is_noticed(door: Door) -> None:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
+import pool_watch
 import pytest
 import torch
 from drafters import KINDS, drafting, settings_of
-from folds import REUSED, OtherBook, book_of, combined_of, fold_of, session
+from folds import REUSED, FoldBook, FrontBook, OtherBook, book_of, combined_of, fold_of, session
 from reading import Rounds, asked, searching, watched
 from support import (
     Graphs,
@@ -21,11 +22,14 @@ from support import (
 
 from specsot.engine.metrics import Meter
 from specsot.engine.report import answers_of, finish_of, left_apart, output_digest, outputs
-from specsot.ops.blend import Role
-from specsot.states.branches import Branch, Finish, Stage
+from specsot.ops.blend import ChunkKV
+from specsot.ops.kv import KVCache
+from specsot.ops.types import Visibility
+from specsot.states.branches import Branch, Finish, Request, Stage
 from specsot.states.folding import NEW, matched, runs
 from specsot.states.machine import Run
 from specsot.states.outline import Outline, Point
+from specsot.states.written import Written
 
 Make = Callable[..., Tiny]
 TEXTS = ("hello", "another question", "a third")
@@ -60,8 +64,9 @@ def test_plain_is_the_target_itself_behind_the_folded_parts(
         assert len(branch.tokens) > 0
 
 
-@pytest.mark.parametrize("share", ["outline", "prompt"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "share"), [(LAYOUTS[0], "prompt"), (LAYOUTS[1], "outline"), (LAYOUTS[0], "outline")]
+)
 @pytest.mark.parametrize("sets", [("blend.ratios=[1]",), ("blend.plan=plain",)])
 def test_nothing_reused_is_plain(
     sets: tuple[str, ...], layout: str, share: str, made: Tiny, graphs: Graphs
@@ -85,8 +90,9 @@ def test_with_concat_the_graph_is_the_one_without_the_phase(made: Tiny, graphs: 
 # -- reused rows ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plan", ["blend", "reuse"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "plan"), [*((kind, "blend") for kind in KINDS), ("eagle3", "reuse")]
+)
 def test_every_drafter_writes_what_none_writes_on_the_same_fold(
     kind: str, plan: str, made: Tiny, graphs: Graphs
 ) -> None:
@@ -103,6 +109,18 @@ def test_every_drafter_writes_what_none_writes_on_the_same_fold(
                 accepted = [sum(combined_of(r).accepted) for r in requests_of(run)]
                 assert sum(accepted) > 0, "the drafter knows the folded parts"
     assert all(one == found[0] for one in found)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_drawn_tokens_are_those_of_none_as_well(layout: str, made: Tiny, graphs: Graphs) -> None:
+    """The combined answer has coins of its own."""
+    found = []
+    for drafter in (("drafter.kind=none",), settings_of("eagle3", 0)):
+        sets = (*REUSED, layout, "sampling.temperature=1.0", *drafter)
+        run = run_all(session(graphs, made, *sets, outline=outline_of(3), budget=20), TEXTS)
+        assert all(len(combined_of(request).tokens) == 20 for request in requests_of(run))
+        found.append(tokens_of(run))
+    assert found[0] == found[1]
 
 
 def test_a_reused_fold_is_another_answer_than_a_computed_one(made: Tiny, graphs: Graphs) -> None:
@@ -168,6 +186,42 @@ def test_parts_lie_in_the_fold_as_they_were_written(
     assert at + len(book.combine()) == len(combined.prompt)
 
 
+def features_behind(made: Tiny, ids: list[int], taps: tuple[int, ...]) -> torch.Tensor:
+    """[len(ids), F] of the target, by a forward of its own."""
+    target, steps = made.models.target, torch.arange(len(ids))[None]
+    kv = KVCache(target.num_layers, target.kv_heads, target.head_dim, len(ids))
+    visible = Visibility(steps[:, :, None] >= steps[:, None], steps)
+    with torch.inference_mode():
+        rows = torch.tensor([ids])
+        output = target.forward(rows, steps, steps, visible, kv, target.full_plan, steps[0], taps)
+    features: torch.Tensor = output.taps_QF
+    return features
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_drafter_gets_the_features_that_the_parts_rows_had(
+    layout: str, made: Tiny, graphs: Graphs
+) -> None:
+    run = start(session(graphs, made, *REUSED, layout, outline=outline_of(3)), ["hello"])
+    found: list[ChunkKV] = []
+    folding = run.board["branches"].folding
+    written = folding.written
+
+    def looking(request: Request) -> Written | None:
+        found.extend(b.part.rows for b in request.branches if b.part is not None)
+        return written(request)
+
+    folding.written = looking
+    drive(run)
+    (request,) = requests_of(run)
+    assert len(found) == 3
+    for branch, rows in zip(request.branches, found, strict=False):
+        ids = [*request.context, *branch.prompt, *branch.tokens]
+        wanted = features_behind(made, ids, run.board["taps"])[branch.start :][: rows.rows]
+        assert rows.features_RF is not None
+        torch.testing.assert_close(rows.features_RF, wanted, rtol=1e-3, atol=1e-3)
+
+
 def test_the_first_part_is_protected_and_what_asks_is_computed(made: Tiny, graphs: Graphs) -> None:
     outline, book = outline_of(3), book_of(made)
     run, rounds = watched(session(graphs, made, *REUSED, outline=outline, book=book), ["hello"])
@@ -181,17 +235,49 @@ def test_the_first_part_is_protected_and_what_asks_is_computed(made: Tiny, graph
     assert ledger.bytes["fold"] == sum(sizes) * run.board["kv"].slot_bytes
 
 
-def test_documents_and_quotes_are_left_out_of_the_fold(made: Tiny, graphs: Graphs) -> None:
-    """A part's rows before and behind them are reused, none of them as exact behind them."""
-    outline, book = searching(["bees rain", "rain tea", "", "tea iron"], deps=(3,)), book_of(made)
-    for layout in LAYOUTS:
-        opened = session(graphs, made, *REUSED, layout, outline=outline, book=book)
-        run, rounds = watched(opened, asked(2))
-        for request in requests_of(run):
-            assert combined_of(request).prompt == fold_of(request, book)
-            assert any(len(b.prompt) > 30 for b in request.branches[:-1])
-        folds = rounds.blends[-1]
-        assert folds.protected == 0 and folds.reused > 0
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_byte_leaves_the_pool_that_the_ledger_does_not_name(
+    layout: str, made: Tiny, graphs: Graphs
+) -> None:
+    run = start(session(graphs, made, *REUSED, layout, outline=outline_of(3)), TEXTS)
+    watch = pool_watch.watched(run)
+    moved = sum(sum(pool.ledger.bytes.values()) for pool in pool_watch.pools_of(run))
+    assert moved == watch.copied[pool_watch.GATHER] == sum(watch.copied.values())
+    assert run.board["kv"].ledger.moves["fold"] == 9
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("kind", "before"), [(FoldBook, 1), (FrontBook, 0)])
+def test_documents_and_quotes_are_left_out_of_the_fold(
+    kind: type[FoldBook], before: int, layout: str, made: Tiny, graphs: Graphs
+) -> None:
+    """A part's rows before and behind them are reused, only those before them as exact."""
+    outline = searching(["bees rain", "rain tea", "", "tea iron"], deps=(3,))
+    book = kind(made.models.target.vocab_size, "outline", ())
+    opened = session(graphs, made, *REUSED, layout, outline=outline, book=book)
+    run, rounds = watched(opened, asked(1))
+    (request,), fold = requests_of(run), rounds.blends[-1]
+    parts = request.branches[:-1]
+    assert combined_of(request).prompt == fold_of(request, book)
+    assert parts[0].documents and parts[1].documents and len(parts[2].prompt) > 14
+    assert fold.protected == before, "so many rows stand before the first part's documents"
+    own = [len(book.branch(b.point, request.outline, ())[1]) for b in parts if b.point]
+    said = [len(b.tokens) - 1 for b in parts]  # the last one is computed anew
+    assert fold.protected + fold.reused == sum(own) + sum(said)
+
+
+@pytest.mark.parametrize("budget", range(6, 12))
+def test_how_a_part_was_drafted_does_not_matter_where_its_budget_ends_it(
+    budget: int, made: Tiny, graphs: Graphs
+) -> None:
+    """Inside an accepted path its last token has a row, at the end of one it has none."""
+    found = []
+    for drafter in ("drafter.kind=none", "drafter.kind=eagle3"):
+        sets = (*REUSED, drafter)
+        opened = session(graphs, made, *sets, outline=outline_of(4), budget=budget)
+        run, rounds = watched(opened, asked(1))
+        found.append((tokens_of(run), [(fold.protected, fold.reused) for fold in rounds.blends]))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -395,4 +481,3 @@ def test_runs_end_at_gaps_and_at_the_cut() -> None:
     source = [0, 1, 2, 3, NEW, NEW, 4, 5, 8]
     assert list(runs(source, 2)) == [(0, 0, 2), (2, 2, 2), (6, 4, 2), (8, 8, 1)]
     assert list(runs([0, 1, 2], 3)) == [(0, 0, 3)] and not list(runs([NEW], 0))
-    assert Role.PROTECTED is not Role.REUSED

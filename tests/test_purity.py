@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 from zlib import crc32
 
+import folds
 import numpy as np
 import pytest
 import torch
@@ -115,8 +116,8 @@ class Watch:
 
 
 def runs(graphs: Graphs, tiny: Make) -> Iterator[Run]:
-    """All kinds of drafters; all graphs with given and written outlines, both ways of sharing; and
-    beam search."""
+    """All kinds of drafters; all graphs with given and written outlines, both ways of sharing;
+    combined answers; and beam search."""
     made = tiny("qwen3")
     for kind in KINDS:
         for sets in SETTINGS[kind]:
@@ -145,6 +146,8 @@ def runs(graphs: Graphs, tiny: Make) -> Iterator[Run]:
             )
             session.new_matcher = None if outline else Forcing
             yield start(session, ["hello", "again"])
+    combining = folds.session(graphs, made, *folds.REUSED, outline=outline_of(3), budget=5)
+    yield start(combining, ["hello", "again"])
     session = graphs.session("beam", made.models, made.book(), sets=("layout.max_active=2",))
     yield start(session, ["hello", "again", "and once more"])
 

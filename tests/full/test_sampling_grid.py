@@ -30,7 +30,7 @@ def tally() -> Iterator[Counter[str]]:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("case", many(FACTORS, 400), ids=named)
+@pytest.mark.parametrize("case", many(FACTORS, 560), ids=named)
 def test_one_seed_is_one_text(
     case: dict[str, Any], dtype: str, tiny: Make, graphs: Graphs, tally: Counter[str]
 ) -> None:
