@@ -66,12 +66,12 @@ class Sampling(Spec):
         description="drafts must equal the target's own draw with the position's coin (the same "
         "text for every layout and drafter), or rejection sampling (the same distribution)",
     )
-    rule: (
-        Literal["chain", "block", "with_replacement", "without_replacement", "topk"] | None
-    ) = Field(
-        default=None,
-        description="the rule of rejection sampling; by default the usual one for how the "
-        "drafter draws",
+    rule: Literal["chain", "block", "with_replacement", "without_replacement", "topk"] | None = (
+        Field(
+            default=None,
+            description="the rule of rejection sampling; by default the usual one for how the "
+            "drafter draws",
+        )
     )
     skip_sample_adjustment: Bool = Field(
         default=False,
