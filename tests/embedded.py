@@ -33,12 +33,14 @@ class Embedded:
         outline: Outline | None = None,
         sets: Sequence[str] = (),
         budget: int | None = None,
+        models: Models | None = None,
     ) -> Run:
-        """A whole run of a shipped graph as it ships, but for `sets`."""
+        """A whole run of a shipped graph as it ships, but for `sets`; with EAGLE-3 by default."""
         from specsot.engine.files import open_graph
 
         program = open_graph(graph, sets=tuple(sets), table=self.graphs.table)
-        session = Session(program, self.models, max_new_tokens=budget, outline=outline)
+        models = models or self.models
+        session = Session(program, models, max_new_tokens=budget, outline=outline)
         run = session.start([Prompt(str(i), q) for i, q in enumerate(questions)], lambda e: None)
         while not run.finished:
             run.advance()
