@@ -40,7 +40,7 @@ def measured(session: Session, keys: list[str]) -> Meter:
 
 def main() -> None:
     runs = json.loads((EAGLE / "e2_llama" / "case.json").read_text())["runs"]
-    prompts = {str(number): run["prompt"] for number, run in enumerate(runs)}
+    prompts = {str(number): run["prompt_ids"] for number, run in enumerate(runs)}
     target, graphs = tiny_models(EAGLE / "targets" / "llama", None, ()), Graphs()
     print("drafter | layout | tau_step | acceptance_rate")
     for kind, head in HEADS.items():
