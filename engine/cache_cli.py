@@ -12,8 +12,7 @@ from .chunk_files import ChunkFiles, ChunkInfo
 from .errors import UsageError
 from .options import RunOptions
 from .run_cli import Device, Drafter, Dtype, Json, Model, Sets, Threads, option
-from .shell import complain
-from .train_options import told
+from .shell import complain, told
 
 SCHEMA = 1
 SHOWN = 12  # digits of a key in a table

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from ..models.files import ModelError
 from .compare_command import ten_prompts
-from .errors import Code, UsageError, code_of, is_ours, message_of
+from .errors import Code, UsageError
 from .files import graph_names
 from .inputs import read_file
 from .job import Job, prepare
 from .options import RunOptions
 from .run_folder import RunFolder, redact
-from .shell import complain, writer
+from .shell import complain, ended, writer
 
 if TYPE_CHECKING:
     from .certify_bench import Bench
@@ -43,14 +43,8 @@ def certify_command(
     """
     try:
         return _certify(graphs, options, quick, out, every)
-    except KeyboardInterrupt:
-        complain("interrupted")
-        return Code.INTERRUPTED
-    except Exception as error:
-        if not is_ours(error):
-            raise
-        complain(message_of(error))
-        return code_of(error)
+    except (Exception, KeyboardInterrupt) as error:
+        return ended(error)
 
 
 def _certify(

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..states.source import GraphError, Problem
-from .errors import Code, UsageError, code_of, is_ours, message_of
+from .errors import UsageError
 from .files import FOLDER, PACKAGE
 from .inputs import Prompts, read_file
 from .job import Job, prepare
 from .options import RunOptions
-from .shell import complain, writer
+from .shell import complain, ended, writer
 
 if TYPE_CHECKING:
     from .compare_report import Comparison
@@ -35,14 +35,8 @@ def compare_command(graphs: tuple[str, ...], options: RunOptions) -> int:
     """
     try:
         return _compare(graphs, options)
-    except KeyboardInterrupt:
-        complain("interrupted")
-        return Code.INTERRUPTED
-    except Exception as error:
-        if not is_ours(error):
-            raise
-        complain(message_of(error))
-        return code_of(error)
+    except (Exception, KeyboardInterrupt) as error:
+        return ended(error)
 
 
 def _compare(graphs: tuple[str, ...], options: RunOptions) -> int:

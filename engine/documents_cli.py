@@ -14,7 +14,7 @@ from .errors import UsageError
 from .place import model_folder
 from .run_cli import Json
 from .run_folder import RunFolder
-from .train_options import told
+from .shell import told
 
 PROMPTS_FILE, DOCUMENTS_FILE = "prompts.jsonl", "documents.jsonl"
 

@@ -7,6 +7,10 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import ParamSpec, TextIO, TypeVar
 
+import typer
+
+from .errors import Code, code_of, is_ours, message_of
+
 DEBUG = "SPECSOT_DEBUG"
 
 P = ParamSpec("P")
@@ -33,6 +37,23 @@ def writer(stream: TextIO) -> Callable[[str], None]:
 def complain(message: str) -> None:
     """One message on stderr."""
     writer(sys.stderr)(f"specsot: {message}\n")
+
+
+def ended(error: BaseException) -> Code:
+    """The exit code of a user's mistake or an interruption, told in one line; faults go on."""
+    if not is_ours(error):
+        raise error
+    complain("interrupted" if isinstance(error, KeyboardInterrupt) else message_of(error))
+    return code_of(error)
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """A user's mistake ends a command with one line and its exit code."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        raise typer.Exit(int(ended(error))) from None
 
 
 def quiet_pipes(function: Callable[P, R]) -> Callable[P, R]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .shell import told
 from .train_options import (
     BatchTokens,
     Device,
@@ -33,7 +34,6 @@ from .train_options import (
     numbers,
     run_folder,
     set_up,
-    told,
 )
 
 train = typer.Typer(

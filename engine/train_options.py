@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .errors import UsageError, code_of, is_ours, message_of
+from .errors import UsageError
 from .place import model_folder, set_up_torch
-from .shell import complain
 
 Out = Annotated[Path, typer.Option("--out", help="Folder of the finished model.")]
 Run = Annotated[
@@ -82,18 +79,6 @@ Threads = Annotated[
     typer.Option(min=1, show_default=False, help="Threads of a CPU; another number, other sums."),
 ]
 Intermediate = Annotated[int, typer.Option(min=1, help="Width of the MLP.")]
-
-
-@contextmanager
-def told() -> Iterator[None]:
-    """A user's mistake is one line and its exit code."""
-    try:
-        yield
-    except (Exception, KeyboardInterrupt) as error:
-        if not is_ours(error):
-            raise
-        complain(message_of(error))
-        raise typer.Exit(int(code_of(error))) from None
 
 
 def run_folder(run: Path | None, out: Path) -> Path:
