@@ -94,10 +94,7 @@ def accept(
         judged = _judged(rows, scored, proposal, chosen, not skip_sample_adjustment)
         path_ST, bonus_S = judged.verdict.path_ST, judged.verdict.bonus_S
     else:
-        path_ST = _matching(rows, proposal, drawn_ST)
-        bonus_S = drawn_ST.gather(1, _last(path_ST)[:, None]).squeeze(1)
-    bound_S = torch.tensor(rows.bound_trees, dtype=torch.int64, device=logits.device)
-    node_T = torch.arange(nodes, device=logits.device)
+        path_ST, bonus_S = _matching(rows, proposal, drawn_ST)
     root_S1 = proposal.parents_SN.new_zeros(trees, 1)
     return Accepted(
         drawn_ST,
@@ -106,7 +103,7 @@ def accept(
         _offered_tokens(rows, proposal),
         torch.cat([root_S1, proposal.parents_SN + 1], dim=1),
         _notes(proposal, scored.scores_RV, filler_top_k),
-        scored.bound((bound_S[:, None] * nodes + node_T).view(-1)),
+        scored.bound([tree * nodes + n for tree in rows.bound_trees for n in range(nodes)]),
         figures(scored, proposal, drawn_ST, judged) if explain else None,
     )
 
@@ -120,15 +117,14 @@ def _judged(rows: Rows, scored: Scored, proposal: Proposal, rule: Rule, adjusted
     return Judged(verdict, coins.r_SN, rule, adjusted)
 
 
-def _matching(rows: Rows, proposal: Proposal, drawn_ST: Tensor) -> Tensor:
+def _matching(rows: Rows, proposal: Proposal, drawn_ST: Tensor) -> tuple[Tensor, Tensor]:
+    """(path_ST, bonus_S): the longest paths that the target confirms, and what it says next."""
     agrees_SN = drawn_ST.gather(1, proposal.parents_SN + 1) == proposal.tokens_SN
     agrees_SN = agrees_SN & proposal.valid_SN
-    return _longest_path(agrees_SN, rows.ancestors_STT, proposal.depths_SN)
-
-
-def _last(path_ST: Tensor) -> Tensor:
-    """int64 [S]: the node a path ends at."""
-    return (path_ST * torch.arange(path_ST.shape[1], device=path_ST.device)).argmax(1)
+    path_ST = _longest_path(agrees_SN, rows.ancestors_STT, proposal.depths_SN)
+    node_T = torch.arange(path_ST.shape[1], device=path_ST.device)
+    last_S1 = (path_ST * node_T).argmax(1, keepdim=True)
+    return path_ST, drawn_ST.gather(1, last_S1).squeeze(1)
 
 
 def _notes(proposal: Proposal, scores_RV: Tensor, filler_top_k: int) -> Tensor:
@@ -163,5 +159,4 @@ def _longest_path(agrees_SN: Tensor, ancestors_STT: Tensor, depths_SN: Tensor) -
 def root(rows: Rows, logits: Tensor) -> Roots:
     """Process and draw the first token of every branch whose prefill ends in these rows."""
     scored = score_tips(rows, logits[rows.tree_rows :])
-    bound_G = torch.tensor(rows.bound_tips, dtype=torch.int64, device=logits.device)
-    return Roots(scored.drawn(), scored.bound(bound_G))
+    return Roots(scored.drawn(), scored.bound(rows.bound_tips))
