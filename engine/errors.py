@@ -3,8 +3,8 @@
 from enum import IntEnum
 
 from ..models.files import ModelError
-from ..states.outline_file import OutlineError
-from ..states.source import GraphError
+from ..states.graph.source import GraphError
+from ..states.text.outline_file import OutlineError
 
 
 class Code(IntEnum):
@@ -30,8 +30,8 @@ class UnequalError(ValueError):
 
 def code_of(error: BaseException) -> Code:
     """The exit code that an error ends the program with."""
-    from ..states.prompts import PromptError
-    from ..states.template import TemplateError
+    from ..states.text.prompts import PromptError
+    from ..states.text.template import TemplateError
 
     kinds: list[tuple[type[BaseException] | tuple[type[BaseException], ...], Code]] = [
         ((UsageError, PromptError, OutlineError), Code.USAGE),

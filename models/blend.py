@@ -11,21 +11,17 @@ ones: the mask `bottom_right`.)
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops.blend import Blend, BlendReport, Role, deviation, pick, where_true
-from ..ops.kv import KVCache
-from ..ops.layer_plan import compile_layer_plan
+from ..ops.blend.blend import Blend, BlendReport, Role, deviation, pick, where_true
+from ..ops.blend.layer_plan import compile_layer_plan
+from ..ops.kv.pool import KVCache
 from ..ops.types import LayerPlan, LayerStatus, TargetOutput, Visibility
-from .layers import DecoderLayer, Sight
+from .layers import DecoderLayer, DecoderParts, Sight
 from .rope import rotate, rotation
-
-if TYPE_CHECKING:
-    from .decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +64,7 @@ class Step:
 class Blender:
     """What the layers of one blended forward share; changes nothing but the pool."""
 
-    def __init__(self, decoder: "Decoder", place: Place, blend: Blend) -> None:
+    def __init__(self, decoder: DecoderParts, place: Place, blend: Blend) -> None:
         self.decoder, self.place, self.blend = decoder, place, blend
         positions_M, slots_M = place.positions_BQ.flatten(), place.slots_BQ.flatten()
         self.cos_R1d, self.sin_R1d = rotation(
@@ -186,7 +182,7 @@ class Blender:
 
 
 def blended(
-    decoder: "Decoder",
+    decoder: DecoderParts,
     tokens_BQ: Tensor,
     place: Place,
     plan: LayerPlan,
@@ -215,7 +211,7 @@ def blended(
 
 
 def _check(
-    decoder: "Decoder", tokens_BQ: Tensor, plan: LayerPlan, taps: tuple[int, ...], blend: Blend
+    decoder: DecoderParts, tokens_BQ: Tensor, plan: LayerPlan, taps: tuple[int, ...], blend: Blend
 ) -> None:
     settings, cached = blend.settings, blend.cached
     compiled = compile_layer_plan(settings, decoder.num_layers)
@@ -264,7 +260,7 @@ def _write_(
     kv.write_(index, sight.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
 
 
-def _logits(decoder: "Decoder", step: Step, logit_rows_R: Tensor) -> Tensor:
+def _logits(decoder: DecoderParts, step: Step, logit_rows_R: Tensor) -> Tensor:
     """NaN for rows that were not computed to the end: nobody can use them by mistake."""
     at_R, rows = step.live.at_M[logit_rows_R], len(step.x_NH)
     logits_RV = decoder.logits(step.x_NH[at_R.clamp(max=rows - 1)])

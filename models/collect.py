@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops.blend import ChunkKV
-from ..ops.kv import KVCache
+from ..ops.blend.blend import ChunkKV
+from ..ops.kv.pool import KVCache
 from ..ops.types import Visibility
 from .decoder import Decoder
 from .layers import DecoderLayer, Sight

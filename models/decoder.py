@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.attend import Attend, dense, to_bias, window_mask
-from ..ops.blend import Blend
-from ..ops.kv import KVCache
+from ..ops.attention.backends import Attend, dense, to_bias, window_mask
+from ..ops.blend.blend import Blend
+from ..ops.kv.pool import KVCache
 from ..ops.types import LayerPlan, LayerStatus, TargetOutput, Visibility
 from .blend import Place, blended
 from .config import DecoderConfig

@@ -1,13 +1,15 @@
 """The parts of a decoder layer, on flat rows [N, ...] with N = B * Q."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.attend import Attend
-from ..ops.kv import KVCache
+from ..ops.attention.backends import Attend
+from ..ops.kv.pool import KVCache
+from ..ops.types import Visibility
 from .config import DecoderConfig
 from .rope import rotate
 
@@ -134,3 +136,24 @@ class DecoderLayer(nn.Module):
                 strict=True,
             )
         return found
+
+
+class DecoderParts(Protocol):
+    """What a forward on a blended cache uses of a decoder."""
+
+    config: DecoderConfig
+    num_layers: int
+    kv_heads: int
+    head_dim: int
+    hidden_size: int
+    embed: nn.Parameter
+    layers: nn.ModuleList
+    norm: RMSNorm
+    frequencies: Tensor
+    rope_scaling: float
+
+    def sights(
+        self, positions_BQ: Tensor, slots_BQ: Tensor, visible: Visibility
+    ) -> dict[bool, Sight]: ...
+
+    def logits(self, x_RH: Tensor) -> Tensor: ...

@@ -6,14 +6,14 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .align import AlignmentState, ContinuousDecodingState
-from .blend import Blend, BlendReport
-from .forest import Forest
-from .frame import Frame
-from .kv import KVCache
-from .layer_plan import LayerPlan as LayerPlan
-from .layer_plan import LayerStatus as LayerStatus
-from .sampler import Sampler
+from .blend.blend import Blend, BlendReport
+from .blend.layer_plan import LayerPlan as LayerPlan
+from .blend.layer_plan import LayerStatus as LayerStatus
+from .kv.align import AlignmentState, ContinuousDecodingState
+from .kv.forest import Forest
+from .kv.frame import Frame
+from .kv.pool import KVCache
+from .sampling.sampler import Sampler
 
 
 @dataclass(frozen=True, slots=True)

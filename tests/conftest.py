@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import GOLDEN, SEED, Graphs, Reference, Tally, Tiny, tiny_models
-
-from specsot.models.tiny import write_tiny_eagle3, write_tiny_target
+from helpers.support import GOLDEN, SEED, Graphs, Reference, Tally, Tiny, tiny_models
+from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target
 
 EAGLE = GOLDEN / "eagle"
 TALLY = pytest.StashKey[Tally]()

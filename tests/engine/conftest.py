@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target
 
 import specsot
-from specsot.engine.options import RunOptions
-from specsot.engine.run_command import run_command
-from specsot.models.tiny import write_tiny_eagle3, write_tiny_target
+from specsot.engine.cli.run_command import run_command
+from specsot.engine.prepare.options import RunOptions
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 OUTLINE = "PLAN\n1|60|-|-|First [bold]thing\n2|70|Search|1|Second\n3|70|-|-|Third\nEND\n"

@@ -4,21 +4,21 @@ First on random models, then the embedded drafters on the embedded target.
 
     pytest tests/full/test_drafter_grid.py
 
-Cases are drawn by SPECSOT_TEST_SEED from the factors of tests/test_drafters.py; in every draw any
-two settings meet. The summary says how many tokens were compared: more than 50,000.
+Cases are drawn by SPECSOT_TEST_SEED from the factors of tests/runs/test_drafters.py; in every draw
+any two settings meet. The summary says how many tokens were compared: more than 50,000.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from embedded import Embedded, given_outline
-from support import Graphs, many, named
-from test_drafters import WHOLE, Make, check_case
+from helpers.embedded import Embedded, given_outline
+from helpers.support import Graphs, many, named
+from runs.test_drafters import WHOLE, Make, check_case
 
-from specsot.engine.corpus_heldout import probes
-from specsot.engine.place import embedded_folder
-from specsot.engine.session import Models, with_drafter
+from specsot.engine.corpus.heldout import probes
+from specsot.engine.models import Models, with_drafter
+from specsot.engine.prepare.environment import embedded_folder
 
 KINDS = {"eagle": "eagle3", "dflash": "dflash", "ddtree": "dflash", "vanilla": "vanilla"}
 EMBEDDED = {

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-from embedded import PLAIN, Embedded, given_outline
+from helpers.embedded import PLAIN, Embedded, given_outline
 
-from specsot.engine.corpus_heldout import probes
+from specsot.engine.corpus.heldout import probes
 
 QUESTIONS = [
     p.question

@@ -1,4 +1,4 @@
-"""The whole grid of tests/test_lossless.py but for the order: eighteen thousand runs, by name.
+"""The whole grid of tests/runs/test_lossless.py but for the order: eighteen thousand runs, by name.
 
     pytest tests/full/test_lossless_grid.py
 
@@ -11,8 +11,8 @@ from itertools import product
 from typing import Any
 
 import pytest
-from support import Graphs, Tiny, named
-from test_lossless import SINGLE, WHOLE, check_case
+from helpers.support import Graphs, Tiny, named
+from runs.test_lossless import SINGLE, WHOLE, check_case
 
 
 def whole(factors: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:

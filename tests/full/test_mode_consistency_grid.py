@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from embedded import Embedded, given_outline
-from support import SEED, Graphs, Tiny, many, named
-from test_mode_consistency import FACTORS, check_case, compare
+from helpers.embedded import Embedded, given_outline
+from helpers.support import SEED, Graphs, Tiny, many, named
+from runs.test_mode_consistency import FACTORS, check_case, compare
 
-from specsot.engine.corpus_heldout import probes
+from specsot.engine.corpus.heldout import probes
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 TINY = {**FACTORS, "family": FAMILIES, "share": ("outline", "prompt"), "stops": ((2,), ())}

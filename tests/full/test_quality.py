@@ -6,12 +6,12 @@ pytest tests/full/test_quality.py
 from collections.abc import Callable
 
 import pytest
-from embedded import Embedded
-from support import requests_of
+from helpers.embedded import Embedded
+from helpers.support import requests_of
 
-from specsot.engine.corpus_heldout import probes
-from specsot.engine.place import embedded_folder
-from specsot.engine.quality import generator, outlines, rates, reading
+from specsot.engine.corpus.heldout import probes
+from specsot.engine.prepare.environment import embedded_folder
+from specsot.engine.train.quality import generator, outlines, rates, reading
 
 NUMBER = 100
 

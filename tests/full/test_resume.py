@@ -6,7 +6,7 @@ Run by name: `pytest tests/full/test_resume.py`.
 from pathlib import Path
 
 import pytest
-from interrupted import KINDS, check_equal, train_twice
+from helpers.interrupted import KINDS, check_equal, train_twice
 
 
 @pytest.mark.timeout(600)

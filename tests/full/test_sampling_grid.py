@@ -1,4 +1,4 @@
-"""Sampled text over the whole of tests/test_sampling.py's factors, in float64 and in float32.
+"""Sampled text over the whole of tests/runs/test_sampling.py's factors, in float64 and in float32.
 
     pytest -s tests/full/test_sampling_grid.py
 
@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sampled import FACTORS, Make, drawn, plain, texts, tokens
-from support import Graphs, contexts, many, named, requests_of
+from helpers.sampled import FACTORS, Make, drawn, plain, texts, tokens
+from helpers.support import Graphs, contexts, many, named, requests_of
 
-from specsot.engine.contexts import next_order
-from specsot.states.branches import Branch
+from specsot.engine.run.contexts import next_order
+from specsot.states.requests.branch import Branch
 
 TIE = 1e-4
 BUDGET = 24

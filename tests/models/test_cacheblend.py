@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.blend_cases import BOS, FIRST, REUSE, SIZES, SUFFIX, TAPS, Case, made
+from helpers.blends import Sequence, blend, near
+from helpers.decoders import CASES, LAYERS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specsot.models.collect import collect
 from specsot.models.rope import rotate, rotation
-from specsot.ops.blend import Blend, ChunkKV, Role, deviation, join
-from specsot.ops.layer_plan import BlendSettings, compile_layer_plan
-
-from .blend_cases import BOS, FIRST, REUSE, SIZES, SUFFIX, TAPS, Case, made
-from .blends import Sequence, blend, near
-from .test_decoder import CASES, LAYERS
+from specsot.ops.blend.blend import Blend, ChunkKV, Role, deviation, join
+from specsot.ops.blend.layer_plan import BlendSettings, compile_layer_plan
 
 SHALLOW, DEEP = (1,), (1, 2)
 KINDS = {  # whatever changes what a cached row means

@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.blends import Sequence, blend, near, pool, read, target, wide_norm
 from torch import Tensor
 
 from specsot.models.collect import collect
 from specsot.models.decoder import Decoder
-from specsot.ops.blend import Blend, BlendRows, ChunkKV, Role, join
-from specsot.ops.layer_plan import BlendSettings, compile_layer_plan
+from specsot.ops.blend.blend import Blend, BlendRows, ChunkKV, Role, join
+from specsot.ops.blend.layer_plan import BlendSettings, compile_layer_plan
 from specsot.ops.types import TargetOutput, Visibility
-
-from .blends import Sequence, blend, near, pool, read, target, wide_norm
 
 RATIOS = (0.0, 0.25, 1.0)
 

@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.blend_cases import BOS, REUSE, TAPS, Case, made
+from helpers.blends import blend
+from helpers.decoders import LAYERS, save
 
 from specsot.models.collect import collect
 from specsot.models.config import ModelError
-from specsot.models.weights import load_target
-from specsot.ops.blend import Blend, ChunkKV
-from specsot.ops.layer_plan import BlendSettings, compile_layer_plan
+from specsot.models.load.weights import load_target
+from specsot.ops.blend.blend import Blend, ChunkKV
+from specsot.ops.blend.layer_plan import BlendSettings, compile_layer_plan
 from specsot.ops.types import LayerStatus
-
-from .blend_cases import BOS, REUSE, TAPS, Case, made
-from .blends import blend
-from .test_decoder import LAYERS, save
 
 
 @pytest.fixture(scope="module")

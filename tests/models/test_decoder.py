@@ -7,79 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.decoders import CASES, LAYERS, LLAMA3, LONG, SHAPE, save
+from helpers.pooled import Pooled, causal
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from specsot.models.config import ModelError
-from specsot.models.weights import load_target
-from specsot.ops.attend import plain
+from specsot.models.load.weights import load_target
+from specsot.ops.attention.backends import plain
 from specsot.ops.types import LayerStatus
 
-from .pooled import Pooled, causal
-
 LENGTH = 24
-LAYERS = 3
-SHAPE = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-LONG = {
-    "rope_type": "longrope",
-    "short_factor": [1.0, 1.1, 1.3, 1.7],
-    "long_factor": [2.0, 3.0, 4.0, 5.0],
-    "original_max_position_embeddings": 32,
-}
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "llama-biases-head_dim": (
-        "llama",
-        {"attention_bias": True, "mlp_bias": True, "head_dim": 12, "rms_norm_eps": 1e-3},
-    ),
-    "llama-one-kv-head-tied": ("llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
-    "llama-all-kv-heads": ("llama", {"num_key_value_heads": 4}),
-    "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}),
-    "llama-llama3": ("llama", {"rope_parameters": LLAMA3 | {"rope_theta": 500000.0}}),
-    "llama-yarn": ("llama", {"rope_parameters": YARN}),
-    "llama-dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
-    "llama-longrope": ("llama", {"rope_parameters": LONG}),
-    "mistral-window": ("mistral", {"sliding_window": 5}),
-    "mistral-no-window": ("mistral", {"sliding_window": None, "head_dim": 16}),
-    "qwen2": ("qwen2", {}),
-    "qwen2-tied-theta": (
-        "qwen2",
-        {"tie_word_embeddings": True, "rope_parameters": {"rope_theta": 1e6}},
-    ),
-    "qwen2-window-from-layer-1": (
-        "qwen2",
-        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
-    ),
-    "qwen3": ("qwen3", {"head_dim": 16}),
-    "qwen3-biases-layer_types": (
-        "qwen3",
-        {
-            "head_dim": 8,
-            "attention_bias": True,
-            "use_sliding_window": True,
-            "sliding_window": 7,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        },
-    ),
-}
 
 
 @dataclass
@@ -95,16 +34,6 @@ def reference(folder: Path, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, li
     with torch.inference_mode():
         out = model(ids[None], output_hidden_states=True)
     return out.logits[0], [h[0] for h in out.hidden_states]
-
-
-def save(folder: Path, family: str, options: dict[str, Any]) -> None:
-    torch.manual_seed(len(str(options)))
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**SHAPE | options))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:  # norms and biases would otherwise be ones and zeros
-                parameter += 0.3 * torch.randn_like(parameter)
-    model.save_pretrained(folder)
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)

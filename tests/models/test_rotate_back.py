@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.decoders import LLAMA3, LONG, SHAPE, YARN
 
 from specsot.models.config import ROPE_KINDS, decoder_config
 from specsot.models.decoder import Decoder
 from specsot.models.layers import DecoderLayer
 from specsot.models.rope import rotate, rotate_back, rotation
-
-from .test_decoder import LLAMA3, LONG, SHAPE, YARN
 
 KINDS: dict[str, dict[str, Any]] = {
     "default": {},

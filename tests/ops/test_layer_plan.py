@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from specsot.ops.blend_cost import LayerShape, blend_flops, prefill_flops
-from specsot.ops.layer_plan import (
+from specsot.ops.blend.cost import LayerShape, blend_flops, prefill_flops
+from specsot.ops.blend.layer_plan import (
     BlendSettings,
     LayerStatus,
     check_transitions,

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from toy_graph import toy_table
+from helpers.toy_graph import toy_table
 
 from specsot.ops.registry import NOTE, Declared, Entry, RegistryError, guard, op, read_table
-from specsot.states.board import RUN_KEYS, VOCABULARY
-from specsot.states.drafters import DRAFTERS
-from specsot.states.graph import LAYOUTS
-from specsot.states.load import op_table, rooms
+from specsot.states.graph.board import RUN_KEYS, VOCABULARY
+from specsot.states.graph.drafters import DRAFTERS
+from specsot.states.graph.graph import LAYOUTS
+from specsot.states.graph.load import op_table, rooms
 
 TABLE = op_table()
 ENTRIES = [e for variants in TABLE.ops.values() for e in variants] + [*TABLE.guards.values()]
@@ -62,11 +62,11 @@ def test_a_trailing_underscore_or_commits_is_no_accident() -> None:
 
 
 def test_the_table_imports_nothing() -> None:
-    sys.modules.pop("toy_rooms.toy", None)
+    sys.modules.pop("helpers.toy_rooms.toy", None)
     entry = toy_table().find("toy.draft", "bim", "eagle3")
-    assert "toy_rooms.toy" not in sys.modules
+    assert "helpers.toy_rooms.toy" not in sys.modules
     assert entry is not None and entry.load().__name__ == "draft_eagle"
-    assert "toy_rooms.toy" in sys.modules
+    assert "helpers.toy_rooms.toy" in sys.modules
 
 
 def test_a_variant_is_found_by_its_kinds() -> None:

@@ -6,12 +6,12 @@ import weakref
 from typing import Any
 
 import pytest
-from toy_graph import GIVEN, GRAPH, changed, load
+from helpers.toy_graph import GIVEN, GRAPH, changed, load
 
 from specsot.states import machine
-from specsot.states.board import RUN_KEYS
+from specsot.states.graph.board import RUN_KEYS
+from specsot.states.graph.schema import PREFIXES, RESERVED
 from specsot.states.machine import START, Cursor, Run, RunError
-from specsot.states.schema import PREFIXES, RESERVED
 from specsot.states.trace import Event, Moved, OpRan, describe
 
 

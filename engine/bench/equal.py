@@ -1,0 +1,210 @@
+"""Which graphs promise the same tokens, and whether they gave them.
+
+Two branches are held against each other where both were decoded behind the same token ids. A branch
+whose context already differs (its outline or a result that it quotes does) says nothing of its own:
+it follows from a difference that is counted where it first occurs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from torch import Tensor
+
+from ...states.graph.sampling_spec import Sampling
+from ...states.requests.branch import Branch, Finish, Request
+from ..run.contexts import contexts, next_order
+from .sides import Asked, Side
+
+TIE = 1e-4  # logits nearer than this may come out in either order in float32
+EXACT = ("float32", "float64")  # what the promise holds for
+END, CUT = -1, -2  # instead of a token: the answer stopped here, the answer is not longer
+SHOWN = 24  # tokens before a difference that are shown with it
+
+
+class Result(StrEnum):
+    """What came of one branch."""
+
+    EQUAL = "equal"
+    TIE = "tie"
+    DIFFERENT = "different"
+    FOLLOWS = "follows"  # its context differs because of a difference elsewhere
+    UNFINISHED = "unfinished"  # refused or stopped on one side
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two answers first differ.
+
+    position: number of tokens before it in the branch's answer; before: text that ends there.
+    reference, other: token ids, END or CUT. margin: the difference between them in what decides
+    (`contexts.next_order`), as the target gives it by itself; None where one side has no token.
+    """
+
+    position: int
+    before: str
+    reference: int
+    other: int
+    margin: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One branch of one prompt, on two sides. tokens: of the reference's answer."""
+
+    branch: str
+    result: Result
+    tokens: int
+    difference: Difference | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two graphs. why_not: why their answers are not compared; empty if they are.
+
+    promised: whether a difference is a failure.
+    """
+
+    reference: Side
+    other: Side
+    why_not: str = ""
+    promised: bool = True
+
+
+def pairs_of(sides: Sequence[Side]) -> list[Pair]:
+    """Every graph with the first one that promises the same; and these first ones, not compared."""
+    firsts: list[Side] = []
+    found: list[Pair] = []
+    for side in sides:
+        same = next((first for first in firsts if not _reason(first, side)), None)
+        if same is not None:
+            found.append(Pair(same, side, "", side.job.config.dtype in EXACT))
+            continue
+        found += [Pair(first, side, _reason(first, side), False) for first in firsts]
+        firsts.append(side)
+    return found
+
+
+def _facts(side: Side) -> dict[str, Any]:
+    """Everything that decides which tokens are the right ones."""
+    graph = side.job.program.graph
+    facts: dict[str, Any] = {
+        "model": side.target,
+        "dtype": side.job.config.dtype,
+        "budget": side.session.budget,
+        "beam": graph.beam,
+        "blend": graph.blend,
+    }
+    facts |= {f"sampling.{key}": value for key, value in _drawn_by(graph.sampling).items()}
+    if graph.skeleton is not None:
+        facts["outline"] = side.job.outline
+        facts |= {f"skeleton.{key}": value for key, value in graph.skeleton.model_dump().items()}
+    return facts
+
+
+def _drawn_by(sampling: Sampling) -> dict[str, Any]:
+    """What decides on a token; how drafts are accepted does not, as long as that is exact."""
+    facts = sampling.model_dump()
+    for key in ("accept", "rule") if sampling.exact else ():
+        del facts[key]
+    return facts
+
+
+def _reason(first: Side, second: Side) -> str:
+    """Why two graphs need not give the same tokens; empty if they must."""
+    without = [s.letter for s in (first, second) if s.job.program.graph.skeleton is None]
+    if len(without) == 1:
+        return f"{without[0]} has no skeleton: its answers stand behind another context"
+    if not all(side.job.program.graph.sampling.exact for side in (first, second)):
+        return "accept: rejection keeps the distribution, not the tokens"
+    one, two = _facts(first), _facts(second)
+    unlike = [key for key in one if one[key] != two[key]]
+    return ", ".join(f"{key}: {_shown(one[key])} and {_shown(two[key])}" for key in unlike)
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def verdicts(pair: Pair, asked: Asked, sides: Sequence[Side]) -> list[Verdict]:
+    """All branches of a prompt, the outline first."""
+    first, second = sides.index(pair.reference), sides.index(pair.other)
+    one, two = asked.ran[first].request, asked.ran[second].request
+    here, there = _decoded(pair.reference, one), _decoded(pair.other, two)
+    found = [_verdict(pair.reference, here.get(n), there.get(n), n) for n in {**here, **there}]
+    if any(verdict.difference for verdict in found):
+        return found
+    # Nothing to follow from: contexts differ that must not, unless one side was not finished.
+    alone = Result.DIFFERENT if _complete(one) and _complete(two) else Result.UNFINISHED
+    return [replace(v, result=alone) if v.result is Result.FOLLOWS else v for v in found]
+
+
+Decoded = tuple[Branch, list[int]]
+
+
+def _decoded(side: Side, request: Request) -> dict[str, Decoded]:
+    found = contexts(request, side.session.prompts)
+    return {_name(branch): (branch, ids) for branch, ids in found}
+
+
+def _name(branch: Branch) -> str:
+    return "outline" if branch.is_root else str(branch.index + 1)
+
+
+def _complete(request: Request) -> bool:
+    return all(_finished(branch) for branch in request.all_branches())
+
+
+def _finished(branch: Branch) -> bool:
+    return branch.finish in (Finish.STOP, Finish.LENGTH)
+
+
+def _verdict(side: Side, one: Decoded | None, two: Decoded | None, name: str) -> Verdict:
+    ends = [decoded[0] for decoded in (one, two) if decoded is not None]
+    count = len(one[0].tokens) if one is not None else 0
+    if not all(map(_finished, ends)):
+        return Verdict(name, Result.UNFINISHED, count)
+    if one is None or two is None or one[1] != two[1]:
+        return Verdict(name, Result.FOLLOWS, count)
+    difference = first_difference(side, one[0], two[0], one[1])
+    if difference is None:
+        return Verdict(name, Result.EQUAL, count)
+    near = difference.margin is not None and difference.margin < TIE
+    return Verdict(name, Result.TIE if near else Result.DIFFERENT, count, difference)
+
+
+def first_difference(
+    side: Side, one: Branch, two: Branch, context: Sequence[int]
+) -> Difference | None:
+    """Where two answers behind the same context part, None if they do not."""
+    mine, theirs = _spelled(one), _spelled(two)
+    if mine == theirs:
+        return None
+    place = next(i for i, both in enumerate(zip(mine, theirs, strict=False)) if both[0] != both[1])
+    known = [*context, *one.tokens[:place]]
+    order_V = next_order(side.session.models, one, context, place)
+    margin = _margin(order_V, one.request.stop_ids, mine[place], theirs[place])
+    before = side.session.prompts.decode(known[-SHOWN:])
+    return Difference(place, before, mine[place], theirs[place], margin)
+
+
+def _spelled(branch: Branch) -> list[int]:
+    """The answer's ids and how it ended, so that unequal answers differ at some position."""
+    return [*branch.tokens, END if branch.finish is Finish.STOP else CUT]
+
+
+def _margin(order_V: Tensor, stop_ids: frozenset[int], one: int, two: int) -> float | None:
+    if CUT in (one, two):
+        return None
+    stops = list(stop_ids)
+    ends = [float(order_V[stops].max() if t == END else order_V[t]) for t in (one, two)]
+    return abs(ends[0] - ends[1])
+
+
+def counts(found: Sequence[Verdict]) -> dict[str, int]:
+    """Branches by result, and the reference's tokens in those that are equal."""
+    equal = sum(v.tokens for v in found if v.result is Result.EQUAL)
+    by_result = {str(result): sum(v.result is result for v in found) for result in Result}
+    return {"branches": len(found), **by_result, "equal_tokens": equal}

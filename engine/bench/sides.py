@@ -1,0 +1,145 @@
+"""What is compared: graphs with their models, loaded once, and each prompt as a run of its own."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...states.requests.branch import Request
+from ..models import Models, load_models, with_drafter
+from ..prepare.environment import model_folders, set_up_torch
+from ..prepare.inputs import Prompt
+from ..prepare.job import Job
+from ..record.report import answers_of, refusals
+from ..run.api import tie
+from ..run.runner import Halt, Status, perform
+from ..run.session import Session
+from .cost import Cost, cost_of
+
+WARM_UP = 2  # rounds of the first prompt that no figure counts: torch sets itself up in them
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One graph of a comparison.
+
+    letter: what it is called in tables; target: the folder of its model.
+    """
+
+    letter: str
+    job: Job
+    session: Session
+    target: Path
+
+    @property
+    def name(self) -> str:
+        return self.job.program.graph.name
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One prompt answered by one graph.
+
+    problems: why the answer is not complete, a line each.
+    """
+
+    status: Status
+    request: Request
+    cost: Cost
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt with what every side made of it, in the order of the sides."""
+
+    prompt: Prompt
+    ran: tuple[Ran, ...]
+
+
+class Shelf:
+    """Models that are loaded when a graph first needs them and shared by all that do."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[tuple[Path, Path | None, str, str], Models] = {}
+
+    def take(self, job: Job, target: Path, drafter: Path | None) -> Models:
+        """A job's models; raises ModelError."""
+        device, dtype = job.config.device, job.config.dtype
+        plain = self._loaded.get((target, None, device, dtype))
+        if plain is None:
+            plain = load_models(target, None, device=device, dtype=dtype)
+            self._loaded[target, None, device, dtype] = plain
+        if drafter is None:
+            return plain
+        key = (target, drafter, device, dtype)
+        if key not in self._loaded:
+            self._loaded[key] = with_drafter(plain, drafter, job.program.graph.drafter.kind)
+        return self._loaded[key]
+
+
+def load_sides(jobs: Sequence[Job]) -> list[Side]:
+    """All graphs with their models; raises UsageError, ModelError, GraphError."""
+    shelf, sides = Shelf(), []
+    for number, job in enumerate(jobs):
+        set_up_torch(job.threads, job.config.device)
+        target, drafter = model_folders(job)
+        session = tie(job, shelf.take(job, target, drafter))
+        sides.append(Side(chr(ord("A") + number), job, session, target))
+    return sides
+
+
+def notes_of(sides: Sequence[Side]) -> list[str]:
+    """What the readers of prompts and models found worth telling, each once."""
+    found = [note for side in sides for note in side.job.notes]
+    for side in sides:
+        models = (side.session.models.target, side.session.models.drafter)
+        found += [note for model in models if model is not None for note in model.notes]
+    return list(dict.fromkeys(found))
+
+
+def prepare_sides(sides: Sequence[Side], prompts: Sequence[Prompt], halt: Halt) -> None:
+    """Refuse what cannot be a prompt before anything is measured, and warm everything up.
+
+    Raises:
+        PromptError: the text cannot be a prompt for one of the models.
+    """
+    for side in sides:
+        for prompt in prompts:
+            side.session.request(prompt)
+    for side in sides:
+        set_up_torch(side.job.threads, side.job.config.device)
+        run, _, _ = perform(side.session, prompts[:1], halt=halt, max_rounds=WARM_UP)
+        run.close()
+
+
+def ask_all(
+    sides: Sequence[Side],
+    prompts: Sequence[Prompt],
+    halt: Halt,
+    tell: Callable[[str], None],
+) -> Iterator[Asked]:
+    """Every prompt through every graph, prompt by prompt, so that all share the machine's moods.
+
+    Ends early when somebody asked to stop; a prompt that not every graph has answered is left out.
+    """
+    for number, prompt in enumerate(prompts, 1):
+        ran = []
+        for side in sides:
+            tell(f"prompt {number} of {len(prompts)}: {side.letter} {side.name} ...")
+            ran.append(_answer(side, prompt, halt))
+            if halt.status is not None:
+                return
+        yield Asked(prompt, tuple(ran))
+
+
+def _answer(side: Side, prompt: Prompt, halt: Halt) -> Ran:
+    set_up_torch(side.job.threads, side.job.config.device)
+    run, recorder, status = perform(side.session, [prompt], halt=halt)
+    requests = run.board["branches"].requests
+    problems = refusals(answers_of(requests, side.session.prompts))
+    if status is Status.LIMIT:
+        most = side.job.program.graph.limits.max_rounds
+        problems.append(f"request {prompt.key} stopped after {most} rounds (limits.max_rounds)")
+    cost = cost_of(recorder.meter, run.board["kv"], run.board["kv_draft"])
+    run.close()
+    return Ran(status, requests[0], cost, tuple(problems))

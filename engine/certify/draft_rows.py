@@ -1,0 +1,85 @@
+"""Whether a drafter knows the text that it drafts for.
+
+A stale or misplaced row in the drafter's pool changes no token, it only makes drafts worse, so no
+comparison of answers can find it. Here a branch's rows are computed again, by target and drafter
+over the branch's ids alone, and held against what the pool has.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...ops.kv.pool import KVCache
+from ...ops.types import LayerStatus, Visibility
+from ...states.machine import Run
+from ...states.requests.branch import Branch
+from ..bench.sides import Side
+from ..models import Models
+from ..run.contexts import contexts
+
+
+def off_by(side: Side, run: Run, branch: Branch) -> float | None:
+    """The largest difference of any number, as a share of the largest number; inf if rows are
+    missing or too many, None if the drafter keeps none.
+
+    Asked right after the drafter took in what was committed.
+    """
+    pool, book = run.board["kv_draft"], run.board["branches"]
+    if pool is None:
+        return None
+    context = dict(contexts(branch.request, side.session.prompts))[branch]
+    takes = book.rules.drafter.takes
+    rows = branch.length + (takes == "text")  # such a drafter has read the root token too
+    (row,) = book.layout.rows_of(branch.owner)
+    owners = (branch.request.prefix_owner, branch.owner)
+    slots = [slot for owner in owners for slot in pool.slots_of(owner, row).tolist()]
+    if pool.position[slots].tolist() != list(range(rows)):
+        return float("inf")
+    held = pool.data[:, :, :, slots]
+    with torch.inference_mode():
+        fresh = fresh_rows(side.session.models, takes, [*context, *branch.tokens], rows)
+    off = ((held - fresh).abs().max() / fresh.abs().max()).nan_to_num(nan=torch.inf)
+    return float(off)
+
+
+def fresh_rows(models: Models, takes: str, ids: list[int], rows: int) -> Tensor:
+    """[layers, 2, kv_heads, rows, head_dim]: what the drafter keeps of the first rows of a text.
+
+    Args:
+        takes: of the drafter (`drafter_spec.Drafter`). ids: one more than rows, if it pairs.
+    """
+    drafter, device = models.drafter, models.device
+    kv = _pool(drafter, rows, models)
+    ids_1Q = torch.tensor([ids[:rows]], device=device)
+    steps_1Q = torch.arange(rows, device=device)[None]
+    mask_1QQ = torch.ones(1, rows, rows, dtype=torch.bool, device=device).tril()
+    visible = Visibility(mask_1QQ, steps_1Q)
+    if takes == "text":
+        plan = (LayerStatus.FULL,) * drafter.num_layers
+        drafter.forward(ids_1Q, steps_1Q, steps_1Q, visible, kv, plan, steps_1Q[0, -1:], ())
+        return kv.data[:, :, :, :rows]
+    target = models.target
+    plan = (LayerStatus.FULL,) * target.num_layers
+    own = _pool(target, rows, models)
+    taps_QF = target.forward(
+        ids_1Q, steps_1Q, steps_1Q, visible, own, plan, steps_1Q[0, -1:], tuple(drafter.tap_ids)
+    ).taps_QF
+    fused_QH = drafter.fuse(taps_QF)
+    if takes == "features":
+        drafter.write_context_(fused_QH, steps_1Q[0], steps_1Q[0], kv)
+    else:
+        following_1Q = torch.tensor([ids[1 : rows + 1]], device=device)
+        drafter.forward(following_1Q, fused_QH[None], steps_1Q, steps_1Q, visible, kv)
+    return kv.data[:, :, :, :rows]
+
+
+def _pool(model: Any, slots: int, models: Models) -> KVCache:
+    return KVCache(
+        model.num_layers,
+        model.kv_heads,
+        model.head_dim,
+        slots,
+        dtype=models.dtype,
+        device=models.device,
+    )

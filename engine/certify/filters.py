@@ -1,0 +1,52 @@
+"""Whether top-k and top-p are applied: tokens that they cut away are drawn without them only."""
+
+import torch
+
+from ..run.contexts import contexts
+from .probe import Probed, probe
+from .workbench import Bench
+
+HEAT, TOP_K, TOP_P = 3.0, 3, 0.5
+EDGE = 1e-3  # of a score: float noise may move equally likely tokens over a border
+NEUTRAL = ("repetition_penalty=1.0", "presence_penalty=0.0", "frequency_penalty=0.0", "min_p=0.0")
+PLAIN = ("logit_bias={}", "banned=[]", "forced=[]", "min_new_tokens=0")
+FILTERS = {"top_k": (f"top_k={TOP_K}", "top_p=1.0"), "top_p": ("top_k=0", f"top_p={TOP_P}")}
+
+
+def filter_gate(bench: Bench, name: str) -> tuple[str, dict[str, float], list[str]]:
+    """Held to transformers' own filter, over transformers' logits: text, figures, what is wrong."""
+    own = FILTERS[name]
+    free, every = _cut_away(bench, _drawn(bench, "top_k=0", "top_p=1.0"), name)
+    held, count = _cut_away(bench, _drawn(bench, *own), name)
+    figures: dict[str, float] = {"tokens": count, "outside": held, "outside_without": free}
+    text = (
+        f"at temperature {HEAT:g}, {held} of {count} tokens are outside of {own[name != 'top_k']}"
+    )
+    text += f" that were drawn with it, {free} of {every} drawn without it"
+    text += "" if free else ": too sure a model for this to tell anything"
+    return text, figures, [f"{held} tokens should not have been drawn"] if held else []
+
+
+def _drawn(bench: Bench, *own: str) -> Probed:
+    sets = (f"temperature={HEAT}", *NEUTRAL, *PLAIN, *own)
+    return probe(bench, *(f"sampling.{one}" for one in sets))
+
+
+def _cut_away(bench: Bench, probed: Probed, name: str) -> tuple[int, int]:
+    """(tokens that the filter cuts away, all tokens)."""
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    heat = TemperatureLogitsWarper(HEAT)
+    keep = TopKLogitsWarper(TOP_K) if name == "top_k" else TopPLogitsWarper(TOP_P)
+    outside = count = 0
+    for request in probed.requests:
+        for branch, context in contexts(request, probed.side.session.prompts):
+            ids = [*context, *branch.tokens]
+            logits_QV = bench.reference.logits(ids, bench.dtype)[len(context) - 1 : -1]
+            scores_QV = heat(None, logits_QV.double())
+            kept_QV = keep(None, scores_QV.clone())
+            least_Q1 = scores_QV.masked_fill(kept_QV.isinf(), torch.inf).amin(1, keepdim=True)
+            tokens_Q1 = torch.tensor(branch.tokens, device=logits_QV.device)[:, None]
+            outside += int((scores_QV.gather(1, tokens_Q1) < least_Q1 - EDGE).sum())
+            count += len(branch.tokens)
+    return outside, count

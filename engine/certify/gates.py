@@ -1,0 +1,290 @@
+"""The structural gates: what broke earlier systems, tried on the graph's own layout and drafter.
+
+All runs are greedy unless a gate says otherwise, on a given outline of four parts, or on four
+requests where a graph has no skeleton. The first run has no stop ids; what the others must say
+follows from its answers.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+
+from ...states.requests.admission import request_slots
+from ...states.requests.branch import Branch, Finish
+from ..errors import is_ours, message_of
+from ..run.contexts import contexts
+from .filters import FILTERS, filter_gate
+from .probe import Probed, Watch, cut, drafted, probe
+from .teacher import SHOWN, Repeat, Tally, Teacher
+from .toys import Check
+from .workbench import Bench
+
+BUDGETS = (1, 2, 3, 7)
+ROWS_OFF = {"float32": 1e-3, "float64": 1e-9}
+"""How far a drafter's row may be from the same row computed again (`certify_draft_rows`)."""
+
+
+@dataclass(slots=True)
+class Rig:
+    """What the gates share; `free` is the run without stop ids."""
+
+    bench: Bench
+    watch: Watch = field(default_factory=Watch)
+    _free: Probed | None = None
+
+    @property
+    def free(self) -> Probed:
+        if self._free is None:
+            self._free = self.probe()
+        return self._free
+
+    def probe(
+        self,
+        *sets: str,
+        parts: int = 4,
+        tokens: int | None = None,
+        stops: frozenset[int] | None = frozenset(),
+        written: bool = False,
+    ) -> Probed:
+        """As `certify_probe.probe`; outlines that are written are two requests'."""
+        return probe(
+            self.bench,
+            *sets,
+            parts=parts,
+            tokens=tokens,
+            stops=stops,
+            prompts=self.bench.job.prompts[:2] if written else None,
+            watch=self.watch,
+            written=written,
+        )
+
+    def hold(self, probed: Probed) -> Tally:
+        """All answers of a run, held to transformers."""
+        tally, repeat = Tally(), self.repeat(probed)
+        self._hold(probed, self.bench.dtype, tally, repeat)
+        return tally
+
+    def repeat(self, probed: Probed) -> Repeat | None:
+        """What a numeric tie needs: the same run holds in float64."""
+
+        def repeat() -> bool:
+            tally = Tally()
+            self._hold(probed.again(), "float64", tally, None)
+            return tally.good
+
+        return None if self.bench.dtype == "float64" else cache(repeat)
+
+    def _hold(self, probed: Probed, dtype: str, tally: Tally, repeat: Repeat | None) -> None:
+        teacher = Teacher(self.bench.reference, dtype)
+        for request in probed.requests:
+            teacher.hold(probed.side, request, tally, repeat)
+
+    def agree(self, probed: Probed, expected: Sequence[Sequence[int]]) -> list[str]:
+        """What is wrong with answers that should be these; what transformers says counts."""
+        teacher, tally = Teacher(self.bench.reference, self.bench.dtype), Tally()
+        if len(probed.branches) != len(expected):
+            return [f"{len(probed.branches)} branches, expected were {len(expected)}"]
+        ids = {b: c for r in probed.requests for b, c in contexts(r, probed.side.session.prompts)}
+        for branch, tokens in zip(probed.branches, expected, strict=True):
+            if branch not in ids or branch.finish not in (Finish.STOP, Finish.LENGTH):
+                tally.wrong.append(f"{branch.name} is {branch.finish}: {branch.note}")
+            elif branch.tokens != list(tokens):
+                teacher.hold_branch(branch, ids[branch], tally, self.repeat(probed))
+        return tally.wrong
+
+
+Found = tuple[str, Mapping[str, float], list[str]]
+"""Of a gate: what was tried, figures, and what is wrong."""
+
+Gate = Callable[[Rig], Found]
+
+
+def gate_checks(bench: Bench) -> Iterator[Check]:
+    """One finding for each gate; a run that dies fails the gate that it is part of."""
+    rig = Rig(bench)
+    if bench.job.program.graph.beam is None:
+        for name, gate in GATES.items():
+            bench.tell(f"gate: {name} ...")
+            yield _tried(name, gate, rig)
+        for name in FILTERS:
+            bench.tell(f"gate: {name} ...")
+            yield _tried(f"{name} is applied", partial(_filter, name), rig)
+    yield _tried("a run to the end", _written, rig)
+    yield from memory_checks(bench, rig.watch)
+
+
+def _tried(name: str, gate: Gate, rig: Rig) -> Check:
+    try:
+        text, figures, wrong = gate(rig)
+    except Exception as error:
+        if is_ours(error):
+            raise
+        return Check(f"gates/{name}", False, {}, f"the run died: {message_of(error)}")
+    return Check(f"gates/{name}", not wrong, figures, "; ".join([text, *wrong[:SHOWN]]))
+
+
+def _free_run(rig: Rig) -> Found:
+    tally = rig.hold(rig.free)
+    return f"branches that nothing ends but their budget: {tally.words}", tally.figures, tally.wrong
+
+
+def _end_inside(rig: Rig) -> Found:
+    """The stop id is one that is drafted and accepted, with further accepted drafts behind it."""
+    chosen = next(filter(None, map(_early, rig.free.branches)), None)
+    inside = chosen is not None
+    stops = frozenset([chosen if chosen is not None else rig.free.branches[0].tokens[2]])
+    ended = rig.probe(stops=stops)
+    wrong = rig.agree(ended, [cut(b.tokens, stops) for b in rig.free.branches])
+    stopped = [branch for branch in ended.branches if branch.finish is Finish.STOP]
+    within = sum(bool(b.accepted) and b.accepted[-1] > b.emitted[-1] for b in stopped)
+    text = (
+        f"{len(stopped)} of {len(ended.branches)} branches end at a token that a longer answer has"
+    )
+    text += f", {within} of them inside an accepted path" if inside else "; no path had two drafts"
+    return text, {"ended": len(stopped), "inside": within}, wrong
+
+
+def _early(branch: Branch) -> int | None:
+    """A token that first occurs as an accepted draft which another one follows."""
+    depths = drafted(branch)
+    for place, token in enumerate(branch.tokens[:-1]):
+        if 0 < depths[place] < depths[place + 1] and branch.tokens.index(token) == place:
+            return token
+    return None
+
+
+def _budgets(rig: Rig) -> Found:
+    wrong: list[str] = []
+    for budget in BUDGETS:
+        found = rig.probe(tokens=budget)
+        wrong += rig.agree(found, [branch.tokens[:budget] for branch in rig.free.branches])
+        lengths = {len(branch.tokens) for branch in found.branches} - {budget}
+        wrong += [f"a budget of {budget} gave {length} tokens" for length in sorted(lengths)]
+    return f"max_new_tokens counts tokens: {BUDGETS}", {"budgets": len(BUDGETS)}, wrong
+
+
+def _one_branch(rig: Rig) -> Found:
+    tally = rig.hold(rig.probe(parts=1))
+    return f"one branch alone: {tally.words}", tally.figures, tally.wrong
+
+
+def _same_round(rig: Rig) -> Found:
+    active = max(rig.bench.job.program.graph.layout.max_active, 4)
+    found = rig.probe(f"layout.max_active={active}", tokens=2)
+    wrong = rig.agree(found, [branch.tokens[:2] for branch in rig.free.branches])
+    wrong += [
+        f"{b.name} had {len(b.accepted)} rounds" for b in found.branches if len(b.accepted) != 1
+    ]
+    return f"{len(found.branches)} branches end in one round", {"ended": len(found.branches)}, wrong
+
+
+def _newcomers(rig: Rig) -> Found:
+    """The stop id is one that ends answers at different places, so that others join them."""
+    answers, before = [branch.tokens for branch in rig.free.branches], rig.watch.joined
+
+    def ends(token: int) -> int:
+        return len({len(cut(answer, frozenset([token]))) for answer in answers})
+
+    stops = frozenset([max(sorted(set().union(*answers)), key=ends)])
+    found = rig.probe("layout.max_active=2", "layout.order=fcfs", stops=stops)
+    wrong = rig.agree(found, [cut(answer, stops) for answer in answers])
+    joined = rig.watch.joined - before
+    return f"two at a time: {joined} rounds with newcomers", {"joined": joined}, wrong
+
+
+def _endless(rig: Rig) -> Found:
+    """One of the first two branches never meets the stop id that ends others."""
+    branches = rig.free.branches
+    best: tuple[int, int, int] = (0, -1, -1)
+    for number, branch in enumerate(branches[:2]):
+        others = [set(other.tokens) for other in branches if other is not branch]
+        for token in set().union(*others) - set(branch.tokens):
+            best = max(best, (sum(token in one for one in others), number, token))
+    ends, number, token = best
+    if not ends:
+        return "no token ends some branches and not others", {"ended": 0}, []
+    found = rig.probe("layout.max_active=2", stops=frozenset([token]))
+    wrong = rig.agree(found, [cut(b.tokens, frozenset([token])) for b in branches])
+    if found.branches[number].finish is not Finish.LENGTH:
+        wrong.append(f"{found.branches[number].name} was to run to its budget")
+    return f"{ends} others end beside one endless branch, two at a time", {"ended": ends}, wrong
+
+
+def _full_pool(rig: Rig) -> Found:
+    """As many slots as the largest request or branch needs alone, and then one fewer."""
+    free = rig.free
+    tree = free.room.tree_slots(1)
+    needs = [request_slots(replace(r, branches=[])) + tree for r in free.requests]
+    needs += [free.room.alone(b.start, len(b.prompt), b.budget) for b in free.branches]
+    small = ["layout.max_active=1", f"limits.max_new_tokens={rig.bench.extent.gate_tokens}"]
+    if free.side.job.program.graph.skeleton is not None:
+        small.append("skeleton.direct_tokens=1")  # no answer here is direct
+    found = rig.probe(*small, f"layout.capacity={max(needs)}")
+    wrong = rig.agree(found, [branch.tokens for branch in free.branches])
+    short = rig.probe(*small, f"layout.capacity={max(needs) - 1}")
+    refused = [branch for branch in short.branches if branch.finish is Finish.REFUSED]
+    if not refused or not all("slots" in branch.note for branch in refused):
+        wrong.append(f"{max(needs) - 1} slots refused nobody")
+    text = f"{max(needs)} slots are enough for everybody, one fewer refuses by name"
+    return text, {"slots": max(needs), "refused": len(refused)}, wrong
+
+
+def _odd_tokens(rig: Rig) -> Found:
+    """Token 0 and the pad token begin every answer, as any other token would."""
+    tokenizer = rig.free.side.session.models.tokenizer
+    pad = getattr(tokenizer, "pad_token_id", None) or 0
+    found = rig.probe(f"sampling.forced=[0, {pad}]")
+    tally = rig.hold(found)
+    heads = [branch.name for branch in found.branches if branch.tokens[:2] != [0, pad]]
+    wrong = tally.wrong + [f"{name} does not begin with them" for name in heads]
+    which = f"the tokens 0 and {pad}" if pad else "token 0, which is the pad token or there is none"
+    return f"answers that begin with {which}: {tally.words}", tally.figures, wrong
+
+
+def _filter(name: str, rig: Rig) -> Found:
+    return filter_gate(rig.bench, name)
+
+
+def _written(rig: Rig) -> Found:
+    """Two requests beside each other, two branches at a time, until the model stops by itself."""
+    found = rig.probe("layout.max_active=2", stops=None, written=True)
+    text = f"{len(found.requests)} requests beside each other, two branches at a time"
+    if rig.bench.job.program.graph.beam is not None:
+        wrong = [f"{r.key} never ended" for r in found.requests if not r.finished]
+        return text, {"requests": len(found.requests)}, wrong
+    tally = rig.hold(found)
+    return f"{text}: {tally.words}", tally.figures, tally.wrong
+
+
+GATES: dict[str, Gate] = {
+    "nothing but the budget": _free_run,
+    "an end inside an accepted path": _end_inside,
+    "budgets": _budgets,
+    "one branch": _one_branch,
+    "all end in the same round": _same_round,
+    "newcomers": _newcomers,
+    "one endless branch": _endless,
+    "an exactly full pool": _full_pool,
+    "token 0 and the pad token": _odd_tokens,
+}
+
+
+def memory_checks(bench: Bench, watch: Watch) -> Iterator[Check]:
+    """What was seen of the pools, phase by phase, in all runs of the gates."""
+    wrong = list(watch.wrong.values())
+    figures = {"runs": watch.runs, "phases": watch.phases, "faults": len(wrong)}
+    text = f"pools and book agree after each of {watch.phases} phases of {watch.runs} runs"
+    text += ", and pools are empty at the end"
+    yield Check("memory/integrity", not wrong, figures, "; ".join([text, *wrong[:SHOWN]]))
+    reads = {"reads": watch.reads, "forwards": watch.forwards}
+    text = f"{watch.reads} host reads for {watch.forwards} forwards of the target"
+    yield Check("memory/one host read per forward", watch.reads <= watch.forwards, reads, text)
+    copied = bench.job.program.graph.layout.kind == "batching" or watch.forked == 0
+    text = f"{watch.forked} bytes copied by forks"
+    yield Check("memory/forks", copied, {"bytes": watch.forked}, text)
+    if watch.compared:
+        limit = ROWS_OFF[bench.dtype]
+        rows = {"branches": watch.compared, "worst": watch.worst, "tolerance": limit}
+        text = f"the drafter's rows of {watch.compared} branches in mid-run, newcomers among them,"
+        text += f" are those of their text computed again: at most {watch.worst:.1e} apart"
+        yield Check("memory/the drafter's rows", watch.worst <= limit, rows, text)

@@ -1,0 +1,221 @@
+"""Runs that are looked at after every phase, with stop ids and budgets of their own."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...states.machine import Run
+from ...states.requests.branch import Branch, Request, Stage
+from ...states.text.outline import Outline, Point
+from ...states.trace import Event, OpRan
+from ..bench.sides import Side
+from ..prepare.inputs import Prompt
+from .draft_rows import off_by
+from .workbench import Bench
+
+MOST_STEPS = 100_000  # transitions after which a run counts as hanging
+COMPARED = 60  # branches of a probe whose drafter rows are computed again
+TITLES = ("Goal", "Main parts", "Risks", "Summary", "Steps", "Time", "Cost", "Place")
+FORWARD, DRAFTED = "target.forward_", "draft.expand_root_"
+
+
+@dataclass(slots=True)
+class Watch:
+    """What was seen of all runs of a certificate, phase by phase.
+
+    wrong: a line for every kind of fault, the first time. worst: of the drafter's rows, how far
+    they are off, as a share of the largest number in them.
+    """
+
+    runs: int = 0
+    phases: int = 0
+    forwards: int = 0
+    reads: int = 0
+    forked: int = 0
+    joined: int = 0
+    compared: int = 0
+    worst: float = 0.0
+    wrong: dict[str, str] = field(default_factory=dict)
+
+    def fault(self, kind: str, text: str) -> None:
+        self.wrong.setdefault(kind, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """One run that came to its end; `again` is the same in float64."""
+
+    side: Side
+    run: Run
+    requests: tuple[Request, ...]
+    again: Callable[[], "Probed"]
+
+    @property
+    def branches(self) -> list[Branch]:
+        """All but the outlines."""
+        return [branch for request in self.requests for branch in request.branches]
+
+    @property
+    def room(self) -> Any:
+        return self.run.board["branches"].room
+
+
+def outline_of(count: int) -> Outline:
+    """A given outline of so many parts, none of which waits for another."""
+    points = tuple(Point(n, 60, None, (), TITLES[n - 1]) for n in range(1, count + 1))
+    return Outline("plan", points, (), "ok")
+
+
+def probe(
+    bench: Bench,
+    *sets: str,
+    parts: int = 4,
+    tokens: int | None = None,
+    stops: frozenset[int] | None = frozenset(),
+    prompts: Sequence[Prompt] | None = None,
+    dtype: str = "",
+    watch: Watch | None = None,
+    written: bool = False,
+) -> Probed:
+    """A greedy run of `parts` branches: of one given outline, or of as many requests.
+
+    Args:
+        tokens: the budget of every branch. stops: stop ids; None for the model's own.
+        prompts: instead of the first ones of the certificate.
+        written: the model writes the outlines itself.
+    """
+    job = bench.changed(*_greedy(bench), *sets, tokens=bench.extent.gate_tokens, dtype=dtype)
+    skeleton = job.program.graph.skeleton
+    given = None if skeleton is None or written else outline_of(min(parts, skeleton.max_branches))
+    side = bench.side(job, outline=given)
+    asked = prompts or bench.job.prompts[: parts if skeleton is None else 1]
+    requests = [side.session.request(prompt) for prompt in asked]
+    if tokens is not None:
+        requests = [replace(request, budget=tokens) for request in requests]
+    if stops is not None:
+        requests = [replace(request, stop_ids=stops) for request in requests]
+    run = _drive(side, requests, watch)
+    again = partial(
+        probe,
+        bench,
+        *sets,
+        parts=parts,
+        tokens=tokens,
+        stops=stops,
+        prompts=prompts,
+        dtype="float64",
+        written=written,
+    )
+    return Probed(side, run, tuple(requests), again)
+
+
+def _greedy(bench: Bench) -> tuple[str, ...]:
+    return () if bench.job.program.graph.beam is not None else ("sampling.temperature=0",)
+
+
+def _drive(side: Side, requests: Sequence[Request], watch: Watch | None) -> Run:
+    """To the end; looks at the run after every phase.
+
+    Raises:
+        RuntimeError: it does not come to an end.
+    """
+    watch = watch if watch is not None else Watch()
+    drafted: list[bool] = []
+
+    def sink(event: Event) -> None:
+        if isinstance(event, OpRan):
+            watch.forwards += event.op == FORWARD
+            drafted.append(event.op == DRAFTED)
+
+    board = side.session.board()
+    for request in requests:
+        board["branches"].submit(request)
+    run, pools = Run(side.job.program, board, sink), _pools(board)
+    places = [pool.data.data_ptr() for pool in pools]
+    compared = watch.compared
+    while not run.finished:
+        if run.steps >= MOST_STEPS:
+            raise RuntimeError(f"no end after {MOST_STEPS} transitions")
+        drafted.clear()
+        run.advance()
+        watch.phases += 1
+        watch.joined += run.state == "continuous_decode"
+        _look(run, watch)
+        if any(drafted) and watch.compared - compared < COMPARED:
+            _compare_draft_rows(side, run, watch)
+    watch.runs += 1
+    watch.reads += board["host"].reads
+    watch.forked += sum(pool.ledger.bytes["fork"] for pool in pools)
+    if places != [pool.data.data_ptr() for pool in pools]:
+        watch.fault("moved", "a pool was allocated anew during a run")
+    for pool in pools:
+        if pool.current_length:
+            watch.fault("left", f"{pool.current_length} slots are in use after the end of a run")
+    return run
+
+
+def _pools(board: dict[str, Any]) -> list[Any]:
+    return [board[key] for key in ("kv", "kv_draft") if board[key] is not None]
+
+
+def _look(run: Run, watch: Watch) -> None:
+    """Pools are consistent, and hold what their branches need: nothing else, nothing less."""
+    book = run.board["branches"]
+    for pool in _pools(run.board):
+        try:
+            pool.check_integrity()
+        except AssertionError as error:
+            watch.fault("integrity", f"{run.state}: {error}")
+    if book.rules.drafter.kind == "none" and hasattr(book, "beam"):
+        return  # a search's rows are a tree, which its own tests look at
+    expected = sum(_rows(book, request) for request in book.requests)
+    held = run.board["kv"].current_length
+    if held != expected:
+        watch.fault("rows", f"{run.state}: {held} slots in use for {expected} rows")
+    for branch in book.active:
+        positions = _positions(book, run.board["kv"], branch)
+        if positions != list(range(branch.length)):
+            watch.fault("gap", f"{run.state}: {branch.name} has a gap among its rows")
+
+
+def _rows(book: Any, request: Request) -> int:
+    """Rows of the target's pool that a request must have."""
+    own = sum(b.length - b.start for b in request.branches if b.stage is Stage.RUNNING)
+    if request.stage in (Stage.OUTLINE, Stage.RUNNING):
+        own += request.prefix_length * len(book.layout.rows_of(request.prefix_owner))
+    if request.stage is Stage.OUTLINE and request.root is not None:
+        own += request.root.length - request.root.start
+    return int(own)
+
+
+def _positions(book: Any, pool: Any, branch: Branch) -> list[int]:
+    """Of the committed rows that a branch sees, increasing."""
+    (row,) = book.layout.rows_of(branch.owner)
+    own = np.isin(pool.owner, [branch.owner, branch.request.prefix_owner]) & pool.committed
+    own &= np.arange(pool.slots) // pool.capacity == row
+    return sorted(pool.position[own].tolist())
+
+
+def _compare_draft_rows(side: Side, run: Run, watch: Watch) -> None:
+    for branch in run.board["branches"].active:
+        off = off_by(side, run, branch)
+        if off is not None:
+            watch.compared += 1
+            watch.worst = max(watch.worst, off)
+
+
+def drafted(branch: Branch) -> list[int]:
+    """For each token of an answer: how deep in its tree it was drafted, 0 if the target drew it."""
+    depths = [0]
+    for accepted, emitted in zip(branch.accepted, branch.emitted, strict=True):
+        depths += [depth if depth <= accepted else 0 for depth in range(1, emitted + 1)]
+    return depths
+
+
+def cut(tokens: Sequence[int], stops: frozenset[int]) -> list[int]:
+    """An answer up to its first stop token."""
+    end = next((place for place, token in enumerate(tokens) if token in stops), len(tokens))
+    return list(tokens[:end])

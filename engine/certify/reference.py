@@ -1,0 +1,109 @@
+"""The target as transformers reads it: what every token is held to."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...models.files import ModelError
+from ...states.requests.branch import Branch
+
+
+@dataclass(frozen=True, slots=True)
+class Transformers:
+    """The checkpoint of a folder in transformers, loaded once for each dtype.
+
+    Raises:
+        ModelError: transformers cannot load it.
+    """
+
+    folder: Path
+    device: str
+    _loaded: dict[str, Any] = field(default_factory=dict)
+
+    def model(self, dtype: str) -> Any:
+        if dtype not in self._loaded:
+            self._loaded[dtype] = _load(self.folder, dtype).to(self.device)
+        return self._loaded[dtype]
+
+    def logits(self, ids: Sequence[int], dtype: str) -> Tensor:
+        """[Q, V] behind every one of these ids, in one forward."""
+        with torch.inference_mode():
+            found: Tensor = self.model(dtype)(self._ids(ids), use_cache=False).logits[0]
+        return found
+
+    def _ids(self, ids: Sequence[int]) -> Tensor:
+        return torch.tensor([list(ids)], device=self.device)
+
+    def greedy(self, branch: Branch, context: Sequence[int], dtype: str) -> list[int]:
+        """What `generate` writes for a branch, the stop token included.
+
+        A branch under a grammar is written with the grammar as a logits processor.
+        """
+        processors = []
+        if branch.matcher is not None and branch.request.new_matcher is not None:
+            processors = [only_legal(branch.request.new_matcher(), len(context))]
+        found = self._generate(branch, context, dtype, do_sample=False, logits_processor=processors)
+        written: list[int] = found.sequences[0, len(context) :].tolist()
+        return written
+
+    def beams(
+        self, branch: Branch, context: Sequence[int], dtype: str, **settings: Any
+    ) -> tuple[list[int], float | None]:
+        """What beam search finds: tokens, the stop token included, and the score.
+
+        Args:
+            settings: num_beams, length_penalty, early_stopping.
+        """
+        found = self._generate(branch, context, dtype, do_sample=False, **settings)
+        scores = getattr(found, "sequences_scores", None)
+        tokens: list[int] = found.sequences[0, len(context) :].tolist()
+        return tokens, None if scores is None else float(scores[0])
+
+    def _generate(self, branch: Branch, context: Sequence[int], dtype: str, **settings: Any) -> Any:
+        ids = self._ids(context)
+        with torch.inference_mode():
+            return self.model(dtype).generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=branch.budget,
+                eos_token_id=sorted(branch.request.stop_ids) or None,
+                pad_token_id=0,
+                return_dict_in_generate=True,
+                output_scores=True,
+                **settings,
+            )
+
+
+def only_legal(matcher: Any, start: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """A logits processor that leaves the tokens that a grammar allows.
+
+    Args:
+        matcher: states.grammar.Matcher at the answer's beginning; start: ids before it.
+    """
+
+    def process(ids_1Q: Tensor, scores_1V: Tensor) -> Tensor:
+        for token in ids_1Q[0, start + matcher.consumed :].tolist():
+            matcher.advance(token)
+        legal_V = torch.from_numpy(matcher.legal_mask()).to(scores_1V.device)
+        return scores_1V.masked_fill(~legal_V, -torch.inf)
+
+    return process
+
+
+def _load(folder: Path, dtype: str) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise ModelError(
+            folder, f"transformers cannot load it, so nothing can be held to it: {reason}"
+        ) from None
+    return model.train(False)

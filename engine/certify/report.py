@@ -1,0 +1,175 @@
+"""A certificate: everything that was found out about one graph, as data and as a page."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import Code
+from ..prepare.repeat import canonical
+from ..prepare.texts import redact
+from ..run.writer import made_with
+from .toys import Check
+from .workbench import Bench
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One group of checks. why_not: why there is none; empty if there are some."""
+
+    name: str
+    title: str
+    checks: tuple[Check, ...]
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The findings of one graph; `facts` say about what exactly."""
+
+    graph: str
+    quick: bool
+    facts: dict[str, Any]
+    parts: tuple[Part, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def checks(self) -> list[Check]:
+        return [check for part in self.parts for check in part.checks]
+
+    @property
+    def failed(self) -> list[Check]:
+        return [check for check in self.checks if not check.passed]
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.checks) and not self.failed
+
+    @property
+    def code(self) -> Code:
+        return Code.OK if self.passed else Code.UNEQUAL
+
+    @property
+    def ties(self) -> int:
+        return sum(int(check.figures.get("ties", 0)) for check in self.checks)
+
+    @property
+    def verdict(self) -> str:
+        count = len(self.checks)
+        if self.passed:
+            ties = "no numeric ties" if not self.ties else f"{self.ties} numeric ties"
+            return f"lossless: all {count} checks passed, {ties}"
+        return f"NOT lossless: {len(self.failed)} of {count} checks failed"
+
+
+def facts_of(bench: Bench, command: str) -> dict[str, Any]:
+    """About what a certificate speaks: nothing in it depends on when or where it was made."""
+    job, graph = bench.job, bench.job.program.graph
+    made = made_with(job, bench.target, bench.drafter)
+    models = {"target": {"name": redact(job.config.model), "hash": made.model_hash}}
+    if made.drafter_hash is not None:
+        models["drafter"] = {"name": redact(job.config.drafter_model), "hash": made.drafter_hash}
+    return {
+        "command": command,
+        "graph": {
+            "name": graph.name,
+            "file": redact(job.graph_file),
+            "hash": hashlib.sha256(canonical(graph).encode()).hexdigest(),
+            "layout": graph.layout.kind,
+            "drafter": graph.drafter.kind,
+            "sampling": graph.sampling.words(),
+            "lossless": graph.sampling.lossless,
+        },
+        "models": models,
+        "dtype": job.config.dtype,
+        "device": job.config.device,
+        "threads": job.threads,
+        "prompts": len(bench.prompts),
+        "versions": made.versions,
+    }
+
+
+def document(found: Certificate) -> dict[str, Any]:
+    """The JSON of a certificate; its keys are documented in docs/cli.md."""
+    return {
+        "schema_version": SCHEMA,
+        "graph": found.graph,
+        "passed": found.passed,
+        "exit_code": int(found.code),
+        "verdict": found.verdict,
+        "quick": found.quick,
+        "numeric_ties": found.ties,
+        **{key: value for key, value in found.facts.items() if key != "graph"},
+        "resolved": found.facts["graph"],
+        "parts": [_part(part) for part in found.parts],
+        "notes": list(found.notes),
+    }
+
+
+def _part(part: Part) -> dict[str, Any]:
+    return {
+        "name": part.name,
+        "title": part.title,
+        "not_applicable": part.why_not,
+        "checks": [
+            {
+                "name": check.name,
+                "passed": check.passed,
+                "figures": {key: _number(value) for key, value in check.figures.items()},
+                "text": check.text,
+            }
+            for check in part.checks
+        ],
+    }
+
+
+def _number(value: float) -> float | str:
+    """JSON has no infinity."""
+    return value if abs(value) != float("inf") else "infinite"
+
+
+def page(found: Certificate) -> str:
+    """The certificate in Markdown."""
+    facts = found.facts
+    graph, models = facts["graph"], facts["models"]
+    lines = [
+        f"# Certificate: {found.graph}",
+        "",
+        f"**{found.verdict[0].upper()}{found.verdict[1:]}.**",
+    ]
+    if found.quick:
+        lines += [
+            "",
+            "Made with `--quick`: fewer prompts, seeds and rules than a full certificate.",
+        ]
+    rows = {
+        "command": f"`{facts['command']}`",
+        "graph": f"{graph['file']} (layout {graph['layout']}, drafter {graph['drafter']}, "
+        f"sampling: {graph['sampling']})",
+        "graph hash": f"`{graph['hash']}`",
+        **{name: f"{one['name']} `{one['hash']}`" for name, one in models.items()},
+        "dtype, device, threads": f"{facts['dtype']}, {facts['device']}, {facts['threads']}",
+        "prompts": str(facts["prompts"]),
+        "versions": ", ".join(f"{name} {number}" for name, number in facts["versions"].items()),
+    }
+    lines += ["", "| | |", "|---|---|", *(f"| {key} | {_cell(rows[key])} |" for key in rows)]
+    for part in found.parts:
+        lines += ["", f"## {part.title}", ""]
+        if part.why_not:
+            lines += [f"Does not apply: {part.why_not}."]
+            continue
+        lines += ["| check | | found |", "|---|---|---|", *map(_row, part.checks)]
+    if found.notes:
+        lines += ["", "## Notes", "", *(f"- {note}" for note in found.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(check: Check) -> str:
+    mark = "passed" if check.passed else "**FAILED**"
+    return f"| {_cell(check.name.partition('/')[2])} | {mark} | {_cell(check.text)} |"
+
+
+def _cell(text: str) -> str:
+    """A cell of a Markdown table."""
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,117 @@
+"""Sampled text under ``accept: match``: one seed gives one text, and it is the target's own.
+
+The twin of a graph decodes without a drafter, one branch after another. Its tokens are held to
+transformers' logits with the processors and coins of the ops, the graph's tokens to the twin's.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..bench.equal import Pair, Result, Verdict, verdicts
+from ..bench.sides import ask_all
+from ..run.runner import Halt
+from .greedy import repeated
+from .teacher import SHOWN, Tally, Teacher
+from .toys import Check
+from .workbench import Bench
+
+MATCH = ("sampling.accept=match", "sampling.skip_sample_adjustment=false")
+FILTERS = ("sampling.top_k=20", "sampling.top_p=0.9")
+FIRST_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way of drawing; `sets` as of `--set`."""
+
+    name: str
+    sets: tuple[str, ...]
+
+
+def settings_of(bench: Bench) -> list[Setting]:
+    """The graph's own sampling, with filters, and a temperature of exactly 1."""
+    own = bench.job.program.graph.sampling
+    one = "sampling.temperature=1.0"
+    base = MATCH if own.temperature > 0 else (*MATCH, one)
+    name = f"temperature {own.temperature or 1.0:g}"
+    found = [Setting(name, base), Setting(f"{name}, top_k 20, top_p 0.9", (*base, *FILTERS))]
+    if own.temperature not in (0, 1):
+        found.append(Setting("temperature 1", (*MATCH, one)))
+    return found
+
+
+def sampled_checks(bench: Bench) -> Iterator[Check]:
+    """Two findings for every setting: the graph and its twin, the twin and transformers."""
+    for setting in settings_of(bench):
+        yield from _setting_checks(bench, setting)
+    skeleton = bench.job.program.graph.skeleton
+    if skeleton is not None and skeleton.merge == "blend":
+        sets = (*MATCH, "sampling.temperature=1.0", "skeleton.merge=blend")
+        yield _twins(bench, Setting("combined on a blended cache", sets), None)
+
+
+def twin_of(bench: Bench) -> tuple[str, ...]:
+    """No drafter, one branch after another in one sequence, in reading order."""
+    capacity = bench.job.program.graph.layout.capacity
+    layout = ("kind=bim", f"capacity={capacity}", "max_active=1", "order=fcfs")
+    return ("drafter.kind=none", *(f"layout.{one}" for one in layout))
+
+
+def _setting_checks(bench: Bench, setting: Setting) -> Iterator[Check]:
+    forced, seeds = Tally(), bench.extent.seeds
+    yield _twins(bench, setting, forced)
+    figures = {**forced.figures, "seeds": seeds}
+    text = f"{setting.name}, {seeds} seeds, drawn from transformers' logits: {forced.words}"
+    yield Check(f"sampled/{setting.name}/own", forced.good, figures, text)
+
+
+def _twins(bench: Bench, setting: Setting, forced: Tally | None) -> Check:
+    """The graph and its twin; the twin is held to transformers if there is a tally for that."""
+    extent, found = bench.extent, list[Verdict]()
+    teacher = Teacher(bench.reference, bench.dtype)
+    for seed in range(FIRST_SEED, FIRST_SEED + extent.seeds):
+        most = extent.drawn_tokens
+        own = bench.changed(*setting.sets, seed=seed, tokens=most)
+        alone = bench.changed(*setting.sets, *twin_of(bench), seed=seed, tokens=most)
+        sides = [bench.side(alone, "A"), bench.side(own, "B")]
+        prompts = bench.prompts[: extent.drawn_prompts]
+        for asked in ask_all(sides, prompts, Halt(), bench.tell):
+            found += verdicts(Pair(sides[0], sides[1]), asked, sides)
+            if forced is not None:
+                repeat = repeated(bench, alone, asked.prompt)
+                teacher.hold(sides[0], asked.ran[0].request, forced, repeat)
+    return _equal(bench, setting, found)
+
+
+def _equal(bench: Bench, setting: Setting, found: list[Verdict]) -> Check:
+    exact = bench.dtype == "float64"
+    ties = [v for v in found if v.result is Result.TIE]
+    wrong = [v for v in found if v.result is Result.DIFFERENT] + (ties if exact else [])
+    alike = [v for v in found if v.result is Result.EQUAL]
+    tokens = sum(v.tokens for v in alike)
+    figures = {
+        "seeds": bench.extent.seeds,
+        "branches": len(found),
+        "equal": len(alike),
+        "tokens": tokens,
+        "ties": 0 if exact else len(ties),
+        "refused": sum(v.result is Result.UNFINISHED for v in found),
+        "differences": len(wrong),
+    }
+    text = (
+        f"{setting.name}, {bench.extent.seeds} seeds, with its drafter and without one: {tokens} "
+        f"tokens in {len(alike)} of {len(found)} branches are equal"
+    )
+    text += f", {len(ties)} numeric ties" if ties and not exact else ""
+    parts = [text, *map(_difference, wrong[:SHOWN])]
+    good = not wrong and tokens > 0
+    return Check(f"sampled/{setting.name}/twin", good, figures, "; ".join(parts))
+
+
+def _difference(verdict: Verdict) -> str:
+    there = verdict.difference
+    if there is None:
+        return f"branch {verdict.branch} stands behind other ids"
+    margin = "" if there.margin is None else f" (margin {there.margin:.1e})"
+    tokens = f"{there.other} and not {there.reference}"
+    return f"branch {verdict.branch}, token {there.position + 1}: {tokens}{margin}"

@@ -1,0 +1,164 @@
+"""Teacher forcing: one forward of transformers over context and answer says what must stand there.
+
+If the best token behind every beginning of the answer is the answer's next one, then decoding
+token by token writes this answer: by induction, the same as running it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ...states.requests.branch import Branch, Finish, Request
+from ...states.requests.samplers import rules_of
+from ..bench.equal import END, TIE
+from ..bench.sides import Side
+from ..run.contexts import contexts, order_of
+from .reference import Transformers
+
+SHOWN = 5  # differences that are told
+
+Repeat = Callable[[], bool]
+"""Whether all is as it must be when the same is done in float64."""
+
+
+def counted(number: int, one: str, more: str) -> str:
+    """A number with its word."""
+    return f"{number} {one if number == 1 else more}"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was held to transformers.
+
+    unfinished: branches that were refused; stuck: those that never ended. wrong: a line each.
+    """
+
+    requests: int = 0
+    branches: int = 0
+    tokens: int = 0
+    ties: int = 0
+    unfinished: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {
+            "prompts": self.requests,
+            "branches": self.branches,
+            "tokens": self.tokens,
+            "ties": self.ties,
+            "refused": self.unfinished,
+            "differences": len(self.wrong),
+        }
+
+    @property
+    def words(self) -> str:
+        text = f"{self.tokens} tokens in {counted(self.branches, 'branch', 'branches')}"
+        text += f" of {counted(self.requests, 'request', 'requests')}"
+        text += f", {counted(self.ties, 'numeric tie', 'numeric ties')}" if self.ties else ""
+        text += f", {counted(self.unfinished, 'refusal', 'refusals')}" if self.unfinished else ""
+        return "; ".join([text, *self.wrong[:SHOWN]])
+
+    @property
+    def good(self) -> bool:
+        """Everything fits, and there was something that could have failed to."""
+        return not self.wrong and self.tokens > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """Holds answers to transformers' reading of the target, in one dtype."""
+
+    reference: Transformers
+    dtype: str
+
+    def hold(self, side: Side, request: Request, tally: Tally, repeat: Repeat | None) -> None:
+        """Every branch that was decoded, the outline's first.
+
+        Args:
+            repeat: asked once at a numeric tie; None where there can be none.
+        """
+        tally.requests += 1
+        ended = {branch for branch in request.all_branches() if branch.finish is not None}
+        for branch in request.all_branches():
+            if branch not in ended or branch.finish is Finish.CANCELLED:
+                tally.wrong.append(f"{branch.name} never ended")
+            tally.unfinished += branch.finish is Finish.REFUSED
+        for branch, context in contexts(request, side.session.prompts):
+            if branch.finish in (Finish.STOP, Finish.LENGTH):
+                self.hold_branch(branch, context, tally, repeat)
+
+    def hold_branch(
+        self, branch: Branch, context: Sequence[int], tally: Tally, repeat: Repeat | None
+    ) -> None:
+        """One answer; a numeric tie is counted, anything else that differs is told."""
+        tally.branches += 1
+        tally.tokens += len(branch.tokens)
+        found = self.first_wrong(branch, context)
+        if found is None:
+            return
+        text, margin = found
+        if repeat is not None and margin is not None and margin < TIE and repeat():
+            tally.ties += 1
+        else:
+            shown = "" if margin is None else f" (margin {margin:.1e})"
+            tally.wrong.append(f"{branch.name}: {text}{shown}")
+
+    def first_wrong(
+        self, branch: Branch, context: Sequence[int]
+    ) -> tuple[str, float | None] | None:
+        """What is wrong first, and by how much the target prefers another token."""
+        said = [*branch.tokens, *([END] if branch.finish is Finish.STOP else [])]
+        stops = sorted(branch.request.stop_ids)
+        for place, token in enumerate(branch.tokens):
+            if token in branch.request.stop_ids:
+                return f"the stop token {token} stands inside the answer at {place + 1}", None
+        if branch.finish is Finish.LENGTH and len(said) != branch.budget:
+            return f"{len(said)} tokens, the budget is {branch.budget}", None
+        ids = [*context, *branch.tokens]
+        logits_QV = self.reference.logits(ids, self.dtype)[len(context) - 1 :]
+        for place, (own, order_V) in enumerate(own_tokens(branch, context, logits_QV)):
+            if place == len(said):
+                break
+            token = said[place]
+            if token != (END if own in branch.request.stop_ids else own):
+                text = f"token {place + 1} is {_name(token)}, the target says {own}"
+                score = order_V[stops].max() if token == END else order_V[token]
+                return text, float(order_V[own] - score)
+        return None
+
+
+def _name(token: int) -> str:
+    return "the end" if token == END else str(token)
+
+
+def own_tokens(
+    branch: Branch, context: Sequence[int], logits_QV: Tensor
+) -> list[tuple[int, Tensor]]:
+    """For each place of an answer: the token that the target says there, and what decides on it.
+
+    Under a grammar it is the best legal one. Ends where the answer leaves the grammar.
+
+    Args:
+        logits_QV: behind the context and each token of the answer.
+    """
+    if branch.matcher is None and rules_of(branch).plain:
+        return list(zip(logits_QV.argmax(-1).tolist(), logits_QV, strict=True))
+    make = branch.request.new_matcher
+    matcher = make() if make is not None and branch.matcher is not None else None
+    found: list[tuple[int, Tensor]] = []
+    for place, logits_V in enumerate(logits_QV):
+        order_V = order_of(logits_V, branch, context, place)
+        own = int(order_V.argmax())
+        if matcher is not None:
+            order = order_V.argsort(descending=True, stable=True).tolist()
+            own = next(token for token in order if matcher.is_legal(token))
+        found.append((own, order_V))
+        if place == len(branch.tokens):
+            break
+        if matcher is not None:
+            if not matcher.is_legal(branch.tokens[place]):
+                break
+            matcher.advance(branch.tokens[place])
+    return found

@@ -1,0 +1,115 @@
+"""What the runs of one certificate share: the graph with other settings, its models, transformers.
+
+Everything that is certified runs through the ops that the graph resolves to, on the models it was
+given; only settings are changed, as `--set` changes them.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ...ops.registry import OpTable
+from ...states.graph.load import load_program
+from ...states.text.outline import Outline
+from ..bench.sides import Shelf, Side
+from ..prepare.environment import set_up_torch
+from ..prepare.inputs import Prompt
+from ..prepare.job import Job
+from .reference import Transformers
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is looked at.
+
+    prompts, tokens: of the greedy runs, and tokens of each branch at most; None for all and for
+        what the graph says. generated: prompts whose answers `generate` writes too.
+    drawn_prompts, seeds, drawn_tokens: of every setting that is drawn with.
+    toys, samples, answers: of the statistical tests, the last through whole runs; every_rule: also
+        of rules that the graph does not use.
+    gate_tokens: of each branch in a gate.
+    """
+
+    prompts: int | None
+    tokens: int | None
+    generated: int
+    drawn_prompts: int
+    seeds: int
+    drawn_tokens: int
+    toys: int
+    samples: int
+    answers: int
+    every_rule: bool
+    gate_tokens: int
+
+
+FULL = Extent(None, None, 3, 5, 3, 48, 200, 20_000, 2000, True, 24)
+QUICK = Extent(3, 48, 1, 2, 2, 24, 40, 20_000, 1000, False, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One graph under test.
+
+    job: the graph as it was given; target, drafter: folders of its models.
+    shelf: its models, by dtype. tell: shows what goes on.
+    """
+
+    job: Job
+    target: Path
+    drafter: Path | None
+    extent: Extent
+    shelf: Shelf
+    reference: Transformers
+    table: OpTable
+    tell: Tell
+
+    @property
+    def dtype(self) -> str:
+        return self.job.config.dtype
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        return self.job.prompts[: self.extent.prompts]
+
+    def changed(
+        self, *sets: str, seed: int | None = None, tokens: int | None = None, dtype: str = ""
+    ) -> Job:
+        """The graph with other settings. Finished parts that it combines are computed anew.
+
+        Args:
+            tokens: the most of each branch; fewer if the graph or the command line says so.
+
+        Raises:
+            GraphError: the graph cannot be so.
+        """
+        source = deepcopy(self.job.program.source)
+        program = load_program(source, self.table, sets=(*self._exact(), *sets))
+        config = self.job.config
+        own = config.max_new_tokens or program.graph.limits.max_new_tokens
+        update = {
+            "seed": config.seed if seed is None else seed,
+            "max_new_tokens": own if tokens is None else min(own, tokens),
+            "dtype": dtype or config.dtype,
+        }
+        return replace(self.job, program=program, config=config.model_copy(update=update))
+
+    def _exact(self) -> tuple[str, ...]:
+        """A blended fold is an approximation: transformers has nothing to hold it to."""
+        skeleton = self.job.program.graph.skeleton
+        folds = skeleton is not None and skeleton.merge == "blend"
+        return ("skeleton.merge=plain",) if folds else ()
+
+    def side(self, job: Job, letter: str = "A", outline: Outline | None = None) -> Side:
+        """A job with its models, loaded when they are first asked for; raises ModelError."""
+        from ..run.api import tie
+
+        if outline is not None:
+            job = replace(job, outline=outline)
+        set_up_torch(job.threads, job.config.device)
+        drafter = self.drafter if job.program.graph.drafter.has_model else None
+        models = self.shelf.take(job, self.target, drafter)
+        return Side(letter, job, tie(job, models), self.target)

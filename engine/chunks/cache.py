@@ -1,0 +1,90 @@
+"""Cached chunks for a run: looked up in a store, read alone first where they are missing."""
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ...models.files import ModelError
+from ...models.load.checkpoint import model_hash
+from ...ops.blend.blend import ChunkKV
+from ...ops.blend.layer_plan import compile_layer_plan
+from ...states.graph.blend_spec import Blend
+from ...states.graph.program import Program
+from ...states.graph.source import GraphError
+from ...states.text.prompt_tokens import Chunk
+from .maker import ChunkMaker, chunk_maker
+from .store import ChunkStore
+
+if TYPE_CHECKING:
+    from ..models import Models
+
+CHUNK_BYTES = 8 << 30  # of chunks in memory and in a folder, if nobody says otherwise
+
+
+@dataclass(slots=True)
+class ChunkLibrary:
+    """A store as a run uses it, with what became of its look-ups.
+
+    collect: whether missing chunks are read alone and kept; None is found for them otherwise.
+
+    Attributes:
+        hits, missed: look-ups of chunks that were cached, and that had to be computed in place.
+        made, made_rows, made_nanos: chunks that were read alone, their tokens, and the time of it.
+        made_sizes: tokens of each.
+    """
+
+    maker: ChunkMaker
+    collect: bool
+    hits: int = 0
+    missed: int = 0
+    made_nanos: int = 0
+    made_sizes: list[int] = field(default_factory=list)
+
+    def find(self, chunk: Chunk) -> ChunkKV | None:
+        """K, V and features of these ids, not to be written to; None if they must be computed."""
+        if not self.collect:
+            found = self.maker.store.get(self.maker.key(chunk.ids))
+            self.hits, self.missed = self.hits + (found is not None), self.missed + (found is None)
+            return found
+        begun = time.perf_counter_ns()
+        try:
+            found, made = self.maker.chunk(chunk.ids, chunk.name)
+        except ModelError:  # longer than the model's sequences: so is the prompt, which is refused
+            self.missed += 1
+            return None
+        self.hits += not made
+        if made:
+            self.made_nanos += time.perf_counter_ns() - begun
+            self.made_sizes.append(len(chunk.ids))
+        return found
+
+
+def chunks_for(program: Program, models: "Models", store: ChunkStore | None) -> ChunkMaker | None:
+    """What reads chunks of documents for a graph, by default into memory; None if it reuses none.
+
+    Raises:
+        GraphError: a check layer that the model does not have, a mask that its layers cannot use.
+    """
+    blend, target = program.graph.blend, models.target
+    if blend is None:
+        return None
+    _check_model(program, blend, target)
+    drafter = models.drafter if program.graph.drafter.has_model else None
+    if store is None:
+        store = ChunkStore(CHUNK_BYTES, device=models.device)
+    weights = "" if store.files is None else model_hash(target.config.path.parent)
+    return chunk_maker(store, replace(models, drafter=drafter), weights)
+
+
+def _check_model(program: Program, blend: Blend, target: Any) -> None:
+    source = program.source
+    try:
+        compile_layer_plan(blend.settings, target.num_layers)
+    except ValueError:
+        last = blend.check_layers[-1]
+        at = ("blend", "check_layers", len(blend.check_layers) - 1)
+        message = f"no layer {last}: the model's layers are 0 to {target.num_layers - 1}"
+        raise GraphError([source.problem(at, message)]) from None
+    if blend.mask == "bottom_right" and any(target.config.sliding):
+        message = "bottom_right cannot be used: layers of this model have a sliding window"
+        raise GraphError([source.problem(("blend", "mask"), message)])

@@ -1,0 +1,261 @@
+"""The chunk store of CacheBlend (arXiv 2405.16444): K before RoPE, V and features by content."""
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...ops.blend.blend import ChunkKV
+from ..errors import UsageError
+from .files import ChunkFiles, ChunkInfo, ChunkKey, DamagedChunk
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A chunk in memory; `versions` are torch's counts of what was done to its tensors in place."""
+
+    info: ChunkInfo
+    chunk: ChunkKV
+    versions: tuple[int, ...]
+
+
+class ChunkStore:
+    """Chunks under their keys, the least recently used ones dropped beyond so many bytes.
+
+    Chunks never change: `put` keeps a copy, and `get` gives the stored tensors themselves, without
+    copying, for reading alone. torch has no tensors that cannot be written to, so a write into one
+    is found at the next `get` by its version counter and raised there as RuntimeError.
+
+    With a folder every chunk is a file as well (see `ChunkFiles`), mapped into memory when it is
+    read; the limit holds for memory and for the files each. Files are checked in full the first
+    time that a process reads them, against the header's digest and against the key; one that does
+    not pass is a miss, told in `notes` and written anew. That finds damage, not malice: whoever can
+    write into the folder can change answers. Not for several threads at once.
+
+    Args:
+        max_bytes: of the tensors in memory, and of the files in the folder.
+        device: where chunks are kept.
+
+    Attributes:
+        hits, misses: how often `get` found a chunk, and how often not.
+        bytes: of the chunks in memory.
+        notes: what was wrong with files, a line each.
+    """
+
+    def __init__(
+        self, max_bytes: int, folder: Path | None = None, device: torch.device | str = "cpu"
+    ) -> None:
+        self.max_bytes, self.device = max_bytes, torch.device(device)
+        self.files = None if folder is None else ChunkFiles(folder)
+        self.hits = self.misses = self.bytes = 0
+        self.notes: list[str] = []
+        self._held: OrderedDict[str, _Held] = OrderedDict()
+
+    def get(self, key: ChunkKey) -> ChunkKV | None:
+        """The chunk of this key, now the most recently used one; None if it has to be made.
+
+        Raises:
+            RuntimeError: somebody wrote into the chunk.
+        """
+        digest = key.digest
+        held = self._held.get(digest) or self._load(key)
+        if held is None:
+            self.misses += 1
+            return None
+        if _versions(held.chunk) != held.versions:
+            self._forget(digest)
+            raise RuntimeError(f"the cached chunk {digest[:12]} ({held.info.name}) was written to")
+        self.hits += 1
+        self._keep(digest, held)
+        if self.files is not None:
+            self.files.touch(digest)
+        return held.chunk
+
+    def put(self, key: ChunkKey, chunk: ChunkKV, name: str = "") -> bool:
+        """Keep a copy of a chunk; False if it alone is larger than the store.
+
+        Args:
+            name: what to call it in lists.
+
+        Raises:
+            ValueError: the chunk is not one of this key.
+        """
+        _check(key, chunk)
+        if chunk.bytes > self.max_bytes:
+            return False
+        info = _info(key, chunk, name)
+        copy = _copy(chunk, self.device)
+        held = _Held(info, copy, _versions(copy))
+        filed = self.files is not None and self._write(self.files, info, copy)
+        if filed and self.device.type == "cpu":
+            held = self._load(key) or held  # the mapped file: memory that can be reclaimed
+        self._keep(info.digest, held)
+        return True
+
+    def drop(self, digest: str) -> bool:
+        """Forget a chunk, in memory and on disk; False if there was none."""
+        held = self._forget(digest)
+        filed = self.files is not None and self.files.drop(digest)
+        return held or filed
+
+    def list(self) -> list[ChunkInfo]:
+        """The chunks, least recently used first: those in the folder, or without one in memory."""
+        if self.files is None:
+            return [held.info for held in self._held.values()]
+        found, problems = self.files.list()
+        self.notes += problems
+        return found
+
+    def _keep(self, digest: str, held: _Held) -> None:
+        """As the most recently used one; others go until the bytes fit."""
+        self._forget(digest)
+        self._held[digest] = held
+        self.bytes += held.chunk.bytes
+        while self.bytes > self.max_bytes:
+            self._forget(next(iter(self._held)))
+
+    def _forget(self, digest: str) -> bool:
+        held = self._held.pop(digest, None)
+        self.bytes -= 0 if held is None else held.chunk.bytes
+        return held is not None
+
+    def _load(self, key: ChunkKey) -> _Held | None:
+        """From the folder, if it is there and intact."""
+        if self.files is None:
+            return None
+        try:
+            info = self.files.read_info(key.digest)
+            chunk = _read(self.files.path(key.digest))
+            _check(key, chunk)
+        except FileNotFoundError:
+            return None
+        except DamagedChunk as problem:
+            self.notes.append(str(problem))
+            return None
+        except ValueError as error:
+            self.notes.append(f"{self.files.path(key.digest)}: {error}")
+            return None
+        kept = _moved(chunk, self.device)
+        if kept.bytes > self.max_bytes:
+            return None
+        return _Held(info, kept, _versions(kept))
+
+    def _write(self, files: ChunkFiles, info: ChunkInfo, chunk: ChunkKV) -> bool:
+        """A folder that cannot be written to costs the cache on disk and nothing else."""
+        try:
+            part = files.new_part(info.digest)
+            try:
+                tensors = _named(_moved(chunk, torch.device("cpu")))
+                save_file(tensors, part, info.header(_checksum(tensors)))
+                part.replace(files.path(info.digest))
+                files.touch(info.digest)
+            finally:
+                part.unlink(missing_ok=True)
+            files.trim(self.max_bytes)
+            return True
+        except (OSError, SafetensorError) as error:
+            self.notes.append(f"{files.path(info.digest)}: cannot be written: {error}")
+        except UsageError as error:
+            self.notes.append(str(error))
+        return False
+
+
+def _check(key: ChunkKey, chunk: ChunkKV) -> None:
+    """Raise ValueError unless the tensors can be those of the key."""
+    tensors = _named(chunk)
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
+    if dtypes != [key.dtype]:
+        raise ValueError(f"the chunk is in {' and '.join(dtypes)}, not in {key.dtype}")
+    keys_LRgd, values_LRgd, tokens = chunk.keys_LRgd, chunk.values_LRgd, len(key.token_ids)
+    if keys_LRgd.dim() != 4 or keys_LRgd.shape != values_LRgd.shape or chunk.rows != tokens:
+        shapes = f"{tuple(keys_LRgd.shape)} and {tuple(values_LRgd.shape)}"
+        raise ValueError(f"K and V of {tokens} tokens cannot have the shapes {shapes}")
+    if (chunk.features_RF is None) != (not key.taps):
+        raise ValueError(f"the chunk has {'no ' if key.taps else ''}features for taps {key.taps}")
+    if chunk.features_RF is not None and len(chunk.features_RF) != tokens:
+        raise ValueError(f"features of {len(chunk.features_RF)} rows for {tokens} tokens")
+
+
+def _info(key: ChunkKey, chunk: ChunkKV, name: str) -> ChunkInfo:
+    return ChunkInfo(
+        key.digest,
+        name,
+        chunk.rows,
+        chunk.bytes,
+        key.model_hash,
+        key.dtype,
+        key.bos,
+        key.taps,
+        time.time(),
+    )
+
+
+def _named(chunk: ChunkKV) -> dict[str, Tensor]:
+    """A chunk's tensors as they are called in a file."""
+    found = {"keys": chunk.keys_LRgd, "values": chunk.values_LRgd}
+    if chunk.features_RF is not None:
+        found["features"] = chunk.features_RF
+    return found
+
+
+def _copy(chunk: ChunkKV, device: torch.device) -> ChunkKV:
+    """Tensors of the store's own."""
+    layout = torch.contiguous_format
+    return _each(chunk, lambda one: one.detach().to(device, copy=True, memory_format=layout))
+
+
+def _moved(chunk: ChunkKV, device: torch.device) -> ChunkKV:
+    return _each(chunk, lambda one: one.to(device))
+
+
+def _each(chunk: ChunkKV, change: Callable[[Tensor], Tensor]) -> ChunkKV:
+    """A chunk with every tensor changed; those of inference mode have no version counters."""
+    features_RF = chunk.features_RF
+    with torch.inference_mode(False):
+        return ChunkKV(
+            change(chunk.keys_LRgd),
+            change(chunk.values_LRgd),
+            None if features_RF is None else change(features_RF),
+        )
+
+
+def _versions(chunk: ChunkKV) -> tuple[int, ...]:
+    return tuple(tensor._version for tensor in _named(chunk).values())
+
+
+def _read(path: Path) -> ChunkKV:
+    """A chunk's tensors, mapped into memory.
+
+    Raises:
+        FileNotFoundError: there is no such file (any more).
+        DamagedChunk: it cannot be read, or its digest is not that of its header.
+    """
+    try:
+        with torch.inference_mode(False), safe_open(path, framework="pt") as file:
+            wanted = (file.metadata() or {}).get("sha256")
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError) as error:
+        raise DamagedChunk(f"{path}: cannot be read: {error}") from None
+    if set(found) - {"features"} != {"keys", "values"}:
+        raise DamagedChunk(f"{path}: holds {', '.join(sorted(found))}, not keys and values")
+    if _checksum(found) != wanted:
+        raise DamagedChunk(f"{path}: is damaged, its digest is not that of its header")
+    return ChunkKV(found["keys"], found["values"], found.get("features"))
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over names, dtypes, shapes and bytes of tensors on the CPU."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

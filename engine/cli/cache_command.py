@@ -1,0 +1,59 @@
+"""`specsot cache add`: documents through the target, chunk by chunk, into a folder."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...models.load.checkpoint import model_hash
+from ...states.requests.passages import chunks_of
+from ..chunks.files import ChunkFiles, ChunkInfo
+from ..chunks.maker import ChunkMaker, chunk_maker
+from ..chunks.store import ChunkStore
+from ..errors import UsageError
+from ..prepare.documents import read_documents
+from ..prepare.environment import model_folders, set_up_torch
+from ..prepare.job import prepare
+from ..prepare.options import RunOptions
+from ..run.api import build
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A chunk that is in the folder now; made: it was not there before."""
+
+    info: ChunkInfo
+    made: bool
+
+
+def add_documents(
+    files: Iterable[Path], options: RunOptions, folder: Path, max_bytes: int, most: int
+) -> list[Added]:
+    """Keep the chunks, of at most ``most`` tokens, of all documents in the files.
+
+    Raises:
+        UsageError, PromptError, GraphError, ModelError: what cannot be used, and where.
+    """
+    documents = read_documents(files)
+    job = prepare(options)
+    set_up_torch(job.threads, job.config.device)
+    target, drafter = model_folders(job)
+    session = build(job, target, drafter)
+    store = ChunkStore(max_bytes, folder)
+    maker = chunk_maker(store, session.models, model_hash(target))
+    return [
+        _add(folder, maker, name, ids)
+        for document in documents
+        for name, ids in chunks_of(document, session.prompts, most)
+    ]
+
+
+def _add(folder: Path, maker: ChunkMaker, name: str, ids: tuple[int, ...]) -> Added:
+    store = maker.store
+    chunk, made = maker.chunk(ids, name)
+    if chunk.bytes > store.max_bytes:
+        raise UsageError(f"--max-bytes {store.max_bytes}: {name} needs {chunk.bytes}")
+    try:
+        return Added(ChunkFiles(folder).read_info(maker.key(ids).digest), made)
+    except FileNotFoundError:
+        why = store.notes[-1] if store.notes else f"--max-bytes {store.max_bytes} is too little"
+        raise UsageError(f"{name} could not be kept: {why}") from None

@@ -1,0 +1,132 @@
+"""`specsot doctor`: what is installed, whether it decodes as it must, how long things take."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from time import perf_counter
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import Code, code_of, is_ours, message_of
+from ..prepare.environment import embedded_folder, machine, versions
+from ..shell import complain
+
+SCHEMA = 1
+EMBEDDED_MODELS = ("target", "eagle3", "dflash", "vanilla")
+START_UPS = {
+    "specsot --help": "from specsot.engine.cli.main import main; main(['--help'])",
+    "specsot check": "from specsot.engine.cli.main import main; main(['check'])",
+    "import torch": "import torch",
+    "import transformers (tokenizer)": "from transformers import AutoTokenizer",
+}
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    threads: Annotated[
+        int | None, typer.Option(envvar="SPECSOT_THREADS", help="CPU threads; at most 4.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds over which the overhead is measured.")] = 200,
+) -> None:
+    """Report the environment, test the installation on the embedded model, measure start-ups."""
+    say: Callable[[str], None] = (lambda line: None) if as_json else print
+    report: dict[str, Any] = {"schema_version": SCHEMA, "problems": []}
+    for name, value in (environment := describe_environment()).items():
+        say(f"{name}: {_words(value)}")
+    report["environment"] = environment
+    report["start_up_seconds"] = start_ups()
+    for name, seconds in report["start_up_seconds"].items():
+        say(f"start-up {name}: {seconds:.2f} s")
+    code = _self_test(report, say, threads, rounds)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    for problem in report["problems"]:
+        complain(problem)
+    say("all good" if code == Code.OK else "not good")
+    raise typer.Exit(code)
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, machine, accelerators, embedded models."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    devices = [torch.cuda.get_device_name(i) for i in range(count)]
+    return {
+        "versions": versions(),
+        "machine": machine(),
+        "torch threads": torch.get_num_threads(),
+        "cuda devices": devices,
+        "grammar engine": find_spec("llguidance") is not None,
+        "embedded models": {name: _model(name) for name in EMBEDDED_MODELS},
+    }
+
+
+def _model(name: str) -> str:
+    from ...models.files import ModelError
+    from ...models.load.checkpoint import model_hash
+
+    folder = embedded_folder(name)
+    if not (folder / "config.json").is_file():
+        return "missing"
+    try:
+        size = sum(f.stat().st_size for f in folder.iterdir() if f.is_file()) / 1e6
+        return f"{size:.1f} MB, sha256 {model_hash(folder)[:16]}"
+    except ModelError as error:
+        return f"broken: {error}"
+
+
+def start_ups() -> dict[str, float]:
+    """Seconds that a fresh process takes for each of them."""
+    found = {}
+    for name, code in START_UPS.items():
+        began = perf_counter()
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+        found[name] = perf_counter() - began
+    return found
+
+
+def _self_test(
+    report: dict[str, Any], say: Callable[[str], None], threads: int | None, rounds: int
+) -> int:
+    """Fills the report; returns the exit code."""
+    from .self_test import measure_overhead, speed, try_graphs, unequal
+
+    tried = []
+    try:
+        for one in try_graphs(threads):
+            tried.append(one)
+            say(
+                f"{one.graph}: {one.tokens} tokens in {one.seconds:.2f} s, tau_step "
+                f"{one.tau_step:.2f}, digest {one.digest[:16]}"
+            )
+        report["self_test"] = [
+            {name: getattr(one, name) for name in type(one).__slots__} for one in tried
+        ]
+        report["problems"] += unequal(tried)
+        meter = measure_overhead(threads, rounds)
+    except Exception as error:
+        report["problems"].append(message_of(error))
+        return code_of(error) if is_ours(error) else Code.FAILED
+    report["overhead"] = {
+        "share": meter.overhead_share,
+        "rounds": meter.rounds,
+        "seconds": meter.seconds,
+        "tokens_per_second": speed(meter),
+    }
+    say(
+        f"overhead: {100 * meter.overhead_share:.1f} % of {meter.rounds} rounds outside ops, "
+        f"{speed(meter):.0f} tokens/s"
+    )
+    return Code.UNEQUAL if report["problems"] else Code.OK
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_words(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)

@@ -1,0 +1,115 @@
+"""`specsot documents`: prompts with documents and known answers, for tests and measurements."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...models.files import ModelError
+from ...states.graph.source import hint
+from ..errors import UsageError
+from ..prepare.environment import model_folder
+from ..record.run_folder import RunFolder
+from ..shell import told
+from .run import Json
+
+PROMPTS_FILE, DOCUMENTS_FILE = "prompts.jsonl", "documents.jsonl"
+
+
+def documents(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the two files.")],
+    prompts: Annotated[int, typer.Option(min=1, help="How many.")] = 20,
+    number: Annotated[
+        int, typer.Option("--documents", min=1, max=1000, help="Documents of each prompt.")
+    ] = 6,
+    reuse: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Share of documents that an earlier prompt had."),
+    ] = 0.5,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1 << 17,
+            show_default=False,
+            help="Tokens of a prompt's documents together, about [one person per document].",
+        ),
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="Whose tokens --tokens counts: folder or Hub id.")
+    ] = "embedded",
+    kinds: Annotated[
+        str, typer.Option(help="The prompts' kinds in turn: one_hop, two_hop, joint, search.")
+    ] = "one_hop,two_hop",
+    records: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of documents that are lists of fields.")
+    ] = 0.4,
+    seed: Annotated[int, typer.Option(help="Another seed, other people.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Write prompts about invented people, the documents that answer them, and the answers.
+
+    OUT/prompts.jsonl is for `specsot run --prompts`, OUT/documents.jsonl for `specsot cache add`.
+    """
+    with told():
+        from ..corpus.document_sets import SetSettings, reading_prompts
+
+        count = _counter(model)
+        settings = SetSettings(prompts, number, reuse, records, tokens, _kinds(kinds), seed)
+        made = list(reading_prompts(settings, count))
+        distinct = tuple(dict.fromkeys(d for prompt in made for d in prompt.documents))
+        _write(out, PROMPTS_FILE, [one.line(n) for n, one in enumerate(made, 1)])
+        _write(out, DOCUMENTS_FILE, [{"title": d.title, "text": d.text} for d in distinct])
+        lengths = [sum(count(d.text) for d in prompt.documents) for prompt in made]
+    report = {
+        "folder": str(out),
+        "prompts": len(made),
+        "kinds": dict(Counter(prompt.kind for prompt in made)),
+        "documents": len(distinct),
+        "reuse": 1 - len(distinct) / (len(made) * number),
+        "tokens_per_prompt": sum(lengths) / len(lengths),
+    }
+    print(json.dumps({"schema_version": 1, **report}, indent=2) if as_json else _words(report))
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    from ..corpus.document_sets import KINDS
+
+    found = tuple(part.strip() for part in text.split(","))
+    for kind in found:
+        if kind not in KINDS:
+            raise UsageError(f"--kinds: no kind {kind!r}{hint(kind, KINDS)}; {', '.join(KINDS)}")
+    return found
+
+
+def _counter(model: str) -> Callable[[str], int]:
+    """How many tokens of this model a text has."""
+    from tokenizers import Tokenizer
+
+    file = model_folder(model, "target") / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
+    except Exception as error:  # the tokenizers library raises nothing more special
+        raise ModelError(file, f"cannot be read: {error}") from None
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _write(folder: Path, name: str, lines: list[dict[str, Any]]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        RunFolder(folder).write_lines(name, lines)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"{folder / name}: cannot be written: {reason}") from None
+
+
+def _words(report: dict[str, Any]) -> str:
+    kinds = ", ".join(f"{number} {kind}" for kind, number in report["kinds"].items())
+    return (
+        f"{report['folder']}: {report['prompts']} prompts ({kinds}), {report['documents']} "
+        f"documents, {report['reuse']:.1%} of their places taken by one that came before, "
+        f"{report['tokens_per_prompt']:.0f} tokens of documents per prompt"
+    )

@@ -1,0 +1,115 @@
+"""`specsot check | show | list | schema`: everything about graphs that needs no model and no torch.
+
+The functions are typer commands; `cli.py` mounts them. Output goes to stdout, problems to stderr.
+Exit codes: 0 good, 3 a graph has problems.
+"""
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from ...states.graph.graph import json_schema
+from ...states.graph.load import op_table
+from ...states.graph.program import Program
+from ...states.graph.source import GraphError, Problem
+from ..prepare.environment import embedded_layers
+from ..prepare.files import graph_names, open_graph
+from ..view.diagram import describe_graph, describe_words, mermaid
+
+GOOD, BAD_GRAPH = 0, 3
+
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Change a setting, e.g. drafter.kind=none."),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
+
+
+def check(
+    graphs: Annotated[
+        list[str] | None, typer.Argument(help="Paths or shipped names; default: all shipped.")
+    ] = None,
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Check graphs: every problem with file, line and column."""
+    table = op_table()
+    good: list[Program] = []
+    problems: list[Problem] = []
+    for ref in graphs or graph_names():
+        try:
+            good.append(open_graph(ref, sets or (), table))
+        except GraphError as error:
+            problems += error.problems
+    if as_json:
+        print(_document(graphs=[p.source.file for p in good], problems=list(map(_plain, problems))))
+    else:
+        for program in good:
+            states, ways = len(program.graph.states), len(program.graph.transitions)
+            typer.echo(f"{program.source.file}: good ({states} states, {ways} transitions)")
+        print_problems(problems)
+    raise typer.Exit(BAD_GRAPH if problems else GOOD)
+
+
+def show(
+    graph: Annotated[str, typer.Argument(help="A path or a shipped name.")],
+    resolved: Annotated[
+        bool, typer.Option(help="Which function each op became, with its settings.")
+    ] = False,
+    draw: Annotated[bool, typer.Option("--mermaid", help="A Mermaid state diagram.")] = False,
+    sets: Sets = None,
+) -> None:
+    """Print a graph: its settings, states, ops and transitions."""
+    program = _open(graph, sets)
+    layers = embedded_layers() if resolved else 0
+    text = describe_graph(program, resolved=resolved, layers=layers)
+    print(mermaid(program.graph) if draw else text)
+
+
+def list_graphs(
+    ops: Annotated[
+        bool, typer.Option("--ops", help="Instead: the ops, guards and values a graph can use.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """The shipped graphs, or the words that a graph can use."""
+    table = op_table()
+    if ops:
+        print(describe_words(table))
+        return
+    docs = {name: open_graph(name, table=table).graph.doc.strip() for name in graph_names()}
+    if as_json:
+        print(_document(graphs=docs))
+        return
+    width = max(map(len, docs))
+    for name, doc in docs.items():
+        print(f"{name.ljust(width)}  {doc.partition(chr(10))[0]}")
+
+
+def schema() -> None:
+    """The JSON schema of graph files, for editors."""
+    print(json.dumps(json_schema(), indent=2))
+
+
+def print_problems(problems: list[Problem]) -> None:
+    """One line each on stderr."""
+    for problem in problems:
+        print(problem, file=sys.stderr)
+
+
+def _open(ref: str, sets: list[str] | None) -> Program:
+    try:
+        return open_graph(ref, sets or ())
+    except GraphError as error:
+        print_problems(error.problems)
+        raise typer.Exit(BAD_GRAPH) from None
+
+
+def _plain(problem: Problem) -> dict[str, Any]:
+    return {key: getattr(problem, key) for key in ("file", "line", "column", "where", "message")}
+
+
+def _document(**parts: Any) -> str:
+    return json.dumps({"schema_version": 1, **parts}, indent=2)

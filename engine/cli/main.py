@@ -1,0 +1,102 @@
+"""The command line. Each command's module is imported only when that command is asked for."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+
+from ..shell import one_line_for_faults, quiet_pipes
+
+PROGRAM = "specsot"
+COMPLETING = "_SPECSOT_COMPLETE"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: where its function is, and its line in the list of commands."""
+
+    name: str
+    module: str
+    function: str
+    help: str
+
+
+COMMANDS = (
+    Command("run", "run", "run", "Answer a prompt, live, from a graph."),
+    Command("compare", "compare", "compare", "Compare graphs: equal tokens, and the cost."),
+    Command("certify", "certify", "certify", "Certify that a graph is lossless."),
+    Command("check", "graphs", "check", "Check graphs: every problem with its place."),
+    Command("show", "graphs", "show", "Print a graph; --resolved, --mermaid."),
+    Command("list", "graphs", "list_graphs", "The shipped graphs."),
+    Command("schema", "graphs", "schema", "The JSON schema of graph files."),
+    Command("train", "train", "train", "Train a drafter for any target."),
+    Command("cache", "cache", "cache", "Cached chunks of documents: add, list, drop."),
+    Command("documents", "documents", "documents", "Write documents with known answers."),
+    Command("doctor", "doctor", "doctor", "Report the environment and test the installation."),
+)
+
+EXIT_CODES = (
+    "Exit codes: 0 good, 1 the run failed, 2 wrong usage, 3 a graph or configuration has problems, "
+    "4 a model cannot be used, 5 results differ that must be equal, 130 interrupted."
+)
+
+
+def build(wanted: Sequence[str]) -> typer.Typer:
+    """The application; only the commands in `wanted` are really imported."""
+    app = typer.Typer(
+        name=PROGRAM,
+        help="Speculative decoding x skeleton-of-thought, driven by YAML graphs.",
+        epilog=EXIT_CODES,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_root)
+    for command in COMMANDS:
+        if command.name in wanted:
+            _add(app, command)
+        else:
+            app.command(command.name, help=command.help)(_not_loaded)
+    return app
+
+
+def _add(app: typer.Typer, command: Command) -> None:
+    module = import_module(f".{command.module}", __package__)
+    found: Callable[..., Any] | typer.Typer = getattr(module, command.function)
+    if isinstance(found, typer.Typer):
+        app.add_typer(found, name=command.name, help=command.help)
+    else:
+        app.command(command.name)(quiet_pipes(found))
+
+
+def _not_loaded() -> None:
+    """Stands for a command that this call did not ask for."""
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"{PROGRAM} {version(PROGRAM)}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the `specsot` script."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    names = [command.name for command in COMMANDS]
+    first = next((word for word in words if not word.startswith("-")), "")
+    wanted = names if COMPLETING in os.environ else [first] if first in names else []
+    with one_line_for_faults():
+        build(wanted)(args=words, prog_name=PROGRAM)

@@ -1,0 +1,80 @@
+"""What a run decodes with: models and a tokenizer, loaded once and shared by any number of runs."""
+
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..models.drafters.eagle3 import Eagle3
+from ..models.files import ModelError
+from ..models.load.weights import check_tokenizer, load_target
+from ..ops.kv.pool import KVCache
+from ..ops.types import Target
+from ..states.graph.drafters import DRAFTERS
+
+PACKAGE = __name__.split(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What a run decodes with: loaded once, shared by any number of runs."""
+
+    target: Any
+    drafter: Any
+    tokenizer: Any
+    stop_ids: tuple[int, ...]
+    device: torch.device
+    dtype: torch.dtype
+
+
+def load_models(
+    target_dir: Path,
+    drafter_dir: Path | None,
+    kind: str = "eagle3",
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+) -> Models:
+    """Load the target, its tokenizer and (if given) the drafter of this kind that fits it.
+
+    Raises:
+        ModelError: a folder or checkpoint that cannot be used, with the file and the reason.
+    """
+    models = _without_drafter(target_dir, torch.device(device), getattr(torch, dtype))
+    return models if drafter_dir is None else with_drafter(models, drafter_dir, kind)
+
+
+def with_drafter(models: Models, folder: Path, kind: str) -> Models:
+    """The same target with the drafter of this folder; raises ModelError."""
+    module, _, function = DRAFTERS[kind].loader.partition(":")
+    load = getattr(import_module(f"{PACKAGE}.{module}"), function)
+    drafter = load(folder, models.target, dtype=models.dtype, device=models.device)
+    return replace(models, drafter=drafter)
+
+
+def _without_drafter(target_dir: Path, place: torch.device, kind: torch.dtype) -> Models:
+    from transformers import AutoTokenizer
+
+    target = load_target(target_dir, dtype=kind, device=place)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(target_dir)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(target_dir, f"no usable tokenizer: {error}") from None
+    check_tokenizer(target.config, len(tokenizer) - 1)
+    stops = {*target.config.eos_ids, tokenizer.eos_token_id} - {None}
+    return Models(target, None, tokenizer, tuple(sorted(stops)), place, kind)
+
+
+def new_pool(model: Target | Eagle3, capacity: int, rows: int, models: Models) -> KVCache:
+    """The KV pool of one model, `rows` of it under ``batching``."""
+    return KVCache(
+        model.num_layers,
+        model.kv_heads,
+        model.head_dim,
+        capacity,
+        rows,
+        dtype=models.dtype,
+        device=models.device,
+    )

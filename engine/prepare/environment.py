@@ -1,0 +1,117 @@
+"""Where a run happens: model folders, versions, threads, device."""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+
+from ...models.files import ModelError
+from ..errors import UsageError
+from .files import PACKAGE
+from .job import EMBEDDED, Job
+from .texts import redact
+
+PACKAGES = (
+    "specsot",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "llguidance",
+    "bm25s",
+    "transitions",
+    "numpy",
+    "pydantic",
+    "rich",
+    "typer",
+)
+
+
+def embedded_folder(name: str) -> Path:
+    """The folder of a packaged model."""
+    return Path(str(files(PACKAGE) / "models" / "embedded" / name))
+
+
+def embedded_layers() -> int:
+    """How many layers the packaged target has; 0 if there is none. Nothing is loaded for it."""
+    try:
+        text = (embedded_folder("target") / "config.json").read_text(encoding="utf-8")
+        return int(json.loads(text)["num_hidden_layers"])
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
+def model_folder(ref: str, kind: str) -> Path:
+    """The folder of a model that a user named; kind: `target` or a drafter's kind.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    from ...models.load.checkpoint import resolve
+
+    if ref != EMBEDDED:
+        return resolve(os.path.expanduser(ref))
+    folder = embedded_folder(kind)
+    if not (folder / "config.json").is_file():
+        instead = "--model" if kind == "target" else "--drafter-model"
+        reason = f"this installation has no embedded {kind} model: name one with {instead}"
+        raise ModelError(EMBEDDED, reason)
+    return folder
+
+
+def model_folders(job: Job) -> tuple[Path, Path | None]:
+    """Target and drafter folders; no drafter for graphs that draft without a model."""
+    kind = job.program.graph.drafter.kind
+    target = model_folder(job.config.model, "target")
+    wanted = job.program.graph.drafter.has_model
+    return target, model_folder(job.config.drafter_model, kind) if wanted else None
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of every package that can change a result."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def set_up_torch(threads: int, device: str) -> None:
+    """Raises UsageError for a device that is not there."""
+    import torch
+
+    torch.set_num_threads(threads)
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise UsageError(f"--device {device}: {reason}") from None
+
+
+def machine() -> dict[str, str | int | None]:
+    """The machine in words, without names that identify it."""
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": platform.processor() or platform.machine(),
+        "cpus": os.cpu_count(),
+    }
+
+
+def clean_argv(argv: tuple[str, ...]) -> list[str]:
+    """The command line for the manifest."""
+    return [redact(word) for word in argv]
+
+
+def shown_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that changed options; no others, they can hold secrets."""
+    return {k: redact(v) for k, v in sorted(environ.items()) if k.startswith("SPECSOT_")}
+
+
+def executable() -> str:
+    return Path(sys.argv[0]).name or "specsot"

@@ -1,0 +1,149 @@
+"""Where prompts come from: the command line, standard input, a text file, a JSONL file."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...states.text.documents import Document
+from ...states.text.prompts import PromptError, check_question
+from ..errors import UsageError
+from .documents import documents_of
+from .texts import MAX_BYTES, decode_text, json_value, read_text
+
+TEXT_KEYS = ("prompt", "question", "turns", "task")
+ID_KEYS = ("id", "question_id", "task_id")
+MAX_ID = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One question; `seed` is given or derived from the run's seed and `key`.
+
+    documents: what the question is to be answered from, in the order in which it will be read.
+    """
+
+    key: str
+    text: str
+    seed: int | None = None
+    max_new_tokens: int | None = None
+    documents: tuple[Document, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompts of a run, and what a reader of the file should know about them."""
+
+    items: tuple[Prompt, ...]
+    notes: tuple[str, ...] = ()
+
+
+def read_prompts(prompt: str | None, file: Path | None, default: str) -> Prompts:
+    """The prompts that the command line asks for; `-` reads one prompt from standard input.
+
+    Raises:
+        UsageError, PromptError: with the file and the line where there is one.
+    """
+    if prompt is not None and file is not None:
+        raise UsageError("give either a PROMPT or --prompts FILE, not both")
+    if file is not None:
+        return read_file(file)
+    text = default if prompt is None else _stdin() if prompt == "-" else prompt
+    return Prompts((_checked(Prompt("1", text)),))
+
+
+def _stdin() -> str:
+    data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    return decode_text(data, "standard input").strip("\n")
+
+
+def read_file(file: Path) -> Prompts:
+    """One prompt per line: plain text, or JSON objects if the name ends in .jsonl.
+
+    The keys of plain lines are their line numbers; an object has its own `id`, or else its line
+    number too.
+    """
+    lines = list(enumerate(read_text(file).split("\n"), 1))
+    notes: list[str] = []
+    if file.suffix.lower() in (".jsonl", ".ndjson"):
+        found = list(_from_json(file, lines, notes))
+    else:
+        found = [
+            _checked(Prompt(str(n), line.strip()), f"{file}:{n}")
+            for n, line in lines
+            if line.strip()
+        ]
+    if not found:
+        raise UsageError(f"{file}: no prompts in it")
+    return Prompts(tuple(found), tuple(notes))
+
+
+def _from_json(file: Path, lines: list[tuple[int, str]], notes: list[str]) -> Iterator[Prompt]:
+    seen: dict[str, int] = {}
+    for number, line in lines:
+        if not line.strip():
+            continue
+        place = f"{file}:{number}"
+        prompt, dropped = _object(json_object(line, place, TEXT_KEYS), place, number)
+        if prompt.key in seen:
+            raise UsageError(f"{place}: id {prompt.key!r} is that of line {seen[prompt.key]} too")
+        seen[prompt.key] = number
+        if dropped:
+            notes.append(f"{place}: only the first of {dropped + 1} turns is asked")
+        yield _checked(prompt, place)
+
+
+def json_object(line: str, place: str, keys: Sequence[str]) -> dict[str, Any]:
+    """The object of one line of a JSONL file; ``keys`` tell a user what it may hold.
+
+    Raises:
+        UsageError: no JSON, or no object.
+    """
+    value = json_value(line, place)
+    if not isinstance(value, dict):
+        raise UsageError(f"{place}: a line is a JSON object with a key {' or '.join(keys)}")
+    return value
+
+
+def _object(value: Mapping[str, Any], place: str, number: int) -> tuple[Prompt, int]:
+    """The prompt of one object, and how many further turns were left out."""
+    given = [key for key in TEXT_KEYS if value.get(key) is not None]
+    if len(given) != 1:
+        which = f"has {' and '.join(given)}" if given else "has none"
+        raise UsageError(f"{place}: needs one of {', '.join(TEXT_KEYS)}; it {which}")
+    text, dropped = value[given[0]], 0
+    if isinstance(text, list) and text and given[0] == "turns":
+        text, dropped = text[0], len(text) - 1
+    if not isinstance(text, str):
+        raise UsageError(f"{place}: {given[0]!r} must be a text")
+    key = next((value[k] for k in ID_KEYS if value.get(k) is not None), number)
+    seed = _integer(value, "seed", place, 0)
+    budget = _integer(value, "max_new_tokens", place, 1)
+    documents = documents_of(value, place)
+    return Prompt(_key(key, place), text, seed, budget, documents=documents), dropped
+
+
+def _key(key: Any, place: str) -> str:
+    if isinstance(key, bool) or not isinstance(key, str | int) or not str(key).strip():
+        raise UsageError(f"{place}: 'id' must be a text or a number")
+    if len(str(key)) > MAX_ID or not str(key).isprintable():
+        raise UsageError(f"{place}: 'id' must be at most {MAX_ID} printable characters")
+    return str(key)
+
+
+def _integer(value: Mapping[str, Any], key: str, place: str, least: int) -> int | None:
+    number = value.get(key)
+    if number is None:
+        return None
+    if isinstance(number, bool) or not isinstance(number, int) or not least <= number < 1 << 63:
+        raise UsageError(f"{place}: {key!r} must be a whole number from {least} on")
+    return number
+
+
+def _checked(prompt: Prompt, place: str = "") -> Prompt:
+    try:
+        check_question(prompt.text)
+    except PromptError as error:
+        raise PromptError(f"{place}: {error}" if place else str(error)) from None
+    return prompt

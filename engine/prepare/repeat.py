@@ -1,0 +1,209 @@
+"""run.yaml: everything that is needed to repeat a run, written and read back."""
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError
+
+from ...states.graph.graph import Graph
+from ...states.graph.schema import problem
+from ...states.graph.source import GraphError, Problem, Source
+from ...states.graph.spec import Int, Spec
+from ...states.graph.yaml12 import plain_scalar
+from ...states.text.documents import Document
+from ...states.text.outline import Outline, render_outline
+from .config import RunConfig
+from .inputs import Prompt, read_file
+
+FILE, PROMPTS_FILE, TEMPLATE_FILE = "run.yaml", "prompts.jsonl", "template.yaml"
+MARK = "specsot_run"
+INLINE, MANY = 64 * 1024, 500  # characters and number of prompts that run.yaml itself holds
+
+
+class DocumentSpec(Spec):
+    """One document of a prompt."""
+
+    title: str
+    text: str
+
+
+class PromptSpec(Spec):
+    """One prompt of a run."""
+
+    id: str
+    prompt: str
+    seed: Int | None = None
+    max_new_tokens: Int | None = None
+    documents: list[DocumentSpec] = Field(default_factory=list)
+
+
+class Made(Spec):
+    """With what a run was made; a repetition names what is different."""
+
+    model_hash: str = ""
+    drafter_hash: str | None = None
+    versions: dict[str, str] = Field(default_factory=dict)
+    dtype: str = ""
+    device: str = ""
+    threads: Int = 0
+
+
+class Result(Spec):
+    """How the run ended, and the digest that a repetition must reach."""
+
+    status: str
+    digest: str
+
+
+class RunFile(Spec):
+    """The whole file; `graph` is checked as any other graph."""
+
+    specsot_run: Literal[1]
+    graph_file: str
+    graph: dict[str, Any]
+    options: dict[str, Any]
+    prompts: Annotated[list[PromptSpec], Field(min_length=1)] | Literal["prompts.jsonl"]
+    outline: str | None = None
+    made_with: Made = Made()
+    result: Result | None = None
+
+
+def is_run_file(source: Source) -> bool:
+    """Whether a YAML file is a run to repeat, not a graph."""
+    return isinstance(source.data, dict) and MARK in source.data
+
+
+def read_run(source: Source) -> RunFile:
+    """Raises GraphError with every problem of the file."""
+    try:
+        return RunFile.model_validate(source.data)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        raise GraphError([_problem(source, e) for e in found]) from None
+
+
+def _problem(source: Source, error: Any) -> Problem:
+    return problem(source, error, lambda loc, data: None if loc else RunFile)
+
+
+def graph_source(source: Source) -> Source:
+    """The graph inside a run.yaml as a source of its own; positions stay those of the file."""
+    inner = copy.copy(source)
+    inner.data = source.data["graph"]
+    inner.keys = {path[1:]: at for path, at in source.keys.items() if path[:1] == ("graph",)}
+    inner.values = {path[1:]: at for path, at in source.values.items() if path[:1] == ("graph",)}
+    inner.options = {}
+    _own_template(inner.data, Path(source.file).parent)
+    return inner
+
+
+def _own_template(graph: Any, folder: Path) -> None:
+    """A prompt template that was copied beside the run.yaml is found there."""
+    skeleton = graph.get("skeleton") if isinstance(graph, dict) else None
+    if isinstance(skeleton, dict) and skeleton.get("template") == TEMPLATE_FILE:
+        skeleton["template"] = str(folder / TEMPLATE_FILE)
+
+
+def prompts_of(run: RunFile, source: Source) -> tuple[Prompt, ...]:
+    if isinstance(run.prompts, str):
+        return read_file(Path(source.file).parent / run.prompts).items
+    return tuple(map(_asked, run.prompts))
+
+
+def _asked(spec: PromptSpec) -> Prompt:
+    documents = tuple(Document(d.title, d.text) for d in spec.documents)
+    return Prompt(spec.id, spec.prompt, spec.seed, spec.max_new_tokens, documents=documents)
+
+
+def differences(then: Made, now: Made) -> Iterator[str]:
+    """What is not as it was; one line each."""
+    for name in ("model_hash", "drafter_hash", "dtype", "device", "threads"):
+        old, new = getattr(then, name), getattr(now, name)
+        if old and old != new:
+            what = name.replace("_hash", " weights")
+            yield f"{what} changed: {_short(old)} then, {_short(new)} now"
+    for name, old in then.versions.items():
+        if (new := now.versions.get(name)) != old:
+            yield f"version of {name} changed: {old} then, {new} now"
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return f"{text[:12]}..." if len(text) == 64 else text
+
+
+def run_document(
+    graph_file: str,
+    graph: Graph,
+    config: RunConfig,
+    prompts: tuple[Prompt, ...],
+    outline: Outline | None,
+) -> dict[str, Any]:
+    """The plain data of a run.yaml, without what is only known later."""
+    fields = ("model", "drafter_model", "device", "dtype", "seed", "threads", "max_new_tokens")
+    options = {name: getattr(config, name) for name in fields}
+    document: dict[str, Any] = {
+        MARK: 1,
+        "graph_file": graph_file,
+        "options": {name: value for name, value in options.items() if value is not None},
+        "prompts": [_prompt(prompt) for prompt in prompts],
+        "graph": _plain(graph.model_dump(by_alias=True, exclude_none=True)),
+    }
+    if outline is not None:
+        document["outline"] = render_outline(outline.points) + "\n"
+    return document
+
+
+def _prompt(prompt: Prompt) -> dict[str, Any]:
+    values: dict[str, Any] = {"seed": prompt.seed, "max_new_tokens": prompt.max_new_tokens}
+    given = {name: value for name, value in values.items() if value is not None}
+    if prompt.documents:
+        given["documents"] = [{"title": d.title, "text": d.text} for d in prompt.documents]
+    return {"id": prompt.key, "prompt": prompt.text, **given}
+
+
+def _plain(value: Any) -> Any:
+    """Tuples to lists, and no empty `with`, all the way down."""
+    if isinstance(value, Mapping):
+        kept = {k: v for k, v in value.items() if not (k == "with" and not v)}
+        return {k: _plain(v) for k, v in kept.items()}
+    return [_plain(v) for v in value] if isinstance(value, tuple | list) else value
+
+
+def too_long(document: Mapping[str, Any]) -> bool:
+    """Whether the prompts need a file of their own: YAML files are read up to a limit."""
+    prompts = document["prompts"]
+    return len(prompts) > MANY or sum(map(_characters, prompts)) > INLINE
+
+
+def _characters(prompt: Mapping[str, Any]) -> int:
+    return len(prompt["prompt"]) + sum(len(d["text"]) for d in prompt.get("documents", ()))
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML writes YAML 1.1; what YAML 1.2 reads differently gets quotes."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    plain = text.isprintable() and isinstance(plain_scalar(text), str)
+    block = "\n" in text and text.replace("\n", "").isprintable()
+    style = "|" if block else None if plain else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def to_yaml(document: Mapping[str, Any]) -> str:
+    """The file's text."""
+    body = yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return f"# Repeat this run: specsot run {FILE}\n{body}"
+
+
+def canonical(graph: Graph) -> str:
+    """The resolved graph as JSON that does not depend on how its file was written."""
+    return json.dumps(_plain(graph.model_dump(by_alias=True)), sort_keys=True, ensure_ascii=True)

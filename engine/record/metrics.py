@@ -1,0 +1,232 @@
+"""The figures of a run, counted from its events. Names and definitions: docs/metrics.md."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...states.requests.branch import Blended, RoundSummary
+from ...states.trace import Moved, OpRan
+from .blend_errors import Probed
+from .blend_figures import blend_figures
+
+NS = 1e9
+SCHEMA = 1
+
+
+@dataclass(slots=True)
+class Tally:
+    """Tokens committed over branch-rounds, of a run or of one request."""
+
+    committed: int = 0
+    branch_rounds: int = 0
+
+    def add(self, committed: int) -> None:
+        self.committed += committed
+        self.branch_rounds += 1
+
+    @property
+    def mean(self) -> float:
+        return ratio(self.committed, self.branch_rounds)
+
+
+@dataclass(slots=True)
+class Marks:
+    """Nanoseconds from the start of the run; None while it has not happened."""
+
+    first_token: int | None = None
+    outline: int | None = None
+    last_token: int | None = None
+
+
+@dataclass(slots=True)
+class Meter:
+    """Adds up what happens in a run; host integers only.
+
+    Attributes:
+        forwards: target forwards, prefill included; `rounds` those that verified a proposal.
+        rows: query rows of all target forwards; `padding` those that stand for nothing.
+        tokens: tokens appended to any branch, outlines included, stop tokens not.
+        in_ops: nanoseconds inside ops; `in_run` from the first transition to the last.
+        last_move: nanoseconds from the start of the run to its last transition.
+        lengths: how often a branch committed that many tokens in one round.
+        blends: what forwards with cached rows did.
+        probed: what a probe finds of them, if there is one.
+    """
+
+    forwards: int = 0
+    rounds: int = 0
+    rows: int = 0
+    padding: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    most_active: int = 0
+    in_ops: int = 0
+    in_run: int = 0
+    last_move: int = 0
+    visits: Counter[str] = field(default_factory=Counter)
+    nanos: Counter[str] = field(default_factory=Counter)
+    op_nanos: Counter[str] = field(default_factory=Counter)
+    lengths: Counter[int] = field(default_factory=Counter)
+    steps: Tally = field(default_factory=Tally)
+    requests: dict[str, Tally] = field(default_factory=dict)
+    marks: dict[str, Marks] = field(default_factory=dict)
+    blends: list[Blended] = field(default_factory=list)
+    probed: Probed | None = None
+
+    def op_ran(self, event: OpRan) -> None:
+        self.in_ops += event.nanos
+        self.op_nanos[event.op] += event.nanos
+
+    def moved(self, event: Moved, at: int = 0) -> None:
+        self.visits[event.target] += 1
+        self.nanos[event.source] += event.nanos
+        self.in_run += event.nanos
+        self.last_move = at
+
+    def forward_done(self, summary: RoundSummary, at: int) -> None:
+        """Count one target forward; `at` is nanoseconds since the start."""
+        self.forwards += 1
+        self.rounds += any(count >= 0 for count in summary.accepted)
+        self.rows += summary.rows
+        self.padding += summary.padding
+        self.blends += [summary.blend] if summary.blend is not None else []
+        self.drafted += summary.drafted
+        self.most_active = max(self.most_active, len(summary.branches))
+        for name, committed, accepted in zip(
+            summary.branches, summary.committed, summary.accepted, strict=True
+        ):
+            key = name.rpartition("/")[0]
+            self.tokens += committed
+            self._mark(key, committed, at)
+            if accepted >= 0:
+                self.accepted += accepted
+                self.lengths[committed] += 1
+                self.steps.add(committed)
+                self.requests.setdefault(key, Tally()).add(committed)
+
+    def _mark(self, key: str, committed: int, at: int) -> None:
+        marks = self.marks.setdefault(key, Marks())
+        if committed:
+            marks.first_token = at if marks.first_token is None else marks.first_token
+            marks.last_token = at
+
+    @property
+    def tau_step(self) -> float:
+        """Tokens committed / branch-rounds, over all branches."""
+        return self.steps.mean
+
+    @property
+    def tau_request(self) -> float:
+        """Mean over requests of each request's own mean."""
+        return mean([tally.mean for tally in self.requests.values()])
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Drafted tokens accepted / drafted tokens offered, every tree node counted."""
+        return ratio(self.accepted, self.drafted)
+
+    @property
+    def per_forward(self) -> float:
+        return ratio(self.tokens, self.forwards)
+
+    @property
+    def padding_waste(self) -> float:
+        """Padded query rows / all query rows of target forwards."""
+        return ratio(self.padding, self.rows)
+
+    @property
+    def seconds(self) -> float:
+        """From the first transition to the last."""
+        return self.in_run / NS
+
+    @property
+    def overhead_share(self) -> float:
+        """The share of the run's wall time that was not spent inside ops."""
+        return ratio(self.in_run - self.in_ops, self.in_run)
+
+
+def ratio(part: float, whole: float) -> float:
+    """0.0 where there is nothing to divide by."""
+    return part / whole if whole else 0.0
+
+
+def mean(values: list[float]) -> float:
+    return ratio(sum(values), len(values))
+
+
+def pool_figures(pool: Any) -> dict[str, Any]:
+    """What a KV pool held at most and what was moved inside it; pool: ops.kv.KVCache."""
+    return {
+        "capacity_slots": pool.slots,
+        "rows": pool.rows,
+        "peak_slots": pool.peak_length,
+        "slot_bytes": pool.slot_bytes,
+        "peak_bytes": pool.peak_length * pool.slot_bytes,
+        "moved_bytes": dict(pool.ledger.bytes),
+        "moves": dict(pool.ledger.moves),
+    }
+
+
+def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
+    """metrics.json: every figure of a run under its documented name."""
+    host, draft = board["host"], board["kv_draft"]
+    return {
+        "schema_version": SCHEMA,
+        "tau_step": meter.tau_step,
+        "tau_request": meter.tau_request,
+        "acceptance_rate": meter.acceptance_rate,
+        "tokens_per_target_forward": meter.per_forward,
+        "tokens_per_second": ratio(meter.tokens, meter.seconds),
+        "overhead_share": meter.overhead_share,
+        "padding_waste": meter.padding_waste,
+        "tokens": meter.tokens,
+        "target_forwards": meter.forwards,
+        "rounds": meter.rounds,
+        "branch_rounds": meter.steps.branch_rounds,
+        "drafted": meter.drafted,
+        "accepted": meter.accepted,
+        "accepted_lengths": {str(k): n for k, n in sorted(meter.lengths.items())},
+        "most_active_branches": meter.most_active,
+        "seconds": _seconds(meter),
+        "states": _states(meter),
+        "ops": {name: nanos / 1e6 for name, nanos in sorted(meter.op_nanos.items())},
+        "host_reads": {
+            "total": host.reads,
+            "full": host.full_reads,
+            "per_round": ratio(host.reads, meter.forwards),
+        },
+        "kv": {
+            "target": pool_figures(board["kv"]),
+            "drafter": pool_figures(draft) if draft is not None else None,
+        },
+        "blend": blend_figures(meter.blends, board, meter.probed),
+    }
+
+
+def _seconds(meter: Meter) -> dict[str, float | None]:
+    marks = list(meter.marks.values())
+    return {
+        "total": max(meter.last_move, meter.in_run) / NS,
+        "to_first_token": _mean_of([m.first_token for m in marks]),
+        "to_outline": _mean_of([m.outline for m in marks]),
+        "to_last_token": _mean_of([m.last_token for m in marks]),
+    }
+
+
+def _mean_of(marks: list[int | None]) -> float | None:
+    known = [nanos / NS for nanos in marks if nanos is not None]
+    return mean(known) if known else None
+
+
+def _states(meter: Meter) -> dict[str, dict[str, float]]:
+    """Per state: visits, milliseconds in all and per visit."""
+    return {
+        state: {
+            "visits": visits,
+            "milliseconds": meter.nanos[state] / 1e6,
+            "milliseconds_per_visit": ratio(meter.nanos[state] / 1e6, visits),
+        }
+        for state, visits in meter.visits.items()
+    }

@@ -1,0 +1,199 @@
+"""What a run hands over: answers as a JSON document and as text, the digest, the summary page."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ...states.phases.outline_ops import Answer, Section, answer
+from ...states.requests.branch import Request
+from ...states.text.outline import Outline
+from .digest import digest
+from .metrics import NS, Marks, Meter
+from .text_stream import printable
+
+SCHEMA = 1
+
+
+def answers_of(requests: Sequence[Request], prompts: Any) -> tuple[Answer, ...]:
+    """What every request has so far; prompts: states.prompts.PromptBook."""
+    return tuple(answer(request, prompts) for request in requests)
+
+
+def output_digest(answers: Iterable[Answer]) -> str:
+    """sha256 over all generated ids in reading order: the outline's, then each branch's."""
+    return digest({a.key: [a.outline_tokens, *(s.tokens for s in _all(a))] for a in answers})
+
+
+def _all(item: Answer) -> tuple[Section, ...]:
+    """The sections, and the answer that combines them, if there is one."""
+    return item.sections if item.combined is None else (*item.sections, item.combined)
+
+
+def refusals(answers: Iterable[Answer]) -> list[str]:
+    """One line per branch that could not run."""
+    return [
+        f"request {a.key}{f', part {s.index + 1}' if s.title else ''} refused: {s.note}"
+        for a in answers
+        for s in a.sections
+        if s.finish == "refused"
+    ]
+
+
+def left_apart(answers: Iterable[Answer]) -> list[str]:
+    """One line per request whose parts could not be combined, and stand one after another."""
+    return [
+        f"request {a.key}: the parts are not combined: {a.combined.note}"
+        for a in answers
+        if a.combined is not None and a.combined.finish == "refused"
+    ]
+
+
+def outline_document(outline: Outline | None) -> dict[str, Any] | None:
+    """The outline as structure."""
+    if outline is None:
+        return None
+    return {
+        "mode": outline.mode,
+        "status": outline.status,
+        "points": [
+            {
+                "id": p.id,
+                "title": p.title,
+                "length": p.length,
+                "tool": p.tool,
+                "depends_on": list(p.deps),
+            }
+            for p in outline.points
+        ],
+        "skipped": [{"line": s.line, "text": s.text, "reason": s.reason} for s in outline.skipped],
+        "mended": [{"line": m.line, "text": m.text, "reason": m.reason} for m in outline.mended],
+    }
+
+
+def answer_document(item: Answer, marks: Marks | None) -> dict[str, Any]:
+    """One request: text, outline, parts with finish reasons, times."""
+    return {
+        "id": item.key,
+        "question": item.question,
+        "text": item.text,
+        "finish_reason": finish_of(item),
+        "outline": outline_document(item.outline),
+        "outline_finish_reason": item.outline_finish or None,
+        "outline_token_ids": list(item.outline_tokens),
+        "parts": [_section_document(s) for s in item.sections],
+        "combined": None if item.combined is None else _section_document(item.combined),
+        "seconds": _times(marks),
+    }
+
+
+def _section_document(section: Section) -> dict[str, Any]:
+    return {
+        "index": section.index,
+        "title": section.title,
+        "text": section.text,
+        "finish_reason": section.finish,
+        "note": section.note,
+        "token_ids": list(section.tokens),
+    }
+
+
+def _times(marks: Marks | None) -> dict[str, float | None]:
+    known = marks or Marks()
+    names = {
+        "to_first_token": known.first_token,
+        "to_outline": known.outline,
+        "to_last_token": known.last_token,
+    }
+    return {name: None if at is None else at / NS for name, at in names.items()}
+
+
+def finish_of(item: Answer) -> str:
+    """The worst of the parts' finish reasons; parts that are not combined are an answer as well."""
+    combined = item.combined
+    kept = item.sections if combined is None or combined.finish == "refused" else _all(item)
+    found = {section.finish for section in kept}
+    for reason in ("refused", "cancelled", "length", "stop"):
+        if reason in found:
+            return reason
+    return "cancelled"
+
+
+def outputs(answers: Sequence[Answer], meter: Meter) -> list[dict[str, Any]]:
+    """The lines of outputs.jsonl."""
+    return [answer_document(item, meter.marks.get(item.key)) for item in answers]
+
+
+def answer_text(answers: Sequence[Answer]) -> str:
+    """For people: the answer alone, or each one under its question."""
+    if len(answers) == 1:
+        return printable(answers[0].text) + "\n"
+    blocks = [
+        f"[{printable(a.key, '')}] {printable(a.question, '')}\n\n{printable(a.text)}\n"
+        for a in answers
+    ]
+    return "\n".join(blocks)
+
+
+def closing_lines(answers: Sequence[Answer], metrics: Mapping[str, Any], status: str) -> list[str]:
+    """Two lines for stderr when a run has ended."""
+    parts = sum(len(a.sections) for a in answers)
+    seconds = metrics["seconds"]["total"]
+    kv = metrics["kv"]["target"]
+    first = (
+        f"{status}: {metrics['tokens']} tokens in {parts} parts, {seconds:.2f} s, "
+        f"{metrics['tokens_per_second']:.0f} tokens/s"
+    )
+    second = (
+        f"tokens per target forward {metrics['tokens_per_target_forward']:.2f}, "
+        f"tau_step {metrics['tau_step']:.2f}, acceptance {100 * metrics['acceptance_rate']:.0f} %, "
+        f"KV peak {kv['peak_slots']}/{kv['capacity_slots']} slots, "
+        f"moved {sum(kv['moved_bytes'].values())} bytes, "
+        f"overhead {100 * metrics['overhead_share']:.1f} %"
+    )
+    return [first, second]
+
+
+def summary_page(
+    title: str, answers: Sequence[Answer], metrics: Mapping[str, Any], facts: Mapping[str, str]
+) -> str:
+    """summary.md."""
+    lines = [f"# {title}", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {_cell(value)} |" for name, value in facts.items()]
+    lines += ["", "## Figures", "", "| metric | value |", "|---|---|"]
+    lines += [f"| {k} | {_number(v)} |" for k, v in metrics.items() if isinstance(v, int | float)]
+    lines += [f"| {k} | {_number(v)} |" for k, v in _nested(metrics)]
+    lines += ["", "## States", "", "| state | visits | ms | ms per visit |", "|---|---|---|---|"]
+    lines += [
+        f"| {name} | {s['visits']} | {s['milliseconds']:.1f} | {s['milliseconds_per_visit']:.2f} |"
+        for name, s in metrics["states"].items()
+    ]
+    lines += ["", "## Parts", "", "| request | part | title | tokens | finish | note |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for item in answers:
+        for s in _all(item):
+            cells = (item.key, s.index + 1, s.title, len(s.tokens), s.finish, s.note)
+            lines.append("| " + " | ".join(_cell(str(c)) for c in cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def _nested(metrics: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    pairs = [(f"seconds.{k}", v) for k, v in metrics["seconds"].items() if v is not None]
+    pairs += [(f"host_reads.{k}", v) for k, v in metrics["host_reads"].items()]
+    for name, value in (metrics["blend"] or {}).items():
+        nested = value.items() if isinstance(value, dict) else [("", value)]
+        named = [(f"blend.{name}.{key}".rstrip("."), figure) for key, figure in nested]
+        pairs += [pair for pair in named if isinstance(pair[1], int | float | list)]
+    for name, pool in metrics["kv"].items():
+        if pool is not None:
+            pairs += [(f"kv.{name}.peak_bytes", pool["peak_bytes"])]
+            pairs += [(f"kv.{name}.moved_bytes", sum(pool["moved_bytes"].values()))]
+    return pairs
+
+
+def _number(value: float | list[float]) -> str:
+    if isinstance(value, list):  # of every layer
+        return " ".join(map(_number, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _cell(text: str) -> str:
+    return printable(text, "").replace("|", "\\|").replace("\n", " ")

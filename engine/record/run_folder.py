@@ -1,0 +1,112 @@
+"""The folder that a run leaves: every file is written whole or not at all, the trace as it goes."""
+
+import json
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from ..errors import UsageError
+
+LATEST = "latest"
+COMPACT = json.JSONEncoder(separators=(",", ":"))  # `dumps` would make a new one for each line
+TRIES = 8
+
+
+class RunFolder:
+    """`<runs>/<utc>-<graph>-<id>/` with manifest, run.yaml, trace, outputs, metrics and summary.
+
+    Attributes:
+        path: the folder, as the user would write it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._trace: TextIO | None = None
+
+    @classmethod
+    def create(cls, runs: Path, graph: str) -> "RunFolder":
+        """A new folder; `latest` beside it points there.
+
+        Raises:
+            UsageError: the place cannot be written to.
+        """
+        try:
+            folder = cls(_new_folder(runs, graph))
+            _point(runs / LATEST, folder.path.name)
+        except OSError as error:
+            reason = error.strerror or error
+            message = f"{runs}: no run folder can be made there: {reason} (see --runs-dir)"
+            raise UsageError(message) from None
+        return folder
+
+    def write_text(self, name: str, text: str) -> None:
+        """Atomically: a reader sees the old file or the new one."""
+        final = self.path / name
+        part = final.with_name(f".{name}.part")
+        with part.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(final)
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        self.write_text(name, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+
+    def write_lines(self, name: str, values: Iterable[Mapping[str, Any]]) -> None:
+        """JSON Lines."""
+        self.write_text(name, "".join(_line(value) for value in values))
+
+    def trace(self, record: Mapping[str, Any]) -> None:
+        """Append one record to trace.jsonl."""
+        if self._trace is None:
+            # Not line-buffered: a system call per event would cost more than the event.
+            self._trace = (self.path / "trace.jsonl").open("w", encoding="utf-8", newline="\n")
+        self._trace.write(_line(record))
+
+    def close(self) -> None:
+        if self._trace is not None:
+            self._trace.close()
+            self._trace = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _line(value: Mapping[str, Any]) -> str:
+    return COMPACT.encode(value) + "\n"
+
+
+def _new_folder(runs: Path, graph: str) -> Path:
+    runs.mkdir(parents=True, exist_ok=True)
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    for attempt in range(TRIES):
+        path = runs / f"{stamp}-{graph}-{secrets.token_hex(3)}"
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            if attempt == TRIES - 1:
+                raise
+    raise AssertionError("the loop returns or raises")
+
+
+def _point(link: Path, name: str) -> None:
+    """Let the symbolic link point at `name`; where links cannot be made there is none."""
+    part = link.with_name(f".{LATEST}-{name}")
+    try:
+        part.symlink_to(name, target_is_directory=True)
+        part.replace(link)
+    except OSError:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,199 @@
+"""What a viewer sees of a run: an immutable picture, made on the run's own thread."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...states.graph.graph import Graph
+from ...states.requests.blending import Reused
+from ...states.requests.branch import Blended, Branch, Request
+
+Codes = npt.NDArray[np.int16]
+
+# What a slot of the pool holds; a branch's code is BRANCH + its index.
+FREE, PREFIX, TREE, OUTLINE, PADDING, REUSED, PICKED, BRANCH = range(8)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A transition that was taken: milliseconds spent in `source`, tokens committed there."""
+
+    source: str
+    target: str
+    guard: str | None
+    millis: float
+    committed: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateView:
+    """One state of the graph: visits, and milliseconds spent in it in all."""
+
+    name: str
+    visits: int
+    millis: float
+
+
+@dataclass(frozen=True, slots=True)
+class BranchView:
+    """One branch; `index` -1 is the root branch, which writes the outline."""
+
+    request: str
+    index: int
+    title: str
+    stage: str
+    finish: str
+    tokens: int
+    budget: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """A KV pool; `codes` tells for every slot what it holds (FREE, PREFIX, TREE, ...).
+
+    rows: of the pool, one behind the other in `codes`; `capacity` slots in all.
+    moved: bytes moved inside both pools, as their ledgers have it.
+    """
+
+    codes: Codes
+    used: int
+    capacity: int
+    bytes: int
+    draft_used: int
+    draft_capacity: int
+    rows: int = 1
+    moved: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The running figures under the picture."""
+
+    tokens: int
+    rounds: int
+    per_forward: float
+    tau_step: float
+    acceptance_rate: float
+    lengths: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What never changes during a run: the title line and the graph's ways."""
+
+    graph: str
+    layout: str
+    drafter: str
+    model: str
+    states: tuple[str, ...]
+    ways: Mapping[str, tuple[str, ...]]
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The whole picture at one moment; `seconds` since the run began.
+
+    blend: the last forward with cached rows, None if there was none.
+    """
+
+    state: str
+    before: str
+    states: tuple[StateView, ...]
+    moves: tuple[Move, ...]
+    branches: tuple[BranchView, ...]
+    pool: PoolView
+    figures: Figures
+    seconds: float
+    blend: Blended | None = None
+
+
+def scene_of(graph: Graph, model: str, requests: int) -> Scene:
+    """The unchanging part for a graph."""
+    ways = {name: tuple(e.to for e in graph.edges_from(name)) for name in graph.states}
+    return Scene(
+        graph.name,
+        graph.layout.kind,
+        graph.drafter.kind,
+        model.rstrip("/").rpartition("/")[2],
+        tuple(graph.states),
+        ways,
+        requests,
+    )
+
+
+def slot_codes(
+    pool: Any, requests: Iterable[Request], reused: Mapping[int, Reused] | None = None
+) -> Codes:
+    """What each slot of a pool (ops.kv.KVCache) holds, from its slot table and the branch table."""
+    owner = np.asarray(pool.owner)
+    table = np.full(int(owner.max(initial=0)) + 2, TREE, np.int16)  # a beam's rows have own owners
+    for request in requests:
+        _set(table, request.prefix_owner, PREFIX)
+        for branch in request.all_branches():
+            _set(table, branch.owner, OUTLINE if branch.is_root else BRANCH + branch.index)
+    codes: Codes = table[np.maximum(owner, 0)]
+    for whose, rows in (reused or {}).items():
+        for positions, code in ((rows.cached, REUSED), (rows.picked, PICKED)):
+            codes[(owner == whose) & np.isin(pool.position, list(positions))] = code
+    codes[(owner >= 0) & ~np.asarray(pool.committed)] = TREE
+    codes[owner < 0] = FREE
+    return _with_padding(codes.reshape(pool.rows, -1)).reshape(-1) if pool.rows > 1 else codes
+
+
+def _with_padding(codes_RC: Codes) -> Codes:
+    """Rows of a batch are as long as the longest: what is behind a shorter one is padding."""
+    used = codes_RC != FREE
+    longest = int(np.flatnonzero(used.any(0)).max(initial=-1)) + 1
+    short = ~used & used.any(1)[:, None]
+    short[:, longest:] = False
+    return np.where(short, np.int16(PADDING), codes_RC)
+
+
+def _set(table: Codes, owner: int, code: int) -> None:
+    if owner < table.size:
+        table[owner] = code
+
+
+def pool_view(board: Mapping[str, Any]) -> PoolView:
+    """Both pools of a run."""
+    kv, draft = board["kv"], board["kv_draft"]
+    used = kv.current_length
+    return PoolView(
+        slot_codes(kv, board["branches"].requests, board["branches"].reused),
+        used,
+        kv.slots,
+        used * kv.slot_bytes,
+        draft.current_length if draft is not None else 0,
+        draft.slots if draft is not None else 0,
+        kv.rows,
+        sum(sum(pool.ledger.bytes.values()) for pool in (kv, draft) if pool is not None),
+    )
+
+
+def branch_view(branch: Branch, text: str) -> BranchView:
+    return BranchView(
+        branch.request.key,
+        branch.index,
+        branch.title,
+        str(branch.stage),
+        str(branch.finish or ""),
+        len(branch.tokens),
+        branch.budget,
+        text,
+    )
+
+
+def shown_branches(requests: Sequence[Request]) -> list[Branch]:
+    """In reading order; an outline's root branch only until its branches are there."""
+    found: list[Branch] = []
+    for request in requests:
+        root = request.root
+        if root is not None and not request.branches:
+            found.append(root)
+        found += request.branches
+    return found

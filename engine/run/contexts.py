@@ -1,0 +1,128 @@
+"""Behind which token ids each branch was decoded, and what the target says there by itself."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...ops.kv.pool import KVCache
+from ...ops.sampling.coins import branch_key, perturbed, token_keys
+from ...ops.sampling.processors import Past, process, take_in_
+from ...ops.sampling.rules import columns
+from ...ops.types import LayerStatus, Visibility
+from ...states.requests.branch import Branch, Finish, Request
+from ...states.requests.samplers import rules_of
+from ..models import Models
+
+
+def contexts(request: Request, book: Any) -> Iterator[tuple[Branch, list[int]]]:
+    """Every branch that was decoded, the outline's first, with the token ids before its answer.
+
+    They are put together from prompts and answers alone, not from what lies in any pool. A branch
+    that never started is left out.
+
+    Args:
+        book: states.prompts.PromptBook of the run.
+    """
+    asked = [*request.prefix, *request.tail]
+    root = request.root
+    if request.outline_budget == 0:
+        yield from ((branch, asked) for branch in _started(request))
+        return
+    if root is not None and request.given is None:
+        yield root, asked
+    if root is None or request.outline is None:
+        return
+    shared = list(request.prefix)
+    if book.share == "outline":
+        shared = [*asked, *(request.given_ids or root.tokens)]
+    for branch in _started(request):
+        # Which documents a branch got, and what of the parts was folded, the book alone knows.
+        if request.documents or branch.combines:
+            yield branch, [*request.context, *branch.prompt]
+        else:
+            yield branch, [*shared, *_own(branch, book)]
+
+
+def _started(request: Request) -> list[Branch]:
+    """Branches that were not refused, and all of whose dependencies are there to be quoted."""
+    return [b for b in request.branches if b.prompt and b.finish is not Finish.REFUSED]
+
+
+def _own(branch: Branch, book: Any) -> list[int]:
+    """A branch's prompt behind what all branches share; results are quoted by their ids."""
+    point, outline = branch.point, branch.request.outline
+    if point is None or outline is None:
+        return list(book.direct())
+    done = {b.point.id: b.tokens for b in branch.request.branches if b.point is not None}
+    hoist, own = book.branch(point, outline, [(dep, done[dep]) for dep in point.deps])
+    return [*hoist, *own]
+
+
+def next_logits(models: Models, ids: Sequence[int]) -> Tensor:
+    """[V] the target's logits behind these ids, by one forward of its own in a fresh pool."""
+    return full_prefill(models.target, ids, models.dtype, models.device)[0]
+
+
+def full_prefill(
+    target: Any, ids: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, KVCache]:
+    """[V] the target's logits behind these ids, and a fresh pool with their rows in order."""
+    count = len(ids)
+    kv = KVCache(
+        target.num_layers,
+        target.kv_heads,
+        target.head_dim,
+        count,
+        dtype=dtype,
+        device=device,
+    )
+    steps_1Q = torch.arange(count, device=device)[None]
+    mask_1QQ = torch.ones(1, count, count, dtype=torch.bool, device=device).tril()
+    with torch.inference_mode():
+        output = target.forward(
+            torch.tensor([list(ids)], device=device),
+            steps_1Q,
+            steps_1Q,
+            Visibility(mask_1QQ, steps_1Q),
+            kv,
+            (LayerStatus.FULL,) * target.num_layers,
+            steps_1Q[0, -1:],
+            (),
+        )
+    return output.logits_RV[0], kv
+
+
+def next_order(models: Models, branch: Branch, context: Sequence[int], place: int) -> Tensor:
+    """[V] what decides on a branch's answer token number `place` under ``accept: match``.
+
+    Args:
+        context: the ids that the answer stands behind.
+    """
+    logits_V = next_logits(models, [*context, *branch.tokens[:place]])
+    return order_of(logits_V, branch, context, place)
+
+
+def order_of(logits_V: Tensor, branch: Branch, context: Sequence[int], place: int) -> Tensor:
+    """[V] the same where the logits behind the first `place` tokens of the answer are known.
+
+    Processed scores, with the token's coins where it is drawn; put together from the ids alone, as
+    a branch of plain decoding would see them.
+    """
+    rules, stops = rules_of(branch), branch.request.stop_ids
+    logits_1V, behind = logits_V[None], len(context) + place
+    size, device = logits_1V.shape[1], logits_1V.device
+    row_1 = torch.zeros(1, dtype=torch.int64, device=device)
+    seen_1V = torch.zeros(1, size, dtype=torch.bool, device=device)
+    seen_1V[0, torch.tensor([*context], device=device)] = True
+    counts_1V = torch.zeros(1, size, dtype=torch.int32, device=device)
+    answer_C = torch.tensor(branch.tokens[:place], dtype=torch.int64, device=device)
+    take_in_(seen_1V, counts_1V, torch.zeros_like(answer_C), answer_C)
+    none_10 = row_1[:, None][:, :0]
+    past = Past(seen_1V, counts_1V, row_1 + place, none_10, none_10.bool())
+    scores_1V = process(logits_1V, columns([rules], [stops], size, device), row_1, past)
+    if rules.greedy:
+        return scores_1V[0]
+    key_1 = row_1 + branch_key(branch.request.seed, branch.index)
+    return perturbed(scores_1V, token_keys(key_1, row_1 + behind))[0]

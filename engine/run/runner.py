@@ -1,0 +1,127 @@
+"""The loop of a run. It is the only place of the program that calls `advance`."""
+
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from enum import StrEnum
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ...states.machine import Run
+from ..errors import Code
+from ..prepare.inputs import Prompt
+from ..record.recorder import Recorder, Write
+
+if TYPE_CHECKING:
+    from .session import Session
+
+
+class Status(StrEnum):
+    """How a run ended."""
+
+    OK = "ok"
+    RUNNING = "running"
+    FAILED = "failed"
+    LIMIT = "limit"  # limits.max_rounds
+    INTERRUPTED = "interrupted"
+    TERMINATED = "terminated"
+
+
+STATUS_CODES = {
+    Status.OK: Code.OK,
+    Status.FAILED: Code.FAILED,
+    Status.LIMIT: Code.FAILED,
+    Status.INTERRUPTED: Code.INTERRUPTED,
+    Status.TERMINATED: Code.TERMINATED,
+}
+
+
+class Halt(AbstractContextManager["Halt"]):
+    """Turns the first Ctrl-C or SIGTERM into a request to stop between two transitions.
+
+    A second Ctrl-C stops at once. Outside the main thread signals are left alone.
+
+    Attributes:
+        status: None until somebody asked to stop.
+    """
+
+    def __init__(self) -> None:
+        self.status: Status | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def _asked(self, number: int, frame: FrameType | None) -> None:
+        if self.status is not None:
+            raise KeyboardInterrupt
+        stopped = number == signal.SIGINT
+        self.status = Status.INTERRUPTED if stopped else Status.TERMINATED
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._asked)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def drive(
+    run: Run,
+    recorder: Recorder,
+    *,
+    max_rounds: int,
+    halt: Halt | None = None,
+    pause: Callable[[Run], bool] | None = None,
+) -> Status:
+    """Advance to the end, to the limit, or until somebody stops it.
+
+    Args:
+        max_rounds: rounds that a run may make before all its requests have ended.
+        pause: called before every transition; False stops the run.
+
+    Raises:
+        Exception: whatever an op raised; what was committed before it is still there.
+    """
+    while not run.finished:
+        if halt is not None and halt.status is not None:
+            return halt.status
+        if recorder.meter.rounds >= max_rounds and not _all_ended(run):
+            return Status.LIMIT
+        if pause is not None and not pause(run):
+            return Status.INTERRUPTED
+        run.advance()
+    return Status.OK
+
+
+def perform(
+    session: "Session",
+    prompts: Sequence[Prompt],
+    *,
+    write: Write | None = None,
+    halt: Halt | None = None,
+    max_rounds: int | None = None,
+) -> tuple[Run, Recorder, Status]:
+    """A recorded run without a view, driven to its end or until somebody stops it.
+
+    Args:
+        write: takes the records of its trace.
+        max_rounds: None takes what the graph says.
+    """
+    graph = session.program.graph
+    recorder = Recorder(session.prompts.decode, write, tuple(graph.states))
+    run = session.start(prompts, recorder)
+    recorder.attach(run)
+    status = drive(run, recorder, max_rounds=max_rounds or graph.limits.max_rounds, halt=halt)
+    recorder.flush()
+    return run, recorder, status
+
+
+def _all_ended(run: Run) -> bool:
+    return all(request.finished for request in run.board["branches"].requests)

@@ -1,0 +1,214 @@
+"""From a graph, models and prompts to a run: everything allocated once, nothing global."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ...models.files import ModelError
+from ...ops.host import HostReader
+from ...ops.sampling.settings import SamplingRules
+from ...states.graph.graph import Graph
+from ...states.graph.program import Program
+from ...states.graph.source import GraphError
+from ...states.machine import Run
+from ...states.requests.beam import BeamManager
+from ...states.requests.blending import Blending
+from ...states.requests.branch import Request
+from ...states.requests.folding import Folding
+from ...states.requests.manager import BranchStateManager
+from ...states.requests.prompt_builder import Reading
+from ...states.requests.request_table import Rules
+from ...states.text.documents import CHUNK_TOKENS
+from ...states.text.grammar import GrammarError, OutlineGrammar
+from ...states.text.outline import Outline
+from ...states.text.prompt_tokens import Written
+from ...states.text.prompts import PromptBook
+from ...states.text.template import load_template
+from ...states.trace import Sink
+from ..chunks.cache import ChunkLibrary, chunks_for
+from ..chunks.store import ChunkStore
+from ..models import Models, new_pool
+from ..prepare.environment import embedded_folder
+from ..prepare.inputs import Prompt
+
+
+class Session:
+    """A checked graph with its models: makes runs, and requests for them.
+
+    Args:
+        outline: a given outline, used instead of letting the model write one.
+        prompts: how questions become token ids; by default the graph's template.
+        chunks: where chunks of documents are kept that the graph's block `blend` reuses; by default
+            in memory, for all runs of this session.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        models: Models,
+        *,
+        seed: int = 0,
+        max_new_tokens: int | None = None,
+        outline: Outline | None = None,
+        prompts: PromptBook | None = None,
+        chunks: ChunkStore | None = None,
+    ) -> None:
+        graph = program.graph
+        if graph.drafter.has_model and models.drafter is None:
+            reason = f"graph {graph.name!r} needs a {graph.drafter.kind} drafter; none was given"
+            raise ModelError(program.source.file, reason)
+        self.program, self.models, self.seed = program, models, seed
+        self.budget = max_new_tokens or graph.limits.max_new_tokens
+        self.outline = outline
+        self.sampling = self._sampling()
+        self.prompts = prompts or prompt_book(graph, models)
+        self.new_matcher = self._grammar(graph)
+        self.maker = chunks_for(program, models, chunks)
+        found = graph.skeleton.found if graph.skeleton is not None else 0
+        most = graph.blend.chunk_tokens if graph.blend is not None else CHUNK_TOKENS
+        self.reading = Reading(self.prompts, found, most)
+
+    def _sampling(self) -> SamplingRules:
+        """The graph's rules, whose token ids the model must know."""
+        sampling, source = self.program.graph.sampling, self.program.source
+        size = self.models.target.vocab_size
+        given = {"logit_bias": sampling.logit_bias, "banned": sampling.banned}
+        given["forced"] = sampling.forced
+        wrong = [
+            source.problem(("sampling", name), f"no token {token}: the model has {size} of them")
+            for name, ids in given.items()
+            for token in ids
+            if token >= size
+        ]
+        if wrong:
+            raise GraphError(wrong)
+        return sampling.rules()
+
+    def _grammar(self, graph: Graph) -> Callable[[], Any] | None:
+        if graph.skeleton is None or not graph.skeleton.grammar or self.outline is not None:
+            return None
+        try:
+            grammar = OutlineGrammar(
+                self.models.tokenizer,
+                self.models.target.vocab_size,
+                self.prompts.stop_ids,
+                graph.skeleton.max_branches,
+                graph.skeleton.tools,
+            )
+        except GrammarError as error:  # of the tokenizer: the settings were checked with the graph
+            raise ModelError(self.models.target.config.path.parent, str(error)) from None
+        return grammar.matcher
+
+    def request(self, prompt: Prompt) -> Request:
+        """A request of this graph for one prompt.
+
+        Raises:
+            PromptError: the text cannot be a prompt, with the reason.
+        """
+        skeleton, reading = self.program.graph.skeleton, self.reading
+        searched = skeleton is not None and skeleton.documents == "branches"
+        documents = () if searched else prompt.documents
+        reading.check(prompt.documents)
+        prefix = tail = Written()
+        if skeleton is None:
+            tail = reading.plain(prompt.text, documents)
+        else:
+            prefix, tail = reading.skeleton(prompt.text, documents)
+        seed = prompt.seed if prompt.seed is not None else derive_seed(self.seed, prompt.key)
+        given = self.outline if skeleton is not None else None
+        return Request(
+            prompt.key,
+            seed,
+            prompt.text,
+            list(prefix.ids),
+            list(tail.ids),
+            frozenset(self.prompts.stop_ids),
+            prompt.max_new_tokens or self.budget,
+            skeleton.max_tokens if skeleton is not None else 0,
+            self.sampling,
+            given=given,
+            given_ids=list(self.prompts.outline_ids(given.points)) if given is not None else [],
+            new_matcher=self.new_matcher,
+            prefix_chunks=prefix.chunks,
+            tail_chunks=tail.chunks,
+            documents=prompt.documents if searched else (),
+        )
+
+    def start(self, prompts: Iterable[Prompt], sink: Sink) -> Run:
+        """A run over these prompts, not yet advanced; more can be submitted while it goes."""
+        board = self.board()
+        for prompt in prompts:
+            board["branches"].submit(self.request(prompt))
+        return Run(self.program, board, sink)
+
+    def _folding(self) -> Folding | None:
+        """How finished parts are combined, if the graph does."""
+        skeleton = self.program.graph.skeleton
+        if skeleton is None or skeleton.merge == "concat":
+            return None
+        blends = skeleton.merge == "blend"
+        return Folding(self.prompts, self.models.target.before_rope if blends else None)
+
+    def board(self) -> dict[str, Any]:
+        """A fresh blackboard: pools allocated once, at fixed addresses."""
+        graph, models = self.program.graph, self.models
+        drafter = models.drafter if graph.drafter.has_model else None
+        capacity, active = graph.layout.capacity, graph.layout.max_active
+        rows = active if graph.layout.kind == "batching" else 1
+        kv = new_pool(models.target, capacity, rows, models)
+        scratch = graph.drafter.scratch * (active // rows)
+        kv_draft = None
+        if drafter is not None:
+            kv_draft = new_pool(drafter, capacity + scratch, rows, models)
+        rules = Rules(
+            graph.layout,
+            graph.drafter,
+            graph.skeleton is None or graph.skeleton.share == "outline",
+            models.target.max_positions,
+            models.target.vocab_size,
+        )
+        build, blending = self.reading.branch, None
+        if self.maker is not None and graph.blend is not None:
+            library = ChunkLibrary(self.maker, graph.blend.collect)
+            blending = Blending(graph.blend.settings, library)
+        branches = BranchStateManager(kv, kv_draft, rules, build, blending, self._folding())
+        if graph.beam is not None:
+            branches = BeamManager(kv, rules, build, graph.beam)
+        return {
+            "branches": branches,
+            "target": models.target,
+            "drafter": drafter,
+            "kv": kv,
+            "kv_draft": kv_draft,
+            "host": HostReader(),
+            "prompts": self.prompts,
+            "taps": tuple(getattr(drafter, "tap_ids", ())),
+        }
+
+
+def prompt_book(graph: Graph, models: Models) -> PromptBook:
+    """The graph's template over the model's tokenizer."""
+    skeleton, tokenizer, stops = graph.skeleton, models.tokenizer, models.stop_ids
+    if skeleton is None:
+        return PromptBook(tokenizer, load_template(_plain_template(models)), stop_ids=stops)
+    return PromptBook(
+        tokenizer,
+        load_template(skeleton.template),
+        skeleton.share,
+        stops,
+        max_branches=skeleton.max_branches,
+        tools=skeleton.tools,
+    )
+
+
+def _plain_template(models: Models) -> str:
+    """Graphs without a skeleton only need the model's own chat format, and documents as the model
+    learned to read them."""
+    own = models.target.config.path.parent == embedded_folder("target")
+    return "instruct" if models.tokenizer.chat_template and not own else "embedded"
+
+
+def derive_seed(seed: int, key: str) -> int:
+    """A request's own seed from the run's seed and its stable key; never from arrival order."""
+    text = f"{seed}/{key}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1

@@ -1,0 +1,166 @@
+"""What of a run is kept: the files of its folder, written when it begins and when it ends."""
+
+import hashlib
+import shutil
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ...models.load.checkpoint import model_hash
+from ...states.machine import Run
+from ...states.phases.outline_ops import Answer
+from ..prepare.environment import clean_argv, machine, shown_environment, versions
+from ..prepare.job import Job
+from ..prepare.options import RunOptions
+from ..prepare.repeat import (
+    FILE,
+    PROMPTS_FILE,
+    TEMPLATE_FILE,
+    Made,
+    canonical,
+    run_document,
+    to_yaml,
+    too_long,
+)
+from ..prepare.texts import redact
+from ..record.metrics import figures
+from ..record.recorder import Recorder
+from ..record.report import answers_of, output_digest, outputs, summary_page
+from ..record.run_folder import RunFolder
+from .runner import Status
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run's results, complete or as far as it got."""
+
+    status: Status
+    answers: tuple[Answer, ...]
+    metrics: dict[str, Any]
+    digest: str
+    outputs: list[dict[str, Any]]
+
+
+def made_with(job: Job, target: Path, drafter: Path | None) -> Made:
+    """Hashes, versions and settings that can change the tokens of a run."""
+    config = job.config
+    return Made(
+        model_hash=model_hash(target),
+        drafter_hash=model_hash(drafter) if drafter is not None else None,
+        versions=versions(),
+        dtype=config.dtype,
+        device=config.device,
+        threads=job.threads,
+    )
+
+
+class Keeper:
+    """Writes the run folder of one run."""
+
+    def __init__(self, folder: RunFolder, job: Job, made: Made) -> None:
+        self.folder, self.job, self.made = folder, job, made
+        self._manifest: dict[str, Any] = {}
+        self._document: dict[str, Any] = {}
+
+    def begin(self, options: RunOptions, environ: dict[str, str]) -> None:
+        """manifest.json and run.yaml, before the first step."""
+        job, config = self.job, self.job.config
+        graph = job.program.graph
+        self._manifest = {
+            "schema_version": SCHEMA,
+            "status": Status.RUNNING,
+            "argv": clean_argv(options.argv),
+            "environment": shown_environment(environ),
+            "started": _now(),
+            "graph": {
+                "name": graph.name,
+                "file": redact(job.graph_file),
+                "hash": hashlib.sha256(canonical(graph).encode()).hexdigest(),
+                "resolved": graph.model_dump(by_alias=True, exclude_none=True),
+            },
+            "models": {
+                "target": {"name": redact(config.model), "hash": self.made.model_hash},
+                "drafter": {"name": redact(config.drafter_model), "hash": self.made.drafter_hash}
+                if self.made.drafter_hash
+                else None,
+            },
+            "versions": self.made.versions,
+            "seed": config.seed,
+            "dtype": config.dtype,
+            "device": config.device,
+            "threads": job.threads,
+            "max_new_tokens": config.max_new_tokens,
+            "requests": len(job.prompts),
+            "machine": machine(),
+        }
+        self._document = self._run_document()
+        self._write()
+
+    def _run_document(self) -> dict[str, Any]:
+        job = self.job
+        config = job.config.model_copy(
+            update={
+                "threads": job.threads,
+                "model": redact(job.config.model),
+                "drafter_model": redact(job.config.drafter_model),
+            }
+        )
+        file = redact(job.graph_file)
+        document = run_document(file, job.program.graph, config, job.prompts, job.outline)
+        self._keep_template(document)
+        if too_long(document):
+            self.folder.write_lines(PROMPTS_FILE, document["prompts"])
+            document["prompts"] = PROMPTS_FILE
+        document["made_with"] = self.made.model_dump(exclude_none=True)
+        return document
+
+    def _keep_template(self, document: dict[str, Any]) -> None:
+        """A prompt template of the user's own is part of what a repetition needs."""
+        skeleton = document["graph"].get("skeleton")
+        if skeleton is not None and Path(skeleton["template"]).is_file():
+            shutil.copyfile(skeleton["template"], self.folder.path / TEMPLATE_FILE)
+            skeleton["template"] = TEMPLATE_FILE
+
+    def _write(self) -> None:
+        self.folder.write_json("manifest.json", self._manifest)
+        self.folder.write_text(FILE, to_yaml(self._document))
+
+    def end(
+        self, run: Run, recorder: Recorder, status: Status, error: BaseException | None
+    ) -> Outcome:
+        """Outputs, metrics, summary and the final status, whatever has happened."""
+        recorder.flush()
+        answers = answers_of(run.board["branches"].requests, run.board["prompts"])
+        metrics = figures(recorder.meter, run.board)
+        digest = output_digest(answers)
+        lines = outputs(answers, recorder.meter)
+        outcome = Outcome(status, answers, metrics, digest, lines)
+        self.folder.write_lines("outputs.jsonl", lines)
+        self.folder.write_json("metrics.json", {"status": status, **metrics})
+        self._manifest |= {"status": status, "ended": _now(), "digest": digest}
+        if error is not None:
+            self._manifest["error"] = redact(f"{type(error).__name__}: {error}")
+        self._document["result"] = {"status": str(status), "digest": digest}
+        self._write()
+        self.folder.write_text("summary.md", self._summary(outcome))
+        return outcome
+
+    def _summary(self, outcome: Outcome) -> str:
+        graph, config = self.job.program.graph, self.job.config
+        facts = {
+            "status": str(outcome.status),
+            "graph": f"{graph.name} (layout {graph.layout.kind}, drafter {graph.drafter.kind})",
+            "model": redact(config.model),
+            "dtype, device, threads": f"{config.dtype}, {config.device}, {self.job.threads}",
+            "seed": str(config.seed),
+            "sampling": graph.sampling.words(),
+            "digest": outcome.digest,
+        }
+        return summary_page(f"Run {graph.name}", outcome.answers, outcome.metrics, facts)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,264 @@
+"""Conversations for a drafter's training: a JSONL file, a chat format, and what of it counts."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...models.files import ModelError
+from ...states.text.prompts import PromptError, check_question
+from ..errors import UsageError
+from ..prepare.inputs import json_object
+from .data import GOLD, Tokens
+
+KEYS = ("prompt", "messages", "conversations")
+ROLES = {
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+}
+MARK = re.compile(r"Turn(\d+)Mark")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message.
+
+    ids: an answer as the target wrote it, without the end of its turn; None for a text of a file.
+    ended: the end of the turn belongs to the answer.
+    """
+
+    role: str
+    text: str
+    ids: tuple[int, ...] | None = None
+    ended: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """place: file and line. turns: perhaps a system turn, then user and assistant in turn."""
+
+    place: str
+    turns: tuple[Turn, ...]
+
+    @property
+    def question(self) -> Conversation:
+        """Everything up to the last user turn."""
+        end = max(i for i, turn in enumerate(self.turns) if turn.role == "user")
+        return Conversation(self.place, self.turns[: end + 1])
+
+
+def read_conversations(file: Path, *, regenerate: bool) -> list[Conversation]:
+    """One conversation per line.
+
+    Args:
+        regenerate: answers will be written by the target, so that none is needed.
+
+    Raises:
+        UsageError: with the file and the line.
+    """
+    try:
+        found = list(_lines(file, regenerate))
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read: {error.strerror or error}") from None
+    if not found:
+        raise UsageError(f"{file}: no prompts in it")
+    return found
+
+
+def _lines(file: Path, regenerate: bool) -> Iterator[Conversation]:
+    with file.open("rb") as stream:
+        for number, data in enumerate(stream, 1):
+            place = f"{file}:{number}"
+            try:
+                line = data.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise UsageError(f"{place}: not UTF-8") from None
+            if not line.strip():
+                continue
+            turns = tuple(_turns(json_object(line.rstrip("\r\n"), place, KEYS), place))
+            _check_order(turns, place)
+            if turns[-1].role == "user" and not regenerate:
+                raise UsageError(
+                    f"{place}: the last user turn has no answer; with --regenerate the target"
+                    " writes the answers"
+                )
+            yield Conversation(place, turns)
+
+
+def _turns(value: Mapping[str, Any], place: str) -> Iterator[Turn]:
+    given = [key for key in KEYS if value.get(key) is not None]
+    if len(given) != 1:
+        which = f"has {' and '.join(given)}" if given else "has none"
+        raise UsageError(f"{place}: needs one of {', '.join(KEYS)}; it {which}")
+    found = value[given[0]]
+    if given[0] == "prompt":
+        yield _turn("user", found, f"{place}: 'prompt'")
+        return
+    if not isinstance(found, list) or not found:
+        raise UsageError(f"{place}: {given[0]!r} must be a list of messages")
+    role, content = ("role", "content") if given[0] == "messages" else ("from", "value")
+    for number, message in enumerate(found, 1):
+        where = f"{place}: message {number}"
+        if not isinstance(message, dict) or not {role, content} <= message.keys():
+            raise UsageError(f"{where} must be an object with {role!r} and {content!r}")
+        yield _turn(message[role], message[content], where)
+
+
+def _turn(role: Any, text: Any, where: str) -> Turn:
+    if not isinstance(role, str) or role not in ROLES:
+        raise UsageError(f"{where} is from {role!r}, which is none of {', '.join(ROLES)}")
+    if not isinstance(text, str):
+        raise UsageError(f"{where} must be a text")
+    try:
+        check_question(text)
+    except PromptError as error:
+        raise UsageError(f"{where}: {str(error).replace('the prompt', 'the text')}") from None
+    return Turn(ROLES[role], text)
+
+
+def _check_order(turns: Sequence[Turn], place: str) -> None:
+    first = 1 if turns[0].role == "system" else 0
+    if len(turns) == first:
+        raise UsageError(f"{place}: no user turn")
+    for number, turn in enumerate(turns[first:]):
+        wanted = ("user", "assistant")[number % 2]
+        if turn.role != wanted:
+            where = f"{place}: message {number + first + 1}"
+            raise UsageError(f"{where} is from {turn.role!r}; it is the turn of {wanted!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A sample in little memory: ids, and 1 where the model has to write them."""
+
+    ids: array[int]
+    written: array[int]
+
+    @classmethod
+    def of(cls, tokens: Tokens) -> Stored:
+        """The same without what linear samples do not need."""
+        return cls(array("i", tokens.ids), array("b", (w >= GOLD for w in tokens.weights)))
+
+    @property
+    def tokens(self) -> Tokens:
+        """A sample of one segment."""
+        size = len(self.ids)
+        weights = [GOLD * flag for flag in self.written]
+        return Tokens(self.ids.tolist(), weights, [0] * size, list(range(size)))
+
+
+Part = tuple[list[int], bool]
+"""Ids, and whether the model has to write them."""
+
+
+class ChatCoder:
+    """Conversations as ids, in the target's own chat format.
+
+    What the format adds and what a turn says are encoded apart, as in a run; so a text never
+    becomes a control token.
+
+    Raises:
+        ModelError: the tokenizer has no chat format.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Any, stops: Sequence[int]) -> None:
+        if not tokenizer.chat_template:
+            raise ModelError(folder, "the tokenizer has no chat template to write conversations in")
+        self._tokenizer, self._stops = tokenizer, frozenset(stops)
+
+    def prompt(self, asked: Conversation) -> list[int]:
+        """The ids up to the start of the answer that comes next."""
+        return [i for _, ids in self._cut(asked, generation=True) for i in ids]
+
+    def samples(self, found: Conversation, length: int) -> Iterator[Tokens]:
+        """One sample, or one per answer where the format writes earlier turns in another way.
+
+        Those without two tokens to be written within ``length`` are left out.
+        """
+        answers = [i for i, turn in enumerate(found.turns) if turn.role == "assistant"]
+        if not answers:
+            return
+        whole = self._until(found, answers[-1])
+        prompts = [self.prompt(Conversation(found.place, found.turns[:i])) for i in answers]
+        if all(_starts(whole, i, ids) for i, ids in zip(answers, prompts, strict=True)):
+            samples = [[(ids, written) for _, ids, written in whole]]
+        else:
+            samples = [
+                [
+                    (prompt, False),
+                    *((ids, w) for turn, ids, w in self._until(found, i) if turn == i),
+                ]
+                for i, prompt in zip(answers, prompts, strict=True)
+            ]
+        for parts in samples:
+            tokens = _tokens(parts)
+            if sum(w >= GOLD for w in tokens.weights[:length]) > 1:
+                yield tokens
+
+    def _until(self, found: Conversation, last: int) -> list[tuple[int, list[int], bool]]:
+        """All up to the end of turn ``last``: (turn, or -1 for the format's own, ids, written)."""
+        turns = found.turns[: last + 1]
+        parts: list[tuple[int, list[int], bool]] = []
+        before: Turn | None = None
+        for turn, ids in self._cut(Conversation(found.place, turns), generation=False):
+            if turn >= 0:
+                parts.append((turn, ids, turns[turn].role == "assistant"))
+            elif before is not None and before.role == "assistant":
+                end = next((i + 1 for i, token in enumerate(ids) if token in self._stops), 0)
+                parts.append((parts[-1][0], ids[:end], before.ended))
+                parts.append((-1, ids[end:], False))
+            else:
+                parts.append((-1, ids, False))
+            before = turns[turn] if turn >= 0 else None
+        return parts
+
+    def _cut(self, asked: Conversation, *, generation: bool) -> Iterator[tuple[int, list[int]]]:
+        """(turn, ids) of what is said, (-1, ids) of what the format adds."""
+        written = self._render(asked, generation)
+        pieces = MARK.split(written)
+        if [int(number) for number in pieces[1::2]] != list(range(len(asked.turns))):
+            raise UsageError(f"{asked.place}: the target's chat format drops or moves a turn")
+        for index, piece in enumerate(pieces):
+            if index % 2 == 0:
+                yield -1, self._encode(piece, split_special_tokens=False)
+                continue
+            turn = asked.turns[int(piece)]
+            said = self._encode(turn.text, split_special_tokens=True)
+            yield int(piece), said if turn.ids is None else list(turn.ids)
+
+    def _render(self, asked: Conversation, generation: bool) -> str:
+        marked = [
+            {"role": turn.role, "content": f"Turn{number}Mark"}
+            for number, turn in enumerate(asked.turns)
+        ]
+        options = {"add_generation_prompt": generation, "enable_thinking": False}
+        try:
+            return str(self._tokenizer.apply_chat_template(marked, tokenize=False, **options))
+        except Exception as error:  # chat formats raise what they like
+            reason = str(error).strip().split("\n", 1)[0]
+            raise UsageError(
+                f"{asked.place}: the target's chat format refuses it: {reason}"
+            ) from None
+
+    def _encode(self, text: str, **options: bool) -> list[int]:
+        encoded = self._tokenizer.encode(text, add_special_tokens=False, verbose=False, **options)
+        return list(encoded)
+
+
+def _starts(whole: list[tuple[int, list[int], bool]], turn: int, prompt: list[int]) -> bool:
+    """Whether the conversation up to this turn is what the turn's prompt would be."""
+    end = next(i for i, (number, _, _) in enumerate(whole) if number == turn)
+    return [i for _, ids, _ in whole[:end] for i in ids] == prompt
+
+
+def _tokens(parts: Sequence[Part]) -> Tokens:
+    ids = [i for part, _ in parts for i in part]
+    weights = [GOLD if written else 0.0 for part, written in parts for _ in part]
+    return Tokens(ids, weights, [0] * len(ids), list(range(len(ids))))

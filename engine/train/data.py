@@ -1,0 +1,157 @@
+"""Packed training rows: several samples per row, each seeing only itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..corpus.corpus import Corpus
+from ..corpus.pieces import Pieces, Sample
+
+GOLD = 1.0  # weight of what the model has to write; what it reads counts less
+Encode = Callable[[str], list[int]]
+
+
+@dataclass(slots=True)
+class Tokens:
+    """A sample as ids with, per token, loss weight, segment (0: trunk) and position."""
+
+    ids: list[int]
+    weights: list[float]
+    segments: list[int]
+    positions: list[int]
+
+
+Source = Callable[[int], Tokens]
+"""An endless row of samples: the sample of a number, always the same."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows of packed samples.
+
+    ``ids``, ``positions``, ``labels`` and ``weights`` are [rows, length]; ``mask`` is
+    [rows, 1, length, length], True where the query (third axis) sees the key (fourth axis).
+    Label ``t`` is the id that position ``t`` has to predict.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    labels: Tensor
+    weights: Tensor
+    mask: Tensor
+
+    def written(self) -> Tensor:
+        """float [rows, length], 1 where the token itself is one that the model has to write."""
+        counted = (self.weights >= GOLD).float()
+        return torch.cat([torch.zeros_like(counted[:, :1]), counted[:, :-1]], dim=1)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device."""
+        parts = (self.ids, self.positions, self.labels, self.weights, self.mask)
+        return Batch(*(part.to(device) for part in parts))
+
+
+def corpus_source(corpus: Corpus, encode: Encode) -> Source:
+    """The samples of a corpus as ids."""
+
+    def sample(index: int) -> Tokens:
+        return encode_sample(corpus.sample(index), encode)
+
+    return sample
+
+
+def encode_sample(sample: Sample, encode: Encode) -> Tokens:
+    """The ids of trunk and branches; every branch continues at the trunk's end."""
+    out = Tokens([], [], [], [])
+    _append(out, sample.trunk, 0, 0, encode)
+    end = len(out.ids)
+    for segment, pieces in enumerate(sample.branches, 1):
+        _append(out, pieces, segment, end, encode)
+    return out
+
+
+def _append(out: Tokens, pieces: Pieces, segment: int, position: int, encode: Encode) -> None:
+    first = len(out.ids)
+    for piece in pieces:
+        ids = encode(piece.text)
+        out.ids += ids
+        out.weights += [piece.weight] * len(ids)
+    added = len(out.ids) - first
+    out.segments += [segment] * added
+    out.positions += range(position, position + added)
+    if added:
+        out.weights[first] = 0.0
+
+
+def trimmed(tokens: Tokens, length: int) -> Tokens:
+    """The sample without what goes past ``length``."""
+    if len(tokens.ids) <= length:
+        return tokens
+    return Tokens(
+        tokens.ids[:length],
+        tokens.weights[:length],
+        tokens.segments[:length],
+        tokens.positions[:length],
+    )
+
+
+def pack(rows: list[list[Tokens]], length: int) -> Batch:
+    """Rows of samples as tensors."""
+    shape = (len(rows), length)
+    ids, positions, labels = (torch.zeros(shape, dtype=torch.long) for _ in range(3))
+    samples, segments = (torch.full(shape, -1, dtype=torch.long) for _ in range(2))
+    weights = torch.zeros(shape)
+    for r, row in enumerate(rows):
+        start = 0
+        for number, tokens in enumerate(row):
+            span = slice(start, start + len(tokens.ids))
+            ids[r, span] = torch.tensor(tokens.ids)
+            positions[r, span] = torch.tensor(tokens.positions)
+            segments[r, span] = torch.tensor(tokens.segments)
+            weights[r, span] = torch.tensor(tokens.weights)
+            samples[r, span] = number
+            start = span.stop
+    labels[:, :-1] = ids[:, 1:]
+    weights = torch.cat([weights[:, 1:], weights.new_zeros(len(rows), 1)], dim=1)
+    return Batch(ids, positions, labels, weights, visible(samples, segments))
+
+
+def visible(samples: Tensor, segments: Tensor) -> Tensor:
+    """Mask [rows, 1, length, length] from sample and segment numbers [rows, length]."""
+    length = samples.shape[1]
+    same = samples[:, :, None] == samples[:, None, :]
+    related = (segments[:, :, None] == segments[:, None, :]) | (segments[:, None, :] == 0)
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    return (same & related & causal)[:, None]
+
+
+@dataclass(slots=True)
+class Packer:
+    """Endless batches of about ``tokens`` tokens; ``index`` is the next sample's number."""
+
+    source: Source
+    tokens: int
+    length: int
+    index: int = 0
+
+    def batches(self) -> Iterator[Batch]:
+        """Rows of ``length`` ids, filled first-fit with whole samples."""
+        while True:
+            rows: list[list[Tokens]] = [[] for _ in range(max(1, self.tokens // self.length))]
+            room = [self.length] * len(rows)
+            misses = 0
+            while misses < 6 and sum(room) > self.tokens // 50:
+                tokens = trimmed(self.source(self.index), self.length)
+                fits = [i for i, free in enumerate(room) if free >= len(tokens.ids)]
+                self.index += 1
+                if not fits:
+                    misses += 1
+                    continue
+                best = min(fits, key=lambda i: room[i])
+                rows[best].append(tokens)
+                room[best] -= len(tokens.ids)
+            yield pack(rows, self.length)

@@ -1,0 +1,110 @@
+"""The target of a drafter's training: what it says about a batch, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils.logging import disable_progress_bar
+
+from ...models.config import DecoderConfig, decoder_config
+from ...models.files import ModelError
+from ...models.load.weights import check_tokenizer
+from .data import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """features_BSF: the tapped hidden states, joined. hidden_BSH: the input of the head."""
+
+    features_BSF: Tensor
+    hidden_BSH: Tensor
+
+
+class Teacher:
+    """A frozen target with its tokenizer.
+
+    Raises:
+        ModelError: the folder holds no target that specsot can run, or no usable tokenizer.
+    """
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        disable_progress_bar()  # type: ignore[no-untyped-call]  # ours is the only one
+        self.folder, self.device = folder, torch.device(device)
+        self.config: DecoderConfig = decoder_config(folder)
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(folder, f"no usable tokenizer: {error}") from None
+        check_tokenizer(self.config, len(self.tokenizer) - 1)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.model: Any = model.requires_grad_(False).eval().to(self.device)
+        ends = {*self.config.eos_ids, self.tokenizer.eos_token_id} - {None}
+        self.stops = tuple(sorted(ends))
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V, H]."""
+        weight: Tensor = self.model.get_input_embeddings().weight
+        return weight.detach()
+
+    @property
+    def head(self) -> Tensor:
+        """[V, H]; the embedding where the two are tied."""
+        weight: Tensor = self.model.get_output_embeddings().weight
+        return weight.detach()
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text whose special tokens are meant as such."""
+        return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+
+    @torch.no_grad()
+    def look(self, batch: Batch, taps: tuple[int, ...] = (), *, exact: bool = False) -> Seen:
+        """One forward over packed rows; taps are indices of `hidden_states`, 0 the embedding.
+
+        Args:
+            exact: in float32, as a run would be.
+        """
+        with self.low_precision(not exact):
+            out = self.model.base_model(
+                input_ids=batch.ids,
+                attention_mask=batch.mask,
+                position_ids=batch.positions,
+                use_cache=False,
+                output_hidden_states=bool(taps),
+            )
+        last: Tensor = out.last_hidden_state
+        features = [out.hidden_states[tap] for tap in taps] or [last[..., :0]]
+        return Seen(torch.cat(features, -1).float(), last)
+
+    @torch.no_grad()
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """[..., H] -> [..., V], in bfloat16."""
+        with self.low_precision():
+            return torch.nn.functional.linear(hidden_RH, self.head)
+
+    def low_precision(self, wanted: bool = True) -> torch.autocast:
+        """Products in bfloat16, everything else as it is."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=wanted)
+
+    @torch.no_grad()
+    def answer(self, prompts: list[list[int]], limit: int) -> list[list[int]]:
+        """What the target writes greedily: up to and with a stop id, or ``limit`` ids."""
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(row)) + row for row in prompts])
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts])
+        # The folder's own settings may ask for sampling or punish repetition.
+        settings = {"max_new_tokens": limit, "do_sample": False, "pad_token_id": 0}
+        self.model.generation_config = GenerationConfig.from_dict(
+            settings | {"eos_token_id": list(self.stops)}
+        )
+        out = self.model.generate(ids.to(self.device), attention_mask=mask.to(self.device))
+        return [self._ended(row) for row in out[:, width:].tolist()]
+
+    def _ended(self, row: list[int]) -> list[int]:
+        end = next((i + 1 for i, token in enumerate(row) if token in self.stops), len(row))
+        return row[:end]

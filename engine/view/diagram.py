@@ -1,0 +1,145 @@
+"""Pictures of a graph in text: a Mermaid state diagram, and plain tables."""
+
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ...ops.registry import Entry, OpTable
+from ...states.graph.blend_spec import Blend
+from ...states.graph.board import VOCABULARY
+from ...states.graph.graph import Graph
+from ...states.graph.program import Program
+
+# Words that Mermaid reads as its own where a state's name is expected.
+TAKEN = frozenset({"state", "note", "end", "direction", "class", "style", "default", "as", "click"})
+
+LONGEST = 60  # characters of a setting that stands in a line with others
+WIDTH = 88
+
+
+def mermaid(graph: Graph) -> str:
+    """The graph as a Mermaid state diagram; guards stand on the arrows."""
+
+    def label(name: str) -> str:
+        return f"{name}_" if name in TAKEN else name
+
+    lines = ["stateDiagram-v2"]
+    lines += [f'  state "{n}" as {label(n)}' for n in graph.states if n in TAKEN]
+    lines += [f"  [*] --> {label(graph.initial)}"]
+    for edge in graph.transitions:
+        guard = f": {edge.when}" if edge.when else ""
+        lines.append(f"  {label(edge.from_)} --> {label(edge.to)}{guard}")
+    lines += [f"  {label(n)} --> [*]" for n, state in graph.states.items() if state.final]
+    return "\n".join(lines)
+
+
+def describe_graph(program: Program, *, resolved: bool = False, layers: int = 0) -> str:
+    """What a graph says: its blocks, its states with their ops, its transitions.
+
+    resolved: say for each op which function it became and with which settings, and for a graph
+    that reuses cached rows what each layer of a model of `layers` layers does (0: not known).
+    """
+    graph = program.graph
+    parts = [f"{graph.name}: {graph.doc.strip()}" if graph.doc else graph.name]
+    parts += ["", *_table(_blocks(graph))]
+    if resolved and graph.blend is not None:
+        parts += ["", *_plans(graph.blend, layers)]
+    parts += ["", "states"]
+    for name, state in graph.states.items():
+        mark = "  (initial)" if name == graph.initial else "  (final)" if state.final else ""
+        parts.append(f"  {name}{mark}")
+        parts += [f"    {line}" for line in state.doc.split("\n") if line]
+        if resolved:
+            parts += [f"      {line}" for line in _table(_resolved(program, name))]
+        elif state.ops:
+            parts.append(f"      {' > '.join(call.op for call in state.ops)}")
+    parts += ["", "transitions (the first whose guard holds is taken)"]
+    rows = [(e.from_, f"> {e.to}", f"when {e.when}" if e.when else "") for e in graph.transitions]
+    return "\n".join([*parts, *(f"  {line}" for line in _table(rows))])
+
+
+def describe_words(table: OpTable) -> str:
+    """What a graph can use: ops with their variants, guards, and the values on the blackboard."""
+    lines = ["ops: what they read -> what they write (settings; kinds of layout or drafter)"]
+    for name in sorted(table.ops):
+        for entry in table.ops[name]:
+            one = entry.declared
+            parts = [" ".join(s.name for s in entry.settings), " ".join(one.layouts + one.drafters)]
+            extra = "; ".join(part or "-" for part in parts)
+            lines += [f"  {name}: {entry.doc}", f"      {_flow(entry)} ({extra})"]
+    guard_rows = [(f"  {n}", " ".join(e.reads), e.doc) for n, e in sorted(table.guards.items())]
+    value_rows = [(f"  {key.name}", str(key.lifetime), key.holds) for key in VOCABULARY]
+    guards = _table([("guards", "reads", ""), *guard_rows])
+    values = _table([("values", "lives for", ""), *value_rows])
+    return "\n".join([*lines, "", *guards, "", *values])
+
+
+def _blocks(graph: Graph) -> Iterator[tuple[str, str]]:
+    for name in ("layout", "drafter", "skeleton", "blend", "beam", "sampling", "limits"):
+        spec = getattr(graph, name)
+        if spec is not None:
+            shown = {k: f"{k}={_show(v)}" for k, v in spec.model_dump(exclude_none=True).items()}
+            yield name, "  ".join(text for text in shown.values() if len(text) <= LONGEST)
+            for text in shown.values():
+                if len(text) > LONGEST:
+                    yield from _folded(text)
+
+
+def _plans(blend: Blend, layers: int) -> Iterator[str]:
+    """The layer plans of a model of so many layers."""
+    if not layers:
+        yield "layer plans: as many statuses as the model has layers"
+        return
+    yield f"layer plans of a model of {layers} layers"
+    try:
+        found = blend.plans(layers)
+    except ValueError as error:
+        yield f"  none: {error}"
+        return
+    statuses = ((name, [status.name for status in plan]) for name, plan in found.items())
+    yield from (f"  {line}" for line in _table((name, *words) for name, words in statuses))
+
+
+def _resolved(program: Program, state: str) -> Iterator[tuple[str, ...]]:
+    for step in program.steps[state]:
+        entry = step.entry
+        settings = ", ".join(f"{key}={_brief(value)}" for key, value in step.settings.items())
+        function = f"{entry.module.partition('.')[2]}.{entry.function}({settings})"
+        yield entry.name, function, _flow(entry)
+
+
+def _folded(text: str) -> Iterator[tuple[str, str]]:
+    """A long setting over several lines; what follows `=` is YAML as it stands."""
+    for line in textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False):
+        yield "", line
+
+
+def _brief(value: Any) -> str:
+    """A value in a line of others; a long one is told in full with its block."""
+    text = _show(value)
+    long = len(text) > LONGEST and isinstance(value, dict | tuple | list)
+    return f"[{len(value)} of them]" if long else text
+
+
+def _flow(entry: Entry) -> str:
+    flow = f"{' '.join(entry.reads)} -> {' '.join(entry.declared.writes) or '-'}"
+    drops = f", drops {' '.join(entry.declared.drops)}" if entry.declared.drops else ""
+    return flow + drops
+
+
+def _show(value: Any, comma: str = ", ") -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_show(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return "[" + comma.join(_show(v, ",") for v in value) + "]"
+    return str(value)
+
+
+def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Columns of equal width, two blanks apart."""
+    cells = list(rows)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    pairs = (zip(row, widths, strict=True) for row in cells)
+    return ["  ".join(text.ljust(width) for text, width in pair).rstrip() for pair in pairs]

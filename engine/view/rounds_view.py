@@ -1,0 +1,150 @@
+"""`--explain-rounds`: every round of every branch in plain lines, each draft with its figures."""
+
+from collections.abc import Callable, Iterator, Sequence
+from math import isfinite
+
+from ...ops.draft.gamma import GammaRecord
+from ...ops.verify.explain import DraftFigures
+from ...states.machine import Run
+from ...states.requests.branch import RoundSummary
+from ...states.requests.explained import GRAMMAR, MATCH, Came, Draft, Explained
+from ...states.trace import Event, OpRan
+from ..record.recorder import Recorder
+from ..record.text_stream import Decode, printable
+
+ENDS = {
+    Came.BONUS: "a bonus behind a path accepted to its end",
+    Came.RESIDUAL: "drawn from what the rejection leaves of p",
+    Came.OWN: "the target's own",
+}
+
+
+class RoundsView:
+    """Writes a block per branch and round; rounds have the numbers of trace.jsonl."""
+
+    def __init__(self, recorder: Recorder, say: Callable[[str], None]) -> None:
+        self.recorder, self.say = recorder, say
+        self._run: Run | None = None
+
+    def attach(self, run: Run) -> None:
+        self._run = run
+
+    def __call__(self, event: Event) -> None:
+        """Called behind the recorder, which counts the rounds."""
+        if isinstance(event, OpRan) and "committed" in event.shapes and self._run is not None:
+            number, summary = self.recorder.meter.forwards, self._run.board["committed"]
+            for block in blocks(number, summary, self.recorder.decode):
+                self.say(block)
+
+
+def blocks(number: int, summary: RoundSummary, decode: Decode) -> Iterator[str]:
+    """The round's blocks, branch by branch."""
+    gamma: Sequence[GammaRecord | None] = summary.gamma or [None] * len(summary.explained)
+    for told, record in zip(summary.explained, gamma, strict=True):
+        lines = [f"round {number}  {told.branch}  {_offer(told)}", *_rows(told, decode)]
+        lines.append(f"  {_totals(told)}")
+        if record is not None:
+            lines.append(f"  {_length(record)}")
+        yield "\n".join(lines) + "\n"
+
+
+def _offer(told: Explained) -> str:
+    count = len(told.drafts)
+    if not count:
+        return "no drafts"
+    what = "chain" if _is_chain(told) else "tree"
+    ways = {MATCH: "match", GRAMMAR: "under a grammar: the best legal token at each place"}
+    return f"{what} of {count}, {ways.get(told.rule, f'rejection ({told.rule})')}"
+
+
+def _is_chain(told: Explained) -> bool:
+    return len({draft.depth for draft in told.drafts}) == len(told.drafts)
+
+
+def _rows(told: Explained, decode: Decode) -> list[str]:
+    """The root, the drafts with children behind their parents, and the final token at its place."""
+    tokens = {0: told.root} | {draft.node: draft.token for draft in told.drafts}
+    indent = 0 if _is_chain(told) else 2
+    rows = [(_label(told, 0, 0, piece(decode, None, told.root)), "root")]
+    last = max((draft.node for draft in told.drafts if draft.accepted), default=0)
+    for place in _places(told.drafts, last):
+        if isinstance(place, Draft):
+            depth, token, before = place.depth, place.token, tokens[place.parent]
+            what = _draft(place, told.rule, decode, before)
+        else:
+            depth, token, before = told.accepted + 1, told.final, tokens[last]
+            what = f"final: {_end(told)}"
+        rows.append((_label(told, depth, indent, piece(decode, before, token)), what))
+    width = max(len(label) for label, _ in rows)
+    return [f"  {label.ljust(width)}  {what}" for label, what in rows]
+
+
+def _label(told: Explained, depth: int, indent: int, text: str) -> str:
+    return f"{' ' * indent * depth}[{told.position + depth}] {text}"
+
+
+def _places(drafts: Sequence[Draft], last: int, node: int = 0) -> Iterator[Draft | None]:
+    """What stands below a node; None for the final token, behind all that `last` was offered."""
+    for draft in drafts:
+        if draft.parent == node:
+            yield draft
+            yield from _places(drafts, last, draft.node)
+    if node == last:
+        yield None
+
+
+def _draft(draft: Draft, rule: str, decode: Decode, parent: int) -> str:
+    found, mark = draft.figures, "not reached"
+    if draft.reached:
+        mark = "accepted" if draft.accepted else "rejected"
+    parts = [mark.ljust(11), *_number("score", found.score)]
+    if draft.reached and found.draw is not None:
+        parts += [*_number("coin", found.coin), f"target {piece(decode, parent, found.draw)}"]
+    if draft.reached and found.chance is not None:
+        parts += [*_number("p", found.p), *_number("q", found.q), *_number("r", found.r)]
+        parts += _number("h" if rule == "block" else "p/q", _ratio(found, rule))
+    return "  ".join(parts).rstrip()
+
+
+def _ratio(found: DraftFigures, rule: str) -> float | None:
+    """What r must be below: h of the prefix under `block`, else p / q, which may exceed 1."""
+    if rule == "block" or not found.q or found.p is None:
+        return found.chance
+    return found.p / found.q
+
+
+def _number(name: str, value: float | None) -> list[str]:
+    return [] if value is None else [f"{name} {value:<8.3g}"]
+
+
+def _end(told: Explained) -> str:
+    if told.committed > told.accepted:
+        return ENDS[told.came]
+    if told.finish == "stop" and told.committed == told.accepted:
+        return f"{ENDS[told.came]}; a stop token"
+    return "not kept, the answer ends before it"
+
+
+def _totals(told: Explained) -> str:
+    drafts, tokens = len(told.drafts), told.committed
+    text = f"accepted {told.accepted} of {drafts} draft{'s' * (drafts != 1)}, "
+    text += f"committed {tokens} token{'s' * (tokens != 1)}"
+    return text if told.finish is None else f"{text}; the branch ends ({told.finish})"
+
+
+def _length(record: GammaRecord) -> str:
+    found = {"entropy": record.h, "of its reference": record.h_norm, "smoothed": record.ema}
+    known = [f"{name} {value:.3g}" for name, value in found.items() if isfinite(value)]
+    return f"length: gamma {record.gamma}, cut to {record.gamma_eff}; {', '.join(known)}"
+
+
+def piece(decode: Decode, before: int | None, token: int) -> str:
+    """The text that a token adds, in quotation marks; the number of one that has no text.
+
+    A token's text can depend on the token before it.
+    """
+    text = decode([token])
+    if before is not None:
+        head, whole = decode([before]), decode([before, token])
+        text = whole[len(head) :] if whole.startswith(head) else text
+    return f'"{printable(text, "")}"' if text else f"<{token}>"

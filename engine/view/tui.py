@@ -1,0 +1,165 @@
+"""The live view of a run: at most eight frames a second, on a clock of its own.
+
+A frame is a function of the recorder's last picture; the view never touches the run.
+"""
+
+import io
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.layout import Layout
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
+
+from ..record.recorder import Recorder
+from ..record.snapshot import PoolView, Scene, Snapshot
+from .tui_parts import branches_text, header_line, states_text, trace_text
+from .tui_sequence import (
+    figures_line,
+    histogram_bars,
+    histogram_line,
+    layers_line,
+    legend,
+    strip_text,
+)
+
+FRAMES = 8  # per second, at most
+WIDE, TALL = 96, 28  # from this size on there is room for more
+STILL = 31  # the picture that stays behind is not taller
+BARS = 18  # inner width of the histogram
+
+
+class LiveView:
+    """Shows a recorder's run on a terminal while the context is open."""
+
+    def __init__(self, recorder: Recorder, scene: Scene, console: Console) -> None:
+        self.recorder, self.scene, self.console = recorder, scene, console
+        self._fullest: PoolView | None = None
+        self._live = Live(
+            console=console,
+            screen=True,
+            refresh_per_second=FRAMES,
+            get_renderable=self._frame,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def _frame(self) -> RenderableType:
+        self.recorder.wanted = True
+        snap = self.recorder.snapshot
+        size = self.console.size
+        if snap is None:
+            return Text("")
+        self._fullest = fuller(self._fullest, snap.pool)
+        try:
+            return frame(self.scene, snap, size.width, size.height)
+        except Exception as error:  # a fault of the view must not disturb the run
+            return Text(f"the view failed: {type(error).__name__}: {error}")
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
+        self.recorder.look()
+        self._leave_last_frame()
+
+    def _leave_last_frame(self) -> None:
+        """The other screen is gone with the view; one picture stays behind, above the answer."""
+        snap, size = self.recorder.snapshot, self.console.size
+        if snap is not None:
+            # In the end every row was given back; what is worth seeing is the pool before that.
+            snap = replace(snap, pool=fuller(self._fullest, snap.pool))
+            height = max(min(size.height, STILL) - 1, 12)
+            self.console.print(frame(self.scene, snap, size.width, height), height=height)
+
+
+def fuller(one: PoolView | None, other: PoolView) -> PoolView:
+    """The pool that more slots of were in use; the later one if it is the same."""
+    return other if one is None or other.used >= one.used else one
+
+
+def frame(scene: Scene, snap: Snapshot, width: int, height: int) -> RenderableType:
+    """One picture of `width` x `height` cells."""
+    tall = height >= TALL
+    top = len(snap.states) + 2
+    foot = 6 if tall else 3
+    middle = max(height - top - foot - 2, 3)
+    layout = Layout()
+    layout.split_column(
+        Layout(header_line(scene, snap, width), name="header", size=1),
+        Layout(_top(scene, snap, width, top - 2), name="top", size=top),
+        Layout(_branches(scene, snap, width, middle - 2), name="branches", size=middle),
+        Layout(_foot(snap, width, foot, tall), name="foot", size=foot),
+        Layout(figures_line(snap, width), name="figures", size=1),
+    )
+    return layout
+
+
+def _top(scene: Scene, snap: Snapshot, width: int, rows: int) -> RenderableType:
+    wide = width >= WIDE
+    left = 38 if wide else 28
+    states = states_text(scene, snap, times=wide)
+    right = width - left
+    trace = trace_text(snap.moves, right - 4, rows)
+    pair = Layout()
+    pair.split_row(
+        Layout(_panel(states, "states"), size=left),
+        Layout(_panel(trace, "trace · ms · tokens"), size=right),
+    )
+    return pair
+
+
+def _branches(scene: Scene, snap: Snapshot, width: int, rows: int) -> RenderableType:
+    text = branches_text(snap.branches, scene.requests > 1, width - 4, rows)
+    return _panel(text, "branches")
+
+
+def _foot(snap: Snapshot, width: int, height: int, tall: bool) -> RenderableType:
+    fig = snap.figures
+    if not tall:
+        strip, step = strip_text(snap.pool, width, 1)
+        key = _key(snap, step) if snap.blend is None else layers_line(snap.blend, width)
+        return Group(strip, key, histogram_line(fig.lengths, fig.tau_step))
+    inner = width - BARS - 4
+    layers = [] if snap.blend is None else [layers_line(snap.blend, inner - 4)]
+    strip, step = strip_text(snap.pool, inner - 4, height - 3 - len(layers))
+    pair = Layout()
+    pair.split_row(
+        Layout(_panel(Group(strip, *layers, _key(snap, step)), "sequence"), size=inner),
+        Layout(
+            _panel(
+                histogram_bars(fig.lengths, height - 3, BARS),
+                f"accepted · τ {fig.tau_step:.2f}",
+            ),
+            size=BARS + 4,
+        ),
+    )
+    return pair
+
+
+def _key(snap: Snapshot, step: int) -> Text:
+    text = legend(snap.pool.codes)
+    return text.append(f" {step} slot{'s' if step > 1 else ''} per cell", style="dim")
+
+
+def _panel(body: RenderableType, title: str) -> Panel:
+    return Panel(body, title=title, title_align="left", border_style="grey50", padding=(0, 1))
+
+
+def screenshot(scene: Scene, snap: Snapshot, width: int, height: int) -> Console:
+    """A console that has recorded one frame; export it with `export_svg` or `export_text`."""
+    console = Console(
+        record=True, width=width, height=height, force_terminal=True, file=io.StringIO()
+    )
+    console.print(frame(scene, snap, width, height), height=height)
+    return console

@@ -1,0 +1,184 @@
+"""Panels of the live view: states, trace, branches. Pure functions of the picture and the room."""
+
+from collections.abc import Mapping, Sequence
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from ..record.snapshot import BranchView, Move, Scene, Snapshot, StateView
+from ..record.text_stream import printable
+
+PALETTE = (
+    "cyan",
+    "magenta",
+    "green",
+    "dodger_blue2",
+    "orange1",
+    "bright_red",
+    "turquoise2",
+    "violet",
+)
+LIT = "bold #00240f on #3ddc84"  # not `black`: bold black is grey on many terminals
+MARKS = {"running": "▶", "waiting": "·", "stop": "✓", "length": "✂", "refused": "✗"}
+STATE_WIDTH = 17
+RANKS = {"running": 0, "waiting": 1}  # who is shown first; what has ended comes last
+
+
+def color_of(index: int) -> str:
+    """The colour of a branch; -1 is the outline."""
+    return "white" if index < 0 else PALETTE[index % len(PALETTE)]
+
+
+# -- the state graph ------------------------------------------------------------------------------
+
+
+def states_text(scene: Scene, snap: Snapshot, *, times: bool) -> Text:
+    """The graph as a column of states: an arrow for the last transition, a mark for next ways."""
+    ways = scene.ways.get(snap.state, ())
+    arrow = _arrow(scene.states, snap.before, snap.state)
+    lines = [
+        _state_line(view, arrow.get(view.name, "  "), snap.state, view.name in ways, times)
+        for view in snap.states
+    ]
+    return Text("\n").join(lines)
+
+
+def _arrow(states: Sequence[str], source: str, target: str) -> Mapping[str, str]:
+    """What stands in front of each state: a bent arrow from the last one to the present one."""
+    if target not in states:
+        return {}
+    if source not in states or source == target:
+        return {target: "↻▶" if source == target else "─▶"}
+    first, last = sorted((states.index(source), states.index(target)))
+    marks = dict.fromkeys(states[first + 1 : last], "│ ")
+    down = states.index(source) < states.index(target)
+    marks[source] = "╭╴" if down else "╰╴"
+    marks[target] = "╰▶" if down else "╭▶"
+    return marks
+
+
+def _state_line(view: StateView, arrow: str, current: str, reachable: bool, times: bool) -> Text:
+    lit = view.name == current
+    style = LIT if lit else "" if view.visits or reachable else "dim"
+    line = Text(no_wrap=True)
+    line.append(arrow, style="bright_green")
+    line.append("◦" if reachable and not lit else " ", style="green")
+    line.append(set_cell_size(view.name, STATE_WIDTH), style=style)
+    line.append(f"{view.visits or '·':>4}", style="bold" if view.visits else "dim")
+    if times:
+        each = view.millis / view.visits if view.visits else 0.0
+        line.append(f"{each:>7.1f} ms" if view.visits else " " * 10, style="dim")
+    return line
+
+
+# -- the trace ------------------------------------------------------------------------------------
+
+
+def trace_text(moves: Sequence[Move], width: int, height: int) -> Text:
+    """The last transitions, newest at the bottom: from > to, guard, ms in `from`, tokens."""
+    lines = [_move_line(move, width) for move in moves[-height:]]
+    return Text("\n").join(lines)
+
+
+def _move_line(move: Move, width: int) -> Text:
+    tail = f"{move.millis:>6.1f} {f'+{move.committed}' if move.committed else '':>4}"
+    line = Text(no_wrap=True)
+    line.append(move.source, style="dim")
+    line.append(" → ", style="bright_green")
+    line.append(move.target)
+    if move.guard:
+        line.append(f" {move.guard}", style="italic yellow")
+    room = max(width - len(tail), 8)
+    line.truncate(room, overflow="ellipsis", pad=True)
+    line.append(tail[:7], style="dim")
+    line.append(tail[7:], style="bold cyan")
+    return line
+
+
+# -- the branches ---------------------------------------------------------------------------------
+
+
+def branches_text(branches: Sequence[BranchView], many: bool, width: int, height: int) -> Text:
+    """One or more lines per branch, with the end of its text; `many` requests show their key."""
+    shown, hidden = _pick(branches, height)
+    room = height - (1 if hidden else 0)
+    rows = min(room // max(len(shown), 1), 3)
+    lines = [line for view in shown for line in _branch_lines(view, many, width, max(rows, 1))]
+    if hidden:
+        lines.append(Text(f"  … and {hidden} more", style="dim"))
+    return Text("\n").join(lines)
+
+
+def _pick(branches: Sequence[BranchView], height: int) -> tuple[list[BranchView], int]:
+    """Those that run come first, then those that wait, then the latest that ended."""
+    if len(branches) <= height:
+        return list(branches), 0
+    ranked = sorted(range(len(branches)), key=lambda i: _rank(branches[i], i))
+    kept = sorted(ranked[: max(height - 1, 1)])
+    return [branches[i] for i in kept], len(branches) - len(kept)
+
+
+def _rank(view: BranchView, index: int) -> tuple[int, int]:
+    if view.stage in RANKS:
+        return RANKS[view.stage], index
+    return len(RANKS), -index
+
+
+def _branch_lines(view: BranchView, many: bool, width: int, rows: int) -> list[Text]:
+    color = color_of(view.index)
+    mark = MARKS.get(view.finish or view.stage, "■")
+    name = "O" if view.index < 0 else str(view.index + 1)
+    label = f"{view.request[:8]}/{name}" if many else name
+    title_width = 16 if width < 90 else 24
+    head = Text(no_wrap=True)
+    head.append(f"{mark} ", style="bold green" if view.finish == "stop" else color)
+    head.append(f"{label:>2} ", style=f"bold {color}")
+    head.append(_cut(printable(view.title, ""), title_width).ljust(title_width), style=color)
+    head.append(f"{view.tokens:>4}/{view.budget:<4} ", style="dim")
+    indent = head.cell_len
+    pieces = _tail(view.text, max(width - indent, 8), rows)
+    style = "" if view.stage == "running" else "dim"
+    lines = [head.append(pieces[0], style=style)]
+    lines += [Text(" " * indent + piece, style=style, no_wrap=True) for piece in pieces[1:]]
+    return lines
+
+
+def _cut(text: str, width: int) -> str:
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def _tail(text: str, width: int, rows: int) -> list[str]:
+    """A text in at most `rows` lines of `width` cells; of a longer one the end, lines full."""
+    recent = printable(text[-4 * width * rows :], "\n\t").split()
+    words = [set_cell_size(w, width) if cell_len(w) > width else w for w in recent]
+    lines = _wrapped(words, width)
+    if len(lines) <= rows:
+        return lines
+    backwards = _wrapped([word[::-1] for word in reversed(words)], width)[:rows]
+    return [line[::-1] for line in reversed(backwards)]
+
+
+def _wrapped(words: Sequence[str], width: int) -> list[str]:
+    lines = [""]
+    for word in words:
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if cell_len(joined) <= width:
+            lines[-1] = joined
+        else:
+            lines.append(word)
+    return lines
+
+
+# -- the title line -------------------------------------------------------------------------------
+
+
+def header_line(scene: Scene, snap: Snapshot, width: int) -> Text:
+    left = Text(no_wrap=True)
+    left.append(" specsot ", style=LIT)
+    left.append(f" {scene.graph}", style="bold")
+    left.append(f"  {scene.layout} · {scene.drafter} · {printable(scene.model, '')}", style="dim")
+    if scene.requests > 1:
+        left.append(f" · {scene.requests} requests", style="dim")
+    right = f"round {snap.figures.rounds}  {snap.seconds:5.1f} s "
+    left.truncate(max(width - len(right), 8), overflow="ellipsis", pad=True)
+    return left.append(right, style="bold")

@@ -1,0 +1,217 @@
+"""Panels of the live view: the sequence as a strip, accepted lengths, the line of figures."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from rich.style import Style
+from rich.text import Text
+
+from ...ops.blend.layer_plan import LayerStatus
+from ...states.requests.branch import Blended
+from ..record.snapshot import (
+    BRANCH,
+    FREE,
+    OUTLINE,
+    PADDING,
+    PICKED,
+    PREFIX,
+    REUSED,
+    TREE,
+    Codes,
+    PoolView,
+    Snapshot,
+)
+from .tui_parts import color_of
+
+SHADES = " ▁▂▃▄▅▆▇█"
+
+# -- the sequence ---------------------------------------------------------------------------------
+
+
+def strip_text(pool: PoolView, width: int, rows: int) -> tuple[Text, int]:
+    """The target's pool as coloured cells, and how many slots one cell stands for.
+
+    Only the part in use is drawn, with some of the free slots behind it.
+    """
+    if pool.rows > 1:
+        return _batch_text(pool, width, rows)
+    cells = width * rows
+    used = np.flatnonzero(pool.codes)
+    extent = int(used[-1]) + 1 if used.size else 0
+    step = max(1, -(-min(extent + extent // 8 + 1, pool.capacity) // cells))
+    codes = downsample(pool.codes[: cells * step], step)
+    text = Text(no_wrap=True)
+    for row in range(rows):
+        if row:
+            text.append("\n")
+        _append_runs(text, codes[row * width : (row + 1) * width])
+    return text, step
+
+
+def _batch_text(pool: PoolView, width: int, lines: int) -> tuple[Text, int]:
+    """The rows of a batch that hold something, side by side if there are more than lines."""
+    codes_RC = pool.codes.reshape(pool.rows, -1)
+    codes_RC = codes_RC[(codes_RC != FREE).any(1)]
+    beside = max(1, -(-len(codes_RC) // lines))  # rows in a line
+    each = (width + 1) // beside - 1
+    used = np.flatnonzero((codes_RC != FREE).any(0))
+    extent = int(used[-1]) + 1 if used.size else 0
+    step = max(1, -(-extent // each))
+    text = Text(no_wrap=True)
+    for number, codes in enumerate(codes_RC):
+        if number:
+            text.append("\n" if number % beside == 0 else " ")
+        cells = downsample(codes[: each * step], step)
+        _append_runs(text, np.pad(cells, (0, each - cells.size)))
+    return text, step
+
+
+def downsample(codes: Codes, step: int) -> Codes:
+    """One code per `step` slots: what most of them hold, used before free."""
+    short = -codes.size % step
+    padded = np.concatenate([codes, np.full(short, FREE, codes.dtype)]).reshape(-1, step)
+    if step == 1 or not padded.size:
+        return padded.reshape(-1)
+    present = [int(code) for code in np.unique(padded) if code != FREE]
+    if not present:
+        return padded[:, 0]
+    counts = np.stack([(padded == code).sum(1) for code in present])
+    best = np.asarray(present, codes.dtype)[counts.argmax(0)]
+    return np.where(counts.max(0) > 0, best, FREE).astype(codes.dtype)
+
+
+def _append_runs(text: Text, codes: Codes) -> None:
+    ends = np.flatnonzero(np.diff(codes)) + 1
+    for run in np.split(codes, ends):
+        if run.size:
+            char, style = cell_of(int(run[0]))
+            text.append(char * run.size, style=style)
+
+
+def cell_of(code: int) -> tuple[str, Style]:
+    """Character and style of one cell; characters differ too, for eyes that see no colours."""
+    if code == FREE:
+        return "·", Style.parse("grey37")
+    if code == PREFIX:
+        return "█", Style.parse("grey74")
+    if code == TREE:
+        return "+", Style.parse("#202020 on yellow")
+    if code == OUTLINE:
+        return "O", Style.parse("#202020 on white")
+    if code == PADDING:
+        return "-", Style.parse("grey37")
+    if code == REUSED:
+        return "▒", Style.parse("dodger_blue2")
+    if code == PICKED:
+        return "*", Style.parse("#202020 on orange1")
+    index = code - BRANCH
+    return "123456789"[index % 9], Style.parse(f"#101010 on {color_of(index)}")
+
+
+def legend(codes: Codes) -> Text:
+    """What the cells mean; only those that are there."""
+    present = sorted(set(np.unique(codes).tolist()))
+    names = {FREE: "free", PREFIX: "prefix", TREE: "tree", OUTLINE: "outline", PADDING: "padding"}
+    names |= {REUSED: "cached", PICKED: "picked"}
+    text = Text(no_wrap=True)
+    for code in [c for c in present if c != FREE] + [c for c in present if c == FREE]:
+        char, style = cell_of(code)
+        text.append(char, style=style)
+        text.append(f" {names.get(code, '')} " if code < BRANCH else " ", style="dim")
+    return text
+
+
+# -- cached rows ----------------------------------------------------------------------------------
+
+STATUS_STYLES = {
+    LayerStatus.DECODE: "#202020 on grey74",
+    LayerStatus.FULL: "#101010 on cyan",
+    LayerStatus.CHECK: "#202020 on orange1",
+    LayerStatus.AFTER_CHECK: "#ffffff on dodger_blue2",
+    LayerStatus.REUSE: "#ffffff on purple",
+}
+
+
+def layers_line(blend: Blended, width: int) -> Text:
+    """A cell for each layer of the last blended forward: its status, the rows that it computed."""
+    text = Text("layers ", style="dim", no_wrap=True)
+    tail = f" cached {blend.reused} · picked {_picked(blend)} · fresh {blend.suffix}"
+    cells = [
+        (f"{LayerStatus(status).name[0]}{live}", STATUS_STYLES[LayerStatus(status)])
+        for status, live in zip(blend.plan, blend.live, strict=True)
+    ]
+    if sum(len(cell) + 1 for cell, _ in cells) + 7 > width:  # deep models: the letters alone
+        cells = [(cell[0], style) for cell, style in cells]
+    for cell, style in cells:
+        text.append(cell, style=style)
+        text.append(" " if len(cell) > 1 else "")
+    if text.cell_len + len(tail) <= width:
+        text.append(tail, style="dim")
+    text.truncate(width)
+    return text
+
+
+def _picked(blend: Blended) -> str:
+    return "/".join(map(str, blend.picked)) or "0"
+
+
+# -- accepted lengths and figures -----------------------------------------------------------------
+
+
+def histogram_line(lengths: Mapping[int, int], tau: float) -> Text:
+    """Accepted lengths in one line."""
+    text = Text("accepted length ", style="dim", no_wrap=True)
+    most = max(lengths.values(), default=0)
+    for length in _span(lengths):
+        text.append(f" {length}", style="dim")
+        text.append(_shade(lengths.get(length, 0), most), style="cyan")
+    return text.append(f"  τ {tau:.2f}", style="bold")
+
+
+def histogram_bars(lengths: Mapping[int, int], height: int, width: int) -> Text:
+    """Accepted lengths as columns over their numbers; `height` without the line of numbers."""
+    most = max(lengths.values(), default=0)
+    span = list(_span(lengths))[: max(width // 3, 1)]
+    lines = []
+    for row in range(height - 1, -1, -1):
+        filled = [lengths.get(n, 0) / most * height - row if most else 0.0 for n in span]
+        lines.append("".join(f" {_block(part)}{_block(part)}" for part in filled))
+    text = Text("\n".join(lines), style="cyan", no_wrap=True)
+    return text.append("\n" + "".join(f"{n:>3}" for n in span), style="dim")
+
+
+def _span(lengths: Mapping[int, int]) -> Iterable[int]:
+    low = min(lengths, default=1)
+    return range(min(low, 1), max(max(lengths, default=0), 4) + 1)
+
+
+def _block(part: float) -> str:
+    return SHADES[max(0, min(8, round(part * 8)))]
+
+
+def _shade(count: int, most: int) -> str:
+    return SHADES[max(1, round(count / most * 8))] if count else " "
+
+
+def figures_line(snap: Snapshot, width: int) -> Text:
+    """KV use, tokens per second, tokens per forward, acceptance; what has no room is left out."""
+    pool, fig = snap.pool, snap.figures
+    speed = fig.tokens / snap.seconds if snap.seconds else 0.0
+    share = 100 * pool.used / pool.capacity
+    parts = [
+        ("KV ", f"{pool.used}/{pool.capacity} {share:.0f} %"),
+        ("", f"{speed:.0f} tok/s"),
+        ("", f"{fig.per_forward:.2f} tok/forward"),
+        ("", f"{fig.tokens} tokens"),
+        ("accept ", f"{100 * fig.acceptance_rate:.0f} %"),
+        ("", f"{pool.bytes / 1e6:.1f} MB"),
+        ("moved ", f"{pool.moved / 1e6:.1f} MB"),
+        ("draft KV ", f"{pool.draft_used}/{pool.draft_capacity}"),
+    ]
+    text = Text(no_wrap=True)
+    for i, (name, value) in enumerate(parts[: 8 if pool.draft_capacity else 7]):
+        if text.cell_len + len(name) + len(value) + 3 > width:
+            break
+        text.append(" · " if i else "", style="dim")
+        text.append(name, style="dim").append(value, style="bold")
+    return text

@@ -1,0 +1,280 @@
+"""The shape of a DFlash drafter: config.json in its published spellings; without torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..config import DecoderConfig, RopeConfig, head_shape, layer_types, rope_config
+from ..files import Fields, ModelError, read_fields
+
+ARCHITECTURE = "DFlashDraftModel"
+SECTION = "dflash_config"
+TAPS_KEY = "target_layer_ids"
+STATES_KEY = "aux_hidden_state_layer_ids"
+MASK_KEY = "mask_token_id"
+TRAINED = 32768  # Qwen3's default of `max_position_embeddings`
+# Later drafters (Domino, DSpark, DFlash 2) keep the architecture's name and add parts to it.
+LATER = (
+    "projector_type",
+    "shift_label",
+    "sample_from_anchor",
+    "pure_draft_prefix_len",
+    "gru_hidden_dim",
+    "markov_rank",
+    "enable_confidence_head",
+    "attention_sink_bias",
+    "conv_kernel_size",
+    "selector_rank",
+    "final_logit_softcapping",
+    "output_multiplier",
+)
+
+
+class Reach(NamedTuple):
+    """How far one layer's block rows see.
+
+    window: keys `window` or more positions away are hidden; None for no limit.
+    causal: keys behind the query are hidden, so that a block is read from left to right.
+    """
+
+    window: int | None = None
+    causal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashConfig:
+    """A block drafter for one target, whose embedding and head it uses.
+
+    layer_ids: the target's layers (from 0) whose outputs are joined, in the order of `fc`.
+    reaches: one per layer of the drafter.
+    block_size: rows of a block as trained, the anchor included.
+    mask_token_id: what stands where a token is to be drafted; its embedding is the target's.
+    target_layers: layers of the target that the drafter was made for.
+    speculators: the file holds copies of the target's embedding and head.
+    notes: what was assumed where files of this kind disagree.
+    """
+
+    path: Path
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    rope: RopeConfig
+    reaches: tuple[Reach, ...]
+    layer_ids: tuple[int, ...]
+    block_size: int
+    mask_token_id: int
+    target_layers: int
+    attention_bias: bool = False
+    speculators: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.reaches)
+
+    @property
+    def tap_ids(self) -> tuple[int, ...]:
+        """The same layers as `hidden_states` indices, increasing: what a target is asked for."""
+        return tuple(sorted({layer + 1 for layer in self.layer_ids}))
+
+    @property
+    def tap_order(self) -> tuple[int, ...]:
+        """For each part of the input of `fc`, which of the taps it is."""
+        return tuple(self.tap_ids.index(layer + 1) for layer in self.layer_ids)
+
+    def to_json(self) -> dict[str, Any]:
+        """config.json in z-lab's layout, as published for Qwen3 targets."""
+        windows = {reach.window for reach in self.reaches} - {None}
+        causal = {reach.causal for reach in self.reaches}
+        ruled = all(reach.causal == (reach.window is not None) for reach in self.reaches)
+        scaling = {"rope_type": self.rope.kind, **self.rope.settings}
+        return ({} if ruled else {"is_causal": causal == {True}}) | {
+            "architectures": [ARCHITECTURE],
+            "model_type": "qwen3",
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_target_layers": self.target_layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "attention_bias": self.attention_bias,
+            "rms_norm_eps": self.eps,
+            "max_position_embeddings": self.rope.trained,
+            "rope_theta": self.rope.theta,
+            "rope_scaling": None if self.rope.kind == "default" else scaling,
+            "tie_word_embeddings": False,
+            "layer_types": [
+                "full_attention" if reach.window is None else "sliding_attention"
+                for reach in self.reaches
+            ],
+            "use_sliding_window": bool(windows),
+            "sliding_window": next(iter(windows), None),
+            "block_size": self.block_size,
+            SECTION: {MASK_KEY: self.mask_token_id, TAPS_KEY: list(self.layer_ids)},
+        }
+
+
+def default_layer_ids(target_layers: int, layers: int) -> tuple[int, ...]:
+    """DFlash's rule: evenly from layer 1 to three before the end, halves rounded to even."""
+    if layers == 1:
+        return (target_layers // 2,)
+    step = (target_layers - 4) / (layers - 1)
+    return tuple(round(1 + i * step) for i in range(layers))
+
+
+def dflash_config(folder: Path, target: DecoderConfig) -> DFlashConfig:
+    """config.json of a drafter folder, checked against its target.
+
+    Raises:
+        ModelError: not a DFlash drafter, or one that belongs to another target.
+    """
+    fields = read_fields(folder)
+    speculators = fields.get("speculators_model_type") is not None
+    layer = fields.section("transformer_layer_config") if speculators else fields
+    # Block size and mask id stand at the top here and inside the section there.
+    inner = Fields(fields.path, {**fields.values, **fields.section(SECTION).values})
+    _check_kind(fields, inner, layer, speculators)
+    heads, kv_heads, head_dim = head_shape(layer, 128)
+    trained = layer.integer("max_position_embeddings", TRAINED)
+    layers = layer.integer("num_hidden_layers")
+    reaches, notes = _reaches(layer, _said_causal(inner, speculators), layers)
+    target_layers = fields.integer("num_target_layers", target.num_layers)
+    config = DFlashConfig(
+        path=fields.path,
+        vocab_size=layer.integer("vocab_size"),
+        hidden_size=layer.integer("hidden_size"),
+        intermediate_size=layer.integer("intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        eps=layer.number("rms_norm_eps", 1e-6),
+        rope=rope_config(layer, trained, head_dim),
+        reaches=reaches,
+        layer_ids=_layer_ids(inner, speculators, target_layers, layers),
+        block_size=inner.integer("block_size"),
+        mask_token_id=_mask_id(inner),
+        target_layers=target_layers,
+        attention_bias=layer.flag("attention_bias"),
+        speculators=speculators,
+        notes=notes,
+    )
+    _check_block(config)
+    _check_target(config, target)
+    return config
+
+
+def _check_kind(fields: Fields, inner: Fields, layer: Fields, speculators: bool) -> None:
+    kind, names = fields.get("speculators_model_type"), fields.get("architectures")
+    if speculators and kind != "dflash":
+        raise ModelError(fields.path, f"speculators_model_type {kind!r} is not supported (dflash)")
+    if not speculators and names != [ARCHITECTURE]:
+        raise ModelError(
+            fields.path, f"`architectures` is {names!r}; a DFlash drafter has [{ARCHITECTURE!r}]"
+        )
+    later = [key for key in LATER if inner.get(key)]
+    if later:
+        raise ModelError(
+            fields.path, f"is a later kind of drafter than DFlash: `{later[0]}` is not supported"
+        )
+    whole, own = layer.integer("vocab_size"), fields.get("draft_vocab_size")
+    if own not in (None, whole):
+        raise ModelError(fields.path, f"drafts {own} of {whole} tokens, which is not supported")
+    if layer.get("hidden_act") not in (None, "silu"):
+        raise ModelError(fields.path, f"`hidden_act` {layer.get('hidden_act')!r} is not supported")
+    if fields.get("quantization_config"):
+        raise ModelError(fields.path, "quantised checkpoints are not supported")
+
+
+def _mask_id(inner: Fields) -> int:
+    found = inner.ids(MASK_KEY)
+    if len(found) != 1:
+        raise ModelError(inner.path, f"`{SECTION}.{MASK_KEY}` must be one token id")
+    return found[0]
+
+
+def _layer_ids(
+    inner: Fields, speculators: bool, target_layers: int, layers: int
+) -> tuple[int, ...]:
+    """speculators counts `hidden_states`, whose entry 0 is the embedding: one more."""
+    if not speculators:
+        return inner.ids(TAPS_KEY) or default_layer_ids(target_layers, layers)
+    states = inner.ids(STATES_KEY) or (2, target_layers // 2, target_layers - 3)
+    return tuple(state - 1 for state in states)
+
+
+def _said_causal(inner: Fields, speculators: bool) -> bool | None:
+    """Whether a file says how its layers read a block; None where it does not."""
+    if speculators:
+        return False if inner.flag("sliding_window_non_causal") else None
+    key = "is_causal" if inner.get("causal") is None else "causal"
+    return None if inner.get(key) is None else inner.flag(key)
+
+
+def _reaches(
+    layer: Fields, causal: bool | None, layers: int
+) -> tuple[tuple[Reach, ...], tuple[str, ...]]:
+    """Implementations disagree on sliding layers; this is z-lab's rule: causal unless the file
+    says otherwise, for all layers at once, and a full layer sees its whole block."""
+    sliding = _sliding(layer, layers)
+    window = layer.integer("sliding_window") if any(sliding) else None
+    reaches = tuple(
+        Reach(window if slides else None, slides if causal is None else causal)
+        for slides in sliding
+    )
+    if window is None:
+        return reaches, ()
+    how = "causal" if reaches[sliding.index(True)].causal else "bidirectional"
+    return reaches, (f"sliding layers: {how} inside a block, {window} positions back",)
+
+
+def _sliding(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Named for each layer, else Qwen3's rule; a window of null means none."""
+    unnamed = fields.get("layer_types") is None
+    off = not fields.flag("use_sliding_window") or fields.get("sliding_window") is None
+    return (False,) * layers if unnamed and off else layer_types(fields, layers)
+
+
+def _check_block(config: DFlashConfig) -> None:
+    """Sizes that no block could be drafted with."""
+    if config.block_size < 2:
+        raise ModelError(
+            config.path, f"`block_size` is {config.block_size}; an anchor and a draft are 2 or more"
+        )
+    for reach in config.reaches:
+        if reach.window is not None and reach.window < config.block_size:
+            raise ModelError(
+                config.path,
+                f"`sliding_window` {reach.window} is shorter than a block of {config.block_size}",
+            )
+
+
+def _check_target(config: DFlashConfig, target: DecoderConfig) -> None:
+    """A drafter of another target would load and draft nonsense: compare what can be compared."""
+    pairs = (
+        ("a vocabulary of", config.vocab_size, target.vocab_size),
+        ("hidden states of width", config.hidden_size, target.hidden_size),
+        ("a number of layers of", config.target_layers, target.num_layers),
+    )
+    for what, mine, theirs in pairs:
+        if mine != theirs:
+            raise ModelError(
+                config.path,
+                f"drafts for another target: {what} {mine}, and {target.path} has {theirs}",
+            )
+    if not 0 <= min(config.layer_ids) <= max(config.layer_ids) < target.num_layers:
+        raise ModelError(
+            config.path,
+            f"`{TAPS_KEY}` {config.layer_ids} of a target with {target.num_layers} layers",
+        )
+    if config.mask_token_id >= target.vocab_size:
+        raise ModelError(
+            config.path,
+            f"`{MASK_KEY}` is {config.mask_token_id}, the vocabulary has {target.vocab_size}",
+        )

@@ -1,0 +1,114 @@
+"""The EAGLE-3 drafter, under its published parameter names.
+
+Layout and arithmetic follow SafeAILab/EAGLE (`cnets.py`) and vllm-project/speculators.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...ops.attention.backends import Attend, dense
+from ...ops.kv.pool import KVCache
+from ..layers import RMSNorm, Sight
+from .eagle import Head, Layer
+from .eagle3_config import Eagle3Config
+
+
+class Midlayer(Layer):
+    """The one decoder layer; training uses `mix`, `self_attn.project` and `finish` directly."""
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__(config, 2 * config.hidden_size)
+        self.norm_before_residual = config.norm_before_residual
+        self.input_layernorm = RMSNorm(config.hidden_size, config.eps)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.eps)
+
+    def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
+        """Attention's input [N, 2H], the embedding first, and the residual [N, H]."""
+        normed_NH = self.hidden_norm(hidden_NH)
+        mixed = torch.cat((self.input_layernorm(embedding_NH), normed_NH), -1)
+        return mixed, normed_NH if self.norm_before_residual else hidden_NH
+
+    def forward(
+        self, embedding_NH: Tensor, hidden_NH: Tensor, sight: Sight, kv: KVCache, attend: Attend
+    ) -> Tensor:
+        """[N, H] -> [N, H]; writes the rows' keys and values into layer 0 of the pool."""
+        mixed_NW, residual_NH = self.mix(embedding_NH, hidden_NH)
+        return self.finish(residual_NH, self.attended(mixed_NW, sight, kv, attend))
+
+
+class Eagle3(Head):
+    """Implements `HiddenDrafter`. `embed_tokens.weight` is the target's unless the file has one.
+
+    Attributes:
+        d2t: int64 [draft vocabulary], offset from a draft id to its target id.
+        t2d: bool [vocabulary], True for target ids that the drafter knows.
+        owns_embedding: the embedding came with the drafter.
+    """
+
+    def __init__(self, config: Eagle3Config, attend: Attend = dense) -> None:
+        super().__init__(config, attend)
+        self.config, self.notes = config, config.notes
+        self.owns_embedding = False
+        hidden, features = config.hidden_size, len(config.taps) * config.target_hidden_size
+        self.fc = nn.Linear(features, hidden, bias=False)
+        self.midlayer = Midlayer(config)
+        self.norm = RMSNorm(hidden, config.eps)
+        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
+        self.input_norm = RMSNorm(features, config.eps) if config.norm_before_fc else None
+        self.fc_norm = self._fc_norms() if config.fc_norm else None
+        self._add_buffers()
+
+    def _fc_norms(self) -> nn.ModuleList:
+        config = self.config
+        return nn.ModuleList(RMSNorm(config.target_hidden_size, config.eps) for _ in config.taps)
+
+    def _add_buffers(self) -> None:
+        """On the CPU even inside a meta-device build: a file may lack them."""
+        config = self.config
+        with torch.device("cpu"):
+            d2t = torch.zeros(config.draft_vocab_size, dtype=torch.int64)
+            t2d = torch.arange(config.vocab_size) < config.draft_vocab_size
+        self.d2t: Tensor
+        self.t2d: Tensor
+        self.register_buffer("d2t", d2t)
+        self.register_buffer("t2d", t2d)
+
+    def fuse(self, taps_RF: Tensor) -> Tensor:
+        """See `HiddenDrafter.fuse`."""
+        taps_RF = taps_RF.to(self.fc.weight.dtype)
+        if self.input_norm is not None:
+            taps_RF = self.input_norm(taps_RF)
+        if self.fc_norm is not None:
+            parts = taps_RF.chunk(len(self.fc_norm), -1)
+            taps_RF = torch.cat([n(p) for n, p in zip(self.fc_norm, parts, strict=True)], -1)
+        return F.linear(taps_RF, self.fc.weight)
+
+    def step(self, embedding_NH: Tensor, hidden_NH: Tensor, sight: Sight, kv: KVCache) -> Tensor:
+        """See `Head.step`. What returns is not normalised, unless `norm_output`."""
+        out_NH: Tensor = self.midlayer(embedding_NH, hidden_NH, sight, kv, self.attend)
+        return self.norm(out_NH) if self.config.norm_output else out_NH
+
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """See `HiddenDrafter.logits`; float64 drafters return float64."""
+        normed_RH = hidden_RH if self.config.norm_output else self.norm(hidden_RH)
+        logits_RV = F.linear(normed_RH, self.lm_head.weight)
+        return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+
+    def to_target(self, draft_ids: Tensor) -> Tensor:
+        """See `HiddenDrafter.to_target`."""
+        return draft_ids + self.d2t[draft_ids]
+
+    def published(self) -> dict[str, Tensor]:
+        """Parameters and maps under published names; the embedding only where it is the
+        drafter's own."""
+        found: dict[str, Tensor] = dict(self.named_parameters()) | {
+            "d2t": self.d2t,
+            "t2d": self.t2d,
+        }
+        if not self.owns_embedding:
+            del found["embed_tokens.weight"]
+        if self.config.speculators:
+            found = {k.replace("midlayer.", "layers.0."): v for k, v in found.items()}
+        return found

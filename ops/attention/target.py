@@ -1,0 +1,54 @@
+"""The target's forward as an op."""
+
+import torch
+from torch import Tensor
+
+from ..blend.blend import BlendReport
+from ..blend.layer_plan import compile_layer_plan
+from ..kv.pool import KVCache
+from ..registry import op
+from ..types import LayerPlan, LayerStatus, Rows, Target, Visibility
+
+
+@op("plan.compile", writes="plan")
+def compile_plan(target: Target, rows: Rows) -> LayerPlan:
+    """One status per layer: DECODE when trees are verified, FULL for a prefill alone; with cached
+    rows, that of the settings they are reused by."""
+    if rows.blend is not None:
+        return compile_layer_plan(rows.blend.settings, target.num_layers)
+    status = LayerStatus.DECODE if rows.trees else LayerStatus.FULL
+    return (status,) * target.num_layers
+
+
+@op("target.forward_", writes="logits features blended", drops="visible plan")
+def forward_(
+    target: Target,
+    rows: Rows,
+    visible: Visibility,
+    plan: LayerPlan,
+    kv: KVCache,
+    taps: tuple[int, ...],
+) -> tuple[Tensor, Tensor | None, BlendReport | None]:
+    """All rows through the target once; K and V go into the pool.
+
+    Returns:
+        logits_RV for the tree rows and then the prefill tips; taps_QF for all rows (None without
+        a drafter that asks for features); what was reused of cached rows.
+    """
+    if not rows.tokens_BQ.numel():  # nobody could start: everyone was refused
+        return torch.zeros(0, target.vocab_size, device=rows.tokens_BQ.device), None, None
+    forest = rows.forest
+    node_rows = rows.nodes_ST.view(-1) if forest is None else forest.rows
+    output = target.forward(
+        rows.tokens_BQ,
+        rows.positions_BQ,
+        rows.slots_BQ,
+        visible,
+        kv,
+        plan,
+        torch.cat([node_rows, rows.tips_R]),
+        taps,
+        rows.blend,
+    )
+    logits_RV = output.logits_RV if forest is None else forest.spread(output.logits_RV)
+    return logits_RV, output.taps_QF, output.blend

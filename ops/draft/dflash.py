@@ -1,0 +1,92 @@
+"""Drafting with DFlash: one block per branch, filled in one forward for all branches.
+
+A block is the root token and masks behind it. Its rows see the branch's context, which the
+drafter keeps as keys and values made of the target's features, and each other in both directions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..kv.pool import KVCache
+from ..registry import op
+from ..types import BlockDrafter, DraftRows, Proposal
+from .ddtree import chain, tree
+from .drawing import Drawing
+from .eagle import nodes_for
+from .workspace import Workspace
+
+
+@op("draft.expand_root_", drafters="dflash", writes="frontier", drops="draft_rows")
+def expand_root_(drafter: BlockDrafter, draft_rows: DraftRows, kv_draft: KVCache) -> DraftRows:
+    """Write the context of what was committed; the block itself is drafted by grow_tree."""
+    assert draft_rows.features_NF is not None
+    rows, index_N = draft_rows.rows, draft_rows.index_N
+    drafter.write_context_(
+        drafter.fuse(draft_rows.features_NF),
+        rows.positions_BQ.view(-1)[index_N],
+        rows.slots_BQ.view(-1)[index_N],
+        kv_draft,
+    )
+    return draft_rows
+
+
+@op("draft.grow_tree_", drafters="dflash", writes="proposal", drops="frontier")
+def grow_tree_(
+    drafter: BlockDrafter,
+    frontier: DraftRows,
+    kv_draft: KVCache,
+    *,
+    block_size: int,
+    grow: Literal["chain", "ddtree"],
+    nodes: int | Mapping[int, int],
+    draws: str,
+    accept: str = "match",
+) -> Proposal:
+    """One block forward for all branches; its guesses as one path, or as the best tree."""
+    logits_SDV = _block(drafter, frontier, kv_draft, block_size)
+    log_probs_SDV = logits_SDV.log_softmax(-1)
+    if grow == "ddtree":
+        return tree(log_probs_SDV, nodes_for(nodes, len(log_probs_SDV)))
+    drawing = Drawing.of(frontier, draws, accept)
+    if drawing is None:
+        return chain(log_probs_SDV, log_probs_SDV.argmax(-1))
+    return _drawn_chain(drawing, logits_SDV, log_probs_SDV)
+
+
+def _drawn_chain(drawing: Drawing, logits_SDV: Tensor, log_probs_SDV: Tensor) -> Proposal:
+    """A token of every position, drawn from the block's own law there: it knows the root only."""
+    trees, levels, _ = logits_SDV.shape
+    index_R = torch.arange(trees * levels, device=logits_SDV.device)
+    branch_R, depth_R = index_R // levels, index_R % levels + 1
+    behind_R1 = drawing.root_S[branch_R][:, None]
+    scores_RV = drawing.scores(logits_SDV.flatten(0, 1), branch_R, behind_R1)
+    tokens_SN = drawing.one(scores_RV, branch_R, depth_R).view(trees, levels)
+    drafted = chain(log_probs_SDV, tokens_SN)
+    if not drawing.shows_laws:
+        return drafted
+    laws_SDV = drawing.laws(scores_RV, branch_R).view_as(logits_SDV)
+    return replace(drafted, laws_STV=torch.cat([laws_SDV, laws_SDV[:, -1:]], 1))
+
+
+def _block(drafter: BlockDrafter, frontier: DraftRows, kv: KVCache, size: int) -> Tensor:
+    """logits_SDV of the positions behind each root."""
+    work = Workspace(kv, frontier, size)
+    device, trees = frontier.root_S.device, len(frontier.root_S)
+    tokens_SQ = torch.full((trees, size), drafter.mask_token_id, device=device)
+    tokens_SQ[:, 0] = frontier.root_S
+    position_SQ = frontier.position_S[:, None] + torch.arange(size, device=device)
+    seen_SQQ = torch.ones(trees, size, size, dtype=torch.bool, device=device)
+    hidden_BQH = drafter.forward(
+        work.frame.spread(tokens_SQ),
+        work.frame.spread(position_SQ),
+        work.slots_BQ(0, size),
+        work.visible(seen_SQQ, position_SQ),
+        kv,
+    )
+    work.close_()
+    hidden_SDH = work.frame.collect(hidden_BQH)[:, 1:]
+    return drafter.logits(hidden_SDH.flatten(0, 1)).view(trees, size - 1, -1)

@@ -1,0 +1,88 @@
+"""Drawing drafts: with the target's own coins, or with coins that rejection sampling knows of.
+
+Under ``match`` a drafter that draws the token of a position with the coin that the target will use
+there agrees with it far more often than its best token does; whatever it drafts, the target's text
+stays the same. Under ``rejection`` the coins are a role of their own, and the law of every draw
+travels with the proposal.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..sampling.coins import Role, ranked, round_keys, token_keys
+from ..sampling.processors import choose, probabilities, process
+from ..sampling.sampler import Sampler
+from ..sampling.settings import Accept, Draws
+from ..types import DraftRows
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How the drafts of all branches of a round are drawn.
+
+    position_S: int64, positions of the roots; root_S their tokens.
+    """
+
+    sampler: Sampler
+    accept: Accept
+    position_S: Tensor
+    root_S: Tensor
+
+    @classmethod
+    def of(cls, draft_rows: DraftRows, draws: str, accept: str) -> "Drawing | None":
+        """None where the drafter's best tokens are the drafts."""
+        if draft_rows.sampler is None or draws == Draws.BEST:
+            return None
+        position_S, root_S = draft_rows.position_S, draft_rows.root_S
+        return cls(draft_rows.sampler, Accept(accept), position_S, root_S)
+
+    @property
+    def shows_laws(self) -> bool:
+        """Whether the verdict depends on the laws that drafts were drawn from."""
+        return self.accept is Accept.REJECTION
+
+    def scores(self, logits_RV: Tensor, branch_R: Tensor, behind_RC: Tensor) -> Tensor:
+        """The drafter's logits through the branches' own processors, [R, V].
+
+        Args:
+            behind_RC: int64, the root and the drafts that lead to each row.
+        """
+        past = self.sampler.past(behind_RC, torch.ones_like(behind_RC, dtype=torch.bool))
+        return process(logits_RV, self.sampler.rules, branch_R, past)
+
+    def one(self, scores_RV: Tensor, branch_R: Tensor, depth_R: Tensor) -> Tensor:
+        """int64 [R]: a draft of each row, at this depth of its branch's tree."""
+        key_R = self._keys(branch_R, depth_R, torch.zeros_like(depth_R))
+        return choose(scores_RV, self.sampler.rules, branch_R, key_R)
+
+    def several(
+        self, scores_RV: Tensor, branch_R: Tensor, depth_R: Tensor, count: int, draws: str
+    ) -> Tensor:
+        """int64 [R, count]: the children of each row in the order they are tried; -1 for none.
+
+        Args:
+            draws: SAMPLED for independent draws, DISTINCT for draws without their earlier
+                siblings. With the target's coins there are no two independent ones.
+        """
+        rules, rank_R = self.sampler.rules, torch.zeros_like(depth_R)
+        if draws == Draws.SAMPLED and self.accept is Accept.REJECTION:
+            keys = [self._keys(branch_R, depth_R, rank_R + rank) for rank in range(count)]
+            return torch.stack([choose(scores_RV, rules, branch_R, key_R) for key_R in keys], 1)
+        key_R = self._keys(branch_R, depth_R, rank_R)
+        drawn_RC = ranked(scores_RV, key_R, rules.most_kept, count)
+        best_RC = scores_RV.topk(drawn_RC.shape[1]).indices
+        greedy_R1 = rules.greedy_S[branch_R][:, None]
+        first_C = torch.arange(drawn_RC.shape[1], device=drawn_RC.device) == 0
+        return drawn_RC.where(~greedy_R1, best_RC.where(first_C, -1))
+
+    def laws(self, scores_RV: Tensor, branch_R: Tensor) -> Tensor:
+        """[R, V]: what a draft of each row is drawn from."""
+        return probabilities(scores_RV, self.sampler.rules.greedy_S[branch_R])
+
+    def _keys(self, branch_R: Tensor, depth_R: Tensor, rank_R: Tensor) -> Tensor:
+        key_R, root_R = self.sampler.key_S[branch_R], self.position_S[branch_R]
+        if self.accept is Accept.MATCH:
+            return token_keys(key_R, root_R + depth_R)
+        return round_keys(key_R, root_R, depth_R, rank_R, Role.DRAFT)

@@ -1,0 +1,175 @@
+"""EAGLE-2 and EAGLE-3: token trees grown for all branches at once (EAGLE-2, section 4).
+
+Drafter row j pairs the target's feature of token j with token j + 1, at position j. The rows that
+expand_root writes stay in the drafter's pool; those of grow_tree are given back.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..attention.masks import build
+from ..kv.pool import KVCache
+from ..registry import op
+from ..tree import Candidates, rerank
+from ..types import DraftRows, HiddenDrafter, Proposal
+from .workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """The first level of all trees, and what growing them needs.
+
+    tokens_SK: int64 target ids, best first; scores_SK: float32 log-probabilities.
+    hidden_SKH: the drafter's output that each token was proposed from (its parent's).
+    draft_rows: whose trees they are; a drafter row for a first-level token stands at the root
+        token's position.
+    """
+
+    tokens_SK: Tensor
+    scores_SK: Tensor
+    hidden_SKH: Tensor
+    draft_rows: DraftRows
+
+
+@op("draft.expand_root_", drafters="eagle3 eagle2", writes="frontier", drops="draft_rows")
+def expand_root_(
+    drafter: HiddenDrafter, draft_rows: DraftRows, kv_draft: KVCache, *, top_k: int
+) -> Frontier:
+    """Take in what was committed, for all branches in one forward, and propose the first level."""
+    rows = draft_rows.rows
+    assert draft_rows.features_NF is not None
+    hidden_BQH = _placed(drafter.fuse(draft_rows.features_NF), draft_rows)
+    visible = build(rows, kv_draft)
+    out_BQH = drafter.forward(
+        rows.tokens_BQ, hidden_BQH, rows.positions_BQ, rows.slots_BQ, visible, kv_draft
+    )
+    tip_SH = out_BQH.view(-1, out_BQH.shape[-1])[rows.tips_R]
+    scores_SK, ids_SK = top_children(drafter, tip_SH, top_k)
+    return Frontier(
+        drafter.to_target(ids_SK),
+        scores_SK,
+        tip_SH[:, None, :].expand(-1, ids_SK.shape[1], -1),
+        draft_rows,
+    )
+
+
+def _placed(hidden_NH: Tensor, draft_rows: DraftRows) -> Tensor:
+    """Hidden states where their rows are, [B, Q, H]; padding holds zeros."""
+    height, queries = draft_rows.rows.tokens_BQ.shape
+    if len(hidden_NH) == height * queries:
+        return hidden_NH.view(height, queries, -1)
+    out_RH = hidden_NH.new_zeros(height * queries, hidden_NH.shape[-1])
+    return out_RH.index_copy_(0, draft_rows.index_N, hidden_NH).view(height, queries, -1)
+
+
+@op("draft.grow_tree_", drafters="eagle3 eagle2", writes="proposal", drops="frontier")
+def grow_tree_(
+    drafter: HiddenDrafter,
+    frontier: Frontier,
+    kv_draft: KVCache,
+    *,
+    nodes: int | Mapping[int, int],
+    levels: int,
+) -> Proposal:
+    """Deepen all trees level by level, then keep the best nodes of each.
+
+    The best `count` nodes can be neither deeper nor wider than `count`: what could not be kept is
+    not drafted.
+    """
+    count = nodes_for(nodes, frontier.tokens_SK.shape[0])
+    levels = min(levels, count)
+    growth = _Growth(drafter, frontier, kv_draft, levels, count)
+    for level in range(1, levels):
+        growth.deepen_(level)
+    growth.work.close_()
+    kept = rerank(growth.candidates(), count)
+    return Proposal(
+        kept.tokens_SC,
+        kept.parents_SC,
+        kept.depths_SC,
+        torch.ones_like(kept.tokens_SC, dtype=torch.bool),
+        kept.scores_SC,
+        levels,
+    )
+
+
+def nodes_for(nodes: int | Mapping[int, int], active: int) -> int:
+    """Drafted tokens per branch when `active` branches share the round."""
+    if isinstance(nodes, int):
+        return nodes
+    return nodes[max(least for least in nodes if least <= max(active, 1))]
+
+
+def top_children(drafter: HiddenDrafter, hidden_RH: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """(log-probabilities, draft ids), each [R, top_k], of the best successors, best first."""
+    logits_RV = drafter.logits(hidden_RH)
+    top = logits_RV.topk(min(top_k, logits_RV.shape[-1]), dim=-1)
+    return top.values - logits_RV.logsumexp(-1, keepdim=True), top.indices
+
+
+class _Growth:
+    """The state of one grow_tree: the current frontier and all candidates so far."""
+
+    def __init__(
+        self, drafter: HiddenDrafter, frontier: Frontier, kv: KVCache, levels: int, most: int
+    ) -> None:
+        self.drafter, self.kv, self.frontier = drafter, kv, frontier
+        self.tokens_SK = frontier.tokens_SK[:, :most]
+        self.scores_SK = frontier.scores_SK[:, :most]
+        self.hidden_SKH = frontier.hidden_SKH[:, :most]
+        self.trees, self.width = self.tokens_SK.shape
+        device = frontier.tokens_SK.device
+        width_K = torch.arange(self.width, device=device)
+        self.index_SK = width_K.expand(self.trees, -1)
+        self.seen_SKM = torch.zeros(self.trees, self.width, 0, dtype=torch.bool, device=device)
+        self.found = [self._candidates(torch.full_like(self.index_SK, -1), 1)]
+        self.work = Workspace(kv, frontier.draft_rows, (levels - 1) * self.width)
+
+    def _candidates(self, parents_SK: Tensor, depth: int) -> Candidates:
+        depths_SK = torch.full_like(parents_SK, depth)
+        return Candidates(self.tokens_SK, parents_SK, depths_SK, self.scores_SK)
+
+    def deepen_(self, level: int) -> None:
+        """Forward the frontier (all branches, one sequence) and choose the next one."""
+        out_SKH = self._forward(level)
+        width, created = self.width, sum(c.tokens_SC.shape[1] for c in self.found)
+        scores_RC, ids_RC = top_children(self.drafter, out_SKH.flatten(0, 1), width)
+        scores_SC = (scores_RC.view(self.trees, width, -1) + self.scores_SK[:, :, None]).flatten(1)
+        tokens_SC = self.drafter.to_target(ids_RC).view(self.trees, -1)
+        children = scores_SC.shape[1] // width
+        parents_SC = self.index_SK.repeat_interleave(children, dim=1)
+        depths_SC = torch.full_like(parents_SC, level + 1)
+        self.found.append(Candidates(tokens_SC, parents_SC, depths_SC, scores_SC))
+        best = scores_SC.sort(dim=1, descending=True, stable=True)
+        pick_SK = best.indices[:, :width]
+        parent_SK = pick_SK // children
+        self.scores_SK = best.values[:, :width]
+        self.tokens_SK = tokens_SC.gather(1, pick_SK)
+        self.index_SK = created + pick_SK
+        row_SK1 = parent_SK[:, :, None]
+        self.hidden_SKH = out_SKH.gather(1, row_SK1.expand(-1, -1, out_SKH.shape[-1]))
+        self.seen_SKM = self.seen_SKM.gather(1, row_SK1.expand(-1, -1, self.seen_SKM.shape[2]))
+
+    def _forward(self, level: int) -> Tensor:
+        """hidden_SKH of the frontier, which stands at one position per branch."""
+        trees, width, frame = self.trees, self.width, self.work.frame
+        own_KK = torch.eye(width, dtype=torch.bool, device=self.tokens_SK.device)
+        self.seen_SKM = torch.cat([self.seen_SKM, own_KK.expand(trees, -1, -1)], dim=2)
+        level_M = torch.arange(level * width, device=self.tokens_SK.device) // width
+        position_SM = self.frontier.draft_rows.position_S[:, None] + level_M
+        out_BQH = self.drafter.forward(
+            frame.spread(self.tokens_SK),
+            frame.spread(self.hidden_SKH),
+            frame.spread(position_SM[:, -width:]),
+            self.work.slots_BQ((level - 1) * width, width),
+            self.work.visible(self.seen_SKM, position_SM),
+            self.kv,
+        )
+        return frame.collect(out_BQH)
+
+    def candidates(self) -> Candidates:
+        """All nodes in creation order."""
+        return Candidates(*(torch.cat(parts, dim=1) for parts in zip(*self.found, strict=True)))

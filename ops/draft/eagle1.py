@@ -1,0 +1,178 @@
+"""Drafting with EAGLE-1: every branch's tree has the same shape in every round.
+
+The shape says which children of which nodes are drafted, by their rank; only nodes with children
+go through the drafter. Further shape letters: W nodes of a level, E those of them with children,
+M all nodes with children so far, C children that are looked at.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..kv.pool import KVCache
+from ..registry import op
+from ..types import DraftRows, HiddenDrafter, Proposal
+from .drawing import Drawing
+from .eagle import Frontier, top_children
+from .eagle import expand_root_ as take_in
+from .static_tree import Level, StaticTree, lay_out
+from .workspace import Workspace
+
+
+@op("draft.expand_root_", drafters="eagle1", writes="frontier", drops="draft_rows")
+def expand_root_(
+    drafter: HiddenDrafter,
+    draft_rows: DraftRows,
+    kv_draft: KVCache,
+    *,
+    tree: Sequence[Sequence[int]],
+) -> Frontier:
+    """Take in what was committed, and look at as many first tokens as the tree has use for."""
+    breadth = _laid_out(tree).levels[0].breadth
+    return take_in(drafter, draft_rows, kv_draft, top_k=breadth)
+
+
+@op("draft.grow_tree_", drafters="eagle1", writes="proposal", drops="frontier")
+def grow_tree_(
+    drafter: HiddenDrafter,
+    frontier: Frontier,
+    kv_draft: KVCache,
+    *,
+    tree: Sequence[Sequence[int]],
+    draws: str,
+    accept: str = "match",
+) -> Proposal:
+    """Draft the tree of all branches level by level; each node takes the token of its rank."""
+    plan = _laid_out(tree)
+    drawing = Drawing.of(frontier.draft_rows, draws, accept)
+    children = _Children(drafter, drawing, draws)
+    growth = _Growth(drafter, frontier, kv_draft, plan, children)
+    found = [growth.deepen_(level) for level in plan.levels]
+    growth.work.close_()
+    tokens_SN = torch.cat([one.tokens_SW for one in found], dim=1)
+    shape = torch.tensor([plan.parents, plan.depths], device=tokens_SN.device)
+    parents_SN, depths_SN = shape[:, None].expand(-1, len(tokens_SN), -1)
+    return Proposal(
+        tokens_SN.clamp(min=0),
+        parents_SN,
+        depths_SN,
+        _all_there(tokens_SN, plan),
+        torch.cat([one.scores_SW for one in found], dim=1),
+        len(plan.levels),
+        laws_STV=children.laws_STV(plan),
+    )
+
+
+def _all_there(tokens_SN: Tensor, plan: StaticTree) -> Tensor:
+    """bool [S, N]: nodes that have a token, as have all above them; draws can run out of tokens."""
+    there = list((tokens_SN >= 0).unbind(1))
+    for node, parent in enumerate(plan.parents):
+        there[node] = there[node] if parent < 0 else there[node] & there[parent]
+    return torch.stack(there, 1)
+
+
+def _laid_out(tree: Sequence[Sequence[int]]) -> StaticTree:
+    return lay_out(tuple(tuple(node) for node in tree))
+
+
+class _Nodes(NamedTuple):
+    """The drafted nodes of one level: int64 target ids, float32 cumulative log-probabilities."""
+
+    tokens_SW: Tensor
+    scores_SW: Tensor
+
+
+class _Growth:
+    """The state of one grow_tree: what the nodes of the last level may have as children."""
+
+    def __init__(
+        self,
+        drafter: HiddenDrafter,
+        frontier: Frontier,
+        kv: KVCache,
+        plan: StaticTree,
+        children: "_Children",
+    ) -> None:
+        self.drafter, self.kv, self.plan, self.children = drafter, kv, plan, children
+        self.device = frontier.tokens_SK.device
+        self.tokens_SEC = frontier.tokens_SK[:, None]
+        self.scores_SEC = frontier.scores_SK[:, None]
+        self.hidden_SEH = frontier.hidden_SKH[:, :1]
+        if children.drawing is not None:
+            self._look_(torch.zeros_like(self.scores_SEC[:, :, 0]), plan.levels[0])
+        self.position_S1 = frontier.draft_rows.position_S[:, None]
+        self.work = Workspace(kv, frontier.draft_rows, plan.inner)
+
+    def deepen_(self, level: Level) -> _Nodes:
+        """Take the level's nodes from the children at hand, then forward those that have some."""
+        above_W, ranks_W = torch.tensor((level.above, level.ranks), device=self.device)
+        nodes = _Nodes(self.tokens_SEC[:, above_W, ranks_W], self.scores_SEC[:, above_W, ranks_W])
+        if level.inner:
+            inner_E = torch.tensor(level.inner, device=self.device)
+            hidden_SEH = self.hidden_SEH[:, above_W[inner_E]]
+            tokens_SE = nodes.tokens_SW[:, inner_E].clamp(min=0)
+            self.hidden_SEH = self._forward(level, tokens_SE, hidden_SEH)
+            self._look_(nodes.scores_SW[:, inner_E], self.plan.levels[level.depth])
+        return nodes
+
+    def _forward(self, level: Level, tokens_SE: Tensor, hidden_SEH: Tensor) -> Tensor:
+        """hidden_SEH of a level's inner nodes, of all branches in one forward."""
+        width, frame = len(level.inner), self.work.frame
+        depth_M = torch.tensor(level.inner_depths, device=self.device)
+        seen_EM = torch.tensor(level.seen, device=self.device)
+        position_SM = self.position_S1 + depth_M - 1
+        out_BQH = self.drafter.forward(
+            frame.spread(tokens_SE),
+            frame.spread(hidden_SEH),
+            frame.spread(position_SM[:, -width:]),
+            self.work.slots_BQ(len(depth_M) - width, width),
+            self.work.visible(seen_EM.expand(len(tokens_SE), -1, -1), position_SM),
+            self.kv,
+        )
+        return frame.collect(out_BQH)
+
+    def _look_(self, scores_SE: Tensor, below: Level) -> None:
+        """The children of the nodes that were forwarded, and how probable their paths are."""
+        tokens_RC, scores_RC = self.children.of(self.hidden_SEH, below)
+        shape = (*scores_SE.shape, -1)
+        self.tokens_SEC = tokens_RC.view(shape)
+        self.scores_SEC = scores_RC.view(shape) + scores_SE[:, :, None]
+
+
+class _Children:
+    """Chooses the children of nodes: the best ones, or draws whose laws are kept."""
+
+    def __init__(self, drafter: HiddenDrafter, drawing: Drawing | None, draws: str) -> None:
+        self.drafter, self.drawing, self.draws = drafter, drawing, draws
+        self.laws: list[Tensor] = []
+
+    def of(self, hidden_SEH: Tensor, below: Level) -> tuple[Tensor, Tensor]:
+        """(target ids, log-probabilities), each [R, C], of nodes whose children are in `below`."""
+        hidden_RH = hidden_SEH.flatten(0, 1)
+        if self.drawing is None:
+            scores_RC, ids_RC = top_children(self.drafter, hidden_RH, below.breadth)
+            return self.drafter.to_target(ids_RC), scores_RC
+        logits_RV = self.drafter.logits(hidden_RH)
+        trees, width = hidden_SEH.shape[:2]
+        branch_R = torch.arange(trees * width, device=logits_RV.device) // width
+        behind_R1 = self.drawing.root_S[branch_R][:, None]
+        scores_RV = self.drawing.scores(logits_RV, branch_R, behind_R1)
+        if self.drawing.shows_laws:
+            self.laws.append(self.drawing.laws(scores_RV, branch_R).view(trees, width, -1))
+        depth_R = torch.full_like(branch_R, below.depth)
+        ids_RC = self.drawing.several(scores_RV, branch_R, depth_R, below.breadth, self.draws)
+        ids_RC = F.pad(ids_RC, (0, below.breadth - ids_RC.shape[1]), value=-1)
+        return ids_RC, logits_RV.log_softmax(-1).gather(1, ids_RC.clamp(min=0))
+
+    def laws_STV(self, plan: StaticTree) -> Tensor | None:
+        """The laws where they belong, zeros at nodes without children."""
+        if not self.laws:
+            return None
+        laws_SEV = torch.cat(self.laws, 1)
+        inner_E = torch.tensor([0, *(node + 1 for node in plan.parents_in_order())])
+        trees, _, size = laws_SEV.shape
+        laws_STV = laws_SEV.new_zeros(trees, len(plan.parents) + 1, size)
+        return laws_STV.index_copy_(1, inner_E.to(laws_SEV.device), laws_SEV)

@@ -1,0 +1,206 @@
+"""Logits processors: from a target's (or a drafter's) logits to what tokens are drawn from.
+
+Pure: logits are never changed. The order is that of transformers: bias, repetition, presence and
+frequency, banned ids, min_new_tokens, forced tokens; then, where the temperature is above 0,
+temperature, top k, top p, min p. Rows at temperature 0 keep all their scores, for what matters
+there is their order only.
+
+Filters need no sort of the vocabulary where top k is given. Of entries that tie for the last
+places, top p keeps those with the lowest ids; so the kept set is the same whatever sorts.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .coins import draw
+from .rules import SamplingColumns
+from .settings import TIES
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What the rows have behind them; what is in the path is not in the branch's counts.
+
+    seen_SV: bool, ids in the branch's prompt or in its answer. counts_SV: int32, how often an id
+    is in its answer. Both may be [S, 0] where nothing penalises.
+    answered_S: int64, tokens of the answer that the counts hold.
+    tokens_RC, path_RC: int64 and bool, the tree's tokens and which of them lie on the row's path
+    (the row's own token included); [R, 0] for rows outside trees.
+    """
+
+    seen_SV: Tensor
+    counts_SV: Tensor
+    answered_S: Tensor
+    tokens_RC: Tensor
+    path_RC: Tensor
+
+
+def tree_past(
+    seen_SV: Tensor, counts_SV: Tensor, answered_S: Tensor, tokens_ST: Tensor, ancestors_STT: Tensor
+) -> Past:
+    """The past of all rows of trees, branch by branch.
+
+    Args:
+        seen_SV, counts_SV, answered_S: without the trees' roots, which are in every path.
+        tokens_ST: root and drafted tokens. ancestors_STT: as in `types.Rows`.
+    """
+    nodes = tokens_ST.shape[1]
+    tokens_RT = tokens_ST.repeat_interleave(nodes, dim=0, output_size=tokens_ST.numel())
+    return Past(seen_SV, counts_SV, answered_S, tokens_RT, ancestors_STT.flatten(0, 1))
+
+
+def take_in_(seen_SV: Tensor, counts_SV: Tensor, branch_C: Tensor, ids_C: Tensor) -> None:
+    """Count committed answer tokens: ids_C[i] was written by branch_C[i]."""
+    seen_SV[branch_C, ids_C] = True
+    one_C = torch.ones_like(ids_C, dtype=counts_SV.dtype)
+    counts_SV.index_put_((branch_C, ids_C), one_C, accumulate=True)
+
+
+def process(
+    logits_RV: Tensor, rules: SamplingColumns, branch_R: Tensor, past: Past | None
+) -> Tensor:
+    """Scores [R, V] that tokens are drawn from: log-probabilities up to a constant per row.
+
+    Args:
+        logits_RV: any float type; scores are float32, or float64 for float64.
+        rules: columns of the branches.
+        branch_R: int64, the branch of each row.
+        past: None if no rule looks back (penalties, min_new_tokens, forced).
+    """
+    if past is None and rules.looks_back:
+        raise ValueError("penalties, min_new_tokens and forced tokens need to know the past")
+    rows = rules.of_rows(branch_R)
+    scores_RV = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+    scores_RV = _biased(scores_RV, rows.bias_ids_SC, rows.biases_SC)
+    if past is not None:
+        if rules.penalises:
+            scores_RV = _penalised(scores_RV, rows, past, branch_R)
+        answered_R = past.answered_S.index_select(0, branch_R) + past.path_RC.sum(1)
+        early_R1 = (answered_R < rows.least_new_S)[:, None]
+        held_RC = torch.where(early_R1, rows.stop_biases_SC, 0.0)
+        scores_RV = _biased(scores_RV, rows.stop_ids_SC, held_RC)
+        scores_RV = forced(scores_RV, _due(rows.forced_SC, answered_R))
+    return scores_RV if rules.all_greedy else warped(scores_RV, rows)
+
+
+def choose(scores_RV: Tensor, rules: SamplingColumns, branch_R: Tensor, key_R: Tensor) -> Tensor:
+    """int64 [R]: the best id of greedy rows (lowest of equals), a draw with its coins of others.
+
+    Args:
+        key_R: `coins.token_keys` of the tokens to be drawn.
+    """
+    if rules.all_greedy:
+        return scores_RV.argmax(-1)
+    drawn_R = draw(scores_RV, key_R, rules.most_kept)
+    if not rules.any_greedy:
+        return drawn_R
+    greedy_R = rules.greedy_S.index_select(0, branch_R)
+    return torch.where(greedy_R, scores_RV.argmax(-1), drawn_R)
+
+
+def probabilities(scores_RV: Tensor, greedy_R: Tensor) -> Tensor:
+    """[R, V]: softmax of the scores; one-hot at the best id (lowest of equals) for greedy rows."""
+    best_R1 = scores_RV.argmax(-1, keepdim=True)
+    one_hot_RV = torch.zeros_like(scores_RV).scatter(1, best_R1, 1.0)
+    return torch.where(greedy_R[:, None], one_hot_RV, scores_RV.softmax(-1))
+
+
+def repeated(scores_RV: Tensor, seen_RV: Tensor, penalty_R: Tensor) -> Tensor:
+    """Divide positive scores of seen ids by the penalty, multiply negative ones."""
+    penalty_R1 = penalty_R.to(scores_RV.dtype)[:, None]
+    less_RV = torch.where(scores_RV < 0, scores_RV * penalty_R1, scores_RV / penalty_R1)
+    return torch.where(seen_RV, less_RV, scores_RV)
+
+
+def counted(
+    scores_RV: Tensor, counts_RV: Tensor, presence_R: Tensor, frequency_R: Tensor
+) -> Tensor:
+    """Subtract the presence penalty once and the frequency penalty per occurrence."""
+    kind = scores_RV.dtype
+    present_RV = (counts_RV > 0).to(kind) * presence_R.to(kind)[:, None]
+    return scores_RV - counts_RV.to(kind) * frequency_R.to(kind)[:, None] - present_RV
+
+
+def forced(scores_RV: Tensor, token_R: Tensor) -> Tensor:
+    """Only this token, with score 0; rows with -1 stay as they are."""
+    only_RV = torch.full_like(scores_RV, -torch.inf)
+    only_RV = only_RV.scatter(1, token_R.clamp(min=0)[:, None], 0.0)
+    return torch.where((token_R >= 0)[:, None], only_RV, scores_RV)
+
+
+def warped(scores_RV: Tensor, rows: SamplingColumns) -> Tensor:
+    """Temperature and filters; greedy rows stay as they are."""
+    kind = scores_RV.dtype
+    judged_RV = scores_RV / rows.scale_S.to(kind)[:, None]
+    keep_RV = rows.greedy_S[:, None].expand(scores_RV.shape)
+    keep_RV = keep_RV | _kept_by_rank(judged_RV, rows)
+    if rows.any_min_p:
+        low_R1 = judged_RV.amax(-1, keepdim=True) + rows.min_p_S.log().to(kind)[:, None]
+        keep_RV = keep_RV & ((judged_RV >= low_R1) | rows.greedy_S[:, None])
+    return (scores_RV / rows.temperature_S.to(kind)[:, None]).where(keep_RV, -torch.inf)
+
+
+def _kept_by_rank(z_RV: Tensor, rows: SamplingColumns) -> Tensor:
+    """bool [R, V]: what top k and then top p keep.
+
+    Only the `depth` highest values are sorted; which ids have them follows from comparing with
+    the last value that stays, so the order that a sort gives to equals plays no part.
+    """
+    size, depth = z_RV.shape[1], rows.depth
+    if depth == 0:
+        return torch.ones_like(z_RV, dtype=torch.bool)
+    top_RK = z_RV.topk(depth).values if depth < size else z_RV.sort(descending=True).values
+    no_k_R = (rows.top_k_S == 0) | (rows.top_k_S >= size)
+    place_R = torch.where(no_k_R, size, rows.top_k_S).clamp(max=depth) - 1
+    most_R = torch.where(no_k_R, size, rows.top_k_S + TIES)
+    rank_K = torch.arange(depth, device=z_RV.device)
+    tied_RK = (top_RK >= top_RK.gather(1, place_R[:, None])) & (rank_K < most_R[:, None])
+    stays_RK = tied_RK & _nucleus(top_RK, tied_RK, rows.top_p_S)
+    cut_R1 = top_RK.gather(1, stays_RK.sum(1, keepdim=True) - 1)
+    room_R1 = (stays_RK & (top_RK == cut_R1)).sum(1, keepdim=True)
+    equal_RV = z_RV == cut_R1
+    first_RV = equal_RV & (equal_RV.cumsum(1, dtype=torch.int32) <= room_R1)
+    free_R1 = (no_k_R & (rows.top_p_S >= 1))[:, None]
+    return (z_RV > cut_R1) | first_RV | free_R1
+
+
+def _nucleus(top_RK: Tensor, tied_RK: Tensor, top_p_R: Tensor) -> Tensor:
+    """bool [R, K]: entries with less than p of the mass before them; the first always stays."""
+    mass_RK = (top_RK - top_RK[:, :1]).exp().where(tied_RK, 0.0).double()
+    through_RK = mass_RK.cumsum(1)
+    below_RK = through_RK - mass_RK < top_p_R[:, None] * through_RK[:, -1:]
+    below_RK[:, 0] = True
+    return below_RK | (top_p_R >= 1)[:, None]
+
+
+def _biased(scores_RV: Tensor, ids_RC: Tensor, biases_RC: Tensor) -> Tensor:
+    if ids_RC.shape[1] == 0:
+        return scores_RV
+    return scores_RV.scatter_add(1, ids_RC, biases_RC.to(scores_RV.dtype))
+
+
+def _penalised(scores_RV: Tensor, rows: SamplingColumns, past: Past, branch_R: Tensor) -> Tensor:
+    counts_RV = torch.zeros_like(scores_RV, dtype=torch.int32)
+    tokens_RC = past.tokens_RC.clamp(min=0)  # padding nodes have -1
+    counts_RV = counts_RV.scatter_add(1, tokens_RC, past.path_RC.int())
+    seen_RV = past.seen_SV.index_select(0, branch_R) | (counts_RV > 0)
+    counts_RV = counts_RV + past.counts_SV.index_select(0, branch_R)
+    scores_RV = repeated(scores_RV, seen_RV, rows.repetition_S)
+    return counted(scores_RV, counts_RV, rows.presence_S, rows.frequency_S)
+
+
+def _due(forced_RC: Tensor, answered_R: Tensor) -> Tensor:
+    """int64 [R]: the forced token at this place of the answer, -1 for none."""
+    most = forced_RC.shape[1]
+    if most == 0:
+        return torch.full_like(answered_R, -1)
+    due_R = forced_RC.gather(1, answered_R.clamp(max=most - 1)[:, None]).squeeze(1)
+    return due_R.where(answered_R < most, -1)
+
+
+def filler_ids(scores_RV: Tensor, top_k: int) -> Tensor:
+    """int64 [R, top_k]: the most likely tokens of each row, -1 for impossible ones (-inf)."""
+    top = scores_RV.topk(min(top_k, scores_RV.shape[-1]), dim=-1)
+    return top.indices.where(top.values > -torch.inf, -1)

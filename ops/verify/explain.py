@@ -1,0 +1,100 @@
+"""The figures that a round's drafts were judged by, for whoever wants to see them.
+
+They are made only where `verify.accept` is told to explain itself, and travel to the host in the
+round's one read: floats as the bits of float64.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..sampling.settings import Rule
+from ..types import Proposal
+from .rejection import Verdict
+from .score import Scored
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What is known of every drafted node.
+
+    bits_SNC: int64: the target's own token after the parent, then the numbers of `DraftFigures` in
+        their order, as bits.
+    rule: of rejection sampling; None where drafts are matched.
+    adjusted: whether a rejected draft's probability is taken out of what the final token is drawn
+        from.
+    """
+
+    bits_SNC: Tensor
+    rule: Rule | None = None
+    adjusted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFigures:
+    """One drafted node; None for what there is not.
+
+    draw: the target's own token after the node's parent, where drafts are matched.
+    score: cumulative log-probability of the node under the drafter.
+    coin: Gumbel noise of its token at its position; not of branches at temperature 0.
+    p, q, r, chance: under rejection, what a tried node was judged by, its uniform number, and the
+        probability of accepting it (`rejection.Verdict`).
+    """
+
+    draw: int | None
+    score: float | None
+    coin: float | None
+    p: float | None
+    q: float | None
+    r: float | None
+    chance: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """How rejection sampling judged the trees: under this rule, with these uniform numbers."""
+
+    verdict: Verdict
+    r_SN: Tensor
+    rule: Rule
+    adjusted: bool
+
+
+def figures(scored: Scored, proposal: Proposal, drawn_ST: Tensor, judged: Judged | None) -> Figures:
+    """Collect the figures of a round.
+
+    Args:
+        scored: the rows of all nodes, tree by tree. drawn_ST: int64, what they draw.
+        judged: None where drafts are matched.
+    """
+    trees, nodes = drawn_ST.shape
+    parents_SN = proposal.parents_SN + 1
+    row_SN = torch.arange(trees, device=drawn_ST.device)[:, None] * nodes + parents_SN
+    coin_SN = scored.noise(row_SN.view(-1), proposal.tokens_SN.view(-1)).view(row_SN.shape)
+    none_SN = torch.full_like(coin_SN, torch.nan)
+    floats = [proposal.scores_SN, coin_SN, *[none_SN] * 4]
+    if judged is not None:
+        verdict = judged.verdict
+        tried_SN = ~verdict.chance_SN.isnan()
+        known = (verdict.p_SN, verdict.q_SN, judged.r_SN, verdict.chance_SN)
+        floats[2:] = [one_SN.where(tried_SN, torch.nan) for one_SN in known]
+    bits = [one_SN.double().view(torch.int64) for one_SN in floats]
+    bits_SNC = torch.stack([drawn_ST.gather(1, parents_SN), *bits], dim=2)
+    if judged is None:
+        return Figures(bits_SNC)
+    return Figures(bits_SNC, judged.rule, judged.adjusted)
+
+
+def unpacked(bits_NC: npt.NDArray[np.int64]) -> list[DraftFigures]:
+    """One tree's figures from what was read of `Figures.bits_SNC`."""
+    floats = np.ascontiguousarray(bits_NC[:, 1:]).view(np.float64).tolist()
+    rows = zip(bits_NC[:, 0].tolist(), floats, strict=True)
+    return [DraftFigures(draw, *_finite(numbers)) for draw, numbers in rows]
+
+
+def _finite(numbers: Sequence[float]) -> list[float | None]:
+    return [number if np.isfinite(number) else None for number in numbers]

@@ -1,0 +1,136 @@
+"""Accepting drafts: per node, what the target would have said there, and the path it confirms."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..registry import op
+from ..sampling.processors import filler_ids
+from ..sampling.settings import Accept, Rule
+from ..types import Proposal, Rows
+from .explain import Figures, Judged, figures
+from .rejection_rounds import RoundCoins, judge, rule_for
+from .score import Bound, Scored, score_trees
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What the target confirms of every tree (node 0 is the root).
+
+    drawn_ST: int64, the target's own token after each node.
+    path_ST: bool, the root and the accepted nodes: always one path from the root.
+    bonus_S: int64, the target's token after the last accepted node.
+    tokens_ST, parents_ST: the trees themselves (parents as node indices, the root its own;
+        tokens of padding nodes are -1).
+    notes_SC: what the drafter wrote for the host, int64; [S, 0] if nothing.
+    bound: the nodes of trees under a grammar, tree by tree.
+    figures: what the drafts were judged by, if somebody asked.
+    """
+
+    drawn_ST: Tensor
+    path_ST: Tensor
+    bonus_S: Tensor
+    tokens_ST: Tensor
+    parents_ST: Tensor
+    notes_SC: Tensor
+    bound: Bound
+    figures: Figures | None = None
+
+
+@op("verify.accept", writes="accepted")
+def accept(
+    rows: Rows,
+    logits: Tensor,
+    proposal: Proposal,
+    *,
+    accept: str = "match",
+    rule: str | None = None,
+    draws: str = "best",
+    skip_sample_adjustment: bool = False,
+    filler_top_k: int = 1,
+    explain: bool = False,
+) -> Accepted:
+    """Accept drafts by matching the target's own draws, or by rejection sampling.
+
+    A draft matches if its parent is accepted and the target draws its token at the parent. Only a
+    token per node is compared; logits are never gathered along paths.
+
+    Args:
+        logits: [R, V], the tree rows first.
+        proposal: the trees of the active branches, in the rows' order.
+        accept: `sampling_settings.Accept`; with "rejection", `rule` and the drafter's `draws` as in
+            `judge.rule_for`, `skip_sample_adjustment` as in `judge.judge`. Trees under a grammar
+            are matched in any case.
+        filler_top_k: n-gram drafters that count more than the drawn token get so many best tokens
+            of every node in `notes_SC`.
+        explain: bring `figures` too.
+    """
+    trees, nodes = rows.nodes_ST.shape
+    scored = score_trees(rows, logits[: rows.tree_rows])
+    drawn_ST = scored.drawn().view(trees, nodes)
+    judged = None
+    if accept == Accept.REJECTION:
+        chosen = rule_for(proposal, rule, draws)
+        judged = _judged(rows, scored, proposal, chosen, not skip_sample_adjustment)
+        path_ST, bonus_S = judged.verdict.path_ST, judged.verdict.bonus_S
+    else:
+        path_ST, bonus_S = _matching(rows, proposal, drawn_ST)
+    root_S1 = proposal.parents_SN.new_zeros(trees, 1)
+    return Accepted(
+        drawn_ST,
+        path_ST,
+        bonus_S,
+        _offered_tokens(rows, proposal),
+        torch.cat([root_S1, proposal.parents_SN + 1], dim=1),
+        _notes(proposal, scored.scores_RV, filler_top_k),
+        scored.bound([tree * nodes + n for tree in rows.bound_trees for n in range(nodes)]),
+        figures(scored, proposal, drawn_ST, judged) if explain else None,
+    )
+
+
+def _judged(rows: Rows, scored: Scored, proposal: Proposal, rule: Rule, adjusted: bool) -> Judged:
+    trees, nodes = rows.nodes_ST.shape
+    p_STV = scored.probabilities().view(trees, nodes, -1)
+    root_S = rows.of_trees(rows.positions_BQ)[:, 0]
+    coins = RoundCoins.of(scored.branch_keys(trees), root_S, proposal)
+    verdict = judge(p_STV, proposal, coins, rule, skip_sample_adjustment=not adjusted)
+    return Judged(verdict, coins.r_SN, rule, adjusted)
+
+
+def _matching(rows: Rows, proposal: Proposal, drawn_ST: Tensor) -> tuple[Tensor, Tensor]:
+    """(path_ST, bonus_S): the longest paths that the target confirms, and what it says next."""
+    agrees_SN = drawn_ST.gather(1, proposal.parents_SN + 1) == proposal.tokens_SN
+    agrees_SN = agrees_SN & proposal.valid_SN
+    path_ST = _longest_path(agrees_SN, rows.ancestors_STT, proposal.depths_SN)
+    node_T = torch.arange(path_ST.shape[1], device=path_ST.device)
+    last_S1 = (path_ST * node_T).argmax(1, keepdim=True)
+    return path_ST, drawn_ST.gather(1, last_S1).squeeze(1)
+
+
+def _notes(proposal: Proposal, scores_RV: Tensor, filler_top_k: int) -> Tensor:
+    """int64 [S, C]: the drafter's own notes, or the best tokens after each node of its tree."""
+    trees = proposal.tokens_SN.shape[0]
+    if filler_top_k > 1:
+        return filler_ids(scores_RV, filler_top_k).view(trees, -1)
+    return proposal.parents_SN[:, :0] if proposal.notes_SC is None else proposal.notes_SC
+
+
+def _offered_tokens(rows: Rows, proposal: Proposal) -> Tensor:
+    """int64 [S, T]: root and drafted tokens, -1 for padding nodes."""
+    root_S1 = rows.tokens_BQ.view(-1)[rows.nodes_ST[:, :1]]
+    drafted_SN = proposal.tokens_SN.where(proposal.valid_SN, -1)
+    return torch.cat([root_S1, drafted_SN], dim=1)
+
+
+def _longest_path(agrees_SN: Tensor, ancestors_STT: Tensor, depths_SN: Tensor) -> Tensor:
+    """bool [S, T]: the deepest node all of whose ancestors agree, and these (first of equals)."""
+    trees, nodes, _ = ancestors_STT.shape
+    root_S1 = torch.ones(trees, 1, dtype=torch.bool, device=agrees_SN.device)
+    agrees_ST = torch.cat([root_S1, agrees_SN], dim=1)
+    confirmed_ST = (agrees_ST[:, None, :] | ~ancestors_STT).all(-1)
+    depths_ST = torch.cat([depths_SN.new_zeros(trees, 1), depths_SN], dim=1)
+    earlier_T = torch.arange(nodes, 0, -1, device=agrees_SN.device)
+    rank_ST = torch.where(confirmed_ST, depths_ST * (nodes + 1) + earlier_T, -1)
+    last_S11 = rank_ST.argmax(1)[:, None, None].expand(trees, 1, nodes)
+    return ancestors_STT.gather(1, last_S11).squeeze(1)

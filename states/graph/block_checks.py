@@ -1,0 +1,105 @@
+"""What only the whole graph can tell about its blocks `beam`, `blend`, `skeleton`, `sampling`."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from ...ops.registry import OpTable
+from ...ops.sampling.settings import fitting_rules
+from .graph import Graph
+from .source import Problem, Source
+
+FOLD = "branch.fold_"
+
+
+def check_beam(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]:
+    """A search writes whole answers, undrafted and undrawn; its rows must fit."""
+    if graph.beam is None:
+        return
+    if graph.drafter.kind != "none":
+        message = f"beam search takes no drafter: the kind must be none, not {graph.drafter.kind}"
+        yield src.problem(("drafter", "kind"), message)
+    if graph.skeleton is not None:
+        message = "beam search writes one answer: a graph with the block `beam` has no skeleton"
+        yield src.problem(("skeleton",), message, key=True)
+    for name, field in type(graph.sampling).model_fields.items():
+        usual = field.get_default(call_default_factory=True)
+        if getattr(graph.sampling, name) != usual:
+            message = f"beam search draws nothing: {name} must be {usual}"
+            yield src.problem(("sampling", name), message)
+    yield from _foreign_ops(graph, src, table)
+    rows = graph.beam.num_beams * graph.limits.max_new_tokens
+    if rows + 2 > graph.layout.capacity:
+        size = f"1 prompt token + {graph.beam.num_beams} beams with {graph.limits.max_new_tokens}"
+        message = f"{size} tokens + 1 = {rows + 2} slots, but layout.capacity is"
+        yield src.problem(("beam", "num_beams"), f"{message} {graph.layout.capacity}")
+
+
+def _foreign_ops(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]:
+    """Whatever else commits tokens knows nothing of hypotheses."""
+    for name, state in graph.states.items():
+        for i, call in enumerate(state.ops):
+            entry = table.find(call.op, graph.layout.kind, graph.drafter.kind)
+            if entry and entry.declared.commits and "beam" not in entry.declared.needs:
+                message = f"{call.op!r} has no place in a beam search: it commits single tokens"
+                yield src.problem(("states", name, "ops", i), message)
+
+
+def check_blend(graph: Graph, src: Source) -> Iterator[Problem]:
+    """Check layers and ratios go together; what the rest of the graph allows."""
+    blend = graph.blend
+    if blend is None:
+        return
+    if not blend.check_layers:
+        yield src.problem(("blend", "check_layers"), "must not be empty")
+        return
+    for i, (before, after) in enumerate(pairwise(blend.check_layers), 1):
+        if after <= before:
+            message = f"check layers must increase, but {after} follows {before}"
+            yield src.problem(("blend", "check_layers", i), message)
+    if len(blend.ratios) != len(blend.check_layers):
+        message = f"one share per check layer: {len(blend.ratios)} for {len(blend.check_layers)}"
+        yield src.problem(("blend", "ratios"), message)
+    for i, (more, less) in enumerate(pairwise(blend.ratios), 1):
+        if less > more:
+            message = f"shares must not grow, but {less} follows {more}"
+            yield src.problem(("blend", "ratios", i), message)
+    if graph.beam is not None:
+        message = "beam search reuses nothing: a graph with the block `beam` has no block `blend`"
+        yield src.problem(("blend",), message, key=True)
+    alone = graph.layout.kind == "bim" and graph.layout.max_active == 1 and graph.skeleton is None
+    if blend.mask == "bottom_right" and not alone:
+        message = "bottom_right is for one sequence: layout bim with max_active 1, and no skeleton"
+        yield src.problem(("blend", "mask"), message)
+
+
+def check_documents(graph: Graph, src: Source) -> Iterator[Problem]:
+    """Documents for branches are searched for, so a branch must be able to search."""
+    skeleton = graph.skeleton
+    if skeleton is not None and skeleton.documents == "branches" and "Search" not in skeleton.tools:
+        message = "branches get what they search for, but skeleton.tools has no 'Search'"
+        yield src.problem(("skeleton", "documents"), message)
+
+
+def check_merge(graph: Graph, src: Source) -> Iterator[Problem]:
+    """Parts that are combined must be folded somewhere, and reused as a block says."""
+    if graph.skeleton is None or graph.skeleton.merge == "concat":
+        return
+    at, merge = ("skeleton", "merge"), graph.skeleton.merge
+    if all(call.op != FOLD for state in graph.states.values() for call in state.ops):
+        yield src.problem(at, f"{merge}, but no state runs the op {FOLD!r} that folds the parts")
+    if merge == "blend" and graph.blend is None:
+        yield src.problem(at, "blend needs the block `blend`, which says what is recomputed")
+
+
+def check_sampling(graph: Graph, src: Source) -> Iterator[Problem]:
+    """A rule of rejection sampling is exact only for drafts that were drawn as it assumes."""
+    drafter, rule = graph.drafter, graph.sampling.rule
+    if graph.sampling.accept != "rejection" or not drafter.drafts or rule is None:
+        return
+    fitting = fitting_rules(drafter.draws_as, drafter.is_chain)
+    if rule not in fitting:
+        how = f"{drafter.kind} drafts {'chains' if drafter.is_chain else 'trees'}"
+        which = {"best": "of the best tokens", "sampled": "of independent draws"}
+        made = which.get(drafter.draws_as, "of draws without replacement")
+        message = f"rule {rule!r} does not fit: {how} {made}, which takes {' or '.join(fitting)}"
+        yield src.problem(("sampling", "rule"), message)

@@ -1,0 +1,195 @@
+"""What only a whole graph can tell: names, values that fit each other, ways.
+
+Each check yields every problem it finds; a later stage runs only when the earlier ones found
+nothing, so that one typo is one message.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ...ops.registry import Entry, OpTable, Setting
+from ...ops.sampling.settings import Draws
+from .drafter_spec import Drafter, most_of
+from .graph import SETTING_BLOCKS, Call, Graph
+from .schema import kind_of
+from .source import Problem, Source, hint, quoted
+from .yaml12 import Path
+
+MISSING = object()
+
+
+def check_names(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]:
+    """States, ops, guards, settings and `$refs` must exist."""
+    states = graph.states
+    if graph.initial not in states:
+        yield src.problem(("initial",), _no("state", graph.initial, states))
+    for name, state in states.items():
+        for i, call in enumerate(state.ops):
+            yield from _check_call(graph, src, table, ("states", name, "ops", i), call)
+    for i, edge in enumerate(graph.transitions):
+        for end, name in (("from", edge.from_), ("to", edge.to)):
+            if name not in states:
+                yield src.problem(("transitions", i, end), _no("state", name, states))
+        if edge.when is not None and edge.when not in table.guards:
+            yield src.problem(("transitions", i, "when"), _no("guard", edge.when, table.guards))
+    yield from _check_blocks(graph, src, table)
+
+
+def _no(what: str, name: str, known: Mapping[str, Any]) -> str:
+    return f"no {what} {quoted(name)}{hint(name, known)}"
+
+
+def _check_call(
+    graph: Graph, src: Source, table: OpTable, at: Path, call: Call
+) -> Iterator[Problem]:
+    if call.op not in table.ops:
+        yield src.problem((*at, "op"), _no("op", call.op, table.ops))
+        return
+    entry = table.find(call.op, graph.layout.kind, graph.drafter.kind)
+    if entry is None:
+        kinds = f"layout {graph.layout.kind!r} with drafter {graph.drafter.kind!r}"
+        yield src.problem((*at, "op"), f"op {call.op!r} does not run under {kinds}")
+        return
+    settings = {s.name: s for s in entry.settings}
+    for key, value in call.with_.items():
+        if key not in settings:
+            message = f"{call.op!r} has no setting {quoted(key)}{hint(key, settings)}"
+            yield src.problem((*at, "with", key), message, key=True)
+        elif message := _wrong_value(graph, settings[key], value):
+            yield src.problem((*at, "with", key), message)
+    for setting in entry.settings:
+        if setting.required and _nobody_gives(graph, call, setting.name):
+            message = f"{call.op!r} needs the setting {setting.name!r}: no block gives it"
+            yield src.problem(at, f"{message}, nor does `with`")
+
+
+def _nobody_gives(graph: Graph, call: Call, name: str) -> bool:
+    return name not in call.with_ and find_setting(graph, call, name) is MISSING
+
+
+def find_setting(graph: Graph, call: Call, name: str) -> Any:
+    """A setting's value: from `with`, then from the blocks by name; MISSING if nobody gives it.
+
+    Raises:
+        KeyError: a `$ref` that names nothing.
+    """
+    if name in call.with_:
+        value = call.with_[name]
+        return graph.refer(value[1:]) if _is_ref(value) else value
+    for block in SETTING_BLOCKS:
+        spec = getattr(graph, block)
+        if spec is not None and name != "kind" and name in type(spec).model_fields:
+            return getattr(spec, name)
+    return MISSING
+
+
+def _is_ref(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("$")
+
+
+def _wrong_value(graph: Graph, setting: Setting, value: Any) -> str:
+    if _is_ref(value):
+        try:
+            value = graph.refer(value[1:])
+        except KeyError:
+            known = _references(graph)
+            return f"{quoted(value)} names nothing in this graph{hint(value, known)}"
+    kinds = {k.strip() for k in setting.kind.split("|")}
+    if not kinds <= _FITS.keys() or any(_FITS[k](value) for k in kinds):
+        return ""
+    wanted = " or ".join(_WORDS[k] for k in sorted(kinds))
+    return f"{setting.name!r} must be {wanted}, not {kind_of(value)}"
+
+
+_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a string",
+    "None": "null",
+}
+_FITS: Mapping[str, Callable[[Any], bool]] = {
+    "int": lambda v: isinstance(v, int) and not isinstance(v, bool),
+    "float": lambda v: isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < 1e300,
+    "bool": lambda v: isinstance(v, bool),
+    "str": lambda v: isinstance(v, str),
+    "None": lambda v: v is None,
+}
+
+
+def _references(graph: Graph) -> list[str]:
+    blocks = ((b, getattr(graph, b)) for b in SETTING_BLOCKS)
+    return [f"${b}.{f}" for b, spec in blocks if spec is not None for f in type(spec).model_fields]
+
+
+def _check_blocks(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]:
+    """A block that no op needs is a mistake, and so is an op without its block."""
+    needed: set[str] = set()
+    for name, state in graph.states.items():
+        for i, call in enumerate(state.ops):
+            entry = table.find(call.op, graph.layout.kind, graph.drafter.kind)
+            for block in entry.declared.needs if entry else ():
+                needed.add(block)
+                if getattr(graph, block) is None:
+                    at = ("states", name, "ops", i)
+                    yield src.problem(at, f"{call.op!r} needs the block {block!r} in this graph")
+    for block in sorted({b for e in _all(table) for b in e.declared.needs} - needed):
+        if getattr(graph, block) is not None:
+            users = sorted({e.name for e in _all(table) if block in e.declared.needs})
+            message = f"no state runs an op that reads this block: {', '.join(users)}"
+            yield src.problem((block,), message, key=True)
+
+
+def _all(table: OpTable) -> Iterator[Entry]:
+    for variants in table.ops.values():
+        yield from variants
+
+
+def check_sizes(graph: Graph, src: Source) -> Iterator[Problem]:
+    """Numbers that cannot hold together, whatever the prompt is."""
+    drafter, layout, outline = graph.drafter, graph.layout, graph.skeleton
+    most, (room, shape) = most_of(drafter.offered), drafter.room
+    first = _drafted(drafter, 1, 1)
+    if most > room:
+        yield src.problem(("drafter", "nodes"), f"{most} nodes are too many: {shape}")
+    yield from _check_shared(graph, src)
+    budgets = {("limits", "max_new_tokens"): graph.limits.max_new_tokens}
+    if outline is not None:
+        budgets[("skeleton", "max_tokens")] = outline.max_tokens
+        budgets[("skeleton", "direct_tokens")] = outline.direct_tokens
+    for path, budget in budgets.items():
+        need = 1 + budget + first + 1  # one prompt token, the answer, one tree with its root
+        if need > layout.capacity:
+            size = f"1 prompt token + {budget} new ones + {first} nodes + 1 = {need} slots"
+            yield src.problem(path, f"{size}, but layout.capacity is {layout.capacity}")
+    side = _per_active(drafter.offered, layout.max_active)
+    rows = layout.max_active if layout.kind == "bim" else 1  # trees in a row of the pool
+    need = 2 * rows + _drafted(drafter, layout.max_active, rows)
+    if need > layout.capacity:
+        apart = drafter.shared is None or drafter.shared >= rows * side
+        trees = f"{side} nodes each" if apart else f"{drafter.shared} nodes together"
+        message = f"{layout.max_active} branches with {trees} need {need} slots"
+        yield src.problem(("layout", "max_active"), f"{message}, capacity is {layout.capacity}")
+
+
+def _check_shared(graph: Graph, src: Source) -> Iterator[Problem]:
+    """Draws that are kept for how probable they are do not follow the law they were drawn from."""
+    drafter = graph.drafter
+    if drafter.shared is None or drafter.draws_as is Draws.BEST:
+        return
+    if graph.sampling.accept == "rejection":
+        message = "under accept: rejection, drafts that are drawn cannot be ranked: draws: best"
+        yield src.problem(("drafter", "rows_per_round"), message)
+
+
+def _drafted(drafter: Drafter, active: int, trees: int) -> int:
+    """Most drafted tokens of so many trees when `active` branches are active."""
+    most = trees * _per_active(drafter.offered, active)
+    return most if drafter.shared is None else min(most, drafter.shared)
+
+
+def _per_active(nodes: int | Mapping[int, int], active: int) -> int:
+    """Nodes of a tree when `active` branches are active."""
+    if isinstance(nodes, int):
+        return nodes
+    return nodes[max(k for k in nodes if k <= active)]

@@ -1,0 +1,137 @@
+"""What the block `drafter` of a graph is made of, whatever its kind.
+
+Every kind says what the pools have to hold for it: `offered`, the tokens that a branch's tree may
+have (the root not counted), and `scratch`, the drafter's temporary rows of a branch in a round.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from ...ops.draft.gamma_settings import GammaSettings
+from ...ops.sampling.settings import Draws
+from .spec import Int, Spec
+
+MAX_NODES = 4096
+MAX_SHARED = 1 << 16
+Takes = Literal["nothing", "pairs", "features", "text"]
+
+
+def sane_nodes(value: Any) -> Any:
+    """An int, or {active branches: int} with an entry for one branch."""
+    context = {"most": MAX_NODES}
+    if not isinstance(value, dict):
+        if not _count(value):
+            what = "must be an integer from 1 to {most}, or a map {active branches: nodes}"
+            raise PydanticCustomError("nodes", what, context)
+        return value
+    for key, count in value.items():
+        if not _count(key, 1024):
+            what = "a number of active branches is an integer from 1 to 1024"
+            raise PydanticCustomError("nodes_key", what, {"at": key})
+        if not _count(count):
+            what = "must be an integer from 1 to {most}"
+            raise PydanticCustomError("nodes", what, context | {"at": key})
+    if 1 not in value:
+        raise PydanticCustomError("nodes", "needs an entry for 1 active branch")
+    return value
+
+
+def _count(value: Any, most: int = MAX_NODES) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+
+
+Nodes = Annotated[
+    int | dict[int, int],
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "maximum": MAX_NODES},
+                {
+                    "type": "object",
+                    "patternProperties": {
+                        "^[1-9][0-9]*$": {"type": "integer", "minimum": 1, "maximum": MAX_NODES}
+                    },
+                    "required": ["1"],
+                    "additionalProperties": False,
+                },
+            ]
+        }
+    ),
+]
+
+
+def most_of(nodes: int | Mapping[int, int]) -> int:
+    """The largest tree that `nodes` asks for."""
+    return nodes if isinstance(nodes, int) else max(nodes.values())
+
+
+class Drafter(Spec):
+    """What all kinds have. A kind is known by the words of its `kind`, a Literal of one string.
+
+    takes: what it takes in of the rows that the target commits (`picked.py`).
+    loader: where its model comes from, "module:function" of this package; empty without a model.
+    """
+
+    takes: ClassVar[Takes] = "nothing"
+    loader: ClassVar[str] = ""
+
+    @property
+    def has_model(self) -> bool:
+        return bool(self.loader)
+
+    @property
+    def offered(self) -> int | Mapping[int, int]:
+        """Drafted tokens of a tree, or by number of active branches."""
+        return 0
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything is ever drafted."""
+        return True
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether its trees have one path only."""
+        return False
+
+    @property
+    def draws_as(self) -> Draws:
+        """How the children of a node are chosen."""
+        return Draws.BEST
+
+    @property
+    def shared(self) -> int | None:
+        """Drafted tokens of all branches of a round together; None if each has its own number."""
+        return None
+
+    @property
+    def scratch(self) -> int:
+        """Temporary rows of a branch in the drafter's pool."""
+        return 0
+
+    @property
+    def lengths(self) -> GammaSettings | None:
+        """How many drafts a branch gets, where that differs from round to round."""
+        return None
+
+    @property
+    def room(self) -> tuple[int, str]:
+        """The largest tree that can be drafted at all, and the settings that say so."""
+        return most_of(self.offered), ""
+
+
+class TreeDrafter(Drafter):
+    """A drafter whose branches may share the rows of a round."""
+
+    rows_per_round: Annotated[Int, Field(ge=1, le=MAX_SHARED)] | None = Field(
+        default=None,
+        description="drafted tokens of a round, of all branches together: the most probable nodes "
+        "over all their trees; what says how large a tree is then says how large one may be",
+    )
+
+    @property
+    def shared(self) -> int | None:
+        return self.rows_per_round

@@ -1,0 +1,70 @@
+"""From a parsed file to a `Program`: schema, checks stage by stage, ops resolved."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ...ops.registry import OpTable, Room, read_table
+from .block_checks import check_beam, check_blend, check_documents, check_merge, check_sampling
+from .board import RUN_KEYS
+from .checks import MISSING, check_names, check_sizes, find_setting
+from .flow import check_dataflow, check_progress, check_shape
+from .graph import Graph
+from .overrides import override
+from .program import Program, Step
+from .schema import validate
+from .source import GraphError, Problem, Source
+
+
+def rooms() -> tuple[Room, ...]:
+    """Where ops and guards are declared: the packages `ops` and `states`."""
+    here = Path(__file__).parents[1]
+    root = __name__.split(".")[0]
+    return ((f"{root}.ops", here.parent / "ops"), (f"{root}.states", here))
+
+
+def op_table() -> OpTable:
+    """Every op and guard of this package, read without importing them."""
+    return read_table(rooms())
+
+
+def load_program(
+    source: Source, table: OpTable, given: frozenset[str] = RUN_KEYS, sets: Iterable[str] = ()
+) -> Program:
+    """Validate a graph, check it stage by stage, and resolve its ops.
+
+    Args:
+        source: the parsed file; `sets` are applied to it.
+        given: blackboard keys that a run starts with.
+        sets: `path=value` texts, see `overrides.override`.
+
+    Raises:
+        GraphError: every problem of the first stage that found any.
+    """
+    override(source, sets)
+    graph = validate(source)
+    blocks = (check_sizes(graph, source), check_sampling(graph, source))
+    search = check_beam(graph, source, table)
+    reading = [check(graph, source) for check in (check_blend, check_documents, check_merge)]
+    _report(check_names(graph, source, table), *blocks, *reading, search)
+    _report(check_shape(graph, source))
+    steps = {name: _resolve(graph, source, table, name) for name in graph.states}
+    _report(check_dataflow(graph, source, table, steps, given))
+    _report(check_progress(graph, source, steps))
+    guards = {e.when: table.guards[e.when] for e in graph.transitions if e.when is not None}
+    return Program(graph, source, steps, guards, given)
+
+
+def _report(*checks: Iterable[Problem]) -> None:
+    if problems := [problem for check in checks for problem in check]:
+        raise GraphError(problems)
+
+
+def _resolve(graph: Graph, source: Source, table: OpTable, state: str) -> tuple[Step, ...]:
+    steps = []
+    for i, call in enumerate(graph.states[state].ops):
+        entry = table.find(call.op, graph.layout.kind, graph.drafter.kind)
+        assert entry is not None, "check_names lets only known ops through"
+        found = {s.name: find_setting(graph, call, s.name) for s in entry.settings}
+        settings = {k: v for k, v in found.items() if v is not MISSING}
+        steps.append(Step(state, entry, settings, source.at(("states", state, "ops", i))))
+    return tuple(steps)

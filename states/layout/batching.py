@@ -1,0 +1,99 @@
+"""The layout ``batching``: one row of the pools per branch, its own copy of the prefix in front."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ...ops.kv.align import AlignmentManager, AlignmentState, ContinuousDecodingState
+from ...ops.kv.pool import KVCache
+from .layout import Layout, Span
+from .queries import Page
+from .tree_rows import Trees
+
+
+class BatchingLayout(Layout):
+    """Which branch has which row, and which rows hold a copy of which prefix.
+
+    A row is given back when its branch ends, but its copy of the prefix stays as long as the
+    request has branches that wait: they start there without copying anything.
+    """
+
+    packed = False
+
+    def __init__(self, device: torch.device, rows: int) -> None:
+        super().__init__(device)
+        self.rows = rows
+        self._row: dict[int, int] = {}  # owner of a branch -> its row
+        self._copies: dict[int, list[int]] = {}  # owner of a prefix -> rows that hold it
+
+    def rows_of(self, owner: int) -> Sequence[int]:
+        return self._copies[owner] if owner in self._copies else (self._row[owner],)
+
+    def open_(self, prefix: int, pools: Sequence[KVCache]) -> None:
+        """A request's prefix gets its first row."""
+        self._copies[prefix] = [self._vacate_(pools)]
+
+    def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> None:
+        """A branch gets a row: one that holds its prefix already, or a copy is made."""
+        busy = set(self._row.values())
+        ready = [row for row in self._copies[prefix] if row not in busy]
+        if not ready:
+            ready = [self._vacate_(pools)]
+            for pool in pools:
+                _copy_(pool, prefix, self._copies[prefix][0], ready[0])
+            self._copies[prefix].append(ready[0])
+        self._row[owner] = ready[0]
+
+    def _vacate_(self, pools: Sequence[KVCache]) -> int:
+        """A row that nobody needs; if there is none, a spare copy of some prefix is dropped."""
+        busy = set(self._row.values())
+        held = {row for rows in self._copies.values() for row in rows}
+        for row in range(self.rows):
+            if row not in busy and row not in held:
+                return row
+        for prefix, rows in self._copies.items():
+            spare = [row for row in rows if row not in busy]
+            if spare and len(rows) > 1:
+                self._drop_(prefix, spare[0], pools)
+                return spare[0]
+        raise AssertionError("admission let in more branches than there are rows")
+
+    def _drop_(self, prefix: int, row: int, pools: Sequence[KVCache]) -> None:
+        self._copies[prefix].remove(row)
+        for pool in pools:
+            pool.retire_([prefix], row)
+
+    def alignment(
+        self, page: Page, trees: Trees, spans: Sequence[Span], positions_BQ: Tensor
+    ) -> AlignmentState | ContinuousDecodingState | None:
+        """Running branches alone, or with newcomers beside them."""
+        if not spans:
+            return page.aligned
+        held = [0] * page.height
+        prefill = [False] * page.height
+        for owner, position in zip(trees.owners, trees.positions, strict=True):
+            held[self._row[owner] - page.first_row] = position
+        for span in reversed(spans):  # the first span of a row says where the row goes on
+            for row in self.rows_of(span.owner):
+                held[row - page.first_row] = span.position
+                prefill[row - page.first_row] = True
+        return AlignmentManager.align_continuous_decode(page.aligned, held, prefill, positions_BQ)
+
+    def leave_(self, owners: Iterable[int]) -> None:
+        """Branches and requests that ended have no rows any more."""
+        for owner in owners:
+            self._row.pop(owner, None)
+            self._copies.pop(owner, None)
+
+    def prune_(self, prefix: int, pools: Sequence[KVCache]) -> None:
+        """Give back copies that no running branch uses and no waiting one will."""
+        busy = set(self._row.values())
+        for row in [r for r in self._copies.get(prefix, ()) if r not in busy]:
+            self._drop_(prefix, row, pools)
+
+
+def _copy_(pool: KVCache, prefix: int, source_row: int, row: int) -> None:
+    source = pool.slots_of(prefix, source_row)
+    if source.size:
+        pool.copy_(source, pool.lowest_free(source.size, row), "fork")

@@ -1,0 +1,141 @@
+"""Token trees as rows of a forward, and what came of them: in both layouts, with either budget.
+
+With fixed `nodes` each node has a row of its own. Where the branches share their rows
+(`rows_per_round`), only the chosen nodes have one under ``bim``: the roots of all trees, then as
+many rows as the budget, which get their owners on the device. Under ``batching`` every tree is laid
+out alone, as large as the largest may be, and what was not chosen is padding in it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...ops.kv.forest import places, plant
+from ...ops.kv.pool import NOBODY, PADDING, UNKNOWN, Ints
+from ...ops.tree import ancestors
+from ...ops.types import Proposal, Rows
+from .queries import Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """The active branches as roots of token trees: host ints, in the proposal's order."""
+
+    roots: Sequence[int]
+    positions: Sequence[int]
+    owners: Sequence[int]
+    prefixes: Sequence[int]
+    bound: tuple[int, ...]
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """Where a span lies: flat row indices (of one copy), and the slots and the flat row indices of
+    all its copies, each [C, n]."""
+
+    rows: Ints
+    slots_Cn: Ints
+    flat_Cn: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The rows of a forward and where they went.
+
+    tree_rows, tree_slots: flat indices and slots of the trees' nodes, each [S, T]; [R] while their
+        owners are known on the device alone (`told`).
+    fresh: all slots of trees.
+    paddings: rows in front of each tensor row that stand for nothing; padding: how many of all
+        rows do.
+    shared: whether not all nodes that are laid out stand for something.
+    """
+
+    rows: Rows
+    tree_rows: Ints
+    tree_slots: Ints
+    fresh: Ints
+    spans: tuple[Laid, ...]
+    paddings: tuple[int, ...]
+    padding: int
+    shared: bool
+
+    def told(self, tokens_ST: npt.NDArray[np.int64]) -> "Placed":
+        """The same after the round's read, which says whose the shared rows are.
+
+        Args:
+            tokens_ST: the trees' tokens, -1 for what is padding.
+        """
+        if not self.shared:
+            return self
+        has_ST = tokens_ST >= 0
+        found = replace(self, padding=self.padding + self.fresh.size - int(has_ST.sum()))
+        if self.tree_rows.ndim == 2:
+            return found
+        place_ST = places(has_ST)
+        rows_ST, slots_ST = self.tree_rows[place_ST], self.tree_slots[place_ST]
+        return replace(found, tree_rows=rows_ST, tree_slots=slots_ST)
+
+
+def placed(
+    rows: Rows,
+    flat: Sequence[Ints],
+    slots: Sequence[Ints],
+    spans: tuple[Laid, ...],
+    paddings: tuple[int, ...],
+    shared: bool,
+) -> Placed:
+    """A forward in which the trees got these rows and slots, piece by piece."""
+    none = np.zeros(0, np.int32)
+    flat_X, slots_X = np.concatenate([*flat, none]), np.concatenate([*slots, none])
+    shape = rows.nodes_ST.shape if rows.forest is None else (-1,)
+    of_nodes = flat_X.reshape(shape), slots_X.reshape(shape)
+    return Placed(rows, *of_nodes, slots_X, spans, paddings, sum(paddings), shared)
+
+
+def tree_pieces(trees: Trees, row_of: Callable[[int], int], shared: int | None) -> Iterator[Piece]:
+    """The trees' rows; where its nodes stand, the pool is told when they are committed.
+
+    Args:
+        shared: rows of the drafted nodes of all trees, if they are shared.
+    """
+    size = trees.proposal.tokens_SN.shape[1] + 1 if shared is None else 1
+    for owner, prefix in zip(trees.owners, trees.prefixes, strict=True):
+        yield Piece(row_of(owner), owner, prefix, [0] * size, [0] * size)
+    if shared:
+        yield Piece(row_of(trees.owners[0]), UNKNOWN, NOBODY, [0] * shared, [0] * shared)
+
+
+def grow(rows: Rows, trees: Trees, flat: Sequence[Ints], shared: int | None) -> Rows:
+    """The rows with the trees' tokens and positions in them, at these flat indices."""
+    proposal, device = trees.proposal, rows.tokens_BQ.device
+    root_S1 = torch.as_tensor(np.asarray(trees.roots, np.int64), device=device)[:, None]
+    start_S1 = torch.as_tensor(np.asarray(trees.positions, np.int64), device=device)[:, None]
+    tokens_ST = torch.cat([root_S1, proposal.tokens_SN], dim=1)
+    positions_ST = torch.cat([start_S1, start_S1 + proposal.depths_SN], dim=1)
+    above_STT = ancestors(proposal.parents_SN, proposal.levels)
+    rows = replace(rows, ancestors_STT=above_STT, bound_trees=trees.bound)
+    if shared is not None:
+        return _share(rows, trees, tokens_ST, positions_ST, shared)
+    flat_X = np.concatenate([*flat, np.zeros(0, np.int64)])
+    nodes_ST = torch.as_tensor(flat_X, device=device).view(tokens_ST.shape)
+    rows.tokens_BQ.view(-1)[nodes_ST] = tokens_ST
+    rows.positions_BQ.view(-1)[nodes_ST] = positions_ST
+    return replace(rows, nodes_ST=nodes_ST)
+
+
+def _share(rows: Rows, trees: Trees, tokens_ST: Tensor, positions_ST: Tensor, shared: int) -> Rows:
+    """Rows that begin with the trees, each with the node that it belongs to."""
+    forest = plant(trees.proposal.valid_SN, shared)
+    part, device = slice(len(forest.tree_R)), tokens_ST.device
+    whose_2S = np.asarray([trees.owners, trees.prefixes], np.int32)
+    owner_S, prefix_S = torch.as_tensor(whose_2S, device=device).unbind()
+    rows.tokens_BQ[0, part] = forest.pick(tokens_ST, 0)
+    rows.positions_BQ[0, part] = forest.pick(positions_ST, 0)
+    rows.owner_BQ[0, part] = forest.pick(owner_S[:, None].expand(tokens_ST.shape), PADDING)
+    rows.prefix_BQ[0, part] = forest.pick(prefix_S[:, None].expand(tokens_ST.shape), NOBODY)
+    return replace(rows, nodes_ST=forest.nodes_ST, forest=forest)

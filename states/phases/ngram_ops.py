@@ -1,0 +1,28 @@
+"""The draft states of n-gram drafting: no model and no forward, only what was written before."""
+
+from collections.abc import Mapping
+
+from ...ops.draft.eagle import nodes_for
+from ...ops.draft.host_tree import pack
+from ...ops.registry import op
+from ...ops.types import Proposal
+from ..requests.branch import Branch
+from ..requests.manager import BranchStateManager
+
+
+@op("draft.expand_root_", drafters="ngram", writes="frontier", drops="draft_rows")
+def expand_root_(draft_rows: tuple[Branch, ...]) -> tuple[Branch, ...]:
+    """No level of its own: the whole tree is looked up at once."""
+    return draft_rows
+
+
+@op("draft.grow_tree_", drafters="ngram", writes="proposal", drops="frontier")
+def grow_tree_(
+    branches: BranchStateManager, frontier: tuple[Branch, ...], *, nodes: int | Mapping[int, int]
+) -> Proposal:
+    """What followed the last tokens of each branch before, as a tree."""
+    recall = branches.recall
+    assert recall is not None
+    count = nodes_for(nodes, len(frontier))
+    trees = [recall.tree(branch, count) for branch in frontier]
+    return pack(trees, branches.kv.data.device)

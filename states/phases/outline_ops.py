@@ -1,0 +1,191 @@
+"""From a finished outline to branches, from branches to an answer; forced tokens as drafts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ...ops.registry import op
+from ...ops.types import Proposal
+from ..requests.branch import Branch, Finish, Request, Stage
+from ..requests.manager import BranchStateManager
+from ..requests.prompt_builder import Reading
+from ..text.documents import CHUNK_TOKENS
+from ..text.outline import Outline, parse_outline
+from ..text.prompt_tokens import Written
+from ..text.prompts import PromptBook
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One branch of an answer. tokens: the ids it decoded, no stop token."""
+
+    index: int
+    title: str
+    text: str
+    tokens: tuple[int, ...]
+    finish: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A request's answer in reading order; `outline_tokens` is empty for a given outline.
+
+    combined: the answer behind the folded sections, if the graph combines them; `text` is its text
+    once it has ended, and before that, or where it was refused, the sections'.
+    """
+
+    key: str
+    question: str
+    outline: Outline | None
+    outline_tokens: tuple[int, ...]
+    outline_finish: str
+    sections: tuple[Section, ...]
+    text: str
+    combined: Section | None = None
+
+
+@op("outline.force", writes="proposal", needs="skeleton")
+def force(branches: BranchStateManager, proposal: Proposal) -> Proposal:
+    """Where a grammar leaves no choice for longer than half a tree, that chain is the draft."""
+    nodes = proposal.tokens_SN.shape[1]
+    chains = {
+        tree: branch.matcher.forced()[:nodes]
+        for tree, branch in enumerate(branches.active)
+        if branch.matcher is not None
+    }
+    chains = {tree: chain for tree, chain in chains.items() if 2 * len(chain) > proposal.levels}
+    if not chains:
+        return proposal
+    return _with_chains(proposal, chains)
+
+
+def _with_chains(proposal: Proposal, chains: dict[int, list[int]]) -> Proposal:
+    """The proposal with some trees replaced by one path each, padded with invalid nodes."""
+    tokens, valid = proposal.tokens_SN.clone(), proposal.valid_SN.clone()
+    parents, depths = proposal.parents_SN.clone(), proposal.depths_SN.clone()
+    scores = proposal.scores_SN.clone()
+    device, nodes = tokens.device, tokens.shape[1]
+    steps_N = torch.arange(nodes, device=device)
+    for tree, chain in chains.items():
+        padded = chain + [0] * (nodes - len(chain))
+        tokens[tree] = torch.tensor(padded, dtype=torch.int64, device=device)
+        valid[tree] = steps_N < len(chain)
+        parents[tree] = torch.where(valid[tree], steps_N - 1, -1)
+        depths[tree] = torch.where(valid[tree], steps_N + 1, 1)
+        scores[tree] = 0.0  # certain: where branches share their rows, these come first
+    return replace(
+        proposal,
+        tokens_SN=tokens,
+        valid_SN=valid,
+        parents_SN=parents,
+        depths_SN=depths,
+        scores_SN=scores,
+        levels=max(proposal.levels, *(len(chain) for chain in chains.values())),
+    )
+
+
+@op("outline.parse_", needs="skeleton")
+def parse_(
+    branches: BranchStateManager,
+    prompts: PromptBook,
+    *,
+    max_branches: int,
+    direct_tokens: int,
+    tools: Sequence[str],
+    found: int = 2,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> None:
+    """Read finished outlines into branches; anything else falls back to one ordinary answer.
+
+    Only generated ids are read, so nothing a user wrote can pass for an outline.
+    """
+    reading = Reading(prompts, found, chunk_tokens)
+    for request in branches.requests:
+        root = request.root
+        if request.stage is not Stage.OUTLINE or root is None or root.stage is not Stage.DONE:
+            continue
+        request.outline = request.given or parse_outline(
+            prompts.decode(root.tokens), max_branches=max_branches, tools=tools
+        )
+        pending = _close_root_(branches, request, root)
+        if request.outline.points:
+            _fan_out_(branches, reading, request, pending)
+        else:
+            direct = branches.new_branch(request, 0, direct_tokens)
+            written = Written(tuple(pending)) + reading.direct(request)
+            direct.prompt, direct.chunks = list(written.ids), written.chunks
+            request.branches = [direct]
+            branches.check_fit_(direct)
+        request.stage = Stage.RUNNING
+    branches.settle_()
+
+
+def _close_root_(branches: BranchStateManager, request: Request, root: Branch) -> list[int]:
+    """Keep the outline's rows as prefix, or give them back; its tokens that have no row yet."""
+    if branches.rules.share_outline:
+        branches.promote_root_(request)
+        return root.pending
+    branches.retire_([root.owner])
+    return []
+
+
+def _fan_out_(
+    branches: BranchStateManager, reading: Reading, request: Request, pending: list[int]
+) -> None:
+    assert request.outline is not None
+    points = request.outline.points
+    hoist, found = reading.shared(request)
+    hoist = Written(tuple(pending)) + hoist
+    request.hoist, request.hoist_chunks = list(hoist.ids), hoist.chunks
+    for index, (point, documents) in enumerate(zip(points, found, strict=True)):
+        branch = branches.new_branch(request, index, request.budget)
+        branch.point, branch.documents = point, documents
+        request.branches.append(branch)
+
+
+@op("answer.merge", writes="answers")
+def merge(branches: BranchStateManager, prompts: PromptBook) -> tuple[Answer, ...]:
+    """All requests' answers in reading order, with a finish reason per branch."""
+    return tuple(answer(request, prompts) for request in branches.requests)
+
+
+def answer(request: Request, prompts: PromptBook) -> Answer:
+    """What a request has so far, finished or not."""
+    sections = tuple(_section(b, prompts) for b in request.branches if not b.combines)
+    folded = [_section(b, prompts) for b in request.branches if b.combines]
+    combined = folded[0] if folded else None
+    text = "\n\n".join(_with_heading(section) for section in sections)
+    root = request.root
+    return Answer(
+        request.key,
+        request.question,
+        request.outline,
+        tuple(root.tokens) if root is not None else (),
+        str(root.finish or "") if root is not None else "",
+        sections,
+        combined.text if combined is not None and combined.text and _ended(combined) else text,
+        combined,
+    )
+
+
+def _ended(section: Section) -> bool:
+    return section.finish in (Finish.STOP, Finish.LENGTH)
+
+
+def _section(branch: Branch, prompts: PromptBook) -> Section:
+    return Section(
+        branch.index,
+        branch.title if branch.point is not None or branch.combines else "",
+        prompts.decode(branch.tokens).strip(),
+        tuple(branch.tokens),
+        str(branch.finish or Finish.CANCELLED),
+        branch.note,
+    )
+
+
+def _with_heading(section: Section) -> str:
+    if not section.title:
+        return section.text
+    return f"{section.index + 1}. {section.title}\n\n{section.text}"

@@ -1,0 +1,101 @@
+"""The ops that move requests and branches: which rows the next forward gets, what it committed."""
+
+from torch import Tensor
+
+from ...ops.blend.blend import BlendReport
+from ...ops.draft.budget import share
+from ...ops.host import HostReader
+from ...ops.registry import op
+from ...ops.types import DraftRows, Proposal, Rows
+from ...ops.verify.first_tokens import Roots
+from ...ops.verify.verify import Accepted
+from ..requests.branch import Branch, RoundSummary
+from ..requests.manager import BranchStateManager
+
+
+@op("request.admit_", writes="rows")
+def open_requests_(branches: BranchStateManager) -> Rows:
+    """Prompt rows of the waiting requests that fit: shared prefix, then the root branch."""
+    return branches.open_requests_()
+
+
+@op("branch.fork_", writes="rows", needs="skeleton")
+def fork_(branches: BranchStateManager) -> Rows:
+    """Prompt rows of the waiting branches that fit, behind their prefix. 0 bytes copied."""
+    return branches.fork_()
+
+
+@op("branch.fold_", writes="rows", needs="skeleton")
+def fold_(branches: BranchStateManager) -> Rows:
+    """Rows of requests whose parts are all done: the parts one after another, to be combined.
+
+    Without rows if nobody combines any, or if none of them fits yet.
+    """
+    return branches.fold_()
+
+
+@op("branch.tree_", writes="rows proposal")
+def tree_(
+    branches: BranchStateManager, proposal: Proposal, *, rows_per_round: int | None = None
+) -> tuple[Rows, Proposal]:
+    """All trees as rows of one forward, cut down to the rows that the branches share (if any)."""
+    proposal = share(proposal, rows_per_round)
+    return branches.tree_rows_(proposal), proposal
+
+
+@op("branch.admit_", writes="rows proposal")
+def admit_(
+    branches: BranchStateManager, proposal: Proposal, *, rows_per_round: int | None = None
+) -> tuple[Rows, Proposal]:
+    """The same, and the prompts of whoever can start now, as rows of one forward."""
+    proposal = share(proposal, rows_per_round)
+    return branches.admit_(proposal), proposal
+
+
+@op(
+    "branch.start_",
+    writes="committed",
+    drops="rows logits features blended roots",
+    commits=True,
+)
+def start_(
+    branches: BranchStateManager,
+    host: HostReader,
+    rows: Rows,
+    logits: Tensor,
+    features: Tensor | None,
+    blended: BlendReport | None,
+    roots: Roots,
+) -> RoundSummary:
+    """Commit prompt rows; every started branch gets its root token (one host read)."""
+    return branches.commit_(host, features, None, roots, blended)
+
+
+@op(
+    "branch.commit_",
+    writes="committed",
+    drops="rows logits features blended roots accepted proposal",
+    commits=True,
+)
+def commit_(
+    branches: BranchStateManager,
+    host: HostReader,
+    rows: Rows,
+    logits: Tensor,
+    features: Tensor | None,
+    blended: BlendReport | None,
+    accepted: Accepted,
+    roots: Roots,
+    proposal: Proposal,
+) -> RoundSummary:
+    """The round's one host read; commit accepted rows in place, advance tips, finish branches."""
+    return branches.commit_(host, features, accepted, roots, blended)
+
+
+@op("branch.intake_", writes="draft_rows")
+def intake_(branches: BranchStateManager) -> DraftRows | tuple[Branch, ...]:
+    """Everything committed since the drafter's last forward, of all branches, as its rows.
+
+    A drafter without a pool takes no rows in: it gets the active branches.
+    """
+    return branches.intake_()

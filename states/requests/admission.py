@@ -1,0 +1,155 @@
+"""Who may start: arithmetic over slots, done before any work.
+
+A branch reserves its prompt and its whole budget, and each round needs room for all trees, so
+that an admitted branch can always run to its end.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from ...ops.draft.eagle import nodes_for
+from ..graph.graph import Order
+from .branch import Branch, Request, Stage
+
+BRANCH_PROMPT = 64  # slots kept free for the prompt of a request's first branch, before it is known
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The target pool's capacity and what a round's trees take of it.
+
+    capacity: slots of a row of the pool.
+    nodes: drafted tokens per branch (0 without a drafter), or by number of active branches.
+    rows: of the pool if every branch has one of its own (``batching``), else 0.
+    shared: drafted tokens of all branches together, if they share them.
+    """
+
+    capacity: int
+    max_active: int
+    nodes: int | Mapping[int, int]
+    rows: int = 0
+    shared: int | None = None
+
+    def tree_slots(self, active: int) -> int:
+        """Slots of a row for the trees of a round while up to `active` branches run."""
+        counts = range(1, max(active, 1) + 1)
+        if self.rows:  # one tree in each row, as large as it gets with any number of branches
+            return max(self._drafted(count, 1) + 1 for count in range(1, self.rows + 1))
+        return max(self._drafted(count, count) + count for count in counts)
+
+    def _drafted(self, active: int, trees: int) -> int:
+        """Most drafted tokens of so many trees while `active` branches run."""
+        most = trees * nodes_for(self.nodes, active)
+        return most if self.shared is None else min(most, self.shared)
+
+    def alone(self, prefix: int, prompt: int, budget: int) -> int:
+        """Slots that one branch needs if nothing else runs."""
+        return prefix + prompt + budget + self.tree_slots(1)
+
+
+def held(requests: Iterable[Request]) -> int:
+    """Slots that open requests hold or have reserved, trees not counted."""
+    return sum(_held(r) for r in requests if r.stage in (Stage.OUTLINE, Stage.RUNNING))
+
+
+def _held(request: Request) -> int:
+    branches = list(request.all_branches())
+    live = sum(_own(b) for b in branches if b.stage is Stage.RUNNING)
+    waits = any(b.stage is Stage.WAITING for b in request.branches)
+    first = request.budget + BRANCH_PROMPT if _outlines(request) or (waits and not live) else 0
+    return request.prefix_length + len(request.hoist) + live + first
+
+
+def _own(branch: Branch) -> int:
+    return len(branch.prompt) + branch.request.beams * branch.budget
+
+
+def _outlines(request: Request) -> bool:
+    return request.root is not None and request.stage is Stage.OUTLINE
+
+
+def request_slots(request: Request) -> int:
+    """Slots that a waiting request reserves: prompt, outline, and its first branch."""
+    own = len(request.prefix) + len(request.tail) + len(request.given_ids)
+    later = request.outline_budget + BRANCH_PROMPT if request.outline_budget else 0
+    return own + later + request.beams * request.budget
+
+
+def ready(branch: Branch) -> bool:
+    """Waiting with its prompt known: all it depends on is finished."""
+    return branch.stage is Stage.WAITING and bool(branch.prompt)
+
+
+def choose(
+    requests: list[Request], active: int, room: Room, order: Order
+) -> tuple[list[Branch], list[Request]]:
+    """Waiting branches and requests that can start now: requests first come first served, the
+    branches of one request in `order`.
+
+    The first one that does not fit ends the search, so that nobody is overtaken for ever; while
+    nothing runs, others may start in its place, for only their rows can be in its way.
+    """
+    plan = _Plan(requests, active, room)
+    for request in requests:
+        for item in _waiting(request, order):
+            if not plan.take(request, item) and plan.count:
+                return plan.branches, plan.opened
+    return plan.branches, plan.opened
+
+
+class _Plan:
+    """Who starts, and what that leaves for the next one; `count` branches would run."""
+
+    def __init__(self, requests: list[Request], active: int, room: Room) -> None:
+        self.requests, self.room, self.count = requests, room, active
+        self.used = 0 if room.rows else held(requests)
+        self.live = {r.prefix_owner for r in requests if _live(r)}
+        self.branches: list[Branch] = []
+        self.opened: list[Request] = []
+
+    def take(self, request: Request, item: Branch | Request) -> bool:
+        """Let a branch or a request start if there is room for it."""
+        more, count = self._more(request, item), self.count + 1
+        live = self.live | {request.prefix_owner}
+        if count > self.room.max_active or self._rows(count, live) > self.room.rows > 0:
+            return False
+        if self.used + more + self.room.tree_slots(count) > self.room.capacity:
+            return False
+        self.live, self.count = live, count
+        self.used += 0 if self.room.rows else more
+        if isinstance(item, Branch):
+            self.branches.append(item)
+        else:
+            self.opened.append(item)
+        return True
+
+    def _more(self, request: Request, item: Branch | Request) -> int:
+        """Slots that it takes beyond what is held: of the shared row, or of its own."""
+        if isinstance(item, Request):
+            return request_slots(item)
+        own = len(item.prompt) + item.budget
+        if self.room.rows:
+            return request.prefix_length + len(request.hoist) + own
+        return own if request.prefix_owner in self.live else own - request.budget - BRANCH_PROMPT
+
+    def _rows(self, count: int, live: set[int]) -> int:
+        """Rows in use: one for each branch, and one for each open prefix without a branch."""
+        stages = (Stage.OUTLINE, Stage.RUNNING)
+        return count + sum(r.stage in stages and r.prefix_owner not in live for r in self.requests)
+
+
+def _live(request: Request) -> bool:
+    return any(b.stage is Stage.RUNNING for b in request.all_branches())
+
+
+def _waiting(request: Request, order: Order) -> list[Branch] | list[Request]:
+    if request.stage is Stage.WAITING:
+        return [request]
+    return sorted((b for b in request.branches if ready(b)), key=partial(_rank, order))
+
+
+def _rank(order: Order, branch: Branch) -> int:
+    """By the outline's expected lengths; equal ones in reading order."""
+    length = branch.point.length if branch.point else 0
+    return {"fcfs": 0, "longest_first": -length, "shortest_first": length}[order]

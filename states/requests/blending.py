@@ -1,0 +1,140 @@
+"""Cached chunks in the rows of a forward (CacheBlend): which rows they are, and what came of it.
+
+What is reused depends on a prompt alone and never on who else is in the forward: `min_tokens` and
+the budget `per_branch` count the rows of one owner, and each copy of a prefix is one by itself.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from ...ops.blend.blend import Blend, BlendReport, BlendRows, ChunkKV, Ints, Role, join
+from ...ops.blend.layer_plan import BlendSettings
+from ...ops.kv.pool import NOBODY
+from ..layout.layout import Span
+from ..layout.tree_rows import Placed
+from ..text.prompt_tokens import Chunk
+from .branch import Blended
+
+
+class Library(Protocol):
+    """Where cached chunks are."""
+
+    def find(self, chunk: Chunk) -> ChunkKV | None:
+        """K, V and features of these ids, not to be written to; None if they must be computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blending:
+    """How a run's prefills use cached chunks."""
+
+    settings: BlendSettings
+    library: Library
+
+    def blend(self, spans: Sequence[Span], placed: Placed) -> Blend | None:
+        """The cached rows of a forward; None if nothing of it is cached."""
+        found = [self._found(span) for span in spans]
+        if not any(found):
+            return None
+        rows = _rows(spans, placed)
+        cached: list[tuple[int, ChunkKV]] = []
+        for laid, chunks in zip(placed.spans, found, strict=True):
+            for flat in laid.flat_Cn:
+                for number, (chunk, kept) in enumerate(chunks):
+                    part = flat[chunk.at : chunk.at + len(chunk.ids)]
+                    role = Role.PROTECTED if chunk.is_exact else Role.REUSED
+                    rows.role_BQ.reshape(-1)[part] = role
+                    rows.chunk_BQ.reshape(-1)[part] = number
+                    cached.append((int(part[0]), kept))
+        in_order = [kept for _, kept in sorted(cached, key=lambda pair: pair[0])]
+        return Blend.of(rows, join(in_order), self.settings)
+
+    def _found(self, span: Span) -> list[tuple[Chunk, ChunkKV]]:
+        """The chunks of a span that are cached, if there are enough of them."""
+        if self._too_few(span.chunks):
+            return []
+        found = [(chunk, chunk.kept or self.library.find(chunk)) for chunk in span.chunks]
+        cached = [(chunk, kept) for chunk, kept in found if kept is not None]
+        return [] if self._too_few([chunk for chunk, _ in cached]) else cached
+
+    def _too_few(self, chunks: Sequence[Chunk]) -> bool:
+        rows = sum(len(chunk.ids) for chunk in chunks)
+        return self.settings.kind_for(rows) == "plain"
+
+
+def _rows(spans: Sequence[Span], placed: Placed) -> BlendRows:
+    """All rows of a forward as rows to compute. Trees are of nobody's prompt; every span, and every
+    copy of one, counts as a branch."""
+    shape = tuple(placed.rows.tokens_BQ.shape)
+    role_BQ = np.full(shape, Role.SUFFIX, np.int32)
+    for row, padding in enumerate(placed.paddings):
+        role_BQ[row, :padding] = Role.PADDING
+    prompt_BQ, branch_BQ = np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)
+    branch = 0
+    for span, laid in zip(spans, placed.spans, strict=True):
+        for flat in laid.flat_Cn:
+            prompt_BQ.reshape(-1)[flat] = span.owner if span.prefix == NOBODY else span.prefix
+            branch_BQ.reshape(-1)[flat] = branch
+            branch += 1
+    return BlendRows(role_BQ, prompt_BQ, branch_BQ, np.full(shape, -1, np.int32))
+
+
+def told(report: BlendReport, blend: Blend) -> Blended:
+    """A report in host ints; nothing is read from the device."""
+    return Blended(
+        tuple(int(status) for status in report.plan),
+        report.live_L,
+        tuple(len(row_P) for row_P in report.picked.values()),
+        report.reused,
+        report.protected,
+        report.suffix,
+        tuple(_parts(blend.rows.role_BQ, blend.rows.branch_BQ)),
+    )
+
+
+def _parts(role_BQ: Ints, branch_BQ: Ints) -> Iterator[tuple[int, int]]:
+    is_cached_BQ = np.isin(role_BQ, (Role.PROTECTED, Role.REUSED))
+    for branch in np.unique(branch_BQ[is_cached_BQ]):
+        own_BQ = branch_BQ == branch
+        cached = int((own_BQ & is_cached_BQ).sum())
+        yield cached, int(own_BQ.sum()) - cached
+
+
+@dataclass(slots=True)
+class Reused:
+    """Positions of an owner's rows that came from cached chunks, and which were recomputed."""
+
+    cached: set[int] = field(default_factory=set)
+    picked: set[int] = field(default_factory=set)
+
+
+def picked_rows(report: BlendReport | None) -> Tensor | None:
+    """int64, the flat indices of the rows that the first check layer went on with, if any did."""
+    return None if report is None else next(iter(report.picked.values()), None)
+
+
+def marks_(
+    reused: dict[int, Reused],
+    spans: Sequence[Span],
+    placed: Placed,
+    blend: Blend,
+    picked_P: npt.NDArray[np.int64] | None,
+) -> None:
+    """Note for every owner which of its rows were cached and which of these recomputed.
+
+    Of several copies of a prefix the first one is told of.
+    """
+    is_cached_M = (blend.rows.role_BQ == Role.REUSED).reshape(-1)
+    is_picked_M = np.zeros_like(is_cached_M)
+    is_picked_M[[] if picked_P is None else picked_P] = True
+    for span, laid in zip(spans, placed.spans, strict=True):
+        first = span.position
+        cached, picked = (np.flatnonzero(m[laid.rows]) + first for m in (is_cached_M, is_picked_M))
+        if cached.size:
+            mark = reused.setdefault(span.owner, Reused())
+            mark.cached.update(cached.tolist())
+            mark.picked.update(picked.tolist())

@@ -1,0 +1,249 @@
+"""Requests and their branches: what is true of each one, on the host, between two forwards."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from torch import Tensor
+
+from ...ops.blend.blend import ChunkKV
+from ...ops.draft.gamma import GammaRecord, GammaState
+from ...ops.kv.align import AlignmentState, ContinuousDecodingState
+from ...ops.sampling.settings import SamplingRules
+from ..text.documents import Document
+from ..text.outline import Outline, Point
+from ..text.prompt_tokens import Chunk
+from .explained import Explained
+
+
+class Stage(StrEnum):
+    """Where a branch or a request stands."""
+
+    WAITING = "waiting"
+    OUTLINE = "outline"  # a request whose root branch is writing
+    RUNNING = "running"
+    DONE = "done"
+
+
+class Finish(StrEnum):
+    """Why a branch ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    REFUSED = "refused"
+    CANCELLED = "cancelled"
+
+
+class Matcher(Protocol):
+    """A grammar's state in one root branch; `states.grammar` has the real one."""
+
+    def is_legal(self, token: int) -> bool: ...
+    def advance(self, token: int) -> None: ...
+    def rollback(self, count: int) -> None: ...
+    def forced(self) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """What a finished part leaves for the fold of all parts.
+
+    ids: the token of each row. prompt: how many rows are of the part's prompt, the others are of
+    its answer. lead: how many rows stood right behind the prefix, with nothing left out.
+    """
+
+    ids: tuple[int, ...]
+    prompt: int
+    lead: int
+    rows: ChunkKV
+
+
+@dataclass(eq=False, slots=True)
+class Branch:
+    """One independently decoded continuation; the root branch (index -1) writes the outline.
+
+    Attributes:
+        index: BIM number inside the request.
+        owner: id of its rows in every pool.
+        prompt: own token ids behind the shared prefix.
+        start: position of its first row; `length` the position of its next row.
+        tokens: its answer so far, the pending root token included, stop tokens not.
+        kept: how many of `tokens` have rows in the target's pool.
+        feature: [F] the target's feature of its last committed row.
+        accepted: drafted tokens accepted in each of its rounds; emitted: tokens appended.
+        gamma: what a draft-length policy remembers of its rounds.
+        score: of the hypothesis that a beam search chose.
+        chunks: of documents, in `prompt`. documents: those that its prompt is to hold.
+        combines: whether it writes one answer behind the folded parts. features: [R, F] of its
+            rows, forward by forward, and `part`: its rows, if it is a part that will be folded.
+    """
+
+    request: "Request"
+    index: int
+    owner: int
+    budget: int
+    point: Point | None = None
+    prompt: list[int] = field(default_factory=list)
+    stage: Stage = Stage.WAITING
+    start: int = 0
+    length: int = 0
+    tokens: list[int] = field(default_factory=list)
+    kept: int = 0
+    finish: Finish | None = None
+    note: str = ""
+    matcher: Matcher | None = None
+    feature: Tensor | None = None
+    accepted: list[int] = field(default_factory=list)
+    emitted: list[int] = field(default_factory=list)
+    gamma: GammaState | None = None
+    score: float | None = None
+    chunks: tuple[Chunk, ...] = ()
+    documents: tuple[Document, ...] = ()
+    combines: bool = False
+    features: list[Tensor] = field(default_factory=list)
+    part: Kept | None = None
+
+    @property
+    def is_root(self) -> bool:
+        return self.index < 0
+
+    @property
+    def size(self) -> int:
+        """Tokens of its whole context, its own included."""
+        return len(self.request.context) + len(self.prompt) + len(self.tokens)
+
+    def context(self, first: int = 0) -> list[int]:
+        """The token ids that it was decoded behind, and its own, from number `first` on."""
+        found: list[int] = []
+        for part in (self.request.context, self.prompt, self.tokens):
+            found += part[max(first, 0) :]
+            first -= len(part)
+        return found
+
+    @property
+    def pending(self) -> list[int]:
+        """Tokens of the answer that have no row yet."""
+        return self.tokens[self.kept :]
+
+    @property
+    def name(self) -> str:
+        what = "combined" if self.combines else self.index + 1
+        return f"{self.request.key}/{'outline' if self.is_root else what}"
+
+    @property
+    def title(self) -> str:
+        """What it writes, in a few words."""
+        if self.point is not None:
+            return self.point.title
+        return "outline" if self.is_root else "combined" if self.combines else "answer"
+
+    def leave_parts_(self) -> None:
+        """Let go of what was kept for the fold."""
+        self.part, self.features = None, []
+        if self.combines:
+            self.chunks = ()
+
+    def end(self, finish: Finish, note: str = "") -> None:
+        self.stage, self.finish, self.note = Stage.DONE, finish, note
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One prompt with its settings.
+
+    Attributes:
+        key: stable name (given id or line number); `seed` keys its coins, never arrival order.
+        prefix: token ids that all branches share at admission; `tail` the root branch's prompt.
+        prefix_length: rows of the shared prefix in the pool; `context` their token ids,
+            `prefix_feature` [F] of the last one.
+        sampling: how its tokens are drawn.
+        given: outline ids of `--outline FILE`, prefilled instead of being written.
+        beams: hypotheses that a search may hold for a branch, each with rows of its own.
+        prefix_chunks, tail_chunks, hoist_chunks: of documents, in the ids of these names.
+        documents: those that its branches are searched for.
+    """
+
+    key: str
+    seed: int
+    question: str
+    prefix: list[int]
+    tail: list[int]
+    stop_ids: frozenset[int]
+    budget: int
+    outline_budget: int
+    sampling: SamplingRules = field(default_factory=SamplingRules)
+    prefix_owner: int = 0
+    root: Branch | None = None
+    branches: list[Branch] = field(default_factory=list)
+    stage: Stage = Stage.WAITING
+    prefix_length: int = 0
+    context: list[int] = field(default_factory=list)
+    prefix_feature: Tensor | None = None
+    hoist: list[int] = field(default_factory=list)
+    outline: Outline | None = None
+    given: Outline | None = None
+    given_ids: list[int] = field(default_factory=list)
+    new_matcher: Callable[[], Matcher] | None = None
+    cancelled: bool = False
+    beams: int = 1
+    prefix_chunks: tuple[Chunk, ...] = ()
+    tail_chunks: tuple[Chunk, ...] = ()
+    hoist_chunks: tuple[Chunk, ...] = ()
+    documents: tuple[Document, ...] = ()
+
+    def all_branches(self) -> Iterator[Branch]:
+        if self.root is not None:
+            yield self.root
+        yield from self.branches
+
+    @property
+    def finished(self) -> bool:
+        return self.stage is Stage.DONE
+
+
+@dataclass(frozen=True, slots=True)
+class Blended:
+    """What a forward with cached rows did, in host ints; see `ops.blend.BlendReport`.
+
+    plan: one status per layer. live: rows that each layer wrote anew. picked: rows that each check
+    layer went on with, the suffix not counted. reused, protected, suffix: rows of each kind.
+    parts: cached and computed rows of every prompt, or part of one, that had cached rows.
+    """
+
+    plan: tuple[int, ...]
+    live: tuple[int, ...]
+    picked: tuple[int, ...]
+    reused: int
+    protected: int
+    suffix: int
+    parts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSummary:
+    """What one forward committed: shown in the trace, counted in the metrics.
+
+    branches: names; committed: tokens appended to each; accepted: drafts accepted by each (-1 for
+    a branch that was only prefilled); drafted: tree nodes offered; target_length and draft_length:
+    slots in use afterwards; rows: query rows of the forward, `padding` of them stand for nothing;
+    alignment: how they were padded, None under ``bim``; gamma: how a draft-length policy decided
+    for each branch that was drafted for; explained: each draft's figures, if somebody asked;
+    blend: what was reused, None if nothing was.
+    """
+
+    branches: tuple[str, ...]
+    committed: tuple[int, ...]
+    accepted: tuple[int, ...]
+    drafted: int
+    target_length: int
+    draft_length: int
+    rows: int
+    padding: int = 0
+    alignment: AlignmentState | ContinuousDecodingState | None = None
+    gamma: tuple[GammaRecord, ...] = ()
+    explained: tuple[Explained, ...] = ()
+    blend: Blended | None = None
+
+
+def running(branches: Sequence[Branch]) -> list[Branch]:
+    return [b for b in branches if b.stage is Stage.RUNNING]

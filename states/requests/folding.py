@@ -1,0 +1,134 @@
+"""The finished parts of an answer folded into one context, behind which they are combined.
+
+What a part has in the pool stands at positions of its own, and none of it has seen another part.
+When the part ends, its rows are copied out with their keys turned back; in the fold they are cached
+chunks like any other. The first part is an exact continuation of the prefix.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ...ops.blend.blend import ChunkKV
+from ...ops.kv.pool import Ints, KVCache
+from ..text.prompt_tokens import Chunk, Written
+from ..text.prompts import PromptBook
+from .branch import Branch, Finish, Kept, Request
+
+BeforeRope = Callable[[Tensor, Tensor], Tensor]  # keys [L, R, g, d] and positions [R]
+FINISHED = (Finish.STOP, Finish.LENGTH)
+NEW = -1  # a row of the fold that no part has
+
+
+class Folding:
+    """How the parts of a run's requests are combined.
+
+    Args:
+        before_rope: turns keys back; None computes every row of the fold.
+    """
+
+    def __init__(self, prompts: PromptBook, before_rope: BeforeRope | None = None) -> None:
+        self.prompts, self.before_rope = prompts, before_rope
+
+    def keeps(self, branch: Branch) -> bool:
+        """Whether rows of this branch will be wanted when it has ended."""
+        return self.before_rope is not None and branch.point is not None
+
+    def keep_(self, branch: Branch, kv: KVCache, slots: Ints) -> None:
+        """Copy out what the fold will have of a part that has ended.
+
+        Documents and quoted parts in its prompt are left out, as they are from the fold.
+
+        Args:
+            slots: the branch's own, by position.
+        """
+        if not self.keeps(branch) or branch.finish not in FINISHED:
+            return
+        assert self.before_rope is not None
+        size = len(branch.prompt)
+        # Whether the last token has a row is a matter of how it was drafted: it is computed anew.
+        said = max(min(branch.kept, len(branch.tokens) - 1), 0)
+        head, tail = matched(self._own(branch), branch.prompt)
+        index = [*range(head), *range(size - tail, size + said)]
+        data = kv.take_out(slots[index], "fold")
+        where_R = torch.tensor(index, device=data.device)
+        keys_LRgd = data[:, 0].transpose(1, 2)
+        rows = ChunkKV(
+            self.before_rope(keys_LRgd, branch.start + where_R),
+            data[:, 1].transpose(1, 2),
+            torch.cat(branch.features)[where_R] if branch.features else None,
+        )
+        ids = [*branch.prompt, *branch.tokens]
+        lead = len(index) if head + tail == size else head
+        branch.part = Kept(tuple(ids[i] for i in index), len(index) - said, lead, rows)
+        branch.features = []
+
+    def written(self, request: Request) -> Written | None:
+        """What follows the prefix: the parts in reading order, and what asks for one answer.
+
+        None if there are fewer than two parts: one alone is the answer already.
+        """
+        parts = [b for b in request.branches if b.point is not None and b.finish in FINISHED]
+        if len(parts) < 2 or request.outline is None:
+            return None
+        written = self._part(parts[0], self._own(parts[0]), is_first=True)
+        for branch in parts[1:]:
+            assert branch.point is not None
+            before, own = self.prompts.next_part(branch.point, request.outline)
+            written += Written(tuple(before)) + self._part(branch, own, is_first=False)
+        return written + self.prompts.combine()
+
+    def _own(self, branch: Branch) -> list[int]:
+        """A part's own prompt without documents and quotes."""
+        assert branch.point is not None and branch.request.outline is not None
+        return self.prompts.branch(branch.point, branch.request.outline, ())[1]
+
+    def _part(self, branch: Branch, own: Sequence[int], *, is_first: bool) -> Written:
+        """A part's prompt and answer; chunks are the rows that it has of them."""
+        ids, kept = (*own, *branch.tokens), branch.part
+        if kept is None:
+            return Written(ids)
+        head, tail = matched(own, kept.ids[: kept.prompt])
+        source = [*range(head), *[NEW] * (len(own) - head - tail)]
+        source += [*range(kept.prompt - tail, len(kept.ids))]
+        name = f"part {branch.index + 1}"
+        chunks = []
+        for at, first, count in runs(source, kept.lead):
+            is_exact = is_first and at == first == 0 < kept.lead
+            rows = part_of(kept.rows, first, first + count)
+            chunks.append(Chunk(at, ids[at : at + count], name, rows, is_exact))
+        return Written(ids, tuple(chunks))
+
+
+def matched(wanted: Sequence[int], there: Sequence[int]) -> tuple[int, int]:
+    """How many ids two texts begin with together, and how many behind those they end with."""
+    most = min(len(wanted), len(there))
+    head = next((i for i in range(most) if wanted[i] != there[i]), most)
+    most -= head
+    tail = next((i for i in range(most) if wanted[-1 - i] != there[-1 - i]), most)
+    return head, tail
+
+
+def runs(source: Sequence[int], cut: int) -> Iterator[tuple[int, int, int]]:
+    """Where `source` counts up by one: index, value and length of each run. NEW is in none, and a
+    run ends where the value `cut` begins."""
+    starts = [i for i, value in enumerate(source) if not i or _breaks(source[i - 1], value, cut)]
+    for at, end in pairwise([*starts, len(source)]):
+        if source[at] != NEW:
+            yield at, source[at], end - at
+
+
+def _breaks(before: int, value: int, cut: int) -> bool:
+    if NEW in (before, value):
+        return before != value
+    return value != before + 1 or value == cut
+
+
+def part_of(rows: ChunkKV, first: int, last: int) -> ChunkKV:
+    """Some of its rows: views."""
+    features_RF = None if rows.features_RF is None else rows.features_RF[first:last]
+    keys_LRgd, values_LRgd = rows.keys_LRgd[:, first:last], rows.values_LRgd[:, first:last]
+    return replace(rows, keys_LRgd=keys_LRgd, values_LRgd=values_LRgd, features_RF=features_RF)

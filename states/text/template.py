@@ -1,0 +1,197 @@
+"""Prompt templates: data in YAML, checked with the place of every mistake."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from string import Formatter
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from ..graph.schema import check_mapping, problem
+from ..graph.source import GraphError, Problem, Source, decode, hint
+from ..graph.spec import Spec
+
+FOLDER = Path(__file__).parents[2] / "graphs" / "templates"
+SHIPPED = ("embedded", "instruct")
+MAX_BYTES = 100_000
+
+Text = Annotated[str, Field(max_length=20_000)]
+Where = tuple[str, ...]
+
+# Slots that differ between the branches of a request; what stands before them is shared.
+OF_A_BRANCH = frozenset({"id", "title", "length", "deps"})
+# For each text: the slots it must have, and those it may have. Each at most once.
+SLOTS: tuple[tuple[Where, frozenset[str], frozenset[str]], ...] = (
+    (("plain",), frozenset({"question"}), frozenset()),
+    (("skeleton",), frozenset({"question"}), frozenset({"max_branches", "tools"})),
+    (("outline", "branch"), frozenset({"id", "deps"}), frozenset({"title", "length", "plan"})),
+    (("outline", "direct"), frozenset(), frozenset()),
+    (
+        ("prompt", "branch"),
+        frozenset({"question", "id", "deps"}),
+        frozenset({"title", "length", "plan"}),
+    ),
+    (("prompt", "direct"), frozenset({"question"}), frozenset()),
+    (("dependency",), frozenset({"text"}), frozenset({"id"})),
+    (("combine",), frozenset(), frozenset()),
+    (("plan_line",), frozenset({"title"}), frozenset({"id"})),
+    (("document",), frozenset({"text"}), frozenset({"title"})),
+    (("document_gap",), frozenset(), frozenset()),
+    (("turns", "system"), frozenset({"text"}), frozenset()),
+    (("turns", "user"), frozenset({"text"}), frozenset()),
+    (("turns", "assistant"), frozenset({"text"}), frozenset()),
+    (("turns", "generation"), frozenset(), frozenset()),
+)
+
+
+class TemplateError(GraphError):
+    """A template that cannot be used; `problems` as in a graph."""
+
+
+class Pair(Spec):
+    """What follows for one part of an outline, and what follows when there is no outline."""
+
+    branch: Text
+    direct: Text
+
+
+class Turns(Spec):
+    """How a conversation is written for a model that brings no chat template."""
+
+    system: Text = "{text}\n\n"
+    user: Text
+    assistant: Text
+    generation: Text
+
+
+class Template(Spec):
+    """The texts of a run's prompts; slots in braces are filled in, `{{` is a brace.
+
+    plain, skeleton, prompt.branch and prompt.direct are user turns that begin a conversation;
+    outline.branch and outline.direct are the user turns after the outline. `combine` is the user
+    turn after the finished parts, each with its own `outline.branch` before it. `system` stands
+    before all but `plain`. `document_gap` stands between a document and what comes before or after
+    it.
+    """
+
+    version: Literal[1]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    doc: str = ""
+    chat: Annotated[bool, Field(strict=True)] = True
+    system: Text = ""
+    plain: Text
+    skeleton: Text
+    outline: Pair
+    prompt: Pair
+    dependency: Text
+    plan_line: Text
+    combine: Text = "Combine the parts."
+    document: Text = "Document: {text}"
+    document_gap: Text = "\n"
+    turns: Turns | None = None
+
+    def text(self, where: Where) -> str | None:
+        """The text at a place of SLOTS, None if it is not given."""
+        value: Any = self
+        for part in where:
+            value = None if value is None else getattr(value, part)
+        return value if isinstance(value, str) else None
+
+
+Piece = tuple[str, bool]  # a literal text, or (True) the name of a slot
+
+
+def pieces(text: str) -> list[Piece]:
+    """Cut a template's text at its slots; ValueError if its braces do not match."""
+    found: list[Piece] = []
+    for literal, slot, spec, conversion in Formatter().parse(text):
+        if literal and found and not found[-1][1]:  # a brace cuts a literal in two
+            found[-1] = (found[-1][0] + literal, False)
+        elif literal:
+            found.append((literal, False))
+        if slot is not None:
+            if spec or conversion or not slot.isidentifier():
+                raise ValueError(f"{{{slot}...}} is no slot; a slot is a name in braces")
+            found.append((slot, True))
+    return found
+
+
+def load_template(name: str | Path) -> Template:
+    """Read a shipped template by its name, or a template file by its path.
+
+    Raises:
+        TemplateError: no such file, or a file that is no template, with every problem's place.
+    """
+    path = FOLDER / f"{name}.yaml" if str(name) in SHIPPED else Path(name)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        known = f"there are {', '.join(SHIPPED)}, or give the path of a file"
+        message = f"no template {str(name)!r} ({error.strerror}){hint(str(name), SHIPPED)}; {known}"
+        raise TemplateError([Problem(str(name), 0, 0, "template", message)]) from None
+    if len(data) > MAX_BYTES:
+        raise TemplateError([Problem(str(path), 1, 1, "template", f"more than {MAX_BYTES} bytes")])
+    try:
+        return _template(Source(decode(data, str(path)), str(path)))
+    except GraphError as error:
+        raise TemplateError(map(_renamed, error.problems)) from None
+
+
+def _renamed(found: Problem) -> Problem:
+    return replace(found, where="template") if found.where == "graph" else found
+
+
+def _template(source: Source) -> Template:
+    check_mapping(source, "template")
+    try:
+        template = Template.model_validate(source.data)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        raise GraphError([problem(source, e, _model_at) for e in errors]) from None
+    for check in (_wrong_slots, _wrong_chat):
+        if problems := list(check(template, source)):
+            raise GraphError(problems)
+    return template
+
+
+def _model_at(loc: tuple[str | int, ...], _: Any) -> type[BaseModel] | None:
+    models: dict[Any, type[BaseModel]] = {"outline": Pair, "prompt": Pair, "turns": Turns}
+    return models.get(loc[0]) if loc else Template
+
+
+def _wrong_slots(template: Template, source: Source) -> Iterator[Problem]:
+    for where, needed, allowed in SLOTS:
+        text = template.text(where)
+        if text is None:
+            continue
+        try:
+            slots = [name for name, is_slot in pieces(text) if is_slot]
+        except ValueError as error:
+            yield source.problem(where, str(error).lower())
+            continue
+        for slot in sorted(set(slots)):
+            if slot not in needed | allowed:
+                known = needed | allowed
+                yield source.problem(where, f"no slot {{{slot}}} here{hint(slot, known)}")
+            if slots.count(slot) > 1:
+                yield source.problem(where, f"the slot {{{slot}}} stands here twice")
+        for slot in sorted(needed - set(slots)):
+            yield source.problem(where, f"the slot {{{slot}}} is missing")
+
+
+def _wrong_chat(template: Template, source: Source) -> Iterator[Problem]:
+    """What needs more than one text to be seen."""
+    if not template.chat and template.turns is None:
+        yield source.problem(("chat",), "without a chat format, 'turns' must say how turns look")
+    for where in ("branch", "direct"):
+        if _opening(getattr(template.prompt, where)) != _opening(template.skeleton):
+            message = "what stands before {question} differs from 'skeleton', so nothing is shared"
+            yield source.problem(("prompt", where), message)
+
+
+def _opening(text: str) -> list[Piece]:
+    """What stands before the question."""
+    found = pieces(text)
+    return found[: found.index(("question", True))]

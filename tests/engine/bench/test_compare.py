@@ -1,0 +1,435 @@
+"""`specsot compare`: equal tokens are proven equal, planted differences are found and placed."""
+
+import json
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from io import BytesIO, StringIO, TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.support import contexts as contexts_by_hand
+
+from specsot.engine.bench import equal as compare_equal
+from specsot.engine.bench import sides as compare_sides
+from specsot.engine.bench.command import (
+    compare_command,
+    compare_jobs,
+    prepare_all,
+    ten_prompts,
+)
+from specsot.engine.bench.cost import total
+from specsot.engine.bench.equal import CUT, END, Result, Verdict, counts, pairs_of
+from specsot.engine.bench.report import Comparison, document, judge
+from specsot.engine.bench.sides import Side
+from specsot.engine.bench.table import WIDTH, render
+from specsot.engine.errors import Code
+from specsot.engine.prepare.files import open_graph
+from specsot.engine.prepare.inputs import Prompt, Prompts, read_file
+from specsot.engine.prepare.job import prepare
+from specsot.engine.prepare.options import RunOptions
+from specsot.engine.prepare.repeat import run_document, to_yaml
+from specsot.engine.run.api import tie
+from specsot.engine.run.contexts import contexts, next_logits
+from specsot.engine.run.runner import Status
+from specsot.states.machine import Run
+from specsot.states.requests.branch import Branch, Finish
+
+GRAPHS = ("bim_plain", "bim_eagle", "autoregressive", "eagle")
+PROMPTS = Prompts(
+    (
+        Prompt("plan [1]", "Make a plan for a weekend camping trip."),
+        Prompt("bees", "How do honey bees make honey?"),
+    )
+)
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def found() -> Comparison:
+    """All graphs on the embedded models, a plan and a short answer, few tokens per branch."""
+    jobs = prepare_all(GRAPHS, RunOptions(threads=1, max_new_tokens=6), PROMPTS)
+    return compare_jobs(jobs)
+
+
+def again(found: Comparison) -> Comparison:
+    """The same answers judged once more, as they are now."""
+    return judge(Status.OK, found.sides, found.asked)
+
+
+def branch_of(found: Comparison, prompt: int, side: int, index: int) -> Branch:
+    request = found.asked[prompt].ran[side].request
+    branch = request.root if index < 0 else request.branches[index]
+    assert branch is not None
+    return branch
+
+
+def verdict_of(found: Comparison, prompt: int, pair: tuple[str, str], branch: str) -> Verdict:
+    """What became of one branch on two sides, given by their letters."""
+    (held,) = [
+        h
+        for h in found.held
+        if h.asked is found.asked[prompt] and (h.pair.reference.letter, h.pair.other.letter) == pair
+    ]
+    return next(v for v in held.verdicts if v.branch == branch)
+
+
+# -- equal --------------------------------------------------------------------------------------
+
+
+def test_graphs_that_promise_the_same_tokens_give_them(found: Comparison) -> None:
+    assert found.code == Code.OK and not found.differences and not found.problems
+    compared = [(p.reference.name, p.other.name) for p in found.pairs if not p.why_not]
+    assert compared == [("bim_plain", "bim_eagle"), ("autoregressive", "eagle")]
+    for pair in found.pairs:
+        if not pair.why_not:
+            number = counts(found.of(pair))
+            assert number["equal"] == number["branches"] > 0 and number["equal_tokens"] > 0
+    assert {v.branch for v in found.of(found.pairs[0])} >= {"outline", "1", "2", "3"}
+
+
+def test_graphs_of_different_contexts_are_named_and_not_compared(found: Comparison) -> None:
+    (left,) = [pair for pair in found.pairs if pair.why_not]
+    assert (left.reference.name, left.other.name) == ("bim_plain", "autoregressive")
+    assert left.why_not.startswith("C has no skeleton")
+
+
+def test_models_are_loaded_once(found: Comparison) -> None:
+    one, two, three, four = [side.session.models for side in found.sides]
+    assert one is three and two is four
+    assert one.target is two.target and one.drafter is None and two.drafter is not None
+
+
+def test_contexts_are_those_that_the_lossless_tests_put_together(found: Comparison) -> None:
+    for asked in found.asked:
+        for side, ran in zip(found.sides, asked.ran, strict=True):
+            book = side.session.prompts
+            plain = side.job.program.graph.skeleton is None
+            assert list(contexts(ran.request, book)) == contexts_by_hand(ran.request, book, plain)
+
+
+def test_the_target_by_itself_says_the_next_token(found: Comparison) -> None:
+    side, request = found.sides[1], found.asked[0].ran[1].request
+    for branch, context in contexts(request, side.session.prompts):
+        if branch.matcher is None:
+            known = [*context, *branch.tokens[:4]]
+            assert int(next_logits(side.session.models, known).argmax()) == branch.tokens[4]
+
+
+# -- figures ------------------------------------------------------------------------------------
+
+
+def test_totals_are_sums_and_peaks_the_largest(found: Comparison) -> None:
+    costs = found.costs(found.sides[1])
+    whole = total(costs)
+    assert whole.tokens == sum(c.tokens for c in costs) > 0
+    assert whole.tau_step == pytest.approx(
+        sum(c.committed for c in costs) / sum(c.branch_rounds for c in costs)
+    )
+    assert whole.target.peak_bytes == max(c.target.peak_bytes for c in costs)
+    assert whole.milliseconds["verify"] == pytest.approx(
+        sum(c.milliseconds["verify"] for c in costs)
+    )
+    assert whole.drafter is not None and total(found.costs(found.sides[0])).drafter is None
+
+
+def test_figures_of_a_prompt_are_those_of_a_run_of_its_own(found: Comparison) -> None:
+    cost, request = found.asked[1].ran[3].cost, found.asked[1].ran[3].request
+    assert cost.tokens == sum(len(branch.tokens) for branch in request.all_branches())
+    assert cost.visits["prefill"] == 1 and cost.target_forwards == cost.visits["verify"] + 1
+    assert cost.tau_step > 1 and cost.padding_waste == cost.padding / cost.rows
+
+
+def test_padding_is_the_share_of_query_rows(found: Comparison) -> None:
+    cost = replace(found.asked[0].ran[0].cost, rows=200, padding=50)
+    assert cost.document()["padding_waste"] == 0.25
+    assert total([cost, replace(cost, padding=0)]).padding_waste == 0.125
+
+
+def test_the_document_has_every_figure_per_prompt_and_in_total(found: Comparison) -> None:
+    made = json.loads(json.dumps(document(found)))
+    assert made["schema_version"] == 1 and made["status"] == "ok" and made["exit_code"] == 0
+    assert made["graphs"]["B"]["drafter"] == "eagle3" and made["graphs"]["B"]["layout"] == "bim"
+    assert [p["id"] for p in made["prompts"]] == ["plan [1]", "bees"]
+    assert list(made["total"]) == list("ABCD") == list(made["prompts"][0]["graphs"])
+    for figures in (made["total"]["B"], made["prompts"][0]["graphs"]["B"]):
+        assert {"tau_step", "target_forwards", "tokens", "seconds", "padding_waste"} <= set(figures)
+        assert figures["kv"]["target"]["peak_bytes"] > 0
+        assert isinstance(figures["kv"]["drafter"]["moved_bytes"], dict)
+        assert figures["states"]["verify"]["milliseconds_per_visit"] > 0
+    first = made["equality"][0]
+    assert first["reference"] == "A" and first["graph"] == "B" and first["promised"]
+    assert first["different"] == first["tie"] == 0
+    assert {"compared": False, "reference": "A", "graph": "C"}.items() <= made["equality"][
+        1
+    ].items()
+
+
+def test_the_table_fits_into_100_columns(found: Comparison) -> None:
+    lines = render(found, StringIO(), {}).split("\n")
+    assert max(map(len, lines)) <= WIDTH
+    text = "\n".join(lines)
+    assert "B and A: " in text and "branches equal" in text and "C has no skeleton" in text
+    assert "plan [1]. Make a ..." in text and "continuous" in text
+    assert "\x1b" not in text
+
+
+def test_the_table_is_plain_where_the_encoding_is(found: Comparison) -> None:
+    assert render(found, TextIOWrapper(BytesIO(), "ascii"), {}).isascii()
+
+
+# -- planted differences ------------------------------------------------------------------------
+
+
+def test_a_planted_difference_is_found_at_its_place(
+    found: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    branch = branch_of(found, 0, 1, 1)
+    own = list(branch.tokens)
+    monkeypatch.setattr(branch, "tokens", [*own[:3], own[3] + 1, *own[4:]])
+    judged = again(found)
+    assert judged.code == Code.UNEQUAL and judged.failures == 1
+    verdict = verdict_of(judged, 0, ("A", "B"), "2")
+    assert verdict.result is Result.DIFFERENT and verdict.difference is not None
+    there = verdict.difference
+    assert (there.position, there.reference, there.other) == (3, own[3], own[3] + 1)
+    assert there.margin is not None and there.margin > compare_equal.TIE
+    assert there.before.endswith(found.sides[0].session.prompts.decode(own[:3]))
+    text = render(judged, StringIO(), {})
+    assert "B and A, prompt plan [1], branch 2: DIFFERENT at token 4" in text
+    assert "!" in text and "1 DIFFERENT" in text and "margin" in text
+    made = document(judged)["prompts"][0]["equality"][0]["branches"][2]["difference"]
+    assert made["position"] == 3 and made["graph"]["id"] == own[3] + 1
+
+
+def test_branches_behind_another_outline_are_not_blamed(
+    found: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = branch_of(found, 0, 1, -1)
+    monkeypatch.setattr(root, "tokens", [*root.tokens[:5], 17, *root.tokens[6:]])
+    judged = again(found)
+    assert judged.failures == 1 and judged.code == Code.UNEQUAL
+    number = counts(judged.of(judged.pairs[0]))
+    assert number["different"] == 1 and number["follows"] >= 3
+    assert verdict_of(judged, 0, ("A", "B"), "1").result is Result.FOLLOWS
+
+
+def test_a_near_tie_is_counted_and_no_failure(
+    found: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    branch = branch_of(found, 0, 3, 0)
+    monkeypatch.setattr(branch, "tokens", [branch.tokens[0] + 1, *branch.tokens[1:]])
+    monkeypatch.setattr(compare_equal, "TIE", 1e9)
+    judged = again(found)
+    assert judged.code == Code.OK and len(judged.differences) == 1
+    assert counts(judged.of(judged.pairs[2]))["tie"] == 1
+    assert "1 by a numeric tie" in render(judged, StringIO(), {})
+
+
+def test_an_answer_that_stops_early_differs_at_its_end(
+    found: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    branch = branch_of(found, 0, 3, 0)
+    monkeypatch.setattr(branch, "tokens", branch.tokens[:4])
+    monkeypatch.setattr(branch, "finish", Finish.STOP)
+    stopped = verdict_of(again(found), 0, ("C", "D"), "1").difference
+    assert stopped is not None and (stopped.position, stopped.other) == (4, END)
+    assert stopped.margin is not None
+    monkeypatch.setattr(branch, "finish", Finish.LENGTH)
+    cut = verdict_of(again(found), 0, ("C", "D"), "1").difference
+    assert cut is not None and cut.other == CUT and cut.margin is None
+    assert "budget was used up" in render(again(found), StringIO(), {})
+
+
+def test_other_prompts_behind_equal_outlines_are_a_difference(
+    found: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = found.asked[0].ran[3].request
+    monkeypatch.setattr(request, "prefix", [5, *request.prefix])
+    judged = again(found)
+    assert judged.code == Code.UNEQUAL
+    assert "another prompt" in render(judged, StringIO(), {})
+
+
+def test_an_unfinished_branch_is_not_compared(
+    found: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    branch = branch_of(found, 0, 1, 1)
+    monkeypatch.setattr(branch, "tokens", branch.tokens[:2])
+    monkeypatch.setattr(branch, "finish", Finish.CANCELLED)
+    judged = again(found)
+    assert verdict_of(judged, 0, ("A", "B"), "2").result is Result.UNFINISHED
+    assert judged.code == Code.OK
+
+
+# -- what is promised ---------------------------------------------------------------------------
+
+
+def changed(side: Side, tmp_path: Path, old: str, new: str) -> Side:
+    """The same side with its shipped graph changed in one place."""
+    text = (ROOT / "graphs" / f"{side.name}.yaml").read_text()
+    assert old in text
+    (tmp_path / "own.yaml").write_text(text.replace(old, new))
+    job = prepare(RunOptions(graph=str(tmp_path / "own.yaml")), prompts=PROMPTS)
+    return Side("Z", job, tie(job, side.session.models), side.target)
+
+
+@pytest.mark.parametrize(
+    "old, new, says",
+    [
+        ("share: outline", "share: prompt", "skeleton.share: outline and prompt"),
+        ("max_tokens: 200", "max_tokens: 90", "skeleton.max_tokens: 200 and 90"),
+        ("max_new_tokens: 256", "max_new_tokens: 7", "budget: 6 and 7"),
+    ],
+)
+def test_other_settings_promise_nothing(
+    found: Comparison, tmp_path: Path, old: str, new: str, says: str
+) -> None:
+    other = changed(found.sides[0], tmp_path, old, new)
+    (pair,) = pairs_of([found.sides[0], other])
+    assert says in pair.why_not and not pair.promised
+
+
+def test_half_precision_is_compared_and_promises_nothing(found: Comparison) -> None:
+    def half(side: Side) -> Side:
+        config = side.job.config.model_copy(update={"dtype": "bfloat16"})
+        return replace(side, job=replace(side.job, config=config))
+
+    one, two, three = half(found.sides[0]), half(found.sides[1]), found.sides[0]
+    pairs = pairs_of([one, two, three])
+    assert not pairs[0].why_not and not pairs[0].promised
+    assert "dtype: bfloat16 and float32" in pairs[1].why_not
+
+
+# -- the command --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def options(
+    tiny: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RunOptions]:
+    """Random models and a given outline: quick, and nothing depends on what they were taught."""
+    monkeypatch.chdir(tmp_path)
+    Path("o.txt").write_text("PLAN\n1|60|-|-|First\n2|60|-|1|Second\nEND\n")
+    Path("q.txt").write_text("How do bees make honey?\nWhat is a lake?\n")
+    yield RunOptions(
+        prompts=Path("q.txt"),
+        model=str(tiny[0]),
+        drafter_model=str(tiny[1]),
+        outline=Path("o.txt"),
+        max_new_tokens=8,
+        threads=1,
+    )
+
+
+PAIR = ("graphs/bim_plain.yaml", "bim_eagle")
+
+
+def test_equal_graphs_end_with_0(options: RunOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare_command(PAIR, options) == Code.OK
+    out, err = capsys.readouterr()
+    assert "B and A: 4 of 4 branches equal" in out and "What is a lake?" in out
+    assert err == "" and not Path("runs").exists()
+
+
+def test_a_broken_promise_ends_with_5(
+    options: RunOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    perform = compare_sides.perform
+
+    def planted(session: Any, *args: Any, **more: Any) -> Any:
+        run, recorder, status = perform(session, *args, **more)
+        first = run.board["branches"].requests[0].branches[0]
+        if session.program.graph.name == "bim_eagle" and len(first.tokens) > 2:
+            first.tokens[2] += 1
+        return run, recorder, status
+
+    monkeypatch.setattr(compare_sides, "perform", planted)
+    assert compare_command(PAIR, replace(options, as_json=True)) == Code.UNEQUAL
+    out, err = capsys.readouterr()
+    made = json.loads(out)
+    assert made["exit_code"] == 5 and made["equality"][0]["different"] == 2
+    assert made["equality"][0]["follows"] == 2, "the second part quotes the first"
+    assert err == "specsot: 2 branches differ where equality is promised\n"
+
+
+@pytest.mark.parametrize(
+    "graphs, more, code, says",
+    [
+        (("bim_plain",), {}, Code.USAGE, "from 2 to 26 graphs, not 1"),
+        (("bim_plian", "bim_eagel"), {}, Code.GRAPH, "did you mean 'bim_eagle'?"),
+        (("bim_plian", "bim_eagel"), {}, Code.GRAPH, "did you mean 'bim_plain'?"),
+        (PAIR, {"sets": ("drafter.nods=3",)}, Code.GRAPH, "drafter.nods"),
+        (PAIR, {"prompts": Path("none.txt")}, Code.USAGE, "none.txt: cannot be read"),
+        (PAIR, {"outline": Path("none.txt")}, Code.USAGE, "none.txt"),
+        (("bim_plain", "eagle"), {}, Code.USAGE, "'eagle' has no skeleton"),
+        (PAIR, {"model": "no/such/model"}, Code.MODEL, "no/such/model"),
+        (PAIR, {"device": "abacus"}, Code.USAGE, "--device"),
+    ],
+)
+def test_wrong_inputs_have_the_codes_of_run(
+    options: RunOptions,
+    capsys: pytest.CaptureFixture[str],
+    graphs: tuple[str, ...],
+    more: dict[str, Any],
+    code: Code,
+    says: str,
+) -> None:
+    assert compare_command(graphs, replace(options, **more)) == code
+    out, err = capsys.readouterr()
+    assert says in err and not out
+
+
+def test_refused_answers_and_reached_limits_are_failures(
+    options: RunOptions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("q.jsonl").write_text('{"id": "big", "prompt": "Short?", "max_new_tokens": 1500}\n')
+    sets = ("layout.capacity=600",)
+    more = replace(options, prompts=Path("q.jsonl"), sets=sets)
+    assert compare_command(PAIR, more) == Code.FAILED
+    assert "A bim_plain: request big" in (err := capsys.readouterr().err) and "refused" in err
+    assert compare_command(PAIR, replace(options, sets=("limits.max_rounds=3",))) == Code.FAILED
+    out, err = capsys.readouterr()
+    assert "stopped after 3 rounds (limits.max_rounds)" in err and "not finished" in out
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_keeps_what_every_graph_has_answered(
+    options: RunOptions,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    times: int,
+) -> None:
+    advance = Run.advance
+
+    def interrupted(run: Run) -> None:
+        advance(run)
+        asked = {request.question for request in run.board["branches"].requests}
+        if asked == {"What is a lake?"} and run.steps == 4:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Run, "advance", interrupted)
+    assert compare_command(PAIR, options) == Code.INTERRUPTED
+    out, err = capsys.readouterr()
+    if times == 1:
+        assert "B and A: 2 of 2 branches equal" in out and "lake" not in out
+        assert "interrupted after 1 of 2 prompts" in err
+    else:
+        assert not out and "interrupted" in err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_run_file_is_a_graph_too(options: RunOptions, tmp_path: Path) -> None:
+    job = prepare(replace(options, graph="bim_plain", outline=None))
+    graph = open_graph("bim_plain").graph
+    made = run_document("bim_plain", graph, job.config, (Prompt("1", "Old?"),), None)
+    (tmp_path / "run.yaml").write_text(to_yaml(made))
+    again = prepare(RunOptions(graph="run.yaml"), prompts=PROMPTS)
+    assert again.prompts == PROMPTS.items and again.config.model == options.model
+
+
+def test_the_packaged_prompts_are_ten() -> None:
+    items = read_file(ten_prompts()).items
+    assert len({item.text for item in items}) == 10

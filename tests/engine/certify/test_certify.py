@@ -1,0 +1,369 @@
+"""`specsot certify`: good graphs pass, planted faults are caught by the check that is for them."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specsot.engine.certify import teacher as certify_teacher
+from specsot.engine.certify import workbench as certify_bench
+from specsot.engine.certify.command import _bench, _prepared, certify_command
+from specsot.engine.certify.filters import FILTERS, filter_gate
+from specsot.engine.certify.gates import GATES, Rig, gate_checks, memory_checks
+from specsot.engine.certify.greedy import GREEDY, answered, greedy_checks, repeated
+from specsot.engine.certify.rejection import rejection_checks
+from specsot.engine.certify.sampled import sampled_checks
+from specsot.engine.certify.teacher import Tally, Teacher
+from specsot.engine.certify.toys import Check
+from specsot.engine.certify.workbench import Bench, Extent
+from specsot.engine.errors import Code
+from specsot.engine.prepare.options import RunOptions
+from specsot.engine.run.contexts import contexts
+from specsot.engine.run.session import Session
+from specsot.models.load.checkpoint import model_hash
+from specsot.ops.sampling.settings import SamplingRules
+from specsot.ops.verify import rejection_rounds as judge
+from specsot.ops.verify import verify
+from specsot.ops.verify.rejection import Verdict
+from specsot.states.requests import manager
+from specsot.states.requests.branch import Branch, Finish
+from specsot.states.requests.draft_inputs import EaglePicked
+
+TINY = Extent(2, 8, 1, 1, 1, 6, 4, 4000, 400, False, 12)
+REJECTING = ("sampling.temperature=1.0", "sampling.accept=rejection")
+
+
+@pytest.fixture
+def options(tiny: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunOptions:
+    """Random models, a given outline and little of everything."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(certify_bench, "QUICK", TINY)
+    Path("o.txt").write_text("PLAN\n1|60|-|-|First\n2|60|-|1|Second\nEND\n")
+    Path("q.txt").write_text("How do bees make honey?\nWhat is a lake?\nWhy?\nHow?\n")
+    return RunOptions(
+        prompts=Path("q.txt"),
+        model=str(tiny[0]),
+        drafter_model=str(tiny[1]),
+        outline=Path("o.txt"),
+        threads=1,
+    )
+
+
+Make = Callable[..., Bench]
+
+
+@pytest.fixture
+def bench(options: RunOptions) -> Make:
+    def make(graph: str = "bim_eagle", *sets: str) -> Bench:
+        outline = options.outline if graph.startswith("b") and graph != "beam" else None
+        drafter = options.drafter_model if "eagle" in graph else None
+        own = replace(options, sets=sets, outline=outline, drafter_model=drafter)
+        return _bench(_prepared(graph, own), True, lambda text: None)
+
+    return make
+
+
+def failed(checks: Sequence[Check]) -> set[str]:
+    return {check.name for check in checks if not check.passed}
+
+
+# -- good graphs --------------------------------------------------------------------------------
+
+
+def test_a_good_graph_gets_its_certificate(
+    options: RunOptions, tiny: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("one", "two"):
+        assert certify_command(("bim_eagle",), options, quick=True, out=Path(folder)) == Code.OK
+    out, err = capsys.readouterr()
+    assert out == "" and "bim_eagle: lossless: all" in err
+    for name in ("bim_eagle.md", "bim_eagle.json"):
+        assert Path("one", name).read_bytes() == Path("two", name).read_bytes(), "no dates in it"
+    made = json.loads(Path("one/bim_eagle.json").read_text())
+    assert made["schema_version"] == 1 and made["passed"] and made["exit_code"] == 0
+    assert made["models"]["target"]["hash"] == model_hash(tiny[0])
+    assert made["models"]["drafter"]["hash"] == model_hash(tiny[1])
+    assert len(made["resolved"]["hash"]) == 64 and made["dtype"] == "float32"
+    assert [part["name"] for part in made["parts"]] == ["greedy", "sampled", "rejection", "gates"]
+    checks = {check["name"]: check for part in made["parts"] for check in part["checks"]}
+    assert all(check["passed"] for check in checks.values())
+    assert checks["greedy/teacher forcing"]["figures"]["tokens"] > 20
+    assert checks["gates/an end inside an accepted path"]["figures"]["inside"] > 0
+    assert checks["gates/top_k is applied"]["figures"]["outside_without"] > 0
+    assert checks["gates/top_p is applied"]["figures"]["outside_without"] > 0
+    assert checks["memory/the drafter's rows"]["figures"]["branches"] > 50
+    page = Path("one/bim_eagle.md").read_text()
+    assert "**Lossless: all" in page and made["resolved"]["hash"] in page
+    assert "FAILED" not in page and "--quick" in page
+
+
+@pytest.mark.parametrize("graph", ["beam", "autoregressive"])
+def test_graphs_without_a_drafter_are_certified_too(
+    graph: str, options: RunOptions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = replace(options, drafter_model=None, outline=None, as_json=True, dtype="float64")
+    assert certify_command((graph,), plain, quick=True) == Code.OK
+    (made,) = json.loads(capsys.readouterr().out)["certificates"]
+    assert made["passed"] and made["numeric_ties"] == 0 and "drafter" not in made["models"]
+    names = {part["name"]: part["not_applicable"] for part in made["parts"]}
+    assert ("beam" in names) == bool(names["rejection"]) == (graph == "beam")
+
+
+def test_batching_copies_what_it_shares_and_passes(bench: Make) -> None:
+    checks = {check.name: check for check in gate_checks(bench("batching_eagle"))}
+    assert not failed(list(checks.values()))
+    assert checks["memory/forks"].figures["bytes"] > 0
+
+
+# -- planted faults -----------------------------------------------------------------------------
+
+
+def test_a_graph_that_skips_the_adjustment_fails(
+    options: RunOptions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = (*REJECTING, "sampling.skip_sample_adjustment=true")
+    given = replace(options, sets=sets, outline=None, as_json=True)
+    assert certify_command(("eagle",), given, quick=True) == Code.UNEQUAL
+    out, err = capsys.readouterr()
+    (made,) = json.loads(out)["certificates"]
+    assert not made["passed"] and not made["resolved"]["lossless"] and made["exit_code"] == 5
+    wrong = {c["name"] for part in made["parts"] for c in part["checks"] if not c["passed"]}
+    assert {"rejection/adjusted", "rejection/whole runs"} < wrong
+    assert any(name.startswith("chi2/") for name in wrong)
+    assert "eagle: NOT lossless" in err and "rejection/adjusted FAILED" in err
+
+
+def test_a_bonus_that_is_not_drawn_from_the_residual_is_caught(
+    bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = judge.accept_tree
+
+    def unadjusted(p_STV: Tensor, *rest: Any) -> Verdict:
+        verdict, row_S = good(p_STV, *rest), torch.arange(len(p_STV))
+        last_S = (verdict.path_ST * torch.arange(p_STV.shape[1])).argmax(1)
+        weights_SV = p_STV[row_S, last_S]
+        u_S = rest[5][row_S, last_S]
+        bonus_S = judge.inverse_cdf(weights_SV, u_S)
+        return replace(verdict, bonus_S=bonus_S, weights_SV=weights_SV)
+
+    rejecting = bench("eagle", *REJECTING)
+    assert not failed(list(rejection_checks(rejecting)))
+    monkeypatch.setattr(judge, "accept_tree", unadjusted)
+    wrong = failed(list(rejection_checks(rejecting)))
+    assert "rejection/whole runs" in wrong and any(name.startswith("chi2/") for name in wrong)
+
+
+def test_the_same_fault_outside_of_the_rules_is_seen_in_whole_runs(
+    bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = verify.judge
+
+    def skipping(*given: Any, skip_sample_adjustment: bool) -> Verdict:
+        return good(*given, skip_sample_adjustment=True)
+
+    monkeypatch.setattr(verify, "judge", skipping)
+    checks = list(rejection_checks(bench("eagle", *REJECTING)))
+    assert failed(checks) == {"rejection/whole runs"}
+
+
+def test_an_end_missed_inside_an_accepted_path_is_caught(
+    bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the last token of a path is looked at."""
+    good = manager.take
+
+    def careless(branch: Branch, tokens: Sequence[int]) -> int:
+        stops, branch.request.stop_ids = branch.request.stop_ids, frozenset()
+        taken = good(branch, tokens[:-1])
+        branch.request.stop_ids = stops
+        return taken if branch.finish else taken + good(branch, tokens[-1:])
+
+    rig, gate = Rig(bench()), GATES["an end inside an accepted path"]
+    assert rig.free and not gate(rig)[2]
+    monkeypatch.setattr(manager, "take", careless)
+    _, figures, wrong = gate(rig)
+    assert wrong and "stop token" in wrong[0], figures
+
+
+@pytest.mark.parametrize("layout", ["bim", "batching"])
+def test_a_stale_drafter_row_is_caught(
+    layout: str, bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each accepted token's feature is the one of the token before it: worse drafts, same text."""
+    good = EaglePicked.path
+
+    def stale(self: EaglePicked, branch: Branch, rows: Any) -> None:
+        good(self, branch, rows)
+        last = self.segments[-1] if self.segments else None
+        if last is not None and last.owner == branch.owner and len(last.tokens) > 1:
+            assert last.features is not None
+            kept = torch.cat([last.features[:1], last.features[:-1]])
+            self.segments[-1] = replace(last, features=kept)
+
+    monkeypatch.setattr(EaglePicked, "path", stale)
+    rig = Rig(bench(f"{layout}_eagle"))
+    assert not GATES["nothing but the budget"](rig)[2], "the text is the same"
+    assert failed(list(memory_checks(rig.bench, rig.watch))) == {"memory/the drafter's rows"}
+
+
+def test_a_drafter_row_that_is_missing_is_caught(
+    bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = EaglePicked.path
+
+    def missing(self: EaglePicked, branch: Branch, rows: Any) -> None:
+        good(self, branch, rows)
+        last = self.segments[-1] if self.segments else None
+        if last is not None and last.owner == branch.owner:
+            self.segments[-1] = replace(last, position=last.position + 1)
+
+    monkeypatch.setattr(EaglePicked, "path", missing)
+    rig = Rig(bench())
+    GATES["budgets"](rig)
+    checks = {check.name: check for check in memory_checks(rig.bench, rig.watch)}
+    assert checks["memory/the drafter's rows"].figures["worst"] == float("inf")
+
+
+def test_a_wrong_token_of_a_drafted_run_is_seen_by_greedy_and_sampled_checks(
+    bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every path is taken to be accepted one node further than it is."""
+    good = verify._longest_path
+    monkeypatch.setattr(verify, "_longest_path", lambda agrees, *rest: good(agrees | True, *rest))
+    made = bench()
+    assert {"greedy/teacher forcing"} <= failed(list(greedy_checks(made)))
+    assert any(name.endswith("/twin") for name in failed(list(sampled_checks(made))))
+
+
+@pytest.mark.parametrize("name", ["top_k", "top_p"])
+def test_a_filter_that_is_not_applied_is_caught(
+    name: str, bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = bench()
+    monkeypatch.setattr(Session, "_sampling", lambda self: _without(self, name))
+    assert [one for one in FILTERS if filter_gate(made, one)[2]] == [name]
+
+
+def _without(session: Session, name: str) -> SamplingRules:
+    rules = session.program.graph.sampling.rules()
+    return replace(rules, **{name: 0 if name == "top_k" else 1.0})
+
+
+def test_a_run_that_dies_fails_its_gate(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*given: Any) -> int:
+        raise IndexError("planted")
+
+    monkeypatch.setattr(manager, "take", die)
+    checks = [check for check in gate_checks(bench()) if not check.passed]
+    assert "the run died" in checks[0].text and "planted" in checks[0].text
+
+
+# -- the teacher --------------------------------------------------------------------------------
+
+
+def answer(made: Bench) -> tuple[Branch, list[int]]:
+    side = made.side(made.changed(GREEDY, tokens=8))
+    (asked,) = answered(made, side, made.prompts[:1])
+    return next(iter(contexts(asked.ran[0].request, side.session.prompts)))
+
+
+def test_a_token_that_is_not_the_targets_own_is_told_with_its_place(bench: Make) -> None:
+    made = bench("autoregressive")
+    branch, context = answer(made)
+    teacher, tally = Teacher(made.reference, made.dtype), Tally()
+    teacher.hold_branch(branch, context, tally, None)
+    assert tally.good and tally.tokens == len(branch.tokens)
+    branch.tokens[3] += 1
+    teacher.hold_branch(branch, context, tally, None)
+    assert len(tally.wrong) == 1 and "token 4 is" in tally.wrong[0]
+
+
+def test_a_tie_needs_a_small_margin_and_float64(
+    bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = bench("autoregressive")
+    branch, context = answer(made)
+    branch.tokens[3] += 1
+    teacher, tally = Teacher(made.reference, made.dtype), Tally()
+    teacher.hold_branch(branch, context, tally, lambda: True)
+    assert tally.ties == 0 and len(tally.wrong) == 1, "the margin is large"
+    monkeypatch.setattr(certify_teacher, "TIE", 1e9)
+    teacher.hold_branch(branch, context, tally, lambda: False)
+    assert tally.ties == 0 and len(tally.wrong) == 2, "float64 says otherwise"
+    teacher.hold_branch(branch, context, tally, lambda: True)
+    assert tally.ties == 1 and len(tally.wrong) == 2
+
+
+def test_the_same_run_in_float64_holds(bench: Make) -> None:
+    made = bench("bim_eagle")
+    repeat = repeated(made, made.changed(GREEDY, tokens=8), made.prompts[0])
+    assert repeat is not None and repeat()
+
+
+def test_a_stop_token_inside_and_a_wrong_length_are_told(bench: Make) -> None:
+    made = bench("autoregressive")
+    branch, context = answer(made)
+    teacher = Teacher(made.reference, made.dtype)
+    branch.finish = Finish.LENGTH
+    del branch.tokens[-1:]
+    assert "the budget is" in str(teacher.first_wrong(branch, context))
+    branch.tokens[2] = min(branch.request.stop_ids)
+    assert "inside the answer at 3" in str(teacher.first_wrong(branch, context))
+
+
+# -- the command --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "graphs, more, code, says",
+    [
+        ((), {}, Code.USAGE, "name the graphs to certify, or give --all"),
+        (("bim_eagle",), {"every": True}, Code.USAGE, "or give --all"),
+        (("bim_eagel",), {}, Code.GRAPH, "did you mean"),
+    ],
+)
+def test_wrong_usage_is_one_message(
+    graphs: tuple[str, ...],
+    more: dict[str, Any],
+    code: Code,
+    says: str,
+    options: RunOptions,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert certify_command(graphs, options, quick=True, **more) == code
+    assert says in capsys.readouterr().err
+
+
+def test_half_precision_promises_nothing(
+    options: RunOptions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert certify_command(("bim_eagle",), replace(options, dtype="bfloat16")) == Code.USAGE
+    assert "--dtype bfloat16" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_to_is_told_before_anything_runs(
+    options: RunOptions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").write_text("")
+    assert certify_command(("bim_eagle",), options, out=Path("file/in")) == Code.USAGE
+    assert "no folder can be made there" in capsys.readouterr().err
+
+
+def test_a_model_that_transformers_cannot_load_is_told(
+    options: RunOptions,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    def refuse(*given: Any, **more: Any) -> Any:
+        raise ValueError("unknown architecture")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
+    assert certify_command(("bim_eagle",), options, quick=True) == Code.MODEL
+    assert "transformers cannot load it" in capsys.readouterr().err

@@ -1,0 +1,292 @@
+"""Chi-square of real draws: the rules pass, and every planted wrong algorithm fails."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from helpers.vectors import vectors
+from torch import Tensor
+
+from specsot.engine.certify import rounds as certify_rounds
+from specsot.engine.certify.chi2 import (
+    SAMPLES,
+    chi2_checks,
+    chi2_quantile,
+    chi2_tests,
+    chi_square,
+)
+from specsot.engine.certify.drafts import Choice
+from specsot.engine.certify.judged import judged_round, judged_rounds
+from specsot.engine.certify.rounds import (
+    Keys,
+    Round,
+    Step,
+    chain_round,
+    match_round,
+    places_of,
+    rounds,
+    sample,
+    tree_round,
+)
+from specsot.engine.certify.toys import Toy, emitted, leftover_toy, reference_toy
+from specsot.ops.draft import drawing as drafting
+from specsot.ops.sampling.coins import Role, fold, round_keys
+from specsot.ops.sampling.settings import FITS, Draws, Rule
+from specsot.ops.verify import rejection_rounds as judge
+from specsot.ops.verify.rejection import TreeRule, Verdict, accept_chain, inverse_cdf
+
+TWO = (-1, -1)
+
+
+# --- the test itself -----------------------------------------------------------------------------
+
+TABLE = {
+    3: (16.27, 21.11, 30.66, 44.84),
+    7: (24.32, 29.88, 40.52, 55.87),
+    15: (37.70, 44.26, 56.49, 73.63),
+    63: (103.4, 113.5, 131.4, 155.1),
+    255: (330.5, 347.7, 377.1, 414.6),
+}
+
+
+@pytest.mark.parametrize("df", TABLE)
+def test_critical_values(df: int) -> None:
+    for alpha, wanted in zip((1e-3, 1e-4, 1e-6, 1e-9), TABLE[df], strict=True):
+        assert chi2_quantile(df, alpha) == pytest.approx(wanted, rel=6e-4)
+
+
+def test_cells_that_are_rarely_met_are_counted_together() -> None:
+    expected_X = torch.tensor([40.0, 3.0, 50.0, 1.0, 6.0, 0.0], dtype=torch.float64)
+    seen_X = torch.tensor([44.0, 1.0, 48.0, 0.0, 7.0, 0.0], dtype=torch.float64)
+    statistic, df = chi_square(seen_X, expected_X)  # 1 + 3 are too few still, so the 6 joins them
+    assert df == 2
+    assert statistic == pytest.approx(4**2 / 40 + 2**2 / 50 + 2**2 / 10)
+
+
+def test_what_is_impossible_and_seen_fails() -> None:
+    seen_X, expected_X = torch.tensor([99.0, 1.0]), torch.tensor([100.0, 0.0])
+    assert chi_square(seen_X, expected_X)[0] == float("inf")
+
+
+def test_false_alarms_are_as_rare_as_they_should_be() -> None:
+    """Twenty seeds: the statistic is above its median in half of them, never above critical."""
+    toy, high = reference_toy(), 0
+    for seed in range(0, 200_000, 10_000):
+        for check in chi2_checks("chain", rounds()["chain"], toy, samples=2000, seed=seed):
+            assert check.passed, check.text
+            high += check.figures["statistic"] > chi2_quantile(int(check.figures["df"]), 0.5)
+    assert 15 <= high <= 45  # of 60
+
+
+def test_every_way_of_accepting_passes() -> None:
+    checks = chi2_tests()
+    assert [check.text for check in checks if not check.passed] == []
+    assert len({check.name for check in checks}) == len(checks) == 78
+    assert all(check.figures["samples"] == SAMPLES >= 20_000 for check in checks)
+
+
+def test_samples_go_on_over_several_rounds() -> None:
+    """Each round begins where the last one ended, with its root's own coins."""
+    seen: list[Round] = []
+
+    def two_at_a_time(toy: Toy, now: Round) -> Tensor:
+        seen.append(now)
+        return torch.tensor([[len(seen), 9, -1], [len(seen), -1, -1]])
+
+    said_SC = sample(two_at_a_time, reference_toy(), 3, 2, 0)
+    assert said_SC.tolist() == [[1, 9, 2], [1, 2, 3]]
+    assert [now.root_S.tolist() for now in seen] == [[7, 7], [9, 8], [11, 9]]
+    assert [now.last_S.tolist() for now in seen] == [[-1, -1], [9, 1], [9, 2]]
+    assert all(len(now.key_S.unique()) == 2 for now in seen)
+
+
+def test_places_in_a_tree() -> None:
+    wanted = [(1, 0), (1, 1), (2, 0), (2, 1), (2, 0), (3, 0)]
+    assert places_of((-1, -1, 0, 0, 1, 2)) == wanted
+
+
+def test_what_a_round_says() -> None:
+    path_ST = torch.tensor([[True, False, True, False], [True, False, False, False]])
+    said_ST = emitted(path_ST, torch.tensor([[4, 5, 6], [4, 5, 6]]), torch.tensor([7, 8]))
+    assert said_ST.tolist() == [[5, 7, -1, -1], [8, -1, -1, -1]]
+
+
+# --- wrong algorithms: those of the vectors have exactly the law that is written there -----------
+
+
+def unadjusted(p_STV: Tensor, q_SNV: Tensor | None, *others: Tensor) -> Verdict:
+    """The final token is drawn from the target's own law after a rejection, too."""
+    tokens_SN, valid_SN, r_SN, u_S = others
+    verdict = accept_chain(p_STV, q_SNV, tokens_SN, valid_SN, r_SN, u_S)
+    p_SV = p_STV[torch.arange(len(p_STV)), verdict.path_ST.sum(1) - 1]
+    return replace(verdict, bonus_S=inverse_cdf(p_SV, u_S))
+
+
+def compared_and_drawn_again(toy: Toy, now: Round) -> Tensor:
+    """The drafter's best token is compared with one draw of the target; otherwise a second one."""
+    p_SV, draft_S = toy.p_KV[now.last_S], toy.q_KV[now.last_S].argmax(1)
+    first_S = inverse_cdf(p_SV, now.coin(1, 0, Role.ACCEPT))
+    again_S = inverse_cdf(p_SV, now.coin(0, 0, Role.FINAL))
+    return torch.where(first_S == draft_S, draft_S, again_S)[:, None]
+
+
+def one_draft(now: Round, p_KV: Tensor, draft_S: Tensor, told_SV: Tensor, kept_S: Tensor) -> Tensor:
+    """A draft that is verified against a law that it may not have been drawn from."""
+    verdict = accept_chain(
+        p_KV[torch.stack([now.last_S, draft_S], 1)],
+        told_SV[:, None],
+        draft_S[:, None],
+        kept_S[:, None],
+        now.coin(1, 0, Role.ACCEPT)[:, None],
+        now.coin(0, 0, Role.FINAL),
+    )
+    return emitted(verdict.path_ST, draft_S[:, None], verdict.bonus_S)
+
+
+def best_under_a_soft_law(toy: Toy, now: Round) -> Tensor:
+    q_SV = toy.q_KV[now.last_S]
+    draft_S = q_SV.argmax(1)
+    return one_draft(now, toy.p_KV, draft_S, q_SV, draft_S >= 0)
+
+
+def unsure_drafts_dropped(toy: Toy, now: Round) -> Tensor:
+    """A draft that the drafter was not sure of is thrown away after it was drawn."""
+    q_SV = toy.q_KV[now.last_S]
+    draft_S = inverse_cdf(q_SV, now.coin(1, 0, Role.DRAFT))
+    sure_S = q_SV.gather(1, draft_S[:, None]).squeeze(1) >= 2 / 5
+    return one_draft(now, toy.p_KV, draft_S, q_SV, sure_S)
+
+
+def colder_than_told(toy: Toy, now: Round) -> Tensor:
+    """Drafted at temperature 1/2, verified against the law at 1."""
+    q_SV = toy.q_KV[now.last_S]
+    draft_S = inverse_cdf(q_SV**2, now.coin(1, 0, Role.DRAFT))
+    return one_draft(now, toy.p_KV, draft_S, q_SV, draft_S >= 0)
+
+
+WRONG: dict[str, Step] = {
+    "skip_sample_adjustment": chain_round(unadjusted),
+    "nasd_resample": compared_and_drawn_again,
+    "argmax_draft_softmax_q": best_under_a_soft_law,
+    "drop_low_confidence_token": unsure_drafts_dropped,
+    "with_rule_on_without_samples_k2": tree_round(TreeRule.WITH_REPLACEMENT, Choice.WITHOUT, TWO),
+    "without_rule_on_with_samples_k2": tree_round(TreeRule.WITHOUT_REPLACEMENT, Choice.WITH, TWO),
+    "temperature_mismatch": colder_than_told,
+}
+CONTROLS = {case["name"]: case["output"] for case in vectors("enumeration")["negative_controls"]}
+
+
+def test_every_control_of_the_vectors_is_planted() -> None:
+    assert WRONG.keys() == CONTROLS.keys()
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_algorithm_fails(name: str) -> None:
+    checks = chi2_checks(name, WRONG[name], reference_toy())
+    assert not any(check.passed for check in checks[:2])
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_algorithm_is_the_one_that_is_meant(name: str) -> None:
+    law_V = torch.tensor([float(Fraction(one)) for one in CONTROLS[name]], dtype=torch.float64)
+    first_S = sample(WRONG[name], reference_toy(), 1, SAMPLES, 1)[:, 0]
+    statistic, df = chi_square(torch.bincount(first_S, minlength=4).double(), SAMPLES * law_V)
+    assert statistic <= chi2_quantile(df, 1e-6)
+
+
+# --- wrong keys ----------------------------------------------------------------------------------
+
+
+def by_position(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: Role) -> Tensor:
+    """A token's own position instead of its round: a discarded draft's coins come back."""
+    return fold(fold(fold(key, root + depth), rank), torch.full_like(key, int(role)))
+
+
+def by_position_alone(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: Role) -> Tensor:
+    return fold(key, root + depth)
+
+
+def one_role(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: Role) -> Tensor:
+    return round_keys(key, root, depth, rank, Role.DRAFT)
+
+
+def one_r(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: Role) -> Tensor:
+    """All siblings are accepted or rejected by the same number."""
+    return round_keys(key, root, depth, rank * (role is not Role.ACCEPT), role)
+
+
+def no_round(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: Role) -> Tensor:
+    return round_keys(key, root * 0, depth, rank, role)
+
+
+def no_branch(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: Role) -> Tensor:
+    """All branches of a request have the coins of its first one."""
+    first = torch.arange(len(key)) // certify_rounds.BRANCHES * certify_rounds.BRANCHES
+    return round_keys(key[first], root, depth, rank, role)
+
+
+TREES = ("tree with replacement", "tree without replacement", "top-k tree")
+SAMPLED = ("chain", "block", *TREES[:2])
+WRONG_KEYS: list[tuple[Keys, tuple[str, ...]]] = [
+    (by_position, ("block",)),  # a chain's decisions never look at what they discard
+    (by_position_alone, ("chain", "block", *TREES)),
+    (one_role, ("chain", "block", *TREES, "target match")),
+    (one_r, TREES),
+    (no_round, ("chain", "block", *TREES, "target match")),
+    (no_branch, ("chain", "block", *TREES, "target match")),
+]
+
+
+@pytest.mark.parametrize(
+    "keys, name",
+    [(keys, name) for keys, names in WRONG_KEYS for name in names],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
+def test_wrong_keys_fail(keys: Keys, name: str) -> None:
+    toy = leftover_toy() if keys is one_r else reference_toy()
+    checks = chi2_checks(name, rounds()[name], toy, keys=keys)
+    assert not all(check.passed for check in checks)
+    if keys is one_r:
+        assert not any(check.passed for check in checks)
+
+
+# --- the same through the ops of a run -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rule, draws",
+    [(Rule.WITH_REPLACEMENT, Draws.DISTINCT), (Rule.WITHOUT_REPLACEMENT, Draws.SAMPLED)],
+)
+def test_draws_that_a_rule_is_not_exact_for_fail(rule: Rule, draws: Draws) -> None:
+    assert draws not in FITS[rule]
+    checks = chi2_checks("wrong", judged_round(rule, draws), reference_toy())
+    assert not any(check.passed for check in checks[:2])
+
+
+@pytest.mark.parametrize("rule, draws", [(rule, FITS[rule][0]) for rule in Rule])
+def test_a_skipped_adjustment_fails_under_every_rule(rule: Rule, draws: Draws) -> None:
+    step = judged_round(rule, draws, skip_sample_adjustment=True)
+    checks = chi2_checks("skipped", step, leftover_toy())
+    assert not any(check.passed for check in checks)
+
+
+@pytest.mark.parametrize("name", [f"{tree}, as run" for tree in TREES])
+def test_one_r_for_all_siblings_fails_as_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "round_keys", one_r)
+    checks = chi2_checks(name, judged_rounds()[name], leftover_toy())
+    assert not any(check.passed for check in checks)
+
+
+@pytest.mark.parametrize("name", judged_rounds())
+def test_coins_of_another_round_fail_as_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (judge, drafting):
+        monkeypatch.setattr(module, "round_keys", no_round)
+    checks = chi2_checks(name, judged_rounds()[name], reference_toy())
+    assert not all(check.passed for check in checks)
+
+
+def test_a_match_without_positions_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certify_rounds, "token_keys", lambda key_S, position_S: key_S)
+    checks = chi2_checks("match", match_round, reference_toy())
+    assert not all(check.passed for check in checks)

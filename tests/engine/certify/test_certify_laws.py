@@ -1,0 +1,140 @@
+"""Exact laws: the rules have them, wrong rules do not."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from helpers.vectors import vectors
+from torch import Tensor
+
+from specsot.engine.certify.drafts import Choice, Drafts, draft_lists
+from specsot.engine.certify.laws import (
+    TREE,
+    Outcomes,
+    chain_outcomes,
+    exact_law,
+    exact_laws,
+    outcomes,
+    tree_outcomes,
+)
+from specsot.engine.certify.toys import Toy, joint, leftover_toy, random_toys, reference_toy
+from specsot.ops.verify.rejection import (
+    TreeRule,
+    Verdict,
+    accept_block,
+    accept_chain,
+    inverse_cdf,
+    residual,
+)
+
+ENUMERATION = vectors("enumeration")
+
+
+def test_every_rule_emits_the_targets_law() -> None:
+    checks = exact_laws(toys=40)
+    assert [check.text for check in checks if not check.passed] == []
+    assert len({check.name for check in checks}) == len(checks) == 16
+    for check in checks:
+        assert check.figures["laws"] == 42 and check.figures["strays"] == 0
+        assert check.figures["worst"] <= check.figures["tolerance"]
+
+
+def test_the_reference_toy_is_that_of_the_vectors() -> None:
+    toy = reference_toy()
+    for found_KV, name in ((toy.p_KV, "target"), (toy.q_KV, "draft")):
+        table = ENUMERATION["model"][name]
+        wanted = [[float(Fraction(x)) for x in table[str(key)]] for key in (0, 1, 2, 3, -1)]
+        assert torch.allclose(found_KV, torch.tensor(wanted).double(), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("toy", [reference_toy(), leftover_toy(), *random_toys(40, 1)])
+def test_toys_are_laws(toy: Toy) -> None:
+    for law_KV in (toy.p_KV, toy.q_KV):
+        assert law_KV.shape == (toy.size + 1, toy.size) and (law_KV >= 0).all()
+        assert torch.allclose(law_KV.sum(1), torch.ones(toy.size + 1).double())
+
+
+def test_random_toys_have_every_size_and_zeros() -> None:
+    toys = random_toys(200, 1)
+    assert {toy.size for toy in toys} == {2, 3, 4, 5}
+    assert 40 <= sum(bool((toy.p_KV == 0).any() and (toy.q_KV == 0).any()) for toy in toys) <= 80
+
+
+def test_a_joint_law_is_the_product_along_the_text() -> None:
+    toy = reference_toy()
+    for place, (a, b, c) in enumerate(product(range(4), repeat=3)):
+        wanted = toy.p_KV[-1, a] * toy.p_KV[a, b] * toy.p_KV[b, c]
+        assert joint(toy.p_KV, 3)[place].item() == pytest.approx(wanted.item())
+
+
+def test_where_the_drafter_has_nothing_more_no_node_is_valid() -> None:
+    sure_KV = torch.eye(3).double()[[1, 2, 0, 1]]
+    drafts = draft_lists(Toy(sure_KV, sure_KV), TREE, Choice.WITHOUT)
+    assert drafts.tokens_SN[:, [0, 2]].tolist() == [[1, 2]]
+    assert drafts.valid_SN.tolist() == [[True, False, True, False]]
+    assert drafts.chance_S.tolist() == [1.0]
+
+
+# --- wrong rules ---------------------------------------------------------------------------------
+
+
+def unadjusted(p_STV: Tensor, q_SNV: Any, *others: Tensor) -> Verdict:
+    """After a rejection the target's own law is drawn from, not what is left of it."""
+    verdict = accept_chain(p_STV, q_SNV, *others)
+    p_SV = p_STV[torch.arange(len(p_STV)), verdict.path_ST.sum(1) - 1]
+    return replace(verdict, weights_SV=p_SV, bonus_S=inverse_cdf(p_SV, others[-1]))
+
+
+def unscaled(p_STV: Tensor, q_SNV: Tensor, *others: Tensor) -> Verdict:
+    """Block verification that takes what a chain would leave, without the prefix's ratio."""
+    verdict = accept_block(p_STV, q_SNV, *others)
+    row_S, last_S = torch.arange(len(p_STV)), verdict.path_ST.sum(1) - 1
+    q_SV = q_SNV[row_S, last_S.clamp(max=q_SNV.shape[1] - 1)]
+    left_SV = residual(p_STV[row_S, last_S], q_SV)
+    whole_S1 = (last_S == others[1].sum(1))[:, None]
+    return replace(verdict, weights_SV=verdict.weights_SV.where(whole_S1, left_SV))
+
+
+def of_chains(rule: Any, choice: Choice = Choice.WITH) -> Callable[[Toy, int], Outcomes]:
+    return lambda toy, length: chain_outcomes(
+        rule, toy, draft_lists(toy, (-1, 0, 1), choice, length)
+    )
+
+
+def of_trees(rule: TreeRule, choice: Choice) -> Callable[[Toy, int], Outcomes]:
+    return lambda toy, _: tree_outcomes(rule, toy, draft_lists(toy, TREE, choice))
+
+
+WRONG = {
+    "unadjusted": of_chains(unadjusted),
+    "a block's final token from a chain's rest": of_chains(unscaled),
+    "argmax under a soft law": of_chains(accept_chain, Choice.TOP),
+    "with-rule on draws without": of_trees(TreeRule.WITH_REPLACEMENT, Choice.WITHOUT),
+    "without-rule on draws with": of_trees(TreeRule.WITHOUT_REPLACEMENT, Choice.WITH),
+}
+
+
+@pytest.mark.parametrize("toy", [reference_toy(), leftover_toy()], ids=["reversed", "leftover"])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_rule_has_another_law(name: str, toy: Toy) -> None:
+    check = exact_law(name, WRONG[name], [toy], torch.float64)
+    assert not check.passed
+    assert check.figures["worst"] > 1e-4 and check.figures["strays"] == 0
+
+
+def test_a_decision_that_is_not_made_at_its_probability_is_seen() -> None:
+    def rule(toy: Toy, length: int) -> Outcomes:
+        def accept(every: Drafts, coin_SN: Tensor) -> Verdict:
+            before_ST = every.before()
+            p_STV, q_SNV = toy.p_KV[before_ST], toy.q_KV[before_ST[:, :-1]]
+            drawn = (every.tokens_SN, every.valid_SN, coin_SN**1.01, torch.zeros(len(coin_SN)))
+            return accept_chain(p_STV, q_SNV, *drawn)
+
+        return outcomes(accept, draft_lists(toy, (-1, 0, 1), Choice.WITH, length))
+
+    check = exact_law("coins bent", rule, [reference_toy()], torch.float64)
+    assert check.figures["strays"] > 0 and not check.passed

@@ -1,0 +1,133 @@
+"""The command line before any model is loaded: help, usage, codes, what is imported."""
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specsot.engine.cli.main import COMMANDS, main
+from specsot.engine.errors import Code
+from specsot.engine.shell import DEBUG
+
+
+def call(*words: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    return int(caught.value.code or 0)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--version") == 0
+    assert capsys.readouterr().out.startswith("specsot 0.")
+
+
+def test_help_lists_every_command_and_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--help") == 0
+    text = capsys.readouterr().out
+    assert all(f"\n  {command.name} " in text for command in COMMANDS)
+    assert "130 interrupted" in text
+
+
+@pytest.mark.parametrize("command", [c.name for c in COMMANDS])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(command, "--help") == 0
+    assert capsys.readouterr().out.startswith(f"Usage: specsot {command}")
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["rnu"], "No such command 'rnu'. Did you mean 'run'?"),
+        (["run", "--sed", "1"], "No such option: --sed"),
+        (["run", "--seed", "x"], "Invalid value for '--seed'"),
+        (["run", "a", "b", "c"], "unexpected extra argument"),
+        (["show"], "Missing argument"),
+    ],
+)
+def test_wrong_usage_is_2(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*words) == Code.USAGE
+    captured = capsys.readouterr()
+    assert says in captured.err and "Traceback" not in captured.err
+
+
+def test_options_mirror_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPECSOT_GRAPH", "eagel")
+    assert call("run", "-q") == Code.GRAPH
+    assert "did you mean 'eagle'?" in capsys.readouterr().err
+    monkeypatch.setenv("SPECSOT_GRAPH", "eagle")
+    monkeypatch.setenv("SPECSOT_EXPECT_DIGEST", "?")
+    assert call("run", "-q") == Code.USAGE
+    assert "--expect-digest" in capsys.readouterr().err
+
+
+def test_a_fault_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def breaks(table: object = None) -> None:
+        raise KeyError("oh")
+
+    monkeypatch.setattr("specsot.engine.cli.graphs.op_table", breaks)
+    assert call("list") == Code.FAILED
+    assert capsys.readouterr().err == (
+        f"specsot: KeyError: 'oh'\nspecsot: this is a fault of specsot; {DEBUG}=1 shows where\n"
+    )
+
+
+def python(code: str) -> tuple[str, float]:
+    """Output and processor seconds of a fresh interpreter."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return found.stdout + found.stderr, used
+
+
+HEAVY = "torch transformers pydantic rich numpy transitions"
+
+
+@pytest.mark.parametrize(
+    "words, heavy",
+    [
+        (["--help"], HEAVY),
+        (["--version"], HEAVY),
+        (["check"], "torch transformers rich"),
+        (["run", "bim_eagl"], "torch transformers rich"),
+        (["run", "bim_eagle", "--prompts", "none.txt"], "torch transformers rich"),
+    ],
+)
+def test_light_commands_import_little(words: list[str], heavy: str) -> None:
+    code = f"""
+import sys
+from specsot.engine.cli.main import main
+try:
+    main({words!r})
+except SystemExit:
+    pass
+print("loaded:", [m for m in {heavy.split()!r} if m in sys.modules])
+"""
+    text, _ = python(code)
+    assert "loaded: []\n" in text, text
+
+
+def test_help_is_quick() -> None:
+    """Processor time, so that a busy machine does not matter; the best of three."""
+    code = "from specsot.engine.cli.main import main; main(['--help'])"
+    assert min(python(code)[1] for _ in range(3)) < 0.4
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    words = [sys.executable, "-c", "from specsot.engine.cli.main import main; main(['schema'])"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.wait(120) == 0 and process.stderr.read() == b""

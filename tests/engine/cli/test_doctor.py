@@ -1,0 +1,99 @@
+"""`specsot doctor`: the self-test really compares, the report is complete."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from specsot.engine.cli import doctor as module
+from specsot.engine.cli import self_test
+from specsot.engine.cli.self_test import GRAPHS, Tried, measure_overhead, try_graphs, unequal
+from specsot.engine.errors import Code
+from specsot.engine.record.metrics import Meter
+from specsot.models.files import ModelError
+
+
+def tried(**digests: str) -> list[Tried]:
+    return [Tried(graph, digest, 8, 1.0, 2.0, 0.1) for graph, digest in digests.items()]
+
+
+def test_pairs_must_agree() -> None:
+    assert unequal(tried(autoregressive="a", eagle="a", bim_plain="b", bim_eagle="b")) == []
+    wrong = tried(autoregressive="a", eagle="x", bim_plain="b", bim_eagle="b")
+    assert unequal(wrong) == ["autoregressive and eagle give different tokens"]
+    assert unequal(tried(bim_plain="b")) == []
+
+
+def test_the_shipped_graphs_agree_on_the_embedded_models() -> None:
+    found = list(try_graphs(1, max_new_tokens=6))
+    assert [one.graph for one in found] == list(GRAPHS)
+    assert unequal(found) == []
+    assert all(one.tokens > 0 for one in found)
+
+
+def test_overhead_is_measured_over_enough_rounds() -> None:
+    meter = measure_overhead(1, rounds=1)
+    assert meter.rounds >= 1 and 0 < meter.overhead_share < 1
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "start_ups", lambda: {"import torch": 1.0})
+    monkeypatch.setattr(self_test, "measure_overhead", lambda threads, rounds: Meter(rounds=200))
+
+
+def outcome(as_json: bool) -> int:
+    with pytest.raises(typer.Exit) as caught:
+        module.doctor(as_json=as_json, threads=1, rounds=1)
+    return caught.value.exit_code
+
+
+def test_the_report_is_one_document(
+    quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def all_equal(threads: int | None) -> Iterator[Tried]:
+        yield from tried(autoregressive="a", eagle="a")
+
+    monkeypatch.setattr(self_test, "try_graphs", all_equal)
+    assert outcome(as_json=True) == Code.OK
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert found["problems"] == [] and found["overhead"]["rounds"] == 200
+    assert {"versions", "machine", "embedded models"} <= set(found["environment"])
+    assert [one["graph"] for one in found["self_test"]] == ["autoregressive", "eagle"]
+
+
+@pytest.mark.parametrize(
+    "error, code, says",
+    [
+        (ModelError("x", "is broken"), Code.MODEL, "x: is broken"),
+        (RuntimeError("boom"), Code.FAILED, "RuntimeError: boom"),
+    ],
+)
+def test_what_fails_is_told(
+    quick: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    code: Code,
+    says: str,
+) -> None:
+    def fails(threads: int | None) -> Iterator[Tried]:
+        yield from tried(autoregressive="a")
+        raise error
+
+    monkeypatch.setattr(self_test, "try_graphs", fails)
+    assert outcome(as_json=False) == code
+    captured = capsys.readouterr()
+    assert says in captured.err and "not good" in captured.out
+
+
+def test_different_tokens_are_code_5(
+    quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        self_test, "try_graphs", lambda threads: iter(tried(bim_plain="a", bim_eagle="b"))
+    )
+    assert outcome(as_json=False) == Code.UNEQUAL
+    assert "bim_plain and bim_eagle give different tokens" in capsys.readouterr().err

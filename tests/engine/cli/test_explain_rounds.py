@@ -1,0 +1,187 @@
+"""`--explain-rounds` on tiny models: what is printed where, and the lines to the letter."""
+
+import json
+from math import nan
+from typing import Any
+
+import pytest
+
+from specsot.engine.errors import Code
+from specsot.engine.view.rounds_view import blocks, piece
+from specsot.ops.draft.gamma import GammaRecord
+from specsot.ops.verify.explain import DraftFigures
+from specsot.states.requests.branch import RoundSummary
+from specsot.states.requests.explained import Came, Draft, Explained
+
+WORDS = ["Paris", ",", "Rome", "and", "is"]
+UNTRIED = DraftFigures(None, -9.0, None, None, None, None, None)
+
+
+def decode(ids: Any) -> str:
+    return "".join(WORDS[token] if token < len(WORDS) else "" for token in ids)
+
+
+def judged(score: float, p: float, q: float, r: float) -> DraftFigures:
+    return DraftFigures(None, score, None, p, q, r, min(1.0, p / q))
+
+
+def matched(score: float, coin: float | None, draw: int) -> DraftFigures:
+    return DraftFigures(draw, score, coin, None, None, None, None)
+
+
+def shown(told: Explained, *gamma: GammaRecord) -> list[str]:
+    counts = ((told.branch,), (told.committed,), (told.accepted,))
+    summary = RoundSummary(*counts, len(told.drafts), 9, 0, 5, gamma=gamma, explained=(told,))
+    (block,) = blocks(7, summary, decode)
+    return block.splitlines()
+
+
+def test_a_chain_under_rejection() -> None:
+    """A draft is rejected: two are accepted, and the final token stands where it would have."""
+    drafts = (
+        Draft(1, 0, 1, 0, True, True, judged(-0.163, 0.9, 0.85, 0.5)),
+        Draft(2, 1, 2, 1, True, True, judged(-0.491, 0.72, 0.72, 0.25)),
+        Draft(3, 2, 3, 2, False, True, judged(-0.877, 0.4216, 0.68, 0.75)),
+        Draft(4, 3, 4, 4, False, False, UNTRIED),
+    )
+    told = Explained("1/1", "chain", 10, 4, drafts, 2, 3, Came.RESIDUAL, 3, None)
+    assert shown(told, GammaRecord(0.5, 0.25, 4.0, 4.0, 4, 4, 2)) == [
+        "round 7  1/1  chain of 4, rejection (chain)",
+        '  [10] "is"     root',
+        '  [11] "Paris"  accepted     score -0.163    p 0.9       q 0.85      r 0.5       p/q 1.06',
+        '  [12] ","      accepted     score -0.491    p 0.72      q 0.72      r 0.25      p/q 1',
+        '  [13] "Rome"   rejected     score -0.877    p 0.422     q 0.68      r 0.75      p/q 0.62',
+        '  [14] "is"     not reached  score -9',
+        '  [13] "and"    final: drawn from what the rejection leaves of p',
+        "  accepted 2 of 4 drafts, committed 3 tokens",
+        "  length: gamma 4, cut to 4; entropy 0.5, of its reference 0.25, smoothed 4",
+    ]
+
+
+def test_a_tree_under_match() -> None:
+    """Children behind their parents, and the final token behind what its parent was offered."""
+    drafts = (
+        Draft(1, 0, 1, 0, True, True, matched(-0.1, 1.25, 0)),
+        Draft(2, 0, 1, 2, False, True, matched(-2.0, -0.5, 0)),
+        Draft(3, 1, 2, 1, False, True, matched(-0.5, 0.75, 3)),
+        Draft(4, 2, 2, 4, False, False, matched(-2.5, 0.75, 1)),
+    )
+    told = Explained("2/outline", "match", 10, 4, drafts, 1, 3, Came.OWN, 2, None)
+    assert shown(told) == [
+        "round 7  2/outline  tree of 4, match",
+        '  [10] "is"       root',
+        '    [11] "Paris"  accepted     score -0.1      coin 1.25      target "Paris"',
+        '      [12] ","    rejected     score -0.5      coin 0.75      target "and"',
+        '      [12] "and"  final: the target\'s own',
+        '    [11] "Rome"   rejected     score -2        coin -0.5      target "Paris"',
+        '      [12] "is"   not reached  score -2.5',
+        "  accepted 1 of 4 drafts, committed 2 tokens",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("committed", "finish", "end", "totals"),
+    [
+        (2, None, "a bonus behind a path accepted to its end", "2 tokens"),
+        (1, "stop", "a bonus behind a path accepted to its end; a stop token", "1 token; the "),
+        (0, "stop", "not kept, the answer ends before it", "0 tokens; the branch ends (stop)"),
+        (1, "length", "not kept, the answer ends before it", "1 token; the branch ends (length)"),
+        (2, "length", "a bonus behind a path accepted to its end", "ends (length)"),
+    ],
+)
+def test_a_branch_that_ends(committed: int, finish: str | None, end: str, totals: str) -> None:
+    drafts = (Draft(1, 0, 1, 0, True, True, matched(-0.1, None, 0)),)
+    told = Explained("1/1", "match", 10, 4, drafts, 1, 3, Came.BONUS, committed, finish)
+    *_, final, last = shown(told)
+    assert final == f'  [12] "and"    final: {end}'
+    assert last.startswith("  accepted 1 of 1 draft, committed ") and totals in last
+    assert '[11] "Paris"  accepted     score -0.1      target "Paris"' in shown(told)[2]
+
+
+def test_nothing_drafted_and_a_policy_without_entropy() -> None:
+    told = Explained("1/1", "chain", 10, 4, (), 0, 9, Came.OWN, 1, None)
+    assert shown(told, GammaRecord(nan, nan, nan, 2.0, 2, 0, 0)) == [
+        "round 7  1/1  no drafts",
+        '  [10] "is"  root',
+        "  [11] <9>   final: the target's own",
+        "  accepted 0 of 0 drafts, committed 1 token",
+        "  length: gamma 2, cut to 0; smoothed 2",
+    ]
+
+
+def test_the_text_of_a_token_is_what_it_adds() -> None:
+    def first_has_no_blank(ids: Any) -> str:
+        return "".join(f" w{token}" for token in ids)[1:]
+
+    assert (
+        piece(first_has_no_blank, 3, 5) == '" w5"' and piece(first_has_no_blank, None, 5) == '"w5"'
+    )
+    assert piece(lambda ids: "a\n" * len(ids), 1, 1) == '"a\u240a"'
+    assert piece(lambda ids: "\x1b[2J", None, 1) == '"\u241b[2J"'
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def rounds_of(shell: Any) -> list[Any]:
+    return [r for r in shell.lines("trace.jsonl") if r["kind"] == "round"]
+
+
+def test_every_round_of_every_branch_is_printed_and_kept(shell: Any) -> None:
+    assert shell.run() == Code.OK
+    digest, answer = shell.digest, shell.out
+    assert "round 2" not in shell.err and not any("explained" in r for r in rounds_of(shell))
+    assert shell.run(explain_rounds=True) == Code.OK
+    assert shell.digest == digest and shell.out == answer
+    assert shell.read("metrics.json")["host_reads"]["per_round"] == 1.0
+    told = [(r["round"], e) for r in rounds_of(shell) for e in r.get("explained", ())]
+    heads = [line for line in shell.err.splitlines() if line.startswith("round ")]
+    assert [h.split()[1:3] for h in heads] == [[str(n), e["branch"]] for n, e in told]
+    assert len(told) == shell.read("metrics.json")["branch_rounds"]
+    for record in rounds_of(shell):
+        committed = [one["committed"] for one in record.get("explained", ())]
+        assert committed == record["committed"][: len(committed)]
+
+
+def test_beside_other_options(shell: Any) -> None:
+    assert shell.run(explain_rounds=True, quiet=True) == Code.OK
+    assert not shell.err and any("explained" in r for r in rounds_of(shell))
+    assert shell.run(explain_rounds=True, as_json=True) == Code.OK
+    assert json.loads(shell.out)["digest"] == shell.digest and "round 2" in shell.err
+
+
+def test_a_repeated_run_can_be_explained(shell: Any) -> None:
+    sets = ("sampling.temperature=0.9", "sampling.accept=rejection")
+    assert shell.run(sets=sets) == Code.OK
+    file, shell.defaults = str(shell.latest.resolve() / "run.yaml"), {}
+    assert shell.run(graph=file, explain_rounds=True) == Code.OK
+    assert "rejection (topk)" in shell.err
+    assert shell.run(graph=str(shell.latest.resolve() / "run.yaml")) == Code.OK
+    assert "rejection (topk)" not in shell.err
+
+
+@pytest.mark.parametrize("accept", ["match", "rejection"])
+def test_an_outline_under_a_grammar(accept: str, shell: Any) -> None:
+    """The host walks with the grammar, and takes the best legal token whatever `accept` says."""
+    sets = ("sampling.temperature=0.9", f"sampling.accept={accept}")
+    code = shell.run(explain_rounds=True, outline=None, sets=sets, max_new_tokens=8)
+    assert code == Code.OK
+    told = [e for r in rounds_of(shell) for e in r.get("explained", ())]
+    outline = [e for e in told if e["branch"].endswith("outline")]
+    assert outline and all(e["rule"] == "grammar" for e in outline)
+    drafts = [draft for e in outline for draft in e["drafts"]]
+    for draft in drafts:
+        found = draft["figures"]
+        assert found["p"] is found["q"] is found["r"] is None and found["coin"] is not None
+        assert (found["draw"] is not None) == draft["reached"]
+        assert draft["accepted"] == (draft["reached"] and found["draw"] == draft["token"])
+    assert any(d["accepted"] for d in drafts) and any(not d["reached"] for d in drafts)
+    assert "under a grammar" in shell.err
+    assert all(e["rule"] != "grammar" for e in told if e not in outline)
+
+
+def test_a_graph_without_drafts_to_verify_is_refused(shell: Any) -> None:
+    assert (
+        shell.run(graph="beam", drafter_model=None, outline=None, explain_rounds=True) == Code.USAGE
+    )
+    assert "--explain-rounds: graph 'beam' has no rounds that verify drafts" in shell.err

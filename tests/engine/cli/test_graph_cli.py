@@ -1,0 +1,190 @@
+"""`specsot check | show | list | schema` as a user runs them."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specsot.engine.cli.main import main
+from specsot.engine.prepare.files import graph_names, open_graph, open_source
+from specsot.engine.view.diagram import mermaid
+from specsot.states.graph.graph import Graph
+from specsot.states.graph.source import Source
+
+Printed = pytest.CaptureFixture[str]
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    return int(caught.value.code or 0)
+
+
+def test_check_without_arguments_checks_what_ships(capsys: Printed) -> None:
+    assert run("check") == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert [line.split(":")[0] for line in lines[:-1]] == [
+        f"graphs/{name}.yaml" for name in graph_names()
+    ]
+    assert all(": good (" in line for line in lines[:-1])
+
+
+def test_check_tells_good_and_bad_apart(capsys: Printed, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("version: 1\n")
+    assert run("check", "eagle", str(bad), "nothing") == 3
+    out, err = capsys.readouterr()
+    assert re.fullmatch(r"graphs/eagle.yaml: good \(\d+ states, \d+ transitions\)\n", out)
+    assert f"{bad}:1:1: graph: the key 'name' is missing" in err
+    assert "nothing: file: no such file or shipped graph" in err
+
+
+def test_check_takes_changes(capsys: Printed) -> None:
+    assert run("check", "eagle", "--set", "drafter.kind=none") == 0
+    assert run("check", "eagle", "--set", "drafter.kin=none") == 3
+    assert "--set drafter.kin=none: drafter.kin: unknown key 'kin'" in capsys.readouterr().err
+
+
+def test_check_as_json(capsys: Printed) -> None:
+    assert run("check", "eagle", "nothing", "--json") == 3
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema_version"] == 1 and document["graphs"] == ["graphs/eagle.yaml"]
+    assert [p["file"] for p in document["problems"]] == ["nothing"]
+
+
+def test_show_names_states_ops_and_ways(capsys: Printed) -> None:
+    assert run("show", "bim_eagle") == 0
+    text = capsys.readouterr().out
+    graph = open_graph("bim_eagle").graph
+    assert all(f"\n  {name}" in text for name in graph.states)
+    assert "branch.tree_ > mask.build" in text and "nodes=4" in text
+    assert re.search(r"^  verify +> parse +when outlines_finished$", text, re.MULTILINE)
+
+
+def test_show_resolved_names_the_functions(capsys: Printed) -> None:
+    assert run("show", "bim_eagle", "--resolved", "--set", "drafter.kind=eagle3") == 0
+    with_drafter = capsys.readouterr().out
+    assert "ops.eagle.grow_tree_(nodes=10, levels=5)" in with_drafter
+    assert run("show", "bim_eagle", "--resolved", "--set", "drafter.kind=none") == 0
+    assert "states.plain_ops.grow_tree_()" in capsys.readouterr().out
+
+
+def test_show_resolved_tells_a_long_setting_once_and_folded(capsys: Printed) -> None:
+    change = "drafter.kind=eagle1"
+    assert run("show", "eagle", "--resolved", "--set", change) == 0
+    text = capsys.readouterr().out
+    tree = open_graph("eagle", [change]).graph.model_dump()["drafter"]["tree"]
+    assert len(tree) == 25 and text.count("[0,0,0,0,1]") == 1
+    assert f"expand_root_(tree=[{len(tree)} of them])" in text
+    (shown,) = re.findall(r"^ +tree=(.*?)^\w", text, re.MULTILINE | re.DOTALL)
+    assert 2 <= len(shown.strip().split("\n")) <= 4
+    written = Source(f"tree: {shown}", "shown").data["tree"]  # YAML as it stands
+    assert written == [list(path) for path in tree]
+
+
+def test_show_a_bad_graph(capsys: Printed) -> None:
+    assert run("show", "egle") == 3
+    assert "did you mean 'eagle'?" in capsys.readouterr().err
+
+
+def test_mermaid(capsys: Printed) -> None:
+    assert run("show", "eagle", "--mermaid") == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[0] == "stateDiagram-v2" and lines[1] == "  [*] --> prefill"
+    assert "  verify --> merge: all_finished" in lines and "  done --> [*]" in lines
+    edges = len(open_graph("eagle").graph.transitions)
+    assert len(lines) == len(["kind", "first", "last", "end"]) + edges
+
+
+def test_mermaid_keeps_its_own_words_apart() -> None:
+    data: dict[str, Any] = dict(open_source("eagle").data)
+    data |= {"initial": "note", "states": {"note": {}, "end": {"final": True}}}
+    data["transitions"] = [{"from": "note", "to": "end"}]
+    assert mermaid(Graph.model_validate(data)).split("\n")[1:] == [
+        '  state "note" as note_',
+        '  state "end" as end_',
+        "  [*] --> note_",
+        "  note_ --> end_",
+        "  end_ --> [*]",
+    ]
+
+
+def test_list(capsys: Printed) -> None:
+    assert run("list") == 0
+    lines = capsys.readouterr().out.strip().split("\n")
+    assert [line.split()[0] for line in lines] == graph_names()
+    assert all(len(line.split()) > 3 for line in lines)
+    assert run("list", "--json") == 0
+    assert list(json.loads(capsys.readouterr().out)["graphs"]) == graph_names()
+
+
+def test_list_ops_is_the_vocabulary_for_writers(capsys: Printed) -> None:
+    assert run("list", "--ops") == 0
+    text = capsys.readouterr().out
+    for word in (
+        "branch.commit_",
+        "newcomers_fit",
+        "kv_draft",
+        "drops visible plan",
+        "max_branches",
+    ):
+        assert word in text
+
+
+def validator(capsys: Printed) -> Any:
+    """A validator of what `specsot schema` prints."""
+    kind = pytest.importorskip("jsonschema").Draft202012Validator
+    assert run("schema") == 0
+    schema = json.loads(capsys.readouterr().out)
+    kind.check_schema(schema)
+    return kind(schema)
+
+
+def test_the_schema_accepts_what_ships(capsys: Printed) -> None:
+    editor = validator(capsys)
+    for name in graph_names():
+        data = json.loads(json.dumps(open_source(name).data))  # keys as editors see them
+        assert list(editor.iter_errors(data)) == []
+
+
+@pytest.mark.parametrize(
+    ("block", "value"),
+    [
+        ("drafter", {"kind": "eagle3", "nodes": {"2": 5}}),
+        ("drafter", {"kind": "eagle3", "nodes": {"1": 0}}),
+        ("drafter", {"kind": "eagle3", "nodes": 0}),
+        ("drafter", {"kind": "none", "nodes": 3}),
+        ("layout", {"kind": "bam"}),
+        ("layout", {"kind": "bim", "capacity": None}),
+        ("skeleton", None),
+        ("skeleton", {"tools": ["a|b"]}),
+        ("limits", {"max_new": 3}),
+        ("states", {}),
+        ("states", {"a": {"ops": [3]}}),
+        ("version", 2),
+        ("extra", 1),
+    ],
+)
+def test_the_schema_refuses_what_check_refuses(block: str, value: Any, capsys: Printed) -> None:
+    data = {**open_source("bim_eagle").data, block: value}
+    assert list(validator(capsys).iter_errors(json.loads(json.dumps(data))))
+
+
+def test_wrong_usage_is_exit_code_2(capsys: Printed) -> None:
+    assert run("show") == 2
+    assert run("check", "--nonsense") == 2
+
+
+@pytest.mark.parametrize("words", ["check", "list", "schema", "show eagle --resolved"])
+def test_no_torch_is_imported(words: str) -> None:
+    code = (
+        "import sys\nfrom specsot.engine.cli.main import main\n"
+        f"try: main({words.split()!r})\nexcept SystemExit as e: assert not e.code, e.code\n"
+        "slow = {'torch', 'transformers', 'numpy', 'transitions'} & set(sys.modules)\n"
+        "assert not slow, slow\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)

@@ -1,0 +1,305 @@
+"""`specsot run` on tiny models: what it prints, keeps, repeats, and how it fails."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specsot.engine.errors import Code
+from specsot.engine.prepare.texts import redact
+from specsot.engine.run.runner import STATUS_CODES, Status
+from specsot.states.machine import Run
+
+FILES = {
+    "manifest.json",
+    "run.yaml",
+    "trace.jsonl",
+    "outputs.jsonl",
+    "metrics.json",
+    "summary.md",
+}
+
+
+def test_the_answer_is_all_of_stdout(shell: Any) -> None:
+    assert shell.run() == Code.OK
+    assert shell.out.startswith("1. First [bold]thing\n\n")
+    assert "2. Second" in shell.out and "3. Third" in shell.out
+    assert "<|" not in shell.out and "tokens" not in shell.out
+    assert f"digest {shell.digest}" in shell.err
+    assert "tau_step" in shell.err and "outline: 3 parts" in shell.err
+
+
+def test_quiet_says_nothing_else(shell: Any) -> None:
+    assert shell.run(quiet=True) == Code.OK
+    assert shell.out and not shell.err
+
+
+def test_the_run_folder_is_complete(shell: Any) -> None:
+    assert shell.run() == Code.OK
+    assert {p.name for p in shell.latest.iterdir()} == FILES
+    assert "-bim_eagle-" in shell.latest.resolve().name
+    manifest = shell.read("manifest.json")
+    assert manifest["status"] == "ok" and manifest["threads"] == 1 and manifest["seed"] == 0
+    assert manifest["dtype"] == "float32" and manifest["argv"] == ["specsot", "run"]
+    assert len(manifest["graph"]["hash"]) == 64 and len(manifest["models"]["target"]["hash"]) == 64
+    assert {"python", "torch", "specsot"} <= set(manifest["versions"])
+    for name in FILES:
+        assert str(Path.home()) + "/" not in (shell.latest / name).read_text()
+
+
+def test_the_trace_tells_every_move_op_and_round(shell: Any) -> None:
+    assert shell.run() == Code.OK
+    records = shell.lines("trace.jsonl")
+    assert {r["kind"] for r in records} == {"move", "op", "round"}
+    moves = [r for r in records if r["kind"] == "move"]
+    assert [m["step"] for m in moves] == list(range(1, len(moves) + 1))
+    assert moves[0]["to"] == "skeleton" and moves[-1]["to"] == "done"
+    forwards = [r for r in records if r["kind"] == "op" and r["op"] == "target.forward_"]
+    rounds = [r for r in records if r["kind"] == "round"]
+    assert len(rounds) == len(forwards)
+    assert all(len(r["branches"]) == len(r["committed"]) == len(r["accepted"]) for r in rounds)
+    metrics = shell.read("metrics.json")
+    assert metrics["tokens"] == sum(sum(r["committed"]) for r in rounds)
+    assert metrics["target_forwards"] == len(rounds)
+    assert "int64[" in forwards[0]["shapes"]["logits"] or "float" in forwards[0]["shapes"]["logits"]
+
+
+def test_kv_trace_adds_a_line_per_operation(shell: Any) -> None:
+    assert shell.run(trace="kv") == Code.OK
+    records = [r for r in shell.lines("trace.jsonl") if r["kind"] == "kv"]
+    assert {"append_", "commit_"} <= {r["op"] for r in records}
+    assert {r["pool"] for r in records} == {"target", "drafter"}
+    digest = shell.digest
+    assert shell.run() == Code.OK and shell.digest == digest
+
+
+def test_json_is_one_document(shell: Any) -> None:
+    assert shell.run(as_json=True) == Code.OK
+    found = json.loads(shell.out)
+    assert found["schema_version"] == 1 and found["status"] == "ok"
+    assert found["digest"] == shell.digest
+    (answer,) = found["answers"]
+    assert [p["title"] for p in answer["outline"]["points"]] == [
+        "First [bold]thing",
+        "Second",
+        "Third",
+    ]
+    assert answer["outline"]["points"][1]["depends_on"] == [1]
+    assert [p["finish_reason"] for p in answer["parts"]] == ["length", "length", "stop"]
+    assert found["metrics"]["tau_step"] > 1.0
+    assert "PLAN" not in answer["text"] and "<|" not in shell.out
+
+
+def test_metrics_are_consistent(shell: Any) -> None:
+    assert shell.run() == Code.OK
+    found, lines = shell.read("metrics.json"), shell.lines("outputs.jsonl")
+    made = sum(len(p["token_ids"]) for line in lines for p in line["parts"])
+    assert found["tokens"] == made
+    assert found["host_reads"]["per_round"] == 1.0
+    assert found["branch_rounds"] == sum(found["accepted_lengths"].values())
+    assert 0 < found["overhead_share"] < 1
+    assert found["kv"]["target"]["peak_slots"] <= 4096
+    assert found["seconds"]["to_last_token"] <= found["seconds"]["total"]
+    assert found["states"]["verify"]["visits"] > 0
+
+
+def test_drafters_share_the_digest(shell: Any) -> None:
+    assert shell.run() == Code.OK
+    digest = shell.digest
+    assert shell.run(graph="bim_plain", drafter_model=None) == Code.OK
+    assert shell.digest == digest
+    assert shell.run(sets=("drafter.nodes=4", "layout.max_active=2")) == Code.OK
+    assert shell.digest == digest
+
+
+# -- repeating ------------------------------------------------------------------------------------
+
+
+def repeat(shell: Any, **options: Any) -> int:
+    """Run the last run.yaml again with nothing else given."""
+    keep = dict(shell.defaults)
+    shell.defaults = {}
+    try:
+        return int(shell.run(graph=str(shell.latest.resolve() / "run.yaml"), **options))
+    finally:
+        shell.defaults = keep
+
+
+def test_a_run_repeats_itself(shell: Any) -> None:
+    assert shell.run(sets=("drafter.nodes=5",), prompt='1e-3 "x": on | 0o14\n  é 👨‍👩‍👧') == Code.OK
+    first, before = shell.digest, shell.latest.resolve()
+    assert repeat(shell) == Code.OK
+    assert shell.latest.resolve() != before
+    assert shell.digest == first and "warning" not in shell.err
+    assert (
+        shell.read("manifest.json")["graph"]
+        == json.loads((before / "manifest.json").read_text())["graph"]
+    )
+    assert repeat(shell) == Code.OK and shell.digest == first
+
+
+def test_a_repetition_names_what_changed(shell: Any) -> None:
+    assert shell.run() == Code.OK
+    file = shell.latest / "run.yaml"
+    text = file.read_text().replace("numpy: ", "numpy: 0.")
+    file.write_text(text)
+    assert repeat(shell, dtype="float64") == Code.OK
+    assert "warning: dtype changed: float32 then, float64 now" in shell.err
+    assert "warning: version of numpy changed" in shell.err
+
+
+def test_another_model_is_named_and_a_wrong_digest_ends_with_5(shell: Any) -> None:
+    assert shell.run() == Code.OK
+    file = shell.latest / "run.yaml"
+    digest = shell.digest
+    text = file.read_text()
+    wrong = text.replace(digest, "f" * 64).replace("model_hash: ", "model_hash: 0", 1)
+    file.write_text(wrong)
+    assert repeat(shell) == Code.UNEQUAL
+    assert "warning: model weights changed" in shell.err
+    assert f"the digest is {digest}, the repeated run had {'f' * 64}" in shell.err
+
+
+def test_many_prompts_go_into_a_file_of_their_own(shell: Any) -> None:
+    lines = [json.dumps({"id": f"q{i}", "prompt": f"Question {i}?"}) for i in range(501)]
+    Path("q.jsonl").write_text("\n".join(lines[:2]))
+    options = {"prompt": None, "prompts": Path("q.jsonl"), "max_new_tokens": 2}
+    assert shell.run(**options) == Code.OK
+    assert [line["id"] for line in shell.lines("outputs.jsonl")] == ["q0", "q1"]
+    assert "[q0] Question 0?" in shell.out
+    digest = shell.digest
+    assert repeat(shell) == Code.OK and shell.digest == digest
+
+
+def test_long_prompt_lists_stand_beside_the_run_file(
+    shell: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specsot.engine.prepare.repeat.INLINE", 10)
+    assert shell.run(max_new_tokens=3) == Code.OK
+    assert (shell.latest / "prompts.jsonl").is_file()
+    digest = shell.digest
+    assert repeat(shell) == Code.OK and shell.digest == digest
+
+
+@pytest.mark.parametrize(
+    "old, new, says",
+    [
+        ("specsot_run: 1", "specsot_run: 2", "specsot_run: must be 1"),
+        ("prompts:", "promts:", "unknown key 'promts'; did you mean 'prompts'?"),
+        ("kind: eagle3", "kind: eagel3", "no drafter 'eagel3'; did you mean 'eagle3'?"),
+        ("device: cpu", "device: 5", "options"),
+    ],
+)
+def test_a_broken_run_file_is_told_with_its_place(
+    shell: Any, old: str, new: str, says: str
+) -> None:
+    assert shell.run(max_new_tokens=2) == Code.OK
+    file = shell.latest / "run.yaml"
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new, 1))
+    assert repeat(shell) in (Code.GRAPH, Code.USAGE)
+    assert says in shell.err and "run.yaml" in shell.err
+
+
+# -- failing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options, code, says",
+    [
+        ({"graph": "bim_eagl"}, Code.GRAPH, "did you mean 'bim_eagle'?"),
+        ({"sets": ("drafter.top_k=x",)}, Code.GRAPH, "--set drafter.top_k=x"),
+        ({"sets": ("skeleton.template=nope",)}, Code.GRAPH, "no template 'nope'"),
+        ({"dtype": "int8"}, Code.USAGE, "--dtype int8: must be"),
+        ({"seed": -1}, Code.USAGE, "--seed -1: must be at least 0"),
+        ({"prompt": "  "}, Code.USAGE, "prompt"),
+        ({"prompt": "a", "prompts": Path("b")}, Code.USAGE, "not both"),
+        ({"prompt": None, "prompts": Path("none.txt")}, Code.USAGE, "none.txt: cannot be read"),
+        ({"outline": Path("none.txt")}, Code.USAGE, "none.txt"),
+        ({"graph": "eagle"}, Code.USAGE, "has no skeleton"),
+        ({"drafter_model": None}, Code.USAGE, "give --drafter-model"),
+        ({"expect_digest": "xyz"}, Code.USAGE, "--expect-digest"),
+        ({"trace": "all"}, Code.USAGE, "--trace all"),
+        ({"device": "cuda:99"}, Code.USAGE, "--device cuda:99"),
+        ({"model": "no/where/at/all"}, Code.MODEL, "no/where/at/all"),
+        ({"expect_digest": "0" * 64}, Code.UNEQUAL, "expected was"),
+    ],
+)
+def test_every_failure_is_one_message(shell: Any, options: Any, code: Code, says: str) -> None:
+    assert shell.run(**{"quiet": True, "max_new_tokens": 2, **options}) == code
+    assert says in shell.err
+    assert "Traceback" not in shell.err
+    assert len(shell.err.strip().split("\n")) == 1
+
+
+def test_a_refused_request_is_a_failure_that_keeps_the_others(shell: Any) -> None:
+    Path("q.jsonl").write_text(
+        '{"id": "ok", "prompt": "Short?"}\n'
+        '{"id": "big", "prompt": "Short?", "max_new_tokens": 5000}\n'
+    )
+    options = {"prompt": None, "prompts": Path("q.jsonl"), "quiet": True}
+    assert shell.run(**options, sets=("layout.capacity=600",)) == Code.FAILED
+    assert "request big refused: needs" in shell.err
+    assert "the pool has 600" in shell.err
+    lines = shell.lines("outputs.jsonl")
+    assert [line["finish_reason"] for line in lines][1] == "refused"
+    assert lines[0]["text"]
+
+
+def test_the_round_limit_ends_a_run(shell: Any) -> None:
+    assert shell.run(sets=("limits.max_rounds=2",)) == Code.FAILED
+    assert "stopped after 2 rounds (limits.max_rounds)" in shell.err
+    assert shell.read("manifest.json")["status"] == "limit"
+    assert shell.read("metrics.json")["rounds"] == 2
+
+
+def test_a_fault_keeps_what_was_made(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    advance, count = Run.advance, []
+
+    def fails(run: Run) -> None:
+        count.append(1)
+        if len(count) == 12:
+            raise RuntimeError("boom\nsecond line")
+        advance(run)
+
+    monkeypatch.setattr(Run, "advance", fails)
+    assert shell.run(quiet=True) == Code.FAILED
+    first, second = shell.err.strip().split("\n")
+    assert first == "specsot: RuntimeError: boom"
+    assert "traceback.txt" in second
+    assert "boom" in (shell.latest / "traceback.txt").read_text()
+    assert shell.read("manifest.json")["status"] == "failed"
+    assert shell.lines("outputs.jsonl")[0]["parts"][0]["token_ids"]
+    assert {p.name for p in shell.latest.iterdir()} > FILES
+
+
+def test_ctrl_c_keeps_what_was_made(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import signal
+
+    advance, count = Run.advance, []
+
+    def interrupted(run: Run) -> None:
+        count.append(1)
+        if len(count) == 12:
+            signal.raise_signal(signal.SIGINT)
+        advance(run)
+
+    monkeypatch.setattr(Run, "advance", interrupted)
+    assert shell.run() == Code.INTERRUPTED
+    assert shell.read("manifest.json")["status"] == Status.INTERRUPTED
+    parts = shell.lines("outputs.jsonl")[0]["parts"]
+    assert any(p["finish_reason"] == "cancelled" and p["token_ids"] for p in parts)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert "interrupted:" in shell.err
+
+
+def test_a_folder_that_cannot_be_written(shell: Any) -> None:
+    Path("file").write_text("")
+    assert shell.run(runs_dir=Path("file"), quiet=True) == Code.USAGE
+    assert "see --runs-dir" in shell.err
+
+
+def test_redacting_hides_the_home_directory() -> None:
+    assert redact(f"{Path.home()}/models/x") == "~/models/x"
+    assert STATUS_CODES.keys() >= set(Status) - {Status.RUNNING}

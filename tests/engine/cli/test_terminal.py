@@ -1,0 +1,182 @@
+"""The installed program on a real (pseudo) terminal and in real pipes; tiny models."""
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pyte
+import pytest
+
+STATES = ("skeleton", "expand_root", "grow_tree", "verify", "parallel_prefill", "merge", "done")
+PROGRAM = [sys.executable, "-c", "from specsot.engine.cli.main import main; main()"]
+PATIENCE = 240.0
+
+
+def command(tiny: tuple[Path, Path], *more: str) -> list[str]:
+    models = ["--model", str(tiny[0]), "--drafter-model", str(tiny[1]), "--threads", "1"]
+    given = ["bim_eagle", "How do bees make honey?", "--outline", "outline.txt", *models, *more]
+    return [*PROGRAM, "run", *given]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    plain = {k: v for k, v in os.environ.items() if k not in ("CI", "NO_COLOR", "TERM")}
+    return {**plain, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1", **changes}
+
+
+class Terminal:
+    """A program on a pseudo terminal, its screen read by a terminal emulator."""
+
+    def __init__(self, words: list[str], width: int, height: int, **changes: str) -> None:
+        self.screen = pyte.Screen(width, height)
+        self.stream = pyte.ByteStream(self.screen)
+        self.raw = b""
+        self.end, inner = pty.openpty()
+        fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+        self.process = subprocess.Popen(
+            words,
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            env=environment(**changes),
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(inner)
+
+    def screens(self) -> Iterator[str]:
+        """What is on the screen after every piece of output."""
+        until = monotonic() + PATIENCE
+        while monotonic() < until:
+            if not select.select([self.end], [], [], 1.0)[0]:
+                continue
+            try:
+                piece = os.read(self.end, 65536)
+            except OSError:  # the other end was closed
+                return
+            if not piece:
+                return
+            self.raw += piece
+            self.stream.feed(piece)
+            yield "\n".join(self.screen.display)
+
+    def type(self, text: str) -> None:
+        os.write(self.end, text.encode())
+
+    def finish(self) -> int:
+        for _ in self.screens():
+            pass
+        return self.process.wait(PATIENCE)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        os.close(self.end)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    points = "".join(f"{i}|60|-|-|Part {i}\n" for i in range(1, 6))
+    (tmp_path / "outline.txt").write_text(f"PLAN\n{points}END\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("width, height", [(80, 24), (100, 30)])
+def test_the_live_view(endless: Any, place: Path, width: int, height: int) -> None:
+    terminal = Terminal(command(endless, "--max-new-tokens", "500"), width, height)
+    seen: list[str] = []
+    try:
+        seen += [s for s in terminal.screens() if "tok/forward" in s and "Part 5" in s]
+        assert terminal.process.wait(PATIENCE) == 0
+    finally:
+        terminal.close()
+    picture = seen[len(seen) // 2]
+    for wanted in (*STATES, "bim_eagle", "→", "Part 1", "/500", "KV ", "tok/s", "prefix", "τ"):
+        assert wanted in picture, f"{wanted!r} is not on the screen:\n{picture}"
+    assert any("verify → expand_root" in s for s in seen)
+    assert b"1. Part 1" in terminal.raw, "the answer stays on the normal screen"
+    frames = terminal.raw.count(b"\x1b[H")
+    assert frames > 2
+    assert b"\x1b[?1049l" in terminal.raw, "the normal screen comes back"
+
+
+def test_ctrl_c_on_a_terminal(endless: Any, place: Path) -> None:
+    terminal = Terminal(command(endless, "--max-new-tokens", "700"), 80, 24)
+    try:
+        for screen in terminal.screens():
+            if "tok/forward" in screen and "Part 5" in screen:
+                terminal.type("\x03")
+                break
+        assert terminal.finish() == 130
+    finally:
+        terminal.close()
+    assert b"interrupted:" in terminal.raw and b"Traceback" not in terminal.raw
+    outputs = (place / "runs" / "latest" / "outputs.jsonl").read_text()
+    assert '"finish_reason":"cancelled"' in outputs
+
+
+@pytest.mark.parametrize("changes", [{"NO_COLOR": "1"}, {"CI": "true"}, {"TERM": "dumb"}])
+def test_plain_lines_where_a_live_view_is_not_wanted(
+    tiny: Any, place: Path, changes: dict[str, str]
+) -> None:
+    terminal = Terminal(command(tiny, "--max-new-tokens", "4"), 80, 24, **changes)
+    try:
+        assert terminal.finish() == 0
+    finally:
+        terminal.close()
+    assert b"\x1b" not in terminal.raw
+    assert b"outline: 5 parts" in terminal.raw and b"digest" in terminal.raw
+
+
+def test_stepping_on_a_terminal(tiny: Any, place: Path) -> None:
+    terminal = Terminal(command(tiny, "--max-new-tokens", "4", "--step"), 100, 50)
+    answers = ["\n", "\n", "c\n"]
+    try:
+        asked = 0
+        for _ in terminal.screens():
+            if terminal.raw.count(b"[q] quit >") > asked and answers:
+                asked = terminal.raw.count(b"[q] quit >")
+                terminal.type(answers.pop(0))
+        assert terminal.process.wait(PATIENCE) == 0
+    finally:
+        terminal.close()
+    text = terminal.raw.decode()
+    assert "step 0  state start" in text and "=> skeleton" in text
+    assert "step 1  state skeleton" in text and "when outlines_finished" in text
+    assert "committed" in text and "RoundSummary" in text
+    assert "step 3" not in text
+
+
+def test_a_broken_pipe_ends_quietly(tiny: Any, place: Path) -> None:
+    words = command(tiny, "--max-new-tokens", "4", "--json", "-q")
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(PATIENCE) == 0
+    assert process.stderr is not None and process.stderr.read() == b""
+
+
+def test_sigterm_keeps_what_was_made(endless: Any, place: Path) -> None:
+    words = command(endless, "--max-new-tokens", "700", "--no-tui")
+    process = subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment()
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if b"outline: 5 parts" in line:
+            process.send_signal(signal.SIGTERM)
+            break
+    assert process.wait(PATIENCE) == 143
+    assert '"status": "terminated"' in (place / "runs" / "latest" / "manifest.json").read_text()

@@ -1,0 +1,100 @@
+"""specsot.yaml: packaged defaults, the working directory's own, options."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specsot.engine.prepare.config import RunConfig, read_config
+from specsot.engine.prepare.files import graph_names
+from specsot.states.graph.source import GraphError
+
+
+def wrong(folder: Path, text: str, **options: Any) -> list[str]:
+    (folder / "specsot.yaml").write_text(text)
+    with pytest.raises(GraphError) as caught:
+        read_config(folder, options)
+    return [line.removeprefix(f"{folder}/") for line in str(caught.value).split("\n")]
+
+
+def test_the_packaged_defaults(tmp_path: Path) -> None:
+    config = read_config(tmp_path)
+    assert config.graph in graph_names()
+    assert (config.model, config.drafter_model) == ("embedded", "embedded")
+    assert (config.device, config.dtype, config.seed) == ("cpu", "float32", 0)
+    assert config.threads is None and config.max_new_tokens is None
+    assert config.prompt
+
+
+def test_the_working_directory_wins_key_by_key(tmp_path: Path) -> None:
+    (tmp_path / "specsot.yaml").write_text("seed: 7\nthreads: 2\n")
+    config = read_config(tmp_path)
+    assert (config.seed, config.threads) == (7, 2)
+    assert config == read_config(Path("/")).model_copy(update={"seed": 7, "threads": 2})
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    before = read_config(tmp_path)
+    (tmp_path / "specsot.yaml").write_text("# nothing\n")
+    assert read_config(tmp_path) == before
+
+
+def test_options_win_over_both_unless_not_given(tmp_path: Path) -> None:
+    (tmp_path / "specsot.yaml").write_text("seed: 7\ngraph: eagle\n")
+    config = read_config(tmp_path, {"seed": 9, "graph": None, "max_new_tokens": 5})
+    assert (config.seed, config.graph, config.max_new_tokens) == (9, "eagle", 5)
+
+
+def test_null_means_that_somebody_else_decides(tmp_path: Path) -> None:
+    (tmp_path / "specsot.yaml").write_text("threads: null\nmax_new_tokens: ~\n")
+    assert read_config(tmp_path).threads is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sed: 1\n", "specsot.yaml:1:1: sed: unknown key 'sed'; did you mean 'seed'?"),
+        ("seed: 1\nseed: 2\n", "specsot.yaml:2:1: yaml: seed: this key is given twice, first in"),
+        ("seed: true\n", "specsot.yaml:1:7: seed: must be an integer, not true"),
+        ("seed: -1\n", "specsot.yaml:1:7: seed: must be at least 0, not -1"),
+        ("seed: 1e3\n", "specsot.yaml:1:7: seed: must be an integer, not the number 1000.0"),
+        ("seed: 99999999999999999999\n", "specsot.yaml:1:7: seed: must be "),
+        ("threads: 0\n", "specsot.yaml:1:10: threads: must be at least 1, not 0"),
+        ("dtype: float33\n", "specsot.yaml:1:8: dtype: must be 'float32', 'float64', 'bfloat16'"),
+        ("device: gpu\n", "specsot.yaml:1:9: device: 'gpu' must match"),
+        ("graph: null\n", "specsot.yaml:1:8: graph: must be a string, not null"),
+        ("graph: ''\n", "specsot.yaml:1:8: graph: must not be empty"),
+        ("prompt: 5\n", "specsot.yaml:1:9: prompt: must be a string, not the number 5"),
+        ("- a\n", "specsot.yaml:1:1: graph: a list at the top; a configuration is a mapping"),
+        ("a: [\n", "specsot.yaml:2:1: yaml: expected the node content"),
+        ("1: 2\n", "specsot.yaml:1:1: 1: unknown key 1"),
+    ],
+)
+def test_a_mistake_says_where(text: str, message: str, tmp_path: Path) -> None:
+    assert wrong(tmp_path, text)[0].startswith(message), wrong(tmp_path, text)
+
+
+def test_all_mistakes_at_once(tmp_path: Path) -> None:
+    assert len(wrong(tmp_path, "seed: -1\ndtype: x\nfoo: 1\n")) == 3
+
+
+def test_a_wrong_option_is_named(tmp_path: Path) -> None:
+    message = wrong(tmp_path, "", dtype="float33", max_new_tokens=0)
+    assert message == [
+        "--dtype float33: dtype: must be 'float32', 'float64', 'bfloat16' or 'float16', "
+        "not 'float33'",
+        "--max-new-tokens 0: max_new_tokens: must be at least 1, not 0",
+    ]
+
+
+def test_a_folder_of_that_name_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "specsot.yaml").mkdir()
+    with pytest.raises(GraphError, match="this is a directory, not a file"):
+        read_config(tmp_path)
+
+
+def test_the_configuration_cannot_be_changed(tmp_path: Path) -> None:
+    config: Any = read_config(tmp_path)
+    with pytest.raises(ValueError, match="frozen"):
+        config.seed = 5
+    assert isinstance(config, RunConfig)

@@ -1,0 +1,91 @@
+"""Figures from made-up events, each worked out by hand."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from specsot.engine.record.metrics import Meter, figures
+from specsot.ops.host import HostReader
+from specsot.ops.kv.pool import KVCache
+from specsot.states.requests.branch import RoundSummary
+from specsot.states.trace import Moved, OpRan
+
+
+def summary(names: str, committed: tuple[int, ...], accepted: tuple[int, ...], drafted: int):
+    return RoundSummary(tuple(names.split()), committed, accepted, drafted, 10, 0, 5)
+
+
+@pytest.fixture
+def meter() -> Meter:
+    """Two requests; `b/x` has a slash in its key."""
+    made = Meter()
+    made.forward_done(summary("a/outline b/x/1", (1, 1), (-1, -1), 0), 5_000)
+    made.forward_done(summary("a/outline b/x/1", (3, 1), (2, 0), 20), 10_000)
+    made.forward_done(summary("a/outline b/x/1", (0, 2), (0, 1), 20), 20_000)
+    made.forward_done(summary("b/x/1 a/1", (2, 1), (1, -1), 10), 30_000)
+    return made
+
+
+def test_tau_counts_verified_rounds_only(meter: Meter) -> None:
+    assert meter.tau_step == pytest.approx((3 + 1 + 0 + 2 + 2) / 5)
+    assert meter.tau_request == pytest.approx(((3 + 0) / 2 + (1 + 2 + 2) / 3) / 2)
+
+
+def test_acceptance_counts_every_tree_node(meter: Meter) -> None:
+    assert meter.acceptance_rate == pytest.approx((2 + 0 + 0 + 1 + 1) / 50)
+
+
+def test_tokens_per_forward_counts_prefills_too(meter: Meter) -> None:
+    assert (meter.tokens, meter.forwards, meter.rounds) == (11, 4, 3)
+    assert meter.per_forward == pytest.approx(11 / 4)
+
+
+def test_lengths_are_a_histogram_of_committed(meter: Meter) -> None:
+    assert dict(meter.lengths) == {3: 1, 1: 1, 0: 1, 2: 2}
+
+
+def test_marks_are_per_request(meter: Meter) -> None:
+    assert meter.marks["a"].first_token == 5_000
+    assert meter.marks["a"].last_token == 30_000
+    assert meter.marks["b/x"].last_token == 30_000
+
+
+def test_padding_is_a_share_of_all_query_rows(meter: Meter) -> None:
+    assert (meter.rows, meter.padding_waste) == (20, 0.0)
+    padded = replace(summary("a/1", (1,), (0,), 4), rows=12, padding=8)
+    meter.forward_done(padded, 40_000)
+    assert meter.padding_waste == pytest.approx(8 / 32)
+
+
+def test_nothing_gives_zeros() -> None:
+    made = Meter()
+    values = (made.tau_step, made.tau_request, made.acceptance_rate, made.overhead_share)
+    assert (*values, made.padding_waste) == (0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def test_overhead_is_what_ops_do_not_explain() -> None:
+    made = Meter()
+    made.moved(Moved("start", "verify", None, 1, 0))
+    made.op_ran(OpRan("verify", "target.forward_", 60, {}))
+    made.op_ran(OpRan("verify", "branch.commit_", 20, {}))
+    made.moved(Moved("verify", "done", "all_finished", 2, 100))
+    assert made.overhead_share == pytest.approx(0.2)
+    assert made.visits == {"verify": 1, "done": 1}
+    assert made.nanos["verify"] == 100
+
+
+def test_document_has_the_documented_names(meter: Meter) -> None:
+    pool, host = KVCache(2, 1, 4, 16), HostReader()
+    pool.append_([0, 0, 0], [0, 1, 2])
+    pool.ledger.add("compact", 64)
+    host.reads = 4
+    branches = SimpleNamespace(blending=None)
+    found = figures(meter, {"host": host, "kv": pool, "kv_draft": None, "branches": branches})
+    for name in ("tau_step", "tau_request", "acceptance_rate", "tokens_per_target_forward"):
+        assert isinstance(found[name], float)
+    assert found["host_reads"] == {"total": 4, "full": 0, "per_round": 1.0}
+    assert found["kv"]["target"]["peak_bytes"] == 3 * 2 * 2 * 1 * 4 * 4
+    assert found["kv"]["target"]["moved_bytes"] == {"compact": 64}
+    assert found["kv"]["drafter"] is None and found["blend"] is None
+    assert found["accepted_lengths"] == {"0": 1, "1": 1, "2": 2, "3": 1}

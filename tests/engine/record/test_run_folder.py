@@ -1,0 +1,46 @@
+"""Folders of runs: names, atomic files, the link to the latest."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specsot.engine.errors import UsageError
+from specsot.engine.record.run_folder import RunFolder
+
+
+def test_a_folder_per_run_and_a_link_to_the_latest(tmp_path: Path) -> None:
+    first = RunFolder.create(tmp_path / "runs", "a")
+    second = RunFolder.create(tmp_path / "runs", "b")
+    assert first.path != second.path
+    stamp, graph, short = second.path.name.split("-")
+    assert graph == "b" and len(short) == 6 and stamp.endswith("Z") and stamp[8] == "T"
+    assert (tmp_path / "runs" / "latest").resolve() == second.path.resolve()
+
+
+def test_files_appear_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.create(tmp_path, "g")
+    folder.write_json("a.json", {"x": "é\ud800"})
+    assert json.loads((folder.path / "a.json").read_text())["x"].startswith("é")
+
+    def fails(descriptor: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.fsync", fails)
+    with pytest.raises(OSError, match="disk full"):
+        folder.write_json("a.json", {"x": "new"})
+    assert "new" not in (folder.path / "a.json").read_text()
+
+
+def test_the_trace_grows_line_by_line(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "g") as folder:
+        folder.trace({"kind": "move", "to": "a\nb"})
+        folder.trace({"kind": "op"})
+    lines = (folder.path / "trace.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["move", "op"]
+
+
+def test_a_place_that_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="--runs-dir"):
+        RunFolder.create(tmp_path / "file", "g")

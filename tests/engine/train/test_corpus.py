@@ -1,0 +1,164 @@
+"""The generated texts: deterministic, in the engine's formats, with held-out prompts kept out."""
+
+import re
+from random import Random
+
+import pytest
+
+from specsot.engine.corpus.almanac import load_almanac
+from specsot.engine.corpus.corpus import MIXTURE, Corpus
+from specsot.engine.corpus.heldout import KINDS, probes
+from specsot.engine.corpus.people import people, person
+from specsot.engine.corpus.pieces import (
+    Line,
+    Pieces,
+    branch_turn,
+    outline_text,
+    plan_part,
+    plan_prompt,
+    rounded_length,
+)
+from specsot.engine.corpus.questions import broad_question, cores, fill, held_out
+from specsot.engine.corpus.subjects import overview
+from specsot.engine.corpus.tokenizer_training import rough_count
+from specsot.engine.train.quality import outline_titles
+
+CORPUS = Corpus(rough_count)
+
+
+def text(pieces: Pieces) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def written(pieces: Pieces) -> list[str]:
+    return [piece.text for piece in pieces if piece.weight == 1.0]
+
+
+def test_the_same_number_gives_the_same_sample() -> None:
+    again = Corpus(rough_count)
+    assert [CORPUS.sample(i) for i in range(50)] == [again.sample(i) for i in range(50)]
+    assert Corpus(rough_count, seed=9).sample(0) != CORPUS.sample(0)
+
+
+@pytest.mark.parametrize("kind", MIXTURE)
+def test_every_kind_ends_each_written_text(kind: str) -> None:
+    for seed in range(20):
+        sample = CORPUS.make(kind, Random(seed))
+        for pieces in sample.branches or (sample.trunk,):
+            if kind != "recall":
+                assert written(pieces)[-1] == "<|im_end|>"
+            assert all(piece.text for piece in pieces)
+
+
+@pytest.mark.parametrize("kind", ["outline", "general", "search", "joint"])
+def test_outlines_are_valid_and_branches_name_their_parts(kind: str) -> None:
+    for seed in range(60):
+        sample = CORPUS.make(kind, Random(seed))
+        if kind == "general" and sample.kind != "general":
+            continue
+        titles = outline_titles(written(sample.trunk)[0])
+        assert titles, written(sample.trunk)[0]
+        assert len(set(titles)) == len(titles)
+        for branch in sample.branches:
+            found = re.match(r"\n<\|im_start\|>user\nWrite part (\d): ([^\n<]+)", text(branch))
+            assert found and titles[int(found[1]) - 1] == found[2]
+
+
+def test_numbers_and_summaries_are_obeyed() -> None:
+    numbers = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
+    for seed in range(300):
+        sample = CORPUS.make("outline", Random(seed))
+        question, titles = sample.trunk[1].text, outline_titles(written(sample.trunk)[0])
+        assert titles
+        summary = titles[-1] == "Summary"
+        assert summary == question.endswith("End with a summary.")
+        word = re.search(r"\b(\w+) (?:parts|points|sections|steps)\b", question)
+        if word and word[1] in numbers:
+            assert len(titles) - summary == numbers[word[1]], question
+
+
+def test_a_summary_quotes_all_other_parts() -> None:
+    samples = (CORPUS.make("outline", Random(seed)) for seed in range(300))
+    sample = next(s for s in samples if "Summary" in text(s.trunk))
+    titles = outline_titles(written(sample.trunk)[0])
+    assert titles
+    quoted = re.findall(r"\nPart (\d) says: ", text(sample.branches[0]))
+    assert quoted == [str(i) for i in range(1, len(titles))]
+    assert "|" + ",".join(quoted) + "|Summary\nEND" in text(sample.trunk)
+
+
+def test_forms_of_turns() -> None:
+    lines = (Line("One", 60), Line("Two", 80, "Search", (1,)))
+    assert outline_text(lines) == "PLAN\n1|60|-|-|One\n2|80|Search|1|Two\nEND"
+    assert text(branch_turn(2, "Two", ((1, "Body."),))) == (
+        "\n<|im_start|>user\nWrite part 2: Two\nPart 1 says: Body.<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert text(plan_prompt("Why?", ("One", "Two")) + plan_part(1, "One")) == (
+        "<|im_start|>user\nWhy?\nThe plan:\n1. One\n2. Two\nWrite part 1: One<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(("tokens", "length"), [(0, 10), (9, 10), (10, 20), (59, 60), (5000, 990)])
+def test_lengths_leave_room_for_the_end_mark(tokens: int, length: int) -> None:
+    assert rounded_length(tokens) == length
+
+
+def test_held_out_questions_are_never_trained() -> None:
+    subject = load_almanac()[0]
+    kept = {
+        fill(c, subject.name, subject.verb) for c in cores(subject) if held_out(subject.name, c)
+    }
+    assert kept
+    rng = Random(0)
+    assert kept.isdisjoint(broad_question(rng, subject)[0] for _ in range(2000))
+
+
+def test_held_out_names_are_apart_from_trained_ones() -> None:
+    rng = Random(0)
+    trained = {person(rng, held=False) for _ in range(500)}
+    assert trained.isdisjoint(person(rng, held=True) for _ in range(500))
+    assert len({p.name for p in people(rng, 12)}) == 12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_probes_carry_what_is_needed_to_judge_an_answer(kind: str) -> None:
+    found = probes(kind, 20)
+    assert found == probes(kind, 20)
+    assert len(found) == 20
+    for probe in found:
+        assert probe.question in text(probe.pieces)
+        if "hop" in kind:
+            assert any(probe.value in document for document in probe.documents)
+            assert probe.value in probe.answer
+        elif kind != "unknown":
+            assert probe.subject.lower() in probe.question.lower() and probe.titles
+
+
+def test_the_almanac_is_complete_and_its_titles_fit_an_outline() -> None:
+    subjects = load_almanac()
+    assert len(subjects) >= 190 and len({s.name for s in subjects}) == len(subjects)
+    for subject in subjects:
+        titles = [a.title for a in subject.aspects]
+        assert len(titles) >= 6 and len(set(titles)) == len(titles)
+        assert all(re.fullmatch(r"[^\W_][^|\n]{0,59}", title) for title in titles)
+        assert all(4 <= len(a.sentences) <= 7 and len(a.ask) >= 2 for a in subject.aspects)
+        assert overview(subject).startswith(subject.name[:1].upper())
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "",
+        "PLAN\nEND",
+        "PLAN\n1|60|-|-|A\nEND",
+        "PLAN\n1|60|-|-|A\n3|60|-|-|B\nEND",
+        "PLAN\n1|60|-|2|A\n2|60|-|-|B\nEND",
+        "PLAN\n1|60|-|-|A\n2|65|-|-|B\nEND",
+        "PLAN\n1|60|-|-|A\n2|60|-|-|B\nEND\n",
+        "PLAN\n1|60|-|-|A\n2|60|-|-|B",
+    ],
+)
+def test_invalid_outlines_are_told_apart(bad: str) -> None:
+    assert outline_titles(bad) is None

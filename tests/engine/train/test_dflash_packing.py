@@ -1,0 +1,112 @@
+"""Several texts in one training sequence, sharing their beginnings: the same as apart."""
+
+import pytest
+import torch
+from helpers.blocks import golden_pair
+from torch import Tensor
+
+from specsot.engine.train.data import Batch, Tokens, pack
+from specsot.engine.train.dflash_blocks import Blocks, Packing, sample_anchors
+from specsot.engine.train.dflash_loss import OnlineDFlashModel, dense_mask, flex_mask
+from specsot.models.drafters.dflash_config import Reach
+
+from .test_dflash_loss import opened, varied
+
+TRUNK, FIRST, SECOND, OTHER = 6, 5, 9, 7
+TREE = TRUNK + FIRST + SECOND
+TEXTS = (
+    [*range(TRUNK + FIRST)],
+    [*range(TRUNK), *range(TRUNK + FIRST, TREE)],
+    [*range(TREE, TREE + OTHER)],
+)
+REACHES = [(Reach(), Reach()), (Reach(9, causal=True), Reach(9))]
+
+
+def batch() -> Batch:
+    """One row: a trunk with two branches, another text, two rows of padding."""
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 100, (TREE + OTHER,), generator=draw).tolist()
+    segments = [0] * TRUNK + [1] * FIRST + [2] * SECOND
+    positions = [*range(TRUNK + FIRST), *range(TRUNK, TRUNK + SECOND)]
+    written = [float(i % 5 > 0) for i in range(TREE + OTHER)]
+    tree = Tokens(ids[:TREE], written[:TREE], segments, positions)
+    other = Tokens(ids[TREE:], written[TREE:], [0] * OTHER, list(range(OTHER)))
+    return pack([[tree, other]], TREE + OTHER + 2)
+
+
+def packing(found: Batch) -> Packing:
+    return Packing(found.positions, found.mask[:, 0])
+
+
+def features(found: Batch) -> Tensor:
+    return torch.randn(1, found.ids.shape[1], 128, generator=torch.Generator().manual_seed(1))
+
+
+def everywhere(found: Batch, size: int = 8) -> Blocks:
+    anchors = torch.arange(TREE + OTHER)[None]
+    return Blocks(anchors, anchors >= 0, size, found.ids.shape[1], packing(found))
+
+
+@pytest.mark.parametrize("reaches", REACHES)
+def test_every_block_is_the_one_of_its_text_alone(reaches: tuple[Reach, ...]) -> None:
+    online = OnlineDFlashModel(varied(golden_pair()[1], reaches))
+    found, taps = batch(), features(batch())
+    blocks = everywhere(found)
+    with torch.no_grad():
+        together = online.hidden(found.ids, taps, blocks).unflatten(1, (-1, 8))[0]
+    counted = blocks.counted(found.written())[0]
+    seen = set()
+    for rows in TEXTS:
+        anchors = torch.arange(len(rows))[None]
+        alone = Blocks(anchors, anchors >= 0, 8, len(rows))
+        with torch.no_grad():
+            apart = online.hidden(found.ids[:, rows], taps[:, rows], alone).unflatten(1, (-1, 8))[0]
+        torch.testing.assert_close(together[rows], apart, atol=1e-5, rtol=1e-5)
+        own = [i for i, row in enumerate(rows) if row >= TRUNK or rows is TEXTS[0]]
+        expected = alone.counted(found.written()[:, rows])[0]
+        assert torch.equal(counted[[rows[i] for i in own]], expected[own])
+        seen |= {rows[i] for i in own}
+    assert seen == set(range(TREE + OTHER)) and counted.any()
+
+
+def test_a_step_on_a_packed_row_is_the_mean_over_its_texts() -> None:
+    """Blocks of the branches and of the other text; each text alone, weighted by what counts."""
+    online = OnlineDFlashModel(golden_pair()[1])
+    found, taps = batch(), features(batch())
+    inner = list(range(TRUNK, TREE + OTHER))
+    anchors = torch.tensor([inner])
+    blocks = Blocks(anchors, anchors >= 0, 8, found.ids.shape[1], packing(found))
+    whole = online(found.ids, taps, found.written(), blocks)
+    total = weight = torch.zeros(())
+    for rows in TEXTS:
+        own = torch.tensor([[i for i, row in enumerate(rows) if row >= TRUNK]])
+        alone = Blocks(own, own >= 0, 8, len(rows))
+        step = online(found.ids[:, rows], taps[:, rows], found.written()[:, rows], alone)
+        total, weight = total + step.loss_sum, weight + step.weight
+    torch.testing.assert_close(whole.loss, total / weight, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("reach", [Reach(), Reach(3, causal=True), Reach(4)])
+def test_both_masks_of_a_packed_row_are_equal(reach: Reach) -> None:
+    found = batch()
+    blocks = everywhere(found, 3)
+    dense = dense_mask(blocks, reach)
+    assert torch.equal(opened(flex_mask(blocks, reach, 16), *dense.shape[2:]), dense)
+
+
+def test_drawn_anchors_take_the_packing_over() -> None:
+    """Without it a block of the second branch would see the first one."""
+    online = OnlineDFlashModel(golden_pair()[1], num_anchors=4)
+    found, taps = batch(), features(batch())
+
+    def loss(packed: Packing | None) -> float:
+        draw = torch.Generator().manual_seed(3)
+        step = online(found.ids, taps, found.written(), generator=draw, packing=packed)
+        return float(step.loss)
+
+    coins = torch.rand(1, found.ids.shape[1] - 1, generator=torch.Generator().manual_seed(3))
+    drawn = sample_anchors(found.written(), 4, 8, coins)
+    fixed = Blocks(drawn.anchors_BM, drawn.kept_BM, 8, drawn.length, packing(found))
+    step = online(found.ids, taps, found.written(), fixed)
+    assert loss(packing(found)) == pytest.approx(float(step.loss), rel=1e-6)
+    assert loss(packing(found)) != pytest.approx(loss(None), rel=1e-3)

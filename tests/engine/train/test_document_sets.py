@@ -1,0 +1,217 @@
+"""Generated prompts: their answers stand in their documents, and documents come again as asked."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsot.engine.cli.main import main
+from specsot.engine.corpus.almanac import bucket
+from specsot.engine.corpus.document_sets import KINDS, ReadingPrompt, SetSettings, reading_prompts
+from specsot.engine.corpus.documents import title_of
+from specsot.engine.corpus.people import FACTS, HOP_QUESTIONS, HOPS
+from specsot.engine.corpus.tokenizer_training import rough_count
+from specsot.engine.errors import Code, UsageError
+from specsot.engine.prepare.documents import read_documents
+from specsot.engine.prepare.inputs import read_file
+from specsot.states.text.documents import Document, check_document
+from specsot.states.text.retriever import Search
+
+PERSON = r"([A-Z][a-z]+ [A-Z][a-z]+)"
+ALL = SetSettings(prompts=40, documents=5, kinds=KINDS)
+Known = dict[tuple[str, str], str]
+
+
+def made(settings: SetSettings) -> list[ReadingPrompt]:
+    return list(reading_prompts(settings, rough_count))
+
+
+def pattern(template: str, value: str = r"([\w ]+?)") -> str:
+    text = re.escape(template).replace(r"\{p\}", PERSON).replace(r"\{v\}", value)
+    return text.replace(r"\ a\ ([", r"\ an?\ ([")
+
+
+def statements(text: str) -> Iterator[tuple[str, str, str]]:
+    """Who, what and the value, for each statement of a document, in sentences or in fields."""
+    for fact in FACTS:
+        for who, value in re.findall(pattern(fact.statement), text):
+            yield who, fact.label, value
+    for record in re.split(r"(?=Name: )", text)[1:]:
+        fields = [part.split(": ", 1) for part in re.split(r"\n|; | / ", record.strip())]
+        assert fields[0][0] == "Name"
+        for label, value in fields[1:]:
+            yield fields[0][1], label, value
+
+
+def known(prompt: ReadingPrompt) -> Known:
+    found: Known = {}
+    for document in prompt.documents:
+        for who, label, value in statements(document.text):
+            assert found.setdefault((who, label), value) == value, "nothing is said twice"
+    return found
+
+
+def answer(question: str, facts: Known) -> str | None:
+    """What a reader of the documents answers to a question about one value."""
+    for fact in FACTS:
+        for form in fact.questions:
+            if match := re.fullmatch(pattern(form), question):
+                return facts.get((match[1], fact.label))
+    for hop in HOPS:
+        for label, forms in HOP_QUESTIONS.items():
+            for form in forms:
+                if match := re.fullmatch(pattern(form.replace("{h}", hop.hop)), question):
+                    return facts.get((facts.get((match[1], hop.label), ""), label))
+    raise AssertionError(f"no known question: {question}")
+
+
+@pytest.mark.parametrize("tokens", [None, 900])
+def test_who_reads_the_documents_finds_the_answers(tokens: int | None) -> None:
+    for prompt in made(replace(ALL, tokens=tokens)):
+        facts = known(prompt)
+        if prompt.kind in ("one_hop", "two_hop"):
+            assert prompt.values == (answer(prompt.question, facts),)
+        else:
+            titles = {
+                title_of(fact, who).lower(): facts.get((who, fact.label))
+                for who, _ in facts
+                for fact in FACTS
+            }
+            asked = re.findall(rf"the ([a-z ]+) of {PERSON}", prompt.question)
+            values = tuple(titles[f"{title} of {who}".lower()] for title, who in asked)
+            assert prompt.values == values and len(values) >= 2
+        assert all(v in a for v, a in zip(prompt.values, prompt.answers, strict=True))
+
+
+def test_kinds_come_in_turn_and_two_hops_need_two_people() -> None:
+    prompts = made(ALL)
+    assert [p.kind for p in prompts] == list(KINDS) * 10
+    assert all(p.hops == 1 + (p.kind == "two_hop") for p in prompts)
+    assert all(p.question.endswith(" Use search.") == (p.kind == "search") for p in prompts)
+    for prompt in prompts:
+        if prompt.kind == "two_hop":
+            assert len(re.findall(PERSON, prompt.answers[0])) >= 3
+
+
+def test_without_company_there_is_no_second_hop() -> None:
+    found = made(SetSettings(prompts=6, documents=1, reuse=0.0, kinds=("two_hop",)))
+    assert {(p.kind, p.hops) for p in found} == {("one_hop", 1)}
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 12), st.integers(1, 6), st.floats(0, 1), st.integers(0, 99))
+def test_the_share_of_documents_seen_before_is_the_one_asked_for(
+    prompts: int, documents: int, reuse: float, seed: int
+) -> None:
+    asked = SetSettings(prompts, documents, reuse, seed=seed)
+    again = round(reuse * prompts * documents)
+    if again > (prompts - 1) * documents:
+        with pytest.raises(UsageError, match="nothing to take again"):
+            made(asked)
+        return
+    seen: set[Document] = set()
+    total = 0
+    for prompt in made(asked):
+        assert len(set(prompt.documents)) == len(prompt.documents) == documents
+        assert prompt.reused == len(seen & set(prompt.documents))
+        total += prompt.reused
+        seen |= set(prompt.documents)
+    assert total == again
+
+
+def test_reuse_is_spread_over_the_prompts() -> None:
+    reused = [p.reused for p in made(SetSettings(prompts=21, documents=4, reuse=0.5))]
+    assert reused[0] == 0 and set(reused[1:]) == {2, 3} and sum(reused) == 42
+
+
+def test_the_seed_decides_everything() -> None:
+    assert made(ALL) == made(ALL)
+    assert made(ALL) != made(replace(ALL, seed=1))
+
+
+def test_nobody_of_the_training_texts_and_no_name_twice() -> None:
+    titles = set()
+    for prompt in made(ALL):
+        for document in prompt.documents:
+            check_document(document)
+            assert bucket(document.title, 10) == 0, "a held-out name"
+            titles.add((document.title, document.text))
+    assert len({title for title, _ in titles}) == len(titles)
+
+
+def test_no_name_is_given_twice_where_names_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    def few(rng: Random, held: bool) -> str:
+        return f"Ann {rng.choice('ABCDEFGHIJ')}{rng.choice('abcdef')}"
+
+    monkeypatch.setattr("specsot.engine.corpus.people.person", few)
+    prompts = made(SetSettings(prompts=6, documents=5, reuse=0.2))
+    people = {(d.title, d.text) for prompt in prompts for d in prompt.documents}
+    assert len({title for title, _ in people}) == len(people) == 24
+
+
+@pytest.mark.parametrize("tokens", [512, 2048, 4096])
+def test_documents_have_about_the_tokens_asked_for(tokens: int) -> None:
+    for prompt in made(SetSettings(prompts=4, documents=8, tokens=tokens)):
+        lengths = [rough_count(document.text) for document in prompt.documents]
+        assert 0.85 * tokens < sum(lengths) < 1.15 * tokens
+        assert max(lengths) < 2 * min(lengths)
+
+
+def test_a_search_for_a_part_finds_its_document() -> None:
+    for prompt in made(replace(ALL, kinds=("search",))):
+        search = Search(prompt.documents)
+        for sentence, value in zip(prompt.answers, prompt.values, strict=True):
+            who = re.match(PERSON, sentence)
+            assert who is not None
+            hits = search.find(f"Anything of {who[0]}", 3)
+            assert any(who[0] in h.document.title and value in h.document.text for h in hits)
+
+
+def call(*words: object) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main([str(word) for word in words])
+    return int(caught.value.code or 0)
+
+
+def test_the_command_writes_what_run_and_cache_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--prompts", 8, "--documents", 4, "--reuse", 0.5, "--tokens", 512, "--json")
+    assert call("documents", "--out", tmp_path / "set", *asked) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["prompts"], report["documents"], report["reuse"]) == (8, 16, 0.5)
+    assert report["kinds"] == {"one_hop": 4, "two_hop": 4}
+    assert 400 < report["tokens_per_prompt"] < 600
+    prompts = read_file(tmp_path / "set" / "prompts.jsonl").items
+    distinct = read_documents([tmp_path / "set" / "documents.jsonl"])
+    assert {d for prompt in prompts for d in prompt.documents} == set(distinct)
+    lines = (tmp_path / "set" / "prompts.jsonl").read_text().splitlines()
+    first = json.loads(lines[0])
+    assert len(prompts) == 8 and first["answers"] and first["values"] and first["hops"] == 1
+
+
+@pytest.mark.parametrize(
+    "words, code, says",
+    [
+        (["--reuse", "1"], Code.USAGE, "at most 0.9500"),
+        (["--kinds", "one_hop,twohop"], Code.USAGE, "no kind 'twohop'; did you mean 'two_hop'?"),
+        (["--model", "/nowhere"], Code.MODEL, "/nowhere"),
+    ],
+)
+def test_what_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, says: str
+) -> None:
+    assert call("documents", "--out", tmp_path / "set", *words) == code
+    assert says in capsys.readouterr().err and not (tmp_path / "set").exists()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert call("documents", "--out", tmp_path / "file") == Code.USAGE
+    assert "cannot be written" in capsys.readouterr().err

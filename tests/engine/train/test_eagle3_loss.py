@@ -1,0 +1,65 @@
+"""The training-time test against one step of the published EAGLE-3 trainer."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from specsot.engine.train.eagle3_loss import Lesson, causal, rehearse, shift
+from specsot.models.drafters.eagle3 import Eagle3
+from specsot.models.load.weights import load_eagle3, load_target
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "eagle"
+
+
+@pytest.fixture(scope="module")
+def step() -> dict[str, torch.Tensor]:
+    return load_file(GOLDEN / "e3_llama_training" / "ttt_step.safetensors")
+
+
+def drafter() -> Eagle3:
+    target = load_target(GOLDEN / "targets" / "llama")
+    return load_eagle3(GOLDEN / "drafts" / "llama_eagle3", target)
+
+
+def lesson(step: dict[str, torch.Tensor]) -> Lesson:
+    rows, length = step["input_ids"].shape
+    keys = step["attention_mask"].bool()[:, None, :]
+    return Lesson(
+        taps_BSF=step["aux_hidden"],
+        tokens_BS=step["input_ids_shifted"].long(),
+        teacher_BSV=step["target_logits_shifted"],
+        counted_BS=step["loss_mask"].float(),
+        positions_BS=torch.arange(length).expand(rows, -1),
+        visible_BSS=causal(length, rows) & keys,
+    )
+
+
+def test_losses_and_accuracies_of_every_step(step: dict[str, torch.Tensor]) -> None:
+    verdict = rehearse(drafter(), lesson(step), steps=7)
+    torch.testing.assert_close(torch.stack(verdict.losses), step["plosses"], atol=2e-6, rtol=2e-6)
+    facts = json.loads((GOLDEN / "e3_llama_training" / "ttt_step.json").read_text())
+    expected = torch.tensor(facts["accuracies"])
+    torch.testing.assert_close(torch.stack(verdict.accuracies), expected, atol=1e-5, rtol=0)
+
+
+def test_gradients_of_the_decayed_sum(step: dict[str, torch.Tensor]) -> None:
+    model = drafter()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name != "embed_tokens.weight")
+    total = rehearse(model, lesson(step), steps=7).total()
+    torch.testing.assert_close(total[None], step["loss"], atol=2e-5, rtol=2e-6)
+    total.backward()
+    expected = {k.removeprefix("grad."): v for k, v in step.items() if k.startswith("grad.")}
+    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, atol=2e-6, rtol=2e-5, msg=name)
+
+
+def test_shift_moves_left_and_fills_with_zeros() -> None:
+    x = torch.tensor([[1, 2, 3]])
+    assert shift(x, 2).tolist() == [[3, 0, 0]]
+    assert shift(x, 0) is x

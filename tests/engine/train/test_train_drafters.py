@@ -1,0 +1,235 @@
+"""Training of every kind of drafter: one loop, loadable results, held-out acceptance."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.blocks import GOLDEN, Pair, golden_pair
+from helpers.interrupted import EMBEDDED, KINDS, log_of, write_inputs
+from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_tokenizer
+from torch import Tensor
+from typer.testing import CliRunner
+
+from specsot.engine.cli.train import train
+from specsot.engine.train.dflash import DFlashCourse, DFlashTraining
+from specsot.engine.train.dflash_loss import OnlineDFlashModel
+from specsot.engine.train.eagle3 import Eagle3Course, Eagle3Training
+from specsot.engine.train.held import Held, held_out_tau, rounds
+from specsot.engine.train.lessons import lessons
+from specsot.engine.train.loop import DrafterTraining, Progress, generator
+from specsot.engine.train.teacher import Teacher
+from specsot.engine.train.vanilla import VanillaCourse, VanillaTraining
+from specsot.models.drafters.eagle3 import Eagle3
+from specsot.models.load.weights import load_dflash, load_eagle3, load_target
+from specsot.ops.kv.pool import KVCache
+from specsot.ops.types import Visibility
+
+SMALL = "--batch-tokens 256 --length 128 --threads 1 --steps 4 --held-out 2"
+LOADERS = {
+    "eagle3": load_eagle3,
+    "dflash": load_dflash,
+    "vanilla": lambda folder, target: load_target(folder, strict=True),
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return write_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(train, list(words))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_drafter_is_trained_logged_and_loads(
+    kind: str, inputs: list[str], tmp_path: Path
+) -> None:
+    out = tmp_path / kind
+    words = [kind, *inputs, "--out", str(out), *SMALL.split(), *KINDS[kind].split()]
+    assert run(*words)[0] == 0
+    log = log_of(tmp_path / f"{kind}.run")
+    assert [line["step"] for line in log] == [1, 2, 3, 4]
+    assert {"loss", "accuracy", "tokens", "done"} <= log[0].keys()
+    assert log[-1]["done"] == 1.0 and log[-1]["held_tau"] == log[-1]["held_prompt"] >= 1.0
+    target = load_target(Path(inputs[1]))
+    loaded: Any = LOADERS[kind](out, target)
+    state = torch.load(tmp_path / f"{kind}.run" / "state.pt")
+    assert state["progress"].keys() == {"step", "tokens", "seconds", "index"}
+    stored = {n.removeprefix("model."): p for n, p in state["model"].items()}
+    for name, value in loaded.published().items():
+        trained = stored[name.removeprefix("model.")]
+        if value.is_floating_point():
+            trained = trained.bfloat16().float()
+        assert torch.equal(value, trained), name
+
+
+def test_a_vanilla_drafter_has_the_targets_tokenizer(inputs: list[str], tmp_path: Path) -> None:
+    words = ["vanilla", *inputs, "--out", str(tmp_path / "v"), *SMALL.split()]
+    assert run(*words, *KINDS["vanilla"].split())[0] == 0
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (tmp_path / "v" / name).read_bytes() == (Path(inputs[1]) / name).read_bytes()
+    config = json.loads((tmp_path / "v" / "config.json").read_text())
+    assert config["dtype"] == "bfloat16" and config["eos_token_id"] in (2,)
+
+
+def test_the_embedded_vanilla_drafter_has_at_most_one_and_a_half_million_parameters() -> None:
+    config = VanillaTraining(target=EMBEDDED, out=Path(), run=Path())
+    model = VanillaCourse(config, Teacher(EMBEDDED)).model
+    assert sum(p.numel() for p in model.parameters()) <= 1_500_000
+
+
+def test_the_embedded_dflash_drafter_is_what_the_documents_say() -> None:
+    config = DFlashTraining(target=EMBEDDED, out=Path(), run=Path())
+    course = DFlashCourse(config, Teacher(EMBEDDED))
+    shape = course.model.config
+    assert (shape.block_size, shape.num_layers, shape.mask_token_id) == (8, 2, 3)
+    assert shape.layer_ids == (1, 5) and course.online.gamma == 4.0
+    assert 2 * sum(p.numel() for p in course.model.parameters()) <= 7_000_000
+
+
+def test_the_corpus_of_the_embedded_family_and_its_held_out_prompts() -> None:
+    teacher = Teacher(EMBEDDED)
+    found = lessons(DrafterTraining(target=EMBEDDED, out=Path(), run=Path(), held_out=2), teacher)
+    assert found.distinct is None and found.source(7) == found.source(7)
+    assert {held.kind for held in found.held} == {"outline", "part", "reading"}
+    for held in found.held:
+        assert held.ids[-1] in teacher.stops and 0 < held.first < len(held.ids)
+    texts = {teacher.tokenizer.decode(h.ids[h.first :]) for h in found.held if h.kind == "outline"}
+    assert any(text.startswith("PLAN\n1|") for text in texts)
+
+
+def test_mistakes_are_told_with_their_exit_codes(inputs: list[str], tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "d"), *SMALL.split()]
+    assert run("dflash", *inputs, *out, *KINDS["dflash"].split())[0] == 0
+    for words, said in {
+        ("dflash", *inputs, *out): "holds a training",
+        ("dflash", *inputs, *out, "--resume", "--layers", "2"): "with other settings",
+        ("dflash", *inputs, *out, "--resume", "--target-layer-ids", "1,9"): "has 8 layers",
+        ("dflash", *inputs, *out, "--resume", "--target-layer-ids", "a"): "numbers with commas",
+        ("dflash", *inputs, *out, "--resume", "--mask-token-id", "5000"): "has 4096 tokens",
+        ("eagle3", *inputs, *out, "--draft-vocabulary", "5000"): "the target has 4096",
+        ("eagle3", *inputs, *out, "--resume"): "drafts 0 different ids",
+        ("vanilla", *inputs, *out, "--device", "nowhere"): "--device nowhere",
+    }.items():
+        code, output = run(*words)
+        assert code == 2 and said in output, (words, output)
+    code, output = run("vanilla", "--target", str(tmp_path), *out)
+    assert code == 4 and "config.json" in output
+
+
+def test_a_target_of_another_tokenizer_needs_prompts(tmp_path: Path) -> None:
+    folder = golden_target(tmp_path)
+    code, output = run("vanilla", "--target", str(folder), "--out", str(tmp_path / "o"))
+    assert code == 2 and "give --prompts FILE" in output
+
+
+def test_minutes_are_not_looked_at_when_steps_are_given() -> None:
+    config = DrafterTraining(
+        target=Path(), out=Path(), run=Path(), minutes=float("inf"), updates=10
+    )
+    assert Progress(step=4, tokens=10**9, seconds=1e9).done(config) == 0.4
+
+
+def test_every_step_has_a_chance_of_its_own() -> None:
+    def coins(seed: int, step: int) -> list[float]:
+        return [float(x) for x in torch.rand(4, generator=generator(seed, step))]
+
+    assert coins(1, 2) == coins(1, 2)
+    assert coins(1, 2) != coins(1, 3) != coins(2, 3)
+
+
+def test_rounds_of_a_chain() -> None:
+    hits = torch.tensor([[0, 0], [1, 1], [1, 1], [0, 1], [1, 0], [0, 0], [1, 1]]).bool()
+    assert rounds(hits, 1) == [3, 2]  # root 1 takes 2, 3 and the target's 4; root 4 takes 5 and 6
+    assert rounds(hits, 2) == [3, 1]  # nothing follows the last token
+    assert rounds(hits, 0) == [1, 3, 2]
+    samples = [Held("a", (0,) * 7, 0), Held("b", (0,) * 7, 1)]
+    tau = held_out_tau(samples, lambda held: hits)
+    assert tau == {"held_a": 2.0, "held_b": 2.5, "held_tau": pytest.approx(11 / 5)}
+
+
+def golden_target(folder: Path) -> Path:
+    target = folder / "golden"
+    shutil.copytree(GOLDEN / "target", target)
+    return write_tiny_tokenizer(target, 128)
+
+
+def answered(teacher: Teacher, prompt: list[int], new: int) -> Held:
+    (answer,) = teacher.answer([prompt], new)
+    return Held("prompt", (*prompt, *answer), len(prompt))
+
+
+def test_held_out_rounds_of_dflash_are_those_of_a_run(tmp_path: Path) -> None:
+    prompt = [5, 9, 3, 70, 31, 8]
+    made = Pair(*golden_pair()).generate(prompt, 60, [], 8)
+    teacher = Teacher(golden_target(tmp_path))
+    config = DFlashTraining(target=teacher.folder, out=tmp_path, run=tmp_path, intermediate=None)
+    course = DFlashCourse(config, teacher)
+    course.model = golden_pair()[1]
+    course.online = OnlineDFlashModel(course.model)
+    found = rounds(course.hits(Held("prompt", tuple(made.ids), len(prompt))), len(prompt))
+    assert found[:-1] == made.accepted[: len(found) - 1] and max(found) > 3 > min(found)
+    assert sum(found) == len(made.ids) - len(prompt) - 1
+
+
+def chain(drafter: Eagle3, taps_SF: Tensor, ids: list[int], root: int, steps: int) -> list[int]:
+    """What a run drafts behind the root token: its rows, then its own guesses one by one."""
+    size = root + steps
+    kv = KVCache(1, drafter.kv_heads, drafter.head_dim, size)
+    tokens, hidden, drafts, start = ids[1 : root + 1], drafter.fuse(taps_SF[:root]), [], 0
+    for _ in range(steps):
+        rows = torch.arange(start, start + len(tokens))[None]
+        keys = torch.arange(size)[None]
+        visible = Visibility(keys[:, None] <= rows[..., None], keys)
+        out = drafter(torch.tensor([tokens]), hidden[None], rows, rows, visible, kv)[0]
+        hidden, start = out[-1:], start + len(tokens)
+        tokens = [int(drafter.to_target(drafter.logits(hidden).argmax(-1)))]
+        drafts += tokens
+    return drafts
+
+
+def test_held_out_rounds_of_eagle3_are_those_of_a_run(inputs: list[str], tmp_path: Path) -> None:
+    folder = Path(inputs[1])
+    write_tiny_eagle3(tmp_path, folder)
+    teacher, steps = Teacher(folder), 3
+    drafter = load_eagle3(tmp_path, load_target(folder))
+    config = Eagle3Training(
+        target=folder, out=tmp_path, run=tmp_path, draft_vocabulary=32, steps=steps
+    )
+    course = Eagle3Course(config, teacher, torch.arange(32))
+    course.model = drafter
+    held = answered(teacher, [5, 9, 3, 70, 31, 8], 40)
+    taps = teacher.look(held.batch(teacher.device), drafter.config.taps, exact=True)
+    hits, ids = course.hits(held), list(held.ids)
+    lengths = []
+    for root in range(held.first, len(ids) - steps):
+        with torch.no_grad():
+            drafts = chain(drafter, taps.features_BSF[0], ids, root, steps)
+        wanted = ids[root + 1 : root + 1 + steps]
+        right = next((k for k in range(steps) if drafts[k] != wanted[k]), steps)
+        assert hits[root].long().cumprod(0).sum() == right
+        lengths.append(right)
+    assert {0, 1, 2} <= set(lengths)
+
+
+def test_held_out_rounds_of_a_vanilla_drafter(inputs: list[str], tmp_path: Path) -> None:
+    """The target drafts for itself: all is right, but for a token that it did not write."""
+    teacher = Teacher(Path(inputs[1]))
+    config = VanillaTraining(target=teacher.folder, out=tmp_path, run=tmp_path, gamma=3)
+    course = VanillaCourse(config, teacher)
+    course.model = teacher.model
+    held = answered(teacher, [5, 9, 3, 70, 31, 8], 21)
+    size = len(held.ids) - held.first - 1
+    whole, rest = divmod(size, 4)
+    assert rounds(course.hits(held), held.first) == [4] * whole + [rest] * (rest > 0)
+    other = list(held.ids)
+    other[held.first + 2] = 4000
+    changed = rounds(course.hits(Held("prompt", tuple(other), held.first)), held.first)
+    assert changed[0] == 2

@@ -1,0 +1,153 @@
+"""Training on a small scale: packing, optimizers, checkpoints, and both models end to end."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from specsot.engine.corpus.corpus import Corpus
+from specsot.engine.corpus.pieces import Sample, given, gold
+from specsot.engine.corpus.tokenizer_training import CHAT_TEMPLATE, SPECIAL, rough_count
+from specsot.engine.train.data import Packer, corpus_source, encode_sample, pack
+from specsot.engine.train.eagle3 import chain_tau
+from specsot.engine.train.optim import learning_rate, orthogonalized
+from specsot.engine.train.stages import STAGES, stage_at
+from specsot.engine.train.target import TargetTraining, batch_loss, new_model, train_target
+from specsot.models.load.weights import load_target
+
+EMBEDDED = Path(__file__).parents[3] / "models" / "embedded" / "target"
+
+
+def encode(text: str) -> list[int]:
+    return [ord(c) % 97 + 5 for c in text]
+
+
+def tree() -> Sample:
+    return Sample("outline", given("ab") + gold("cd"), (given("x") + gold("y"), gold("z")))
+
+
+def test_branches_continue_the_trunk_and_do_not_see_each_other() -> None:
+    tokens = encode_sample(tree(), encode)
+    end = tokens.segments.count(0)
+    assert tokens.positions[:end] == list(range(end))
+    assert tokens.positions[tokens.segments.index(2)] == end
+    batch = pack([[tokens, tokens]], 2 * len(tokens.ids) + 3)
+    mask, size = batch.mask[0, 0], len(tokens.ids)
+    first, second = tokens.segments.index(1), tokens.segments.index(2)
+    assert mask[second, :end].all() and not mask[second, first:second].any()
+    assert not mask[size:, :size].any()
+    assert mask.diagonal().all()
+
+
+def test_labels_are_the_next_ids_and_starts_of_branches_do_not_count() -> None:
+    tokens = encode_sample(tree(), encode)
+    batch = pack([[tokens]], len(tokens.ids))
+    assert batch.labels[0, :-1].tolist() == tokens.ids[1:]
+    for start in (tokens.segments.index(1), tokens.segments.index(2)):
+        assert batch.weights[0, start - 1] == 0.0
+    assert batch.weights[0, -1] == 0.0
+
+
+def test_a_branch_in_a_tree_has_the_same_loss_as_alone() -> None:
+    model = new_model(TargetTraining(Path(), Path(), layers=1, hidden=128, intermediate=64))
+    model.float().eval()
+    whole = encode_sample(tree(), encode)
+    alone = encode_sample(Sample("outline", tree().trunk + tree().branches[1]), encode)
+    logits = []
+    for tokens in (whole, alone):
+        batch = pack([[tokens]], len(tokens.ids))
+        out = model(input_ids=batch.ids, attention_mask=batch.mask, position_ids=batch.positions)
+        logits.append(out.logits[0, -1])
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-5, rtol=1e-5)
+    assert batch_loss(model, pack([[whole]], len(whole.ids))).isfinite()
+
+
+def test_a_packer_goes_on_where_another_stopped() -> None:
+    packer = Packer(corpus_source(Corpus(rough_count), encode), 4096, 2048)
+    batches = packer.batches()
+    next(batches)
+    again = replace(packer)
+    torch.testing.assert_close(next(batches).ids, next(again.batches()).ids)
+
+
+def test_learning_rate_warms_up_and_falls_to_the_floor() -> None:
+    assert learning_rate(0.01, 1.0) == pytest.approx(0.5)
+    assert learning_rate(0.02, 1.0) == pytest.approx(1.0)
+    assert learning_rate(1.0, 1.0) == pytest.approx(0.05)
+    assert learning_rate(2.0, 1.0) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("shape", [(8, 32), (32, 8)])
+def test_orthogonalized_matrices_have_singular_values_near_one(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(orthogonalized(torch.randn(shape)).float())
+    assert values.min() > 0.5 and values.max() < 1.4
+
+
+def test_stages_follow_one_another() -> None:
+    assert [stage_at(STAGES, done) for done in (0.0, 0.2, 0.6, 0.9, 1.0)] == [
+        *STAGES,
+        STAGES[-1],
+    ]
+
+
+def test_chain_tau_multiplies_accuracies() -> None:
+    assert chain_tau([torch.tensor(0.5)] * 2).item() == pytest.approx(1.75)
+
+
+def small(folder: Path) -> TargetTraining:
+    return TargetTraining(
+        out=folder / "target",
+        run=folder / "run",
+        tokens=3 * 3072,
+        batch_tokens=3072,
+        layers=6,
+        hidden=128,
+        intermediate=64,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TargetTraining:
+    folder = tmp_path_factory.mktemp("training")
+    config = small(folder)
+    config.run.mkdir()
+    (config.run / "tokenizer.json").write_bytes((EMBEDDED / "tokenizer.json").read_bytes())
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        (config.run / name).write_bytes((EMBEDDED / name).read_bytes())
+    train_target(config)
+    return config
+
+
+def test_a_target_is_trained_and_loads_in_both_worlds(trained: TargetTraining) -> None:
+    theirs = AutoModelForCausalLM.from_pretrained(trained.out, dtype=torch.float32)
+    assert load_target(trained.out).config.vocab_size == theirs.config.vocab_size == 4096
+    assert theirs.generation_config.eos_token_id == [2, 0]
+    log = [json.loads(line) for line in (trained.run / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in log] == [1, 2, 3] and log[-1]["done"] == 1.0
+
+
+def test_training_resumes_from_its_checkpoint(trained: TargetTraining) -> None:
+    more = replace(trained, tokens=5 * 3072, resume=True)
+    train_target(more)
+    log = [json.loads(line) for line in (more.run / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in log] == [1, 2, 3, 4, 5]
+
+
+def test_the_embedded_tokenizer_has_the_agreed_ids_and_template() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
+    assert len(tokenizer) == 4096
+    assert tokenizer.convert_ids_to_tokens(list(range(16))) == list(SPECIAL)
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.mask_token_id) == (0, 2, 3)
+    text = "Zoë pays 1,234 €\n\tfor 漢字 🙂"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == text
+    assert len(tokenizer.encode("4096", add_special_tokens=False)) == 4
+    assert tokenizer.chat_template == CHAT_TEMPLATE
+    turn = [{"role": "user", "content": "Hi"}]
+    assert tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) == (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )

@@ -1,0 +1,215 @@
+"""Prompts with cached chunks, driven through a decoder; and the vectors of golden/cacheblend."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from specsot.models import layers
+from specsot.models.decoder import Decoder
+from specsot.models.load.weights import load_target
+from specsot.ops.blend.blend import Blend, BlendRows, ChunkKV, Role
+from specsot.ops.blend.layer_plan import BlendSettings, compile_layer_plan, decode_plan
+from specsot.ops.kv.pool import KVCache
+from specsot.ops.types import LayerPlan, TargetOutput, Visibility
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "cacheblend"
+LIMIT = {torch.float64: 1e-9, torch.float32: 5e-5}
+
+
+def blend(**changes: Any) -> BlendSettings:
+    """Settings with `plan: blend` and no smallest number of rows."""
+    return BlendSettings(**{"plan": "blend", "min_tokens": 0} | changes)
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """One file of vectors and its model."""
+
+    meta: dict[str, Any]
+    tensors: dict[str, Tensor]
+    model: Decoder
+    dtype: torch.dtype
+
+    def __getitem__(self, name: str) -> Tensor:
+        value = self.tensors[name]
+        return value.to(self.dtype) if value.is_floating_point() else value
+
+    @property
+    def cache(self) -> ChunkKV:
+        return ChunkKV(self["cache.k_pre"], self["cache.v"])
+
+    @property
+    def chunk_rows(self) -> list[Tensor]:
+        """The rows of each chunk in the prompt."""
+        return list(torch.arange(sum(self.meta["chunk_lens"])).split(self.meta["chunk_lens"]))
+
+
+def read(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    return json.loads((GOLDEN / f"{name}.json").read_text()), load_file(
+        GOLDEN / f"{name}.safetensors"
+    )
+
+
+def target(name: str, folder: Path, dtype: torch.dtype, window: int = 0) -> Decoder:
+    """The model of the vectors, `llama` or `qwen3`."""
+    meta, tensors = read(name)
+    c = meta["config"]
+    raw = {
+        "model_type": name,
+        "vocab_size": c["vocab"],
+        "hidden_size": c["hidden"],
+        "intermediate_size": c["intermediate"],
+        "num_hidden_layers": c["layers"],
+        "num_attention_heads": c["heads"],
+        "num_key_value_heads": c["kv_heads"],
+        "head_dim": c["head_dim"],
+        "rope_theta": c["rope_theta"],
+        "rms_norm_eps": c["rms_eps"],
+        "max_position_embeddings": 256,
+    }
+    if window:
+        raw |= {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 0}
+    (folder / "config.json").write_text(json.dumps(raw))
+    weights = {n[2:]: v for n, v in tensors.items() if n.startswith("w.")}
+    save_file(weights, folder / "model.safetensors")
+    model = load_target(folder, dtype)
+    if dtype == torch.float64:  # the vectors' tables are float64 too
+        exponents = torch.arange(0, model.head_dim, 2, dtype=dtype) / model.head_dim
+        model.frequencies = c["rope_theta"] ** -exponents
+    return model
+
+
+def wide_norm(patch: pytest.MonkeyPatch) -> None:
+    """RMSNorm in the dtype of its argument, as the vectors have it."""
+
+    def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+    patch.setattr(layers, "rms_norm", norm)
+
+
+def one_prompt(
+    rows: int, suffix: int, protected: int = 0, chunks: Tensor | None = None
+) -> BlendRows:
+    """Protected rows, reused rows and the suffix of one sequence."""
+    role = np.full((1, rows), Role.REUSED, np.int32)
+    role[:, :protected] = Role.PROTECTED
+    role[:, rows - suffix :] = Role.SUFFIX
+    zero = np.zeros((1, rows), np.int32)
+    chunk = zero.copy()
+    if chunks is not None:
+        chunk[0, : len(chunks)] = chunks.numpy()
+    return BlendRows(role, zero, zero, chunk)
+
+
+def pool(model: Decoder, capacity: int, rows: int = 1) -> KVCache:
+    """Filled with a large number: whoever reads a slot that holds nothing is caught."""
+    kv = KVCache(
+        model.num_layers, model.kv_heads, model.head_dim, capacity, rows, dtype=model.embed.dtype
+    )
+    kv.data.fill_(1e3)
+    return kv
+
+
+@dataclass
+class Sequence:
+    """One sequence in a pool, its rows at shuffled slots; causal unless `allow` says otherwise."""
+
+    model: Decoder
+    ids: Tensor
+    positions: Tensor | None = None
+    allow: Tensor | None = None
+    seed: int = 3
+    spare: int = 16
+    kv: KVCache = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rows = len(self.ids)
+        if self.positions is None:
+            self.positions = torch.arange(self.rows)
+        capacity = self.rows + self.spare
+        self.kv = pool(self.model, capacity)
+        generator = torch.Generator().manual_seed(self.seed)
+        self.slots = torch.randperm(capacity, generator=generator)
+
+    def visible(self, first: int, last: int) -> Visibility:
+        """What rows first .. last - 1 see of rows 0 .. last - 1."""
+        positions = torch.full((1, self.kv.capacity), 10**6)
+        allow = torch.zeros(1, last - first, self.kv.capacity, dtype=torch.bool)
+        more = torch.arange(max(last - self.rows, 0)) + self.positions.max() + 1
+        place = torch.cat((self.positions, more))[:last]
+        positions[0, self.slots[:last]] = place
+        seen = place[None] <= place[first:, None]
+        if self.allow is not None:
+            seen = self.allow[first:last, :last]
+        allow[0, :, self.slots[:last]] = seen
+        return Visibility(allow, positions)
+
+    def forward(
+        self,
+        plan: LayerPlan,
+        blend: Blend | None = None,
+        taps: tuple[int, ...] = (),
+        part: slice = slice(None),
+    ) -> TargetOutput:
+        """All rows, or a part of them, and all their logits."""
+        first, last, _ = part.indices(self.rows)
+        with torch.inference_mode():
+            return self.model(
+                self.ids[None, part],
+                self.positions[None, part],
+                self.slots[None, first:last],
+                self.visible(first, last),
+                self.kv,
+                plan,
+                torch.arange(last - first),
+                taps,
+                blend,
+            )
+
+    def full(self, taps: tuple[int, ...] = ()) -> TargetOutput:
+        return self.forward(self.model.full_plan, taps=taps)
+
+    def blended(
+        self, rows: BlendRows, cached: ChunkKV, settings: BlendSettings, taps: tuple[int, ...] = ()
+    ) -> TargetOutput:
+        plan = compile_layer_plan(settings, self.model.num_layers)
+        return self.forward(plan, Blend.of(rows, cached, settings), taps)
+
+    def held(self) -> tuple[Tensor, Tensor]:
+        """K and V in the pool, each [layers, rows, kv_heads, head_dim]."""
+        held = self.kv.data[:, :, :, self.slots[: self.rows]].transpose(2, 3)
+        return held[:, 0], held[:, 1]
+
+    def greedy(self, logits_V: Tensor, count: int) -> list[int]:
+        """`count` tokens, the first by these logits, decoded one by one on what the pool holds."""
+        found = [int(logits_V.argmax())]
+        while len(found) < count:
+            row = self.rows + len(found) - 1
+            with torch.inference_mode():
+                out = self.model(
+                    torch.tensor([found[-1:]]),
+                    torch.tensor([[row]]),
+                    self.slots[None, row : row + 1],
+                    self.visible(row, row + 1),
+                    self.kv,
+                    decode_plan(self.model.num_layers),
+                    torch.tensor([0]),
+                    (),
+                )
+            found.append(int(out.logits_RV.argmax()))
+        return found
+
+
+def near(ours: Tensor, theirs: Tensor, dtype: torch.dtype | None = None) -> None:
+    """As near as the vectors' tolerance for the dtype says."""
+    assert ours.shape == theirs.shape
+    assert not ours.isnan().any()
+    assert (ours - theirs).abs().max() <= LIMIT[dtype or ours.dtype]

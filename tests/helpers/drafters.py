@@ -1,0 +1,76 @@
+"""Tiny drafters of every kind for the tiny targets: models that often agree with them, or not."""
+
+import shutil
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from helpers.support import Tiny
+from helpers.tiny_models.tiny_dflash import write_tiny_dflash
+from helpers.tiny_models.tiny_eagle import write_tiny_eagle
+from specsot.engine.models import Models, with_drafter
+
+KINDS = ("eagle3", "eagle2", "eagle1", "dflash", "vanilla", "ngram")
+SETTINGS = {
+    "eagle3": (
+        ("drafter.nodes=6", "drafter.levels=3", "drafter.top_k=4"),
+        ("drafter.nodes=9", "drafter.levels=4", "drafter.top_k=3", "drafter.rows_per_round=10"),
+    ),
+    "eagle2": (("drafter.nodes={1: 9, 3: 4}", "drafter.levels=4", "drafter.top_k=3"),),
+    "eagle1": ((), ("drafter.tree=[[1], [0], [1, 2], [0, 0], [1, 2, 0], [0, 0, 1]]",)),
+    "dflash": (
+        ("drafter.block_size=4",),
+        ("drafter.grow=ddtree", "drafter.nodes=6", "drafter.block_size=5"),
+    ),
+    "vanilla": (
+        ("drafter.gamma=3",),
+        ("drafter.gamma_policy=egag", "drafter.gamma_max=4", "drafter.egag_ema_beta=0.5"),
+        ("drafter.gamma_policy=heuristic", "drafter.gamma=2", "drafter.gamma_max=5"),
+        ("drafter.gamma_policy=svip", "drafter.gamma=4"),
+        ("drafter.gamma_policy=confidence", "drafter.gamma=4"),
+        ("drafter.gamma_policy=adaedl", "drafter.gamma=4"),
+    ),
+    "ngram": (
+        ("drafter.width=1",),
+        ("drafter.nodes=5", "drafter.levels=3"),
+        ("drafter.method=nasd", "drafter.filler_top_k=3"),
+        ("drafter.method=nasd", "drafter.scope=branch", "drafter.width=1"),
+        ("drafter.method=nasd", "drafter.scope=session"),
+    ),
+}
+"""Per kind: settings that differ in what they do."""
+NOISE = 0.4
+
+
+def settings_of(kind: str, number: int) -> tuple[str, ...]:
+    """The options that choose one of a kind's settings."""
+    return (f"drafter.kind={kind}", *SETTINGS[kind][number % len(SETTINGS[kind])])
+
+
+def drafting(made: Tiny, kind: str) -> Models:
+    """The models of a tiny target with a drafter of this kind."""
+    if kind in ("eagle3", "ngram"):
+        return made.models
+    return with_drafter(made.models, _folder(made.folder, kind), kind)
+
+
+@cache
+def _folder(target: Path, kind: str) -> Path:
+    folder = target.parent / kind
+    write = {"eagle2": write_tiny_eagle, "eagle1": write_tiny_eagle, "dflash": write_tiny_dflash}
+    return write[kind](folder, target) if kind in write else _disturbed(folder, target)
+
+
+def _disturbed(folder: Path, target: Path) -> Path:
+    """The target itself with noise: right often enough, and wrong often enough."""
+    shutil.copytree(target, folder)
+    file, draw = folder / "model.safetensors", torch.Generator().manual_seed(3)
+    weights = load_file(file)
+    for name, value in weights.items():
+        if "layers" in name and value.ndim == 2:
+            noise = torch.randn(value.shape, generator=draw, dtype=torch.float32)
+            weights[name] = value + (NOISE * value.float().std() * noise).to(value.dtype)
+    save_file(weights, file, metadata={"format": "pt"})
+    return folder

@@ -1,0 +1,85 @@
+"""The embedded models in tests: sessions on the real tokenizer, outlines held to masked greedy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from helpers.support import Graphs, Reference, contexts, requests_of
+from specsot.engine.models import Models, load_models
+from specsot.engine.prepare.environment import embedded_folder
+from specsot.engine.run.session import Prompt, Session
+from specsot.states.machine import Run
+from specsot.states.requests.branch import Branch, Finish
+from specsot.states.text.outline import Outline, Point
+
+PLAIN = ("autoregressive", "eagle")
+
+
+@dataclass
+class Embedded:
+    """The packaged target and drafter, and transformers' reading of the target."""
+
+    models: Models = field(
+        default_factory=lambda: load_models(embedded_folder("target"), embedded_folder("eagle3"))
+    )
+    reference: Reference = field(default_factory=lambda: Reference(embedded_folder("target")))
+    graphs: Graphs = field(default_factory=Graphs)
+
+    def run(
+        self,
+        graph: str,
+        questions: Sequence[str],
+        *,
+        outline: Outline | None = None,
+        sets: Sequence[str] = (),
+        budget: int | None = None,
+        models: Models | None = None,
+    ) -> Run:
+        """A whole run of a shipped graph as it ships, but for `sets`; with EAGLE-3 by default."""
+        from specsot.engine.prepare.files import open_graph
+
+        program = open_graph(graph, sets=tuple(sets), table=self.graphs.table)
+        models = models or self.models
+        session = Session(program, models, max_new_tokens=budget, outline=outline)
+        run = session.start([Prompt(str(i), q) for i, q in enumerate(questions)], lambda e: None)
+        while not run.finished:
+            run.advance()
+        return run
+
+    def check(self, run: Run, graph: str) -> int:
+        """Hold every branch, outlines under their grammar, to transformers; returns the tokens."""
+        book, before = run.board["prompts"], self.reference.tally.tokens
+        for request in requests_of(run):
+            for branch, context in contexts(request, book, graph in PLAIN):
+                if branch.matcher is None:
+                    self.reference.check(branch, context, book.stop_ids)
+                else:
+                    self.check_outline(branch, context, book.stop_ids)
+        return self.reference.tally.tokens - before
+
+    def check_outline(self, branch: Branch, context: Sequence[int], stops: Sequence[int]) -> None:
+        """Greedy decoding with the grammar as a logits processor writes the same outline."""
+        make = branch.request.new_matcher
+        assert make is not None
+        matcher = make()
+        ids = [*context, *branch.tokens]
+        logits_QV = self.reference.logits(ids, torch.float32)[len(context) - 1 :]
+        ended = branch.finish is Finish.STOP
+        for place, token in enumerate([*branch.tokens, *([None] if ended else [])]):
+            legal_V = torch.from_numpy(matcher.legal_mask())
+            own = int(logits_QV[place].masked_fill(~legal_V, -torch.inf).argmax())
+            if token is None:
+                assert own in stops, f"{branch.name}: ended too early"
+            else:
+                assert own == token, f"{branch.name}: token {place} is {token}, not {own}"
+                matcher.advance(token)
+        self.reference.tally.tokens += len(branch.tokens) + ended
+
+
+def given_outline(count: int, deps: bool = False) -> Outline:
+    """An outline of `count` parts; with `deps` the last part builds on all others."""
+    needs = {count: tuple(range(1, count))} if deps and count > 1 else {}
+    titles = ("Main parts", "Goal", "Steps", "Time and cost", "Risks", "Food", "Water", "Summary")
+    points = tuple(Point(i, 60, None, needs.get(i, ()), titles[i - 1]) for i in range(1, count + 1))
+    return Outline("plan", points, (), "ok")

@@ -1,0 +1,108 @@
+"""Runs whose finished parts are combined: prompts as ids, and what a fold must consist of."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from helpers.reading import DocumentBook
+from helpers.support import Graphs, Tiny
+from specsot.engine.models import Models
+from specsot.engine.prepare.files import open_graph
+from specsot.engine.run.session import Session
+from specsot.states.requests.branch import Branch, Finish, Request
+from specsot.states.text.outline import Outline, Point
+from specsot.states.text.prompt_tokens import Written
+
+GRAPH = "bim_blend_merge"
+REUSED = ("blend.ratios=[0.3]",)
+SMALL = (
+    "layout.capacity=2000",
+    "limits.max_new_tokens=1",  # the session has its own budget
+    "blend.min_tokens=0",
+    "skeleton.grammar=false",
+    "skeleton.direct_tokens=13",
+    "skeleton.max_tokens=20",
+)
+TREES = ("drafter.nodes={1: 10, 2: 6, 4: 3}", "drafter.levels=4", "drafter.top_k=4")
+
+
+class FoldBook(DocumentBook):
+    """What follows a part begins otherwise than what follows the prefix."""
+
+    def branch_with(
+        self, point: Point, outline: Outline, dep_ids: Any, shared: Written, own: Written
+    ) -> tuple[Written, Written]:
+        """A branch's documents stand behind the first token of its prompt."""
+        hoist, rest = self.branch(point, outline, dep_ids)
+        return Written((8,)) + shared + hoist, Written((rest[0],)) + own + rest[1:]
+
+    def next_part(self, point: Point, outline: Outline) -> tuple[list[int], list[int]]:
+        return [11, 12, 13], self.branch(point, outline, ())[1]
+
+    def combine(self) -> list[int]:
+        return [14, 15, 16, 17]
+
+
+class FrontBook(FoldBook):
+    """A branch's documents stand before everything else of its prompt."""
+
+    def branch_with(
+        self, point: Point, outline: Outline, dep_ids: Any, shared: Written, own: Written
+    ) -> tuple[Written, Written]:
+        hoist, rest = self.branch(point, outline, dep_ids)
+        return Written((8,)) + shared + hoist, own + rest
+
+
+class OtherBook(FoldBook):
+    """And what it says differs in the middle."""
+
+    def next_part(self, point: Point, outline: Outline) -> tuple[list[int], list[int]]:
+        before, own = super().next_part(point, outline)
+        return before, [*own[: len(own) // 2], 18, 19, *own[len(own) // 2 :]]
+
+
+def book_of(made: Tiny, share: str = "outline", stop_ids: Sequence[int] = ()) -> FoldBook:
+    return FoldBook(made.models.target.vocab_size, share, stop_ids)
+
+
+def session(
+    graphs: Graphs,
+    made: Tiny,
+    *sets: str,
+    outline: Outline,
+    book: Any = None,
+    models: Models | None = None,
+    budget: int = 14,
+) -> Session:
+    """A session on the shipped graph that combines, with a small pool."""
+    book = book or book_of(made)
+    own = (*SMALL, f"skeleton.share={book.share}")
+    if not any(one.startswith("drafter.kind=") for one in sets):
+        own = (*own, *TREES)
+    program = open_graph(GRAPH, (*own, *sets), graphs.table)
+    return Session(
+        program, models or made.models, max_new_tokens=budget, outline=outline, prompts=book
+    )
+
+
+def combined_of(request: Request) -> Branch:
+    """The branch that combines a request's parts: the last one, and the only one."""
+    found = [branch for branch in request.branches if branch.combines]
+    assert found == request.branches[-1:], "the parts are combined last, once"
+    return found[0]
+
+
+def fold_of(request: Request, book: Any) -> list[int]:
+    """What must stand behind the prefix: finished parts in reading order, and the question."""
+    assert request.outline is not None
+    found: list[int] = []
+    for branch in _finished(request.branches):
+        assert branch.point is not None
+        before, own = book.next_part(branch.point, request.outline)
+        if not found:
+            before, own = [], book.branch(branch.point, request.outline, ())[1]
+        found += [*before, *own, *branch.tokens]
+    return [*found, *book.combine()]
+
+
+def _finished(branches: Iterable[Branch]) -> list[Branch]:
+    return [b for b in branches if b.point and b.finish in (Finish.STOP, Finish.LENGTH)]

@@ -1,0 +1,133 @@
+"""Runs over documents with tiny models: prompts as ids, graphs with and without `blend`."""
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from helpers.support import Graphs, Tiny, TokenBook, drive, start
+from specsot.engine.chunks.store import ChunkStore
+from specsot.engine.models import Models
+from specsot.engine.prepare.files import open_graph
+from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.run.session import Session
+from specsot.states.machine import Run
+from specsot.states.requests.branch import Blended, RoundSummary
+from specsot.states.text.documents import Document
+from specsot.states.text.outline import Outline, Point
+from specsot.states.text.prompt_tokens import Written
+from specsot.states.trace import OpRan
+
+BLENDED = ("blend_eagle", "bim_blend_eagle")
+TWINS = {"blend_eagle": "eagle", "bim_blend_eagle": "bim_eagle"}
+WORDS = ("bees", "rain", "tea", "iron", "ferns", "chess", "salt", "moss")
+DOCUMENTS = tuple(Document(word, f"all about {word} and everything") for word in WORDS)
+SMALL = (
+    "layout.capacity=3000",
+    "limits.max_new_tokens=1",  # the session has its own budget
+    "drafter.nodes={1: 10, 2: 6, 4: 3}",
+    "drafter.levels=4",
+    "drafter.top_k=4",
+)
+NO_BLOCK = ("eagle", "bim_eagle")
+
+
+class DocumentBook(TokenBook):
+    """Prompts with documents: ids drawn from their texts, 30 to 50 of each."""
+
+    gap = (7,)
+
+    def document(self, title: str, text: str) -> list[int]:
+        return self.ids(f"document {title} {text}", 30, 50)
+
+    def plain_with(self, question: str, documents: Written) -> Written:
+        return Written((5, 6)) + documents + self.plain(question)
+
+    def skeleton_with(self, question: str, documents: Written) -> tuple[Written, list[int]]:
+        prefix, tail = self.skeleton(question)
+        return Written((5, 6)) + documents + prefix, tail
+
+    def branch_with(
+        self, point: Point, outline: Outline, dep_ids: Any, shared: Written, own: Written
+    ) -> tuple[Written, Written]:
+        hoist, rest = self.branch(point, outline, dep_ids)
+        return Written((8,)) + shared + hoist, Written((9,)) + own + rest
+
+    def direct_with(self, documents: Written) -> Written:
+        return Written(tuple(self.direct())) + documents
+
+
+def book_of(made: Tiny, share: str = "outline", stop_ids: Sequence[int] = ()) -> DocumentBook:
+    return DocumentBook(made.models.target.vocab_size, share, stop_ids)
+
+
+def searching(parts: Sequence[str], deps: Iterable[int] = ()) -> Outline:
+    """A given outline: each part searches for its words, and quotes the first part if named."""
+    points = tuple(
+        Point(i, 20, "Search" if words else None, (1,) if i in deps else (), words or "more")
+        for i, words in enumerate(parts, 1)
+    )
+    return Outline("plan", points, (), "ok")
+
+
+def asked(count: int = 2, documents: int = 4) -> list[Prompt]:
+    """Prompts, each with some of the documents; the first ones are in all of them."""
+    draw, found = random.Random(4), []
+    for number in range(count):
+        chosen = [*DOCUMENTS[:2], *draw.sample(DOCUMENTS[2:], documents - 2)]
+        found.append(Prompt(str(number), f"question {number}", documents=tuple(chosen)))
+    return found
+
+
+def session(
+    graphs: Graphs,
+    made: Tiny,
+    graph: str,
+    *sets: str,
+    models: Models | None = None,
+    outline: Outline | None = None,
+    budget: int = 14,
+    share: str = "outline",
+    chunks: ChunkStore | None = None,
+) -> Session:
+    """A session on a shipped graph with a small pool; blending begins with the first token."""
+    own = [*SMALL]
+    if graph not in NO_BLOCK:
+        own.append("blend.min_tokens=0")
+    if graph.startswith("bim"):
+        own += [f"skeleton.share={share}", "skeleton.grammar=false"]
+    kinds = [one for one in sets if one.startswith("drafter.kind=")]
+    if kinds:
+        own = [one for one in own if not one.startswith("drafter.")]
+    program = open_graph(graph, (*own, *sets), graphs.table)
+    given = outline if graph.startswith("bim") else None
+    return Session(
+        program,
+        models or made.models,
+        max_new_tokens=budget,
+        outline=given,
+        prompts=book_of(made, share),
+        chunks=chunks,
+    )
+
+
+class Rounds:
+    """A sink that keeps what every forward did."""
+
+    def __init__(self) -> None:
+        self.found: list[RoundSummary] = []
+        self.run: Run | None = None
+
+    def __call__(self, event: Any) -> None:
+        if isinstance(event, OpRan) and "committed" in event.shapes and self.run is not None:
+            self.found.append(self.run.board["committed"])
+
+    @property
+    def blends(self) -> list[Blended]:
+        return [one.blend for one in self.found if one.blend is not None]
+
+
+def watched(opened: Session, prompts: Any = None) -> tuple[Run, Rounds]:
+    """A whole run, checked after every phase, and what its forwards did."""
+    sink = Rounds()
+    sink.run = start(opened, prompts or asked(), sink)
+    return drive(sink.run), sink

@@ -1,0 +1,426 @@
+"""What several tests share: prompts as ids, models, and the reference that answers are held to."""
+
+import os
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from specsot.engine.models import Models
+from specsot.engine.prepare.files import open_graph
+from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.run.session import Session
+from specsot.models.drafters.eagle3 import Eagle3
+from specsot.models.load.weights import load_eagle3, load_target
+from specsot.ops.registry import OpTable
+from specsot.states.graph.load import op_table
+from specsot.states.machine import Run
+from specsot.states.requests.branch import Branch, Finish, Request, Stage
+from specsot.states.text.outline import Outline, Point
+
+SEED = int(os.environ.get("SPECSOT_TEST_SEED", "20"))  # what the grids' parts are drawn by
+GOLDEN = Path(__file__).parents[1] / "golden"
+PLAIN = ("autoregressive", "eagle")  # graphs without a skeleton
+FULL = ("bim_plain", "bim_eagle", "batching_plain", "batching_eagle")
+GRAPHS = (*PLAIN, *FULL)
+FIXED = ("drafter.nodes=6", "drafter.levels=3", "drafter.top_k=4")  # the same tree in every round
+MOST_STEPS = 20_000  # transitions after which a run counts as hanging
+
+
+class TokenBook:
+    """Prompts for models without a tokenizer: ids drawn from the text itself, so repeatable."""
+
+    def __init__(self, vocab: int, share: str, stop_ids: Sequence[int], hoist: int = 3) -> None:
+        self.vocab, self.share, self.hoist = vocab, share, hoist
+        self.stop_ids = tuple(stop_ids)
+
+    def ids(self, text: str, low: int, high: int) -> list[int]:
+        draw = random.Random(text)
+        return [draw.randrange(self.vocab) for _ in range(draw.randint(low, high))]
+
+    def plain(self, question: str) -> list[int]:
+        return [*self.skeleton(question)[0], *self.direct("prompt")]
+
+    def skeleton(self, question: str) -> tuple[list[int], list[int]]:
+        return self.ids(f"prefix {question}", 3, 40), self.ids(f"tail {question}", 1, 9)
+
+    def branch(
+        self, point: Point, outline: Outline, dep_ids: Sequence[tuple[int, Sequence[int]]]
+    ) -> tuple[list[int], list[int]]:
+        own = self.ids(f"own {point.id} {point.title}", 1, 12)
+        for dep, ids in dep_ids:
+            own += [dep, *ids]
+        return self.ids("hoist", 1, 1) * self.hoist, own
+
+    def direct(self, share: str | None = None) -> list[int]:
+        return self.ids(f"direct {share or self.share}", 1, 9)
+
+    def outline_ids(self, points: Sequence[Point]) -> list[int]:
+        return self.ids(f"outline {len(points)}", 5, 30)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
+
+class FixedBook(TokenBook):
+    """Plain prompts that are given: question -> ids."""
+
+    def __init__(self, prompts: dict[str, Sequence[int]], stop_ids: Sequence[int] = ()) -> None:
+        super().__init__(0, "outline", stop_ids)
+        self.prompts = prompts
+
+    def plain(self, question: str) -> list[int]:
+        return list(self.prompts[question])
+
+
+class SizedBook(TokenBook):
+    """A branch's own prompt is as long as its point says."""
+
+    def branch(
+        self, point: Point, outline: Outline, dep_ids: Sequence[tuple[int, Sequence[int]]]
+    ) -> tuple[list[int], list[int]]:
+        own = self.ids(f"own {point.id}", point.length, point.length)
+        return self.ids("hoist", 1, 1) * self.hoist, own
+
+
+class PlanBook(TokenBook):
+    """Reads one fixed text out of whatever ids an outline was written with."""
+
+    text = ""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.text
+
+
+def outline_of(count: int, deps: dict[int, tuple[int, ...]] | None = None) -> Outline:
+    """A given outline of `count` branches."""
+    points = tuple(
+        Point(i, 10 + i * 50 % 80, None, (deps or {}).get(i, ()), f"Part {i}")
+        for i in range(1, count + 1)
+    )
+    return Outline("plan", points, (), "ok")
+
+
+# -- models -----------------------------------------------------------------------------------
+
+
+def tiny_models(
+    target_dir: Path, drafter_dir: Path | None, stop_ids: Sequence[int], dtype: str = "float32"
+) -> Models:
+    """A tiny target and drafter, no tokenizer."""
+    kind = getattr(torch, dtype)
+    target = load_target(target_dir, dtype=kind)
+    drafter: Eagle3 | None = None
+    if drafter_dir is not None:
+        drafter = load_eagle3(drafter_dir, target, dtype=kind)
+    return Models(target, drafter, None, tuple(stop_ids), torch.device("cpu"), kind)
+
+
+@dataclass
+class Tally:
+    """How many tokens were held to transformers' own, and how many of them were numeric ties."""
+
+    tokens: int = 0
+    ties: int = 0
+
+
+@dataclass
+class Reference:
+    """Greedy decoding by transformers, checked by teacher forcing: one forward per answer."""
+
+    folder: Path
+    dtype: torch.dtype = torch.float32
+    tally: Tally = field(default_factory=Tally)
+
+    def __post_init__(self) -> None:
+        self.models: dict[torch.dtype, Any] = {}
+
+    def model(self, dtype: torch.dtype) -> Any:
+        if dtype not in self.models:
+            model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype)
+            self.models[dtype] = model.eval()
+        return self.models[dtype]
+
+    def logits(self, ids: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        with torch.inference_mode():
+            return self.model(dtype)(torch.tensor([list(ids)])).logits[0]
+
+    def generate(self, context: Sequence[int], stop_ids: Sequence[int], budget: int) -> list[int]:
+        """What `generate` of transformers writes after the context, the stop token included."""
+        ids = torch.tensor([list(context)])
+        with torch.inference_mode():
+            written = self.model(self.dtype).generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=budget,
+                do_sample=False,
+                eos_token_id=list(stop_ids),
+                pad_token_id=0,
+            )
+        return written[0, len(context) :].tolist()
+
+    def check(self, branch: Branch, context: Sequence[int], stop_ids: Sequence[int]) -> None:
+        """Raise AssertionError at the first token that is not the target's own."""
+        answer = [*branch.tokens]
+        assert not set(answer) & set(stop_ids), "a stop token inside the answer"
+        assert branch.finish in (Finish.STOP, Finish.LENGTH), branch.finish
+        logits_QV = self.logits([*context, *answer], self.dtype)[len(context) - 1 :]
+        own = logits_QV.argmax(-1).tolist()
+        for place, token in enumerate(answer):
+            assert own[place] == token or self.tie(context, answer[:place], token), (
+                f"{branch.name}: token {place} is {token}, the target says {own[place]}"
+            )
+        if branch.finish is Finish.STOP:
+            assert own[len(answer)] in stop_ids or any(
+                self.tie(context, answer, stop) for stop in stop_ids
+            ), f"{branch.name}: stopped too early"
+        else:
+            assert len(answer) == branch.budget
+        self.tally.tokens += len(answer) + (branch.finish is Finish.STOP)
+
+    def tie(self, context: Sequence[int], before: Sequence[int], token: int) -> bool:
+        """A numeric tie: the token of float64, with a margin below 1e-4 in float32."""
+        ids = [*context, *before]
+        top = self.logits(ids, torch.float32)[-1].topk(2).values
+        exact = int(self.logits(ids, torch.float64)[-1].argmax())
+        near = bool(top[0] - top[1] < 1e-4) and exact == token
+        self.tally.ties += near
+        return near
+
+
+@dataclass
+class Tiny:
+    """A random target of one family with a drafter for it, and what transformers makes of it."""
+
+    folder: Path
+    drafter_folder: Path
+    models: Models
+    reference: Reference
+
+    def book(self, share: str = "outline", stop_ids: Sequence[int] = (2,)) -> TokenBook:
+        return TokenBook(self.models.target.vocab_size, share, stop_ids)
+
+
+# -- runs -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Graphs:
+    """Shipped graphs, opened with test settings; the op table is read once."""
+
+    table: OpTable = field(default_factory=op_table)
+
+    def session(
+        self,
+        graph: str,
+        models: Models,
+        book: Any,
+        *,
+        outline: Outline | None = None,
+        budget: int = 10,
+        sets: Iterable[str] = (),
+    ) -> Session:
+        """A session on a shipped graph with a small pool, small budgets and no grammar."""
+        own = ["layout.capacity=2000", "limits.max_new_tokens=1"]  # the session has its own budget
+        if "eagle" in graph:  # what a graph ships may be tuned at any time
+            own += ["drafter.nodes={1: 10, 2: 6, 4: 3}", "drafter.levels=4", "drafter.top_k=4"]
+        if graph in FULL:
+            own += [f"skeleton.share={book.share}", "skeleton.grammar=false"]
+            own += ["skeleton.max_tokens=20", "skeleton.direct_tokens=13"]
+        program = open_graph(graph, sets=(*own, *sets), table=self.table)
+        given = outline if graph in FULL else None
+        return Session(program, models, max_new_tokens=budget, outline=given, prompts=book)
+
+
+def start(session: Session, texts: Sequence[str | Prompt], sink: Any = None) -> Run:
+    """A run whose pools hold a large number wherever nothing was written yet.
+
+    Whoever reads a slot that holds nothing is caught.
+    """
+    prompts = [t if isinstance(t, Prompt) else Prompt(str(i), t) for i, t in enumerate(texts)]
+    run = session.start(prompts, sink or (lambda event: None))
+    for key in ("kv", "kv_draft"):
+        if run.board[key] is not None:
+            run.board[key].data.fill_(1e3)
+    return run
+
+
+def drive(run: Run, check: bool = True, until: Callable[[Run], bool] | None = None) -> Run:
+    """Advance to the end, or until something holds; everything is checked after every phase."""
+    while not run.finished and not (until and until(run)):
+        assert run.steps < MOST_STEPS, "the run does not come to an end"
+        run.advance()
+        if check:
+            check_rows(run)
+    return run
+
+
+def run_all(session: Session, texts: Sequence[str | Prompt], check: bool = True) -> Run:
+    """A run over the prompts, driven to its end."""
+    return drive(start(session, texts), check)
+
+
+def requests_of(run: Run) -> list[Request]:
+    return list(run.board["branches"].requests)
+
+
+def branches_of(run: Run) -> list[Branch]:
+    """All branches of all requests, the root branches left out."""
+    return [b for r in requests_of(run) for b in r.branches]
+
+
+def tokens_of(run: Run) -> dict[str, list[list[int]]]:
+    """Token ids by request and branch, the outline first."""
+    return {r.key: [list(b.tokens) for b in r.all_branches()] for r in requests_of(run)}
+
+
+def accepted_of(run: Run) -> dict[str, list[list[int]]]:
+    """Accepted drafts of each round, by request and branch."""
+    return {r.key: [list(b.accepted) for b in r.all_branches()] for r in requests_of(run)}
+
+
+# -- what holds after every phase -------------------------------------------------------------
+
+
+def check_rows(run: Run) -> None:
+    """Pools and book agree: nothing is missing, nothing is held twice, nothing is left over."""
+    for key in ("kv", "kv_draft"):
+        if run.board[key] is not None:
+            run.board[key].check_integrity()
+    _check_target_rows(run)
+    if run.board["kv_draft"] is not None:
+        _check_draft_rows(run)
+
+
+def _check_target_rows(run: Run) -> None:
+    book, pool = run.board["branches"], run.board["kv"]
+    expected = 0
+    for request in book.requests:
+        if request.stage in (Stage.OUTLINE, Stage.RUNNING):
+            expected += request.prefix_length * len(book.layout.rows_of(request.prefix_owner))
+        if request.stage is Stage.OUTLINE:
+            expected += request.root.length - request.root.start
+        expected += sum(b.length - b.start for b in request.branches if b.stage is Stage.RUNNING)
+    assert pool.current_length == expected, f"{pool.current_length} slots for {expected} rows"
+    for branch in book.active:
+        assert branch.stage is Stage.RUNNING
+        assert len(branch.pending) == 1, "a running branch has exactly its root token pending"
+        held = _positions(run, pool, branch)
+        assert held == list(range(branch.length)), f"{branch.name} has a gap"
+
+
+def _check_draft_rows(run: Run) -> None:
+    """The drafter's row j is for token j + 1, so a branch sees its rows 0 .. length - 1."""
+    book, pool = run.board["branches"], run.board["kv_draft"]
+    alive = set()
+    for request in book.requests:
+        if request.stage in (Stage.OUTLINE, Stage.RUNNING):
+            alive.add(request.prefix_owner)
+        if request.stage is Stage.OUTLINE:
+            alive.add(request.root.owner)
+        alive |= {b.owner for b in request.branches if b.stage is Stage.RUNNING}
+    assert set(pool.owner[pool.owner >= 0].tolist()) <= alive, "rows of a finished branch"
+    assert {s.owner for s in book.inbox} <= alive, "queued rows of a finished branch"
+    if run.state == "expand_root":
+        for branch in book.active:
+            held = _positions(run, pool, branch)
+            rows = branch.length + (book.rules.drafter.takes == "text")  # it has read the root too
+            assert held == list(range(rows)), f"{branch.name} drafts from {held}"
+
+
+def _positions(run: Run, pool: Any, branch: Branch) -> list[int]:
+    """Positions of the committed rows that a branch sees in its row of the pool, increasing."""
+    (row,) = run.board["branches"].layout.rows_of(branch.owner)
+    own = np.isin(pool.owner, [branch.owner, branch.request.prefix_owner]) & pool.committed
+    own &= np.arange(pool.slots) // pool.capacity == row
+    return sorted(pool.position[own].tolist())
+
+
+# -- lossless ---------------------------------------------------------------------------------
+
+
+def contexts(request: Request, book: Any, plain: bool) -> list[tuple[Branch, list[int]]]:
+    """Every branch with the token ids it was decoded behind, put together without the engine."""
+    if plain:
+        return [(request.branches[0], list(book.plain(request.question)))]
+    prefix, tail = book.skeleton(request.question)
+    shared, found = [*prefix], []
+    root = request.root
+    assert root is not None and request.outline is not None
+    if request.given is None:
+        found.append((root, [*prefix, *tail]))
+    if book.share == "outline":
+        shared += [*tail, *(request.given_ids or root.tokens)]
+    done = {b.point.id: b.tokens for b in request.branches if b.point}
+    for branch in request.branches:
+        if branch.point is None:
+            found.append((branch, [*shared, *book.direct()]))
+            continue
+        quoted = [(dep, done[dep]) for dep in branch.point.deps]
+        hoist, own = book.branch(branch.point, request.outline, quoted)
+        found.append((branch, [*shared, *hoist, *own]))
+    return found
+
+
+def check_lossless(run: Run, book: Any, reference: Reference, plain: bool) -> None:
+    """Every branch of every request (the outline too) holds the target's own tokens."""
+    for request in requests_of(run):
+        for branch, context in contexts(request, book, plain):
+            reference.check(branch, context, book.stop_ids)
+
+
+def outlined(
+    graphs: Graphs, made: Tiny, graph: str, stop_ids: Sequence[int] = (), **more: Any
+) -> Run:
+    """A run over one question with `parts` branches (or one plain answer), held to the reference.
+
+    Further arguments: `share`, `parts`, and those of Graphs.session.
+    """
+    book = made.book(more.pop("share", "outline"), stop_ids)
+    outline = outline_of(more.pop("parts", 4))
+    run = run_all(graphs.session(graph, made.models, book, outline=outline, **more), ["hello"])
+    check_lossless(run, book, made.reference, graph in PLAIN)
+    return run
+
+
+def pairwise(factors: dict[str, Sequence[Any]], seed: int) -> list[dict[str, Any]]:
+    """Cases, drawn by seed, in which every two values of two factors meet at least once."""
+    draw, names = random.Random(seed), list(factors)
+    missing = {
+        ((a, x), (b, y)) for a, b in combinations(names, 2) for x in factors[a] for y in factors[b]
+    }
+    cases = []
+    while missing:
+        pinned = dict(draw.choice(sorted(missing, key=repr)))
+        drawn = [
+            {name: draw.choice(list(factors[name])) for name in names} | pinned for _ in range(40)
+        ]
+        best = max(drawn, key=lambda case: len(_met(case, names) & missing))
+        missing -= _met(best, names)
+        cases.append(best)
+    return cases
+
+
+def named(case: dict[str, Any]) -> str:
+    """The name of a case: its values."""
+    return "-".join(str(value).replace(" ", "") for value in case.values())
+
+
+def many(factors: dict[str, Sequence[Any]], least: int) -> list[dict[str, Any]]:
+    """As many pairwise draws as give `least` different cases."""
+    found: dict[str, dict[str, Any]] = {}
+    for seed in count(SEED):
+        found |= {named(case): case for case in pairwise(factors, seed)}
+        if len(found) >= least:
+            return list(found.values())
+    raise AssertionError
+
+
+def _met(case: dict[str, Any], names: Sequence[str]) -> set[Any]:
+    return {((a, case[a]), (b, case[b])) for a, b in combinations(names, 2)}

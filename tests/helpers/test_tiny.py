@@ -1,0 +1,97 @@
+"""The tiny models are what tests elsewhere rely on: repeatable, lively, and worth drafting for."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.tiny_models.tiny import (
+    EOS,
+    PAD,
+    likely_ids,
+    write_tiny_eagle3,
+    write_tiny_target,
+    write_tiny_tokenizer,
+)
+from specsot.models.config import FAMILIES
+from specsot.models.load.checkpoint import model_hash
+from specsot.models.load.weights import load_eagle3, load_target
+
+from .pooled import Pooled, causal, pool
+
+NEW = 40
+
+
+def greedy(run: Pooled, ids: list[int]) -> tuple[list[int], torch.Tensor]:
+    """Token ids with `NEW` more, and the features of all but the last."""
+    taps = (2, 4, 5)
+    out, fresh, features = run.forward(torch.tensor(ids), 0, taps), list(ids), []
+    for _ in range(NEW):
+        features.append(out.taps_QF)
+        fresh.append(int(out.logits_RV[-1].argmax()))
+        out = run.forward(torch.tensor(fresh[-1:]), len(fresh) - 1, taps)
+    return fresh, torch.cat(features)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_wanders_inside_the_likely_tokens(family: str, tmp_path: Path) -> None:
+    model = load_target(write_tiny_target(tmp_path, family, 1))
+    likely = set(likely_ids(model.lm_head).tolist())
+    assert len(likely) == 20 and {0, EOS, PAD} <= likely
+    texts = []
+    for prompt in ([7, 8, 9], [100, 20, 64, 11]):
+        ids, _ = greedy(Pooled(model, torch.arange(64)), prompt)
+        assert set(ids[len(prompt) :]) <= likely
+        assert len(set(ids[len(prompt) :])) >= 7
+        texts.append(ids[-NEW:])
+    assert texts[0] != texts[1]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_drafter_is_often_right_and_often_wrong(seed: int, tmp_path: Path) -> None:
+    target = load_target(write_tiny_target(tmp_path / "target", seed=seed))
+    drafter = load_eagle3(write_tiny_eagle3(tmp_path / "draft", tmp_path / "target"), target)
+    hits = rows = 0
+    for prompt in ([7, 8, 9], [100, 20, 64, 11], [3, 3]):
+        ids, features = greedy(Pooled(target, torch.arange(64)), prompt)
+        length = len(features)
+        slots = torch.arange(length)[None]
+        with torch.inference_mode():
+            out = drafter(
+                torch.tensor(ids[1 : length + 1])[None],
+                drafter.fuse(features)[None],
+                slots,
+                slots,
+                causal(length),
+                pool(drafter, 64),
+            )[0]
+        guess = drafter.to_target(drafter.logits(out).argmax(-1))[len(prompt) - 1 : -1]
+        hits += int((guess == torch.tensor(ids[len(prompt) + 1 :])).sum())
+        rows += len(guess)
+    assert 0.2 < hits / rows < 0.95
+
+
+def test_the_same_seed_writes_the_same_files(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_tiny_target(tmp_path / name, "qwen2", 3)
+        write_tiny_eagle3(tmp_path / f"{name}d", tmp_path / name, 4)
+    assert model_hash(tmp_path / "a") == model_hash(tmp_path / "b")
+    assert model_hash(tmp_path / "ad") == model_hash(tmp_path / "bd")
+    write_tiny_target(tmp_path / "b", "qwen2", 5)
+    assert model_hash(tmp_path / "a") != model_hash(tmp_path / "b")
+
+
+def test_transformers_loads_what_is_written(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    write_tiny_target(tmp_path, "mistral", 2, extra={"sliding_window": 9})
+    write_tiny_tokenizer(tmp_path)
+    ids = AutoTokenizer.from_pretrained(tmp_path)(
+        "w5 w0 w129<eos> w64", return_tensors="pt"
+    ).input_ids
+    assert ids.tolist() == [[5, 0, 129, EOS, 64]]
+    long = ids.repeat(1, 4)
+    with torch.inference_mode():
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()(long).logits[0]
+    ours = Pooled(load_target(tmp_path), torch.arange(20)).forward(long[0], 0).logits_RV
+    assert (ours - theirs).abs().max() < 1e-4

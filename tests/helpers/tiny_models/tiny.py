@@ -1,0 +1,230 @@
+"""Seeded random tiny models in Hugging Face layout: a target, a drafter for it, a tokenizer.
+
+They stand in for real checkpoints in tests and offline runs. A plain random model repeats one
+token and no drafter can guess it; these are built so that neither is so:
+
+* The residual stream's first dimension is constant. The output head uses it to push all but a few
+  tokens far down, so that text stays inside a small set with the special ids in it.
+* Every likely token follows two others: its row of the head is the sum of their embeddings. Which
+  of its two successors a token gets is up to what the layers add from the context.
+* The drafter forwards the embedding and a share of the last tap to the target's own head, and so
+  agrees with the target as often as the context does not matter.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specsot.models.config import DecoderConfig, RopeConfig, decoder_config
+from specsot.models.decoder import Decoder
+from specsot.models.drafters.eagle import Attention
+from specsot.models.drafters.eagle3 import Eagle3
+from specsot.models.drafters.eagle3_config import Eagle3Config, default_taps
+from specsot.models.load.checkpoint import SINGLE
+from specsot.models.load.weights import load_target
+
+BOS, EOS, PAD = 1, 2, 3  # id 0 is an ordinary token here, and a likely one
+SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
+BOOST = 1.0  # spread of the likely tokens' logits
+PUSHED_DOWN = 20.0
+STEPS = (1, 3)  # a token's successors lie so far on in the cycle of likely tokens: no short loops
+
+
+def write_tiny_target(
+    folder: Path,
+    family: str = "llama",
+    seed: int = 0,
+    *,
+    restrict: int = 20,
+    layers: int = 8,
+    hidden: int = 32,
+    vocab: int = 130,
+    max_positions: int = 1024,
+    context: float = 1.0,
+    extra: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write config.json and model.safetensors (float32), the same for the same arguments.
+
+    Args:
+        restrict: how many tokens are likely; ids 0, EOS and PAD are among them.
+        context: how much the layers add to the embedding.
+        extra: further keys of config.json, e.g. `sliding_window` or `rope_scaling`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    raw = _target_json(family, layers, hidden, vocab, max_positions) | dict(extra or {})
+    write_json(folder / "config.json", raw)
+    decoder = Decoder(decoder_config(folder))
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, view in decoder.published().items():
+            view.copy_(_target_weight(name, view, draw, context / layers**0.5))
+        _restrict_(decoder.lm_head, decoder.embed, restrict, draw)
+    save(folder, decoder.published())
+    return folder
+
+
+def _target_json(
+    family: str, layers: int, hidden: int, vocab: int, max_positions: int
+) -> dict[str, Any]:
+    return {
+        "architectures": [f"{family.capitalize()}ForCausalLM"],
+        "model_type": family,
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "max_position_embeddings": max_positions,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "pad_token_id": PAD,
+        "torch_dtype": "float32",
+    } | ({"sliding_window": None} if family == "mistral" else {})
+
+
+def _target_weight(name: str, like: Tensor, draw: torch.Generator, gain: float) -> Tensor:
+    noise = torch.randn(like.shape, generator=draw)
+    if like.ndim == 1:
+        return noise.mul(0.1).add(0.0 if name.endswith("bias") else 1.0)
+    if "embed" in name:
+        noise[:, 0] = 1.0
+        return noise
+    if name.endswith(("o_proj.weight", "down_proj.weight")):
+        noise[0] = 0.0
+        noise *= gain
+    return noise.div(like.shape[1] ** 0.5)
+
+
+def likely_ids(head_VH: Tensor) -> Tensor:
+    """The ids that `_restrict_` left likely, increasing."""
+    return torch.nonzero(head_VH[:, 0] == 0).flatten()
+
+
+def _restrict_(head_VH: Tensor, embed_VH: Tensor, count: int, draw: torch.Generator) -> None:
+    vocab = head_VH.shape[0]
+    others = torch.randperm(vocab - 4, generator=draw)[: count - 3] + 4
+    likely = torch.cat((torch.tensor([0, EOS, PAD]), others))
+    likely = likely[torch.randperm(count, generator=draw)]
+    rows = 0.3 * torch.randn(count, head_VH.shape[1], generator=draw)
+    for step in STEPS:
+        rows += embed_VH[likely.roll(step)]
+    rows[:, 0] = 0.0
+    head_VH.zero_()
+    head_VH[:, 0] = -PUSHED_DOWN
+    head_VH[likely] = rows * BOOST
+
+
+def write_tiny_eagle3(
+    folder: Path,
+    target_folder: Path,
+    seed: int = 0,
+    *,
+    draft_vocab: int = 32,
+    feature: float = 0.3,
+    noise: float = 0.05,
+) -> Path:
+    """Write an EAGLE-3 drafter for a target of `write_tiny_target`, in EAGLE's layout.
+
+    Args:
+        draft_vocab: size of the drafter's vocabulary, the likely tokens first among them.
+        feature: weight of the target's last tap beside the new token's embedding.
+        noise: what is added to all weights; more of it lowers acceptance.
+    """
+    target = load_target(target_folder)
+    drafter = Eagle3(_drafter_config(folder, target.config, draft_vocab))
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw) * noise)
+        _aim_(drafter, target, feature, draw)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", drafter.config.to_json())
+    save(folder, drafter.published())
+    return folder
+
+
+def _drafter_config(folder: Path, target: DecoderConfig, draft_vocab: int) -> Eagle3Config:
+    hidden = target.hidden_size
+    return Eagle3Config(
+        path=folder / "config.json",
+        vocab_size=target.vocab_size,
+        draft_vocab_size=draft_vocab,
+        hidden_size=hidden,
+        target_hidden_size=hidden,
+        intermediate_size=hidden,
+        heads=hidden // 16,
+        kv_heads=hidden // 16,
+        head_dim=16,
+        eps=target.eps,
+        rope=RopeConfig("default", 10000.0, {}, target.rope.trained),
+        taps=default_taps(target.num_layers),
+    )
+
+
+def _aim_(drafter: Eagle3, target: Decoder, feature: float, draw: torch.Generator) -> None:
+    """Each row attends to itself, adds its embedding to the feature, and asks the target's head."""
+    hidden = target.hidden_size
+    drafter.fc.weight[:, -hidden:] += feature * torch.eye(hidden)
+    for norm in (drafter.midlayer.input_layernorm, drafter.midlayer.hidden_norm):
+        norm.weight.add_(1.0)
+    drafter.midlayer.post_attention_layernorm.weight.add_(1.0)
+    drafter.norm.weight.add_(target.norm.weight)
+    attend_to_itself_(drafter.midlayer.self_attn, hidden, draw)
+    likely = likely_ids(target.lm_head)
+    rest = torch.tensor([i for i in range(target.vocab_size) if i not in likely.tolist()])
+    known = torch.cat((likely, rest))[: drafter.config.draft_vocab_size].sort().values
+    drafter.lm_head.weight.copy_(target.lm_head[known])
+    drafter.d2t.copy_(known - torch.arange(len(known)))
+    drafter.t2d.zero_()[known] = True
+
+
+def attend_to_itself_(attention: Attention, hidden: int, draw: torch.Generator) -> None:
+    """Each row sees mostly itself, and passes on the first `hidden` numbers of its input."""
+    one = torch.eye(hidden)
+    focus, _ = torch.linalg.qr(torch.randn(hidden, hidden, generator=draw))
+    for projection in (attention.q_proj, attention.k_proj):
+        projection.weight[:, :hidden] += 3.0 * focus
+    attention.v_proj.weight[:, :hidden] += one
+    attention.o_proj.weight.add_(one)
+
+
+def write_tiny_tokenizer(folder: Path, vocab: int = 130) -> Path:
+    """A word-level tokenizer beside a tiny model: id i is the word `wi`, split at spaces; the
+    special ids are `<bos>`, `<eos>` and `<pad>`."""
+    special = dict(zip((BOS, EOS, PAD), SPECIAL.values(), strict=True))
+    words = {special.get(i, f"w{i}"): i for i in range(vocab)}
+    added = [
+        {"id": i, "content": content, "special": True}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        for i, content in special.items()
+    ]
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": added,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
+    }
+    write_json(folder / "tokenizer.json", tokenizer)
+    names = {"tokenizer_class": "PreTrainedTokenizerFast"} | SPECIAL
+    write_json(folder / "tokenizer_config.json", names)
+    return folder
+
+
+def save(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    stored = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
+    save_file(stored, folder / SINGLE, metadata={"format": "pt"})
+
+
+def write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

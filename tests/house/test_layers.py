@@ -1,0 +1,177 @@
+"""Which room may import which, how big a module may be, and what must not import torch."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("ops", "models", "states", "engine")
+MODULES = sorted(p for room in ROOMS for p in (ROOT / room).rglob("*.py"))
+NO_TORCH = (
+    "ops.registry",
+    "ops.blend.layer_plan",
+    "ops.blend.cost",
+    "states.graph.load",
+    "states.machine",
+    "states.trace",
+    "engine.cli.main",
+    "engine.cli.graphs",
+    "engine.prepare.job",
+    "engine.view.diagram",
+)
+LARGEST = (21, 2_800)  # files and lines of a package
+
+# Which package may import which others. Everything in a room may import what its root modules
+# import; an arrow that is not here needs a reason, and its line.
+MAY_IMPORT = {
+    "ops": "ops/kv ops/sampling ops/blend",
+    "ops/kv": "",
+    "ops/sampling": "",
+    "ops/blend": "",
+    "ops/attention": "ops ops/kv ops/blend",
+    "ops/verify": "ops ops/sampling",
+    "ops/draft": "ops ops/kv ops/sampling ops/attention",
+    "models": "ops ops/kv ops/attention ops/blend",
+    "models/drafters": "models ops ops/kv ops/attention",
+    "models/load": "models models/drafters",
+    "states": "states/graph",
+    "states/graph": "ops ops/blend ops/draft ops/sampling",
+    "states/text": "states/graph ops/blend",
+    "states/layout": "states/text ops ops/kv",
+    "states/requests": "states/graph states/text states/layout ops ops/*",
+    "states/phases": "states/requests states/text ops ops/*",
+    "engine": "models models/* states/graph states/text ops ops/kv",
+    "engine/prepare": "engine states/graph states/text models models/load ops",
+    "engine/chunks": "engine states/graph states/text models models/load ops/blend",
+    "engine/record": "engine engine/chunks states states/* ops/kv ops/blend",
+    "engine/run": "engine engine/prepare engine/chunks engine/record states states/* "
+    "models models/* ops ops/*",
+    "engine/view": "engine/record states states/* ops ops/*",
+    "engine/bench": "engine engine/prepare engine/record engine/run states/*",
+    "engine/certify": "engine engine/prepare engine/record engine/run engine/bench states states/* "
+    "models ops ops/*",
+    "engine/corpus": "engine states/text",
+    "engine/train": "engine engine/prepare engine/corpus states/text models models/*",
+    "engine/cli": "engine engine/* states states/* models models/*",
+}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def package(path: Path) -> str:
+    return path.relative_to(ROOT).parent.as_posix()
+
+
+def imported(path: Path) -> Iterator[Path]:
+    """Modules of ours that a module imports, for types only or not."""
+    here = path.relative_to(ROOT).parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            words = (node.module or "").split(".") if node.module else []
+            base = ROOT.joinpath(*here[: len(here) - node.level + 1], *words)
+            for alias in node.names:
+                places = (base / f"{alias.name}.py", base.with_suffix(".py"), base / "__init__.py")
+                yield next(place for place in places if place in FOUND)
+        elif isinstance(node, ast.ImportFrom):
+            assert (node.module or "").split(".")[0] != "specsot", "use a relative import"
+        elif isinstance(node, ast.Import):
+            ours = [a.name for a in node.names if a.name.split(".")[0] == "specsot"]
+            assert not ours, "use a relative import"
+
+
+def circles(ways: dict[str, set[str]]) -> list[list[str]]:
+    """What leads back to itself: what is left when all that has no way out, or in, is gone."""
+    left = {name: found - {name} for name, found in ways.items()}
+    while True:
+        reached = set().union(*left.values())
+        kept = {n for n, found in left.items() if found & left.keys() and n in reached}
+        if kept == left.keys():
+            return [sorted(left)] if left else []
+        left = {name: left[name] & kept for name in kept}
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            yield node
+
+
+def length(node: ast.FunctionDef) -> int:
+    """Lines of the body, its docstring not counted."""
+    first = node.body[1:] if ast.get_docstring(node) else node.body
+    return (first[-1].end_lineno or 0) - first[0].lineno + 1 if first else 0
+
+
+FOUND = set(MODULES)
+ARROWS = [(path, to) for path in MODULES for to in imported(path)]
+
+
+def test_every_package_has_its_arrows() -> None:
+    assert set(MAY_IMPORT) == {package(path) for path in MODULES}
+
+
+@pytest.mark.parametrize("name", MAY_IMPORT)
+def test_arrows(name: str) -> None:
+    """A package imports what the table says, and the table says nothing that it does not import."""
+    found = {
+        package(to): f"{name_of(path)} -> {name_of(to)}"
+        for path, to in ARROWS
+        if package(path) == name
+    }
+    found.pop(name, None)
+    allowed = MAY_IMPORT[name].split()
+    strange = [arrow for to, arrow in found.items() if not any(fnmatch(to, a) for a in allowed)]
+    assert not strange
+    assert all(any(fnmatch(to, a) for to in found) for a in allowed), "an arrow that nobody uses"
+
+
+def test_no_circles() -> None:
+    files: dict[str, set[str]] = {name_of(path): set() for path in MODULES}
+    packages: dict[str, set[str]] = {package(path): set() for path in MODULES}
+    for path, to in ARROWS:
+        files[name_of(path)].add(name_of(to))
+        packages[package(path)].add(package(to))
+    assert circles(packages) == [] and circles(files) == []
+
+
+@pytest.mark.parametrize("name", MAY_IMPORT)
+def test_packages_are_one_subject(name: str) -> None:
+    files = [path for path in MODULES if package(path) == name]
+    lines = sum(path.read_text(encoding="utf-8").count("\n") for path in files)
+    assert len(files) <= LARGEST[0] + 1 and lines <= LARGEST[1]  # one is __init__.py
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_size(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").split("\n")) <= 301
+    long = {f.name: length(f) for f in functions(path) if length(f) > 50}
+    assert not long
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_everything_is_annotated(path: Path) -> None:
+    for function in functions(path):
+        args = function.args
+        named = [*args.posonlyargs, *args.args, *args.kwonlyargs]
+        bare = [a.arg for a in named if a.annotation is None and a.arg not in ("self", "cls")]
+        assert not bare and (function.returns is not None or function.name == "__init__")
+
+
+def test_functions_are_short() -> None:
+    lengths = sorted(length(f) for path in MODULES for f in functions(path))
+    assert median(lengths) <= 8
+    assert lengths[int(0.9 * len(lengths))] <= 25
+
+
+def test_what_check_needs_imports_no_torch() -> None:
+    lines = "\n".join(f"import specsot.{name}" for name in NO_TORCH)
+    code = f"import sys\n{lines}\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

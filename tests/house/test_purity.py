@@ -1,0 +1,218 @@
+"""Ops are what their names say: without a trailing underscore, nothing they were given changes.
+
+Every call of every op in real runs is watched, and every registered op is called in one of them.
+A snapshot holds the values of tensors and arrays, their addresses and versions, and everything
+that the book of a run holds; the models' weights are watched by address and version.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+import torch
+from helpers import folds
+from helpers.drafters import KINDS, SETTINGS, drafting
+from helpers.support import GRAPHS, Graphs, PlanBook, Tiny, TokenBook, drive, outline_of, start
+
+from specsot.ops.host import HostReader
+from specsot.ops.kv.pool import KVCache
+from specsot.states import machine
+from specsot.states.graph.program import Step
+from specsot.states.machine import Run
+from specsot.states.requests.branch import Request
+from specsot.states.requests.request_table import Book
+
+Make = Callable[..., Tiny]
+ATOMS = (bool, int, float, str, bytes, type(None), torch.device, torch.dtype, np.generic)
+
+
+def snapshot(value: Any, seen: dict[int, int] | None = None) -> Any:
+    """Everything that can be known of a value, as plain comparable data."""
+    seen = {} if seen is None else seen
+    if isinstance(value, ATOMS):
+        return value.value if isinstance(value, Enum) else value
+    if id(value) in seen:
+        return ("seen", seen[id(value)])
+    seen[id(value)] = len(seen)
+    if isinstance(value, torch.Tensor):
+        return _tensor(value)
+    if isinstance(value, np.ndarray):
+        return ("array", value.ctypes.data, value.shape, value.dtype.str, value.tobytes())
+    if isinstance(value, torch.nn.Module):
+        weights = [*value.parameters(), *value.buffers()]
+        return ("module", [(w.data_ptr(), w._version, tuple(w.shape)) for w in weights])
+    return _parts(value, seen)
+
+
+def _tensor(value: torch.Tensor) -> Any:
+    whole = value.untyped_storage()
+    bits = torch.empty(0, dtype=torch.uint8).set_(whole)
+    place = (value.data_ptr(), value._version, tuple(value.shape), value.stride(), value.dtype)
+    return ("tensor", place, whole.data_ptr(), crc32(bits.numpy()))
+
+
+def _parts(value: Any, seen: dict[int, int]) -> Any:
+    name = type(value).__name__
+    if isinstance(value, dict):
+        return (name, [(snapshot(k, seen), snapshot(v, seen)) for k, v in value.items()])
+    if isinstance(value, set | frozenset):
+        return (name, sorted(map(repr, value)))
+    if isinstance(value, list | tuple):
+        return (name, [snapshot(item, seen) for item in value])
+    if is_dataclass(value) and not isinstance(value, type):
+        return (name, [(f.name, snapshot(getattr(value, f.name), seen)) for f in fields(value)])
+    if hasattr(value, "__dict__") and not callable(value):
+        return (name, [(k, snapshot(v, seen)) for k, v in sorted(vars(value).items())])
+    return (name, repr(value) if type(value).__module__ == "itertools" else id(value))
+
+
+class Forcing:
+    """A grammar that allows everything, and says what comes next nonetheless."""
+
+    consumed = 0
+
+    def is_legal(self, token: int) -> bool:
+        return token >= 0
+
+    def advance(self, token: int) -> None:
+        self.consumed += 1
+
+    def rollback(self, count: int) -> None:
+        self.consumed -= count
+
+    def forced(self) -> list[int]:
+        return [5, 6, 7, 8]
+
+
+class Watch:
+    """Binds ops as the machine does, and looks at the arguments before and after each call."""
+
+    def __init__(self) -> None:
+        self.bind = machine.bind
+        self.called: set[tuple[str, str]] = set()
+        self.changed: set[str] = set()
+        self.broken: list[str] = []
+
+    def __call__(self, step: Step) -> Callable[[Run], None]:
+        inner, entry = self.bind(step), step.entry
+
+        def run_op(run: Run) -> None:
+            given = {key: run.board[key] for key in entry.reads}
+            before = {key: snapshot(value) for key, value in given.items()}
+            inner(run)
+            after = {key: snapshot(value) for key, value in given.items()}
+            self.called.add((entry.module, entry.function))
+            changed = [key for key in given if before[key] != after[key]]
+            if changed and entry.name.endswith("_"):
+                self.changed.add(entry.name)
+            elif changed:
+                self.broken.append(f"{entry.name} changed {', '.join(changed)}")
+
+        return run_op
+
+
+def runs(graphs: Graphs, tiny: Make) -> Iterator[Run]:
+    """All kinds of drafters; all graphs with given and written outlines, both ways of sharing;
+    combined answers; and beam search."""
+    made = tiny("qwen3")
+    for kind in KINDS:
+        for sets in SETTINGS[kind]:
+            session = graphs.session(
+                "bim_plain",
+                drafting(made, kind),
+                made.book(),
+                outline=outline_of(3),
+                budget=5,
+                sets=(f"drafter.kind={kind}", *sets, "layout.max_active=2"),
+            )
+            yield start(session, ["hello"])
+    for graph in GRAPHS:
+        for share, outline in (("outline", outline_of(3, {3: (1,)})), ("prompt", None)):
+            book: TokenBook = made.book(share)
+            if outline is None:
+                book = PlanBook(130, share, (2,))
+                book.text = "PLAN\n1|50|-|-|One\n2|50|-|1|Two\nEND"
+            session = graphs.session(
+                graph,
+                made.models,
+                book,
+                outline=outline,
+                budget=5,
+                sets=("layout.max_active=2", "layout.capacity=250"),
+            )
+            session.new_matcher = None if outline else Forcing
+            yield start(session, ["hello", "again"])
+    combining = folds.session(graphs, made, *folds.REUSED, outline=outline_of(3), budget=5)
+    yield start(combining, ["hello", "again"])
+    session = graphs.session("beam", made.models, made.book(), sets=("layout.max_active=2",))
+    yield start(session, ["hello", "again", "and once more"])
+
+
+@pytest.fixture(scope="module")
+def watched(graphs: Graphs, tiny: Make) -> Watch:
+    """What a watch saw in all these runs."""
+    watch = Watch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "bind", watch)
+        for run in runs(graphs, tiny):
+            drive(run, check=False)
+    return watch
+
+
+def test_ops_without_a_trailing_underscore_change_nothing_they_were_given(watched: Watch) -> None:
+    assert watched.broken == []
+
+
+def test_every_registered_op_was_watched(watched: Watch, graphs: Graphs) -> None:
+    entries = [entry for variants in graphs.table.ops.values() for entry in variants]
+    assert {(e.module, e.function) for e in entries} == watched.called
+
+
+def test_ops_with_a_trailing_underscore_do_change_something(watched: Watch, graphs: Graphs) -> None:
+    """The names are no over-caution, and the watch does see changes."""
+    in_place = {name for name in graphs.table.ops if name.endswith("_")}
+    assert watched.changed == in_place
+
+
+def test_guards_change_nothing_they_were_given(graphs: Graphs, tiny: Make) -> None:
+    guards = {name: entry.load() for name, entry in graphs.table.guards.items()}
+    said: dict[str, set[bool]] = {name: set() for name in guards}
+    for run in runs(graphs, tiny):
+        while not run.finished:
+            run.advance()
+            before = snapshot(run.board["branches"])
+            for name, entry in graphs.table.guards.items():
+                said[name].add(guards[name](*[run.board[key] for key in entry.reads]))
+            assert snapshot(run.board["branches"]) == before
+    assert all(answers == {True, False} for answers in said.values()), said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda kv, book, tensor: tensor.add_(0),
+        lambda kv, book, tensor: tensor.__setitem__(0, 7),
+        lambda kv, book, tensor: kv.data[0, 0, 0, 3].fill_(2.0),
+        lambda kv, book, tensor: kv.append_([1], [0]),
+        lambda kv, book, tensor: book.requests[0].prefix.append(1),
+        lambda kv, book, tensor: book.new_branch(book.requests[0], 0, 1),
+        lambda kv, book, tensor: kv.ledger.add("test", 0),
+    ],
+)
+def test_the_watch_sees_small_changes(
+    change: Callable[..., Any], tiny: Make, graphs: Graphs
+) -> None:
+    """The test of the test."""
+    made = tiny("qwen3")
+    run = start(graphs.session("eagle", made.models, made.book()), ["hello"])
+    kv, book, tensor = run.board["kv"], run.board["branches"], torch.zeros(3)
+    assert isinstance(kv, KVCache) and isinstance(book, Book)
+    assert isinstance(book.requests[0], Request) and isinstance(run.board["host"], HostReader)
+    before = snapshot((kv, book, tensor))
+    assert snapshot((kv, book, tensor)) == before
+    change(kv, book, tensor)
+    assert snapshot((kv, book, tensor)) != before

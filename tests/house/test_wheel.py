@@ -1,0 +1,56 @@
+"""An installed wheel holds everything a run needs, and runs in an empty folder."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specsot.engine.prepare.files import graph_names
+
+ROOT = Path(__file__).parents[2]
+LEFT_OUT = shutil.ignore_patterns(".*", "build", "runs", "*.egg-info", "__pycache__")
+OPEN = """
+import specsot, sys
+from specsot.engine.prepare.files import graph_names
+from specsot.engine.prepare.environment import embedded_folder
+from specsot.engine.models import load_models
+assert specsot.__file__.startswith(sys.argv[1]), specsot.__file__
+models = load_models(embedded_folder("target"), embedded_folder("eagle3"))
+assert str(embedded_folder("target")).startswith(sys.argv[1])
+print(len(graph_names()), models.target.num_layers, models.drafter.num_layers)
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package, built as a wheel from a copy of the tree and installed into a folder."""
+    work = tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT, work / "tree", ignore=LEFT_OUT)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    target = work / "site"
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--target", str(target), str(work / "tree")], check=True
+    )
+    return target
+
+
+def test_models_and_graphs_open_from_an_installed_wheel(installed: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN, str(installed)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(len(graph_names())), "8", "1"]
+
+
+def test_tests_and_documents_are_not_in_the_wheel(installed: Path) -> None:
+    names = {p.name for p in (installed / "specsot").iterdir()}
+    assert not names & {"tests", "docs"}
+    assert (installed / "specsot/models/embedded/target/model.safetensors").stat().st_size > 10**6

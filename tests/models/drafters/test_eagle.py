@@ -1,0 +1,199 @@
+"""Checkpoints of EAGLE-1 and EAGLE-2: what is loaded, and what must be refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.pooled import GOLDEN, causal, pool
+from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target
+from helpers.tiny_models.tiny_eagle import write_tiny_eagle
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from specsot.models.decoder import Decoder
+from specsot.models.drafters.eagle import Eagle
+from specsot.models.files import ModelError
+from specsot.models.load.checkpoint import model_hash
+from specsot.models.load.eagle_weights import load_eagle
+from specsot.models.load.weights import load_target
+from specsot.ops.types import HiddenDrafter
+
+WEIGHTS = "model.safetensors"
+DRAFT = GOLDEN / "drafts" / "llama_eagle2"
+Spoil = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def target() -> Decoder:
+    return load_target(GOLDEN / "targets" / "llama")
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(DRAFT, tmp_path / "draft"))
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    raw = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))
+
+
+def change(folder: Path, update: Callable[[dict[str, Tensor]], object]) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    update(tensors)
+    save_file(tensors, folder / WEIGHTS)
+
+
+def drop(name: str) -> Spoil:
+    return lambda folder: change(folder, lambda t: t.pop(name))
+
+
+def put(name: str, value: Tensor) -> Spoil:
+    return lambda folder: change(folder, lambda t: t.update({name: value}))
+
+
+BAD: dict[str, tuple[Spoil, str]] = {
+    "another width": (
+        lambda f: edit(f, hidden_size=48),
+        "another target: target features of width 48, .* has 32",
+    ),
+    "another vocabulary": (lambda f: edit(f, vocab_size=130), "a vocabulary of 130, .* has 128"),
+    "two layers": (lambda f: edit(f, num_hidden_layers=2), "1 layer here, this one has 2"),
+    "another activation": (lambda f: edit(f, hidden_act="gelu"), "`hidden_act` 'gelu' is not"),
+    "quantised": (lambda f: edit(f, quantization_config={"bits": 4}), "quantised checkpoints"),
+    "EAGLE-3 by its config": (
+        lambda f: edit(f, draft_vocab_size=64),
+        "has `draft_vocab_size`: no EAGLE-1 or EAGLE-2 drafter",
+    ),
+    "speculators": (
+        lambda f: edit(f, speculators_model_type="eagle"),
+        "has `speculators_model_type`: no EAGLE-1 or EAGLE-2 drafter",
+    ),
+    "EAGLE-3 by its tensors": (
+        put("midlayer.hidden_norm.weight", torch.ones(32)),
+        "is an EAGLE-3 drafter, not EAGLE-1 or EAGLE-2",
+    ),
+    "no fc": (drop("fc.weight"), r"1 tensors are missing: fc\.weight"),
+    "no bias": (drop("fc.bias"), r"missing: fc\.bias"),
+    "a bias that the config denies": (
+        lambda f: edit(f, bias=False),
+        r"unexpected tensors: fc\.bias",
+    ),
+    "biases that the config asks for": (
+        lambda f: edit(f, qkv_bias=True),
+        r"3 tensors are missing: layers\.0\.self_attn\.q_proj\.bias",
+    ),
+    "no norm": (
+        drop("layers.0.post_attention_layernorm.weight"),
+        r"missing: layers\.0\.post_attention_layernorm\.weight",
+    ),
+    "a norm too many": (
+        put("layers.0.input_layernorm.weight", torch.ones(32)),
+        r"unexpected tensors: layers\.0\.input_layernorm\.weight",
+    ),
+    "a final norm": (put("norm.weight", torch.ones(32)), r"unexpected tensors: norm\.weight"),
+    "a narrow fc": (
+        put("fc.weight", torch.ones(32, 32)),
+        r"`fc\.weight` has shape \[32, 32\], config\.json makes it \[32, 64\]",
+    ),
+    "an embedding of others": (
+        put("embed_tokens.weight", torch.ones(130, 32)),
+        r"`embed_tokens\.weight` has shape \[130, 32\], config\.json makes it \[128, 32\]",
+    ),
+    "nan": (
+        put("fc.bias", torch.full((32,), torch.nan)),
+        r"`fc\.bias` holds 32 values that are not finite",
+    ),
+    "int8": (put("fc.bias", torch.ones(32, dtype=torch.int8)), "is I8: unsupported quantisation"),
+    "pickle": (
+        lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin") and None,
+        "never opened",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_drafter_is_refused(name: str, draft: Path, target: Decoder) -> None:
+    spoil, message = BAD[name]
+    spoil(draft)
+    with pytest.raises(ModelError, match=message) as caught:
+        load_eagle(draft, target)
+    assert str(caught.value).startswith(str(draft))
+
+
+def test_a_drafter_of_eagle_3_is_refused_whole(tmp_path: Path) -> None:
+    write_tiny_target(tmp_path / "target")
+    folder = write_tiny_eagle3(tmp_path / "draft", tmp_path / "target")
+    with pytest.raises(ModelError, match="no EAGLE-1 or EAGLE-2 drafter"):
+        load_eagle(folder, load_target(tmp_path / "target"))
+
+
+def test_every_parameter_is_filled_and_the_head_is_the_targets(target: Decoder) -> None:
+    drafter: Eagle = load_eagle(DRAFT, target)
+    protocol: HiddenDrafter = drafter
+    assert protocol.tap_ids == (target.num_layers,), "the last hidden state, behind its norm"
+    stored = load_file(DRAFT / WEIGHTS)
+    assert {n: tuple(v.shape) for n, v in drafter.published().items()} == {
+        n: tuple(v.shape) for n, v in stored.items()
+    }
+    assert all(torch.equal(value, stored[name]) for name, value in drafter.published().items())
+    assert drafter.lm_head.weight.data_ptr() == target.lm_head.data_ptr()
+    for name, value in drafter.named_parameters():
+        assert value.isfinite().all() and not value.requires_grad, name
+
+
+def test_the_ends_are_the_targets_own_memory_unless_the_file_has_them(
+    draft: Path, target: Decoder
+) -> None:
+    drop("embed_tokens.weight")(draft)
+    lent = load_eagle(draft, target)
+    assert lent.embed_tokens.weight.data_ptr() == target.embed.data_ptr()
+    assert not {"embed_tokens.weight", "lm_head.weight"} & lent.published().keys()
+    put("lm_head.weight", 2 * target.lm_head.detach())(draft)
+    own = load_eagle(draft, target)
+    assert torch.equal(own.lm_head.weight, 2 * target.lm_head)
+    assert "lm_head.weight" in own.published()
+
+
+def test_a_silent_file_is_taken_as_the_reference_takes_it(draft: Path, target: Decoder) -> None:
+    """KV heads as many as heads, a bias, angles of base 10000 whatever the target's base is."""
+    edit(draft, num_key_value_heads=None, max_position_embeddings=None, max_sequence_length=77)
+    config = load_eagle(draft, target).config
+    assert (config.kv_heads, config.fc_bias, config.qkv_bias) == (4, True, False)
+    assert (config.rope.theta, config.rope.trained) == (10000.0, 77)
+
+
+def test_predictions_are_the_recorded_ones_in_every_precision(target: Decoder) -> None:
+    at = load_file(GOLDEN / "e2_llama" / "first_round.safetensors")
+    rows = len(at["prompt_ids"])
+    slots = torch.arange(rows)[None]
+    for dtype, limit in ((torch.float64, 1e-4), (torch.float32, 1e-4), (torch.bfloat16, 0.1)):
+        drafter = load_eagle(DRAFT, load_target(GOLDEN / "targets" / "llama", dtype), dtype)
+        kv, hidden = pool(drafter, rows, dtype), drafter.fuse(at["draft.in_hidden"])
+        with torch.inference_mode():
+            ids = at["draft.in_ids"].long()[None]
+            out = drafter(ids, hidden[None], slots, slots, causal(rows), kv)[0]
+            logits = drafter.logits(out)
+        assert logits.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        assert (out.float() - at["root.out_hidden"]).abs().max() < limit
+        guess = logits[-1].float().log_softmax(-1)
+        assert (guess - at["root.logprobs"]).abs().max() < 10 * limit
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_what_is_written_can_be_read_and_is_repeatable(biased: bool, tmp_path: Path) -> None:
+    write_tiny_target(tmp_path / "target")
+    folders = [
+        write_tiny_eagle(tmp_path / name, tmp_path / "target", 3, fc_bias=biased, qkv_bias=biased)
+        for name in ("a", "b")
+    ]
+    assert len({model_hash(folder) for folder in folders}) == 1
+    config = load_eagle(folders[0], load_target(tmp_path / "target")).config
+    assert (config.fc_bias, config.qkv_bias) == (biased, biased)
+    names = load_file(folders[0] / WEIGHTS).keys()
+    assert ("fc.bias" in names) == ("layers.0.self_attn.k_proj.bias" in names) == biased
+    assert "layers.0.self_attn.o_proj.bias" not in names

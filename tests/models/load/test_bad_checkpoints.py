@@ -1,0 +1,371 @@
+"""Checkpoints that must be refused: before anything is built, with the file and the reason."""
+
+import json
+import pickle
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from specsot.models.files import ModelError
+from specsot.models.load.checkpoint import model_hash, resolve
+from specsot.models.load.weights import check_tokenizer, load_eagle3, load_target
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+Q0 = "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("good")
+    write_tiny_target(root / "target", layers=7)
+    write_tiny_eagle3(root / "draft", root / "target")
+    return root
+
+
+@pytest.fixture
+def target(good: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(good / "target", tmp_path / "target"))
+
+
+@pytest.fixture
+def draft(good: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(good / "draft", tmp_path / "draft"))
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change(folder: Path, update: Callable[[dict[str, Tensor]], object]) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    update(tensors)
+    save_file(tensors, folder / WEIGHTS)
+
+
+def put(name: str, value: Callable[[Tensor], Tensor]) -> Callable[[Path], None]:
+    """Replace one tensor by something made from it."""
+    return lambda folder: change(folder, lambda t: t.update({name: value(t[name]).contiguous()}))
+
+
+def drop(*names: str) -> Callable[[Path], None]:
+    return lambda folder: change(folder, lambda t: [t.pop(name) for name in names])
+
+
+def raw(data: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / WEIGHTS).write_bytes(data) and None
+
+
+def truncate(folder: Path) -> None:
+    path = folder / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def one(value: float) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor.index_put((torch.tensor(3), torch.tensor(2)), torch.tensor(value))
+
+
+def shard(folder: Path, **wrong: str) -> None:
+    """Two shards and their index; `wrong` maps tensors to other file names."""
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    names = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(tensors)}
+    for file in set(names.values()):
+        save_file({n: t for n, t in tensors.items() if names[n] == file}, folder / file)
+    (folder / INDEX).write_text(json.dumps({"weight_map": names | wrong}))
+
+
+def outside(name: str) -> Callable[[Path], None]:
+    def build(folder: Path) -> None:
+        shutil.copy(folder / WEIGHTS, folder.parent / "outside.safetensors")
+        shard(folder, **{Q0: name.format(folder=folder)})
+
+    return build
+
+
+def link(name: str, to: str) -> Callable[[Path], None]:
+    def build(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(to)
+
+    return build
+
+
+class Evil:
+    """Would write a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.write_text, (self.path, "run")
+
+
+def pickled(name: str) -> Callable[[Path], None]:
+    def build(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        (folder / name).write_bytes(pickle.dumps(Evil(folder.parent / "executed")))
+
+    return build
+
+
+def no_shard(folder: Path) -> None:
+    shard(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+
+
+def index_text(text: str) -> Callable[[Path], None]:
+    def build(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        (folder / INDEX).write_text(text)
+
+    return build
+
+
+INTACT = r"model\.safetensors: is no intact safetensors file"
+TARGETS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "truncated": (truncate, INTACT),
+    "empty": (raw(b""), INTACT),
+    "garbage": (raw(b"\x10\0\0\0\0\0\0\0 no header here!!"), INTACT),
+    "header of 2^62 bytes": (raw(struct.pack("<Q", 2**62) + b"{}"), INTACT),
+    "no weights": (lambda f: (f / WEIGHTS).unlink(), "holds neither model.safetensors nor"),
+    "nan": (put(Q0, one(float("nan"))), rf"`{Q0}` holds 1 values that are not finite"),
+    "infinity": (put(Q0, one(float("inf"))), rf"`{Q0}` holds 1 values that are not finite"),
+    "beyond float32": (put(Q0, lambda t: t.double() * 1e300), "that are not finite"),
+    "missing": (drop(Q0), f"1 tensors are missing: {Q0}"),
+    "many missing": (
+        lambda f: change(f, lambda t: [t.pop(n) for n in list(t) if "mlp" in n]),
+        "21 tensors are missing: .* and 13 more",
+    ),
+    "lm_head missing but not tied": (drop("lm_head.weight"), r"missing: lm_head\.weight"),
+    "transposed": (
+        put("model.layers.2.mlp.up_proj.weight", lambda t: t.t()),
+        r"`model\.layers\.2\.mlp\.up_proj\.weight` has shape \[32, 64\], .* makes it \[64, 32\]",
+    ),
+    "flat": (
+        put(Q0, lambda t: t.flatten()),
+        r"has shape \[2048\], .* makes it \[64, 32\]",
+    ),
+    "int8": (put(Q0, lambda t: t.to(torch.int8)), "is I8: unsupported quantisation"),
+    "float8": (put(Q0, lambda t: t.to(torch.float8_e4m3fn)), "F8_E4M3: unsupported quantisation"),
+    "more layers": (lambda f: edit(f, num_hidden_layers=8), "is 8, the weights hold 7 layers"),
+    "endless layers": (lambda f: edit(f, num_hidden_layers=10**7), "the weights hold 7 layers"),
+    "larger vocabulary": (
+        lambda f: edit(f, vocab_size=131),
+        r"embed_tokens\.weight` has shape \[130, 32\], config\.json makes it \[131, 32\]",
+    ),
+    "impossible sizes": (
+        lambda f: edit(f, hidden_size=2**24, head_dim=2**24, num_attention_heads=2**24),
+        "config.json: describes no possible model",
+    ),
+    "rope setting a list": (
+        lambda f: edit(f, rope_scaling={"type": "yarn", "factor": 2.0, "beta_fast": [1]}),
+        "config.json: describes no possible model",
+    ),
+    "pickle": (pickled("pytorch_model.bin"), "pytorch_model.bin: pickled weights .* convert them"),
+    "other pickle": (pickled("weights.pt"), "never opened"),
+    "index upwards": (outside("../outside.safetensors"), "not a plain file name"),
+    "index absolute": (outside("{folder}/../outside.safetensors"), "not a plain file name"),
+    "index with backslashes": (outside(r"..\outside.safetensors"), "not a plain file name"),
+    "index into a folder": (outside("sub/model.safetensors"), "not a plain file name"),
+    "index to nothing": (outside(""), "not a plain file name"),
+    "index to the parent": (outside(".."), "not a plain file name"),
+    "weights linked outside": (link(WEIGHTS, "/etc/passwd"), "leaves its folder, to /etc/passwd"),
+    "config linked outside": (link("config.json", "/etc/passwd"), "leaves its folder"),
+    "generation config linked outside": (
+        link("generation_config.json", "/etc/passwd"),
+        "leaves its folder",
+    ),
+    "weights linked to nothing": (link(WEIGHTS, "nothing"), r"model\.safetensors: is missing"),
+    "shard missing": (no_shard, r"00002-of-00002\.safetensors: is missing"),
+    "index contradicts": (
+        lambda f: shard(f, x="model-00001-of-00002.safetensors"),
+        "puts `x` into",
+    ),
+    "index no JSON": (index_text("{"), r"index\.json: invalid JSON at line 1"),
+    "index empty": (index_text("{}"), "`weight_map` must give a file name"),
+    "index of numbers": (index_text('{"weight_map": {"a": 1}}'), "`weight_map` must give"),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_bad_target_is_refused(name: str, target: Path) -> None:
+    spoil, message = TARGETS[name]
+    spoil(target)
+    with pytest.raises(ModelError, match=message) as caught:
+        load_target(target)
+    assert str(caught.value).startswith(str(target))
+    assert not (target.parent / "executed").exists()
+
+
+def test_the_scan_can_be_left_out(target: Path) -> None:
+    put(Q0, one(float("nan")))(target)
+    assert load_target(target, scan=False).published()[Q0].isnan().sum() == 1
+
+
+def test_unexpected_tensors_are_told_or_refused(target: Path) -> None:
+    change(target, lambda t: t.update({"extra.weight": torch.ones(2)}))
+    assert load_target(target).notes == ("unexpected tensors ignored: extra.weight",)
+    with pytest.raises(ModelError, match=r"unexpected tensors: extra\.weight"):
+        load_target(target, strict=True)
+
+
+def test_stored_angles_of_old_files_are_no_surprise(target: Path) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    change(target, lambda t: t.update({name: torch.ones(8)}))
+    assert load_target(target, strict=True).notes == ()
+
+
+def test_shards_give_the_same_model(target: Path, good: Path) -> None:
+    shard(target)
+    whole, parts = load_target(good / "target").published(), load_target(target).published()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_links_inside_the_cache_of_the_hub_are_followed(good: Path, tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b/snapshots/1f"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, name in enumerate(("config.json", WEIGHTS)):
+        shutil.copy(good / "target" / name, blobs / str(number))
+        (snapshot / name).symlink_to(f"../../blobs/{number}")
+    assert load_target(snapshot).num_layers == 7
+    (snapshot / WEIGHTS).unlink()
+    (snapshot / WEIGHTS).symlink_to("../../../other")
+    with pytest.raises(ModelError, match="leaves its folder"):
+        load_target(snapshot)
+
+
+def test_every_parameter_is_filled_and_the_head_is_tied(target: Path) -> None:
+    drop("lm_head.weight")(target)
+    edit(target, tie_word_embeddings=True)
+    model = load_target(target)
+    assert model.lm_head is model.embed
+    for name, value in model.named_parameters():
+        assert value.isfinite().all() and not value.requires_grad, name
+
+
+def test_a_stored_head_counts_even_where_the_config_says_tied(target: Path, good: Path) -> None:
+    edit(target, tie_word_embeddings=True)
+    assert torch.equal(load_target(target).lm_head, load_target(good / "target").lm_head)
+
+
+def test_a_tokenizer_with_more_ids_than_rows(good: Path) -> None:
+    config = load_target(good / "target").config
+    check_tokenizer(config, 129)
+    with pytest.raises(ModelError, match="highest id is 130, the embedding has 130 rows"):
+        check_tokenizer(config, 130)
+
+
+def test_the_hash_follows_every_byte(target: Path) -> None:
+    first = model_hash(target)
+    assert first == model_hash(target) and len(first) == 64
+    edit(target, eos_token_id=9)
+    second = model_hash(target)
+    put(Q0, lambda t: t + 1e-3)(target)
+    assert len({first, second, model_hash(target)}) == 3
+
+
+def test_a_name_that_is_no_folder(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def offline(name: str, **rest: object) -> str:
+        raise ConnectionError("no network\nand more")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    assert resolve(good / "target") == good / "target"
+    with pytest.raises(ModelError, match=r"a/b: .* from the Hub \(ConnectionError: no network\)$"):
+        resolve("a/b")
+    for name in ("nowhere", "a/b/c", "/a/b", "../a"):
+        with pytest.raises(ModelError, match=r"is no folder$"):
+            resolve(name)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **rest: str(good))
+    assert resolve("a/b") == good
+
+
+FC = "fc.weight"
+DRAFTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "another width": (
+        lambda f: edit(f, target_hidden_size=48),
+        "another target: target features of width 48, .* has 32",
+    ),
+    "another vocabulary": (lambda f: edit(f, vocab_size=128), "a vocabulary of 128, .* has 130"),
+    "another number of taps": (
+        put(FC, lambda t: t[:, :64]),
+        r"`fc\.weight` takes 64 features, and the 3 taps \(2, 3, 4\) .* are 96",
+    ),
+    "taps beyond the target": (
+        lambda f: edit(f, eagle_aux_hidden_state_layer_ids=[2, 4, 9]),
+        r"taps \(2, 4, 9\) of a target with 7 layers",
+    ),
+    "d2t beyond the vocabulary": (put("d2t", lambda t: t + 500), "`d2t` leads to target id 500"),
+    "d2t below zero": (put("d2t", lambda t: t - 1), "`d2t` leads to target id -1"),
+    "d2t with doubles": (put("d2t", lambda t: -torch.arange(len(t))), "`d2t` and `t2d` do not"),
+    "t2d of another set": (put("t2d", lambda t: t.roll(1)), "`d2t` and `t2d` do not describe"),
+    "no d2t": (drop("d2t", "t2d"), "2 tensors are missing: d2t, t2d"),
+    "d2t of floats": (put("d2t", lambda t: t.float()), "`d2t` is F32"),
+    "no hidden_norm": (drop("midlayer.hidden_norm.weight"), r"midlayer\.hidden_norm\.weight"),
+    "one tensor too many": (
+        lambda f: change(f, lambda t: t.update({"midlayer.extra": torch.ones(1)})),
+        r"unexpected tensors: midlayer\.extra",
+    ),
+    "nan": (put(FC, one(float("nan"))), r"`fc\.weight` holds 1 values that are not finite"),
+    "int8": (put(FC, lambda t: t.to(torch.int8)), "is I8: unsupported quantisation"),
+    "two layers": (lambda f: edit(f, num_hidden_layers=2), "1 layer here, this one has 2"),
+    "draft vocabulary too large": (
+        lambda f: edit(f, draft_vocab_size=131),
+        "`draft_vocab_size` 131 exceeds the vocabulary of 130",
+    ),
+    "other speculators": (
+        lambda f: edit(f, speculators_model_type="dflash"),
+        "speculators_model_type 'dflash' is not supported",
+    ),
+    "EAGLE-2": (
+        lambda f: change(
+            f,
+            lambda t: [
+                t.update({k.replace("midlayer", "layers.0"): t.pop(k)})
+                for k in list(t)
+                if k.startswith("midlayer")
+            ],
+        ),
+        "is an EAGLE-1 or EAGLE-2 drafter",
+    ),
+    "both switches": (
+        lambda f: edit(f, norm_before_fc=True, fc_norm=True),
+        "exclude each other",
+    ),
+    "pickle": (pickled("pytorch_model.bin"), "never opened"),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_a_bad_drafter_is_refused(name: str, draft: Path, good: Path) -> None:
+    spoil, message = DRAFTS[name]
+    spoil(draft)
+    with pytest.raises(ModelError, match=message) as caught:
+        load_eagle3(draft, load_target(good / "target"))
+    assert str(caught.value).startswith(str(draft))
+
+
+def test_a_drafter_without_its_own_embedding_needs_the_targets_width(
+    draft: Path, tmp_path: Path
+) -> None:
+    """fc may map between widths, the shared embedding cannot."""
+    wide = write_tiny_target(tmp_path / "wide", layers=7, hidden=48)
+    edit(draft, target_hidden_size=48)
+    put(FC, lambda t: torch.ones(32, 144))(draft)
+    with pytest.raises(ModelError, match=r"\[130, 32\]: the target's is \[130, 48\]"):
+        load_eagle3(draft, load_target(wide))
+
+
+def test_what_speculators_adds_for_the_verifier_is_ignored(draft: Path, good: Path) -> None:
+    change(draft, lambda t: t.update({"verifier_lm_head.weight": torch.ones(2)}))
+    assert load_eagle3(draft, load_target(good / "target")).notes == ()

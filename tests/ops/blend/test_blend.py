@@ -1,0 +1,156 @@
+"""Which rows are recomputed: roles, budgets, ties, and inputs that are refused."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specsot.ops.blend.blend import (
+    Blend,
+    BlendRows,
+    ChunkKV,
+    Role,
+    deviation,
+    join,
+    pick,
+    where_true,
+)
+from specsot.ops.blend.layer_plan import BlendSettings
+
+LETTERS = {".": Role.PADDING, "s": Role.SUFFIX, "p": Role.PROTECTED, "r": Role.REUSED}
+
+
+def rows_of(roles: list[str], branches: list[str], chunks: list[str] | None = None) -> BlendRows:
+    """One letter a row; branches and chunks as digits."""
+    role = np.array([[LETTERS[c] for c in row] for row in roles], np.int32)
+    branch = np.array([[int(c) for c in row] for row in branches], np.int32)
+    chunk = branch * 0 if chunks is None else np.array([[int(c) for c in r] for r in chunks])
+    return BlendRows(role, branch // 5, branch, chunk.astype(np.int32))
+
+
+def cache(rows: int) -> ChunkKV:
+    return ChunkKV(torch.zeros(2, rows, 1, 4), torch.zeros(2, rows, 1, 4))
+
+
+def made(rows: BlendRows, **settings: Any) -> Blend:
+    cached = int(np.isin(rows.role_BQ, (Role.PROTECTED, Role.REUSED)).sum())
+    return Blend.of(rows, cache(cached), BlendSettings(**{"plan": "blend"} | settings))
+
+
+def picked(blend: Blend, deviations: list[float], check: int = 0) -> list[int]:
+    """Flat indices of the rows picked."""
+    return blend.index_R[pick(torch.tensor(deviations), blend, check)].tolist()
+
+
+ONE = rows_of(["pprrrrrs"], ["00000000"])
+
+
+def test_rows_that_deviate_most_are_picked() -> None:
+    blend = made(ONE, ratios=(0.5,))
+    assert blend.index_R.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert blend.counts_CG == ((2, 0),)
+    assert picked(blend, [9, 9, 1, 5, 2, 4, 3]) == [3, 5]  # never the protected ones
+
+
+def test_of_equals_the_lower_index_is_picked() -> None:
+    assert picked(made(ONE, ratios=(0.6,)), [0, 0, 1, 2, 1, 1, 1]) == [2, 3, 4]
+    assert picked(made(ONE, ratios=(0.4,)), [0] * 7) == [2, 3]
+
+
+def test_shares_are_cut_not_rounded() -> None:
+    ten = rows_of(["r" * 10 + "s"], ["0" * 11])
+    for ratio, count in ((0.0, 0), (0.09, 0), (0.1, 1), (0.199, 1), (0.29, 2), (1.0, 10)):
+        assert made(ten, ratios=(ratio,)).counts_CG == ((count, 0),)
+
+
+TWO = rows_of(["rrrrsrrrrrrss"], ["0000011111111"], ["0011000000011"])
+
+
+@pytest.mark.parametrize(
+    ("budget", "counts", "found"),
+    [
+        ("per_branch", (2, 3), [0, 1, 8, 9, 10]),
+        ("per_prompt", (5,), [0, 1, 2, 3, 10]),
+        ("per_chunk", (1, 1, 3), [0, 2, 8, 9, 10]),
+    ],
+)
+def test_budgets(budget: Any, counts: tuple[int, ...], found: list[int]) -> None:
+    blend = made(TWO, ratios=(0.5,), budget=budget)
+    assert blend.counts_CG == ((*counts, 0),)
+    assert picked(blend, [20, 19, 18, 17, 1, 2, 3, 4, 5, 6]) == found
+
+
+def test_prompts_have_budgets_of_their_own() -> None:
+    """Branch 5 is another prompt's."""
+    both = rows_of(["rrrrsrrrrs"], ["0000055555"])
+    assert made(both, ratios=(0.5,), budget="per_prompt").counts_CG == ((2, 2, 0),)
+
+
+def test_a_later_check_picks_among_the_rows_left() -> None:
+    blend = made(ONE, check_layers=(1, 2), ratios=(0.6, 0.2))
+    assert blend.counts_CG == ((3, 0), (1, 0))
+    assert picked(blend, [-1, -1, -1, 3, -1, 0, 2], check=1) == [3]
+    assert picked(blend, [-1, -1, -1, 0, -1, 0, 0], check=1) == [3]
+
+
+def test_room_for_rows_that_may_be_left() -> None:
+    """A budget in two tensor rows may be spent in either; one with padding has less of it."""
+    rows = rows_of(["ppprrrrs", "....rrss"], ["00000000", "11111111"])
+    assert made(rows, ratios=(0.5,)).widths_C == (3,)
+    blend = made(rows, ratios=(0.5,), budget="per_prompt")
+    assert (blend.widths_C, blend.suffix_width, blend.counts_CG) == ((4,), 2, ((3, 0),))
+    assert blend.index_R.tolist() == [0, 1, 2, 3, 4, 5, 6, 12, 13]
+
+
+def test_protected_rows_alone() -> None:
+    blend = made(rows_of(["ppps"], ["0000"]), ratios=(1.0,))
+    assert blend.counts_CG == ((0,),)
+    assert picked(blend, [1, 2, 3]) == []
+
+
+def test_inputs_that_are_refused() -> None:
+    settings = BlendSettings(plan="blend")
+    with pytest.raises(ValueError, match="3 rows are cached, but the cache holds 2"):
+        Blend.of(rows_of(["rrrs"], ["0000"]), cache(2), settings)
+    with pytest.raises(ValueError, match="0 of the forward's rows are cached"):
+        made(rows_of(["sss"], ["000"]))
+    with pytest.raises(ValueError, match="suffix of prompt 0 has 0 rows"):
+        made(rows_of(["rrr"], ["000"]))
+    with pytest.raises(ValueError, match="suffix of prompt 1 has 0 rows"):
+        made(rows_of(["rrsr"], ["0005"]))
+
+
+def test_the_original_mask_is_for_one_sequence() -> None:
+    made(ONE, mask="bottom_right")
+    for rows, message in (
+        (rows_of(["rrsrrs"], ["000111"]), "not for 1 rows with 2 branches"),
+        (rows_of(["rrs", "rrs"], ["000", "000"]), "not for 2 rows with 1 branches"),
+        (rows_of(["rsr"], ["000"]), "needs the suffix at the end"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            made(rows, mask="bottom_right")
+
+
+def test_deviations_count_the_parts_asked_for() -> None:
+    zero, one = torch.zeros(3, 2, 4), torch.ones(3, 2, 4)
+    for metric, value in (("k", 8.0), ("v", 72.0), ("kv", 80.0)):
+        found = deviation((one, 3 * one), (zero, zero), metric)  # type: ignore[arg-type]
+        assert found.tolist() == [value] * 3
+    half = deviation((300 * one.half(), one.half()), (zero.half(), zero.half()), "k")
+    assert (half.dtype, half.tolist()) == (torch.float32, [720000.0] * 3)  # not infinite
+
+
+def test_chunks_are_joined_in_order() -> None:
+    first = ChunkKV(torch.zeros(2, 3, 1, 4), torch.ones(2, 3, 1, 4), torch.zeros(3, 5))
+    second = ChunkKV(torch.ones(2, 1, 1, 4), torch.zeros(2, 1, 1, 4), torch.ones(1, 5))
+    whole = join([first, second])
+    assert whole.keys_LRgd[0, :, 0, 0].tolist() == [0, 0, 0, 1]
+    assert whole.features_RF is not None and whole.features_RF[:, 0].tolist() == [0, 0, 0, 1]
+    assert (whole.rows, whole.bytes) == (4, 4 * (2 * 2 * 4 * 4 + 4 * 5))
+    assert join([first, ChunkKV(second.keys_LRgd, second.values_LRgd)]).features_RF is None
+
+
+def test_true_entries_in_their_order() -> None:
+    assert where_true(torch.tensor([False, True, True, False, True]), 3).tolist() == [1, 2, 4]
+    assert where_true(torch.tensor([False, False]), 0).tolist() == []

@@ -1,0 +1,210 @@
+"""Count tables: golden traces, the same trees as brute force finds; packing."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from helpers.trees import chain_of, paths
+from helpers.vectors import cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsot.ops.draft.host_tree import HostTree, pack
+from specsot.ops.draft.ngram import CountTable, Scope, Shelf, count_tree, known
+from specsot.ops.sampling.processors import filler_ids
+from specsot.ops.tree import ancestors
+
+IDS = st.lists(st.integers(0, 3), max_size=40)
+
+
+def table_of(case: Any) -> CountTable:
+    return CountTable(case["n"], case["n"] - 1 if case["one_level"] else case["min_context"])
+
+
+@pytest.mark.parametrize("case", cases("nasd"))
+def test_tables_follow_the_golden_traces(case: Any) -> None:
+    table = table_of(case)
+    for op in case["trace"]:
+        seq = op.get("seq", [])
+        if op["op"] == "initialize":
+            table.learn_(seq)
+        elif op["op"] == "update":
+            table.update_(seq, len(seq), op["tokens"])
+        elif op["op"] == "draft":
+            tree = count_tree([table], seq, nodes=op["gamma"], levels=op["gamma"])
+            assert chain_of(tree) == op["draft"]
+        elif op["op"] == "has_gram":
+            assert (table.count(op["gram"]) > 0) == op["value"]
+        else:
+            said = known([table], seq)
+            assert (said is not None) == op["known"]
+            assert (said.ranked[0][0] if said else None) == op["token"]
+            assert (said.context if said else 0) == op["context_len"]
+    final = [
+        [list(key), [list(item) for item in sorted(one.counts.items())], one.ranked[0]]
+        for key, one in sorted(table.followers.items())
+    ]
+    assert final == case["final"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, 6), max_size=60), st.integers(1, 4))
+def test_ranked_followers_are_the_most_frequent(ids: list[int], width: int) -> None:
+    table = CountTable(2, width=width)
+    for end in range(len(ids) + 1):  # at every moment, not only at the end
+        one = table.followers.get((ids[end - 1],)) if end else None
+        if one is not None:
+            best = sorted(one.counts.values(), reverse=True)[:width]
+            assert [one.counts[token] for token in one.ranked] == best
+            assert one.total == sum(one.counts.values())
+        table.learn_(ids[: end + 1], end)
+
+
+@settings(max_examples=100, deadline=None)
+@given(IDS, st.integers(0, 40), st.integers(2, 4))
+def test_learning_round_by_round_equals_learning_at_once(
+    ids: list[int], cut: int, order: int
+) -> None:
+    whole, grown = CountTable(order), CountTable(order)
+    whole.learn_(ids)
+    grown.learn_(ids[:cut])
+    grown.learn_(ids, min(cut, len(ids)))
+    assert whole.followers == grown.followers
+
+
+@settings(max_examples=100, deadline=None)
+@given(IDS, IDS, st.integers(1, 10), st.integers(1, 4), st.integers(1, 3), st.integers(2, 4))
+def test_a_count_tree_holds_the_most_probable_nodes(
+    prompt: list[int], own: list[int], nodes: int, levels: int, width: int, order: int
+) -> None:
+    tables = [CountTable(order), CountTable(order)]
+    tables[0].learn_(prompt)
+    tables[1].learn_(own)
+    context = tuple(prompt + own)
+    tree = count_tree(tables, context, nodes=nodes, levels=levels, width=width)
+    everything: dict[tuple[int, ...], float] = {}
+
+    def descend(path: tuple[int, ...], score: float) -> None:
+        said = known(tables, (*context, *path)) if len(path) < levels else None
+        for token, count in said.ranked[:width] if said else ():
+            assert said is not None
+            everything[*path, token] = score + math.log(count / said.total)
+            descend((*path, token), everything[*path, token])
+
+    descend((), 0.0)
+    found = paths(tree)
+    assert found == {path: pytest.approx(everything[path]) for path in found}
+    best = sorted(everything.values(), reverse=True)[:nodes]
+    assert sorted(found.values(), reverse=True) == pytest.approx(best)
+
+
+def test_counts_of_the_prompt_and_of_the_branch_are_added() -> None:
+    prompt, own = CountTable(2), CountTable(2)
+    prompt.learn_([1, 2, 1, 2, 1, 3])
+    own.learn_([1, 3, 1, 3])
+    said = known([prompt, own], [7, 1])
+    assert said is not None
+    assert (said.ranked, said.total) == (((3, 3), (2, 2)), 5)
+    assert known([prompt, own], [7]) is None
+
+
+class Narrow(list[int]):
+    """Token ids of which nobody may look at more than a few at once."""
+
+    def __getitem__(self, at: Any) -> Any:
+        assert not isinstance(at, slice) or len(range(*at.indices(len(self)))) <= 3
+        return super().__getitem__(at)
+
+    def __iter__(self) -> Any:
+        raise AssertionError("the whole context is walked through")
+
+
+def test_neither_learning_nor_drafting_looks_at_the_whole_context() -> None:
+    ids, table = Narrow([1, 2, 3] * 300), CountTable(4)
+    table.learn_(ids, 890)
+    assert count_tree([table], ids, nodes=3, levels=3).tokens == (1, 2, 3)
+
+
+def test_drafting_changes_no_table_and_repeats_itself() -> None:
+    table = CountTable(3)
+    table.learn_([1, 2, 3, 1, 2, 4, 1, 2])
+    held = {key: list(one.ranked) for key, one in table.followers.items()}
+    trees = [count_tree([table], [1, 2], nodes=6, levels=3, width=2) for _ in range(2)]
+    assert trees[0] == trees[1]
+    assert held == {key: one.ranked for key, one in table.followers.items()}
+
+
+def test_stop_tokens_are_not_drafted() -> None:
+    table = CountTable(2)
+    table.learn_([1, 2, 1, 3])
+    tree = count_tree([table], [1], nodes=4, levels=3, width=4, stop_ids={2})
+    assert 2 not in tree.tokens
+    assert 3 in tree.tokens
+
+
+def test_fillers_are_learnt_where_the_target_gave_them_a_chance() -> None:
+    scores_RV = torch.tensor([[0.0, 2.0, 1.0, -1.0], [-torch.inf, -torch.inf, 5.0, -torch.inf]])
+    ids = filler_ids(scores_RV, 2)
+    assert ids[0].tolist() == [1, 2]
+    assert sorted(ids[1].tolist()) == [-1, 2]
+    table = CountTable(2)
+    table.learn_([0, 1, 2], 1, ids.tolist())
+    assert table.followers[(0,)].counts == {1: 2, 2: 1}, "the token itself, and as a filler"
+    assert table.followers[(1,)].counts == {2: 2}
+
+
+@pytest.mark.parametrize("order, least, width", [(1, 1, 1), (3, 3, 1), (3, 0, 1), (3, 1, 0)])
+def test_impossible_tables_are_refused(order: int, least: int, width: int) -> None:
+    with pytest.raises(ValueError, match="no n-grams"):
+        CountTable(order, least, width)
+
+
+@pytest.mark.parametrize("scope", Scope)
+def test_a_scope_says_who_learns_from_whom(scope: Scope) -> None:
+    shelf = Shelf(scope, 2)
+    shelf.open_("a", [1, 2])
+    shelf.open_("b", [1, 3])
+    shelf.tables_("a", 0)[-1].learn_([5, 6])
+
+    def knows(request: str, branch: int, context: int) -> bool:
+        return known(shelf.tables_(request, branch), [context]) is not None
+
+    assert knows("a", 0, 5) and knows("a", 0, 1), "its own tokens and the prompt's"
+    assert knows("a", 1, 5) == (scope is not Scope.BRANCH)
+    assert knows("b", 0, 5) == (scope is Scope.SESSION)
+    shelf.close_("a")
+    shelf.open_("a", [1])
+    assert knows("a", 0, 5) == (scope is Scope.SESSION)
+
+
+# --- packing -------------------------------------------------------------------------------------
+
+
+def test_trees_are_packed_into_a_proposal_padded_to_the_largest() -> None:
+    trees = [
+        HostTree((5, 6, 7), (-1, 0, 0), (1, 2, 2), (-0.5, -1.0, -2.0)),
+        HostTree(),
+        HostTree((0,), (-1,), (1,), (0.0,)),
+    ]
+    proposal = pack(trees, torch.device("cpu"))
+    assert proposal.levels == 2
+    assert proposal.tokens_SN.tolist() == [[5, 6, 7], [0, 0, 0], [0, 0, 0]]
+    assert proposal.parents_SN.tolist() == [[-1, 0, 0], [-1, -1, -1], [-1, -1, -1]]
+    assert proposal.depths_SN.tolist() == [[1, 2, 2], [1, 1, 1], [1, 1, 1]]
+    assert proposal.valid_SN.tolist() == [[True] * 3, [False] * 3, [True, False, False]]
+    assert proposal.scores_SN.tolist()[2] == [0.0, -math.inf, -math.inf]
+    kinds = (proposal.tokens_SN.dtype, proposal.valid_SN.dtype, proposal.scores_SN.dtype)
+    assert kinds == (torch.int64, torch.bool, torch.float32)
+    assert ancestors(proposal.parents_SN, proposal.levels)[0, 3].tolist() == [
+        True,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_no_trees_and_empty_trees_pack_into_roots_alone() -> None:
+    proposal = pack([HostTree(), HostTree()], torch.device("cpu"))
+    assert (tuple(proposal.tokens_SN.shape), proposal.levels) == ((2, 0), 0)
+    assert pack([], torch.device("cpu")).valid_SN.shape == (0, 0)

@@ -1,0 +1,291 @@
+"""Logits processors: golden distributions, transformers' own processors, and what a row sees."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.vectors import cases, tensor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from specsot.ops.sampling.coins import branch_key, token_keys
+from specsot.ops.sampling.processors import (
+    Past,
+    choose,
+    probabilities,
+    process,
+    take_in_,
+    tree_past,
+)
+from specsot.ops.sampling.rules import SamplingColumns, columns
+from specsot.ops.sampling.settings import TIES, SamplingRules
+from specsot.ops.tree import ancestors
+
+CPU = torch.device("cpu")
+KINDS = pytest.mark.parametrize("kind", [torch.float64, torch.float32], ids=["64", "32"])
+
+
+def of(size: int, *rules: SamplingRules, stops: tuple[int, ...] = ()) -> SamplingColumns:
+    return columns(rules, [stops] * len(rules), size, CPU)
+
+
+def scores_of(
+    logits_RV: Tensor, rules: SamplingRules, past: Past | None = None, stops: tuple[int, ...] = ()
+) -> Tensor:
+    """All rows under the same rules."""
+    found = of(logits_RV.shape[1], rules, stops=stops)
+    return process(logits_RV, found, torch.zeros(len(logits_RV), dtype=torch.int64), past)
+
+
+def wrote(size: int, prompt: list[int], answer: list[int]) -> Past:
+    """One branch with this prompt and answer, and a row outside of trees."""
+    seen_SV = torch.zeros(1, size, dtype=torch.bool)
+    counts_SV = torch.zeros(1, size, dtype=torch.int32)
+    seen_SV[0, prompt] = True
+    answer_C = torch.tensor(answer, dtype=torch.int64)
+    take_in_(seen_SV, counts_SV, torch.zeros_like(answer_C), answer_C)
+    none = torch.zeros(1, 0)
+    return Past(seen_SV, counts_SV, torch.tensor([len(answer)]), none.long(), none.bool())
+
+
+# --- golden --------------------------------------------------------------------------------------
+
+
+@KINDS
+@pytest.mark.parametrize("order", ["temperature_first", "filters_first"])
+@pytest.mark.parametrize("case", cases("processors"))
+def test_distributions(case: Any, order: Any, kind: torch.dtype) -> None:
+    logits_RV = tensor([case["logits"]], kind)
+    rules = SamplingRules(case["temperature"], case["top_k"], case["top_p"], filter_order=order)
+    probs_RV = probabilities(scores_of(logits_RV, rules), torch.tensor([rules.greedy]))
+    name = "" if order == "temperature_first" else "_filter_first"
+    wanted_RV = tensor([case["probs" + name]])
+    close = 1e-12 if kind == torch.float64 else 2e-7
+    assert torch.allclose(probs_RV.double(), wanted_RV, rtol=0, atol=close)
+    assert int((probs_RV > 0).sum()) == case["kept" + name]
+    assert probs_RV.argmax().item() == case["argmax"]
+
+
+# --- transformers --------------------------------------------------------------------------------
+
+
+@st.composite
+def rule_sets(draw: st.DrawFn) -> SamplingRules:
+    return SamplingRules(
+        temperature=draw(st.sampled_from([0.3, 1.0, 1.7])),
+        top_k=draw(st.sampled_from([0, 1, 5, 40, 500])),
+        top_p=draw(st.sampled_from([1.0, 0.9, 0.4, 0.01])),
+        min_p=draw(st.sampled_from([0.0, 0.05, 0.5])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.3, 0.8])),
+        logit_bias=draw(st.sampled_from([(), ((3, 2.5), (7, -4.0))])),
+        banned=draw(st.sampled_from([(), (1, 2)])),
+        min_new_tokens=draw(st.sampled_from([0, 3])),
+    )
+
+
+def theirs(rules: SamplingRules, prompt: int, stops: list[int]) -> LogitsProcessorList:
+    """transformers' processors in the order of GenerationMixin._get_logits_processor (5.23)."""
+    found: list[Any] = []
+    if rules.logit_bias:
+        found.append(SequenceBiasLogitsProcessor({(t,): b for t, b in rules.logit_bias}))
+    if rules.repetition_penalty != 1:
+        found.append(RepetitionPenaltyLogitsProcessor(rules.repetition_penalty))
+    if rules.banned:
+        found.append(NoBadWordsLogitsProcessor([[token] for token in rules.banned]))
+    if rules.min_new_tokens:
+        found.append(MinLengthLogitsProcessor(prompt + rules.min_new_tokens, stops))
+    found.append(TemperatureLogitsWarper(rules.temperature))
+    if rules.top_k:
+        found.append(TopKLogitsWarper(rules.top_k))
+    if rules.top_p < 1:
+        found.append(TopPLogitsWarper(rules.top_p))
+    if rules.min_p:
+        found.append(MinPLogitsWarper(rules.min_p))
+    return LogitsProcessorList(found)
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    rule_sets(),
+    st.integers(0, 2**31),
+    st.lists(st.integers(0, 199), min_size=1, max_size=9),
+    st.lists(st.integers(0, 199), max_size=5),
+)
+def test_scores_are_those_of_transformers(
+    rules: SamplingRules, seed: int, prompt: list[int], answer: list[int]
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits_RV = torch.randn(1, 200, generator=generator) * 3
+    stops = (5, 9)
+    wanted = theirs(rules, len(prompt), list(stops))(
+        torch.tensor([prompt + answer]), logits_RV.clone()
+    )
+    found = scores_of(logits_RV, rules, wrote(200, prompt, answer), stops)
+    assert torch.equal(found > -torch.inf, wanted > -torch.inf)
+    assert torch.equal(found, wanted)
+
+
+# --- penalties -----------------------------------------------------------------------------------
+
+
+def test_presence_and_frequency_look_at_the_branchs_own_answer_only() -> None:
+    rules = SamplingRules(presence_penalty=0.5, frequency_penalty=0.25)
+    found = scores_of(torch.zeros(1, 6), rules, wrote(6, [0, 1], [1, 2, 2, 2]))
+    assert found.tolist() == [[0, -0.75, -1.25, 0, 0, 0]]
+
+
+def test_a_node_of_a_tree_has_its_own_path_behind_it() -> None:
+    """Root 1 with children 2 and 3, and below the first of them 2 again."""
+    parents_SN = torch.tensor([[-1, -1, 0]])
+    above_STT = ancestors(parents_SN, 2)
+    past = wrote(6, [5], [4])
+    tokens_ST = torch.tensor([[1, 2, 3, 2]])
+    past = tree_past(past.seen_SV, past.counts_SV, past.answered_S, tokens_ST, above_STT)
+    counted = scores_of(torch.zeros(4, 6), SamplingRules(frequency_penalty=1.0), past)
+    assert (-counted).tolist() == [
+        [0, 1, 0, 0, 1, 0],
+        [0, 1, 1, 0, 1, 0],
+        [0, 1, 0, 1, 1, 0],
+        [0, 1, 2, 0, 1, 0],
+    ]
+    seen = scores_of(torch.ones(4, 6), SamplingRules(repetition_penalty=2.0), past)
+    assert (seen < 1).int().tolist() == [
+        [0, 1, 0, 0, 1, 1],
+        [0, 1, 1, 0, 1, 1],
+        [0, 1, 0, 1, 1, 1],
+        [0, 1, 1, 0, 1, 1],
+    ]
+    forced = SamplingRules(forced=(4, 1, 0), min_new_tokens=3)
+    best = scores_of(torch.eye(6)[[5] * 4], forced, past, stops=(5,)).argmax(1)
+    assert best.tolist() == [0, 5, 5, 5], "two tokens are written at the root, three below it"
+    held = SamplingRules(min_new_tokens=3)
+    best = scores_of(torch.eye(6)[[5] * 4] + torch.eye(6)[3] / 2, held, past, stops=(5,)).argmax(1)
+    assert best.tolist() == [3, 5, 5, 5]
+
+
+def test_padding_tokens_outside_of_every_path_are_not_counted() -> None:
+    past = wrote(4, [], [])
+    tokens_ST, above_STT = torch.tensor([[1, -1]]), torch.eye(2, dtype=torch.bool)[None]
+    past = tree_past(past.seen_SV, past.counts_SV, past.answered_S, tokens_ST, above_STT)
+    found = scores_of(torch.zeros(2, 4), SamplingRules(frequency_penalty=1.0), past)
+    assert found[0].tolist() == [0, -1, 0, 0]
+
+
+def test_rules_that_look_back_need_a_past() -> None:
+    for rules in (
+        SamplingRules(repetition_penalty=1.1),
+        SamplingRules(forced=(1,)),
+        SamplingRules(min_new_tokens=1),
+    ):
+        with pytest.raises(ValueError, match="need to know the past"):
+            scores_of(torch.zeros(1, 4), rules)
+
+
+# --- rows, ties, purity --------------------------------------------------------------------------
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(rule_sets(), min_size=2, max_size=4), st.integers(0, 2**31), st.booleans())
+def test_a_row_does_not_depend_on_its_neighbours(
+    rules: list[SamplingRules], seed: int, coarse: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits_RV = torch.randn(len(rules), 300, generator=generator)
+    logits_RV = logits_RV.round() if coarse else logits_RV
+    rules = [*rules[:-1], SamplingRules()]
+    past = wrote(300, [1], [2])
+    rows = torch.arange(len(rules))
+    past = Past(
+        *(
+            part.expand(len(rules), *part.shape[1:])
+            for part in (
+                past.seen_SV,
+                past.counts_SV,
+                past.answered_S,
+                past.tokens_RC,
+                past.path_RC,
+            )
+        )
+    )
+    together = process(logits_RV, of(300, *rules, stops=(7,)), rows, past)
+    key_R = token_keys(torch.tensor(branch_key(seed, 0)).expand(len(rules)), rows)
+    chosen = choose(together, of(300, *rules), rows, key_R)
+    for row, one in enumerate(rules):
+        alone = scores_of(logits_RV[row : row + 1], one, wrote(300, [1], [2]), stops=(7,))
+        assert torch.equal(together[row : row + 1], alone)
+        token = choose(alone, of(300, one), torch.tensor([0]), key_R[row : row + 1])
+        assert chosen[row] == token
+        assert alone[0, token] > -torch.inf
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 60), st.sampled_from([0.2, 0.5, 0.9, 1.0]), st.integers(0, 2**31))
+def test_top_p_behind_top_k_is_what_a_full_sort_keeps(k: int, p: float, seed: int) -> None:
+    """Scores of few values, so that nearly all of them tie; lowest ids first."""
+    generator = torch.Generator().manual_seed(seed)
+    z_V = torch.randint(0, 6, (60,), generator=generator).double()
+    order = z_V.sort(descending=True, stable=True).indices.tolist()
+    left = [i for i in order if z_V[i] >= z_V[order[k - 1]]]
+    mass_V = z_V[left].softmax(0)
+    kept = {i for at, i in enumerate(left) if at == 0 or p == 1 or mass_V[:at].sum() < p - 1e-12}
+    found = scores_of(z_V[None], SamplingRules(1.0, k, p))
+    assert set(torch.nonzero(found[0] > -torch.inf).flatten().tolist()) == kept
+
+
+def test_of_very_many_ties_with_the_last_the_lowest_ids_stay() -> None:
+    found = scores_of(torch.zeros(1, 500), SamplingRules(1.0, top_k=10))
+    kept = torch.nonzero(found[0] > -torch.inf).flatten()
+    assert kept.tolist() == list(range(10 + TIES))
+    assert of(500, SamplingRules(1.0, top_k=10)).most_kept == 10 + TIES
+
+
+def test_what_is_banned_stays_banned_and_what_is_forced_comes() -> None:
+    logits_RV = torch.tensor([[9.0, 1.0, 0.0]])
+    assert scores_of(logits_RV, SamplingRules(banned=(0,))).argmax().item() == 1
+    rules = SamplingRules(temperature=1.0, banned=(2,), forced=(2,))
+    assert scores_of(logits_RV, rules, wrote(3, [], [])).tolist() == [[-torch.inf] * 2 + [0.0]]
+
+
+def test_nothing_given_is_changed_and_half_precision_is_widened() -> None:
+    rules = SamplingRules(0.7, 5, 0.9, 0.1, 1.2, 0.1, 0.1, ((1, 1.0),), (2,), (), 4)
+    logits_RV, past = torch.randn(1, 50), wrote(50, [3], [4])
+    held = [logits_RV.clone(), past.seen_SV.clone(), past.counts_SV.clone()]
+    scores_of(logits_RV, rules, past, (6,))
+    assert all(map(torch.equal, held, (logits_RV, past.seen_SV, past.counts_SV)))
+    assert scores_of(logits_RV.bfloat16(), rules, past).dtype == torch.float32
+    assert scores_of(logits_RV.double(), rules, past).dtype == torch.float64
+
+
+def test_temperature_0_keeps_the_order_of_all_scores() -> None:
+    logits_RV = torch.randn(2, 40)
+    found = scores_of(logits_RV, SamplingRules(0.0, top_k=3, top_p=0.1, min_p=0.9))
+    assert torch.equal(found, logits_RV)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -0.1},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"min_p": -0.1},
+        {"repetition_penalty": 0.0},
+        {"min_new_tokens": -1},
+    ],
+)
+def test_impossible_rules_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        SamplingRules(**wrong)

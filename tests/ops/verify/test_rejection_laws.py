@@ -1,0 +1,176 @@
+"""Rejection sampling is exact: laws by enumeration, with no random number in sight.
+
+The sums are those that `specsot certify` makes (engine/certify/laws.py).
+"""
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from helpers.vectors import vectors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specsot.engine.certify.drafts import Choice, Drafts, draft_lists
+from specsot.engine.certify.laws import Outcomes, chain_outcomes, match_outcomes, tree_outcomes
+from specsot.engine.certify.toys import Toy, joint
+from specsot.ops.verify.rejection import TreeRule, accept_block, accept_chain
+
+SIZE = 4
+ENUMERATION = vectors("enumeration")
+CHOICES = {"with": Choice.WITH, "without": Choice.WITHOUT, "top": Choice.TOP}
+
+
+def law(name: str) -> Tensor:
+    """float64 [5, 4] of the Markov model: row -1 (the last one) stands right after the prompt."""
+    table = ENUMERATION["model"][name]
+    rows = [[float(Fraction(x)) for x in table[str(key)]] for key in (0, 1, 2, 3, -1)]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+TOY = Toy(law("target"), law("draft"))
+
+
+def same(found: Tensor, wanted: Tensor) -> bool:
+    return torch.allclose(found, wanted, rtol=0, atol=1e-12)
+
+
+def fractions(numbers: list[str]) -> Tensor:
+    return torch.tensor([float(Fraction(n)) for n in numbers], dtype=torch.float64)
+
+
+def lossless(found: Outcomes, toy: Toy) -> bool:
+    wanted = joint(toy.p_KV, found.path_ST.shape[1])
+    return found.strays == 0 and same(found.joint(toy.p_KV), wanted)
+
+
+def first_token(found: Outcomes) -> Tensor:
+    return found.joint(TOY.p_KV).view(SIZE, -1).sum(1)
+
+
+# --- chains --------------------------------------------------------------------------------------
+
+RULES = {"standard": accept_chain, "block": accept_block}
+
+
+def of_chain(rule: str, toy: Toy, gamma: int) -> Outcomes:
+    drafts = draft_lists(toy, tuple(range(-1, gamma - 1)), Choice.WITH)
+    return chain_outcomes(RULES[rule], toy, drafts)
+
+
+@pytest.mark.parametrize("case", ENUMERATION["chain"], ids=lambda c: f"{c['rule']}-{c['gamma']}")
+def test_a_chain_emits_the_targets_law(case: Any) -> None:
+    found = of_chain(case["rule"], TOY, case["gamma"])
+    assert same(found.lengths(), fractions(case["p_accepted"]))
+    assert lossless(found, TOY)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("draft", [(3, 0, 2), (0, 2, 1), (1, 1, 1)])
+def test_drafts_that_were_not_drawn_leave_the_targets_law(
+    rule: Any, draft: tuple[int, ...]
+) -> None:
+    tokens_SN, one_S = torch.tensor([draft]), torch.ones(1, dtype=torch.float64)
+    valid_SN = torch.ones_like(tokens_SN, dtype=torch.bool)
+    drafts = Drafts(tokens_SN, valid_SN, one_S, (-1, 0, 1), torch.float64)
+    assert lossless(chain_outcomes(rule, TOY, drafts, drawn=False), TOY)
+
+
+@st.composite
+def laws(draw: st.DrawFn) -> Tensor:
+    """float64 [5, 4]: rows of small weights, zeros among them."""
+    rows = st.lists(st.integers(0, 6), min_size=SIZE, max_size=SIZE).filter(any)
+    table = torch.tensor([draw(rows) for _ in range(SIZE + 1)], dtype=torch.float64)
+    return table / table.sum(1, keepdim=True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(laws(), laws(), st.sampled_from(list(RULES)), st.integers(1, 3))
+def test_any_chain_emits_the_targets_law(p_KV: Tensor, q_KV: Tensor, rule: str, gamma: int) -> None:
+    toy = Toy(p_KV, q_KV)
+    assert lossless(of_chain(rule, toy, gamma), toy)
+
+
+@settings(max_examples=60, deadline=None)
+@given(laws(), laws(), st.integers(1, 3))
+def test_blocks_accept_at_least_as_much_as_chains(p_KV: Tensor, q_KV: Tensor, gamma: int) -> None:
+    counts_T = torch.arange(gamma + 1, dtype=torch.float64)
+    chain, block = (of_chain(rule, Toy(p_KV, q_KV), gamma).lengths() @ counts_T for rule in RULES)
+    assert chain <= block + 1e-12
+
+
+@settings(max_examples=60, deadline=None)
+@given(laws(), laws(), st.floats(0, 1, exclude_max=True), st.integers(0, SIZE - 1))
+def test_a_draft_is_accepted_exactly_below_its_chance(
+    p_KV: Tensor, q_KV: Tensor, r: float, token: int
+) -> None:
+    """The probabilities that the laws are weighed with are those of the decisions."""
+    verdict = accept_chain(
+        p_KV[None, :2],
+        q_KV[None, :1],
+        torch.tensor([[token]]),
+        torch.tensor([[True]]),
+        torch.tensor([[r]], dtype=torch.float64),
+        torch.zeros(1),
+    )
+    chance = verdict.chance_SN.item()
+    if abs(r - chance) > 1e-12:
+        assert verdict.path_ST[0, 1].item() == (r < chance)
+
+
+# --- nodes and trees -----------------------------------------------------------------------------
+
+SAMPLED = (TreeRule.WITH_REPLACEMENT, TreeRule.WITHOUT_REPLACEMENT)
+NODES = [c for c in ENUMERATION["node"] if c["rule"] in (*SAMPLED, TreeRule.DISTINCT)]
+TREES = [c for c in ENUMERATION["tree"] if c["rule"] in (*SAMPLED, TreeRule.DISTINCT)]
+MATCHES = [c for c in ENUMERATION["node"] if c["rule"] == TreeRule.TARGET_MATCH]
+
+
+@pytest.mark.parametrize("case", NODES, ids=lambda c: f"{c['rule']}-{c['candidates']}-{c['k']}")
+def test_a_node_emits_the_targets_law(case: Any) -> None:
+    drafts = draft_lists(TOY, (-1,) * case["k"], CHOICES[case["candidates"]])
+    found = tree_outcomes(TreeRule(case["rule"]), TOY, drafts)
+    assert 1 - found.lengths()[0].item() == pytest.approx(case["acceptance"]["value"], abs=1e-12)
+    assert lossless(found, TOY)
+
+
+@pytest.mark.parametrize("case", TREES, ids=lambda c: c["rule"])
+def test_a_tree_of_two_levels_emits_the_targets_law(case: Any) -> None:
+    drafts = draft_lists(TOY, (-1, -1, 0, 0, 1, 1), CHOICES[case["candidates"]])
+    found = tree_outcomes(TreeRule(case["rule"]), TOY, drafts)
+    assert same(found.lengths()[:3], fractions(case["p_depth"]))
+    assert lossless(found, TOY)
+
+
+@pytest.mark.parametrize("case", MATCHES, ids=lambda c: f"{c['candidates']}-{c['k']}")
+def test_target_match_emits_what_the_target_draws(case: Any) -> None:
+    drafts = draft_lists(TOY, (-1,) * case["k"], CHOICES[case["candidates"]])
+    found = match_outcomes(TOY, drafts)
+    assert 1 - found.lengths()[0].item() == pytest.approx(case["acceptance"]["value"])
+    assert lossless(found, TOY)
+
+
+# --- the laws would show a wrong pairing ---------------------------------------------------------
+
+CONTROLS = {case["name"]: fractions(case["output"]) for case in ENUMERATION["negative_controls"]}
+
+
+@pytest.mark.parametrize(
+    "name, rule, choice",
+    [
+        ("with_rule_on_without_samples_k2", TreeRule.WITH_REPLACEMENT, Choice.WITHOUT),
+        ("without_rule_on_with_samples_k2", TreeRule.WITHOUT_REPLACEMENT, Choice.WITH),
+    ],
+)
+def test_a_rule_on_the_wrong_candidates_is_biased(
+    name: str, rule: TreeRule, choice: Choice
+) -> None:
+    found = tree_outcomes(rule, TOY, draft_lists(TOY, (-1, -1), choice))
+    assert same(first_token(found), CONTROLS[name])
+
+
+def test_a_draft_by_argmax_under_a_soft_law_is_biased() -> None:
+    found = chain_outcomes(accept_chain, TOY, draft_lists(TOY, (-1,), Choice.TOP))
+    assert same(first_token(found), CONTROLS["argmax_draft_softmax_q"])

@@ -1,0 +1,231 @@
+"""Acceptance: the path that the target confirms, against a naive walk down each tree."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specsot.ops.attention.target import compile_plan
+from specsot.ops.tree import ancestors
+from specsot.ops.types import LayerStatus, Proposal, Rows
+from specsot.ops.verify.first_tokens import root
+from specsot.ops.verify.score import BEST, best
+from specsot.ops.verify.verify import accept
+
+VOCAB = 5
+ROOT = 3  # the token at the root of every tree here
+
+
+@dataclass
+class Tree:
+    """parents (-1: the root), tokens, valid of the drafted nodes; says[n]: the target at node n."""
+
+    parents: list[int]
+    tokens: list[int]
+    valid: list[bool]
+    says: list[int]
+
+
+def proposal_of(trees: list[Tree]) -> Proposal:
+    depths = []
+    for tree in trees:
+        own: list[int] = []
+        for parent in tree.parents:
+            own.append(1 if parent < 0 else own[parent] + 1)
+        depths.append(own)
+    shape = (len(trees), len(trees[0].tokens))
+    return Proposal(
+        torch.tensor([t.tokens for t in trees], dtype=torch.int64).view(shape),
+        torch.tensor([t.parents for t in trees], dtype=torch.int64).view(shape),
+        torch.tensor(depths, dtype=torch.int64).view(shape),
+        torch.tensor([t.valid for t in trees], dtype=torch.bool).view(shape),
+        torch.zeros(shape),
+        max((d for own in depths for d in own), default=0),
+    )
+
+
+def rows_of(proposal: Proposal, tips: int = 0, bound: tuple[int, ...] = ()) -> Rows:
+    """The trees' rows, and behind them `tips` prefill rows, each of which draws."""
+    root_S1 = torch.full((proposal.tokens_SN.shape[0], 1), ROOT)
+    tokens = torch.cat([root_S1, proposal.tokens_SN], 1).view(-1)
+    count = len(tokens) + tips
+    whole = torch.cat([tokens, torch.zeros(tips, dtype=torch.int64)])[None]
+    index = torch.arange(count)[None]
+    return Rows(
+        whole,
+        index,
+        index,
+        index.int(),
+        index.int(),
+        torch.arange(count - tips).view(-1, proposal.tokens_SN.shape[1] + 1),
+        ancestors(proposal.parents_SN, proposal.levels),
+        torch.arange(count - tips, count),
+        bound,
+    )
+
+
+def logits_of(trees: list[Tree]) -> Tensor:
+    """[R, V], highest at what the target says after each node."""
+    says = torch.tensor([token for tree in trees for token in tree.says])
+    return torch.nn.functional.one_hot(says, VOCAB).float() + torch.rand(len(says), VOCAB) * 0.5
+
+
+def naive(tree: Tree) -> list[int]:
+    """Accepted nodes from the root on, node n of the proposal being n + 1."""
+    path = [0]
+    while True:
+        here, says = path[-1], tree.says[path[-1]]
+        fits = [
+            n + 1
+            for n, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))
+            if parent + 1 == here and token == says and tree.valid[n]
+        ]
+        if not fits:
+            return path
+        path.append(fits[0])
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> list[Tree]:
+    """Up to four trees of one size; siblings differ in their tokens, as a drafter's top-k do."""
+    count = draw(st.integers(0, 12))
+    return [_tree(draw, count) for _ in range(draw(st.integers(1, 4)))]
+
+
+def _tree(draw: st.DrawFn, count: int) -> Tree:
+    parents: list[int] = []
+    tokens: list[int] = []
+    for node in range(count):
+        used = [p for p in range(-1, node) if parents.count(p) < VOCAB]
+        parent = draw(st.sampled_from(used))
+        taken = [t for p, t in zip(parents, tokens, strict=True) if p == parent]
+        tokens.append(draw(st.sampled_from([t for t in range(VOCAB) if t not in taken])))
+        parents.append(parent)
+    valid = draw(st.lists(st.booleans() | st.just(True), min_size=count, max_size=count))
+    for node in range(count):
+        valid[node] = valid[node] and (parents[node] < 0 or valid[parents[node]])
+    says = draw(st.lists(st.integers(0, VOCAB - 1), min_size=count + 1, max_size=count + 1))
+    _agree(draw, parents, tokens, says)
+    return Tree(parents, tokens, valid, says)
+
+
+def _agree(draw: st.DrawFn, parents: list[int], tokens: list[int], says: list[int]) -> None:
+    """Let the target agree with some children, so that paths get long."""
+    for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
+        if draw(st.booleans()) and node % 2 == 0:
+            says[parent + 1] = token
+
+
+@settings(max_examples=120, deadline=None)
+@given(forests(), st.integers(0, 2))
+def test_the_accepted_path_is_that_of_a_naive_walk(trees: list[Tree], tips: int) -> None:
+    proposal = proposal_of(trees)
+    rows = rows_of(proposal, tips)
+    behind = torch.rand(tips, VOCAB)  # the newcomers' logits are none of the trees' business
+    found = accept(rows, torch.cat([logits_of(trees), behind]), proposal)
+    for index, tree in enumerate(trees):
+        path = naive(tree)
+        assert torch.nonzero(found.path_ST[index]).flatten().tolist() == path
+        assert int(found.bonus_S[index]) == tree.says[path[-1]]
+        assert found.drawn_ST[index].tolist() == tree.says
+        shown = [t if ok else -1 for t, ok in zip(tree.tokens, tree.valid, strict=True)]
+        assert found.tokens_ST[index].tolist() == [ROOT, *shown]
+        assert found.parents_ST[index].tolist() == [0, *(parent + 1 for parent in tree.parents)]
+
+
+def one(tree: Tree) -> list[int]:
+    proposal = proposal_of([tree])
+    found = accept(rows_of(proposal), logits_of([tree]), proposal)
+    return torch.nonzero(found.path_ST[0]).flatten().tolist()
+
+
+def test_token_id_0_is_a_token_like_any_other() -> None:
+    assert one(Tree([-1, 0], [0, 0], [True, True], [0, 0, 1])) == [0, 1, 2]
+    assert one(Tree([-1, 0], [1, 0], [True, True], [0, 0, 0])) == [0]
+
+
+def test_padding_is_never_accepted_whatever_token_it_holds() -> None:
+    """Padding hangs below the root and holds id 0, which the target may well say there."""
+    assert one(Tree([-1, -1, -1], [2, 0, 0], [True, False, False], [0, 0, 0, 0])) == [0]
+    assert one(Tree([-1, 0, -1], [2, 0, 0], [True, True, False], [2, 0, 0, 0])) == [0, 1, 2]
+
+
+def test_of_two_equal_siblings_the_one_with_the_longer_path_is_taken() -> None:
+    assert one(Tree([-1, -1, 1], [4, 4, 2], [True] * 3, [4, 2, 2, 0])) == [0, 2, 3]
+    assert one(Tree([-1, -1], [4, 4], [True] * 2, [4, 2, 2])) == [0, 1]
+
+
+def test_a_child_is_not_accepted_behind_a_refused_parent() -> None:
+    assert one(Tree([-1, 0], [1, 2], [True, True], [0, 2, 0])) == [0]
+
+
+def test_of_equal_scores_the_smallest_id_is_drawn() -> None:
+    proposal = proposal_of([Tree([-1], [1], [True], [0, 0])])
+    scores = torch.zeros(2, VOCAB)
+    scores[0, 1] = scores[0, 4] = 7.0
+    assert accept(rows_of(proposal), scores, proposal).drawn_ST.tolist() == [[1, 0]]
+
+
+def test_trees_under_a_grammar_bring_their_best_tokens_and_whole_scores() -> None:
+    trees = [Tree([-1], [1], [True], [0, 1]), Tree([-1], [2], [True], [2, 3])]
+    proposal, scores = proposal_of(trees), torch.rand(4, 100)
+    found = accept(rows_of(proposal, bound=(1,)), scores, proposal)
+    assert found.bound.best_GC.shape == (2, BEST)
+    assert torch.equal(found.bound.scores_GV, scores[2:])
+    assert found.bound.whole(1).argmax() == scores[3].argmax()
+    naive = sorted(range(100), key=lambda token: -float(scores[3, token]))[: BEST - 1]
+    assert found.bound.best_GC[1].tolist() == [*naive, -1]
+    assert accept(rows_of(proposal), scores, proposal).bound.best_GC.shape == (0, BEST)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_best_tokens_are_in_the_order_of_their_scores_and_then_of_their_ids(
+    dtype: torch.dtype,
+) -> None:
+    """Whatever equals the last one is left open: only the whole row tells which of them is next."""
+    draw = torch.Generator().manual_seed(3)
+    steps = torch.randint(-9, 9, (6, 300), generator=draw).to(dtype) * 1.5
+    steps[0, :80] = -0.0
+    fine = torch.randn(4, 300, generator=draw, dtype=dtype) * 100
+    short = torch.randint(-2, 2, (3, 9), generator=draw).to(dtype)
+    for scores in (steps, fine, torch.zeros(2, 300, dtype=dtype), short):
+        for row, found in zip(scores.tolist(), best(scores).tolist(), strict=True):
+            naive = sorted(range(len(row)), key=lambda token, row=row: (-row[token], token))[:BEST]
+            cut = row[naive[-1]] if len(row) > BEST else -1e9
+            assert found == [token if row[token] > cut else -1 for token in naive]
+    assert (best(fine) >= 0).sum(-1).tolist() == [BEST - 1] * 4
+
+
+def test_first_tokens_are_drawn_at_the_prefill_tips_alone() -> None:
+    proposal = proposal_of([Tree([-1], [1], [True], [0, 1])])
+    rows = rows_of(proposal, tips=2)
+    scores = torch.eye(VOCAB)[[0, 1, 4, 2]]
+    assert root(rows, scores).drawn_R.tolist() == [4, 2]
+
+
+class _Layers:
+    num_layers = 3
+
+
+def test_the_layer_plan_says_whether_trees_are_verified() -> None:
+    proposal = proposal_of([Tree([-1], [1], [True], [0, 1])])
+    assert compile_plan(_Layers(), rows_of(proposal)) == (LayerStatus.DECODE,) * 3
+    assert (
+        compile_plan(_Layers(), rows_of(proposal_of([Tree([], [], [], [0])])))
+        == (LayerStatus.DECODE,) * 3
+    )
+    none = rows_of(proposal)
+    prefill = Rows(
+        none.tokens_BQ,
+        none.positions_BQ,
+        none.slots_BQ,
+        none.owner_BQ,
+        none.prefix_BQ,
+        none.nodes_ST[:0],
+        none.ancestors_STT[:0],
+        none.tips_R,
+    )
+    assert compile_plan(_Layers(), prefill) == (LayerStatus.FULL,) * 3

@@ -1,0 +1,218 @@
+"""Runs on cached documents: what is reused, that speculation stays lossless, what is told."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.drafters import KINDS, drafting, settings_of
+from helpers.reading import BLENDED, DOCUMENTS, TWINS, asked, book_of, searching, session, watched
+from helpers.support import Graphs, Tiny, accepted_of, drive, requests_of, run_all, start, tokens_of
+
+from specsot.engine.prepare.files import open_graph
+from specsot.engine.run.session import Session
+from specsot.states.machine import Run
+from specsot.states.trace import OpRan
+
+Make = Callable[..., Tiny]
+PARTS = searching(["bees rain", "rain tea", "", "tea iron rain", "bees"], deps=(4,))
+PREFIX = ("skeleton.documents=prefix",)
+
+
+@pytest.fixture
+def made(tiny: Make) -> Tiny:
+    """What it writes hangs on what it has read: half of it changes on a blended cache."""
+    return tiny("llama", context=2.0)
+
+
+def of_one_block(graph: str) -> tuple[str, ...]:
+    """What a graph without the block must be told to read the same documents."""
+    return ("skeleton.documents=branches",) if graph.startswith("bim") else ()
+
+
+@pytest.mark.parametrize("share", ["outline", "prompt"])
+@pytest.mark.parametrize("graph", BLENDED)
+@pytest.mark.parametrize(
+    "sets",
+    [("blend.ratios=[1]",), ("blend.min_tokens=5000",), ("blend.plan=plain",)],
+    ids=lambda sets: sets[0],
+)
+def test_nothing_reused_is_the_graph_without_the_block(
+    sets: tuple[str, ...], graph: str, share: str, made: Tiny, graphs: Graphs
+) -> None:
+    """The target's own tokens, and nobody reads a chunk alone for nothing."""
+    opened = session(graphs, made, graph, *sets, outline=PARTS, share=share)
+    run, rounds = watched(opened)
+    twin = session(graphs, made, TWINS[graph], *of_one_block(graph), outline=PARTS, share=share)
+    other = run_all(twin, asked())
+    assert tokens_of(run) == tokens_of(other) and accepted_of(run) == accepted_of(other)
+    assert not rounds.blends and not run.board["branches"].blending.library.made_sizes
+
+
+@pytest.mark.parametrize("where", ["prefix", "branches"])
+@pytest.mark.parametrize("share", ["outline", "prompt"])
+@pytest.mark.parametrize("graph", ["eagle", "bim_eagle", "batching_eagle", "autoregressive"])
+def test_documents_without_the_block_are_read_exactly(
+    graph: str, share: str, where: str, made: Tiny, graphs: Graphs
+) -> None:
+    """Every branch holds the target's own tokens behind the ids that its prompt consists of."""
+    full = "_" in graph
+    sets = (f"skeleton.documents={where}", f"skeleton.share={share}") if full else ()
+    if full:
+        sets = (*sets, "skeleton.grammar=false")
+    book = book_of(made, share)
+    opened = Session(
+        open_graph(graph, ("limits.max_new_tokens=1", *sets), graphs.table),
+        made.models,
+        max_new_tokens=12,
+        outline=PARTS if full else None,
+        prompts=book,
+    )
+    run = run_all(opened, asked())
+    for request, prompt in zip(requests_of(run), asked(), strict=True):
+        for branch in request.branches:
+            context = [*request.context, *branch.prompt]
+            made.reference.check(branch, context, ())
+            ids = [book.document(d.title, d.text) for d in prompt.documents]
+            held = [any(_within(one, context)) for one in ids]
+            wanted = branch.point.title.split() if branch.point else []
+            words = [d.title in wanted for d in prompt.documents]
+            if full and where == "branches":
+                assert not any(h and not w for h, w in zip(held, words, strict=True))
+                assert sum(held) == min(sum(words), 2) or branch.point.tool is None
+            else:
+                assert all(held)
+
+
+def _within(part: list[int], whole: list[int]) -> list[bool]:
+    return [whole[i : i + len(part)] == part for i in range(len(whole) - len(part) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("graph", "where"),
+    [("blend_eagle", ()), ("bim_blend_eagle", ()), ("bim_blend_eagle", PREFIX)],
+    ids=["one", "branches", "prefix"],
+)
+@pytest.mark.parametrize("plan", ["blend", "reuse"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_drafter_writes_what_none_writes_on_the_same_blended_cache(
+    kind: str, plan: str, graph: str, where: tuple[str, ...], made: Tiny, graphs: Graphs
+) -> None:
+    found = []
+    for layout in ("bim", "batching"):
+        for drafter in ("drafter.kind=none", *settings_of(kind, 0)[:1]):
+            sets = (f"layout.kind={layout}", drafter, f"blend.plan={plan}", *where)
+            more = settings_of(kind, 0)[1:] if drafter != "drafter.kind=none" else ()
+            opened = session(
+                graphs, made, graph, *sets, *more, models=drafting(made, kind), outline=PARTS
+            )
+            run, rounds = watched(opened)
+            assert rounds.blends, "nothing was reused, so nothing was tested"
+            found.append(tokens_of(run))
+            if drafter != "drafter.kind=none" and kind != "ngram":
+                assert any(sum(one) for each in accepted_of(run).values() for one in each)
+    assert all(one == found[0] for one in found)
+
+
+@pytest.mark.parametrize("budget", ["per_branch", "per_chunk"])
+@pytest.mark.parametrize("layout", ["bim", "batching"])
+def test_a_newcomer_changes_nobody_and_is_blended_as_ever(
+    layout: str, budget: str, made: Tiny, graphs: Graphs
+) -> None:
+    """With room for few branches, the others are blended beside running trees; with room for all,
+    in one prefill. Tokens and acceptance, round by round, are the same."""
+    found, parts = [], searching(["bees rain", "rain tea", "", "tea iron rain", "bees"])
+    for most in (10, 3, 2, 1):
+        sets = (f"layout.kind={layout}", f"layout.max_active={most}", f"blend.budget={budget}")
+        fixed = ("drafter.nodes=6", "drafter.levels=3", "blend.ratios=[0.4]")
+        run, rounds = watched(
+            session(graphs, made, "bim_blend_eagle", *sets, *fixed, outline=parts)
+        )
+        mixed = [one for one in rounds.found if one.blend and max(one.accepted) >= 0]
+        assert bool(mixed) == (most in (2, 3)), "newcomers were to be blended beside running trees"
+        for one in rounds.found:
+            if one.blend is not None:
+                assert one.blend.reused + one.blend.suffix == one.rows - one.padding
+        found.append((tokens_of(run), accepted_of(run)))
+    assert all(one == found[0] for one in found[1:])
+
+
+class Logits:
+    """A sink that keeps the logits of every branch's trees, round by round."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, list[torch.Tensor]] = {}
+        self.run: Run | None = None
+
+    def __call__(self, event: Any) -> None:
+        if isinstance(event, OpRan) and event.op == "verify.accept" and self.run is not None:
+            board = self.run.board
+            trees = board["logits"][: board["rows"].tree_rows].chunk(board["rows"].trees)
+            for branch, logits_TV in zip(board["branches"].active, trees, strict=True):
+                self.of.setdefault(branch.name, []).append(logits_TV.clone())
+
+
+@pytest.mark.parametrize("layout", ["bim", "batching"])
+def test_a_newcomer_leaves_the_logits_of_running_branches_alone(
+    layout: str, made: Tiny, graphs: Graphs
+) -> None:
+    """They ride through a forward in which most rows are dropped on the way; every round's logits
+    are those of a run in which everybody had started before."""
+    parts, found = searching(["bees rain", "rain tea", "", "tea iron rain", "bees"]), []
+    for most in (10, 3):
+        sets = (f"layout.kind={layout}", f"layout.max_active={most}")
+        fixed = ("drafter.nodes=6", "drafter.levels=3")
+        sink = Logits()
+        opened = session(graphs, made, "bim_blend_eagle", *sets, *fixed, outline=parts)
+        sink.run = start(opened, asked(), sink)
+        drive(sink.run)
+        found.append(sink.of)
+    assert found[0].keys() == found[1].keys() and len(found[0]) == 10
+    for name, rounds in found[0].items():
+        assert len(rounds) == len(found[1][name])
+        for one, other in zip(rounds, found[1][name], strict=True):
+            assert torch.allclose(one, other, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["bim", "batching"])
+def test_what_all_branches_find_stands_in_the_prefix(
+    layout: str, made: Tiny, graphs: Graphs
+) -> None:
+    parts = searching(["bees rain", "rain tea", "tea rain"])
+    prompts = asked(1, documents=8)
+    opened = session(
+        graphs, made, "bim_blend_eagle", f"layout.kind={layout}", "skeleton.found=8", outline=parts
+    )
+    run, rounds = watched(opened, prompts)
+    (request,) = requests_of(run)
+    rain = made_ids(made, "rain")
+    assert sum(_within(rain, request.context)) == 1
+    assert not any(any(_within(rain, b.prompt)) for b in request.branches)
+    (blend,) = rounds.blends
+    copies = 3 if layout == "batching" else 1
+    sizes = [len(made_ids(made, word)) for word in ("bees", "tea", "tea", *["rain"] * copies)]
+    assert sorted(cached for cached, _ in blend.parts) == sorted(sizes)
+    plain = run_all(
+        session(graphs, made, "bim_eagle", *of_one_block("bim"), "skeleton.found=8", outline=parts),
+        prompts,
+    )
+    assert [b.prompt for b in requests_of(plain)[0].branches] == [
+        b.prompt for b in request.branches
+    ]
+
+
+def made_ids(made: Tiny, word: str) -> list[int]:
+    (document,) = [d for d in DOCUMENTS if d.title == word]
+    return book_of(made).document(document.title, document.text)
+
+
+def test_layouts_agree_where_every_row_holds_a_blended_prefix(made: Tiny, graphs: Graphs) -> None:
+    """Under ``batching`` the hoisted documents are blended once for each copy of the prefix."""
+    parts = searching(["rain bees", "rain tea", "rain"])
+    found = []
+    for layout in ("bim", "batching"):
+        for ratio in ("0.3", "0.7"):
+            sets = (f"layout.kind={layout}", f"blend.ratios=[{ratio}]", "skeleton.found=8")
+            opened = session(graphs, made, "bim_blend_eagle", *sets, outline=parts)
+            found.append(tokens_of(run_all(opened, asked(2, documents=8))))
+    assert found[:2] == found[2:]

@@ -1,0 +1,306 @@
+"""Room is checked before work starts: in the pool, and in the model's context."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.support import (
+    FIXED,
+    FULL,
+    GRAPHS,
+    PLAIN,
+    Graphs,
+    PlanBook,
+    SizedBook,
+    Tiny,
+    branches_of,
+    check_lossless,
+    contexts,
+    drive,
+    outline_of,
+    outlined,
+    requests_of,
+    run_all,
+    start,
+    tokens_of,
+)
+
+from specsot.ops.kv.pool import FREE, KVCache, PoolFullError
+from specsot.states.requests.admission import request_slots
+from specsot.states.requests.branch import Finish
+from specsot.states.text.outline import Outline, Point
+
+Make = Callable[..., Tiny]
+
+# -- capacity ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize(("graph", "nodes"), [("autoregressive", 0), ("eagle", 6)])
+def test_a_plain_request_that_just_fits_runs_and_one_slot_less_refuses_it(
+    graph: str, nodes: int, layout: str, tiny: Make, graphs: Graphs
+) -> None:
+    made = tiny("llama")
+    book = made.book(stop_ids=())
+    prompt, budget = len(book.plain("hello")), 20
+    needed = prompt + budget + nodes + 1
+    sets = (*(FIXED if nodes else ()), f"layout.kind={layout}")
+    for capacity in (needed, needed - 1):
+        fixed = (*sets, f"layout.capacity={capacity}")
+        session = graphs.session(graph, made.models, book, budget=budget, sets=fixed)
+        run = run_all(session, ["hello"])
+        (branch,) = branches_of(run)
+        if capacity == needed:
+            check_lossless(run, book, made.reference, plain=True)
+            assert len(branch.tokens) == budget
+        else:
+            assert branch.finish is Finish.REFUSED and branch.tokens == []
+            assert branch.note == f"needs {needed} slots, the pool has {capacity}"
+            assert run.board["kv"].peak_length == 0, "nothing was computed for it"
+            assert run.board["answers"][0].sections[0].finish == "refused"
+
+
+@pytest.mark.parametrize("graph", FULL)
+def test_a_request_that_just_fits_opens_and_one_slot_less_refuses_it(
+    graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    """Prompt, outline, and the first branch with its trees: in one row, whatever the layout."""
+    made, nodes = tiny("llama"), 6 if "eagle" in graph else 0
+    book = made.book(stop_ids=())
+    wide = outlined(graphs, made, graph, parts=3, sets=FIXED if nodes else ())
+    needed = request_slots(requests_of(wide)[0]) + nodes + 1
+    for capacity in (needed, needed - 1):
+        sets = (*(FIXED if nodes else ()), f"layout.capacity={capacity}")
+        session = graphs.session(graph, made.models, book, outline=outline_of(3), sets=sets)
+        run = run_all(session, ["hello"])
+        if capacity == needed:
+            assert tokens_of(run) == tokens_of(wide)
+        else:
+            (branch,) = branches_of(run)
+            assert branch.finish is Finish.REFUSED and branch.tokens == []
+            assert branch.note == f"needs {needed} slots, the pool has {capacity}"
+            assert run.board["kv"].peak_length == 0, "nothing was computed for it"
+
+
+@pytest.mark.parametrize("graph", FULL)
+def test_a_branch_that_just_fits_runs_and_one_slot_more_refuses_it_alone(
+    graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    """Capacity is counted after the outline was read, for every branch by itself."""
+    made, nodes = tiny("llama"), 6 if "eagle" in graph else 0
+    book = SizedBook(130, "outline", ())
+    prefix, tail = book.skeleton("hello")
+    given = book.outline_ids(outline_of(3).points)
+    shared = len(prefix) + len(tail) + len(given)
+    capacity, budget = shared + 160, 10
+    fits = capacity - shared - book.hoist - budget - nodes - 1
+    points = tuple(
+        Point(i, size, None, (), f"Part {i}") for i, size in enumerate((7, fits, fits + 1), 1)
+    )
+    session = graphs.session(
+        graph,
+        made.models,
+        book,
+        outline=Outline("plan", points, (), "ok"),
+        budget=budget,
+        sets=(*(FIXED if nodes else ()), f"layout.capacity={capacity}"),
+    )
+    run = run_all(session, ["hello"])
+    small, exact, large = branches_of(run)
+    for branch, context in contexts(requests_of(run)[0], book, False)[:2]:
+        made.reference.check(branch, context, ())
+    assert (small.finish, exact.finish) == (Finish.LENGTH, Finish.LENGTH)
+    assert large.finish is Finish.REFUSED and large.tokens == []
+    assert large.note == f"needs {capacity + 1} slots, the pool has {capacity}"
+
+
+SHARED = ("drafter.rows_per_round=9",)  # all branches' drafted tokens together
+FILLED = [(name, ()) for name in GRAPHS] + [(name, SHARED) for name in GRAPHS if "eagle" in name]
+
+
+@pytest.mark.parametrize(("graph", "sets"), FILLED)
+def test_a_pool_may_be_filled_to_its_last_slot(
+    graph: str,
+    sets: tuple[str, ...],
+    tiny: Make,
+    graphs: Graphs,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All slots of every row but those that the run really needs are taken by somebody else."""
+    made = tiny("llama")
+    book = made.book(stop_ids=())
+    session = graphs.session(
+        graph, made.models, book, outline=outline_of(4), sets=("layout.capacity=600", *sets)
+    )
+    peaks = _watch_rows(monkeypatch)
+    free = run_all(session, ["hello"])
+    need = peaks[id(free.board["kv"])].copy()
+    assert np.count_nonzero(need) == (4 if "batching" in graph else 1), need
+    for less in (0, 1):
+        run = start(session, ["hello"])
+        _occupy_(run.board["kv"], 600 - need + less)
+        if less:
+            with pytest.raises(PoolFullError):
+                drive(run, check=False)
+        else:
+            drive(run, check=False)
+            assert tokens_of(run) == tokens_of(free)
+            assert peaks[id(run.board["kv"])].tolist() == [600] * len(need)
+
+
+def _watch_rows(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+    """Of each pool, the most slots of each row that were in use at once."""
+    append_, peaks = KVCache.append_, dict[int, Any]()
+
+    def noted(kv: KVCache, *args: Any) -> Any:
+        slots = append_(kv, *args)
+        used = (kv.owner != FREE).reshape(kv.rows, kv.capacity).sum(1)
+        peaks[id(kv)] = np.maximum(peaks.get(id(kv), used), used)
+        return slots
+
+    monkeypatch.setattr(KVCache, "append_", noted)
+    return peaks
+
+
+def _occupy_(pool: KVCache, counts: Any) -> None:
+    """Rows of a stranger, so many in each row of the pool and all over it."""
+    assert (pool.owner == FREE).all()
+    draw = np.random.default_rng(1)
+    for row, count in enumerate(counts):
+        taken = draw.permutation(pool.capacity)[:count]
+        pool.owner[row * pool.capacity + taken] = 10_000
+
+
+@pytest.mark.parametrize("graph", FULL)
+def test_branches_wait_until_the_pool_has_room_and_all_are_decoded(
+    graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    """For slots of the one sequence, or for one of the rows; the rows are no longer than needed."""
+    made = tiny("qwen3")
+    book = made.book(stop_ids=())
+    wide = outlined(graphs, made, graph, parts=6, budget=20)
+    capacity = request_slots(requests_of(wide)[0]) + 12
+    sets = [f"layout.capacity={capacity}"] + ["layout.max_active=3"] * ("batching" in graph)
+    session = graphs.session(graph, made.models, book, outline=outline_of(6), budget=20, sets=sets)
+    run, most = start(session, ["hello"]), 0
+    while not run.finished:
+        run.advance()
+        most = max(most, len(run.board["branches"].active))
+    assert tokens_of(run) == tokens_of(wide)
+    assert 1 <= most < 6, "the pool was meant to be too small for all at once"
+    assert "batching" not in graph or most == 3, "every row was meant to be used"
+
+
+# -- the model's context -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_a_budget_beyond_the_models_context_is_cut_to_it_and_reported(
+    graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    made = tiny("llama", max_positions=90)
+    book = made.book(stop_ids=())
+    session = graphs.session(graph, made.models, book, outline=outline_of(2), budget=500)
+    run = run_all(session, ["hello"])
+    check_lossless(run, book, made.reference, graph in PLAIN)
+    for branch, context in contexts(requests_of(run)[0], book, graph in PLAIN):
+        assert len(context) + len(branch.tokens) == 90
+        assert branch.finish is Finish.LENGTH
+        assert branch.note == "cut to the model's 90"
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_a_huge_budget_is_cut_and_not_refused_for_the_pools_sake(
+    graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    """The cut comes first: what the model can never write needs no slots."""
+    made = tiny("llama", max_positions=90)
+    book = made.book(stop_ids=())
+    session = graphs.session(graph, made.models, book, outline=outline_of(2), budget=100_000)
+    for branch in branches_of(run_all(session, ["hello"])):
+        assert branch.finish is Finish.LENGTH, branch.note
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_a_prompt_without_room_for_one_token_is_refused_and_others_run(
+    graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    made = tiny("llama", max_positions=90)
+    book = made.book(stop_ids=())
+    book.skeleton = _long_for("long", 60, 30, book.skeleton)
+    book.plain = lambda question: [i for part in book.skeleton(question) for i in part]
+    session = graphs.session(graph, made.models, book, budget=5)
+    run = run_all(session, ["long", "hello"])
+    refused, fine = requests_of(run)
+    assert refused.branches[0].finish is Finish.REFUSED
+    assert refused.branches[0].note == "prompt of 90 tokens, the model takes 90"
+    assert [b.finish for b in fine.branches] == [Finish.LENGTH]
+
+
+def _long_for(question: str, prefix: int, tail: int, otherwise: Callable[..., Any]) -> Any:
+    def skeleton(text: str) -> tuple[list[int], list[int]]:
+        return ([5] * prefix, [6] * tail) if text == question else otherwise(text)
+
+    return skeleton
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_a_run_whose_requests_are_all_refused_comes_to_an_end(
+    graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    made = tiny("llama")
+    sets = ("layout.capacity=100", "layout.max_active=2")
+    session = graphs.session(graph, made.models, made.book(), budget=300, sets=sets)
+    run = run_all(session, ["hello", "again"])
+    assert [s.finish for a in run.board["answers"] for s in a.sections] == ["refused"] * 2
+
+
+@pytest.mark.parametrize("share", ["outline", "prompt"])
+def test_a_branch_prompt_without_room_is_refused_by_name(
+    share: str, tiny: Make, graphs: Graphs
+) -> None:
+    made = tiny("llama", max_positions=120)
+    book = SizedBook(130, share, ())
+    points = (Point(1, 10, None, (), "Short"), Point(2, 120, None, (), "Long"))
+    session = graphs.session(
+        "bim_eagle", made.models, book, outline=Outline("plan", points, (), "ok")
+    )
+    run = run_all(session, ["hello"])
+    short, long = branches_of(run)
+    assert short.finish is Finish.LENGTH
+    assert long.finish is Finish.REFUSED
+    assert long.note.startswith("context of ")
+    assert long.note.endswith(" tokens, the model takes 120")
+
+
+@pytest.mark.parametrize("graph", FULL)
+def test_a_direct_answer_that_can_never_fit_is_refused_with_the_numbers(
+    graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    made = tiny("llama")
+    book = PlanBook(130, "outline", ())
+    sets = ("skeleton.direct_tokens=380", "layout.capacity=400", "layout.max_active=2")
+    session = graphs.session(graph, made.models, book, sets=sets)
+    (branch,) = branches_of(run_all(session, ["hello"]))
+    assert branch.finish is Finish.REFUSED and branch.tokens == []
+    root = requests_of(run_all(session, ["hello"]))[0].root
+    nodes = 10 if "eagle" in graph else 0
+    context = root.start + len(root.prompt) + root.kept + len(branch.prompt)
+    assert branch.note == f"needs {context + 380 + nodes + 1} slots, the pool has 400"
+
+
+@pytest.mark.parametrize("graph", FULL)
+def test_a_direct_answer_without_room_in_the_models_context_is_refused(
+    graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    """The outline has used the context up: not one token of an answer is left."""
+    made = tiny("llama", max_positions=60)
+    book = PlanBook(130, "outline", ())
+    session = graphs.session(graph, made.models, book, sets=("skeleton.max_tokens=60",))
+    run = run_all(session, ["hello"])
+    (branch,) = branches_of(run)
+    assert branch.finish is Finish.REFUSED and branch.tokens == []
+    assert branch.note.startswith("context of ") and branch.note.endswith("the model takes 60")
+    root = requests_of(run)[0].root
+    assert root.note == "cut to the model's 60" and root.finish is Finish.LENGTH

@@ -1,0 +1,102 @@
+"""Outlines that are none, partial ones, and what an answer is put together from."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from helpers.support import (
+    FULL,
+    Graphs,
+    PlanBook,
+    Tiny,
+    branches_of,
+    check_lossless,
+    outline_of,
+    requests_of,
+    run_all,
+)
+
+from specsot.engine.models import load_models
+from specsot.engine.prepare.environment import embedded_folder
+from specsot.engine.prepare.files import open_graph
+from specsot.engine.run.session import Session
+from specsot.models.files import ModelError
+from specsot.states.requests.branch import Finish
+
+Make = Callable[..., Tiny]
+
+
+@pytest.mark.parametrize("share", ["outline", "prompt"])
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [("DIRECT", "direct"), ("no outline at all", "unparsable"), ("", "unparsable")],
+)
+def test_without_a_usable_outline_the_answer_is_an_ordinary_one(
+    text: str, status: str, share: str, tiny: Make, graphs: Graphs
+) -> None:
+    made = tiny("qwen3")
+    book = PlanBook(130, share, ())
+    book.text = text
+    run = run_all(graphs.session("bim_eagle", made.models, book), ["hello"])
+    (request,) = requests_of(run)
+    assert request.outline.status == status
+    (branch,) = request.branches
+    assert (len(branch.tokens), branch.budget) == (13, 13), "skeleton.direct_tokens"
+    assert sum(branch.accepted), "it is speculated like any other"
+    check_lossless(run, book, made.reference, plain=False)
+
+
+@pytest.mark.parametrize("share", ["outline", "prompt"])
+@pytest.mark.parametrize("graph", FULL)
+def test_a_written_outline_fans_out_and_a_partial_one_too(
+    graph: str, share: str, tiny: Make, graphs: Graphs
+) -> None:
+    made = tiny("llama")
+    book = PlanBook(130, share, ())
+    for text, status in (
+        ("PLAN\n1|50|-|-|One\n2|60|-|1|Two\nEND", "ok"),
+        ("PLAN\n1|50|-|-|One\nrubbish\n3|60|-|1|Tw", "partial"),
+    ):
+        book.text = text
+        run = run_all(graphs.session(graph, made.models, book), ["hello", "again"])
+        check_lossless(run, book, made.reference, plain=False)
+        for request in requests_of(run):
+            assert request.outline.status == status
+            assert [b.point.deps for b in request.branches] == [(), (1,)]
+
+
+@pytest.mark.parametrize("graph", FULL)
+def test_a_dependency_that_was_cut_is_quoted_as_far_as_it_got(
+    graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    made = tiny("llama")
+    book = made.book(stop_ids=())
+    session = graphs.session(graph, made.models, book, outline=outline_of(2, {2: (1,)}), budget=6)
+    run = run_all(session, ["hello"])
+    first, second = branches_of(run)
+    assert first.finish is Finish.LENGTH and len(first.tokens) == 6
+    assert second.prompt[-7:] == [1, *first.tokens]
+    check_lossless(run, book, made.reference, plain=False)
+
+
+def test_an_answer_has_its_sections_in_reading_order_with_their_reasons(
+    tiny: Make, graphs: Graphs
+) -> None:
+    """The last part is decoded beside the first, the others wait for each other."""
+    made = tiny("llama")
+    book = made.book(stop_ids=())
+    outline = outline_of(4, {2: (1,), 3: (2,)})
+    session = graphs.session("bim_eagle", made.models, book, outline=outline, budget=6)
+    run = run_all(session, ["hello"])
+    (answer,) = run.board["answers"]
+    assert [s.index for s in answer.sections] == [0, 1, 2, 3]
+    assert [s.title for s in answer.sections] == [f"Part {i}" for i in range(1, 5)]
+    assert [list(s.tokens) for s in answer.sections] == [b.tokens for b in branches_of(run)]
+    assert {s.finish for s in answer.sections} == {"length"}
+    assert answer.outline_tokens == (), "it was given"
+
+
+def test_a_tokenizer_that_no_grammar_can_use_is_a_problem_of_the_model() -> None:
+    models = load_models(embedded_folder("target"), None)
+    with pytest.raises(ModelError, match="no usable end-of-turn tokens"):
+        Session(open_graph("bim_plain"), replace(models, stop_ids=(10**6,)))

@@ -1,0 +1,193 @@
+"""What broke earlier systems, each as a gate of its own: greedy, both layouts, with and without
+EAGLE-3."""
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+from helpers.support import (
+    FULL,
+    GRAPHS,
+    Graphs,
+    Tiny,
+    branches_of,
+    check_lossless,
+    drive,
+    outline_of,
+    outlined,
+    requests_of,
+    run_all,
+    start,
+)
+
+from specsot.states.machine import Run
+from specsot.states.requests.branch import Branch, Finish
+
+Make = Callable[..., Tiny]
+WITH_EAGLE = ("eagle", "bim_eagle", "batching_eagle")
+
+
+def drafted(branch: Branch) -> list[int]:
+    """For each token of an answer: how deep in its tree it was drafted, 0 if the target drew it."""
+    depths = [0]
+    for accepted, emitted in zip(branch.accepted, branch.emitted, strict=True):
+        depths += [d if d <= accepted else 0 for d in range(1, emitted + 1)]
+    return depths
+
+
+# -- the end of an answer ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("graph", WITH_EAGLE)
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_an_end_token_inside_an_accepted_path_ends_the_answer_there(
+    graph: str, family: str, tiny: Make, graphs: Graphs
+) -> None:
+    """The stop id is one that the drafter proposes and the target confirms, not at a path's end."""
+    made = tiny(family)
+    free = outlined(graphs, made, graph, budget=30)
+    stop = _stop_drafted_early(branches_of(free))
+    stopped = outlined(graphs, made, graph, (stop,), budget=30)
+    inside = 0
+    for before, branch in zip(branches_of(free), branches_of(stopped), strict=True):
+        cut = before.tokens.index(stop) if stop in before.tokens else len(before.tokens)
+        assert branch.tokens == before.tokens[:cut], "nothing after the end, all before it"
+        assert (branch.finish is Finish.STOP) == (stop in before.tokens)
+        inside += bool(branch.accepted) and branch.accepted[-1] > branch.emitted[-1]
+    assert inside, "the end was meant to lie inside an accepted path"
+
+
+def _stop_drafted_early(branches: list[Branch]) -> int:
+    """A token whose first occurrence is a draft that further accepted drafts follow."""
+    for branch in branches:
+        depths = drafted(branch)
+        for place, token in enumerate(branch.tokens[:-1]):
+            early = 0 < depths[place] < depths[place + 1]
+            if early and branch.tokens.index(token) == place:
+                return token
+    raise AssertionError("no path of two accepted drafts; choose another model")
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_any_number_of_stop_ids_ends_an_answer(graph: str, tiny: Make, graphs: Graphs) -> None:
+    made = tiny("qwen2")
+    free = branches_of(outlined(graphs, made, graph, budget=16))
+    for stops in ([free[0].tokens[5]], sorted(set(free[0].tokens[3:])), range(4, 130)):
+        for before, branch in zip(
+            free, branches_of(outlined(graphs, made, graph, tuple(stops), budget=16)), strict=True
+        ):
+            cut = next((i for i, t in enumerate(before.tokens) if t in stops), 16)
+            assert branch.tokens == before.tokens[:cut]
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_max_new_tokens_counts_tokens(graph: str, tiny: Make, graphs: Graphs) -> None:
+    """Exactly, also where the budget ends inside an accepted path or at the first token."""
+    made = tiny("llama")
+    longest = branches_of(outlined(graphs, made, graph, budget=12))
+    for budget in (1, 2, 3, 4, 7):
+        for before, branch in zip(
+            longest, branches_of(outlined(graphs, made, graph, budget=budget)), strict=True
+        ):
+            assert branch.tokens == before.tokens[:budget]
+            assert branch.finish is Finish.LENGTH
+
+
+def test_an_outline_and_a_direct_answer_have_their_own_budgets(tiny: Make, graphs: Graphs) -> None:
+    made = tiny("llama")
+    sets = ("skeleton.max_tokens=9", "skeleton.direct_tokens=5")
+    session = graphs.session("bim_eagle", made.models, made.book(stop_ids=()), sets=sets)
+    request = requests_of(run_all(session, ["hello"]))[0]
+    assert len(request.root.tokens) == 9 and request.root.finish is Finish.LENGTH
+    assert [len(b.tokens) for b in request.branches] == [5]
+
+
+# -- tokens and models that look like something else -------------------------------------------
+
+
+@pytest.mark.parametrize("graph", WITH_EAGLE)
+def test_token_0_and_the_pad_token_are_drafted_accepted_and_kept(
+    graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    """Ids 0 and 3 (PAD) are among the likely tokens of the tiny models, and mean nothing here."""
+    drafts: set[int] = set()
+    for seed in (2, 1, 3, 0):
+        run = outlined(graphs, tiny("qwen3", seed=seed), graph, budget=60, parts=5)
+        for branch in branches_of(run):
+            pairs = zip(branch.tokens, drafted(branch), strict=True)
+            drafts |= {token for token, depth in pairs if depth}
+        if {0, 3} <= drafts:
+            return
+    raise AssertionError(f"0 and 3 were meant to be drafted and accepted: {sorted(drafts)}")
+
+
+# -- branches that run side by side ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("graph", FULL)
+@pytest.mark.parametrize("share", ["outline", "prompt"])
+def test_one_branch_alone_is_an_answer(graph: str, share: str, tiny: Make, graphs: Graphs) -> None:
+    run = outlined(graphs, tiny("llama"), graph, parts=1, share=share)
+    assert [len(b.tokens) for b in branches_of(run)] == [10]
+
+
+@pytest.mark.parametrize("graph", FULL)
+@pytest.mark.parametrize("budget", [1, 2])
+def test_all_branches_may_end_in_the_same_round(
+    graph: str, budget: int, tiny: Make, graphs: Graphs
+) -> None:
+    made, rounds = tiny("qwen3"), []
+    session = graphs.session(
+        graph,
+        made.models,
+        made.book(stop_ids=()),
+        outline=outline_of(5),
+        budget=budget,
+        sets=("layout.max_active=12",),
+    )
+    run = start(session, ["hello", "again"])
+    drive(run, until=lambda run: bool(rounds.append(len(run.board["branches"].active))))
+    assert 10 in rounds or budget == 1
+    assert rounds[-1] == 0
+    assert all(len(b.accepted) == budget - 1 for b in branches_of(run))
+
+
+@pytest.mark.parametrize("graph", FULL)
+def test_one_endless_branch_does_not_starve_the_others(
+    graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    """Two may run at once: the others come and go while the endless one runs to its budget."""
+    made, stop, endless = _endless(graphs, tiny)
+    book = made.book(stop_ids=(stop,))
+    session = graphs.session(
+        graph,
+        made.models,
+        book,
+        outline=outline_of(5),
+        budget=60,
+        sets=("layout.max_active=2",),
+    )
+    run, ended = start(session, ["hello"]), []
+
+    def note(run: Run) -> bool:
+        ended.extend(b for b in branches_of(run) if b.finish and b not in ended)
+        return False
+
+    drive(run, until=note)
+    note(run)
+    check_lossless(run, book, made.reference, plain=False)
+    assert ended[-1].index == endless, [b.name for b in ended]
+    assert ended[-1].finish is Finish.LENGTH and len(ended[-1].tokens) == 60
+    assert {b.finish for b in ended[:-1]} == {Finish.STOP}
+
+
+def _endless(graphs: Graphs, tiny: Make) -> tuple[Tiny, int, int]:
+    """(models, stop id, branch): one of the first two never stops, the others soon do."""
+    for seed, family in product((2, 3, 1, 0), ("qwen3", "llama")):
+        made = tiny(family, seed=seed)
+        branches = branches_of(outlined(graphs, made, "bim_eagle", parts=5, budget=60))
+        for branch in branches[:2]:
+            others = [set(b.tokens[:18]) for b in branches if b is not branch]
+            if found := set.intersection(*others) - set(branch.tokens):
+                return made, min(found), branch.index
+    raise AssertionError("no model with such a token")

@@ -1,0 +1,169 @@
+"""Memory: nothing is copied but prefixes under batching, nothing is reallocated, and where a row
+lies never matters."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.pool_watch import GATHER, branching, permute_, pools_of, watched
+from helpers.support import (
+    FULL,
+    GRAPHS,
+    Graphs,
+    PlanBook,
+    Tiny,
+    check_rows,
+    drive,
+    requests_of,
+    start,
+    tokens_of,
+)
+
+from specsot.engine.run.session import Session
+from specsot.ops.kv.pool import KVCache
+from specsot.states.machine import Run
+from specsot.states.requests.branch import Stage
+
+Make = Callable[..., Tiny]
+QUESTIONS = ("hello", "a second question")
+
+
+@pytest.fixture
+def session(tiny: Make, graphs: Graphs) -> Callable[..., Session]:
+    """A session with four branches of which one waits for another."""
+    return branching(tiny, graphs)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("share", ["outline", "prompt"])
+def test_no_op_of_a_whole_run_copies_rows_out_of_a_pool(
+    graph: str, share: str, session: Any
+) -> None:
+    """Only a fork under batching does, and the ledger names every byte of it."""
+    run = start(session(graph, share, sets=("layout.max_active=2",)), QUESTIONS)
+    watch = watched(run)
+    moved = [pool.ledger.bytes.total() for pool in pools_of(run)]
+    assert [watch.by_pool[i] for i, _ in enumerate(moved)] == moved, "the ledger agrees"
+    assert set(watch.copied) <= {GATHER}, watch.copied
+    for pool in pools_of(run):
+        assert set(pool.ledger.bytes) == ({"fork"} if "batching" in graph else set())
+    assert set(watch.written) == {"aten.index_copy_.default"}, watch.written
+    assert watch.attended > 8 * 10, "the watch sees the pools being read"
+
+
+@pytest.mark.parametrize("graph", ["bim_eagle", "batching_eagle"])
+def test_what_a_compaction_moves_is_what_the_ledger_names(graph: str, session: Any) -> None:
+    """Beside forks the only copies; the run is long enough and its holes are large enough."""
+    run = start(session(graph, budget=40), QUESTIONS)
+    scattered = False
+
+    def scatter(run: Run) -> bool:
+        nonlocal scattered
+        if run.state == "verify" and not scattered:
+            scattered = True
+            for pool in pools_of(run):
+                permute_(pool, 3)
+        return False
+
+    watch = watched(run, until=scatter)
+    assert all(pool.ledger.bytes["compact"] > 0 for pool in pools_of(run))
+    moved = sum(pool.ledger.bytes.total() for pool in pools_of(run))
+    permuted = watch.copied.pop("aten.index.Tensor")
+    assert watch.copied == {GATHER: moved} and permuted > 0
+    assert all(set(pool.ledger.bytes) <= {"compact", "fork"} for pool in pools_of(run))
+
+
+def test_the_watch_notices_a_copy(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test of the test: a cache that hands out copies is caught."""
+    views = KVCache.get_valid
+
+    def copies(kv: KVCache, *where: int) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = views(kv, *where)
+        return keys.clone(), values.contiguous()
+
+    monkeypatch.setattr(KVCache, "get_valid", copies)
+    assert sum(watched(start(session("bim_eagle"), QUESTIONS)).copied.values())
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_pools_keep_their_address_and_their_size_over_a_run(graph: str, session: Any) -> None:
+    run = start(session(graph), QUESTIONS)
+    before, places = _places(run), set()
+    drive(run, until=lambda run: bool(places.add(_places(run))))
+    assert places == {before}
+    assert run.board["kv"] is run.board["branches"].kv
+
+
+def _places(run: Run) -> tuple[Any, ...]:
+    return tuple((p.data.data_ptr(), p.data.untyped_storage().nbytes()) for p in pools_of(run))
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("share", ["outline", "prompt"])
+def test_the_order_of_slots_never_matters(graph: str, share: str, session: Any) -> None:
+    """Both pools are shuffled, every row by its own map, in the middle of a run and again later."""
+    made = session(graph, share, sets=("layout.max_active=3",))
+    plain = drive(start(made, QUESTIONS))
+    for every in (1, 4, 11):
+        run = start(made, QUESTIONS)
+        while not run.finished:
+            run.advance()
+            check_rows(run)
+            if run.steps % every == every - 1:
+                for seed, pool in enumerate(pools_of(run)):
+                    permute_(pool, run.steps * 2 + seed)
+        assert tokens_of(run) == tokens_of(plain), f"shuffled every {every} steps"
+
+
+@pytest.mark.parametrize("graph", FULL)
+def test_finished_branches_give_their_rows_back(graph: str, session: Any, tiny: Make) -> None:
+    """Branches end at different times; after each round only the living hold rows."""
+    run = start(session(graph, budget=40, stop_ids=(2,)), QUESTIONS)
+    lengths, ended = [], 0
+    while not run.finished:
+        before = {b.owner for b in run.board["branches"].active}
+        run.advance()
+        check_rows(run)
+        alive = {b.owner for b in run.board["branches"].active}
+        if gone := before - alive:
+            ended += len(gone)
+            for pool in pools_of(run):
+                kept = {r.prefix_owner for r in requests_of(run)} | {
+                    r.root.owner for r in requests_of(run) if r.stage is Stage.OUTLINE and r.root
+                }
+                assert not (gone - kept) & set(pool.owner.tolist())
+        lengths.append(run.board["kv"].current_length)
+    assert ended >= 5
+    assert lengths[-1] == 0 and max(lengths) > 60
+    assert all(p.current_length == 0 for p in pools_of(run))
+
+
+@pytest.mark.parametrize("graph", ["bim_eagle", "batching_eagle"])
+def test_bytes_held_are_slots_in_use_times_bytes_per_slot(graph: str, session: Any) -> None:
+    run = drive(start(session(graph), QUESTIONS), until=lambda run: run.steps == 12)
+    for pool in pools_of(run):
+        layers, _, heads, slots, dim = pool.data.shape
+        assert pool.slot_bytes == layers * 2 * heads * dim * 4
+        assert slots == pool.rows * pool.capacity + 1, "one scratch slot"
+        assert pool.rows == (8 if graph == "batching_eagle" else 1)
+        assert pool.current_length * pool.slot_bytes <= pool.data.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("graph", ["bim_eagle", "batching_eagle"])
+def test_a_retired_outline_leaves_no_rows_when_branches_share_the_prompt(
+    graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    """share: prompt gives the outline's rows back; share: outline makes them the prefix."""
+    made = tiny("llama")
+    for share in ("prompt", "outline"):
+        book = PlanBook(130, share, ())
+        book.text = "PLAN\n1|50|-|-|One\n2|50|-|-|Two\nEND"
+        run = start(graphs.session(graph, made.models, book), ["hello"])
+        drive(run, until=lambda run: run.state == "parse")
+        (request,) = requests_of(run)
+        pool, prefix = run.board["kv"], len(request.prefix)
+        rows = len(request.tail) + request.root.kept
+        expected = prefix if share == "prompt" else prefix + rows
+        assert len(pool.slots_of(request.prefix_owner)) == expected == pool.current_length
+        assert pool.slots_of(request.root.owner).size == 0

@@ -1,0 +1,492 @@
+"""Finished parts folded into one context and combined: what is folded, reused, written and told."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from helpers import pool_watch
+from helpers.drafters import KINDS, drafting, settings_of
+from helpers.folds import (
+    REUSED,
+    FoldBook,
+    FrontBook,
+    OtherBook,
+    book_of,
+    combined_of,
+    fold_of,
+    session,
+)
+from helpers.reading import Rounds, asked, searching, watched
+from helpers.support import (
+    Graphs,
+    SizedBook,
+    Tiny,
+    drive,
+    outline_of,
+    requests_of,
+    run_all,
+    start,
+    tokens_of,
+)
+
+from specsot.engine.record.metrics import Meter
+from specsot.engine.record.report import answers_of, finish_of, left_apart, output_digest, outputs
+from specsot.ops.blend.blend import ChunkKV
+from specsot.ops.kv.pool import KVCache
+from specsot.ops.types import Visibility
+from specsot.states.machine import Run
+from specsot.states.requests.branch import Branch, Finish, Request, Stage
+from specsot.states.requests.folding import NEW, matched, runs
+from specsot.states.text.outline import Outline, Point
+from specsot.states.text.prompt_tokens import Written
+
+Make = Callable[..., Tiny]
+TEXTS = ("hello", "another question", "a third")
+LAYOUTS = ("layout.kind=bim", "layout.kind=batching")
+PLAIN = ("skeleton.merge=plain",)
+
+
+@pytest.fixture
+def made(tiny: Make) -> Tiny:
+    """What it writes hangs on what it has read."""
+    return tiny("llama", context=2.0)
+
+
+# -- what is folded, and that it is computed exactly ----------------------------------------------
+
+
+@pytest.mark.parametrize("share", ["outline", "prompt"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["none", "eagle3"])
+def test_plain_is_the_target_itself_behind_the_folded_parts(
+    kind: str, layout: str, share: str, made: Tiny, graphs: Graphs
+) -> None:
+    """Teacher forcing by transformers, over ids that are put together here."""
+    book = book_of(made, share, (2,))
+    drafter = ("drafter.kind=none",) if kind == "none" else settings_of(kind, 0)
+    sets = (*PLAIN, layout, *drafter)
+    run = run_all(session(graphs, made, *sets, outline=outline_of(4), book=book), TEXTS)
+    for request in requests_of(run):
+        branch = combined_of(request)
+        assert branch.prompt == fold_of(request, book)
+        made.reference.check(branch, [*request.context, *branch.prompt], (2,))
+        assert len(branch.tokens) > 0
+
+
+@pytest.mark.parametrize(
+    ("layout", "share"), [(LAYOUTS[0], "prompt"), (LAYOUTS[1], "outline"), (LAYOUTS[0], "outline")]
+)
+@pytest.mark.parametrize("sets", [("blend.ratios=[1]",), ("blend.plan=plain",)])
+def test_nothing_reused_is_plain(
+    sets: tuple[str, ...], layout: str, share: str, made: Tiny, graphs: Graphs
+) -> None:
+    book = book_of(made, share)
+    outline = outline_of(4, {3: (1,)})
+    plain = run_all(session(graphs, made, *PLAIN, layout, outline=outline, book=book), TEXTS)
+    run, rounds = watched(session(graphs, made, *sets, layout, outline=outline, book=book), TEXTS)
+    assert tokens_of(run) == tokens_of(plain) and not rounds.blends
+
+
+def test_with_concat_the_graph_is_the_one_without_the_phase(made: Tiny, graphs: Graphs) -> None:
+    book = book_of(made)
+    sets = ("skeleton.merge=concat",)
+    run = run_all(session(graphs, made, *sets, outline=outline_of(3), book=book), TEXTS)
+    assert not any(b.combines for r in requests_of(run) for b in r.branches)
+    assert all(answer.combined is None for answer in run.board["answers"])
+    assert run.board["kv"].ledger.moves["fold"] == 0
+
+
+# -- reused rows ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "plan"), [*((kind, "blend") for kind in KINDS), ("eagle3", "reuse")]
+)
+def test_every_drafter_writes_what_none_writes_on_the_same_fold(
+    kind: str, plan: str, made: Tiny, graphs: Graphs
+) -> None:
+    found, outline = [], outline_of(4, {3: (1,)})
+    for layout in LAYOUTS:
+        for drafter in (("drafter.kind=none",), settings_of(kind, 0)):
+            sets = (*REUSED, layout, f"blend.plan={plan}", *drafter)
+            models = drafting(made, kind)
+            opened = session(graphs, made, *sets, outline=outline, models=models, budget=30)
+            run, rounds = watched(opened, TEXTS)
+            assert rounds.blends, "nothing was reused, so nothing was tested"
+            found.append(tokens_of(run))
+            if drafter != ("drafter.kind=none",) and kind != "ngram":
+                accepted = [sum(combined_of(r).accepted) for r in requests_of(run)]
+                assert sum(accepted) > 0, "the drafter knows the folded parts"
+    assert all(one == found[0] for one in found)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_drawn_tokens_are_those_of_none_as_well(layout: str, made: Tiny, graphs: Graphs) -> None:
+    """The combined answer has coins of its own."""
+    found = []
+    for drafter in (("drafter.kind=none",), settings_of("eagle3", 0)):
+        sets = (*REUSED, layout, "sampling.temperature=1.0", *drafter)
+        run = run_all(session(graphs, made, *sets, outline=outline_of(3), budget=20), TEXTS)
+        assert all(len(combined_of(request).tokens) == 20 for request in requests_of(run))
+        found.append(tokens_of(run))
+    assert found[0] == found[1]
+
+
+def test_a_reused_fold_is_another_answer_than_a_computed_one(made: Tiny, graphs: Graphs) -> None:
+    """Or the tests above would prove nothing."""
+    found = []
+    for sets in (("blend.plan=reuse",), PLAIN):
+        run = run_all(session(graphs, made, *sets, outline=outline_of(4), budget=30), TEXTS)
+        found.append([combined_of(r).tokens for r in requests_of(run)])
+    assert found[0] != found[1]
+
+
+def folded(run: Run) -> Run:
+    """The run up to where the first fold lies in the pool."""
+    return drive(run, until=lambda run: any(b.combines for b in run.board["branches"].active))
+
+
+def rows_of(run: Run, branch: Branch) -> torch.Tensor:
+    """[layers, 2, kv_heads, R, head_dim], of a branch alone, by position."""
+    book, kv = run.board["branches"], run.board["kv"]
+    slots = kv.slots_of(branch.owner, book.layout.rows_of(branch.owner)[0])
+    return kv.data[:, :, :, torch.tensor(slots, dtype=torch.int64)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_parts_lie_in_the_fold_as_they_were_written(
+    layout: str, made: Tiny, graphs: Graphs
+) -> None:
+    """Reused whole: each V as it was; the first part, which went on from the prefix, exactly as
+    plain computes it; keys of others turned by the distance that they moved."""
+    outline, book, target = outline_of(3), book_of(made), made.models.target
+    opened = session(graphs, made, "blend.plan=reuse", layout, outline=outline, book=book)
+    run, lay = start(opened, ["hello"]), {}
+    manager = run.board["branches"]
+    keep = manager.keep_parts_
+
+    def looking(ran: list[Branch]) -> None:
+        for branch in ran:
+            if branch.stage is Stage.DONE and branch.point is not None:
+                lay[branch.index] = rows_of(run, branch)
+        keep(ran)
+
+    manager.keep_parts_ = looking
+    folded(run)
+    (request,) = requests_of(run)
+    combined, at = combined_of(request), 0
+    held = rows_of(run, combined)
+    plain = folded(start(session(graphs, made, *PLAIN, layout, outline=outline), ["hello"]))
+    exact = rows_of(plain, combined_of(requests_of(plain)[0]))
+    for number, branch in enumerate(request.branches[:-1]):
+        at += 3 if number else 0  # what stands between two parts
+        count = branch.length - branch.start
+        part, old = held[:, :, :, at : at + count], lay[branch.index]
+        torch.testing.assert_close(part[:, 1], old[:, 1], rtol=0, atol=0)
+        moved = torch.arange(count) + branch.start + at
+        keys = [
+            target.before_rope(one[:, 0].transpose(1, 2), where)
+            for one, where in ((part, moved), (old, moved - at))
+        ]
+        torch.testing.assert_close(*keys, rtol=1e-4, atol=1e-4)
+        if number == 0:
+            torch.testing.assert_close(part, exact[:, :, :, at : at + count], rtol=1e-4, atol=1e-4)
+        at += len(branch.prompt) + len(branch.tokens)
+    assert at + len(book.combine()) == len(combined.prompt)
+
+
+def features_behind(made: Tiny, ids: list[int], taps: tuple[int, ...]) -> torch.Tensor:
+    """[len(ids), F] of the target, by a forward of its own."""
+    target, steps = made.models.target, torch.arange(len(ids))[None]
+    kv = KVCache(target.num_layers, target.kv_heads, target.head_dim, len(ids))
+    visible = Visibility(steps[:, :, None] >= steps[:, None], steps)
+    with torch.inference_mode():
+        rows = torch.tensor([ids])
+        output = target.forward(rows, steps, steps, visible, kv, target.full_plan, steps[0], taps)
+    features: torch.Tensor = output.taps_QF
+    return features
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_drafter_gets_the_features_that_the_parts_rows_had(
+    layout: str, made: Tiny, graphs: Graphs
+) -> None:
+    run = start(session(graphs, made, *REUSED, layout, outline=outline_of(3)), ["hello"])
+    found: list[ChunkKV] = []
+    folding = run.board["branches"].folding
+    written = folding.written
+
+    def looking(request: Request) -> Written | None:
+        found.extend(b.part.rows for b in request.branches if b.part is not None)
+        return written(request)
+
+    folding.written = looking
+    drive(run)
+    (request,) = requests_of(run)
+    assert len(found) == 3
+    for branch, rows in zip(request.branches, found, strict=False):
+        ids = [*request.context, *branch.prompt, *branch.tokens]
+        wanted = features_behind(made, ids, run.board["taps"])[branch.start :][: rows.rows]
+        assert rows.features_RF is not None
+        torch.testing.assert_close(rows.features_RF, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_the_first_part_is_protected_and_what_asks_is_computed(made: Tiny, graphs: Graphs) -> None:
+    outline, book = outline_of(3), book_of(made)
+    run, rounds = watched(session(graphs, made, *REUSED, outline=outline, book=book), ["hello"])
+    (request,), (blend,) = requests_of(run), rounds.blends
+    parts = request.branches[:-1]
+    sizes = [b.length - b.start for b in parts]
+    assert blend.protected == sizes[0] and blend.reused == sum(sizes[1:])
+    assert blend.suffix == len(combined_of(request).prompt) - sum(sizes)
+    ledger = run.board["kv"].ledger
+    assert ledger.moves["fold"] == 3
+    assert ledger.bytes["fold"] == sum(sizes) * run.board["kv"].slot_bytes
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_byte_leaves_the_pool_that_the_ledger_does_not_name(
+    layout: str, made: Tiny, graphs: Graphs
+) -> None:
+    run = start(session(graphs, made, *REUSED, layout, outline=outline_of(3)), TEXTS)
+    watch = pool_watch.watched(run)
+    moved = sum(sum(pool.ledger.bytes.values()) for pool in pool_watch.pools_of(run))
+    assert moved == watch.copied[pool_watch.GATHER] == sum(watch.copied.values())
+    assert run.board["kv"].ledger.moves["fold"] == 9
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("kind", "before"), [(FoldBook, 1), (FrontBook, 0)])
+def test_documents_and_quotes_are_left_out_of_the_fold(
+    kind: type[FoldBook], before: int, layout: str, made: Tiny, graphs: Graphs
+) -> None:
+    """A part's rows before and behind them are reused, only those before them as exact."""
+    outline = searching(["bees rain", "rain tea", "", "tea iron"], deps=(3,))
+    book = kind(made.models.target.vocab_size, "outline", ())
+    opened = session(graphs, made, *REUSED, layout, outline=outline, book=book)
+    run, rounds = watched(opened, asked(1))
+    (request,), fold = requests_of(run), rounds.blends[-1]
+    parts = request.branches[:-1]
+    assert combined_of(request).prompt == fold_of(request, book)
+    assert parts[0].documents and parts[1].documents and len(parts[2].prompt) > 14
+    assert fold.protected == before, "so many rows stand before the first part's documents"
+    own = [len(book.branch(b.point, request.outline, ())[1]) for b in parts if b.point]
+    said = [len(b.tokens) - 1 for b in parts]  # the last one is computed anew
+    assert fold.protected + fold.reused == sum(own) + sum(said)
+
+
+@pytest.mark.parametrize("budget", range(6, 12))
+def test_how_a_part_was_drafted_does_not_matter_where_its_budget_ends_it(
+    budget: int, made: Tiny, graphs: Graphs
+) -> None:
+    """Inside an accepted path its last token has a row, at the end of one it has none."""
+    found = []
+    for drafter in ("drafter.kind=none", "drafter.kind=eagle3"):
+        sets = (*REUSED, drafter)
+        opened = session(graphs, made, *sets, outline=outline_of(4), budget=budget)
+        run, rounds = watched(opened, asked(1))
+        found.append((tokens_of(run), [(fold.protected, fold.reused) for fold in rounds.blends]))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_prompt_that_only_begins_and_ends_as_before_is_reused_there(
+    layout: str, made: Tiny, graphs: Graphs
+) -> None:
+    found = []
+    for drafter in ("drafter.kind=none", "drafter.kind=eagle3"):
+        book = OtherBook(made.models.target.vocab_size, "outline", ())
+        sets = (*REUSED, layout, drafter)
+        run, rounds = watched(session(graphs, made, *sets, outline=outline_of(3), book=book))
+        for request in requests_of(run):
+            assert combined_of(request).prompt == fold_of(request, book)
+        assert rounds.blends
+        found.append(tokens_of(run))
+    assert found[0] == found[1]
+
+
+# -- several requests, and ends of all kinds --------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_requests_are_combined_beside_the_rounds_of_others(
+    layout: str, made: Tiny, graphs: Graphs
+) -> None:
+    """Each gets what it gets alone, however many branches run at a time."""
+    outline, found = outline_of(3), []
+    for most in (8, 3, 1):
+        sets = (*REUSED, layout, f"layout.max_active={most}")
+        run, rounds = watched(session(graphs, made, *sets, outline=outline), TEXTS)
+        found.append(tokens_of(run))
+        assert len(rounds.blends) >= 1
+    for text, key in zip(TEXTS, "012", strict=True):
+        alone = run_all(session(graphs, made, *REUSED, layout, outline=outline), [text])
+        assert found[0][key] == tokens_of(alone)["0"]
+    assert all(one == found[0] for one in found)
+
+
+def test_a_later_request_runs_on_while_the_first_is_combined(made: Tiny, graphs: Graphs) -> None:
+    opened = session(graphs, made, *REUSED, "layout.max_active=4", outline=outline_of(3))
+    run, both = start(opened, TEXTS), 0
+    while not run.finished:
+        run.advance()
+        active = run.board["branches"].active
+        both += any(b.combines for b in active) and not all(b.combines for b in active)
+    assert both > 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_part_alone_is_the_answer(layout: str, made: Tiny, graphs: Graphs) -> None:
+    run = run_all(session(graphs, made, *REUSED, layout, outline=outline_of(1)), ["hello"])
+    (request,), (answer,) = requests_of(run), run.board["answers"]
+    assert len(request.branches) == 1 and answer.combined is None
+    assert answer.sections[0].text in answer.text
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_cancelled_request_is_not_combined_any_further(
+    layout: str, made: Tiny, graphs: Graphs
+) -> None:
+    opened = session(graphs, made, *REUSED, layout, outline=outline_of(3), budget=40)
+    others = tokens_of(run_all(opened, TEXTS))
+    for at in ("waits", "runs"):
+        run = start(opened, TEXTS)
+        book, first = run.board["branches"], requests_of(run)[0]
+        last = lambda first=first: first.branches[-1:]  # noqa: E731
+        wanted = Stage.WAITING if at == "waits" else Stage.RUNNING
+        drive(
+            run,
+            until=lambda run, last=last, wanted=wanted: any(
+                b.combines and b.stage is wanted for b in last()
+            ),
+        )
+        book.cancel("0")
+        drive(run)
+        assert combined_of(first).finish is Finish.CANCELLED
+        found = tokens_of(run)
+        assert {k: found[k] for k in "12"} == {k: others[k] for k in "12"}
+        answer = run.board["answers"][0]
+        assert answer.sections[0].text in answer.text, "its parts are what it has"
+        assert finish_of(answer) == "cancelled"
+        assert run.board["kv"].current_length == 0
+
+
+class FoldSized(SizedBook):
+    """Branch prompts as long as their points say."""
+
+    def next_part(self, point: Point, outline: Outline) -> tuple[list[int], list[int]]:
+        return [11], self.branch(point, outline, ())[1]
+
+    def combine(self) -> list[int]:
+        return [14, 15]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("which", [1, 2])
+def test_a_refused_part_is_left_out(which: int, layout: str, made: Tiny, graphs: Graphs) -> None:
+    points = tuple(Point(i, 900 if i == which else 12, None, (), f"Part {i}") for i in (1, 2, 3))
+    outline = Outline("plan", points, (), "ok")
+    book = FoldSized(made.models.target.vocab_size, "outline", ())
+    sets = (*REUSED, layout, "layout.capacity=500")
+    run = run_all(session(graphs, made, *sets, outline=outline, book=book), ["hello"])
+    (request,), (answer,) = requests_of(run), run.board["answers"]
+    assert request.branches[which - 1].finish is Finish.REFUSED
+    combined = combined_of(request)
+    assert combined.prompt == fold_of(request, book) and len(combined.tokens) == 14
+    assert finish_of(answer) == "refused" and answer.text == book.decode(combined.tokens)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("nodes", [0, 6])
+def test_a_fold_that_just_fits_runs_and_with_one_slot_less_the_parts_stand_alone(
+    nodes: int, layout: str, made: Tiny, graphs: Graphs
+) -> None:
+    drafter = ("drafter.kind=none",)
+    if nodes:
+        drafter = ("drafter.kind=eagle3", "drafter.nodes=6", "drafter.levels=3", "drafter.top_k=4")
+    sets, outline, budget = (*REUSED, layout, *drafter), outline_of(4), 60
+    # As many branches side by side as take less room than the fold does.
+    sets = (*sets, "layout.max_active=1")
+    wide = run_all(session(graphs, made, *sets, outline=outline, budget=budget), ["hello"])
+    (request,) = requests_of(wide)
+    needed = request.prefix_length + len(combined_of(request).prompt) + budget + nodes + 1
+    for capacity in (needed, needed - 1):
+        fixed = (*sets, f"layout.capacity={capacity}")
+        run = run_all(session(graphs, made, *fixed, outline=outline, budget=budget), ["hello"])
+        (one,), answers = requests_of(run), run.board["answers"]
+        if capacity == needed:
+            assert tokens_of(run) == tokens_of(wide) and not left_apart(answers)
+            continue
+        note = f"needs {needed} slots, the pool has {capacity}"
+        assert combined_of(one).finish is Finish.REFUSED and combined_of(one).note == note
+        assert tokens_of(run)["0"][:-1] == tokens_of(wide)["0"][:-1]
+        assert left_apart(answers) == [f"request 0: the parts are not combined: {note}"]
+        assert finish_of(answers[0]) == "length"
+        assert all(section.text in answers[0].text for section in answers[0].sections)
+
+
+def test_a_fold_longer_than_the_model_leaves_the_parts_alone(tiny: Make, graphs: Graphs) -> None:
+    made = tiny("llama", context=2.0, max_positions=160)
+    run = run_all(session(graphs, made, *REUSED, outline=outline_of(4), budget=40), ["hello"])
+    (request,) = requests_of(run)
+    assert combined_of(request).finish is Finish.REFUSED
+    assert combined_of(request).note.endswith("the model takes 160")
+
+
+# -- what is told -------------------------------------------------------------------------------
+
+
+def test_the_answer_is_the_combined_text_and_the_parts_stay(made: Tiny, graphs: Graphs) -> None:
+    book = book_of(made)
+    found = []
+    for layout in LAYOUTS:
+        opened = session(graphs, made, *REUSED, layout, outline=outline_of(3), book=book)
+        run = run_all(opened, TEXTS)
+        answers = answers_of(requests_of(run), book)
+        assert answers == run.board["answers"], "the last ones that the state made"
+        found.append(output_digest(answers))
+        for request, line in zip(requests_of(run), outputs(answers, Meter()), strict=True):
+            tokens = combined_of(request).tokens
+            assert line["text"] == book.decode(tokens)
+            assert line["combined"]["title"] == "combined"
+            assert line["combined"]["token_ids"] == tokens
+            assert [p["title"] for p in line["parts"]] == ["Part 1", "Part 2", "Part 3"]
+            assert combined_of(request).name == f"{request.key}/combined"
+        combined_of(requests_of(run)[0]).tokens[-1] ^= 1
+        assert output_digest(answers_of(requests_of(run), book)) != found[-1]
+    assert found[0] == found[1]
+
+
+def test_before_anything_is_folded_no_forward_is_told(made: Tiny, graphs: Graphs) -> None:
+    """The state is entered without rows when everything is done."""
+    sink = Rounds()
+    opened = session(graphs, made, *REUSED, outline=outline_of(3))
+    sink.run = start(opened, ["hello"], sink)
+    drive(sink.run)
+    assert sink.run.state == "done" and sink.found[-1].rows == 0
+    assert [one.branches for one in sink.found if one.blend] == [("0/combined",)]
+
+
+# -- which rows are the same ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "head", "tail"),
+    [
+        ([1, 2, 3], [1, 2, 3], 3, 0),
+        ([1, 2, 3], [1, 2, 9, 9, 3], 2, 1),
+        ([1, 2, 3], [9, 9, 1, 2, 3], 0, 3),
+        ([1, 1, 1], [1, 1], 2, 0),
+        ([1, 7, 3], [1, 3], 1, 1),
+        ([1], [2], 0, 0),
+        ([], [2], 0, 0),
+    ],
+)
+def test_matched(wanted: list[int], there: list[int], head: int, tail: int) -> None:
+    assert matched(wanted, there) == (head, tail)
+
+
+def test_runs_end_at_gaps_and_at_the_cut() -> None:
+    source = [0, 1, 2, 3, NEW, NEW, 4, 5, 8]
+    assert list(runs(source, 2)) == [(0, 0, 2), (2, 2, 2), (6, 4, 2), (8, 8, 1)]
+    assert list(runs([0, 1, 2], 3)) == [(0, 0, 3)] and not list(runs([NEW], 0))

@@ -1,0 +1,121 @@
+"""Branches that start late, or behind shared rows, are drafted for as well as any other."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from helpers.support import (
+    FIXED,
+    FixedBook,
+    Graphs,
+    PlanBook,
+    Tiny,
+    TokenBook,
+    accepted_of,
+    contexts,
+    drive,
+    outline_of,
+    outlined,
+    requests_of,
+    run_all,
+    start,
+    tokens_of,
+)
+
+from specsot.ops.kv.pool import KVCache
+from specsot.ops.types import Visibility
+from specsot.states.machine import Run
+from specsot.states.requests.branch import Branch
+
+Make = Callable[..., Tiny]
+DRAFTED = ("bim_eagle", "batching_eagle")
+
+
+@pytest.mark.parametrize("graph", DRAFTED)
+@pytest.mark.parametrize("share", ["outline", "prompt"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_newcomer_drafts_as_well_as_one_that_started_at_once(
+    family: str, share: str, graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    """Its rows in the drafter's pool stand where they would have stood: same acceptance, round by
+    round, whether branches start together, join a running round, or follow one another."""
+    made, found = tiny(family), []
+    for most in (8, 3, 2, 1):
+        sets = (*FIXED, f"layout.max_active={most}")
+        run = outlined(graphs, made, graph, share=share, parts=6, budget=24, sets=sets)
+        found.append((accepted_of(run), tokens_of(run)))
+    assert all(one == found[0] for one in found[1:])
+    assert sum(map(sum, found[0][0]["0"])) > 20, "little was accepted, so little was tested"
+
+
+@pytest.mark.parametrize("graph", DRAFTED)
+@pytest.mark.parametrize("share", ["outline", "prompt"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_branch_drafts_as_well_as_one_sequence_with_the_same_ids(
+    family: str, share: str, graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    """The fork leaves the drafter nothing to guess: prefix rows are shared, and each branch owns
+    the row that pairs the last shared feature with its own first token."""
+    made = tiny(family)
+    book = made.book(share, stop_ids=())
+    outline = outline_of(3, {3: (1,)})
+    full = graphs.session(graph, made.models, book, outline=outline, budget=24, sets=FIXED)
+    request = requests_of(run_all(full, ["hello"]))[0]
+    alone = FixedBook({b.name: ids for b, ids in contexts(request, book, False)})
+    plain = graphs.session("eagle", made.models, alone, budget=24, sets=FIXED)
+    for branch in request.branches:
+        twin = requests_of(run_all(plain, [branch.name]))[0].branches[0]
+        assert branch.tokens == twin.tokens
+        assert branch.accepted == twin.accepted
+
+
+@pytest.mark.parametrize("graph", DRAFTED)
+@pytest.mark.parametrize("share", ["outline", "prompt"])
+def test_the_drafters_rows_are_those_of_one_sequence(
+    share: str, graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    """Keys and values, for branches that forked, waited, and joined a running round; the outline
+    was written, and cut with a token that had no row yet."""
+    made, compared = tiny("llama"), 0
+    book = PlanBook(130, share, ())
+    book.text = "PLAN\n1|50|-|-|One\n2|50|-|1|Two\n3|50|-|-|Three\nEND"
+    for budget in (16, 17, 18):
+        sets = (f"skeleton.max_tokens={budget}", "layout.max_active=2")
+        session = graphs.session(graph, made.models, book, sets=sets)
+        run = start(session, ["hello", "again"])
+        while not run.finished:
+            drive(run, until=lambda run: run.state == "expand_root")
+            for branch in run.board["branches"].active:
+                _compare_drafter_rows(run, branch, _context(branch, book))
+                compared += 1
+            if not run.finished:
+                run.advance()
+    assert compared > 60
+
+
+def _context(branch: Branch, book: TokenBook) -> list[int]:
+    request = branch.request
+    if branch.is_root:
+        return [*request.prefix, *request.tail]
+    return dict(contexts(request, book, False))[branch]
+
+
+def _compare_drafter_rows(run: Run, branch: Branch, context: list[int]) -> None:
+    """The pool's rows of a branch against a fresh target and drafter over its ids alone."""
+    target, drafter, pool = (run.board[key] for key in ("target", "drafter", "kv_draft"))
+    ids = torch.tensor([[*context, *branch.tokens]])
+    count = ids.shape[1] - 1
+    assert count == branch.length
+    visible = Visibility(torch.ones(1, count, count).tril().bool(), torch.arange(count)[None])
+    slots = torch.arange(count)[None]
+    fresh = KVCache(target.num_layers, target.kv_heads, target.head_dim, count)
+    taps = target.forward(
+        ids[:, :-1], slots, slots, visible, fresh, target.full_plan, slots[0], run.board["taps"]
+    ).taps_QF
+    alone = KVCache(drafter.num_layers, drafter.kv_heads, drafter.head_dim, count)
+    drafter.forward(ids[:, 1:], drafter.fuse(taps)[None], slots, slots, visible, alone)
+    (row,) = run.board["branches"].layout.rows_of(branch.owner)
+    prefix = pool.slots_of(branch.request.prefix_owner, row)
+    own = pool.slots_of(branch.owner, row)
+    held = pool.data[:, :, :, [*prefix.tolist(), *own.tolist()]]
+    torch.testing.assert_close(held, alone.data[:, :, :, :count], atol=1e-4, rtol=1e-4)

@@ -1,0 +1,117 @@
+"""What stands for nothing has no influence: padding, whatever it holds, rows without a branch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.support import (
+    FIXED,
+    Graphs,
+    Tiny,
+    branches_of,
+    check_lossless,
+    drive,
+    outline_of,
+    outlined,
+    start,
+    tokens_of,
+)
+
+from specsot.engine.models import Models
+from specsot.ops.kv.align import AlignmentState
+from specsot.ops.kv.pool import PADDING, KVCache
+from specsot.ops.types import DraftRows, Rows
+from specsot.states.layout.batching import BatchingLayout
+
+Make = Callable[..., Tiny]
+
+
+class Finite:
+    """A target that insists on finite numbers, for padding too."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def forward(self, *args: Any) -> Any:
+        output = self.inner.forward(*args)
+        assert torch.isfinite(output.logits_RV).all()
+        assert output.taps_QF is None or torch.isfinite(output.taps_QF).all()
+        return output
+
+
+@pytest.mark.parametrize("graph", ["batching_plain", "batching_eagle"])
+@pytest.mark.parametrize("fill", [0, 3])
+def test_a_row_that_is_padding_throughout_changes_nothing(
+    graph: str, fill: int, tiny: Make, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The middle branch ends early; padding holds id 0, or 3, the pad token: both are ordinary."""
+    made, sets = tiny("llama"), FIXED if "eagle" in graph else ()
+    free = outlined(graphs, made, graph, parts=3, budget=30, sets=sets)
+    padded = _fill_padding(monkeypatch, fill)
+    models = Models(Finite(made.models.target), made.models.drafter, None, (), *_place(made))
+    book = made.book(stop_ids=())
+    session = graphs.session(graph, models, book, outline=outline_of(3), budget=30, sets=sets)
+    run = drive(start(session, ["hello"]), until=lambda run: run.state == "parallel_prefill")
+    branches_of(run)[1].budget = 5
+    padded.clear()
+    drive(run)
+    assert sum(lengths[1:] == (0, 1 + 6 * bool(sets)) for lengths in padded) > 3, padded
+    expected = tokens_of(free)
+    expected["0"][2] = expected["0"][2][:5]
+    assert tokens_of(run) == expected
+    check_lossless(run, book, made.reference, plain=False)
+    for pool in (run.board["kv"], run.board["kv_draft"]):
+        assert pool is None or torch.isfinite(pool.data).all()
+
+
+def _place(made: Tiny) -> tuple[torch.device, torch.dtype]:
+    return made.models.device, made.models.dtype
+
+
+def _fill_padding(monkeypatch: pytest.MonkeyPatch, token: int) -> list[tuple[int, ...]]:
+    """Give padding this token; notes the valid lengths of each forward with trees."""
+    chains_, lengths = BatchingLayout._chains, list[tuple[int, ...]]()
+    place = BatchingLayout.place_
+
+    def filled(layout: Any, kv: KVCache, page: Any, tips: Any) -> Rows:
+        rows = chains_(layout, kv, page, tips)
+        rows.tokens_BQ[rows.owner_BQ == PADDING] = token
+        return rows
+
+    def noted(layout: Any, *args: Any) -> Any:
+        placed = place(layout, *args)
+        if isinstance(placed.rows.alignment, AlignmentState):
+            lengths.append(placed.rows.alignment.valid_lengths)
+        return placed
+
+    monkeypatch.setattr(BatchingLayout, "_chains", filled)
+    monkeypatch.setattr(BatchingLayout, "place_", noted)
+    return lengths
+
+
+def test_every_intake_of_a_run_is_aligned(
+    tiny: Make, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows end at the right, each at its branch's own position, whatever was accepted."""
+    place, seen = BatchingLayout.place_draft_, list[DraftRows]()
+
+    def noted(layout: Any, *args: Any) -> DraftRows:
+        seen.append(place(layout, *args))
+        return seen[-1]
+
+    monkeypatch.setattr(BatchingLayout, "place_draft_", noted)
+    outlined(graphs, tiny("llama"), "batching_eagle", parts=5, budget=40, sets=FIXED)
+    for draft in seen:
+        mask_BQ = torch.from_numpy(draft.rows.alignment.padding_mask)
+        assert torch.equal(mask_BQ, draft.rows.owner_BQ != PADDING)
+        tips = draft.rows.positions_BQ.view(-1)[draft.rows.tips_R]
+        assert (tips + 1).tolist() == draft.position_S.tolist()
+        for b, count in enumerate(draft.rows.alignment.valid_lengths):
+            own = draft.rows.positions_BQ[b, -count:].tolist() if count else []
+            assert own == list(range(own[0], own[0] + count)) if own else not mask_BQ[b].any()
+    kinds = {draft.rows.alignment.valid_lengths for draft in seen}
+    assert sum(len(set(lengths)) > 1 for lengths in kinds) > 10, "unequal acceptance was meant"

@@ -1,0 +1,279 @@
+"""What only a whole graph can tell, on a toy graph; and the shipped graphs under every swap."""
+
+from importlib.resources import files
+from itertools import product
+
+import pytest
+from helpers.toy_graph import GRAPH, changed, load, problems
+
+from specsot.engine.prepare.files import graph_names, open_graph
+from specsot.states.graph.drafters import DRAFTERS
+from specsot.states.graph.graph import LAYOUTS
+from specsot.states.graph.load import op_table
+from specsot.states.graph.source import GraphError
+
+FULL = (
+    "skeleton",
+    "expand_root",
+    "grow_tree",
+    "verify",
+    "parse",
+    "parallel_prefill",
+    "continuous_decode",
+    "merge",
+    "done",
+)
+
+
+def test_the_toy_graph_is_good() -> None:
+    program = load()
+    assert [s.entry.function for s in program.steps["draft"]] == ["draft_eagle"]
+    assert program.steps["draft"][0].settings == {"top_k": 4, "levels": 5}
+    assert program.steps["draft"][0].at == "g.yaml:8"
+    assert set(program.guards) == {"toy_done"}
+
+
+# -- the ways ------------------------------------------------------------------------------------
+
+
+def test_a_state_that_cannot_be_reached() -> None:
+    text = changed(("  done: {final: true}", "  alone: {}\n  done: {final: true}"))
+    assert problems(text + "  - {from: alone, to: draft}\n") == [
+        "g.yaml:10:3: states.alone: cannot be reached"
+    ]
+
+
+def test_a_state_without_a_way_on() -> None:
+    text = changed(("  - {from: draft, to: verify}\n", ""))
+    assert problems(text)[:1] == [
+        "g.yaml:6:1: states: none of done can be reached: a run would never end"
+    ]
+    assert "g.yaml:8:3: states.draft: not final, but no transition leaves it" in problems(text)
+
+
+def test_a_final_state_with_a_way_out() -> None:
+    assert problems(GRAPH + "  - {from: done, to: draft}\n") == [
+        "g.yaml:10:3: states.done: final, but a transition leaves it"
+    ]
+
+
+def test_no_state_is_final() -> None:
+    text = changed(("{final: true}", "{}")) + "  - {from: done, to: draft}\n"
+    assert problems(text) == ["g.yaml:6:1: states: no state is final: a run would never end"]
+
+
+def test_no_final_state_can_be_reached() -> None:
+    text = changed(("to: done, when: toy_done", "to: draft, when: toy_done"))
+    assert problems(text) == [
+        "g.yaml:6:1: states: none of done can be reached: a run would never end",
+        "g.yaml:10:3: states.done: cannot be reached",
+    ]
+
+
+def test_a_part_of_the_graph_that_never_ends() -> None:
+    text = changed(
+        ("  done: {final: true}", "  trap: {ops: [toy.draft, toy.verify_]}\n  done: {final: true}"),
+        (
+            "  - {from: verify, to: draft}",
+            "  - {from: verify, to: trap}\n  - {from: trap, to: trap}",
+        ),
+    )
+    assert problems(text) == ["g.yaml:10:3: states.trap: no final state can be reached from here"]
+
+
+def test_ways_behind_an_unguarded_one_are_never_taken() -> None:
+    text = changed(("to: done, when: toy_done}", "to: done}"))
+    assert problems(text)[0] == (
+        "g.yaml:15:5: transitions.3: never taken: transitions.2 has no guard"
+    )
+
+
+def test_the_same_guard_twice_is_never_taken() -> None:
+    text = changed(
+        ("  - {from: verify, to: draft}", "  - {from: verify, to: draft, when: toy_done}")
+    )
+    assert "transitions.3: never taken: transitions.2 has the same guard" in problems(text)[0]
+
+
+def test_the_last_way_out_has_no_guard() -> None:
+    text = changed(
+        ("  - {from: verify, to: draft}", "  - {from: verify, to: draft, when: toy_any}")
+    )
+    assert problems(text) == [
+        "g.yaml:15:5: transitions.3: the last way out of 'verify' must have no `when`"
+    ]
+
+
+def test_a_graph_of_one_final_state_is_good() -> None:
+    text = GRAPH[: GRAPH.index("states:")] + "states: {done: {final: true}}\n"
+    assert load(text.replace("initial: prefill", "initial: done")).graph.transitions == ()
+
+
+# -- the values ----------------------------------------------------------------------------------
+
+
+def test_a_value_that_nobody_wrote() -> None:
+    assert problems(changed(("prefill: {ops: [toy.open]}", "prefill: {}"))) == [
+        "g.yaml:8:17: states.draft.ops.0: 'toy.draft' reads 'rows', "
+        "which no op of this graph writes"
+    ]
+
+
+def test_a_value_that_is_missing_on_one_path_only() -> None:
+    text = changed(("to: draft}", "to: draft, when: toy_any}\n  - {from: prefill, to: verify}"))
+    assert problems(text) == [
+        "g.yaml:9:18: states.verify.ops.0: 'toy.verify_' reads 'proposal', unset on some path here"
+    ]
+
+
+def test_a_value_that_was_dropped() -> None:
+    text = changed(("verify, to: draft}", "verify, to: verify}"))
+    assert problems(text) == [
+        "g.yaml:9:18: states.verify.ops.0: 'toy.verify_' reads 'proposal', unset on some path here"
+    ]
+
+
+def test_a_dropped_value_can_be_written_again_by_the_same_op() -> None:
+    entry = op_table().ops["branch.start_"][0]
+    assert "committed" in entry.declared.writes  # and no state of a shipped graph complains
+
+
+def test_what_a_guard_reads_is_checked_after_the_ops() -> None:
+    text = changed(
+        ("to: draft}", "to: draft, when: toy_accepted}\n  - {from: prefill, to: draft}"),
+    )
+    assert problems(text) == [
+        "g.yaml:12:38: transitions.0.when: 'toy_accepted' reads 'accepted', unset on some path here"
+    ]
+    assert load(changed(("when: toy_done", "when: toy_accepted")))
+
+
+def test_one_missing_value_is_one_problem_of_a_state() -> None:
+    text = changed(
+        ("prefill: {ops: [toy.open]}", "prefill: {}"), ("[toy.draft]", "[toy.draft, toy.draft]")
+    )
+    assert len(problems(text)) == 1
+
+
+# -- cycles --------------------------------------------------------------------------------------
+
+
+def test_a_cycle_that_commits_nothing() -> None:
+    text = changed(("to: verify}", "to: verify, when: toy_any}\n  - {from: draft, to: draft}"))
+    assert problems(text) == [
+        "g.yaml:14:5: transitions.2: the cycle draft > draft commits no token: "
+        "a run could stay in it for ever"
+    ]
+
+
+def test_a_longer_cycle_is_told_once() -> None:
+    text = changed(
+        ("  done: {final: true}", "  a: {ops: [toy.say]}\n  b: {}\n  done: {final: true}"),
+        ("to: verify}", "to: verify, when: toy_any}\n  - {from: draft, to: a}"),
+    )
+    text += "  - {from: a, to: b}\n  - {from: b, to: draft}\n"
+    assert problems(text) == [
+        "g.yaml:16:5: transitions.2: the cycle draft > a > b > draft commits no token: "
+        "a run could stay in it for ever"
+    ]
+
+
+# -- settings ------------------------------------------------------------------------------------
+
+
+def test_settings_come_from_with_then_from_the_blocks_then_from_the_default() -> None:
+    with_ = "{op: toy.draft, with: {levels: 2, extra: $limits.max_rounds}}"
+    program = load(changed(("[toy.draft]", f"[{with_}]")))
+    assert program.steps["draft"][0].settings == {"levels": 2, "extra": 4000, "top_k": 4}
+
+
+def test_a_setting_that_nobody_gives() -> None:
+    text = changed(("[toy.open]", "[toy.open, toy.outline]"))
+    assert problems(text) == [
+        "g.yaml:7:29: states.prefill.ops.1: 'toy.outline' needs the setting 'max_branches': "
+        "no block gives it, nor does `with`",
+        "g.yaml:7:29: states.prefill.ops.1: 'toy.outline' needs the block 'skeleton' in this graph",
+    ]
+
+
+def test_a_block_that_nobody_reads() -> None:
+    text = changed(("initial:", "skeleton: {}\ninitial:"))
+    assert problems(text) == [
+        "g.yaml:5:1: skeleton: no state runs an op that reads this block: toy.outline"
+    ]
+    assert load(changed(("[toy.open]", "[toy.open, toy.outline]"), text=text))
+
+
+@pytest.mark.parametrize(
+    ("with_", "message"),
+    [
+        ("{word: 3}", "'word' must be a string, not the number 3"),
+        ("{word: null}", "'word' must be a string, not null"),
+        ("{times: true}", "'times' must be null or an integer, not true"),
+        ("{times: 1.0}", "'times' must be null or an integer, not the number 1.0"),
+        ("{times: 'x'}", "'times' must be null or an integer, not the string 'x'"),
+        ("{tims: 1}", "'toy.say' has no setting 'tims'; did you mean 'times'?"),
+        ("{times: $limits.max_new}", "'$limits.max_new' names nothing in this graph; did you"),
+    ],
+)
+def test_the_kind_of_a_literal_setting(with_: str, message: str) -> None:
+    text = changed(("[toy.open]", f"[toy.open, {{op: toy.say, with: {with_}}}]"))
+    assert message in problems(text)[0]
+
+
+def test_null_is_a_value_where_the_op_allows_it() -> None:
+    text = changed(("[toy.open]", "[toy.open, {op: toy.say, with: {times: null}}]"))
+    assert load(text).steps["prefill"][1].settings == {"times": None}
+
+
+def test_sizes_that_cannot_hold_together() -> None:
+    text = changed(("{kind: eagle3}", "{kind: eagle3, nodes: 21, levels: 2, top_k: 4}"))
+    assert "21 nodes are too many: levels 2 and top_k 4 draft at most 20" in problems(text)[0]
+    assert load(text.replace("21", "20"))
+    text = changed(("{kind: bim}", "{kind: bim, capacity: 267}"))
+    assert "1 prompt token + 256 new ones + 10 nodes + 1 = 268 slots" in problems(text)[0]
+    assert load(text.replace("267", "268"))
+
+
+# -- the shipped graphs --------------------------------------------------------------------------
+
+
+def test_every_full_graph_has_the_same_states() -> None:
+    graphs = [open_graph(name).graph for name in graph_names()]
+    full = [graph for graph in graphs if graph.skeleton is not None]
+    assert len(full) >= 2
+    assert {tuple(graph.states) for graph in full} == {FULL}
+
+
+@pytest.mark.parametrize("name", graph_names())
+def test_a_shipped_graph_is_called_as_its_file_and_explains_itself(name: str) -> None:
+    graph = open_graph(name).graph
+    assert graph.name == name and graph.doc
+    assert all(state.doc or state.final for state in graph.states.values())
+    text = (files("specsot") / "graphs" / f"{name}.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# ")
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "drafter"), list(product(graph_names(), LAYOUTS, DRAFTERS))
+)
+def test_swapping_one_word_resolves(name: str, layout: str, drafter: str) -> None:
+    table = op_table()
+    sets = (f"layout.kind={layout}", f"drafter.kind={drafter}")
+    if open_graph(name).graph.beam is not None and drafter != "none":
+        with pytest.raises(GraphError) as caught:  # whatever else a drafter's sizes are short of
+            open_graph(name, sets, table)
+        assert f"the kind must be none, not {drafter}" in str(caught.value)
+        return
+    program = open_graph(name, sets, table)
+    for steps in program.steps.values():
+        for step in steps:
+            assert step.entry.serves(layout, drafter)
+            wanted = {s.name for s in step.entry.settings if s.required}
+            assert wanted <= step.settings.keys() <= {s.name for s in step.entry.settings}
+
+
+@pytest.mark.parametrize("name", graph_names())
+def test_shipped_graphs_need_no_with(name: str) -> None:
+    graph = open_graph(name).graph
+    assert not any(call.with_ for state in graph.states.values() for call in state.ops)

@@ -1,0 +1,121 @@
+"""`--set path=value` on a shipped graph."""
+
+from typing import Any
+
+import pytest
+
+from specsot.engine.prepare.files import open_graph
+from specsot.ops.registry import OpTable
+from specsot.states.graph.drafters import Eagle3Drafter, NoDrafter
+from specsot.states.graph.load import op_table
+from specsot.states.graph.program import Program
+from specsot.states.graph.source import GraphError
+
+
+@pytest.fixture(scope="module")
+def table() -> OpTable:
+    return op_table()
+
+
+def opened(table: OpTable, *sets: str, graph: str = "bim_eagle") -> Program:
+    return open_graph(graph, sets, table)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("drafter.levels=5", "drafter.levels", 5),
+        ("drafter.levels=0o5", "drafter.levels", 5),
+        ("drafter.nodes={1: 8, 3: 2}", "drafter.nodes", {1: 8, 3: 2}),
+        ("drafter.nodes.2=4", "drafter.nodes", {1: 10, 2: 4, 4: 3}),
+        ("drafter.nodes.8=2", "drafter.nodes", {1: 10, 2: 6, 4: 3, 8: 2}),
+        ("drafter.nodes=9", "drafter.nodes", 9),
+        ("drafter.model=/a=b", "drafter.model", "/a=b"),
+        ("skeleton.tools=[Search, Code]", "skeleton.tools", ("Search", "Code")),
+        ("skeleton.grammar=false", "skeleton.grammar", False),
+        ("skeleton.share=prompt", "skeleton.share", "prompt"),
+        ("sampling.temperature=0.0", "sampling.temperature", 0.0),
+        ("limits={max_new_tokens: 9}", "limits.max_new_tokens", 9),
+        ("layout.max_active=1", "layout.max_active", 1),
+    ],
+)
+def test_a_setting_is_changed(text: str, path: str, value: Any, table: OpTable) -> None:
+    pinned = ("drafter.nodes={1: 10, 2: 6, 4: 3}", "drafter.levels=4", "drafter.top_k=4")
+    assert opened(table, *pinned, text).graph.refer(path) == value
+
+
+def test_a_missing_block_is_made(table: OpTable) -> None:
+    source = opened(table, "limits.max_rounds=7", graph="eagle").graph
+    assert source.limits.max_rounds == 7 and source.limits.max_new_tokens == 256
+
+
+def test_the_last_of_several_wins(table: OpTable) -> None:
+    assert opened(table, "drafter.levels=2", "drafter.levels=3").graph.refer("drafter.levels") == 3
+
+
+def test_a_kind_replaces_its_block_by_defaults_before_the_others(table: OpTable) -> None:
+    drafter = opened(table, "drafter.levels=3", "drafter.kind=eagle3").graph.drafter
+    assert drafter == Eagle3Drafter(kind="eagle3", levels=3)
+    assert opened(table, "drafter.kind=none").graph.drafter == NoDrafter(kind="none")
+    assert opened(table, "drafter.kind=eagle3", graph="bim_plain").graph.refer("drafter.top_k") == 4
+
+
+def test_ops_and_ways_can_be_changed_too(table: OpTable) -> None:
+    program = opened(table, "states.merge.doc=hello", "transitions.0.when=all_finished",
+                     "transitions.1.when=outlines_finished")  # fmt: skip
+    assert program.graph.states["merge"].doc == "hello"
+    assert program.graph.transitions[0].when == "all_finished"
+
+
+def test_positions_of_untouched_values_stay(table: OpTable) -> None:
+    plain, other = opened(table), opened(table, "drafter.kind=none")
+    assert plain.source.values[("initial",)] == other.source.values[("initial",)]
+    assert ("drafter", "levels") not in other.source.values
+    assert plain.steps["verify"][0].at == other.steps["verify"][0].at
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["drafter.nodes=x"], "--set drafter.nodes=x: drafter.nodes: must be an integer from 1"),
+        (["drafter.levels=1e3"], "drafter.levels: must be an integer, not the number 1000.0"),
+        (["drafter.levels=yes"], "drafter.levels: must be an integer, not the string 'yes'"),
+        (["drafter.levels="], "--set drafter.levels=: drafter.levels: must not be null"),
+        (["drafter.levls=3"], "drafter.levls: unknown key 'levls'; did you mean 'levels'?"),
+        (["drafte.levels=3"], "drafte: unknown key 'drafte'; did you mean 'drafter'?"),
+        (["drafter.kind=eagel3"], "drafter: no drafter 'eagel3'; did you mean 'eagle3'?"),
+        (["layout.kind=batched"], "no layout 'batched'; did you mean 'batching'?; there are: bim"),
+        (["drafter.kind=none", "drafter.nodes=3"],
+         "--set drafter.nodes=3: drafter.nodes: 'nodes' belongs to the drafter eagle3"),
+        (["drafter=eagle3"], "drafter: must be a mapping, not the string 'eagle3'"),
+        (["limits={max_rounds: 0}"], "--set limits={max_rounds: 0}: limits: must be at least 1"),
+        (["name.x=3"], "--set name.x=3: name.x: name is 'bim_eagle', not a mapping"),
+        (["transitions.99.when=x"], "transitions is a list of "),
+        (["transitions.x.when=x"], "transitions is a list of "),
+        (["transitions.0.when=x"], "--set transitions.0.when=x: transitions.0.when: no guard 'x'"),
+        (["transitions.0.to=verfy"], "transitions.0.to: no state 'verfy'; did you mean 'verify'"),
+        (["states.merge.ops.0=answer.mrge"], "no op 'answer.mrge'; did you mean 'answer.merge'"),
+        (["skeleton=null"], "--set skeleton=null: skeleton: must not be null"),
+        (["version=2"], "--set version=2: version: the graph needs format 2"),
+        (["drafter.levels=&a 3"], "drafter.levels: anchors are not allowed: &a"),
+        (["drafter.levels=[1"], "drafter.levels: expected ',' or ']'"),
+        (["drafter.levels"], "--set drafter.levels: option: write path=value"),
+        (["=3"], "--set =3: option: write path=value"),
+        (["drafter..levels=3"], "write path=value, e.g. drafter.top_k=8"),
+        ([""], "write path=value"),
+        (["x" * 500 + "=1"], "unknown key 'xxxxx"),
+        (["a." * 300 + "a=1"], "unknown key 'a'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_names_the_option(sets: list[str], message: str, table: OpTable) -> None:
+    with pytest.raises(GraphError) as caught:
+        opened(table, *sets)
+    first = str(caught.value).split("\n")[0]
+    assert first.startswith("--set ") and message in first
+
+
+def test_a_change_that_breaks_something_else_points_at_that(table: OpTable) -> None:
+    with pytest.raises(
+        GraphError, match=r"^graphs/bim_eagle.yaml:\d+:\d+: drafter.nodes: \d+ nodes"
+    ):
+        opened(table, "drafter.levels=1")

@@ -1,0 +1,203 @@
+"""Left padding under ``batching``: the vectors of seed 000 section 5, by layout and manager."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from specsot.ops.host import HostReader
+from specsot.ops.kv.align import AlignmentManager, AlignmentState, ContinuousDecodingState
+from specsot.ops.kv.pool import NOBODY, PADDING, KVCache
+from specsot.ops.types import DraftRows, Proposal, Rows
+from specsot.ops.verify.first_tokens import root
+from specsot.ops.verify.verify import accept
+from specsot.states.graph.drafters import Eagle3Drafter
+from specsot.states.graph.graph import BatchingLayout
+from specsot.states.requests.branch import Request, RoundSummary
+from specsot.states.requests.manager import BranchStateManager
+from specsot.states.requests.request_table import Rules
+
+VOCAB = 99
+
+# -- a manager whose forwards are written by hand -----------------------------------------------
+
+
+def manager(rows: int) -> BranchStateManager:
+    """Pools of one layer and no models: what a forward says is said by the test."""
+    kv, kv_draft = (KVCache(1, 1, 2, 400, rows) for _ in range(2))
+    shape = BatchingLayout(kind="batching", max_active=rows)
+    rules = Rules(shape, Eagle3Drafter(kind="eagle3", nodes=2), True, 1000, 50)
+    return BranchStateManager(kv, kv_draft, rules, lambda branch: branch.prompt)
+
+
+def submit(book: BranchStateManager, key: str, prefix: int, tail: int) -> Request:
+    ids = [1] * prefix, list(range(tail))
+    request = Request(key, 0, "", *ids, frozenset(), 20, 0)
+    book.submit(request)
+    return request
+
+
+def chains(trees: int, nodes: int) -> Proposal:
+    """The same chain of drafts for every branch."""
+    steps_SN = torch.arange(nodes).expand(trees, -1)
+    valid_SN = torch.ones(trees, nodes, dtype=torch.bool)
+    return Proposal(
+        steps_SN + 30, steps_SN - 1, steps_SN + 1, valid_SN, torch.zeros(trees, nodes), nodes
+    )
+
+
+def commit(
+    book: BranchStateManager,
+    rows: Rows,
+    tips: list[int],
+    proposal: Proposal | None = None,
+    kept: Sequence[int] = (),
+) -> RoundSummary:
+    """A forward in which the target confirms so that `kept` rows of each chain stay.
+
+    Its own token behind tree i is 60 + i, those behind prompts are `tips`. Each row's feature says
+    which row it is.
+    """
+    said = [
+        30 + node if node + 1 < count else 60 + tree
+        for tree, count in enumerate(kept)
+        for node in range(rows.nodes_ST.shape[1])
+    ]
+    logits = torch.nn.functional.one_hot(torch.tensor([*said, *tips]), VOCAB).float()
+    features = torch.arange(rows.tokens_BQ.numel())[:, None].float()
+    accepted = None if proposal is None else accept(rows, logits, proposal)
+    return book.commit_(HostReader(), features, accepted, root(rows, logits))
+
+
+def opened(lengths: list[int], prefix: int = 0) -> BranchStateManager:
+    """One running request for each length; its root token is 7, 8, 9 ... and the drafter knows."""
+    book = manager(3)
+    for i, length in enumerate(lengths):
+        submit(book, str(i), prefix, length - prefix)
+    rows = book.open_requests_()
+    commit(book, rows, [7 + i for i in range(len(lengths))])
+    assert [b.length for b in book.active] == lengths
+    book.intake_()
+    return book
+
+
+# -- seed 000 section 5.2 -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def unequal() -> DraftRows:
+    """Three branches at 100, 98 and 99 cached positions, of whose trees 3, 1 and 2 rows stay."""
+    book = opened([100, 98, 99])
+    proposal = chains(3, 2)
+    rows = book.tree_rows_(proposal)
+    assert rows.alignment == AlignmentManager.align_for_decode([3, 3, 3]), "equal trees"
+    assert rows.positions_BQ.tolist() == [[n, n + 1, n + 2] for n in (100, 98, 99)]
+    summary = commit(book, rows, [], proposal, (3, 1, 2))
+    assert summary.committed == (3, 1, 2) and summary.accepted == (2, 0, 1)
+    assert [b.length for b in book.active] == [103, 99, 101]
+    return book.intake_()
+
+
+def test_rows_of_unequal_acceptance_are_left_padded(unequal: DraftRows) -> None:
+    aligned = unequal.rows.alignment
+    assert isinstance(aligned, AlignmentState)
+    assert aligned.padding_lengths == (0, 2, 1)
+    assert aligned.valid_lengths == (3, 1, 2)
+    assert aligned.padding_mask.astype(int).tolist() == [[1, 1, 1], [0, 0, 1], [0, 1, 1]]
+    assert aligned.position_offsets == (0, 2, 1)
+
+
+def test_their_positions_go_on_where_each_row_ended(unequal: DraftRows) -> None:
+    rows, aligned = unequal.rows, unequal.rows.alignment
+    assert rows.positions_BQ.tolist() == [[100, 101, 102], [0, 0, 98], [0, 99, 100]]
+    for b, cached in enumerate((100, 98, 99)):
+        for column in torch.nonzero(torch.from_numpy(aligned.padding_mask[b])).flatten().tolist():
+            expected = cached + column - aligned.position_offsets[b]
+            assert int(rows.positions_BQ[b, column]) == expected
+    assert unequal.position_S.tolist() == [103, 99, 101]
+
+
+def test_each_row_has_its_own_tokens_features_and_slots(unequal: DraftRows) -> None:
+    """The drafter's row j is for token j + 1: the accepted drafts, then the target's own token."""
+    rows = unequal.rows
+    assert rows.tokens_BQ.tolist() == [[30, 31, 60], [0, 0, 61], [0, 30, 62]]
+    assert unequal.index_N.tolist() == [0, 1, 2, 5, 7, 8]
+    assert unequal.features_NF[:, 0].tolist() == [0, 1, 2, 3, 6, 7], "of the nodes that stay"
+    assert rows.tips_R.tolist() == [2, 5, 8]
+    scratch = 3 * 400
+    assert rows.slots_BQ.tolist() == [
+        [100, 101, 102],
+        [scratch, scratch, 400 + 98],
+        [scratch, 800 + 99, 800 + 100],
+    ]
+    padding = torch.from_numpy(~rows.alignment.padding_mask)
+    assert (rows.owner_BQ[padding] == PADDING).all() and (rows.prefix_BQ[padding] == NOBODY).all()
+    assert len(rows.owner_BQ.unique()) == 4
+
+
+# -- seed 000 section 5.3 -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def joined() -> tuple[Rows, BranchStateManager]:
+    """A prefix of 50, two branches at 150 with one draft each, and a newcomer of 200 tokens."""
+    book = manager(3)
+    request = submit(book, "0", 50, 100)
+    rows = book.open_requests_()
+    commit(book, rows, [7])
+    for index, size in ((1, 100), (2, 200)):
+        branch = book.new_branch(request, index, 20)
+        branch.prompt = list(range(size))
+        request.branches.append(branch)
+        if index == 1:
+            rows = book.fork_()
+            commit(book, rows, [8])
+    assert [b.length for b in book.active] == [150, 150]
+    book.intake_()
+    return book.admit_(chains(2, 1)), book
+
+
+def test_a_newcomers_prompt_rides_beside_the_running_rows(
+    joined: tuple[Rows, BranchStateManager],
+) -> None:
+    rows, _ = joined
+    state = rows.alignment
+    assert isinstance(state, ContinuousDecodingState)
+    assert rows.tokens_BQ.shape == (3, 200)
+    assert state.input_lengths == (2, 2, 200)
+    assert state.is_prefill == (False, False, True)
+    assert state.valid_lengths == (152, 152, 250)
+    assert state.cache_length == 250
+    assert state.padding_mask.sum(1).tolist() == [2, 2, 200]
+    assert state.padding_mask[:2, -2:].all() and not state.padding_mask[:2, :-2].any()
+
+
+def test_each_row_keeps_its_own_positions(joined: tuple[Rows, BranchStateManager]) -> None:
+    rows, _ = joined
+    assert rows.alignment.position_ids is rows.positions_BQ
+    for old in (0, 1):
+        assert rows.positions_BQ[old, -2:].tolist() == [150, 151]
+        assert rows.tokens_BQ[old, -2:].tolist() == [7 + old, 30]
+        assert (rows.slots_BQ[old, :-2] == 3 * 400).all(), "padding writes to the scratch slot"
+    assert rows.positions_BQ[2].tolist() == list(range(50, 250))
+    assert rows.tokens_BQ[2].tolist() == list(range(200))
+    assert rows.slots_BQ[2].tolist() == list(range(850, 1050)), "behind its copy of the prefix"
+    assert rows.nodes_ST.tolist() == [[198, 199], [398, 399]]
+    assert rows.tips_R.tolist() == [599]
+
+
+def test_the_valid_lengths_are_what_the_rows_hold_afterwards(
+    joined: tuple[Rows, BranchStateManager],
+) -> None:
+    rows, book = joined
+    commit(book, rows, [5], chains(2, 1), (2, 2))
+    held = [int((book.kv.owner[r * 400 : r * 400 + 400] >= 0).sum()) for r in range(3)]
+    assert held == [152, 152, 250] == [b.length for b in book.active]
+    assert [b.tokens for b in book.active] == [[7, 30, 60], [8, 30, 61], [5]]
+    book.kv.check_integrity()
+
+
+def test_no_rows_have_no_padding() -> None:
+    aligned = AlignmentManager.align_for_decode([])
+    assert aligned.padding_lengths == aligned.valid_lengths == ()
+    assert aligned.padding_mask.shape == (0, 0)

@@ -1,0 +1,77 @@
+"""The setting `rows_per_round` of a graph: which drafters have it, and which sizes fit."""
+
+import pytest
+
+from specsot.engine.prepare.files import open_graph
+from specsot.ops.registry import OpTable
+from specsot.states.graph.load import op_table
+from specsot.states.graph.source import GraphError
+
+SMALL = (
+    *("limits.max_new_tokens=1", "skeleton.max_tokens=1", "skeleton.direct_tokens=1"),
+    *("layout.max_active=8", "drafter.nodes=10", "drafter.levels=5"),
+)
+TREES = ("eagle3", "eagle2", "eagle1", "dflash", "ngram")
+
+
+@pytest.fixture(scope="module")
+def table() -> OpTable:
+    return op_table()
+
+
+@pytest.mark.parametrize("kind", TREES)
+@pytest.mark.parametrize("layout", ["bim", "batching"])
+def test_every_drafter_of_trees_can_share(kind: str, layout: str, table: OpTable) -> None:
+    sets = [f"layout.kind={layout}", f"drafter.kind={kind}", "drafter.rows_per_round=16"]
+    program = open_graph("bim_eagle", sets, table)
+    for state in ("verify", "continuous_decode"):
+        assert program.steps[state][0].settings == {"rows_per_round": 16}
+    assert program.graph.drafter.shared == 16
+    apart = open_graph("bim_eagle", sets[:2], table)
+    assert apart.graph.drafter.shared is None
+    assert apart.steps["verify"][0].settings == {"rows_per_round": None}
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["drafter.rows_per_round=0"], "drafter.rows_per_round: must be at least 1, not 0"),
+        (["drafter.rows_per_round=true"], "drafter.rows_per_round: must be an integer, not true"),
+        (["drafter.rows_per_round={1: 8}"], "drafter.rows_per_round: must be an integer"),
+        (["drafter.kind=vanilla", "drafter.rows_per_round=8"], "belongs to"),
+        (["drafter.kind=none", "drafter.rows_per_round=8"], "belongs to"),
+        (
+            [*SMALL, "drafter.rows_per_round=30", "layout.capacity=45"],
+            "8 branches with 30 nodes together need 46 slots, capacity is 45",
+        ),
+        (
+            [*SMALL, "drafter.rows_per_round=90", "layout.capacity=45"],
+            "8 branches with 10 nodes each need 96 slots, capacity is 45",
+        ),
+        (
+            [*SMALL, "drafter.rows_per_round=4", "layout.capacity=30", "limits.max_new_tokens=26"],
+            "1 prompt token + 26 new ones + 4 nodes + 1 = 32 slots, but layout.capacity is 30",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said(sets: list[str], message: str, table: OpTable) -> None:
+    with pytest.raises(GraphError) as caught:
+        open_graph("bim_eagle", sets, table)
+    assert message in str(caught.value)
+
+
+def test_a_shared_budget_lets_more_branches_into_a_small_pool(table: OpTable) -> None:
+    sets = [*SMALL, "layout.capacity=46"]
+    with pytest.raises(GraphError, match="need 96 slots"):
+        open_graph("bim_eagle", sets, table)
+    open_graph("bim_eagle", [*sets, "drafter.rows_per_round=30"], table)
+
+
+def test_drafts_that_are_drawn_cannot_be_ranked_under_rejection(table: OpTable) -> None:
+    """Those kept for how probable they are do not follow the law that they were drawn by."""
+    sets = ["drafter.kind=dflash", "drafter.rows_per_round=8", "drafter.draws=sampled"]
+    sets += ["sampling.accept=rejection"]
+    with pytest.raises(GraphError, match="rows_per_round: under accept: rejection, drafts that"):
+        open_graph("bim_eagle", sets, table)
+    for more in ("drafter.draws=best", "sampling.accept=match"):
+        open_graph("bim_eagle", [*sets, more], table)

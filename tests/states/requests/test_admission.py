@@ -1,0 +1,204 @@
+"""Who may start: first come first served, nobody left behind, and never a hang."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from helpers.support import (
+    Graphs,
+    SizedBook,
+    Tiny,
+    branches_of,
+    check_lossless,
+    check_rows,
+    drive,
+    requests_of,
+    start,
+)
+
+from specsot.engine.prepare.inputs import Prompt
+from specsot.states.machine import Run
+from specsot.states.requests.admission import Room, request_slots
+from specsot.states.requests.branch import Branch, Finish, Stage
+from specsot.states.text.outline import Outline, Point
+
+Make = Callable[..., Tiny]
+BUDGET = 8
+
+
+def outline(lengths: Sequence[int], deps: dict[int, tuple[int, ...]] | None = None) -> Outline:
+    """Parts whose own prompts are so long."""
+    points = [
+        Point(i, size, None, (deps or {}).get(i, ()), f"Part {i}")
+        for i, size in enumerate(lengths, 1)
+    ]
+    return Outline("plan", tuple(points), (), "ok")
+
+
+@pytest.fixture
+def run_of(tiny: Make, graphs: Graphs) -> Callable[..., Run]:
+    """run_of(outlines, capacity, graph): one request per outline."""
+
+    def make(
+        outlines: Sequence[Outline],
+        capacity: int,
+        graph: str = "bim_eagle",
+        nodes: int = 6,
+        budgets: Sequence[int] = (BUDGET,) * 4,
+        most: int = 6,
+    ) -> Run:
+        made = tiny("llama")
+        book = SizedBook(130, "outline", ())
+        sets = (f"drafter.nodes={nodes}",) if "eagle" in graph else ()
+        session = graphs.session(
+            graph,
+            made.models,
+            book,
+            outline=outlines[0],
+            budget=BUDGET,
+            sets=(*sets, f"layout.capacity={capacity}", f"layout.max_active={most}"),
+        )
+        run = start(session, [])
+        for index, given in enumerate(outlines):
+            prompt = Prompt(str(index), "hello", max_new_tokens=budgets[index])
+            request = session.request(prompt)
+            run.board["branches"].submit(replace(request, given=given))
+        return run
+
+    return make
+
+
+def own_rows(run: Run) -> int:
+    """Rows of one request once its outline is read, the hoisted text of its branches included."""
+    request = requests_of(run)[0]
+    return len(request.prefix) + len(request.tail) + len(request.given_ids) + 3
+
+
+def test_a_branch_that_finds_no_room_beside_others_waits_for_them(
+    run_of: Callable[..., Run], tiny: Make
+) -> None:
+    """It came first and fits alone, but the rows of another request are in its way for now."""
+    probe = run_of([outline([5])], 2000)
+    shared, tree = own_rows(probe), 7
+    long = 250
+    capacity = shared + long + BUDGET + tree + 10
+    run = run_of([outline([long]), outline([5, 6])], capacity)
+    both = sum(request_slots(r) for r in requests_of(run)) + 2 * tree
+    assert both <= capacity, "both requests were meant to be open at once"
+    drive(run)
+    assert [b.finish for b in branches_of(run)] == [Finish.LENGTH] * 3, [
+        (b.name, b.note) for b in branches_of(run)
+    ]
+    check_lossless(run, run.board["prompts"], tiny("llama").reference, plain=False)
+
+
+def test_requests_that_shut_each_other_out_come_to_an_end(
+    run_of: Callable[..., Run], tiny: Make
+) -> None:
+    """Each fits alone, none beside the other's rows: the first is refused, the second decoded."""
+    shared, tree = own_rows(run_of([outline([5])], 2000)), 7
+    long = 250
+    capacity = shared + long + BUDGET + tree + 10
+    run = drive(run_of([outline([long]), outline([long])], capacity))
+    first, second = branches_of(run)
+    assert (first.finish, first.tokens) == (Finish.REFUSED, [])
+    assert first.note == "no room beside the other requests"
+    assert second.finish is Finish.LENGTH
+    assert run.board["kv"].current_length == 0
+    tiny("llama").reference.check(second, _context(run, second), ())
+
+
+def _context(run: Run, branch: Branch) -> list[int]:
+    request, book = branch.request, run.board["prompts"]
+    hoist, own = book.branch(branch.point, request.outline, ())
+    return [*request.prefix, *request.tail, *request.given_ids, *hoist, *own]
+
+
+@pytest.mark.parametrize("graph", ["bim_plain", "bim_eagle"])
+def test_a_request_that_does_not_fit_yet_is_not_overtaken(
+    graph: str, run_of: Callable[..., Run]
+) -> None:
+    """First come first served while others run, also when a later and smaller one would fit."""
+    small = request_slots(requests_of(run_of([outline([5, 5])], 2000, graph))[0])
+    run = run_of([outline([5, 5])] * 4, 2 * small + 16, graph, budgets=(8, 40, 8, 8))
+    order: list[str] = []
+    while not run.finished:
+        run.advance()
+        order += [
+            r.key for r in requests_of(run) if r.stage is not Stage.WAITING and r.key not in order
+        ]
+    assert order == ["0", "1", "2", "3"]
+    assert {b.finish for b in branches_of(run)} == {Finish.LENGTH}
+
+
+@pytest.mark.parametrize("nodes", [6, 30])
+def test_admitted_branches_always_run_to_their_end(nodes: int, run_of: Callable[..., Run]) -> None:
+    """Pools of every size: whoever starts has room for its whole budget and all trees."""
+    given, full = outline([9, 30, 2, 60, 7, 7], {4: (1, 2)}), 0
+    need = request_slots(requests_of(run_of([given], 2000, nodes=nodes))[0]) + nodes + 1
+    for capacity in range(max(need, 6 * (nodes + 1)), need + 180, 15):
+        run = drive(run_of([given] * 2, capacity, nodes=nodes))
+        for branch in branches_of(run):
+            assert branch.finish in (Finish.LENGTH, Finish.REFUSED)
+            assert len(branch.tokens) == (BUDGET if branch.finish is Finish.LENGTH else 0)
+        full = max(full, run.board["kv"].peak_length / capacity)
+    assert 0.85 < full <= 1, "the pools were meant to be used up"
+
+
+def test_a_rounds_trees_are_counted_for_the_worst_number_of_branches() -> None:
+    """With a map of tree sizes, fewer branches can need more slots than many."""
+    room = Room(100, 8, {1: 20, 2: 4, 4: 3})
+    assert [room.tree_slots(active) for active in range(1, 7)] == [21, 21, 21, 21, 21, 24]
+    assert Room(100, 8, 0).tree_slots(5) == 5
+    assert room.alone(10, 5, 7) == 10 + 5 + 7 + 21
+
+
+def test_in_a_row_of_its_own_a_branch_meets_one_tree_as_large_as_any() -> None:
+    """However many run: the others' trees lie in other rows, but their number sizes this one."""
+    room = Room(100, 6, {1: 4, 2: 20, 4: 3}, rows=6)
+    assert [room.tree_slots(active) for active in range(1, 7)] == [21] * 6
+    assert Room(100, 1, {1: 4, 2: 20}, rows=1).tree_slots(1) == 5, "never two of them"
+    assert room.alone(10, 5, 7) == 10 + 5 + 7 + 21
+
+
+def test_branches_that_share_their_nodes_are_counted_together() -> None:
+    """In one sequence a root each and the nodes once; in a row of its own, one may get them all."""
+    room = Room(100, 8, 10, shared=24)
+    assert [room.tree_slots(active) for active in range(1, 6)] == [11, 22, 27, 28, 29]
+    assert Room(100, 8, {1: 20, 2: 4}, shared=12).tree_slots(2) == 13
+    assert [Room(100, 5, 10, 5, 24).tree_slots(active) for active in (1, 5)] == [11, 11]
+    assert [Room(100, 5, 10, 5, 6).tree_slots(active) for active in (1, 5)] == [7, 7]
+
+
+@pytest.mark.parametrize("graph", ["batching_plain", "batching_eagle"])
+@pytest.mark.parametrize("most", [1, 2, 3, 5])
+def test_rows_are_handed_out_as_slots_are(
+    graph: str, most: int, run_of: Callable[..., Run], tiny: Make
+) -> None:
+    """A branch has one, an open prefix without a branch too; nobody overtakes, all are decoded."""
+    given = outline([9, 30, 2, 60, 7, 7], {4: (1, 2), 6: (5,)})
+    run, order, peak = run_of([given] * 3, 400, graph, most=most), list[str](), 0
+    while not run.finished:
+        run.advance()
+        check_rows(run)
+        peak = max(peak, len(run.board["branches"].active))
+        opened = [r.key for r in requests_of(run) if r.stage is not Stage.WAITING]
+        order += [key for key in opened if key not in order]
+    assert order == ["0", "1", "2"] and peak == most
+    assert run.board["kv"].rows == most
+    assert {b.finish for b in branches_of(run)} == {Finish.LENGTH}
+    check_lossless(run, run.board["prompts"], tiny("llama").reference, plain=False)
+
+
+def test_a_branch_too_long_for_a_row_is_refused_and_all_others_run(
+    run_of: Callable[..., Run],
+) -> None:
+    """With the numbers; rows of other branches make it neither better nor worse."""
+    shared = own_rows(run_of([outline([5])], 2000, "batching_eagle"))
+    capacity = shared + 100 + BUDGET + 7
+    run = drive(run_of([outline([100, 101, 100])] * 2, capacity, "batching_eagle", most=2))
+    for request in requests_of(run):
+        first, second, third = request.branches
+        assert (first.finish, third.finish) == (Finish.LENGTH, Finish.LENGTH)
+        assert second.finish is Finish.REFUSED and second.tokens == []
+        assert second.note == f"needs {capacity + 1} slots, the pool has {capacity}"

@@ -1,0 +1,21 @@
+"""Where an answer ends: the golden rounds that are cut at a stop token or at the length limit."""
+
+from typing import Any
+
+import pytest
+from helpers.vectors import cases
+
+from specsot.states.requests.branch import Branch, Request, Stage
+from specsot.states.requests.rounds import take
+
+
+@pytest.mark.parametrize("case", cases("stop"))
+def test_a_round_is_cut_where_the_vectors_say(case: Any) -> None:
+    """The vectors keep the stop token; an answer does not hold it."""
+    request = Request("r", 0, "", [], [], frozenset(case["stop"]), 99, 99)
+    branch = Branch(request, 0, 1, budget=case["remaining"], stage=Stage.RUNNING)
+    count = take(branch, case["emitted"])
+    kept = case["kept"][:-1] if case["reason"] == "stop" else case["kept"]
+    assert (branch.tokens, count) == (kept, len(kept))
+    assert (branch.stage is Stage.DONE) == case["finished"]
+    assert (branch.finish.value if branch.finish else None) == case["reason"]

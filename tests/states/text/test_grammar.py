@@ -1,0 +1,496 @@
+"""The outline's grammar: what it allows is an outline, every outline is allowed, no dead ends."""
+
+import sys
+from functools import cache
+from itertools import chain, combinations
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLTokenizer
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
+
+from specsot.states.text.grammar import (
+    GrammarError,
+    Matcher,
+    OutlineGrammar,
+    first_legal,
+    outline_grammar,
+)
+from specsot.states.text.outline import (
+    MARKERS,
+    Outline,
+    Point,
+    parse_outline,
+    render_outline,
+    title_problem,
+)
+
+EMBEDDED = Path(__file__).parents[3] / "models" / "embedded" / "target" / "tokenizer.json"
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]
+TEXTS = [
+    "PLAN\n1|60|-|-|How rain forms\n2|70|Search|1|The water cycle\n3|120|-|1,2|Summary\nEND",
+    "DIRECT",
+    "Clouds are made of small drops. When they grow they fall as rain, snow or hail.",
+    "Größe und Höhe der Wolken; 雨はどうやって降るのか。 Откуда берётся дождь?",
+]
+NAMES = ("bpe", "bytes", "fallback", "embedded")
+
+
+def small_bpe() -> Tokenizer:
+    """Byte-level BPE with merges across the format's own characters, and across UTF-8 bytes."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=SPECIAL,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS * 4, trainer)
+    return tokenizer
+
+
+def byte_only() -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate([*SPECIAL, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in SPECIAL])
+    return tokenizer
+
+
+def byte_fallback() -> Tokenizer:
+    """The older kind: a mark for blanks, characters, and <0x..> tokens for the rest."""
+    merges = [("▁", "E"), ("E", "N"), ("EN", "D"), ("P", "L"), ("A", "N"), ("PL", "AN")]
+    tokens = [*SPECIAL, *(f"<0x{b:02X}>" for b in range(256)), "▁", *map(chr, range(33, 127)), "é"]
+    vocab = {t: i for i, t in enumerate([*tokens, *(a + b for a, b in merges)])}
+    tokenizer = Tokenizer(models.BPE(vocab, merges, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in SPECIAL])
+    return tokenizer
+
+
+@cache
+def tokenizer_of(name: str) -> Tokenizer:
+    if name == "embedded":
+        if not EMBEDDED.exists():
+            pytest.skip("no embedded model here")
+        return Tokenizer.from_file(str(EMBEDDED))
+    return {"bpe": small_bpe, "bytes": byte_only, "fallback": byte_fallback}[name]()
+
+
+@cache
+def grammar_of(name: str, max_branches: int = 8) -> OutlineGrammar:
+    """Two end-of-turn tokens, and ids that the tokenizer lacks."""
+    tokenizer = tokenizer_of(name)
+    size = tokenizer.get_vocab_size() + 13
+    return OutlineGrammar(tokenizer, size, [2, 0], max_branches, ["Search", "Web Search"])
+
+
+def walk(matcher: Matcher, seed: int, flat: bool) -> list[int]:
+    """Decode with random logits; `flat`: every legal token alike, else each has its own liking."""
+    rng = np.random.default_rng(seed)
+    ids: list[int] = []
+    while not matcher.finished:
+        mask = matcher.legal_mask()
+        assert mask.any(), f"dead end after {ids}"
+        scores = rng.gumbel(size=mask.shape) + (0 if flat else rng.normal(0, 8, size=mask.shape))
+        ids.append(int(np.where(mask, scores, -np.inf).argmax()))
+        matcher.advance(ids[-1])
+    return ids
+
+
+def read(name: str, ids: list[int], max_branches: int = 8) -> Outline:
+    text = tokenizer_of(name).decode(ids, skip_special_tokens=True)
+    assert "\ufffd" not in text
+    return parse_outline(text, max_branches=max_branches, tools=["Search", "Web Search"])
+
+
+def spell(name: str, text: str) -> list[int]:
+    return list(tokenizer_of(name).encode(text, add_special_tokens=False).ids)
+
+
+def accepts(name: str, text: str, max_branches: int = 8) -> bool:
+    """Whether the text, as the tokenizer writes it, is a whole outline."""
+    matcher = grammar_of(name, max_branches).matcher()
+    for token in spell(name, text):
+        if not matcher.is_legal(token):
+            return False
+        matcher.advance(token)
+    return matcher.is_legal(2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("flat", [True, False])
+def test_random_decoding_always_ends_in_an_outline(name: str, flat: bool) -> None:
+    kinds = set()
+    for seed in range(60):
+        matcher = grammar_of(name).matcher()
+        outline = read(name, walk(matcher, seed, flat))
+        assert outline.status in ("ok", "direct")
+        assert (outline.skipped, outline.mended) == ((), ())
+        kinds.add(len(outline.points))
+    assert {0, 1, 2} <= kinds
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_long_plans_end_too(name: str) -> None:
+    """As above, but DIRECT and END are taken only where nothing else is legal."""
+    texts = bytes_of(name)
+    closing = np.array([b"\nE" in text for text in texts])
+    opening = np.array([text.startswith((b"D", b"E")) for text in texts])
+    for seed in range(6):
+        rng, matcher = np.random.default_rng(seed), grammar_of(name).matcher()
+        ids, line = list[int](), b""
+        while not matcher.finished:
+            legal = matcher.legal_mask()
+            ends = closing if line.count(b"|") == 4 else closing | opening
+            others = np.flatnonzero(legal[: len(texts)] & ~ends)
+            ids.append(int(rng.choice(others if len(others) else np.flatnonzero(legal))))
+            matcher.advance(ids[-1])
+            line = (line + texts[ids[-1]]).rpartition(b"\n")[2]
+        outline = read(name, ids)
+        assert (outline.status, len(outline.points)) == ("ok", 8)
+        assert (outline.skipped, outline.mended) == ((), ())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_good_outlines_are_allowed(name: str) -> None:
+    for text in TEXTS[:2]:
+        assert accepts(name, text)
+
+
+GOOD_LINE = "1|60|-|-|Title"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "PLAN", "PLAN\n", "PLAN\nEND", "plan\n1|60|-|-|A\nEND", " DIRECT", "DIRECT\n"),
+        *("PLAN \n1|60|-|-|A\nEND", "PLAN\n1|60|-|-|A\nEND\n", "PLAN\n1|60|-|-|A\n END"),
+        *("PLAN\n2|60|-|-|A\nEND", "PLAN\n01|60|-|-|A\nEND", "PLAN\n1|60|-|-|A\n1|60|-|-|B\nEND"),
+        *("PLAN\n1|60|-|-|A\n3|60|-|-|B\nEND", "PLAN\n1|60|-|-|A\nEND" + SPECIAL[0] * 2),
+        *(f"PLAN\n1|{n}|-|-|A\nEND" for n in ("", "0", "5", "09", "101", "999", "1000", "-10")),
+        *(f"PLAN\n1|60|{t}|-|A\nEND" for t in ("", "search", "Fly", "Web", "Search ", "None")),
+        *(f"PLAN\n1|60|-|{d}|A\nEND" for d in ("", "1", "0", "2")),
+        *(
+            f"PLAN\n{GOOD_LINE}\n2|60|-|-|B\n3|60|-|{d}|A\nEND"
+            for d in ("3", "2,1", "1,1", "1,", ",1", "1, 2", "1,2,3", "-,1", "12", "1-")
+        ),
+        *(
+            f"PLAN\n1|60|-|-|{t}\nEND"
+            for t in (
+                "",
+                " A",
+                "-",
+                "A ",
+                "A|B",
+                "A\tB",
+                "A\x7f",
+                "A\u2028B",
+                "A\u202eB",
+                "A\u3000",
+            )
+        ),
+        *(f"PLAN\n1|60|-|-|{t}\nEND" for t in ("a<b", "a[b", "END", "PLAN", "DIRECT", "caf\ufffd")),
+        *(f"PLAN\n1|60|-|-|{t}\nEND" for t in ("x" * 61, "雨" * 61, "A\u3000", "A\ufeffB")),
+        *(f"PLAN\n1|60|-|-|a {m} b\nEND" for m in MARKERS),
+        *(f"PLAN\n1|60|-|-|a{s}b\nEND" for s in SPECIAL),
+    ],
+)
+def test_everything_else_is_not(text: str) -> None:
+    assert not accepts("bpe", text)
+    assert not accepts("bytes", text)
+
+
+@pytest.mark.parametrize(
+    "title",
+    [
+        *("A", "7 ways", "x" * 60, "雨" * 60, "Ähnlich", "A (x] y> 1. z", "ENDS", "END."),
+        *("a\u00a0b", "No \U0001f469\u200d\U0001f467 here", "Ⅷ", "a \u0627\u0644\u0639"),
+    ],
+)
+def test_titles_that_are_allowed(title: str) -> None:
+    assert accepts("bpe", f"PLAN\n1|60|-|-|{title}\nEND")
+    assert accepts("bytes", f"PLAN\n1|60|-|-|{title}\nEND")
+
+
+@pytest.mark.parametrize("last", [2, 5, 8])
+def test_every_increasing_list_of_dependencies_is_allowed(last: int) -> None:
+    lines = [f"{i}|60|-|-|A\n" for i in range(1, last)]
+    ids = range(1, last)
+    subsets = chain.from_iterable(combinations(ids, n) for n in range(1, last))
+    for deps in subsets:
+        text = "PLAN\n" + "".join(lines) + f"{last}|60|-|{','.join(map(str, deps))}|B\nEND"
+        assert accepts("bytes", text), deps
+
+
+def test_more_than_nine_branches() -> None:
+    lines = [f"{i}|60|-|-|A\n" for i in range(1, 12)]
+    head = "PLAN\n" + "".join(lines)
+    for deps in ("-", "1", "10", "11", "1,10,11", "2,9,10", "1,2,3,4,5,6,7,8,9,10,11"):
+        assert accepts("bytes", head + f"12|60|-|{deps}|B\nEND", 12), deps
+    for deps in ("12", "0", "10,1", "1,1", "11,12", "10,10", "100", "1,12"):
+        assert not accepts("bytes", head + f"12|60|-|{deps}|B\nEND", 12), deps
+    assert not accepts("bytes", head + "12|60|-|-|B\n13|60|-|-|C\nEND", 12)
+    for seed in range(10):
+        matcher = grammar_of("bytes", 12).matcher()
+        outline = read("bytes", walk(matcher, seed, flat=True), 12)
+        assert outline.status in ("ok", "direct") and not outline.mended
+
+
+@st.composite
+def outlines(draw: st.DrawFn) -> tuple[Point, ...]:
+    """Outlines inside the grammar: lengths as it writes them, titles with a letter in front."""
+    letters = st.characters(categories=["L", "N"], max_codepoint=0x2FFF)
+    inner = st.text(st.characters(categories=["L", "N", "P", "S", "Zs"], exclude_characters="|"))
+    points = []
+    for i in range(1, draw(st.integers(1, 8)) + 1):
+        title = (draw(letters) + draw(inner)).translate({60: 40, 91: 40}).strip()[:60].strip()
+        title = "A" if title_problem(title) else title
+        length = draw(st.integers(10, 99) | st.integers(10, 99).map(lambda n: 10 * n))
+        deps = draw(st.sets(st.integers(1, i - 1))) if i > 1 else set[int]()
+        tool = draw(st.sampled_from([None, "Search", "Web Search"]))
+        points.append(Point(i, length, tool, tuple(sorted(deps)), title))
+    return tuple(points)
+
+
+@settings(max_examples=20, deadline=None)
+@given(outlines(), st.randoms(use_true_random=False))
+def test_every_outline_is_allowed_however_it_is_cut_into_tokens(
+    points: tuple[Point, ...], random: Random
+) -> None:
+    text = render_outline(points)
+    assert accepts("bpe", text)
+    assert accepts("bytes", text)
+    assert random_spelling("bpe", text, random) == text
+    assert random_spelling("fallback", text, random) == text
+
+
+def random_spelling(name: str, text: str, random: Random) -> str:
+    """Walk to the end of the text by legal tokens that continue it, any of them."""
+    matcher, left, ids = grammar_of(name).matcher(), text.encode(), list[int]()
+    while left:
+        legal = np.flatnonzero(matcher.legal_mask()).tolist()
+        fitting = [t for t in legal if left.startswith(bytes_of(name)[t])]
+        ids.append(random.choice(fitting))
+        left = left[len(bytes_of(name)[ids[-1]]) :]
+        matcher.advance(ids[-1])
+    assert matcher.is_legal(0) and matcher.is_legal(2)
+    return str(tokenizer_of(name).decode(ids))
+
+
+@cache
+def bytes_of(name: str) -> list[bytes]:
+    table = LLTokenizer(tokenizer_of(name).to_str())
+    return [table.decode_bytes([t]) for t in range(tokenizer_of(name).get_vocab_size())]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_masks_and_single_questions_agree(name: str) -> None:
+    matcher = grammar_of(name).matcher()
+    for token in [*spell(name, TEXTS[0]), 2]:
+        mask = matcher.legal_mask()
+        assert mask.dtype == np.bool_ and mask.shape == (grammar_of(name).vocab_size,)
+        assert [matcher.is_legal(other) for other in range(len(mask))] == mask.tolist()
+        matcher.advance(token)
+    assert matcher.finished and not matcher.legal_mask().any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_end_of_turn_is_legal_at_the_end_and_nowhere_else(name: str) -> None:
+    grammar = grammar_of(name)
+    matcher = grammar.matcher()
+    for token in spell(name, TEXTS[0]):
+        mask = matcher.legal_mask()
+        assert not mask[:4].any()
+        assert not mask[tokenizer_of(name).get_vocab_size() :].any()
+        matcher.advance(token)
+    assert np.flatnonzero(matcher.legal_mask()).tolist() == [0, 2]
+    assert not matcher.finished
+    for eos in (0, 2):
+        matcher.advance(eos)
+        assert matcher.finished
+        assert not matcher.legal_mask().any()
+        assert not any(matcher.is_legal(t) for t in range(grammar.vocab_size))
+        matcher.rollback(1)
+    assert np.flatnonzero(matcher.legal_mask()).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_speculation_leaves_no_trace(name: str) -> None:
+    """Forward k tokens, back j, at every place: the masks of a matcher that never left."""
+    grammar, rng = grammar_of(name), np.random.default_rng(1)
+    truth = grammar.matcher()
+    seen = grammar.matcher()
+    for token in [*spell(name, TEXTS[0]), 2]:
+        for k in range(1, 5):
+            before = seen.consumed
+            for _ in range(k):
+                legal = np.flatnonzero(seen.legal_mask())
+                if len(legal):
+                    seen.advance(int(rng.choice(legal)))
+            went = seen.consumed - before
+            back = int(rng.integers(0, went + 1))
+            seen.rollback(back)
+            seen.rollback(went - back)
+            assert (seen.legal_mask() == truth.legal_mask()).all()
+            assert (seen.consumed, seen.finished) == (truth.consumed, truth.finished)
+        truth.advance(token)
+        seen.advance(token)
+
+
+def test_rollback_to_the_beginning_and_past_it() -> None:
+    matcher = grammar_of("bpe").matcher()
+    first = matcher.legal_mask()
+    ids = [*spell("bpe", TEXTS[0]), 2]
+    for token in ids:
+        matcher.advance(token)
+    with pytest.raises(ValueError, match="take"):
+        matcher.rollback(len(ids) + 1)
+    with pytest.raises(ValueError, match="take"):
+        matcher.rollback(-1)
+    matcher.rollback(0)
+    assert matcher.finished
+    matcher.rollback(len(ids))
+    assert (matcher.legal_mask() == first).all()
+
+
+def test_an_illegal_token_leaves_the_state_alone() -> None:
+    matcher = grammar_of("bpe").matcher()
+    for token in spell("bpe", "PLAN\n1|60|-|-|Rain"):
+        matcher.advance(token)
+    mask = matcher.legal_mask()
+    for bad in (0, 1, 2, -1, grammar_of("bpe").vocab_size, 10**9, *np.flatnonzero(~mask)[:50]):
+        assert not matcher.is_legal(int(bad))
+        with pytest.raises(ValueError, match="not legal"):
+            matcher.advance(int(bad))
+        assert (matcher.legal_mask() == mask).all()
+
+
+def test_matchers_are_independent() -> None:
+    grammar = grammar_of("bpe")
+    one, two = grammar.matcher(), grammar.matcher()
+    first = two.legal_mask()
+    for token in spell("bpe", "PLAN\n1|60"):
+        one.advance(token)
+    assert (two.legal_mask() == first).all()
+    assert (grammar.matcher().legal_mask() == first).all()
+    assert not (one.legal_mask() == first).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forced_tokens(name: str) -> None:
+    matcher, tokenizer = grammar_of(name).matcher(), tokenizer_of(name)
+    assert matcher.forced() == []
+    first = spell(name, "PLAN")[0]
+    matcher.advance(first)
+    assert "PLAN\n1|".startswith(tokenizer.decode([first, *matcher.forced()]))
+    assert matcher.forced()
+    matcher.rollback(1)
+    for token in [*spell(name, TEXTS[0]), 2]:
+        forced = matcher.forced()
+        for each in forced:
+            assert np.flatnonzero(matcher.legal_mask()).tolist() == [each]
+            matcher.advance(each)
+        matcher.rollback(len(forced))
+        matcher.advance(token)
+    assert matcher.forced() == []
+
+
+def test_padding_and_truncation_of_the_tokenizer_do_not_matter() -> None:
+    tokenizer = small_bpe()
+    tokenizer.enable_padding(length=8, pad_id=0)
+    tokenizer.enable_truncation(2)
+    matcher = OutlineGrammar(tokenizer, 513, [2], 8).matcher()
+    forced = []
+    for token in spell("bpe", "PLAN\n1|60|-|-|A\nEND"):
+        assert matcher.legal_mask()[token]
+        forced += matcher.forced()
+        matcher.advance(token)
+    assert 0 not in forced
+    assert len(tokenizer.encode("x").ids) == 8
+
+
+def test_first_legal() -> None:
+    matcher = grammar_of("bytes").matcher()
+    p, d, x = (spell("bytes", c)[0] for c in "PDX")
+    assert first_legal(matcher, [x, 2, d, p]) == d
+    assert first_legal(matcher, [x, 2]) is None
+    assert first_legal(matcher, []) is None
+
+
+def test_bad_settings() -> None:
+    tokenizer = tokenizer_of("bytes")
+    size = tokenizer.get_vocab_size()
+    with pytest.raises(GrammarError, match="max_branches"):
+        OutlineGrammar(tokenizer, size, [2], 0)
+    for eos in ([], [size], [-1]):
+        with pytest.raises(GrammarError, match="end-of-turn"):
+            OutlineGrammar(tokenizer, size, eos, 3)
+    with pytest.raises(GrammarError, match="logits"):
+        OutlineGrammar(tokenizer, size - 1, [2], 3)
+
+
+def test_names_of_tools() -> None:
+    names = ["get_weather-2.0", "Web Search", "x" * 64]
+    grammar = OutlineGrammar(tokenizer_of("bytes"), 260, [2], 2, names)
+    for name in names:
+        matcher = grammar.matcher()
+        for token in spell("bytes", f"PLAN\n1|60|{name}|-|A\nEND"):
+            matcher.advance(token)
+        assert matcher.is_legal(2)
+    for bad in ("None", "none", "-", " a", "a ", "", 'a"b', "a\\b", "a|b", "a\nb", "x" * 65):
+        with pytest.raises(GrammarError, match="tool"):
+            outline_grammar(3, [bad])
+
+
+def test_no_limit_is_hit_however_many_outlines_are_written() -> None:
+    """The lexer's tables are shared by all matchers and only ever grow."""
+    rng = np.random.default_rng(3)
+    letters = [*range(0x41, 0x5B), *range(0xC0, 0x24F), *range(0x3041, 0x3090), 0x1F600, 0x20]
+    matcher = grammar_of("bytes").matcher()
+    for token in spell("bytes", "PLAN\n1|60|-|-|"):
+        matcher.advance(token)
+    for _ in range(150):
+        title = spell("bytes", "A" + "".join(map(chr, rng.choice(letters, 58))) + "Z")
+        for token in title:
+            matcher.advance(token)
+        assert np.flatnonzero(matcher.legal_mask()).tolist() == spell("bytes", "\n")
+        matcher.rollback(len(title))
+
+
+def test_a_tokenizer_that_cannot_spell_every_outline_is_refused() -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=SPECIAL, show_progress=False)
+    tokenizer.train_from_iterator(TEXTS[:2], trainer)
+    with pytest.raises(GrammarError, match="no token for the bytes"):
+        OutlineGrammar(tokenizer, tokenizer.get_vocab_size(), [2], 3)
+
+
+def test_the_grammar_grows_with_the_branches_only() -> None:
+    sizes = [len(outline_grammar(n).splitlines()) for n in (8, 16, 32)]
+    assert sizes[2] - sizes[1] == 2 * (sizes[1] - sizes[0])
+
+
+def test_torch_is_not_needed() -> None:
+    source = Path(sys.modules[OutlineGrammar.__module__].__file__ or "").read_text()
+    assert "torch" not in source

@@ -1,0 +1,56 @@
+"""Writes docs/samples.md: ten answers to held-out questions, drawn by seed and not chosen.
+
+python tools/bench/make_samples.py --seed 7
+"""
+
+import argparse
+from pathlib import Path
+
+from specsot.engine.corpus.heldout import probes
+from specsot.engine.models import load_models
+from specsot.engine.prepare.environment import embedded_folder
+from specsot.engine.prepare.files import open_graph
+from specsot.engine.run.session import Prompt, Session
+from specsot.states.phases.outline_ops import Answer
+
+HEAD = """# Ten answers of the embedded model
+
+Held-out questions (this subject was never asked about in these words during training), drawn with
+seed {seed}, not chosen; greedy, `graphs/bim_eagle.yaml`, float32. The model is small and made to
+show the machinery: it knows the almanac in `models/almanac/` and little else. Asked in words unlike
+any it was trained on, it often falls back to a general plan (the row *unseen* in
+[embedded.md](embedded.md)).
+
+    python tools/bench/make_samples.py --seed {seed}
+"""
+
+
+def shown(number: int, answer: Answer) -> str:
+    parts = [f"## {number}. {answer.question}"]
+    for section in answer.sections:
+        title = f"**{section.title}.** " if section.title else ""
+        parts.append(f"{title}{section.text} *({section.finish})*")
+    return "\n\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=7)
+    seed = parser.parse_args().seed
+    session = Session(
+        open_graph("bim_eagle"), load_models(embedded_folder("target"), embedded_folder("eagle3"))
+    )
+    questions = [p.question for p in probes("outline", 10, seed)]
+    answers = []
+    for number, question in enumerate(questions, 1):
+        run = session.start([Prompt(str(number), question)], lambda event: None)
+        while not run.finished:
+            run.advance()
+        answers.append(shown(number, run.board["answers"][0]))
+        run.close()
+    text = "\n\n".join([HEAD.format(seed=seed).strip(), *answers]) + "\n"
+    (Path(__file__).parents[2] / "docs/samples.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
