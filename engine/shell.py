@@ -48,7 +48,7 @@ def ended(error: BaseException) -> Code:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def user_errors() -> Iterator[None]:
     """A user's mistake ends a command with one line and its exit code."""
     try:
         yield

@@ -16,16 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops.blend.blend import Blend, BlendReport, Role, deviation, pick, where_true
+from ..ops.blend.blend import Blend, BlendReport, RowRole, deviation, pick, where_true
 from ..ops.blend.layer_plan import compile_layer_plan
 from ..ops.kv.pool import KVCache
 from ..ops.types import LayerPlan, LayerStatus, TargetOutput, Visibility
-from .layers import DecoderLayer, DecoderParts, Sight
+from .layers import AttentionInputs, DecoderLayer, DecoderParts
 from .rope import rotate, rotation
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ForwardRows:
     """Where the rows of a forward stand: its arguments of the same names."""
 
     positions_BQ: Tensor
@@ -35,7 +35,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class LiveRows:
     """The rows that a layer computes, each tensor row's at its right end behind padding: N = B * W.
 
     row_N: int64, which row of the forward each is (padding: one that nobody computes any more).
@@ -47,16 +47,16 @@ class Live:
     at_M: Tensor
     count: int
     whole: bool
-    sights: dict[bool, Sight]
+    sights: dict[bool, AttentionInputs]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BlendStep:
     """Between two layers: the live rows [N, H], and what `BlendReport` tells of the layers so far
     (`written`, `picked`)."""
 
     x_NH: Tensor
-    live: Live
+    live: LiveRows
     written: tuple[int, ...]
     picked: dict[int, Tensor]
 
@@ -64,7 +64,7 @@ class Step:
 class Blender:
     """What the layers of one blended forward share; changes nothing but the pool."""
 
-    def __init__(self, decoder: DecoderParts, place: Place, blend: Blend) -> None:
+    def __init__(self, decoder: DecoderParts, place: ForwardRows, blend: Blend) -> None:
         self.decoder, self.place, self.blend = decoder, place, blend
         positions_M, slots_M = place.positions_BQ.flatten(), place.slots_BQ.flatten()
         self.cos_R1d, self.sin_R1d = rotation(
@@ -75,14 +75,16 @@ class Blender:
         )
         self.slots_R = slots_M[blend.index_R]
 
-    def everything(self) -> Live:
+    def everything(self) -> LiveRows:
         """All rows of the forward."""
         place = self.place
         row_M = torch.arange(place.positions_BQ.numel(), device=place.positions_BQ.device)
         sights = self.decoder.sights(place.positions_BQ, place.slots_BQ, place.visible)
-        return Live(row_M, row_M, len(row_M) - self.blend.count(Role.PADDING), True, sights)
+        return LiveRows(row_M, row_M, len(row_M) - self.blend.count(RowRole.PADDING), True, sights)
 
-    def narrow(self, live: Live, keep_M: Tensor, width: int, count: int) -> tuple[Live, Tensor]:
+    def narrow(
+        self, live: LiveRows, keep_M: Tensor, width: int, count: int
+    ) -> tuple[LiveRows, Tensor]:
         """The rows of `keep_M` alone, and where these were among the rows before (int64 [N]).
 
         Args:
@@ -97,9 +99,9 @@ class Blender:
         here_N = torch.arange(len(row_N), device=row_N.device).where(valid_N, len(row_N))
         at_M = torch.full_like(live.at_M, len(row_N)).scatter(0, row_N, here_N)
         sights = self._sights(row_N.view(height, -1), valid_N.view(height, -1))
-        return Live(row_N, at_M, count, False, sights), kept_N
+        return LiveRows(row_N, at_M, count, False, sights), kept_N
 
-    def _sights(self, row_BW: Tensor, valid_BW: Tensor) -> dict[bool, Sight]:
+    def _sights(self, row_BW: Tensor, valid_BW: Tensor) -> dict[bool, AttentionInputs]:
         """What these rows see: their part of the forward's visibility."""
         place, visible = self.place, self.place.visible
         positions_BW = place.positions_BQ.flatten()[row_BW]
@@ -116,17 +118,17 @@ class Blender:
         values_gRd = cached.values_LRgd[layer].transpose(0, 1)
         self.place.kv.write_(layer, self.slots_R, keys_Rgd.transpose(0, 1), values_gRd)
 
-    def enter(self, tokens_BQ: Tensor, plan: LayerPlan) -> "Step":
+    def enter(self, tokens_BQ: Tensor, plan: LayerPlan) -> "BlendStep":
         """The embedded rows: all of them, or the suffix alone where nothing else is computed."""
         live, x_NH = self.everything(), F.embedding(tokens_BQ.flatten(), self.decoder.embed)
         if plan[0] == LayerStatus.REUSE:
             blend = self.blend
-            count = blend.count(Role.SUFFIX)
+            count = blend.count(RowRole.SUFFIX)
             live, kept_N = self.narrow(live, blend.suffix_M, blend.suffix_width, count)
             x_NH = x_NH[kept_N]
-        return Step(x_NH, live, (), {})
+        return BlendStep(x_NH, live, (), {})
 
-    def compute(self, step: "Step", index: int) -> "Step":
+    def compute(self, step: "BlendStep", index: int) -> "BlendStep":
         """A layer that computes the rows there are and leaves it at that."""
         live, layer = step.live, self.decoder.layers[index]
         if not live.whole:
@@ -135,7 +137,7 @@ class Blender:
         x_NH = layer(step.x_NH, index, live.sights[slides], self.place.kv)
         return replace(step, x_NH=x_NH, written=(*step.written, live.count))
 
-    def check(self, step: "Step", index: int) -> "Step":
+    def check(self, step: "BlendStep", index: int) -> "BlendStep":
         """A check layer: K and V of the rows there are; only some of these go on."""
         layer, blend, kv = self.decoder.layers[index], self.blend, self.place.kv
         assert isinstance(layer, DecoderLayer)
@@ -150,15 +152,17 @@ class Blender:
         picked_R = self._pick(qk_Nhd[:, layer.heads :], v_Ngd, index, live, number)
         picked = sum(blend.counts_CG[number])
         keep_M = blend.suffix_M.scatter(0, blend.index_R, picked_R)
-        count = blend.count(Role.SUFFIX) + picked
+        count = blend.count(RowRole.SUFFIX) + picked
         after, kept_N = self.narrow(live, keep_M, blend.widths_C[number], count)
         seen_NI = layer.see(qk_Nhd[kept_N], v_Ngd[kept_N], index, after.sights[slides], kv)
         x_NH = layer.finish(step.x_NH[kept_N], seen_NI)
         written = (*step.written, live.count if keep_all else count)
         row_P = blend.index_R[where_true(picked_R, picked)]
-        return Step(x_NH, after, written, {**step.picked, index: row_P})
+        return BlendStep(x_NH, after, written, {**step.picked, index: row_P})
 
-    def _pick(self, k_Ngd: Tensor, v_Ngd: Tensor, index: int, live: Live, number: int) -> Tensor:
+    def _pick(
+        self, k_Ngd: Tensor, v_Ngd: Tensor, index: int, live: LiveRows, number: int
+    ) -> Tensor:
         """bool [R], the cached rows that are computed further; only among those computed now."""
         blend, cached = self.blend, self.blend.cached
         at_R = live.at_M[blend.index_R]
@@ -168,7 +172,7 @@ class Blender:
         deviation_R = deviation((k_Ngd[at_R], v_Ngd[at_R]), old, blend.settings.metric)
         return pick(deviation_R.masked_fill(gone_R, -1), blend, number)
 
-    def tap(self, x_NH: Tensor, live: Live, number: int) -> Tensor:
+    def tap(self, x_NH: Tensor, live: LiveRows, number: int) -> Tensor:
         """[M, H], the `number`-th tap: of live rows what they have, of others what is cached."""
         if live.whole:
             return x_NH
@@ -184,7 +188,7 @@ class Blender:
 def blended(
     decoder: DecoderParts,
     tokens_BQ: Tensor,
-    place: Place,
+    place: ForwardRows,
     plan: LayerPlan,
     logit_rows_R: Tensor,
     taps: tuple[int, ...],
@@ -202,7 +206,9 @@ def blended(
         step = layer(step, index)
     if decoder.num_layers in taps:
         taps_MH.append(blender.tap(decoder.norm(step.x_NH), step.live, len(taps_MH)))
-    reused, protected, suffix = map(blend.count, (Role.REUSED, Role.PROTECTED, Role.SUFFIX))
+    reused, protected, suffix = map(
+        blend.count, (RowRole.REUSED, RowRole.PROTECTED, RowRole.SUFFIX)
+    )
     return TargetOutput(
         _logits(decoder, step, logit_rows_R),
         torch.cat(taps_MH, -1) if taps_MH else None,
@@ -243,7 +249,7 @@ def _numbers(plan: LayerPlan) -> list[int]:
     return [int(status) for status in plan]
 
 
-def _bottom_right(place: Place, width: int) -> Tensor:
+def _bottom_right(place: ForwardRows, width: int) -> Tensor:
     """bool [1, W, K]: row i of n sees all that the last row of the sequence sees, up to n - 1 - i
     positions before it."""
     visible = place.visible
@@ -253,14 +259,19 @@ def _bottom_right(place: Place, width: int) -> Tensor:
 
 
 def _write_(
-    layer: DecoderLayer, qk_Nhd: Tensor, v_Ngd: Tensor, index: int, sight: Sight, kv: KVCache
+    layer: DecoderLayer,
+    qk_Nhd: Tensor,
+    v_Ngd: Tensor,
+    index: int,
+    sight: AttentionInputs,
+    kv: KVCache,
 ) -> None:
     """K and V of rows that may not be computed any further."""
     k_Ngd = rotate(qk_Nhd[:, layer.heads :], sight.cos_N1d, sight.sin_N1d)
     kv.write_(index, sight.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
 
 
-def _logits(decoder: DecoderParts, step: Step, logit_rows_R: Tensor) -> Tensor:
+def _logits(decoder: DecoderParts, step: BlendStep, logit_rows_R: Tensor) -> Tensor:
     """NaN for rows that were not computed to the end: nobody can use them by mistake."""
     at_R, rows = step.live.at_M[logit_rows_R], len(step.x_NH)
     logits_RV = decoder.logits(step.x_NH[at_R.clamp(max=rows - 1)])

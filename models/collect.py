@@ -10,7 +10,7 @@ from ..ops.blend.blend import ChunkKV
 from ..ops.kv.pool import KVCache
 from ..ops.types import Visibility
 from .decoder import Decoder
-from .layers import DecoderLayer, Sight
+from .layers import AttentionInputs, DecoderLayer
 
 
 def collect(
@@ -51,7 +51,7 @@ def collect(
     return ChunkKV(torch.stack(keys), torch.stack(values), features_RF)
 
 
-def _scratch(target: Decoder, rows: int) -> tuple[KVCache, dict[bool, Sight]]:
+def _scratch(target: Decoder, rows: int) -> tuple[KVCache, dict[bool, AttentionInputs]]:
     """A pool of one layer, which serves all of them in turn, and what causal rows see of it."""
     device, dtype = target.embed.device, target.embed.dtype
     kv = KVCache(1, target.kv_heads, target.head_dim, rows, dtype=dtype, device=device)

@@ -8,9 +8,9 @@ from ..ops.attention.backends import Attend, dense, to_bias, window_mask
 from ..ops.blend.blend import Blend
 from ..ops.kv.pool import KVCache
 from ..ops.types import LayerPlan, LayerStatus, TargetOutput, Visibility
-from .blend import Place, blended
+from .blend import ForwardRows, blended
 from .config import DecoderConfig
-from .layers import DecoderLayer, RMSNorm, Sight
+from .layers import AttentionInputs, DecoderLayer, RMSNorm
 from .rope import inverse_frequencies, rotate_back, rotation
 
 COMPUTED = (LayerStatus.DECODE, LayerStatus.FULL)
@@ -61,7 +61,7 @@ class Decoder(nn.Module):
         """See `Target.forward`. ValueError for a plan or taps that this model cannot follow."""
         self._check(plan, taps, blend)
         if blend is not None:
-            place = Place(positions_BQ, slots_BQ, visible, kv)
+            place = ForwardRows(positions_BQ, slots_BQ, visible, kv)
             return blended(self, tokens_BQ, place, plan, logit_rows_R, taps, blend)
         sights = self.sights(positions_BQ, slots_BQ, visible)
         x_NH = F.embedding(tokens_BQ.flatten(), self.embed)
@@ -93,7 +93,7 @@ class Decoder(nn.Module):
 
     def sights(
         self, positions_BQ: Tensor, slots_BQ: Tensor, visible: Visibility
-    ) -> dict[bool, Sight]:
+    ) -> dict[bool, AttentionInputs]:
         """What the layers see, by whether they have a sliding window; only kinds that exist."""
         config, dtype = self.config, self.embed.dtype
         groups = config.heads // config.kv_heads
@@ -104,7 +104,7 @@ class Decoder(nn.Module):
             if slides:
                 mask_BQK = window_mask(mask_BQK, positions_BQ, visible.positions_BK, config.window)
             bias = to_bias(mask_BQK, groups, dtype)
-            found[slides] = Sight(len(bias), visible.first_row, bias, cos, sin, slots_N)
+            found[slides] = AttentionInputs(len(bias), visible.first_row, bias, cos, sin, slots_N)
         return found
 
     def before_rope(self, keys_LRgd: Tensor, positions_R: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from .rope import rotate
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class AttentionInputs:
     """What every layer of one forward needs to know about its rows.
 
     rows: B, which attend to the pool's rows from `first_row` on; bias_B1QK: additive visibility,
@@ -56,7 +56,9 @@ def add_linear(residual_NH: Tensor, x_NI: Tensor, linear: nn.Linear) -> Tensor:
     return residual_NH + F.linear(x_NI, linear.weight, linear.bias)
 
 
-def look(q_Nhd: Tensor, layer: int, sight: Sight, kv: KVCache, attend: Attend) -> Tensor:
+def attend_pool(
+    q_Nhd: Tensor, layer: int, sight: AttentionInputs, kv: KVCache, attend: Attend
+) -> Tensor:
     """Attend to the pool's first K slots of one layer -> [N, heads * head_dim]."""
     keys, values = kv.get_valid(layer, sight.bias_B1QK.shape[-1], sight.first_row, sight.rows)
     q_BQhd = q_Nhd.view(sight.rows, -1, *q_Nhd.shape[1:])
@@ -81,7 +83,7 @@ class DecoderLayer(nn.Module):
         self.down = nn.Linear(inner, hidden, bias=config.mlp_bias)
         self.qk_norm = nn.Parameter(torch.empty(2, self.head_dim)) if config.qk_norm else None
 
-    def forward(self, x_NH: Tensor, layer: int, sight: Sight, kv: KVCache) -> Tensor:
+    def forward(self, x_NH: Tensor, layer: int, sight: AttentionInputs, kv: KVCache) -> Tensor:
         """Write the rows' keys and values into the pool, then attend and transform."""
         qk_Nhd, v_Ngd = self.project(x_NH)
         return self.finish(x_NH, self.see(qk_Nhd, v_Ngd, layer, sight, kv))
@@ -93,12 +95,14 @@ class DecoderLayer(nn.Module):
         qk_Nhd, v_Ngd = all_Nhd[:, :split], all_Nhd[:, split:]
         return (qk_Nhd if self.qk_norm is None else self._norm(qk_Nhd, self.qk_norm)), v_Ngd
 
-    def see(self, qk_Nhd: Tensor, v_Ngd: Tensor, layer: int, sight: Sight, kv: KVCache) -> Tensor:
+    def see(
+        self, qk_Nhd: Tensor, v_Ngd: Tensor, layer: int, sight: AttentionInputs, kv: KVCache
+    ) -> Tensor:
         """Write what `project` found into the pool and attend -> [N, heads * d]."""
         qk_Nhd = rotate(qk_Nhd, sight.cos_N1d, sight.sin_N1d)
         q_Nhd, k_Ngd = qk_Nhd[:, : self.heads], qk_Nhd[:, self.heads :]
         kv.write_(layer, sight.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
-        return look(q_Nhd, layer, sight, kv, self.attend)
+        return attend_pool(q_Nhd, layer, sight, kv, self.attend)
 
     def finish(self, x_NH: Tensor, seen_NI: Tensor) -> Tensor:
         """What a layer makes of its rows and of what they saw."""
@@ -154,6 +158,6 @@ class DecoderParts(Protocol):
 
     def sights(
         self, positions_BQ: Tensor, slots_BQ: Tensor, visible: Visibility
-    ) -> dict[bool, Sight]: ...
+    ) -> dict[bool, AttentionInputs]: ...
 
     def logits(self, x_RH: Tensor) -> Tensor: ...

@@ -94,11 +94,12 @@ class Proposal:
     valid_SN: bool, False for padding nodes, which nobody may accept.
     scores_SN: float32 cumulative log-probability of the node under the drafter.
     levels: most levels that any tree can have (host int).
-    notes_SC: int64, what the drafter wants the host to know; it travels with the round's one read.
+    side_outputs_SC: int64, what the drafter wants the host to know; it travels with the round's
+        one read.
     shared: how many rows all nodes together take in the target's forward, at least as many as are
         valid (host int); None if every node takes one.
-    laws_STV: the law that each node's children were drawn from (node 0 is the root; rows of nodes
-        without children mean nothing); None if drafts were not drawn, or nobody asks.
+    draft_probs_STV: the distribution that each node's children were drawn from (node 0 is the root;
+        rows of nodes without children mean nothing); None if drafts were not drawn, or nobody asks.
     is_chain: whether no tree ever has more than one path, by the way it was drafted.
     """
 
@@ -108,8 +109,8 @@ class Proposal:
     valid_SN: Tensor
     scores_SN: Tensor
     levels: int
-    notes_SC: Tensor | None = None
-    laws_STV: Tensor | None = None
+    side_outputs_SC: Tensor | None = None
+    draft_probs_STV: Tensor | None = None
     is_chain: bool = False
     shared: int | None = None
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...states.graph.sampling_spec import Sampling
 from ...states.requests.branch import Branch, Finish, Request
 from ..run.contexts import contexts, next_order
-from .sides import Asked, Side
+from .sides import ComparedPrompt, Side
 
 TIE = 1e-4  # logits nearer than this may come out in either order in float32
 EXACT = ("float32", "float64")  # what the promise holds for
@@ -23,7 +23,7 @@ END, CUT = -1, -2  # instead of a token: the answer stopped here, the answer is 
 SHOWN = 24  # tokens before a difference that are shown with it
 
 
-class Result(StrEnum):
+class BranchAnswer(StrEnum):
     """What came of one branch."""
 
     EQUAL = "equal"
@@ -50,17 +50,17 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BranchComparison:
     """One branch of one prompt, on two sides. tokens: of the reference's answer."""
 
     branch: str
-    result: Result
+    result: BranchAnswer
     tokens: int
     difference: Difference | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class GraphPair:
     """Two graphs. why_not: why their answers are not compared; empty if they are.
 
     promised: whether a difference is a failure.
@@ -72,16 +72,16 @@ class Pair:
     promised: bool = True
 
 
-def pairs_of(sides: Sequence[Side]) -> list[Pair]:
+def pairs_of(sides: Sequence[Side]) -> list[GraphPair]:
     """Every graph with the first one that promises the same; and these first ones, not compared."""
     firsts: list[Side] = []
-    found: list[Pair] = []
+    found: list[GraphPair] = []
     for side in sides:
         same = next((first for first in firsts if not _reason(first, side)), None)
         if same is not None:
-            found.append(Pair(same, side, "", side.job.config.dtype in EXACT))
+            found.append(GraphPair(same, side, "", side.job.config.dtype in EXACT))
             continue
-        found += [Pair(first, side, _reason(first, side), False) for first in firsts]
+        found += [GraphPair(first, side, _reason(first, side), False) for first in firsts]
         firsts.append(side)
     return found
 
@@ -128,7 +128,9 @@ def _shown(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def verdicts(pair: Pair, asked: Asked, sides: Sequence[Side]) -> list[Verdict]:
+def verdicts(
+    pair: GraphPair, asked: ComparedPrompt, sides: Sequence[Side]
+) -> list[BranchComparison]:
     """All branches of a prompt, the outline first."""
     first, second = sides.index(pair.reference), sides.index(pair.other)
     one, two = asked.ran[first].request, asked.ran[second].request
@@ -137,8 +139,8 @@ def verdicts(pair: Pair, asked: Asked, sides: Sequence[Side]) -> list[Verdict]:
     if any(verdict.difference for verdict in found):
         return found
     # Nothing to follow from: contexts differ that must not, unless one side was not finished.
-    alone = Result.DIFFERENT if _complete(one) and _complete(two) else Result.UNFINISHED
-    return [replace(v, result=alone) if v.result is Result.FOLLOWS else v for v in found]
+    alone = BranchAnswer.DIFFERENT if _complete(one) and _complete(two) else BranchAnswer.UNFINISHED
+    return [replace(v, result=alone) if v.result is BranchAnswer.FOLLOWS else v for v in found]
 
 
 Decoded = tuple[Branch, list[int]]
@@ -161,18 +163,20 @@ def _finished(branch: Branch) -> bool:
     return branch.finish in (Finish.STOP, Finish.LENGTH)
 
 
-def _verdict(side: Side, one: Decoded | None, two: Decoded | None, name: str) -> Verdict:
+def _verdict(side: Side, one: Decoded | None, two: Decoded | None, name: str) -> BranchComparison:
     ends = [decoded[0] for decoded in (one, two) if decoded is not None]
     count = len(one[0].tokens) if one is not None else 0
     if not all(map(_finished, ends)):
-        return Verdict(name, Result.UNFINISHED, count)
+        return BranchComparison(name, BranchAnswer.UNFINISHED, count)
     if one is None or two is None or one[1] != two[1]:
-        return Verdict(name, Result.FOLLOWS, count)
+        return BranchComparison(name, BranchAnswer.FOLLOWS, count)
     difference = first_difference(side, one[0], two[0], one[1])
     if difference is None:
-        return Verdict(name, Result.EQUAL, count)
+        return BranchComparison(name, BranchAnswer.EQUAL, count)
     near = difference.margin is not None and difference.margin < TIE
-    return Verdict(name, Result.TIE if near else Result.DIFFERENT, count, difference)
+    return BranchComparison(
+        name, BranchAnswer.TIE if near else BranchAnswer.DIFFERENT, count, difference
+    )
 
 
 def first_difference(
@@ -203,8 +207,8 @@ def _margin(order_V: Tensor, stop_ids: frozenset[int], one: int, two: int) -> fl
     return abs(ends[0] - ends[1])
 
 
-def counts(found: Sequence[Verdict]) -> dict[str, int]:
+def counts(found: Sequence[BranchComparison]) -> dict[str, int]:
     """Branches by result, and the reference's tokens in those that are equal."""
-    equal = sum(v.tokens for v in found if v.result is Result.EQUAL)
-    by_result = {str(result): sum(v.result is result for v in found) for result in Result}
+    equal = sum(v.tokens for v in found if v.result is BranchAnswer.EQUAL)
+    by_result = {str(result): sum(v.result is result for v in found) for result in BranchAnswer}
     return {"branches": len(found), **by_result, "equal_tokens": equal}

@@ -7,25 +7,35 @@ from typing import Any
 from ..errors import Code
 from ..run.runner import STATUS_CODES, Status
 from .cost import Cost, total
-from .equal import CUT, END, Difference, Pair, Result, Verdict, counts, pairs_of, verdicts
-from .sides import Asked, Side
+from .equal import (
+    CUT,
+    END,
+    BranchAnswer,
+    BranchComparison,
+    Difference,
+    GraphPair,
+    counts,
+    pairs_of,
+    verdicts,
+)
+from .sides import ComparedPrompt, Side
 
 SCHEMA = 1
 WORDS = {
-    Result.DIFFERENT: "DIFFERENT",
-    Result.TIE: "by a numeric tie",
-    Result.FOLLOWS: "behind these",
-    Result.UNFINISHED: "not finished",
+    BranchAnswer.DIFFERENT: "DIFFERENT",
+    BranchAnswer.TIE: "by a numeric tie",
+    BranchAnswer.FOLLOWS: "behind these",
+    BranchAnswer.UNFINISHED: "not finished",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PromptComparison:
     """One prompt's answers on two sides held against each other."""
 
-    pair: Pair
-    asked: Asked
-    verdicts: list[Verdict]
+    pair: GraphPair
+    asked: ComparedPrompt
+    verdicts: list[BranchComparison]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +47,11 @@ class Comparison:
 
     status: Status
     sides: list[Side]
-    pairs: list[Pair]
-    asked: list[Asked]
-    held: list[Held]
+    pairs: list[GraphPair]
+    asked: list[ComparedPrompt]
+    held: list[PromptComparison]
 
-    def of(self, pair: Pair) -> list[Verdict]:
+    def of(self, pair: GraphPair) -> list[BranchComparison]:
         """Every branch of every prompt of one pair."""
         return [verdict for held in self.held if held.pair is pair for verdict in held.verdicts]
 
@@ -50,15 +60,15 @@ class Comparison:
         return [asked.ran[self.sides.index(side)].cost for asked in self.asked]
 
     @property
-    def differences(self) -> list[tuple[Held, Verdict]]:
+    def differences(self) -> list[tuple[PromptComparison, BranchComparison]]:
         """Every branch that differs by itself, numeric ties included."""
-        kinds = (Result.DIFFERENT, Result.TIE)
+        kinds = (BranchAnswer.DIFFERENT, BranchAnswer.TIE)
         return [(held, v) for held in self.held for v in held.verdicts if v.result in kinds]
 
     @property
     def failures(self) -> int:
         """Branches that differ though equality was promised."""
-        broken = [held.pair for held, v in self.differences if v.result is Result.DIFFERENT]
+        broken = [held.pair for held, v in self.differences if v.result is BranchAnswer.DIFFERENT]
         return sum(pair.promised for pair in broken)
 
     @property
@@ -79,11 +89,15 @@ class Comparison:
         return Code.UNEQUAL if self.failures else Code.FAILED if self.problems else Code.OK
 
 
-def judge(status: Status, sides: list[Side], asked: list[Asked]) -> Comparison:
+def judge(status: Status, sides: list[Side], asked: list[ComparedPrompt]) -> Comparison:
     """Hold the answers against each other; a difference costs one forward of the target."""
     pairs = pairs_of(sides)
     compared = [pair for pair in pairs if not pair.why_not]
-    held = [Held(pair, one, verdicts(pair, one, sides)) for one in asked for pair in compared]
+    held = [
+        PromptComparison(pair, one, verdicts(pair, one, sides))
+        for one in asked
+        for pair in compared
+    ]
     return Comparison(status, sides, pairs, asked, held)
 
 
@@ -121,14 +135,14 @@ def _graph(side: Side) -> dict[str, Any]:
     }
 
 
-def _pair(found: Comparison, pair: Pair) -> dict[str, Any]:
+def _pair(found: Comparison, pair: GraphPair) -> dict[str, Any]:
     letters = {"reference": pair.reference.letter, "graph": pair.other.letter}
     if pair.why_not:
         return {**letters, "compared": False, "reason": pair.why_not}
     return {**letters, "compared": True, "promised": pair.promised, **counts(found.of(pair))}
 
 
-def _prompt(found: Comparison, asked: Asked) -> dict[str, Any]:
+def _prompt(found: Comparison, asked: ComparedPrompt) -> dict[str, Any]:
     held = [one for one in found.held if one.asked is asked]
     return {
         "id": asked.prompt.key,
@@ -148,7 +162,7 @@ def _prompt(found: Comparison, asked: Asked) -> dict[str, Any]:
     }
 
 
-def _verdict(held: Held, verdict: Verdict) -> dict[str, Any]:
+def _verdict(held: PromptComparison, verdict: BranchComparison) -> dict[str, Any]:
     plain = {
         "branch": verdict.branch,
         "result": str(verdict.result),
@@ -176,7 +190,7 @@ def _token(side: Side, token: int) -> dict[str, Any]:
     return {"id": token, "text": side.session.prompts.decode([token]), "end": None}
 
 
-def compared_words(found: Sequence[Verdict]) -> str:
+def compared_words(found: Sequence[BranchComparison]) -> str:
     """What came of some branches: `5 of 6 branches equal, 1 numeric tie`."""
     number = counts(found)
     words = [f"{number['equal']} of {number['branches']} branches equal"]

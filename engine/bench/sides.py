@@ -36,7 +36,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class SideRun:
     """One prompt answered by one graph.
 
     problems: why the answer is not complete, a line each.
@@ -49,14 +49,14 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ComparedPrompt:
     """A prompt with what every side made of it, in the order of the sides."""
 
     prompt: Prompt
-    ran: tuple[Ran, ...]
+    ran: tuple[SideRun, ...]
 
 
-class Shelf:
+class SharedModels:
     """Models that are loaded when a graph first needs them and shared by all that do."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Shelf:
 
 def load_sides(jobs: Sequence[Job]) -> list[Side]:
     """All graphs with their models; raises UsageError, ModelError, GraphError."""
-    shelf, sides = Shelf(), []
+    shelf, sides = SharedModels(), []
     for number, job in enumerate(jobs):
         set_up_torch(job.threads, job.config.device)
         target, drafter = model_folders(job)
@@ -117,7 +117,7 @@ def ask_all(
     prompts: Sequence[Prompt],
     halt: Halt,
     tell: Callable[[str], None],
-) -> Iterator[Asked]:
+) -> Iterator[ComparedPrompt]:
     """Every prompt through every graph, prompt by prompt, so that all share the machine's moods.
 
     Ends early when somebody asked to stop; a prompt that not every graph has answered is left out.
@@ -129,10 +129,10 @@ def ask_all(
             ran.append(_answer(side, prompt, halt))
             if halt.status is not None:
                 return
-        yield Asked(prompt, tuple(ran))
+        yield ComparedPrompt(prompt, tuple(ran))
 
 
-def _answer(side: Side, prompt: Prompt, halt: Halt) -> Ran:
+def _answer(side: Side, prompt: Prompt, halt: Halt) -> SideRun:
     set_up_torch(side.job.threads, side.job.config.device)
     run, recorder, status = perform(side.session, [prompt], halt=halt)
     requests = run.board["branches"].requests
@@ -142,4 +142,4 @@ def _answer(side: Side, prompt: Prompt, halt: Halt) -> Ran:
         problems.append(f"request {prompt.key} stopped after {most} rounds (limits.max_rounds)")
     cost = cost_of(recorder.meter, run.board["kv"], run.board["kv_draft"])
     run.close()
-    return Ran(status, requests[0], cost, tuple(problems))
+    return SideRun(status, requests[0], cost, tuple(problems))

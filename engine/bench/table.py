@@ -13,9 +13,9 @@ from ..record.metrics import ratio
 from ..record.text_stream import printable
 from ..terminal import usable
 from .cost import Cost, PoolUse, total
-from .equal import CUT, END, TIE, Difference, Pair, Result, Verdict, counts
-from .report import Comparison, Held, compared_words
-from .sides import Asked, Side
+from .equal import CUT, END, TIE, BranchAnswer, BranchComparison, Difference, GraphPair, counts
+from .report import Comparison, PromptComparison, compared_words
+from .sides import ComparedPrompt, Side
 
 WIDTH = 100
 QUESTION = 20  # characters of a question beside its figures
@@ -102,13 +102,13 @@ def _cut(text: str) -> Text:
     return Text(short, no_wrap=True, overflow="crop")
 
 
-def _equal(side: Side, held: Sequence[Held]) -> str:
+def _equal(side: Side, held: Sequence[PromptComparison]) -> str:
     """How many branches are those of which reference; a reference itself has none."""
     mine = [one for one in held if one.pair.other is side]
     if not mine:
         return "-"
     number = counts([verdict for one in mine for verdict in one.verdicts])
-    bad = "!" if number[Result.DIFFERENT] else ""
+    bad = "!" if number[BranchAnswer.DIFFERENT] else ""
     return f"{bad}{number['equal']}/{number['branches']} ={mine[0].pair.reference.letter}"
 
 
@@ -203,14 +203,14 @@ def _differences(found: Comparison) -> Iterator[str]:
         yield f"\n{len(every) - MOST} more; --json has all"
 
 
-def _difference(pair: Pair, asked: Asked, verdict: Verdict) -> Iterator[str]:
+def _difference(pair: GraphPair, asked: ComparedPrompt, verdict: BranchComparison) -> Iterator[str]:
     names = f"{pair.other.letter} and {pair.reference.letter}"
     where = printable(f"{names}, prompt {asked.prompt.key}, branch {verdict.branch}", "")
     found = verdict.difference
     if found is None:
         yield f"{where}: another prompt, though nothing before it differs"
         return
-    kind = "numeric tie" if verdict.result is Result.TIE else "DIFFERENT"
+    kind = "numeric tie" if verdict.result is BranchAnswer.TIE else "DIFFERENT"
     yield f"{where}: {kind} at token {found.position + 1}"
     yield f"  behind     ...{_quoted(found.before)}"
     yield f"  {pair.reference.letter} writes   {_token(pair.reference, found.reference)}"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from ...states.requests.branch import Branch, Finish
 from ..run.contexts import contexts
-from .probe import Probed, probe
-from .teacher import Tally
+from .probe import ProbedRun, probe
+from .teacher import TeacherTally
 from .toys import Check
 from .workbench import Bench
 
@@ -22,7 +22,7 @@ def beam_checks(bench: Bench) -> Iterator[Check]:
     yield _check(bench, "beam/stops", "an answer's own tokens as stop ids", _stopping(bench))
 
 
-def _prompts(bench: Bench) -> list[Probed]:
+def _prompts(bench: Bench) -> list[ProbedRun]:
     """All prompts together: searches come and go."""
     own = bench.changed().config.max_new_tokens or bench.extent.gate_tokens
     bench.tell("beam search ...")
@@ -30,15 +30,15 @@ def _prompts(bench: Bench) -> list[Probed]:
     return [probe(bench, tokens=tokens, prompts=bench.prompts, stops=None)]
 
 
-def _stopping(bench: Bench) -> list[Probed]:
+def _stopping(bench: Bench) -> list[ProbedRun]:
     free = probe(bench, prompts=bench.prompts[:1])
     written = free.branches[0].tokens
     chosen = [written[len(written) // 3 :: 5], written[len(written) // 2 : len(written) // 2 + 1]]
     return [probe(bench, prompts=bench.prompts[:2], stops=frozenset(ids)) for ids in chosen]
 
 
-def _check(bench: Bench, name: str, title: str, probes: list[Probed]) -> Check:
-    tally, worst = Tally(), 0.0
+def _check(bench: Bench, name: str, title: str, probes: list[ProbedRun]) -> Check:
+    tally, worst = TeacherTally(), 0.0
     for one in probes:
         for request in one.requests:
             tally.requests += 1
@@ -49,7 +49,9 @@ def _check(bench: Bench, name: str, title: str, probes: list[Probed]) -> Check:
     return Check(name, tally.good, figures, text)
 
 
-def _hold(bench: Bench, one: Probed, branch: Branch, context: list[int], tally: Tally) -> float:
+def _hold(
+    bench: Bench, one: ProbedRun, branch: Branch, context: list[int], tally: TeacherTally
+) -> float:
     """Compare one search; returns how far its score is off."""
     tally.branches += 1
     tally.tokens += len(branch.tokens)
@@ -77,7 +79,7 @@ def _off(bench: Bench, branch: Branch, context: list[int], dtype: str) -> float 
     return 0.0 if score is None or branch.score is None else abs(score - branch.score)
 
 
-def _again(bench: Bench, one: Probed, branch: Branch, context: list[int]) -> bool:
+def _again(bench: Bench, one: ProbedRun, branch: Branch, context: list[int]) -> bool:
     """Whether the same search in float64 is that of transformers in float64."""
     again = one.again()
     twin = next(other for other in again.branches if other.name == branch.name)

@@ -120,7 +120,7 @@ def certificate(job: Job, options: RunOptions, quick: bool) -> "Certificate":
 
 def _bench(job: Job, quick: bool, tell: Callable[[str], None]) -> "Bench":
     from ...states.graph.load import op_table
-    from ..bench.sides import Shelf
+    from ..bench.sides import SharedModels
     from ..prepare.environment import model_folders
     from .reference import Transformers
     from .workbench import FULL, QUICK, Bench
@@ -131,7 +131,7 @@ def _bench(job: Job, quick: bool, tell: Callable[[str], None]) -> "Bench":
         target,
         drafter,
         QUICK if quick else FULL,
-        Shelf(),
+        SharedModels(),
         Transformers(target, job.config.device),
         op_table(),
         tell,

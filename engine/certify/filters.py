@@ -3,7 +3,7 @@
 import torch
 
 from ..run.contexts import contexts
-from .probe import Probed, probe
+from .probe import ProbedRun, probe
 from .workbench import Bench
 
 HEAT, TOP_K, TOP_P = 3.0, 3, 0.5
@@ -27,12 +27,12 @@ def filter_gate(bench: Bench, name: str) -> tuple[str, dict[str, float], list[st
     return text, figures, [f"{held} tokens should not have been drawn"] if held else []
 
 
-def _drawn(bench: Bench, *own: str) -> Probed:
+def _drawn(bench: Bench, *own: str) -> ProbedRun:
     sets = (f"temperature={HEAT}", *NEUTRAL, *PLAIN, *own)
     return probe(bench, *(f"sampling.{one}" for one in sets))
 
 
-def _cut_away(bench: Bench, probed: Probed, name: str) -> tuple[int, int]:
+def _cut_away(bench: Bench, probed: ProbedRun, name: str) -> tuple[int, int]:
     """(tokens that the filter cuts away, all tokens)."""
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 

@@ -14,8 +14,8 @@ from ...states.requests.branch import Branch, Finish
 from ..errors import is_ours, message_of
 from ..run.contexts import contexts
 from .filters import FILTERS, filter_gate
-from .probe import Probed, Watch, cut, drafted, probe
-from .teacher import SHOWN, Repeat, Tally, Teacher
+from .probe import ProbedRun, Watch, cut, drafted, probe
+from .teacher import SHOWN, Repeat, TeacherForcing, TeacherTally
 from .toys import Check
 from .workbench import Bench
 
@@ -30,10 +30,10 @@ class Rig:
 
     bench: Bench
     watch: Watch = field(default_factory=Watch)
-    _free: Probed | None = None
+    _free: ProbedRun | None = None
 
     @property
-    def free(self) -> Probed:
+    def free(self) -> ProbedRun:
         if self._free is None:
             self._free = self.probe()
         return self._free
@@ -45,7 +45,7 @@ class Rig:
         tokens: int | None = None,
         stops: frozenset[int] | None = frozenset(),
         written: bool = False,
-    ) -> Probed:
+    ) -> ProbedRun:
         """As `certify_probe.probe`; outlines that are written are two requests'."""
         return probe(
             self.bench,
@@ -58,30 +58,32 @@ class Rig:
             written=written,
         )
 
-    def hold(self, probed: Probed) -> Tally:
+    def hold(self, probed: ProbedRun) -> TeacherTally:
         """All answers of a run, held to transformers."""
-        tally, repeat = Tally(), self.repeat(probed)
+        tally, repeat = TeacherTally(), self.repeat(probed)
         self._hold(probed, self.bench.dtype, tally, repeat)
         return tally
 
-    def repeat(self, probed: Probed) -> Repeat | None:
+    def repeat(self, probed: ProbedRun) -> Repeat | None:
         """What a numeric tie needs: the same run holds in float64."""
 
         def repeat() -> bool:
-            tally = Tally()
+            tally = TeacherTally()
             self._hold(probed.again(), "float64", tally, None)
             return tally.good
 
         return None if self.bench.dtype == "float64" else cache(repeat)
 
-    def _hold(self, probed: Probed, dtype: str, tally: Tally, repeat: Repeat | None) -> None:
-        teacher = Teacher(self.bench.reference, dtype)
+    def _hold(
+        self, probed: ProbedRun, dtype: str, tally: TeacherTally, repeat: Repeat | None
+    ) -> None:
+        teacher = TeacherForcing(self.bench.reference, dtype)
         for request in probed.requests:
             teacher.hold(probed.side, request, tally, repeat)
 
-    def agree(self, probed: Probed, expected: Sequence[Sequence[int]]) -> list[str]:
+    def agree(self, probed: ProbedRun, expected: Sequence[Sequence[int]]) -> list[str]:
         """What is wrong with answers that should be these; what transformers says counts."""
-        teacher, tally = Teacher(self.bench.reference, self.bench.dtype), Tally()
+        teacher, tally = TeacherForcing(self.bench.reference, self.bench.dtype), TeacherTally()
         if len(probed.branches) != len(expected):
             return [f"{len(probed.branches)} branches, expected were {len(expected)}"]
         ids = {b: c for r in probed.requests for b, c in contexts(r, probed.side.session.prompts)}

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 from ...states.requests.branch import Branch, Finish, Request
 from ...states.requests.samplers import rules_of
-from ..bench.sides import Asked, Side, ask_all
+from ..bench.sides import ComparedPrompt, Side, ask_all
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..record.report import answers_of
 from ..run.contexts import contexts
 from ..run.runner import Halt
-from .teacher import Repeat, Tally, Teacher
+from .teacher import Repeat, TeacherForcing, TeacherTally
 from .toys import Check
 from .workbench import Bench
 
@@ -21,8 +21,8 @@ GREEDY = "sampling.temperature=0"
 def greedy_checks(bench: Bench) -> Iterator[Check]:
     """The graph as it is, but greedy: by teacher forcing, and by `generate` on a few prompts."""
     job = bench.changed(GREEDY, tokens=bench.extent.tokens)
-    side, teacher = bench.side(job), Teacher(bench.reference, bench.dtype)
-    forced, generated, asked = Tally(), Tally(), []
+    side, teacher = bench.side(job), TeacherForcing(bench.reference, bench.dtype)
+    forced, generated, asked = TeacherTally(), TeacherTally(), []
     for one in answered(bench, side, bench.prompts):
         asked.append(one)
         request, repeat = one.ran[0].request, repeated(bench, job, one.prompt)
@@ -37,7 +37,7 @@ def greedy_checks(bench: Bench) -> Iterator[Check]:
     yield _texts(side, asked)
 
 
-def answered(bench: Bench, side: Side, prompts: Sequence[Prompt]) -> Iterator[Asked]:
+def answered(bench: Bench, side: Side, prompts: Sequence[Prompt]) -> Iterator[ComparedPrompt]:
     """Every prompt as a run of its own."""
     return ask_all([side], prompts, Halt(), bench.tell)
 
@@ -54,9 +54,9 @@ def repeated(bench: Bench, job: Job, prompt: Prompt) -> Repeat | None:
     def repeat() -> bool:
         if not known:
             config = job.config.model_copy(update={"dtype": "float64"})
-            side, tally = bench.side(replace(job, config=config)), Tally()
+            side, tally = bench.side(replace(job, config=config)), TeacherTally()
             for one in answered(bench, side, [prompt]):
-                teacher = Teacher(bench.reference, "float64")
+                teacher = TeacherForcing(bench.reference, "float64")
                 teacher.hold(side, one.ran[0].request, tally, None)
             known.append(tally.good)
         return known[0]
@@ -65,11 +65,11 @@ def repeated(bench: Bench, job: Job, prompt: Prompt) -> Repeat | None:
 
 
 def _hold_generated(
-    bench: Bench, side: Side, request: Request, tally: Tally, repeat: Repeat | None
+    bench: Bench, side: Side, request: Request, tally: TeacherTally, repeat: Repeat | None
 ) -> None:
     """Branches whose rules `generate` has too; others are held by teacher forcing alone."""
     tally.requests += 1
-    teacher = Teacher(bench.reference, bench.dtype)
+    teacher = TeacherForcing(bench.reference, bench.dtype)
     for branch, context in contexts(request, side.session.prompts):
         simple = branch.matcher is not None or rules_of(branch).plain
         if not simple or branch.finish not in (Finish.STOP, Finish.LENGTH):
@@ -98,7 +98,7 @@ def _parted(branch: Branch, written: Sequence[int]) -> str:
     return f"{written[place]} at {place + 1}, the answer has {branch.tokens[place]}"
 
 
-def _texts(side: Side, asked: Sequence[Asked]) -> Check:
+def _texts(side: Side, asked: Sequence[ComparedPrompt]) -> Check:
     """What people read holds no text of control tokens."""
     markers = list(getattr(side.session.models.tokenizer, "all_special_tokens", ()))
     requests = [one.ran[0].request for one in asked]

@@ -1,7 +1,7 @@
 """Rounds on toy models through the ops of a run: drafts are drawn and judged as graphs do it.
 
 `certify_rounds` hands coins to the rules itself; here the keys, the processors, the order of the
-siblings and the laws that travel with a proposal are those of `ops.drafting` and `ops.judge`.
+siblings and the distributions that travel with a proposal are those of the ops.
 """
 
 import torch
@@ -12,7 +12,7 @@ from ...ops.sampling.rules import columns
 from ...ops.sampling.sampler import Sampler
 from ...ops.sampling.settings import Accept, Draws, Rule, SamplingRules
 from ...ops.types import Proposal
-from ...ops.verify.rejection_rounds import RoundCoins, judge
+from ...ops.verify.rejection_rounds import RoundCoins, accept_rejection
 from .rounds import GAMMA, Round, Step
 from .toys import Toy, emitted
 
@@ -33,7 +33,9 @@ def judged_round(rule: Rule, draws: Draws, *, skip_sample_adjustment: bool = Fal
         before_ST = torch.cat([now.last_S[:, None], proposal.tokens_SN], 1)
         coins = RoundCoins.of(now.key_S, now.root_S, proposal)
         p_STV = toy.p_KV[before_ST]
-        verdict = judge(p_STV, proposal, coins, rule, skip_sample_adjustment=skip_sample_adjustment)
+        verdict = accept_rejection(
+            p_STV, proposal, coins, rule, skip_sample_adjustment=skip_sample_adjustment
+        )
         return emitted(verdict.path_ST, proposal.tokens_SN, verdict.bonus_S)
 
     return step
@@ -83,7 +85,7 @@ def _proposal(toy: Toy, drawing: Drawing, width: int, draws: Draws) -> Proposal:
         torch.stack(valid[1:], 1),
         torch.zeros(shape),
         GAMMA,
-        laws_STV=None if draws is Draws.BEST else torch.stack(laws, 1),
+        draft_probs_STV=None if draws is Draws.BEST else torch.stack(laws, 1),
         is_chain=width == 1,
     )
 

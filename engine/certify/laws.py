@@ -13,7 +13,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from ...ops.verify.rejection import TreeRule, Verdict, accept_block, accept_chain, accept_tree
+from ...ops.verify.rejection import Acceptance, TreeRule, accept_block, accept_chain, accept_tree
 from .drafts import Choice, Drafts, draft_lists
 from .toys import Check, Toy, joint, leftover_toy, random_toys, reference_toy
 
@@ -24,10 +24,10 @@ TREE = (-1, -1, 0, 0)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 ASIDE = {torch.float64: 1e-9, torch.float32: 1e-6}  # of a coin, from where a decision changes
 
-Accept = Callable[[Drafts, Tensor], Verdict]
+Accept = Callable[[Drafts, Tensor], Acceptance]
 """What the rule under test says of drafts under coins [S, N]."""
 
-ChainRule = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor], Verdict]
+ChainRule = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor], Acceptance]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def outcomes(accept: Accept, drafts: Drafts) -> Outcomes:
 def chain_outcomes(rule: ChainRule, toy: Toy, drafts: Drafts, *, drawn: bool = True) -> Outcomes:
     """What a rule makes of chains; drawn: they were drawn from q, which the rule is told."""
 
-    def accept(every: Drafts, coin_SN: Tensor) -> Verdict:
+    def accept(every: Drafts, coin_SN: Tensor) -> Acceptance:
         before_ST = every.before()
         return rule(
             toy.p_KV[before_ST],
@@ -105,7 +105,7 @@ def chain_outcomes(rule: ChainRule, toy: Toy, drafts: Drafts, *, drawn: bool = T
 def tree_outcomes(rule: TreeRule, toy: Toy, drafts: Drafts) -> Outcomes:
     """What a rule with coins of its own for every node makes of trees."""
 
-    def accept(every: Drafts, coin_SN: Tensor) -> Verdict:
+    def accept(every: Drafts, coin_SN: Tensor) -> Acceptance:
         return _tree_verdict(rule, toy, every, coin_SN, torch.zeros(every.before().shape))
 
     return outcomes(accept, drafts)
@@ -130,7 +130,7 @@ def match_outcomes(toy: Toy, drafts: Drafts) -> Outcomes:
 
 def _tree_verdict(
     rule: TreeRule, toy: Toy, every: Drafts, coin_SN: Tensor, u_ST: Tensor
-) -> Verdict:
+) -> Acceptance:
     before_ST = every.before()
     drawn = rule in (TreeRule.WITH_REPLACEMENT, TreeRule.WITHOUT_REPLACEMENT)
     return accept_tree(

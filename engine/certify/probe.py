@@ -45,13 +45,13 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class ProbedRun:
     """One run that came to its end; `again` is the same in float64."""
 
     side: Side
     run: Run
     requests: tuple[Request, ...]
-    again: Callable[[], "Probed"]
+    again: Callable[[], "ProbedRun"]
 
     @property
     def branches(self) -> list[Branch]:
@@ -79,7 +79,7 @@ def probe(
     dtype: str = "",
     watch: Watch | None = None,
     written: bool = False,
-) -> Probed:
+) -> ProbedRun:
     """A greedy run of `parts` branches: of one given outline, or of as many requests.
 
     Args:
@@ -109,7 +109,7 @@ def probe(
         dtype="float64",
         written=written,
     )
-    return Probed(side, run, tuple(requests), again)
+    return ProbedRun(side, run, tuple(requests), again)
 
 
 def _greedy(bench: Bench) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...ops.sampling.coins import Role, branch_key, draw, round_keys, token_keys, uniforms
-from ...ops.verify.rejection import TreeRule, Verdict, accept_block, accept_chain, accept_tree
+from ...ops.sampling.coins import CoinRole, branch_key, draw, round_keys, token_keys, uniforms
+from ...ops.verify.rejection import Acceptance, TreeRule, accept_block, accept_chain, accept_tree
 from .drafts import Choice, drawn, sibling_law
 from .toys import Toy, emitted
 
@@ -16,10 +16,10 @@ TREE = (-1, -1, 0, 0, 1, 1)
 PROMPT = 7  # position of the prompt's last token
 BRANCHES = 20  # per seed: the keys of a run differ in both
 
-Keys = Callable[[Tensor, Tensor, Tensor, Tensor, Role], Tensor]
+Keys = Callable[[Tensor, Tensor, Tensor, Tensor, CoinRole], Tensor]
 """(branch key, root position, depth, sibling rank, role) -> the coin's key; as `round_keys`."""
 
-ChainRule = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor], Verdict]
+ChainRule = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor], Acceptance]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Round:
     key_S: Tensor
     keys: Keys = round_keys
 
-    def coin(self, depth: int, rank: int, role: Role) -> Tensor:
+    def coin(self, depth: int, rank: int, role: CoinRole) -> Tensor:
         """Uniform numbers, float64 [S]."""
         depth_S, rank_S = torch.full_like(self.key_S, depth), torch.full_like(self.key_S, rank)
         return uniforms(self.keys(self.key_S, self.root_S, depth_S, rank_S, role))
@@ -52,9 +52,9 @@ def chain_round(rule: ChainRule) -> Step:
         parents = tuple(range(-1, GAMMA - 1))
         tokens_SN, valid_SN = drafted(toy, now, parents, Choice.WITH)
         before_ST = torch.cat([now.last_S[:, None], tokens_SN], 1)
-        r_SN = torch.stack([now.coin(n + 1, 0, Role.ACCEPT) for n in range(GAMMA)], 1)
+        r_SN = torch.stack([now.coin(n + 1, 0, CoinRole.ACCEPT) for n in range(GAMMA)], 1)
         p_STV, q_SNV = toy.p_KV[before_ST], toy.q_KV[before_ST[:, :-1]]
-        u_S = now.coin(0, 0, Role.FINAL)
+        u_S = now.coin(0, 0, CoinRole.FINAL)
         verdict = rule(p_STV, q_SNV, tokens_SN, valid_SN, r_SN, u_S)
         return emitted(verdict.path_ST, tokens_SN, verdict.bonus_S)
 
@@ -68,8 +68,8 @@ def tree_round(rule: TreeRule, choice: Choice, parents: Sequence[int] = TREE) ->
         tokens_SN, valid_SN = drafted(toy, now, parents, choice)
         before_ST = torch.cat([now.last_S[:, None], tokens_SN], 1)
         places = [(0, 0), *places_of(parents)]
-        r_SN = torch.stack([now.coin(d, k, Role.ACCEPT) for d, k in places[1:]], 1)
-        u_ST = torch.stack([now.coin(d, k, Role.FINAL) for d, k in places], 1)
+        r_SN = torch.stack([now.coin(d, k, CoinRole.ACCEPT) for d, k in places[1:]], 1)
+        u_ST = torch.stack([now.coin(d, k, CoinRole.FINAL) for d, k in places], 1)
         told = rule in (TreeRule.WITH_REPLACEMENT, TreeRule.WITHOUT_REPLACEMENT)
         parents_SN = torch.tensor(parents).expand(tokens_SN.shape)
         q_STV = toy.q_KV[before_ST] if told else None
@@ -102,7 +102,7 @@ def drafted(toy: Toy, now: Round, parents: Sequence[int], choice: Choice) -> tup
     valid_SN = tokens_SN.bool()
     for node, (depth, rank) in enumerate(places_of(parents)):
         law_SV = sibling_law(toy.q_KV, tokens_SN, parents[: node + 1], choice, now.last_S)
-        token_S, there_S = drawn(law_SV, now.coin(depth, rank, Role.DRAFT))
+        token_S, there_S = drawn(law_SV, now.coin(depth, rank, CoinRole.DRAFT))
         tokens_SN = torch.cat([tokens_SN, token_S[:, None]], 1)
         valid_SN = torch.cat([valid_SN, there_S[:, None]], 1)
     return tokens_SN, valid_SN

@@ -7,11 +7,11 @@ transformers' logits with the processors and coins of the ops, the graph's token
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..bench.equal import Pair, Result, Verdict, verdicts
+from ..bench.equal import BranchAnswer, BranchComparison, GraphPair, verdicts
 from ..bench.sides import ask_all
 from ..run.runner import Halt
 from .greedy import repeated
-from .teacher import SHOWN, Tally, Teacher
+from .teacher import SHOWN, TeacherForcing, TeacherTally
 from .toys import Check
 from .workbench import Bench
 
@@ -21,22 +21,25 @@ FIRST_SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SamplingCase:
     """One way of drawing; `sets` as of `--set`."""
 
     name: str
     sets: tuple[str, ...]
 
 
-def settings_of(bench: Bench) -> list[Setting]:
+def settings_of(bench: Bench) -> list[SamplingCase]:
     """The graph's own sampling, with filters, and a temperature of exactly 1."""
     own = bench.job.program.graph.sampling
     one = "sampling.temperature=1.0"
     base = MATCH if own.temperature > 0 else (*MATCH, one)
     name = f"temperature {own.temperature or 1.0:g}"
-    found = [Setting(name, base), Setting(f"{name}, top_k 20, top_p 0.9", (*base, *FILTERS))]
+    found = [
+        SamplingCase(name, base),
+        SamplingCase(f"{name}, top_k 20, top_p 0.9", (*base, *FILTERS)),
+    ]
     if own.temperature not in (0, 1):
-        found.append(Setting("temperature 1", (*MATCH, one)))
+        found.append(SamplingCase("temperature 1", (*MATCH, one)))
     return found
 
 
@@ -47,7 +50,7 @@ def sampled_checks(bench: Bench) -> Iterator[Check]:
     skeleton = bench.job.program.graph.skeleton
     if skeleton is not None and skeleton.merge == "blend":
         sets = (*MATCH, "sampling.temperature=1.0", "skeleton.merge=blend")
-        yield _twins(bench, Setting("combined on a blended cache", sets), None)
+        yield _twins(bench, SamplingCase("combined on a blended cache", sets), None)
 
 
 def twin_of(bench: Bench) -> tuple[str, ...]:
@@ -57,18 +60,18 @@ def twin_of(bench: Bench) -> tuple[str, ...]:
     return ("drafter.kind=none", *(f"layout.{one}" for one in layout))
 
 
-def _setting_checks(bench: Bench, setting: Setting) -> Iterator[Check]:
-    forced, seeds = Tally(), bench.extent.seeds
+def _setting_checks(bench: Bench, setting: SamplingCase) -> Iterator[Check]:
+    forced, seeds = TeacherTally(), bench.extent.seeds
     yield _twins(bench, setting, forced)
     figures = {**forced.figures, "seeds": seeds}
     text = f"{setting.name}, {seeds} seeds, drawn from transformers' logits: {forced.words}"
     yield Check(f"sampled/{setting.name}/own", forced.good, figures, text)
 
 
-def _twins(bench: Bench, setting: Setting, forced: Tally | None) -> Check:
+def _twins(bench: Bench, setting: SamplingCase, forced: TeacherTally | None) -> Check:
     """The graph and its twin; the twin is held to transformers if there is a tally for that."""
-    extent, found = bench.extent, list[Verdict]()
-    teacher = Teacher(bench.reference, bench.dtype)
+    extent, found = bench.extent, list[BranchComparison]()
+    teacher = TeacherForcing(bench.reference, bench.dtype)
     for seed in range(FIRST_SEED, FIRST_SEED + extent.seeds):
         most = extent.drawn_tokens
         own = bench.changed(*setting.sets, seed=seed, tokens=most)
@@ -76,18 +79,18 @@ def _twins(bench: Bench, setting: Setting, forced: Tally | None) -> Check:
         sides = [bench.side(alone, "A"), bench.side(own, "B")]
         prompts = bench.prompts[: extent.drawn_prompts]
         for asked in ask_all(sides, prompts, Halt(), bench.tell):
-            found += verdicts(Pair(sides[0], sides[1]), asked, sides)
+            found += verdicts(GraphPair(sides[0], sides[1]), asked, sides)
             if forced is not None:
                 repeat = repeated(bench, alone, asked.prompt)
                 teacher.hold(sides[0], asked.ran[0].request, forced, repeat)
     return _equal(bench, setting, found)
 
 
-def _equal(bench: Bench, setting: Setting, found: list[Verdict]) -> Check:
+def _equal(bench: Bench, setting: SamplingCase, found: list[BranchComparison]) -> Check:
     exact = bench.dtype == "float64"
-    ties = [v for v in found if v.result is Result.TIE]
-    wrong = [v for v in found if v.result is Result.DIFFERENT] + (ties if exact else [])
-    alike = [v for v in found if v.result is Result.EQUAL]
+    ties = [v for v in found if v.result is BranchAnswer.TIE]
+    wrong = [v for v in found if v.result is BranchAnswer.DIFFERENT] + (ties if exact else [])
+    alike = [v for v in found if v.result is BranchAnswer.EQUAL]
     tokens = sum(v.tokens for v in alike)
     figures = {
         "seeds": bench.extent.seeds,
@@ -95,7 +98,7 @@ def _equal(bench: Bench, setting: Setting, found: list[Verdict]) -> Check:
         "equal": len(alike),
         "tokens": tokens,
         "ties": 0 if exact else len(ties),
-        "refused": sum(v.result is Result.UNFINISHED for v in found),
+        "refused": sum(v.result is BranchAnswer.UNFINISHED for v in found),
         "differences": len(wrong),
     }
     text = (
@@ -108,7 +111,7 @@ def _equal(bench: Bench, setting: Setting, found: list[Verdict]) -> Check:
     return Check(f"sampled/{setting.name}/twin", good, figures, "; ".join(parts))
 
 
-def _difference(verdict: Verdict) -> str:
+def _difference(verdict: BranchComparison) -> str:
     there = verdict.difference
     if there is None:
         return f"branch {verdict.branch} stands behind other ids"

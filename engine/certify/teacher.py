@@ -28,7 +28,7 @@ def counted(number: int, one: str, more: str) -> str:
 
 
 @dataclass(slots=True)
-class Tally:
+class TeacherTally:
     """What was held to transformers.
 
     unfinished: branches that were refused; stuck: those that never ended. wrong: a line each.
@@ -67,13 +67,15 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Teacher:
+class TeacherForcing:
     """Holds answers to transformers' reading of the target, in one dtype."""
 
     reference: Transformers
     dtype: str
 
-    def hold(self, side: Side, request: Request, tally: Tally, repeat: Repeat | None) -> None:
+    def hold(
+        self, side: Side, request: Request, tally: TeacherTally, repeat: Repeat | None
+    ) -> None:
         """Every branch that was decoded, the outline's first.
 
         Args:
@@ -90,7 +92,7 @@ class Teacher:
                 self.hold_branch(branch, context, tally, repeat)
 
     def hold_branch(
-        self, branch: Branch, context: Sequence[int], tally: Tally, repeat: Repeat | None
+        self, branch: Branch, context: Sequence[int], tally: TeacherTally, repeat: Repeat | None
     ) -> None:
         """One answer; a numeric tie is counted, anything else that differs is told."""
         tally.branches += 1

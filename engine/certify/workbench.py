@@ -12,7 +12,7 @@ from pathlib import Path
 from ...ops.registry import OpTable
 from ...states.graph.load import load_program
 from ...states.text.outline import Outline
-from ..bench.sides import Shelf, Side
+from ..bench.sides import SharedModels, Side
 from ..prepare.environment import set_up_torch
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
@@ -62,7 +62,7 @@ class Bench:
     target: Path
     drafter: Path | None
     extent: Extent
-    shelf: Shelf
+    shelf: SharedModels
     reference: Transformers
     table: OpTable
     tell: Tell

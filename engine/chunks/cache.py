@@ -8,7 +8,7 @@ from ...models.files import ModelError
 from ...models.load.checkpoint import model_hash
 from ...ops.blend.blend import ChunkKV
 from ...ops.blend.layer_plan import compile_layer_plan
-from ...states.graph.blend_spec import Blend
+from ...states.graph.blend_spec import BlendBlock
 from ...states.graph.program import Program
 from ...states.graph.source import GraphError
 from ...states.text.prompt_tokens import Chunk
@@ -76,7 +76,7 @@ def chunks_for(program: Program, models: "Models", store: ChunkStore | None) -> 
     return chunk_maker(store, replace(models, drafter=drafter), weights)
 
 
-def _check_model(program: Program, blend: Blend, target: Any) -> None:
+def _check_model(program: Program, blend: BlendBlock, target: Any) -> None:
     source = program.source
     try:
         compile_layer_plan(blend.settings, target.num_layers)

@@ -11,7 +11,7 @@ from ...states.text.documents import CHUNK_TOKENS
 from ..chunks.files import ChunkFiles, ChunkInfo
 from ..errors import UsageError
 from ..prepare.options import RunOptions
-from ..shell import complain, told
+from ..shell import complain, user_errors
 from .run import Device, Drafter, Dtype, Json, Model, Sets, Threads, option
 
 SCHEMA = 1
@@ -61,7 +61,7 @@ def add(
         threads=threads,
         sets=tuple(sets or ()),
     )
-    with told():
+    with user_errors():
         from .cache_command import add_documents
 
         found = add_documents(files, options, cache_dir, max_bytes, chunk_tokens)
@@ -75,7 +75,7 @@ def add(
 @cache.command("list")
 def list_chunks(cache_dir: CacheDir = Path("chunks"), as_json: Json = False) -> None:
     """The cached chunks, those used last at the end."""
-    with told():
+    with user_errors():
         found, problems = ChunkFiles(cache_dir).list()
     for problem in problems:
         complain(f"warning: {problem}; it is ignored")
@@ -97,7 +97,7 @@ def drop(
     as_json: Json = False,
 ) -> None:
     """Drop cached chunks, damaged ones too."""
-    with told():
+    with user_errors():
         if bool(keys) == all_of_them:
             raise UsageError("give KEYs of `specsot cache list`, or --all")
         files = ChunkFiles(cache_dir)

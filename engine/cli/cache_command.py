@@ -18,7 +18,7 @@ from ..run.api import build
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class AddedChunk:
     """A chunk that is in the folder now; made: it was not there before."""
 
     info: ChunkInfo
@@ -27,7 +27,7 @@ class Added:
 
 def add_documents(
     files: Iterable[Path], options: RunOptions, folder: Path, max_bytes: int, most: int
-) -> list[Added]:
+) -> list[AddedChunk]:
     """Keep the chunks, of at most ``most`` tokens, of all documents in the files.
 
     Raises:
@@ -47,13 +47,13 @@ def add_documents(
     ]
 
 
-def _add(folder: Path, maker: ChunkMaker, name: str, ids: tuple[int, ...]) -> Added:
+def _add(folder: Path, maker: ChunkMaker, name: str, ids: tuple[int, ...]) -> AddedChunk:
     store = maker.store
     chunk, made = maker.chunk(ids, name)
     if chunk.bytes > store.max_bytes:
         raise UsageError(f"--max-bytes {store.max_bytes}: {name} needs {chunk.bytes}")
     try:
-        return Added(ChunkFiles(folder).read_info(maker.key(ids).digest), made)
+        return AddedChunk(ChunkFiles(folder).read_info(maker.key(ids).digest), made)
     except FileNotFoundError:
         why = store.notes[-1] if store.notes else f"--max-bytes {store.max_bytes} is too little"
         raise UsageError(f"{name} could not be kept: {why}") from None

@@ -13,7 +13,7 @@ from ...states.graph.source import hint
 from ..errors import UsageError
 from ..prepare.environment import model_folder
 from ..record.run_folder import RunFolder
-from ..shell import told
+from ..shell import user_errors
 from .run import Json
 
 PROMPTS_FILE, DOCUMENTS_FILE = "prompts.jsonl", "documents.jsonl"
@@ -54,7 +54,7 @@ def documents(
 
     OUT/prompts.jsonl is for `specsot run --prompts`, OUT/documents.jsonl for `specsot cache add`.
     """
-    with told():
+    with user_errors():
         from ..corpus.document_sets import SetSettings, reading_prompts
 
         count = _counter(model)

@@ -17,7 +17,7 @@ from ..chunks.store import ChunkStore
 from ..prepare.environment import model_folders, set_up_torch
 from ..prepare.job import Job
 from ..prepare.options import RunOptions
-from ..prepare.repeat import Made
+from ..prepare.repeat import Provenance
 from ..record.kv_trace import trace_pools
 from ..record.recorder import Recorder
 from ..record.run_folder import RunFolder
@@ -26,7 +26,7 @@ from ..run.api import build
 from ..run.blend_probe import probe_blends
 from ..run.runner import Halt, Status, drive
 from ..run.session import Session
-from ..run.writer import Keeper, Outcome, made_with
+from ..run.writer import RunOutcome, RunWriter, made_with
 from ..shell import writer
 from ..terminal import usable
 from ..view.plain import PlainView
@@ -36,18 +36,18 @@ from ..view.tui import LiveView
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedJob:
     """A job with its models.
 
     notes: what the loaders found worth telling.
     """
 
     session: Session
-    made: Made
+    made: Provenance
     notes: tuple[str, ...]
 
 
-def load(job: Job, cache_dir: Path | None = None) -> Loaded:
+def load(job: Job, cache_dir: Path | None = None) -> LoadedJob:
     """Set torch up and load the models; raises UsageError, ModelError, GraphError.
 
     Args:
@@ -58,7 +58,7 @@ def load(job: Job, cache_dir: Path | None = None) -> Loaded:
     session = build(job, target, drafter, _chunks(job, cache_dir))
     found = (session.models.target, session.models.drafter)
     notes = tuple(note for model in found if model is not None for note in model.notes)
-    return Loaded(session, made_with(job, target, drafter), notes)
+    return LoadedJob(session, made_with(job, target, drafter), notes)
 
 
 def _chunks(job: Job, folder: Path | None) -> ChunkStore | None:
@@ -68,15 +68,15 @@ def _chunks(job: Job, folder: Path | None) -> ChunkStore | None:
     return ChunkStore(CHUNK_BYTES, folder, torch.device(job.config.device))
 
 
-def perform(options: RunOptions, job: Job, loaded: Loaded, folder: RunFolder) -> Outcome:
+def perform(options: RunOptions, job: Job, loaded: LoadedJob, folder: RunFolder) -> RunOutcome:
     """The run from its first transition to its last file."""
     with folder:
-        keeper = Keeper(folder, job, loaded.made)
+        keeper = RunWriter(folder, job, loaded.made)
         keeper.begin(options, dict(os.environ))
         return _perform(options, job, loaded.session, keeper)
 
 
-def _perform(options: RunOptions, job: Job, session: Session, keeper: Keeper) -> Outcome:
+def _perform(options: RunOptions, job: Job, session: Session, keeper: RunWriter) -> RunOutcome:
     """Drive the run with its view; what it made is kept even if it fails."""
     recorder = Recorder(
         session.prompts.decode, keeper.folder.trace, tuple(job.program.graph.states)

@@ -13,13 +13,13 @@ from ..prepare.options import RunOptions
 from ..record.report import answer_text, closing_lines, left_apart, refusals
 from ..record.run_folder import RunFolder
 from ..run.runner import STATUS_CODES, Status
-from ..run.writer import Outcome
+from ..run.writer import RunOutcome
 from ..shell import complain, writer
 
 SCHEMA = 1
 
 
-def hand_over(options: RunOptions, folder: RunFolder, outcome: Outcome) -> None:
+def print_result(options: RunOptions, folder: RunFolder, outcome: RunOutcome) -> None:
     """The answer to stdout; how the run went to stderr."""
     out, say = writer(sys.stdout), writer(sys.stderr)
     if options.as_json:
@@ -34,7 +34,7 @@ def hand_over(options: RunOptions, folder: RunFolder, outcome: Outcome) -> None:
         say(f"run folder {folder.path}\ndigest {outcome.digest}\n")
 
 
-def document(folder: RunFolder, outcome: Outcome) -> dict[str, Any]:
+def document(folder: RunFolder, outcome: RunOutcome) -> dict[str, Any]:
     """The one JSON document of `--json`."""
     return {
         "schema_version": SCHEMA,
@@ -46,7 +46,7 @@ def document(folder: RunFolder, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def verdict(options: RunOptions, job: Job, outcome: Outcome) -> int:
+def verdict(options: RunOptions, job: Job, outcome: RunOutcome) -> int:
     """The exit code of a run that came to some end.
 
     Raises:

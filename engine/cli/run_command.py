@@ -50,7 +50,7 @@ def _run(options: RunOptions, folders: list[RunFolder]) -> int:
     with _loading(options, job):
         # Here and not above: a mistyped graph is told at once, torch takes seconds to import.
         from .live_run import load, perform
-        from .print_result import hand_over, verdict
+        from .print_result import print_result, verdict
 
         loaded = load(job, options.cache_dir)
     _tell(options, [*job.notes, *loaded.notes], "note")
@@ -61,7 +61,7 @@ def _run(options: RunOptions, folders: list[RunFolder]) -> int:
     folder = RunFolder.create(options.runs_dir, job.program.graph.name)
     folders.append(folder)
     outcome = perform(options, job, loaded, folder)
-    hand_over(options, folder, outcome)
+    print_result(options, folder, outcome)
     return verdict(options, job, outcome)
 
 

@@ -20,7 +20,7 @@ ROUNDS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class SelfTestRun:
     """One graph of the self-test."""
 
     graph: str
@@ -31,7 +31,7 @@ class Tried:
     load_seconds: float
 
 
-def try_graphs(threads: int | None, max_new_tokens: int = TOKENS) -> Iterator[Tried]:
+def try_graphs(threads: int | None, max_new_tokens: int = TOKENS) -> Iterator[SelfTestRun]:
     """Answer one question with every shipped graph on the embedded models."""
     for graph in GRAPHS:
         began = perf_counter()
@@ -46,13 +46,13 @@ def try_graphs(threads: int | None, max_new_tokens: int = TOKENS) -> Iterator[Tr
         run, recorder, _ = perform(session, [Prompt("1", QUESTION)])
         answers = answers_of(run.board["branches"].requests, run.board["prompts"])
         meter = recorder.meter
-        yield Tried(
+        yield SelfTestRun(
             graph, output_digest(answers), meter.tokens, meter.seconds, meter.tau_step, loaded
         )
         run.close()
 
 
-def unequal(tried: Sequence[Tried]) -> list[str]:
+def unequal(tried: Sequence[SelfTestRun]) -> list[str]:
     """Pairs of graphs whose answers differ though they must not."""
     digests = {one.graph: one.digest for one in tried}
     pairs = [(a, b) for a, b in EQUAL if a in digests and b in digests]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..shell import told
+from ..shell import user_errors
 from ..train.options import (
     BatchTokens,
     Device,
@@ -89,7 +89,7 @@ def eagle3(
     threads: Threads = None,
 ) -> None:
     """Train an EAGLE-3 drafter. The defaults are those of the embedded one."""
-    with told():
+    with user_errors():
         folder = set_up(target, device, threads)
         from ..train.eagle3 import Eagle3Training, train_eagle3
 
@@ -169,7 +169,7 @@ def dflash(
     threads: Threads = None,
 ) -> None:
     """Train a DFlash drafter. The defaults are those of the embedded one."""
-    with told():
+    with user_errors():
         folder = set_up(target, device, threads)
         from ..train.dflash import DFlashTraining, train_dflash
 
@@ -234,7 +234,7 @@ def vanilla(
     threads: Threads = None,
 ) -> None:
     """Train a small language model as a drafter. The defaults are those of the embedded one."""
-    with told():
+    with user_errors():
         folder = set_up(target, device, threads)
         from ..train.vanilla import VanillaTraining, train_vanilla
 

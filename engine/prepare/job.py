@@ -16,7 +16,7 @@ from .documents import read_documents
 from .files import open_source
 from .inputs import Prompt, Prompts, read_prompts
 from .options import RunOptions
-from .repeat import Made, Result, graph_source, is_run_file, prompts_of, read_run
+from .repeat import Provenance, RunResult, graph_source, is_run_file, prompts_of, read_run
 
 EMBEDDED = "embedded"
 
@@ -34,8 +34,8 @@ class Job:
     config: RunConfig
     prompts: tuple[Prompt, ...]
     outline: Outline | None = None
-    made_with: Made | None = None
-    result: Result | None = None
+    made_with: Provenance | None = None
+    result: RunResult | None = None
     notes: tuple[str, ...] = ()
 
     @property

@@ -41,7 +41,7 @@ class PromptSpec(Spec):
     documents: list[DocumentSpec] = Field(default_factory=list)
 
 
-class Made(Spec):
+class Provenance(Spec):
     """With what a run was made; a repetition names what is different."""
 
     model_hash: str = ""
@@ -52,7 +52,7 @@ class Made(Spec):
     threads: Int = 0
 
 
-class Result(Spec):
+class RunResult(Spec):
     """How the run ended, and the digest that a repetition must reach."""
 
     status: str
@@ -68,8 +68,8 @@ class RunFile(Spec):
     options: dict[str, Any]
     prompts: Annotated[list[PromptSpec], Field(min_length=1)] | Literal["prompts.jsonl"]
     outline: str | None = None
-    made_with: Made = Made()
-    result: Result | None = None
+    made_with: Provenance = Provenance()
+    result: RunResult | None = None
 
 
 def is_run_file(source: Source) -> bool:
@@ -119,7 +119,7 @@ def _asked(spec: PromptSpec) -> Prompt:
     return Prompt(spec.id, spec.prompt, spec.seed, spec.max_new_tokens, documents=documents)
 
 
-def differences(then: Made, now: Made) -> Iterator[str]:
+def differences(then: Provenance, now: Provenance) -> Iterator[str]:
     """What is not as it was; one line each."""
     for name in ("model_hash", "drafter_hash", "dtype", "device", "threads"):
         old, new = getattr(then, name), getattr(now, name)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(slots=True)
-class Probed:
+class ProbeFigures:
     """What a run's probe has found so far. Names and definitions: docs/metrics.md.
 
     rows: cached rows that were compared. errors: `relative_errors` [L, 2] of every prompt, or part

@@ -9,13 +9,13 @@ from typing import Any
 
 from ...ops.blend.cost import LayerShape, blend_flops, prefill_flops
 from ...states.requests.blending import Blending
-from ...states.requests.branch import Blended
+from ...states.requests.branch import BlendSummary
 from ..chunks.cache import ChunkLibrary
-from .blend_errors import Probed
+from .blend_errors import ProbeFigures
 
 
 def blend_figures(
-    forwards: Sequence[Blended], board: Mapping[str, Any], probed: Probed | None = None
+    forwards: Sequence[BlendSummary], board: Mapping[str, Any], probed: ProbeFigures | None = None
 ) -> dict[str, Any] | None:
     """The part `blend` of metrics.json; None for a graph that reuses nothing."""
     blending: Blending | None = board["branches"].blending

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...states.requests.branch import Blended, RoundSummary
+from ...states.requests.branch import BlendSummary, RoundSummary
 from ...states.trace import Moved, OpRan
-from .blend_errors import Probed
+from .blend_errors import ProbeFigures
 from .blend_figures import blend_figures
 
 NS = 1e9
@@ -72,8 +72,8 @@ class Meter:
     steps: Tally = field(default_factory=Tally)
     requests: dict[str, Tally] = field(default_factory=dict)
     marks: dict[str, Marks] = field(default_factory=dict)
-    blends: list[Blended] = field(default_factory=list)
-    probed: Probed | None = None
+    blends: list[BlendSummary] = field(default_factory=list)
+    probed: ProbeFigures | None = None
 
     def op_ran(self, event: OpRan) -> None:
         self.in_ops += event.nanos

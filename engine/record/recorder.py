@@ -13,7 +13,7 @@ from ...states.machine import Run
 from ...states.requests.branch import RoundSummary, Stage
 from ...states.trace import Event, Moved, OpRan
 from .metrics import Meter
-from .snapshot import Figures, Move, Snapshot, StateView, branch_view, pool_view, shown_branches
+from .snapshot import LiveFigures, Move, Snapshot, StateView, branch_view, pool_view, shown_branches
 from .text_stream import Decode, TextStream
 from .trace_records import Happened, trace_record
 
@@ -133,7 +133,7 @@ class Recorder:
             tuple(self.moves),
             tuple(branch_view(branch, self._text(branch)) for branch in shown),
             pool_view(board),
-            Figures(
+            LiveFigures(
                 meter.tokens,
                 meter.rounds,
                 meter.per_forward,

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ...states.graph.graph import Graph
 from ...states.requests.blending import Reused
-from ...states.requests.branch import Blended, Branch, Request
+from ...states.requests.branch import BlendSummary, Branch, Request
 
 Codes = npt.NDArray[np.int16]
 
@@ -70,7 +70,7 @@ class PoolView:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class LiveFigures:
     """The running figures under the picture."""
 
     tokens: int
@@ -107,9 +107,9 @@ class Snapshot:
     moves: tuple[Move, ...]
     branches: tuple[BranchView, ...]
     pool: PoolView
-    figures: Figures
+    figures: LiveFigures
     seconds: float
-    blend: Blended | None = None
+    blend: BlendSummary | None = None
 
 
 def scene_of(graph: Graph, model: str, requests: int) -> Scene:

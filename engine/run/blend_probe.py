@@ -11,23 +11,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ops.blend.blend import Role
+from ...ops.blend.blend import RowRole
 from ...ops.kv.pool import Ints, KVCache
 from ...ops.types import Rows
 from ...states.machine import Run
 from ...states.requests.branch import Request
 from ...states.trace import Event, OpRan
-from ..record.blend_errors import Probed, divergence, relative_errors
+from ..record.blend_errors import ProbeFigures, divergence, relative_errors
 from .contexts import full_prefill
 
 
-def probe_blends(run: Run) -> Probed:
+def probe_blends(run: Run) -> ProbeFigures:
     """Let this run's forwards with cached rows be compared with full prefills.
 
     Returns:
         What was found, which grows with the run.
     """
-    probed, told = Probed(), run.sink
+    probed, told = ProbeFigures(), run.sink
 
     def sink(event: Event) -> None:
         told(event)
@@ -40,7 +40,7 @@ def probe_blends(run: Run) -> Probed:
     return probed
 
 
-def _compare(probed: Probed, board: Mapping[str, Any]) -> None:
+def _compare(probed: ProbeFigures, board: Mapping[str, Any]) -> None:
     rows, kv = board["rows"], board["kv"]
     cached, tips = _cached(rows), _tips(rows, board["logits"])
     for owner, prefix, ids in _prompts(board["branches"].requests):
@@ -65,8 +65,8 @@ def _cached(rows: Rows) -> dict[int, tuple[Ints, Ints]]:
         for values_BQ in (rows.owner_BQ, rows.slots_BQ, rows.positions_BQ)
     )
     found: dict[int, tuple[Ints, Ints]] = {}
-    for branch in np.unique(branch_M[role_M == Role.REUSED]):
-        mine = np.flatnonzero((branch_M == branch) & (role_M == Role.REUSED))
+    for branch in np.unique(branch_M[role_M == RowRole.REUSED]):
+        mine = np.flatnonzero((branch_M == branch) & (role_M == RowRole.REUSED))
         found.setdefault(int(owner_M[mine[0]]), (slot_M[mine], position_M[mine]))
     return found
 

@@ -16,12 +16,12 @@ from ...states.requests.blending import Blending
 from ...states.requests.branch import Request
 from ...states.requests.folding import Folding
 from ...states.requests.manager import BranchStateManager
-from ...states.requests.prompt_builder import Reading
-from ...states.requests.request_table import Rules
+from ...states.requests.prompt_builder import PromptBuilder
+from ...states.requests.request_table import RunLimits
 from ...states.text.documents import CHUNK_TOKENS
 from ...states.text.grammar import GrammarError, OutlineGrammar
 from ...states.text.outline import Outline
-from ...states.text.prompt_tokens import Written
+from ...states.text.prompt_tokens import PromptTokens
 from ...states.text.prompts import PromptBook
 from ...states.text.template import load_template
 from ...states.trace import Sink
@@ -66,7 +66,7 @@ class Session:
         self.maker = chunks_for(program, models, chunks)
         found = graph.skeleton.found if graph.skeleton is not None else 0
         most = graph.blend.chunk_tokens if graph.blend is not None else CHUNK_TOKENS
-        self.reading = Reading(self.prompts, found, most)
+        self.reading = PromptBuilder(self.prompts, found, most)
 
     def _sampling(self) -> SamplingRules:
         """The graph's rules, whose token ids the model must know."""
@@ -109,7 +109,7 @@ class Session:
         searched = skeleton is not None and skeleton.documents == "branches"
         documents = () if searched else prompt.documents
         reading.check(prompt.documents)
-        prefix = tail = Written()
+        prefix = tail = PromptTokens()
         if skeleton is None:
             tail = reading.plain(prompt.text, documents)
         else:
@@ -160,7 +160,7 @@ class Session:
         kv_draft = None
         if drafter is not None:
             kv_draft = new_pool(drafter, capacity + scratch, rows, models)
-        rules = Rules(
+        rules = RunLimits(
             graph.layout,
             graph.drafter,
             graph.skeleton is None or graph.skeleton.share == "outline",

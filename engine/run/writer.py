@@ -17,7 +17,7 @@ from ..prepare.repeat import (
     FILE,
     PROMPTS_FILE,
     TEMPLATE_FILE,
-    Made,
+    Provenance,
     canonical,
     run_document,
     to_yaml,
@@ -34,7 +34,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """A run's results, complete or as far as it got."""
 
     status: Status
@@ -44,10 +44,10 @@ class Outcome:
     outputs: list[dict[str, Any]]
 
 
-def made_with(job: Job, target: Path, drafter: Path | None) -> Made:
+def made_with(job: Job, target: Path, drafter: Path | None) -> Provenance:
     """Hashes, versions and settings that can change the tokens of a run."""
     config = job.config
-    return Made(
+    return Provenance(
         model_hash=model_hash(target),
         drafter_hash=model_hash(drafter) if drafter is not None else None,
         versions=versions(),
@@ -57,10 +57,10 @@ def made_with(job: Job, target: Path, drafter: Path | None) -> Made:
     )
 
 
-class Keeper:
+class RunWriter:
     """Writes the run folder of one run."""
 
-    def __init__(self, folder: RunFolder, job: Job, made: Made) -> None:
+    def __init__(self, folder: RunFolder, job: Job, made: Provenance) -> None:
         self.folder, self.job, self.made = folder, job, made
         self._manifest: dict[str, Any] = {}
         self._document: dict[str, Any] = {}
@@ -130,14 +130,14 @@ class Keeper:
 
     def end(
         self, run: Run, recorder: Recorder, status: Status, error: BaseException | None
-    ) -> Outcome:
+    ) -> RunOutcome:
         """Outputs, metrics, summary and the final status, whatever has happened."""
         recorder.flush()
         answers = answers_of(run.board["branches"].requests, run.board["prompts"])
         metrics = figures(recorder.meter, run.board)
         digest = output_digest(answers)
         lines = outputs(answers, recorder.meter)
-        outcome = Outcome(status, answers, metrics, digest, lines)
+        outcome = RunOutcome(status, answers, metrics, digest, lines)
         self.folder.write_lines("outputs.jsonl", lines)
         self.folder.write_json("metrics.json", {"status": status, **metrics})
         self._manifest |= {"status": status, "ended": _now(), "digest": digest}
@@ -148,7 +148,7 @@ class Keeper:
         self.folder.write_text("summary.md", self._summary(outcome))
         return outcome
 
-    def _summary(self, outcome: Outcome) -> str:
+    def _summary(self, outcome: RunOutcome) -> str:
         graph, config = self.job.program.graph, self.job.config
         facts = {
             "status": str(outcome.status),

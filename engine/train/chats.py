@@ -135,14 +135,14 @@ def _check_order(turns: Sequence[Turn], place: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class CompactSample:
     """A sample in little memory: ids, and 1 where the model has to write them."""
 
     ids: array[int]
     written: array[int]
 
     @classmethod
-    def of(cls, tokens: Tokens) -> Stored:
+    def of(cls, tokens: Tokens) -> CompactSample:
         """The same without what linear samples do not need."""
         return cls(array("i", tokens.ids), array("b", (w >= GOLD for w in tokens.weights)))
 

@@ -16,10 +16,10 @@ from .data import Batch
 from .dflash_blocks import Blocks, Packing
 from .dflash_loss import OnlineDFlashModel
 from .files import replace_files, save_weights
-from .held import Held
+from .held_out import HeldOutPrompt
 from .lessons import lessons
-from .loop import DrafterTraining, Taught, train
-from .optim import Pair
+from .loop import DrafterTraining, LossReport, train
+from .optim import MuonAdamW
 from .teacher import Teacher
 
 
@@ -108,18 +108,18 @@ class DFlashCourse:
         self.online = OnlineDFlashModel(
             self.model, config.num_anchors, gamma=config.loss_decay_gamma
         )
-        self.optimizer = Pair(self.model, config.lr, config.head_lr)
+        self.optimizer = MuonAdamW(self.model, config.lr, config.head_lr)
 
-    def teach(self, batch: Batch, draw: torch.Generator) -> Taught:
+    def teach(self, batch: Batch, draw: torch.Generator) -> LossReport:
         seen = self.teacher.look(batch, self.model.tap_ids)
         packing = Packing(batch.positions, batch.mask[:, 0])
         with self.teacher.low_precision():
             step = self.online(
                 batch.ids, seen.features_BSF, batch.written(), generator=draw, packing=packing
             )
-        return Taught(step.loss, {"accuracy": step.accuracy})
+        return LossReport(step.loss, {"accuracy": step.accuracy})
 
-    def hits(self, sample: Held) -> Tensor:
+    def hits(self, sample: HeldOutPrompt) -> Tensor:
         batch = sample.batch(self.teacher.device)
         seen = self.teacher.look(batch, self.model.tap_ids, exact=True)
         roots = torch.arange(sample.first, batch.ids.shape[1], device=batch.ids.device)[None]

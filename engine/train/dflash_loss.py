@@ -78,7 +78,7 @@ def attend(q_BhQd: Tensor, k_BgKd: Tensor, v_BgKd: Tensor, mask: Mask) -> Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainingStep:
     """What one training step reports.
 
     loss: the weighted mean, to be differentiated. accuracy: share of counted rows whose best id is
@@ -129,7 +129,7 @@ class OnlineDFlashModel(nn.Module):
         blocks: Blocks | None = None,
         generator: torch.Generator | None = None,
         packing: Packing | None = None,
-    ) -> Step:
+    ) -> TrainingStep:
         """One step on sequences padded at the right.
 
         Args:
@@ -182,7 +182,7 @@ class OnlineDFlashModel(nn.Module):
         attended = attend(_by_head(q, batch), keys, values, mask)
         return layer.finish(x_NH, attended.transpose(1, 2).flatten(2).flatten(0, 1))
 
-    def _score(self, hidden_BQH: Tensor, labels_BMP: Tensor, counted_BMP: Tensor) -> Step:
+    def _score(self, hidden_BQH: Tensor, labels_BMP: Tensor, counted_BMP: Tensor) -> TrainingStep:
         """Decayed cross-entropy with the tokens themselves, on the rows that count."""
         rows = counted_BMP.flatten().nonzero().flatten()  # the head is the largest product here
         labels_R = labels_BMP.flatten()[rows]
@@ -193,7 +193,7 @@ class OnlineDFlashModel(nn.Module):
         right_R = (logits_RV.argmax(-1) == labels_R).float()
         tiny = torch.finfo(weight.dtype).tiny  # fixed blocks may count nothing
         accuracy = right_R.sum() / max(len(rows), 1)
-        return Step(loss_sum / weight.clamp_min(tiny), accuracy, loss_sum, weight)
+        return TrainingStep(loss_sum / weight.clamp_min(tiny), accuracy, loss_sum, weight)
 
 
 def _by_head(x_Nhd: Tensor, batch: int) -> Tensor:

@@ -20,10 +20,10 @@ from ..errors import UsageError
 from .data import GOLD, Batch, Source
 from .eagle3_loss import Lesson, guesses, rehearse, shift
 from .files import load_checkpoint, replace_files, save_weights
-from .held import Held
+from .held_out import HeldOutPrompt
 from .lessons import Lessons, lessons
-from .loop import DrafterTraining, Taught, train
-from .optim import Pair
+from .loop import DrafterTraining, LossReport, train
+from .optim import MuonAdamW
 from .teacher import Teacher
 
 COUNTED = 4000  # samples that the draft vocabulary is chosen from
@@ -109,7 +109,7 @@ class Eagle3Course:
     def __init__(self, config: Eagle3Training, teacher: Teacher, ids: Tensor) -> None:
         self.config, self.teacher = config, teacher
         self.model = new_drafter(config, teacher, ids)
-        self.optimizer = Pair(self.model, config.lr, config.head_lr)
+        self.optimizer = MuonAdamW(self.model, config.lr, config.head_lr)
 
     def lesson(self, batch: Batch, *, exact: bool = False) -> Lesson:
         """What the target says about a batch of packed rows.
@@ -130,16 +130,16 @@ class Eagle3Course:
             visible_BSS=batch.mask[:, 0],
         )
 
-    def teach(self, batch: Batch, draw: torch.Generator) -> Taught:
+    def teach(self, batch: Batch, draw: torch.Generator) -> LossReport:
         lesson = self.lesson(batch)
         with self.teacher.low_precision():
             verdict = rehearse(self.model, lesson, self.config.steps)
         loss = verdict.total(self.config.decay) / lesson.counted_BS.mean().clamp_min(1e-3)
         found = list(verdict.accuracies)
         figures = {"accuracy": found[0], **{f"acc{i}": value for i, value in enumerate(found)}}
-        return Taught(loss, figures | {"tau": chain_tau(found)})
+        return LossReport(loss, figures | {"tau": chain_tau(found)})
 
-    def hits(self, sample: Held) -> Tensor:
+    def hits(self, sample: HeldOutPrompt) -> Tensor:
         lesson = self.lesson(sample.batch(self.teacher.device), exact=True)
         steps = self.config.steps
         drafts_SK = guesses(self.model, lesson, steps)[0]

@@ -34,7 +34,7 @@ class Lesson:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LossTerms:
     """losses: one scalar per step; accuracies: share of counted rows whose best id is right."""
 
     losses: tuple[Tensor, ...]
@@ -58,7 +58,7 @@ def causal(length: int, rows: int = 1) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool).tril().expand(rows, -1, -1)
 
 
-def rehearse(drafter: Eagle3, lesson: Lesson, steps: int) -> Verdict:
+def rehearse(drafter: Eagle3, lesson: Lesson, steps: int) -> LossTerms:
     """Unroll `steps` drafted steps; gradients flow through the fed-back features."""
     chain = _Chain(drafter, lesson)
     hidden_BSH = drafter.fuse(lesson.taps_BSF)
@@ -69,7 +69,7 @@ def rehearse(drafter: Eagle3, lesson: Lesson, steps: int) -> Verdict:
         loss, accuracy = _score(drafter, hidden_BSH, lesson, step)
         losses.append(loss)
         accuracies.append(accuracy)
-    return Verdict(tuple(losses), tuple(accuracies))
+    return LossTerms(tuple(losses), tuple(accuracies))
 
 
 def guesses(drafter: Eagle3, lesson: Lesson, steps: int) -> Tensor:

@@ -13,9 +13,9 @@ from ..corpus.pieces import END, USER, Pieces, branch_turn
 from ..corpus.tokenizer_training import VOCABULARY
 from ..errors import UsageError
 from .answers import Regeneration
-from .chats import ChatCoder, Stored, read_conversations
+from .chats import ChatCoder, CompactSample, read_conversations
 from .data import Encode, Source, Tokens, corpus_source
-from .held import Held
+from .held_out import HeldOutPrompt
 from .loop import DrafterTraining
 from .quality import outline_titles
 from .teacher import Teacher
@@ -41,7 +41,7 @@ class Lessons:
 
     source: Source
     distinct: int | None
-    held: list[Held]
+    held: list[HeldOutPrompt]
 
 
 def lessons(config: DrafterTraining, teacher: Teacher) -> Lessons:
@@ -74,7 +74,9 @@ def _of_file(config: DrafterTraining, file: Path, teacher: Teacher) -> Lessons:
     asked = [coder.prompt(found[i].question) for i in sorted(chosen)]
     if config.regenerate:
         trained = Regeneration(config, teacher, coder).answered(trained)
-    samples = [Stored.of(tokens) for c in trained for tokens in coder.samples(c, config.length)]
+    samples = [
+        CompactSample.of(tokens) for c in trained for tokens in coder.samples(c, config.length)
+    ]
     if not samples:
         raise UsageError(f"{file}: no answer of two tokens or more within {config.length} tokens")
 
@@ -95,7 +97,7 @@ def _is_embedded(teacher: Teacher) -> bool:
     return len(teacher.tokenizer) == VOCABULARY and marks == [1, 2]
 
 
-def _of_corpus(teacher: Teacher, encode: Encode, limit: int) -> list[Held]:
+def _of_corpus(teacher: Teacher, encode: Encode, limit: int) -> list[HeldOutPrompt]:
     """Held-out outlines, their first parts, and answers from documents, as the target writes."""
     outlines = _ask(teacher, "outline", [_ids(p.pieces, encode) for p in probes("outline", limit)])
     turns = []
@@ -113,11 +115,11 @@ def _ids(pieces: Pieces, encode: Encode) -> list[int]:
 
 def _ask(
     teacher: Teacher, kind: str, prompts: list[list[int]], length: int | None = None
-) -> list[Held]:
+) -> list[HeldOutPrompt]:
     if not prompts:
         return []
     limit = ANSWER_TOKENS if length is None else length - max(map(len, prompts))
     return [
-        Held(kind, (*prompt, *answer), len(prompt))
+        HeldOutPrompt(kind, (*prompt, *answer), len(prompt))
         for prompt, answer in zip(prompts, teacher.answer(prompts, limit), strict=True)
     ]

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from .data import Batch, Packer, Source
 from .files import load_checkpoint, save_atomically
-from .held import Held, held_out_tau
+from .held_out import HeldOutPrompt, held_out_tau
 from .log import TrainingLog, keep_lines
-from .optim import Pair
+from .optim import MuonAdamW
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Taught:
+class LossReport:
     """loss: to be differentiated. figures: what the log says beside it, by name."""
 
     loss: Tensor
@@ -96,18 +96,18 @@ class Course(Protocol):
     """
 
     name: str
-    optimizer: Pair
+    optimizer: MuonAdamW
 
     @property
     def model(self) -> nn.Module:
         """What is trained; its state is the checkpoint's."""
         ...
 
-    def teach(self, batch: Batch, draw: torch.Generator) -> Taught:
+    def teach(self, batch: Batch, draw: torch.Generator) -> LossReport:
         """The loss on a batch, which lies on the model's device; ``draw`` is a CPU generator."""
         ...
 
-    def hits(self, sample: Held) -> Tensor:
+    def hits(self, sample: HeldOutPrompt) -> Tensor:
         """bool [S, K]: where token t is a round's root, whether draft k is token t + 1 + k."""
         ...
 
@@ -116,7 +116,9 @@ class Course(Protocol):
         ...
 
 
-def train(config: DrafterTraining, course: Course, source: Source, held: list[Held]) -> Path:
+def train(
+    config: DrafterTraining, course: Course, source: Source, held: list[HeldOutPrompt]
+) -> Path:
     """Train until the end, saving now and then; returns the folder of the exported drafter."""
     progress = _restore(config, course)
     log_file = config.run / "log.jsonl"
@@ -141,7 +143,7 @@ def train(config: DrafterTraining, course: Course, source: Source, held: list[He
     return config.out
 
 
-def measure(course: Course, held: list[Held]) -> dict[str, float]:
+def measure(course: Course, held: list[HeldOutPrompt]) -> dict[str, float]:
     """Tokens per round on held-out samples; the model is left as it was."""
     with torch.no_grad():
         return held_out_tau(held, course.hits)

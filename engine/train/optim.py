@@ -52,7 +52,7 @@ class Muon(torch.optim.Optimizer):
                 p.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape)))
 
 
-class Pair:
+class MuonAdamW:
     """Muon for the matrices of the layers and AdamW for everything else."""
 
     def __init__(self, model: nn.Module, lr: float, embedding_lr: float) -> None:

@@ -20,7 +20,7 @@ from ..corpus.tokenizer_training import VOCABULARY, save_tokenizer, train_tokeni
 from .data import Batch, Encode, Packer, corpus_source
 from .files import export_target, load_checkpoint, save_atomically
 from .log import TrainingLog
-from .optim import Pair
+from .optim import MuonAdamW
 from .stages import STAGES, Stage, stage_at
 
 SHORT, LONG = 768, 1024
@@ -154,7 +154,7 @@ def _tokenizer(config: TargetTraining) -> Tokenizer:
 
 
 def _checkpoint(
-    config: TargetTraining, model: Qwen3ForCausalLM, optimizer: Pair, progress: Progress
+    config: TargetTraining, model: Qwen3ForCausalLM, optimizer: MuonAdamW, progress: Progress
 ) -> None:
     state: dict[str, object] = {
         "model": model.state_dict(),
@@ -165,7 +165,7 @@ def _checkpoint(
     export_target(model, config.run, config.out)
 
 
-def _restore(config: TargetTraining, model: Qwen3ForCausalLM, optimizer: Pair) -> Progress:
+def _restore(config: TargetTraining, model: Qwen3ForCausalLM, optimizer: MuonAdamW) -> Progress:
     path = config.run / "state.pt"
     if not (config.resume and path.exists()):
         return Progress()
@@ -179,7 +179,7 @@ def train_target(config: TargetTraining) -> Path:
     """Train, saving now and then; returns the folder of the exported model."""
     tokenizer = _tokenizer(config)
     model = new_model(config)
-    optimizer = Pair(model, config.lr, config.embedding_lr)
+    optimizer = MuonAdamW(model, config.lr, config.embedding_lr)
     progress = _restore(config, model, optimizer)
     saved = progress.seconds
     with TrainingLog(config.run / "log.jsonl", "target") as log:
@@ -197,7 +197,7 @@ def train_target(config: TargetTraining) -> Path:
 
 
 def _train_step(
-    model: Qwen3ForCausalLM, optimizer: Pair, batch: Batch, done: float
+    model: Qwen3ForCausalLM, optimizer: MuonAdamW, batch: Batch, done: float
 ) -> dict[str, float]:
     """One update; returns loss, gradient norm, seconds and tokens per second."""
     start = time.monotonic()

@@ -18,7 +18,7 @@ from .data import Batch
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TeacherOutput:
     """features_BSF: the tapped hidden states, joined. hidden_BSH: the input of the head."""
 
     features_BSF: Tensor
@@ -63,7 +63,9 @@ class Teacher:
         return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
 
     @torch.no_grad()
-    def look(self, batch: Batch, taps: tuple[int, ...] = (), *, exact: bool = False) -> Seen:
+    def look(
+        self, batch: Batch, taps: tuple[int, ...] = (), *, exact: bool = False
+    ) -> TeacherOutput:
         """One forward over packed rows; taps are indices of `hidden_states`, 0 the embedding.
 
         Args:
@@ -79,7 +81,7 @@ class Teacher:
             )
         last: Tensor = out.last_hidden_state
         features = [out.hidden_states[tap] for tap in taps] or [last[..., :0]]
-        return Seen(torch.cat(features, -1).float(), last)
+        return TeacherOutput(torch.cat(features, -1).float(), last)
 
     @torch.no_grad()
     def logits(self, hidden_RH: Tensor) -> Tensor:

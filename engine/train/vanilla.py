@@ -13,10 +13,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from .data import GOLD, Batch
 from .files import export_beside
-from .held import Held
+from .held_out import HeldOutPrompt
 from .lessons import lessons
-from .loop import DrafterTraining, Taught, train
-from .optim import Pair
+from .loop import DrafterTraining, LossReport, train
+from .optim import MuonAdamW
 from .teacher import Teacher
 
 
@@ -71,7 +71,7 @@ class VanillaCourse:
         torch.manual_seed(config.seed)
         self.model = Qwen3ForCausalLM(model_config(config, teacher))
         self.model.to(teacher.device)  # type: ignore[arg-type]
-        self.optimizer = Pair(self.model, config.lr, config.head_lr)
+        self.optimizer = MuonAdamW(self.model, config.lr, config.head_lr)
 
     def _hidden(self, batch: Batch) -> Tensor:
         """[B, S, H], what the head is applied to."""
@@ -83,7 +83,7 @@ class VanillaCourse:
         ).last_hidden_state
         return hidden
 
-    def teach(self, batch: Batch, draw: torch.Generator) -> Taught:
+    def teach(self, batch: Batch, draw: torch.Generator) -> LossReport:
         rows = (batch.weights.flatten() >= GOLD).nonzero().flatten()
         labels_R = batch.labels.flatten()[rows]
         seen = self.teacher.look(batch).hidden_BSH.flatten(0, 1)[rows]
@@ -96,9 +96,9 @@ class VanillaCourse:
         share = self.config.distillation
         right = found_RV.argmax(-1) == wanted_RV.argmax(-1)
         figures = {"accuracy": right.float().mean(), "cross_entropy": plain.detach()}
-        return Taught((1.0 - share) * plain + share * distilled, figures)
+        return LossReport((1.0 - share) * plain + share * distilled, figures)
 
-    def hits(self, sample: Held) -> Tensor:
+    def hits(self, sample: HeldOutPrompt) -> Tensor:
         batch = sample.batch(self.teacher.device)
         drafts_S = (self._hidden(batch)[0] @ self.model.lm_head.weight.T).argmax(-1)
         right_S = drafts_S == batch.labels[0]

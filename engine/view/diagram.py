@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ...ops.registry import Entry, OpTable
-from ...states.graph.blend_spec import Blend
+from ...ops.registry import OpEntry, OpTable
+from ...states.graph.blend_spec import BlendBlock
 from ...states.graph.board import VOCABULARY
 from ...states.graph.graph import Graph
 from ...states.graph.program import Program
@@ -85,7 +85,7 @@ def _blocks(graph: Graph) -> Iterator[tuple[str, str]]:
                     yield from _folded(text)
 
 
-def _plans(blend: Blend, layers: int) -> Iterator[str]:
+def _plans(blend: BlendBlock, layers: int) -> Iterator[str]:
     """The layer plans of a model of so many layers."""
     if not layers:
         yield "layer plans: as many statuses as the model has layers"
@@ -121,7 +121,7 @@ def _brief(value: Any) -> str:
     return f"[{len(value)} of them]" if long else text
 
 
-def _flow(entry: Entry) -> str:
+def _flow(entry: OpEntry) -> str:
     flow = f"{' '.join(entry.reads)} -> {' '.join(entry.declared.writes) or '-'}"
     drops = f", drops {' '.join(entry.declared.drops)}" if entry.declared.drops else ""
     return flow + drops

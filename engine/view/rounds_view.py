@@ -7,15 +7,15 @@ from ...ops.draft.gamma import GammaRecord
 from ...ops.verify.explain import DraftFigures
 from ...states.machine import Run
 from ...states.requests.branch import RoundSummary
-from ...states.requests.explained import GRAMMAR, MATCH, Came, Draft, Explained
+from ...states.requests.explained import GRAMMAR, MATCH, ExplainedDraft, ExplainedRound, FinalToken
 from ...states.trace import Event, OpRan
 from ..record.recorder import Recorder
 from ..record.text_stream import Decode, printable
 
 ENDS = {
-    Came.BONUS: "a bonus behind a path accepted to its end",
-    Came.RESIDUAL: "drawn from what the rejection leaves of p",
-    Came.OWN: "the target's own",
+    FinalToken.BONUS: "a bonus behind a path accepted to its end",
+    FinalToken.RESIDUAL: "drawn from what the rejection leaves of p",
+    FinalToken.OWN: "the target's own",
 }
 
 
@@ -48,7 +48,7 @@ def blocks(number: int, summary: RoundSummary, decode: Decode) -> Iterator[str]:
         yield "\n".join(lines) + "\n"
 
 
-def _offer(told: Explained) -> str:
+def _offer(told: ExplainedRound) -> str:
     count = len(told.drafts)
     if not count:
         return "no drafts"
@@ -57,18 +57,18 @@ def _offer(told: Explained) -> str:
     return f"{what} of {count}, {ways.get(told.rule, f'rejection ({told.rule})')}"
 
 
-def _is_chain(told: Explained) -> bool:
+def _is_chain(told: ExplainedRound) -> bool:
     return len({draft.depth for draft in told.drafts}) == len(told.drafts)
 
 
-def _rows(told: Explained, decode: Decode) -> list[str]:
+def _rows(told: ExplainedRound, decode: Decode) -> list[str]:
     """The root, the drafts with children behind their parents, and the final token at its place."""
     tokens = {0: told.root} | {draft.node: draft.token for draft in told.drafts}
     indent = 0 if _is_chain(told) else 2
     rows = [(_label(told, 0, 0, piece(decode, None, told.root)), "root")]
     last = max((draft.node for draft in told.drafts if draft.accepted), default=0)
     for place in _places(told.drafts, last):
-        if isinstance(place, Draft):
+        if isinstance(place, ExplainedDraft):
             depth, token, before = place.depth, place.token, tokens[place.parent]
             what = _draft(place, told.rule, decode, before)
         else:
@@ -79,11 +79,13 @@ def _rows(told: Explained, decode: Decode) -> list[str]:
     return [f"  {label.ljust(width)}  {what}" for label, what in rows]
 
 
-def _label(told: Explained, depth: int, indent: int, text: str) -> str:
+def _label(told: ExplainedRound, depth: int, indent: int, text: str) -> str:
     return f"{' ' * indent * depth}[{told.position + depth}] {text}"
 
 
-def _places(drafts: Sequence[Draft], last: int, node: int = 0) -> Iterator[Draft | None]:
+def _places(
+    drafts: Sequence[ExplainedDraft], last: int, node: int = 0
+) -> Iterator[ExplainedDraft | None]:
     """What stands below a node; None for the final token, behind all that `last` was offered."""
     for draft in drafts:
         if draft.parent == node:
@@ -93,7 +95,7 @@ def _places(drafts: Sequence[Draft], last: int, node: int = 0) -> Iterator[Draft
         yield None
 
 
-def _draft(draft: Draft, rule: str, decode: Decode, parent: int) -> str:
+def _draft(draft: ExplainedDraft, rule: str, decode: Decode, parent: int) -> str:
     found, mark = draft.figures, "not reached"
     if draft.reached:
         mark = "accepted" if draft.accepted else "rejected"
@@ -117,7 +119,7 @@ def _number(name: str, value: float | None) -> list[str]:
     return [] if value is None else [f"{name} {value:<8.3g}"]
 
 
-def _end(told: Explained) -> str:
+def _end(told: ExplainedRound) -> str:
     if told.committed > told.accepted:
         return ENDS[told.came]
     if told.finish == "stop" and told.committed == told.accepted:
@@ -125,7 +127,7 @@ def _end(told: Explained) -> str:
     return "not kept, the answer ends before it"
 
 
-def _totals(told: Explained) -> str:
+def _totals(told: ExplainedRound) -> str:
     drafts, tokens = len(told.drafts), told.committed
     text = f"accepted {told.accepted} of {drafts} draft{'s' * (drafts != 1)}, "
     text += f"committed {tokens} token{'s' * (tokens != 1)}"

@@ -7,7 +7,7 @@ from rich.style import Style
 from rich.text import Text
 
 from ...ops.blend.layer_plan import LayerStatus
-from ...states.requests.branch import Blended
+from ...states.requests.branch import BlendSummary
 from ..record.snapshot import (
     BRANCH,
     FREE,
@@ -132,7 +132,7 @@ STATUS_STYLES = {
 }
 
 
-def layers_line(blend: Blended, width: int) -> Text:
+def layers_line(blend: BlendSummary, width: int) -> Text:
     """A cell for each layer of the last blended forward: its status, the rows that it computed."""
     text = Text("layers ", style="dim", no_wrap=True)
     tail = f" cached {blend.reused} · picked {_picked(blend)} · fresh {blend.suffix}"
@@ -151,7 +151,7 @@ def layers_line(blend: Blended, width: int) -> Text:
     return text
 
 
-def _picked(blend: Blended) -> str:
+def _picked(blend: BlendSummary) -> str:
     return "/".join(map(str, blend.picked)) or "0"
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...ops.attention.backends import Attend, dense, to_bias, window_mask
 from ...ops.kv.pool import KVCache
 from ...ops.types import Visibility
-from ..layers import RMSNorm, Sight, add_linear, look
+from ..layers import AttentionInputs, RMSNorm, add_linear, attend_pool
 from ..rope import inverse_frequencies, rotate, rotation
 from .dflash_config import DFlashConfig, Reach
 
@@ -32,7 +32,7 @@ class TargetEnds:
     head_VH: Tensor
 
 
-class Attention(nn.Module):
+class DFlashAttention(nn.Module):
     """Queries come from block rows only; keys and values from block rows and from the context."""
 
     def __init__(self, config: DFlashConfig) -> None:
@@ -58,7 +58,7 @@ class Attention(nn.Module):
         return rotate(self.k_norm(k_Ngd), *angles), v_Ngd
 
 
-class MLP(nn.Module):
+class DFlashMLP(nn.Module):
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
@@ -67,13 +67,13 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(inner, hidden, bias=False)
 
 
-class Layer(nn.Module):
+class DFlashLayer(nn.Module):
     """One decoder layer in two halves, between which a forward or a training step attends."""
 
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
-        self.self_attn = Attention(config)
-        self.mlp = MLP(config)
+        self.self_attn = DFlashAttention(config)
+        self.mlp = DFlashMLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.eps)
 
@@ -109,7 +109,7 @@ class DFlashDraftModel(nn.Module):
         hidden = config.hidden_size
         self.fc = nn.Linear(len(config.layer_ids) * hidden, hidden, bias=False)
         self.hidden_norm = RMSNorm(hidden, config.eps)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(DFlashLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(hidden, config.eps)
         # On the CPU even inside a meta-device build: it is computed, not loaded.
         with torch.device("cpu"):
@@ -118,9 +118,9 @@ class DFlashDraftModel(nn.Module):
         self.frequencies: Tensor
 
     @property
-    def stack(self) -> tuple[Layer, ...]:
+    def stack(self) -> tuple[DFlashLayer, ...]:
         """The layers, under their type."""
-        return cast(tuple[Layer, ...], tuple(self.layers))
+        return cast(tuple[DFlashLayer, ...], tuple(self.layers))
 
     def angles(self, positions_N: Tensor) -> Angles:
         """cos and signed sin of these positions."""
@@ -164,12 +164,12 @@ class DFlashDraftModel(nn.Module):
             sight = sights[self.config.reaches[index]]
             q, k, v = layer.project(x_NH, (sight.cos_N1d, sight.sin_N1d))
             kv.write_(index, sight.slots_N, k.transpose(0, 1), v.transpose(0, 1))
-            x_NH = layer.finish(x_NH, look(q, index, sight, kv, self.attend))
+            x_NH = layer.finish(x_NH, attend_pool(q, index, sight, kv, self.attend))
         return torch.unflatten(self.norm(x_NH), 0, tokens_BQ.shape)
 
     def _sights(
         self, positions_BQ: Tensor, slots_BQ: Tensor, visible: Visibility
-    ) -> dict[Reach, Sight]:
+    ) -> dict[Reach, AttentionInputs]:
         """What the layers see, by how far they reach; only reaches that exist."""
         config, dtype = self.config, self.fc.weight.dtype
         groups = config.heads // config.kv_heads
@@ -178,7 +178,7 @@ class DFlashDraftModel(nn.Module):
         for reach in set(config.reaches):
             mask_BQK = within(visible.mask_BQK, positions_BQ, visible.positions_BK, reach)
             bias = to_bias(mask_BQK, groups, dtype)
-            found[reach] = Sight(len(bias), visible.first_row, bias, cos, sin, slots_N)
+            found[reach] = AttentionInputs(len(bias), visible.first_row, bias, cos, sin, slots_N)
         return found
 
     def logits(self, hidden_RH: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from ...ops.attention.backends import Attend, dense, to_bias
 from ...ops.kv.pool import KVCache
 from ...ops.types import Visibility
 from ..config import RopeConfig
-from ..layers import RMSNorm, Sight, add_linear, look
+from ..layers import AttentionInputs, RMSNorm, add_linear, attend_pool
 from ..rope import inverse_frequencies, rotate, rotation
 from .eagle_config import EagleConfig
 
@@ -54,7 +54,7 @@ class HeadShape(Protocol):
     def qk_norm(self) -> bool: ...
 
 
-class Attention(nn.Module):
+class EagleAttention(nn.Module):
     """Self-attention whose input is `wide` wide: in EAGLE-3 twice as wide as its output."""
 
     def __init__(self, shape: HeadShape, wide: int) -> None:
@@ -80,7 +80,7 @@ class Attention(nn.Module):
         return rotate(q_Nhd, cos_N1d, sin_N1d), rotate(k_Ngd, cos_N1d, sin_N1d), v_Ngd
 
 
-class MLP(nn.Module):
+class EagleMLP(nn.Module):
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
         hidden, inner, bias = shape.hidden_size, shape.intermediate_size, shape.mlp_bias
@@ -89,21 +89,21 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(inner, hidden, bias=bias)
 
 
-class Layer(nn.Module):
+class EagleDecoderLayer(nn.Module):
     """Attention and SwiGLU of the one decoder layer; the norms are the subclass's."""
 
     post_attention_layernorm: RMSNorm
 
     def __init__(self, shape: HeadShape, wide: int) -> None:
         super().__init__()
-        self.self_attn = Attention(shape, wide)
-        self.mlp = MLP(shape)
+        self.self_attn = EagleAttention(shape, wide)
+        self.mlp = EagleMLP(shape)
 
-    def attended(self, x_NW: Tensor, sight: Sight, kv: KVCache, attend: Attend) -> Tensor:
+    def attended(self, x_NW: Tensor, sight: AttentionInputs, kv: KVCache, attend: Attend) -> Tensor:
         """[N, W] -> [N, heads * d]; writes the rows' keys and values into layer 0 of the pool."""
         q, k, v = self.self_attn.project(x_NW, sight.cos_N1d, sight.sin_N1d)
         kv.write_(0, sight.slots_N, k.transpose(0, 1), v.transpose(0, 1))
-        return look(q, 0, sight, kv, attend)
+        return attend_pool(q, 0, sight, kv, attend)
 
     def finish(self, residual_NH: Tensor, attended_ND: Tensor) -> Tensor:
         """Everything after attention: output projection, residual, SwiGLU."""
@@ -113,7 +113,7 @@ class Layer(nn.Module):
         return add_linear(x_NH, inner_NI, self.mlp.down_proj)
 
 
-class Head(nn.Module):
+class EagleHead(nn.Module):
     """What all drafters of the family share; with its subclasses it implements `HiddenDrafter`.
 
     Attributes:
@@ -152,29 +152,31 @@ class Head(nn.Module):
         dtype = self.fc.weight.dtype
         bias = to_bias(visible.mask_BQK, self.groups, dtype)
         cos, sin = self.angles(positions_BQ.flatten())
-        sight = Sight(len(bias), visible.first_row, bias, cos, sin, slots_BQ.flatten())
+        sight = AttentionInputs(len(bias), visible.first_row, bias, cos, sin, slots_BQ.flatten())
         embedding_NH = self.embed_tokens(tokens_BQ.flatten()).to(dtype)
         out_NH = self.step(embedding_NH, hidden_BQH.flatten(0, 1), sight, kv)
         return torch.unflatten(out_NH, 0, tokens_BQ.shape)
 
-    def step(self, embedding_NH: Tensor, hidden_NH: Tensor, sight: Sight, kv: KVCache) -> Tensor:
+    def step(
+        self, embedding_NH: Tensor, hidden_NH: Tensor, sight: AttentionInputs, kv: KVCache
+    ) -> Tensor:
         """Tokens and the features before them -> the next features, all [N, H]."""
         raise NotImplementedError
 
 
-class EagleLayer(Layer):
+class EagleLayer(EagleDecoderLayer):
     """A decoder layer without a norm before its attention."""
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__(config, config.hidden_size)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.eps)
 
-    def forward(self, x_NH: Tensor, sight: Sight, kv: KVCache, attend: Attend) -> Tensor:
+    def forward(self, x_NH: Tensor, sight: AttentionInputs, kv: KVCache, attend: Attend) -> Tensor:
         """[N, H] -> [N, H]; writes the rows' keys and values into layer 0 of the pool."""
         return self.finish(x_NH, self.attended(x_NH, sight, kv, attend))
 
 
-class Eagle(Head):
+class Eagle(EagleHead):
     """The drafter of EAGLE-1 and EAGLE-2: it predicts the target's last hidden state.
 
     Attributes:
@@ -194,8 +196,10 @@ class Eagle(Head):
         """See `HiddenDrafter.fuse`: the one tap is the feature."""
         return taps_RF.to(self.fc.weight.dtype)
 
-    def step(self, embedding_NH: Tensor, hidden_NH: Tensor, sight: Sight, kv: KVCache) -> Tensor:
-        """See `Head.step`; true and predicted features alike go through `fc`."""
+    def step(
+        self, embedding_NH: Tensor, hidden_NH: Tensor, sight: AttentionInputs, kv: KVCache
+    ) -> Tensor:
+        """See `EagleHead.step`; true and predicted features alike go through `fc`."""
         x_NH = self.fc(torch.cat((embedding_NH, hidden_NH), -1))
         out_NH: Tensor = self.layers[0](x_NH, sight, kv, self.attend)
         return out_NH

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from ...ops.attention.backends import Attend, dense
 from ...ops.kv.pool import KVCache
-from ..layers import RMSNorm, Sight
-from .eagle import Head, Layer
+from ..layers import AttentionInputs, RMSNorm
+from .eagle import EagleDecoderLayer, EagleHead
 from .eagle3_config import Eagle3Config
 
 
-class Midlayer(Layer):
+class Eagle3Layer(EagleDecoderLayer):
     """The one decoder layer; training uses `mix`, `self_attn.project` and `finish` directly."""
 
     def __init__(self, config: Eagle3Config) -> None:
@@ -31,14 +31,19 @@ class Midlayer(Layer):
         return mixed, normed_NH if self.norm_before_residual else hidden_NH
 
     def forward(
-        self, embedding_NH: Tensor, hidden_NH: Tensor, sight: Sight, kv: KVCache, attend: Attend
+        self,
+        embedding_NH: Tensor,
+        hidden_NH: Tensor,
+        sight: AttentionInputs,
+        kv: KVCache,
+        attend: Attend,
     ) -> Tensor:
         """[N, H] -> [N, H]; writes the rows' keys and values into layer 0 of the pool."""
         mixed_NW, residual_NH = self.mix(embedding_NH, hidden_NH)
         return self.finish(residual_NH, self.attended(mixed_NW, sight, kv, attend))
 
 
-class Eagle3(Head):
+class Eagle3(EagleHead):
     """Implements `HiddenDrafter`. `embed_tokens.weight` is the target's unless the file has one.
 
     Attributes:
@@ -53,7 +58,7 @@ class Eagle3(Head):
         self.owns_embedding = False
         hidden, features = config.hidden_size, len(config.taps) * config.target_hidden_size
         self.fc = nn.Linear(features, hidden, bias=False)
-        self.midlayer = Midlayer(config)
+        self.midlayer = Eagle3Layer(config)
         self.norm = RMSNorm(hidden, config.eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
         self.input_norm = RMSNorm(features, config.eps) if config.norm_before_fc else None
@@ -85,8 +90,10 @@ class Eagle3(Head):
             taps_RF = torch.cat([n(p) for n, p in zip(self.fc_norm, parts, strict=True)], -1)
         return F.linear(taps_RF, self.fc.weight)
 
-    def step(self, embedding_NH: Tensor, hidden_NH: Tensor, sight: Sight, kv: KVCache) -> Tensor:
-        """See `Head.step`. What returns is not normalised, unless `norm_output`."""
+    def step(
+        self, embedding_NH: Tensor, hidden_NH: Tensor, sight: AttentionInputs, kv: KVCache
+    ) -> Tensor:
+        """See `EagleHead.step`. What returns is not normalised, unless `norm_output`."""
         out_NH: Tensor = self.midlayer(embedding_NH, hidden_NH, sight, kv, self.attend)
         return self.norm(out_NH) if self.config.norm_output else out_NH
 

@@ -19,7 +19,7 @@ WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoredTensor:
     """One stored tensor: its file, safetensors' name of its dtype, its shape."""
 
     path: Path
@@ -73,13 +73,13 @@ def _index(folder: Path) -> dict[str, str]:
     return dict(weight_map)
 
 
-def entries(folder: Path) -> dict[str, Entry]:
+def entries(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of the checkpoint; only headers are read.
 
     Raises:
         ModelError: a file is missing, truncated or no safetensors, or contradicts the index.
     """
-    found: dict[str, Entry] = {}
+    found: dict[str, StoredTensor] = {}
     files = weight_files(folder)
     for path in files:
         for name, entry in _header(path).items():
@@ -91,20 +91,21 @@ def entries(folder: Path) -> dict[str, Entry]:
     return found
 
 
-def _check_index(folder: Path, found: dict[str, Entry]) -> None:
+def _check_index(folder: Path, found: dict[str, StoredTensor]) -> None:
     for name, file in _index(folder).items():
         if name not in found or found[name].path.name != file:
             raise ModelError(folder / INDEX, f"puts `{name}` into {file}, which does not hold it")
 
 
-def _header(path: Path) -> dict[str, Entry]:
+def _header(path: Path) -> dict[str, StoredTensor]:
     if not path.is_file():
         raise ModelError(path, "is missing")
     try:
         with safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             return {
-                name: Entry(path, s.get_dtype(), tuple(s.get_shape())) for name, s in slices.items()
+                name: StoredTensor(path, s.get_dtype(), tuple(s.get_shape()))
+                for name, s in slices.items()
             }
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(path, f"is no intact safetensors file: {error}") from None

@@ -9,7 +9,7 @@ from ..decoder import Decoder
 from ..drafters.eagle import EMBEDDING, ENDS, LM_HEAD, Eagle
 from ..drafters.eagle_config import eagle_config
 from ..files import ModelError
-from .checkpoint import Entry, entries
+from .checkpoint import StoredTensor, entries
 from .weights import compare, fill, listed, materialise, on_meta
 
 
@@ -49,7 +49,7 @@ def load_eagle(
     return drafter.eval()
 
 
-def _check_kind(stored: Mapping[str, Entry]) -> None:
+def _check_kind(stored: Mapping[str, StoredTensor]) -> None:
     """The other member of the family, whose config.json may look the same."""
     other = next((name for name in stored if name.startswith("midlayer.")), None)
     if other is not None:

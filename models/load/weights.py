@@ -16,7 +16,7 @@ from ..drafters.dflash_config import dflash_config
 from ..drafters.eagle3 import Eagle3
 from ..drafters.eagle3_config import Eagle3Config, eagle3_config
 from ..files import ModelError
-from .checkpoint import FLOATS, Entry, check_finite, entries, read_tensors
+from .checkpoint import FLOATS, StoredTensor, check_finite, entries, read_tensors
 from .tokenizers import check_same_tokens
 
 SHOWN = 8  # names in one message
@@ -159,7 +159,7 @@ def load_dflash(
     return drafter.eval()
 
 
-def _check_copy(name: str, entry: Entry | None, theirs: Tensor) -> None:
+def _check_copy(name: str, entry: StoredTensor | None, theirs: Tensor) -> None:
     """A copy of a target's tensor says nothing new, unless it is another target's."""
     if entry is None:
         return
@@ -173,14 +173,14 @@ def _check_copy(name: str, entry: Entry | None, theirs: Tensor) -> None:
         raise ModelError(entry.path, f"`{name}` is not the target's")
 
 
-def _check_fc(config: Eagle3Config, stored: Mapping[str, Entry]) -> None:
+def _check_fc(config: Eagle3Config, stored: Mapping[str, StoredTensor]) -> None:
     if "layers.0.self_attn.q_proj.weight" in stored and not config.speculators:
         path = stored["layers.0.self_attn.q_proj.weight"].path
         raise ModelError(path, "is an EAGLE-1 or EAGLE-2 drafter, not EAGLE-3")
     _check_width(stored, config.taps, config.target_hidden_size)
 
 
-def _check_width(stored: Mapping[str, Entry], taps: tuple[int, ...], hidden: int) -> None:
+def _check_width(stored: Mapping[str, StoredTensor], taps: tuple[int, ...], hidden: int) -> None:
     """How many taps a drafter was trained on stands only in the width of what joins them."""
     entry = stored.get("fc.weight")
     if entry is None or len(entry.shape) != 2 or entry.shape[1] == len(taps) * hidden:
@@ -227,7 +227,7 @@ def on_meta(path: Path, build: Callable[[], Built]) -> Built:
         raise ModelError(path, f"describes no possible model ({cause})") from None
 
 
-def _check_layers(path: Path, claimed: int, stored: Mapping[str, Entry]) -> None:
+def _check_layers(path: Path, claimed: int, stored: Mapping[str, StoredTensor]) -> None:
     """Before a module is built for every layer that the config claims."""
     held = {int(found[1]) for name in stored if (found := LAYER.match(name))}
     if claimed > len(held):
@@ -237,7 +237,7 @@ def _check_layers(path: Path, claimed: int, stored: Mapping[str, Entry]) -> None
 
 
 def compare(
-    folder: Path, stored: Mapping[str, Entry], expected: Mapping[str, tuple[int, ...]]
+    folder: Path, stored: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
     """Raise ModelError for missing, misshapen and non-float tensors; return unexpected names."""
     missing = [name for name in expected if name not in stored]
@@ -265,7 +265,7 @@ def materialise(module: nn.Module, dtype: torch.dtype, device: torch.device | st
             setattr(part, name, buffer.to(device))
 
 
-def fill(views: Mapping[str, Tensor], stored: Mapping[str, Entry], *, scan: bool) -> None:
+def fill(views: Mapping[str, Tensor], stored: Mapping[str, StoredTensor], *, scan: bool) -> None:
     """Copy the stored tensors into the views, file by file."""
     order = sorted(views, key=lambda name: (stored[name].path, name))
     for path, group in groupby(order, key=lambda name: stored[name].path):

@@ -34,14 +34,14 @@ def window_mask(
     return mask_BQK & (distance < window)
 
 
-def fold(queries_BQhd: Tensor, kv_heads: int) -> Tensor:
+def group_queries(queries_BQhd: Tensor, kv_heads: int) -> Tensor:
     """[B, Q, heads, d] -> [B, kv_heads, groups * Q, d]."""
     rows, queries, heads, dim = queries_BQhd.shape
     grouped = queries_BQhd.view(rows, queries, kv_heads, heads // kv_heads, dim)
     return grouped.permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, dim)
 
 
-def unfold(out_BgQd: Tensor, queries: int) -> Tensor:
+def ungroup_queries(out_BgQd: Tensor, queries: int) -> Tensor:
     """[B, kv_heads, groups * Q, d] -> [B, Q, heads, d]."""
     rows, kv_heads, _, dim = out_BgQd.shape
     grouped = out_BgQd.view(rows, kv_heads, -1, queries, dim)
@@ -52,15 +52,15 @@ def dense(
     queries_BQhd: Tensor, keys_BgKd: Tensor, values_BgKd: Tensor, bias_B1QK: Tensor
 ) -> Tensor:
     """Masked scaled-dot-product attention of torch: the reference."""
-    folded = fold(queries_BQhd, keys_BgKd.shape[1])
+    folded = group_queries(queries_BQhd, keys_BgKd.shape[1])
     out = F.scaled_dot_product_attention(folded, keys_BgKd, values_BgKd, attn_mask=bias_B1QK)
-    return unfold(out, queries_BQhd.shape[1])
+    return ungroup_queries(out, queries_BQhd.shape[1])
 
 
 def plain(
     queries_BQhd: Tensor, keys_BgKd: Tensor, values_BgKd: Tensor, bias_B1QK: Tensor
 ) -> Tensor:
     """The same with its scores written out: two matrix products and a softmax."""
-    folded = fold(queries_BQhd, keys_BgKd.shape[1]) * keys_BgKd.shape[-1] ** -0.5
+    folded = group_queries(queries_BQhd, keys_BgKd.shape[1]) * keys_BgKd.shape[-1] ** -0.5
     scores = torch.softmax(folded @ keys_BgKd.transpose(-1, -2) + bias_B1QK, -1)
-    return unfold(scores @ values_BgKd, queries_BQhd.shape[1])
+    return ungroup_queries(scores @ values_BgKd, queries_BQhd.shape[1])

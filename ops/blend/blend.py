@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int32]
 Pair = tuple[Tensor, Tensor]  # K before RoPE and V of one layer, each [rows, kv_heads, head_dim]
 
 
-class Role(IntEnum):
+class RowRole(IntEnum):
     """What a row of a blended forward is."""
 
     PADDING = 0
@@ -66,8 +66,8 @@ def join(chunks: Sequence[ChunkKV]) -> ChunkKV:
 class BlendRows:
     """What each row of a forward is, on the host; all int32 [B, Q].
 
-    role_BQ: `Role`. prompt_BQ, branch_BQ: the request and the owner of a row. chunk_BQ: for reused
-        rows the number of their chunk in its branch; a chunk that occurs twice has two.
+    role_BQ: `RowRole`. prompt_BQ, branch_BQ: the request and the owner of a row. chunk_BQ: for
+        reused rows the number of their chunk in its branch; a chunk that occurs twice has two.
     """
 
     role_BQ: Ints
@@ -77,10 +77,10 @@ class BlendRows:
 
     def check(self) -> None:
         """Raise ValueError unless something is cached and every prompt has a suffix."""
-        if not np.isin(self.role_BQ, (Role.PROTECTED, Role.REUSED)).any():
+        if not np.isin(self.role_BQ, (RowRole.PROTECTED, RowRole.REUSED)).any():
             raise ValueError("nothing to blend: 0 of the forward's rows are cached")
-        used = np.unique(self.prompt_BQ[self.role_BQ != Role.PADDING])
-        ends = np.unique(self.prompt_BQ[self.role_BQ == Role.SUFFIX])
+        used = np.unique(self.prompt_BQ[self.role_BQ != RowRole.PADDING])
+        ends = np.unique(self.prompt_BQ[self.role_BQ == RowRole.SUFFIX])
         for prompt in np.setdiff1d(used, ends):
             raise ValueError(
                 f"the suffix of prompt {prompt} has 0 rows, but its last row must be computed"
@@ -93,7 +93,7 @@ class BlendRows:
             "per_branch": (self.prompt_BQ, self.branch_BQ),
             "per_chunk": (self.prompt_BQ, self.branch_BQ, self.chunk_BQ),
         }[budget]
-        reused_BQ = self.role_BQ == Role.REUSED
+        reused_BQ = self.role_BQ == RowRole.REUSED
         group_BQ = np.full(self.role_BQ.shape, -1, np.int32)
         found, inverse = np.unique(
             np.stack([key[reused_BQ] for key in keys]), axis=1, return_inverse=True
@@ -139,7 +139,7 @@ class Blend:
                 differ, or the mask `bottom_right` is asked for more than one sequence.
         """
         rows.check()
-        is_cached_BQ = np.isin(rows.role_BQ, (Role.PROTECTED, Role.REUSED))
+        is_cached_BQ = np.isin(rows.role_BQ, (RowRole.PROTECTED, RowRole.REUSED))
         index_R = np.flatnonzero(is_cached_BQ)
         if index_R.size != cached.rows:
             raise ValueError(f"{index_R.size} rows are cached, but the cache holds {cached.rows}")
@@ -152,7 +152,7 @@ class Blend:
         counts_CG = tuple(
             (*(int(ratio * int(size)) for size in sizes_G[:-1]), 0) for ratio in settings.ratios
         )
-        suffix_BQ = rows.role_BQ == Role.SUFFIX
+        suffix_BQ = rows.role_BQ == RowRole.SUFFIX
         suffix_B = suffix_BQ.sum(1)
         device = cached.keys_LRgd.device
         return cls(
@@ -169,21 +169,21 @@ class Blend:
             int(suffix_B.max()),
         )
 
-    def count(self, role: Role) -> int:
+    def count(self, role: RowRole) -> int:
         """Rows of one kind."""
         return int((self.rows.role_BQ == role).sum())
 
 
 def _check_one_sequence(rows: BlendRows) -> None:
     """The mask `bottom_right` counts rows from the end of the only sequence."""
-    branches = np.unique(rows.branch_BQ[rows.role_BQ != Role.PADDING]).size
+    branches = np.unique(rows.branch_BQ[rows.role_BQ != RowRole.PADDING]).size
     height = rows.role_BQ.shape[0]
     if height > 1 or branches > 1:
         raise ValueError(
             f"`mask: bottom_right` is for one sequence, not for {height} rows with {branches} "
             "branches"
         )
-    if rows.role_BQ[0, -1] != Role.SUFFIX:
+    if rows.role_BQ[0, -1] != RowRole.SUFFIX:
         raise ValueError("`mask: bottom_right` needs the suffix at the end of the sequence")
 
 

@@ -22,7 +22,7 @@ def share(proposal: Proposal, rows_per_round: int | None) -> Proposal:
     """
     if rows_per_round is None:
         return proposal
-    if proposal.laws_STV is not None:
+    if proposal.draft_probs_STV is not None:
         raise ValueError("drawn drafts are not ranked by their probability")
     trees, nodes = proposal.tokens_SN.shape
     shared = min(rows_per_round, trees * nodes)

@@ -66,10 +66,10 @@ def _drawn_chain(drawing: Drawing, logits_SDV: Tensor, log_probs_SDV: Tensor) ->
     scores_RV = drawing.scores(logits_SDV.flatten(0, 1), branch_R, behind_R1)
     tokens_SN = drawing.one(scores_RV, branch_R, depth_R).view(trees, levels)
     drafted = chain(log_probs_SDV, tokens_SN)
-    if not drawing.shows_laws:
+    if not drawing.shows_probs:
         return drafted
     laws_SDV = drawing.laws(scores_RV, branch_R).view_as(logits_SDV)
-    return replace(drafted, laws_STV=torch.cat([laws_SDV, laws_SDV[:, -1:]], 1))
+    return replace(drafted, draft_probs_STV=torch.cat([laws_SDV, laws_SDV[:, -1:]], 1))
 
 
 def _block(drafter: BlockDrafter, frontier: DraftRows, kv: KVCache, size: int) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..sampling.coins import Role, ranked, round_keys, token_keys
+from ..sampling.coins import CoinRole, ranked, round_keys, token_keys
 from ..sampling.processors import choose, probabilities, process
 from ..sampling.sampler import Sampler
 from ..sampling.settings import Accept, Draws
@@ -39,7 +39,7 @@ class Drawing:
         return cls(draft_rows.sampler, Accept(accept), position_S, root_S)
 
     @property
-    def shows_laws(self) -> bool:
+    def shows_probs(self) -> bool:
         """Whether the verdict depends on the laws that drafts were drawn from."""
         return self.accept is Accept.REJECTION
 
@@ -85,4 +85,4 @@ class Drawing:
         key_R, root_R = self.sampler.key_S[branch_R], self.position_S[branch_R]
         if self.accept is Accept.MATCH:
             return token_keys(key_R, root_R + depth_R)
-        return round_keys(key_R, root_R, depth_R, rank_R, Role.DRAFT)
+        return round_keys(key_R, root_R, depth_R, rank_R, CoinRole.DRAFT)

@@ -62,7 +62,7 @@ def grow_tree_(
         _all_there(tokens_SN, plan),
         torch.cat([one.scores_SW for one in found], dim=1),
         len(plan.levels),
-        laws_STV=children.laws_STV(plan),
+        draft_probs_STV=children.draft_probs_STV(plan),
     )
 
 
@@ -160,19 +160,19 @@ class _Children:
         branch_R = torch.arange(trees * width, device=logits_RV.device) // width
         behind_R1 = self.drawing.root_S[branch_R][:, None]
         scores_RV = self.drawing.scores(logits_RV, branch_R, behind_R1)
-        if self.drawing.shows_laws:
+        if self.drawing.shows_probs:
             self.laws.append(self.drawing.laws(scores_RV, branch_R).view(trees, width, -1))
         depth_R = torch.full_like(branch_R, below.depth)
         ids_RC = self.drawing.several(scores_RV, branch_R, depth_R, below.breadth, self.draws)
         ids_RC = F.pad(ids_RC, (0, below.breadth - ids_RC.shape[1]), value=-1)
         return ids_RC, logits_RV.log_softmax(-1).gather(1, ids_RC.clamp(min=0))
 
-    def laws_STV(self, plan: StaticTree) -> Tensor | None:
+    def draft_probs_STV(self, plan: StaticTree) -> Tensor | None:
         """The laws where they belong, zeros at nodes without children."""
         if not self.laws:
             return None
         laws_SEV = torch.cat(self.laws, 1)
         inner_E = torch.tensor([0, *(node + 1 for node in plan.parents_in_order())])
         trees, _, size = laws_SEV.shape
-        laws_STV = laws_SEV.new_zeros(trees, len(plan.parents) + 1, size)
-        return laws_STV.index_copy_(1, inner_E.to(laws_SEV.device), laws_SEV)
+        draft_probs_STV = laws_SEV.new_zeros(trees, len(plan.parents) + 1, size)
+        return draft_probs_STV.index_copy_(1, inner_E.to(laws_SEV.device), laws_SEV)

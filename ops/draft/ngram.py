@@ -90,7 +90,7 @@ class CountTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ContextMatch:
     """Followers of the longest known context: tokens in order with their counts."""
 
     context: int
@@ -98,7 +98,7 @@ class Known:
     total: int
 
 
-def known(tables: Sequence[CountTable], context: Sequence[int]) -> Known | None:
+def longest_match(tables: Sequence[CountTable], context: Sequence[int]) -> ContextMatch | None:
     """What the tables together say after a context; None where even the shortest is unknown.
 
     Counts of all tables are added; of equal sums the earlier table's order decides.
@@ -108,7 +108,7 @@ def known(tables: Sequence[CountTable], context: Sequence[int]) -> Known | None:
         key = tuple(context[-size:])
         found = [table.followers[key] for table in tables if key in table.followers]
         if found:
-            return Known(size, _merged(found), sum(one.total for one in found))
+            return ContextMatch(size, _merged(found), sum(one.total for one in found))
     return None
 
 
@@ -155,7 +155,7 @@ class _Growth:
 
     def offer_(self, parent: int, depth: int, loss: float, context: Gram) -> None:
         """Put the children of a node on the heap."""
-        said = known(self.tables, context)
+        said = longest_match(self.tables, context)
         for token, count in said.ranked[: self.width] if said else ():
             if said and token not in self.stop_ids:
                 entry = (loss - log(count / said.total), self.found, parent, depth + 1)
@@ -183,7 +183,7 @@ class Scope(StrEnum):
     SESSION = "session"  # one table for everything
 
 
-class Shelf:
+class CountTables:
     """The count tables of all requests and branches under one scope."""
 
     def __init__(self, scope: Scope, order: int, min_context: int = 1, width: int = 8) -> None:

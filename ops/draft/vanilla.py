@@ -106,7 +106,7 @@ class _Chain:
             return logits_SV.argmax(-1)
         behind_SC = torch.stack([self.drawing.root_S, *self.tokens], 1)
         scores_SV = self.drawing.scores(logits_SV, self.branch_S, behind_SC)
-        if self.drawing.shows_laws:
+        if self.drawing.shows_probs:
             self.laws.append(self.drawing.laws(scores_SV, self.branch_S))
         depth_S = torch.full_like(self.branch_S, len(self.tokens) + 1)
         return self.drawing.one(scores_SV, self.branch_S, depth_S)
@@ -125,7 +125,7 @@ class _Chain:
             torch.stack(self.scores, 1).cumsum(1) if levels else none_SN.float(),
             levels,
             torch.cat([packed(self.start.lengths), drafted_S1], 1),
-            laws_STV=torch.stack([*self.laws, self.laws[-1]], 1) if self.laws else None,
+            draft_probs_STV=torch.stack([*self.laws, self.laws[-1]], 1) if self.laws else None,
             is_chain=True,
         )
 

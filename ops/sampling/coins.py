@@ -28,7 +28,7 @@ MANTISSA = (1 << 52) - 1
 SPARE = 8  # more tokens than can lie within rounding errors of each other
 
 
-class Role(IntEnum):
+class CoinRole(IntEnum):
     """What a coin of rejection sampling decides; the roles' coins are independent."""
 
     DRAFT = 0
@@ -47,7 +47,7 @@ def token_keys(key_R: Tensor, position_R: Tensor) -> Tensor:
 
 
 def round_keys(
-    key_R: Tensor, root_R: Tensor, depth_R: Tensor, rank_R: Tensor, role: Role
+    key_R: Tensor, root_R: Tensor, depth_R: Tensor, rank_R: Tensor, role: CoinRole
 ) -> Tensor:
     """int64 keys of one role's coins in one round of rejection sampling.
 

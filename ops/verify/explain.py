@@ -14,12 +14,12 @@ from torch import Tensor
 
 from ..sampling.settings import Rule
 from ..types import Proposal
-from .rejection import Verdict
+from .rejection import Acceptance
 from .score import Scored
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class TreeFigures:
     """What is known of every drafted node.
 
     bits_SNC: int64: the target's own token after the parent, then the numbers of `DraftFigures` in
@@ -42,7 +42,7 @@ class DraftFigures:
     score: cumulative log-probability of the node under the drafter.
     coin: Gumbel noise of its token at its position; not of branches at temperature 0.
     p, q, r, chance: under rejection, what a tried node was judged by, its uniform number, and the
-        probability of accepting it (`rejection.Verdict`).
+        probability of accepting it (`rejection.Acceptance`).
     """
 
     draw: int | None
@@ -55,16 +55,18 @@ class DraftFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class RejectionRecord:
     """How rejection sampling judged the trees: under this rule, with these uniform numbers."""
 
-    verdict: Verdict
+    verdict: Acceptance
     r_SN: Tensor
     rule: Rule
     adjusted: bool
 
 
-def figures(scored: Scored, proposal: Proposal, drawn_ST: Tensor, judged: Judged | None) -> Figures:
+def figures(
+    scored: Scored, proposal: Proposal, drawn_ST: Tensor, judged: RejectionRecord | None
+) -> TreeFigures:
     """Collect the figures of a round.
 
     Args:
@@ -85,12 +87,12 @@ def figures(scored: Scored, proposal: Proposal, drawn_ST: Tensor, judged: Judged
     bits = [one_SN.double().view(torch.int64) for one_SN in floats]
     bits_SNC = torch.stack([drawn_ST.gather(1, parents_SN), *bits], dim=2)
     if judged is None:
-        return Figures(bits_SNC)
-    return Figures(bits_SNC, judged.rule, judged.adjusted)
+        return TreeFigures(bits_SNC)
+    return TreeFigures(bits_SNC, judged.rule, judged.adjusted)
 
 
 def unpacked(bits_NC: npt.NDArray[np.int64]) -> list[DraftFigures]:
-    """One tree's figures from what was read of `Figures.bits_SNC`."""
+    """One tree's figures from what was read of `TreeFigures.bits_SNC`."""
     floats = np.ascontiguousarray(bits_NC[:, 1:]).view(np.float64).tolist()
     rows = zip(bits_NC[:, 0].tolist(), floats, strict=True)
     return [DraftFigures(draw, *_finite(numbers)) for draw, numbers in rows]

@@ -6,19 +6,19 @@ from torch import Tensor
 
 from ..registry import op
 from ..types import Rows
-from .score import Bound, score_tips
+from .score import GrammarRows, score_tips
 
 
 @dataclass(frozen=True, slots=True)
-class Roots:
+class FirstTokens:
     """First tokens after a prefill: drawn_R int64; `bound` the rows under a grammar."""
 
     drawn_R: Tensor
-    bound: Bound
+    bound: GrammarRows
 
 
 @op("branch.root", writes="roots")
-def root(rows: Rows, logits: Tensor) -> Roots:
+def root(rows: Rows, logits: Tensor) -> FirstTokens:
     """Process and draw the first token of every branch whose prefill ends in these rows."""
     scored = score_tips(rows, logits[rows.tree_rows :])
-    return Roots(scored.drawn(), scored.bound(rows.bound_tips))
+    return FirstTokens(scored.drawn(), scored.bound(rows.bound_tips))

@@ -37,7 +37,7 @@ class TreeRule(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Acceptance:
     """What is accepted of every tree.
 
     path_ST: bool, the root and the accepted nodes.
@@ -84,7 +84,7 @@ def accept_chain(
     valid_SN: Tensor,
     r_SN: Tensor,
     u_S: Tensor,
-) -> Verdict:
+) -> Acceptance:
     """Accept drafts one after another while q(x) > 0 and r q(x) < p(x).
 
     The comparison is strict: what the target gives probability 0 is rejected even for r = 0.
@@ -104,7 +104,7 @@ def accept_chain(
     weights_SV = _left_over(p_STV, q_SNV, tokens_SN, one_S, last_S, length_S)
     path_ST = _with_root(accepted_SN)
     chance_SN = _chance(p_SN, q_SN).where(valid_SN & path_ST[:, :-1], torch.nan)
-    return Verdict(path_ST, inverse_cdf(weights_SV, u_S), weights_SV, chance_SN, p_SN, q_SN)
+    return Acceptance(path_ST, inverse_cdf(weights_SV, u_S), weights_SV, chance_SN, p_SN, q_SN)
 
 
 def accept_block(
@@ -114,7 +114,7 @@ def accept_block(
     valid_SN: Tensor,
     eta_SN: Tensor,
     u_S: Tensor,
-) -> Verdict:
+) -> Acceptance:
     """Accept the longest prefix whose eta is below its h; never fewer drafts than a chain.
 
     `chance_SN` is h: a prefix is accepted if eta < h and no longer prefix is. Arguments as in
@@ -131,7 +131,7 @@ def accept_block(
     ratio_S = ratio_ST.gather(1, last_S[:, None]).squeeze(1)
     weights_SV = _left_over(p_STV, q_SNV, tokens_SN, ratio_S, last_S, length_S)
     chance_SN, path_ST = chance_SN.where(valid_SN, torch.nan), _with_root(accepted_SN)
-    return Verdict(path_ST, inverse_cdf(weights_SV, u_S), weights_SV, chance_SN, p_SN, q_SN)
+    return Acceptance(path_ST, inverse_cdf(weights_SV, u_S), weights_SV, chance_SN, p_SN, q_SN)
 
 
 def accept_tree(
@@ -143,7 +143,7 @@ def accept_tree(
     r_SN: Tensor,
     u_ST: Tensor,
     rule: TreeRule,
-) -> Verdict:
+) -> Acceptance:
     """Walk down from the root: try a node's children in order, step to the first accepted one.
 
     Args:
@@ -208,16 +208,16 @@ class _Walk:
         if self.q_STV is not None and self.q_SV is not None:
             self.q_SV = self.q_STV[:, node + 1].where(taken_S[:, None], self.q_SV)
 
-    def end(self) -> Verdict:
+    def end(self) -> Acceptance:
         u_S = self.u_ST.gather(1, self.at_S[:, None]).squeeze(1)
         bonus_S, path_ST = inverse_cdf(self.p_SV, u_S), torch.stack(self.path, 1)
         if not self.tried:
-            return Verdict(path_ST, bonus_S, self.p_SV, *(self.p_SV[:, :0],) * 3)
+            return Acceptance(path_ST, bonus_S, self.p_SV, *(self.p_SV[:, :0],) * 3)
         p_SN, q_SN, open_SN, passes_SN = (torch.stack(x, 1) for x in zip(*self.tried, strict=True))
         match = self.rule is TreeRule.TARGET_MATCH
         chance_SN = passes_SN.to(p_SN.dtype) if match else _chance(p_SN, q_SN)
         chance_SN = chance_SN.where(open_SN, torch.nan)
-        return Verdict(path_ST, bonus_S, self.p_SV, chance_SN, p_SN, q_SN)
+        return Acceptance(path_ST, bonus_S, self.p_SV, chance_SN, p_SN, q_SN)
 
 
 def _wide(probs: Tensor) -> Tensor:

@@ -55,20 +55,20 @@ class Scored:
         noise_X = gumbel(self.key_R[row_X], id_X[:, None]).squeeze(1)
         return noise_X.masked_fill(self._greedy_R()[row_X], torch.nan)
 
-    def bound(self, rows: Sequence[int]) -> "Bound":
+    def bound(self, rows: Sequence[int]) -> "GrammarRows":
         """The rows that a grammar restricts (host ints); only outlines have some."""
         if not rows:
             none_0C = self.key_R.new_empty(0, min(BEST, self.scores_RV.shape[1]))
-            return Bound(none_0C, self.scores_RV[:0])
+            return GrammarRows(none_0C, self.scores_RV[:0])
         rows_G = torch.tensor(rows, device=self.scores_RV.device)
         scores_GV = self.scores_RV[rows_G]
         ids_GC = best(scores_GV)
         if self.sampler is None or self.sampler.rules.all_greedy:
-            return Bound(ids_GC, scores_GV)
+            return GrammarRows(ids_GC, scores_GV)
         key_G, greedy_G = self.key_R[rows_G], self._greedy_R()[rows_G]
         drawn_GC = ranked(scores_GV, key_G, scores_GV.shape[1], BEST)
         ids_GC = ids_GC.where(greedy_G[:, None], drawn_GC)
-        return Bound(ids_GC, scores_GV, key_G, greedy_G)
+        return GrammarRows(ids_GC, scores_GV, key_G, greedy_G)
 
     def _greedy_R(self) -> Tensor:
         if self.sampler is None:
@@ -77,7 +77,7 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class GrammarRows:
     """Rows under a grammar: the best ids of each, best first, and all that a full look needs.
 
     key_G, greedy_G: None where every row is greedy.

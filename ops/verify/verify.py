@@ -9,9 +9,9 @@ from ..registry import op
 from ..sampling.processors import filler_ids
 from ..sampling.settings import Accept, Rule
 from ..types import Proposal, Rows
-from .explain import Figures, Judged, figures
-from .rejection_rounds import RoundCoins, judge, rule_for
-from .score import Bound, Scored, score_trees
+from .explain import RejectionRecord, TreeFigures, figures
+from .rejection_rounds import RoundCoins, accept_rejection, rule_for
+from .score import GrammarRows, Scored, score_trees
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Accepted:
     bonus_S: int64, the target's token after the last accepted node.
     tokens_ST, parents_ST: the trees themselves (parents as node indices, the root its own;
         tokens of padding nodes are -1).
-    notes_SC: what the drafter wrote for the host, int64; [S, 0] if nothing.
+    side_outputs_SC: what the drafter wrote for the host, int64; [S, 0] if nothing.
     bound: the nodes of trees under a grammar, tree by tree.
     figures: what the drafts were judged by, if somebody asked.
     """
@@ -33,9 +33,9 @@ class Accepted:
     bonus_S: Tensor
     tokens_ST: Tensor
     parents_ST: Tensor
-    notes_SC: Tensor
-    bound: Bound
-    figures: Figures | None = None
+    side_outputs_SC: Tensor
+    bound: GrammarRows
+    figures: TreeFigures | None = None
 
 
 @op("verify.accept", writes="accepted")
@@ -60,10 +60,10 @@ def accept(
         logits: [R, V], the tree rows first.
         proposal: the trees of the active branches, in the rows' order.
         accept: `sampling_settings.Accept`; with "rejection", `rule` and the drafter's `draws` as in
-            `judge.rule_for`, `skip_sample_adjustment` as in `judge.judge`. Trees under a grammar
-            are matched in any case.
+            `rejection_rounds.rule_for`, `skip_sample_adjustment` as in `accept_rejection`. Trees
+            under a grammar are matched in any case.
         filler_top_k: n-gram drafters that count more than the drawn token get so many best tokens
-            of every node in `notes_SC`.
+            of every node in `side_outputs_SC`.
         explain: bring `figures` too.
     """
     trees, nodes = rows.nodes_ST.shape
@@ -89,13 +89,15 @@ def accept(
     )
 
 
-def _judged(rows: Rows, scored: Scored, proposal: Proposal, rule: Rule, adjusted: bool) -> Judged:
+def _judged(
+    rows: Rows, scored: Scored, proposal: Proposal, rule: Rule, adjusted: bool
+) -> RejectionRecord:
     trees, nodes = rows.nodes_ST.shape
     p_STV = scored.probabilities().view(trees, nodes, -1)
     root_S = rows.of_trees(rows.positions_BQ)[:, 0]
     coins = RoundCoins.of(scored.branch_keys(trees), root_S, proposal)
-    verdict = judge(p_STV, proposal, coins, rule, skip_sample_adjustment=not adjusted)
-    return Judged(verdict, coins.r_SN, rule, adjusted)
+    verdict = accept_rejection(p_STV, proposal, coins, rule, skip_sample_adjustment=not adjusted)
+    return RejectionRecord(verdict, coins.r_SN, rule, adjusted)
 
 
 def _matching(rows: Rows, proposal: Proposal, drawn_ST: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,7 +115,9 @@ def _notes(proposal: Proposal, scores_RV: Tensor, filler_top_k: int) -> Tensor:
     trees = proposal.tokens_SN.shape[0]
     if filler_top_k > 1:
         return filler_ids(scores_RV, filler_top_k).view(trees, -1)
-    return proposal.parents_SN[:, :0] if proposal.notes_SC is None else proposal.notes_SC
+    return (
+        proposal.parents_SN[:, :0] if proposal.side_outputs_SC is None else proposal.side_outputs_SC
+    )
 
 
 def _offered_tokens(rows: Rows, proposal: Proposal) -> Tensor:

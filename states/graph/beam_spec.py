@@ -13,7 +13,7 @@ EarlyStopping = Annotated[
 ]
 
 
-class Beam(Spec):
+class BeamBlock(Spec):
     """Beam search, with the words and the meaning that transformers gives them."""
 
     num_beams: Int = Field(default=4, ge=1, le=256, description="hypotheses that live side by side")

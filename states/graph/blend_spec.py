@@ -22,7 +22,7 @@ Layer = Annotated[Int, Field(ge=1, le=1 << 16)]
 Share = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)]
 
 
-class Blend(Spec):
+class BlendBlock(Spec):
     """CacheBlend: documents that were read before are reused where they stand now.
 
     `ops.layer_plan.BlendSettings` says what the first nine mean.

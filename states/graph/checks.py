@@ -7,7 +7,7 @@ nothing, so that one typo is one message.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ...ops.registry import Entry, OpTable, Setting
+from ...ops.registry import OpEntry, OpSetting, OpTable
 from ...ops.sampling.settings import Draws
 from .drafter_spec import Drafter, most_of
 from .graph import SETTING_BLOCKS, Call, Graph
@@ -87,7 +87,7 @@ def _is_ref(value: Any) -> bool:
     return isinstance(value, str) and value.startswith("$")
 
 
-def _wrong_value(graph: Graph, setting: Setting, value: Any) -> str:
+def _wrong_value(graph: Graph, setting: OpSetting, value: Any) -> str:
     if _is_ref(value):
         try:
             value = graph.refer(value[1:])
@@ -140,7 +140,7 @@ def _check_blocks(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem
             yield src.problem((block,), message, key=True)
 
 
-def _all(table: OpTable) -> Iterator[Entry]:
+def _all(table: OpTable) -> Iterator[OpEntry]:
     for variants in table.ops.values():
         yield from variants
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from ...ops.registry import Entry, OpTable
+from ...ops.registry import OpEntry, OpTable
 from .graph import Edge, Graph
-from .program import Step
+from .program import OpStep
 from .source import Problem, Source
 from .yaml12 import Path
 
-Steps = dict[str, tuple[Step, ...]]
+Steps = dict[str, tuple[OpStep, ...]]
 Ways = dict[str, list[str]]  # state -> states one transition away
 
 
@@ -99,7 +99,7 @@ def check_dataflow(
 
 
 def _unset(
-    src: Source, at: Path, entry: Entry, have: frozenset[str], known: frozenset[str]
+    src: Source, at: Path, entry: OpEntry, have: frozenset[str], known: frozenset[str]
 ) -> Iterator[Problem]:
     for key in entry.reads:
         if key not in have:
@@ -107,7 +107,7 @@ def _unset(
             yield src.problem(at, f"{entry.name!r} reads {key!r}, {why}")
 
 
-def _after(step: Step, have: frozenset[str]) -> frozenset[str]:
+def _after(step: OpStep, have: frozenset[str]) -> frozenset[str]:
     return have.difference(step.entry.declared.drops).union(step.entry.declared.writes)
 
 

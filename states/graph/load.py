@@ -10,7 +10,7 @@ from .checks import MISSING, check_names, check_sizes, find_setting
 from .flow import check_dataflow, check_progress, check_shape
 from .graph import Graph
 from .overrides import override
-from .program import Program, Step
+from .program import OpStep, Program
 from .schema import validate
 from .source import GraphError, Problem, Source
 
@@ -59,12 +59,12 @@ def _report(*checks: Iterable[Problem]) -> None:
         raise GraphError(problems)
 
 
-def _resolve(graph: Graph, source: Source, table: OpTable, state: str) -> tuple[Step, ...]:
+def _resolve(graph: Graph, source: Source, table: OpTable, state: str) -> tuple[OpStep, ...]:
     steps = []
     for i, call in enumerate(graph.states[state].ops):
         entry = table.find(call.op, graph.layout.kind, graph.drafter.kind)
         assert entry is not None, "check_names lets only known ops through"
         found = {s.name: find_setting(graph, call, s.name) for s in entry.settings}
         settings = {k: v for k, v in found.items() if v is not MISSING}
-        steps.append(Step(state, entry, settings, source.at(("states", state, "ops", i))))
+        steps.append(OpStep(state, entry, settings, source.at(("states", state, "ops", i))))
     return tuple(steps)

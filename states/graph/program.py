@@ -4,20 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...ops.registry import Entry
+from ...ops.registry import OpEntry
 from .graph import Graph
 from .source import Source
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class OpStep:
     """One op of a state: the variant that its kinds select, and its settings.
 
     at: `file:line` of the op in the graph.
     """
 
     state: str
-    entry: Entry
+    entry: OpEntry
     settings: Mapping[str, Any]
     at: str
 
@@ -31,8 +31,8 @@ class Program:
 
     graph: Graph
     source: Source
-    steps: Mapping[str, tuple[Step, ...]]
-    guards: Mapping[str, Entry]
+    steps: Mapping[str, tuple[OpStep, ...]]
+    guards: Mapping[str, OpEntry]
     given: frozenset[str]
 
     def asking(self, op: str, **settings: Any) -> "Program | None":
@@ -43,7 +43,7 @@ class Program:
         if all(step.entry.name != op for own in self.steps.values() for step in own):
             return None
 
-        def changed(step: Step) -> Step:
+        def changed(step: OpStep) -> OpStep:
             more = settings if step.entry.name == op else {}
             return replace(step, settings={**step.settings, **more})
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from .beam_spec import Beam
-from .blend_spec import Blend
+from .beam_spec import BeamBlock
+from .blend_spec import BlendBlock
 from .graph import KINDS, VERSION, Call, Edge, Graph, Limits, Skeleton, StateSpec
 from .sampling_spec import Sampling
 from .source import MOST, GraphError, Problem, Source, hint, quoted
@@ -114,8 +114,8 @@ def _model_at(loc: Path, data: Any) -> type[BaseModel] | None:
 _PLAIN_BLOCKS: Mapping[str, type[BaseModel]] = {
     "transitions": Edge,
     "skeleton": Skeleton,
-    "beam": Beam,
-    "blend": Blend,
+    "beam": BeamBlock,
+    "blend": BlendBlock,
     "sampling": Sampling,
     "limits": Limits,
 }

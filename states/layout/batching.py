@@ -8,7 +8,7 @@ from torch import Tensor
 from ...ops.kv.align import AlignmentManager, AlignmentState, ContinuousDecodingState
 from ...ops.kv.pool import KVCache
 from .layout import Layout, Span
-from .queries import Page
+from .queries import PackedQueries
 from .tree_rows import Trees
 
 
@@ -65,7 +65,7 @@ class BatchingLayout(Layout):
             pool.retire_([prefix], row)
 
     def alignment(
-        self, page: Page, trees: Trees, spans: Sequence[Span], positions_BQ: Tensor
+        self, page: PackedQueries, trees: Trees, spans: Sequence[Span], positions_BQ: Tensor
     ) -> AlignmentState | ContinuousDecodingState | None:
         """Running branches alone, or with newcomers beside them."""
         if not spans:

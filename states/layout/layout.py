@@ -17,8 +17,8 @@ from ...ops.kv.frame import Frame
 from ...ops.kv.pool import NOBODY, PADDING, Ints, KVCache
 from ...ops.types import DraftRows, Rows, no_trees
 from ..text.prompt_tokens import Chunk
-from .queries import Page, Piece
-from .tree_rows import Laid, Placed, Trees, grow, placed, tree_pieces
+from .queries import PackedQueries, QueryRun
+from .tree_rows import PlacedRows, SpanSlots, Trees, grow, place_rows, tree_pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,44 +85,44 @@ class Layout:
         """No branch waits any more to start behind this prefix."""
         raise NotImplementedError
 
-    def place_(self, kv: KVCache, trees: Trees | None, spans: Sequence[Span]) -> Placed:
+    def place_(self, kv: KVCache, trees: Trees | None, spans: Sequence[Span]) -> PlacedRows:
         """Take slots for all rows of a forward and lay the rows out, trees first."""
         of_trees = [] if trees is None else self._tree_pieces(trees)
-        page = Page(kv, [*of_trees, *(p for span in spans for p in self._pieces(span))])
+        page = PackedQueries(kv, [*of_trees, *(p for span in spans for p in self._pieces(span))])
         count = len(of_trees)
         laid, at = [], count
         for span in spans:
             copies = len(self.rows_of(span.owner))
             slots, places = page.slots[at : at + copies], page.flat[at : at + copies]
-            laid.append(Laid(page.flat[at], np.stack(slots), np.stack(places)))
+            laid.append(SpanSlots(page.flat[at], np.stack(slots), np.stack(places)))
             at += copies
         flat, slots = page.flat[:count], page.slots[:count]
         rows = self._rows(kv, page, trees, flat, spans, laid)
         shared = trees is not None and trees.proposal.shared is not None
-        return placed(rows, flat, slots, tuple(laid), page.paddings, shared)
+        return place_rows(rows, flat, slots, tuple(laid), page.paddings, shared)
 
     def _shared(self, trees: Trees) -> int | None:
         """How many rows the drafted nodes of all trees lie in together, if they do."""
         return trees.proposal.shared if self.packed else None
 
-    def _tree_pieces(self, trees: Trees) -> list[Piece]:
+    def _tree_pieces(self, trees: Trees) -> list[QueryRun]:
         return list(tree_pieces(trees, lambda owner: self.rows_of(owner)[0], self._shared(trees)))
 
-    def _pieces(self, part: Span | Segment) -> Iterator[Piece]:
+    def _pieces(self, part: Span | Segment) -> Iterator[QueryRun]:
         """One piece for each row that has to hold these tokens: several for a prefix's copies."""
         first = part.position
         positions = list(range(first, first + len(part.tokens)))
         for row in self.rows_of(part.owner):
-            yield Piece(row, part.owner, part.prefix, part.tokens, positions)
+            yield QueryRun(row, part.owner, part.prefix, part.tokens, positions)
 
     def _rows(
         self,
         kv: KVCache,
-        page: Page,
+        page: PackedQueries,
         trees: Trees | None,
         flat: Sequence[Ints],
         spans: Sequence[Span],
-        laid: Sequence[Laid],
+        laid: Sequence[SpanSlots],
     ) -> Rows:
         tips = [part.rows[-1] for span, part in zip(spans, laid, strict=True) if span.draws]
         bound = [i for i, span in enumerate(s for s in spans if s.draws) if span.bound]
@@ -137,12 +137,12 @@ class Layout:
         )
 
     def alignment(
-        self, page: Page, trees: Trees, spans: Sequence[Span], positions_BQ: Tensor
+        self, page: PackedQueries, trees: Trees, spans: Sequence[Span], positions_BQ: Tensor
     ) -> AlignmentState | ContinuousDecodingState | None:
         """How the rows of a forward with trees are padded; None if nothing ever is."""
         return None
 
-    def _chains(self, kv: KVCache, page: Page, tips: Sequence[int]) -> Rows:
+    def _chains(self, kv: KVCache, page: PackedQueries, tips: Sequence[int]) -> Rows:
         """All rows of a page, those of trees without their tokens."""
         pieces = page.pieces
         return Rows(
@@ -168,7 +168,7 @@ class Layout:
             active: (owner, prefix owner, root position, root token) of each active branch.
         """
         copies = [(piece, s.features) for s in segments if s.tokens for piece in self._pieces(s)]
-        page = Page(kv, [piece for piece, _ in copies])
+        page = PackedQueries(kv, [piece for piece, _ in copies])
         last: dict[int, int] = {}
         for piece, slots, flat in zip(page.pieces, page.slots, page.flat, strict=True):
             kv.commit_(slots, piece.positions)

@@ -12,7 +12,7 @@ from ...ops.kv.pool import Ints, KVCache
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class QueryRun:
     """Consecutive rows of one owner in one row of the pool."""
 
     row: int
@@ -26,7 +26,7 @@ class Piece:
         return len(self.tokens)
 
 
-class Page:
+class PackedQueries:
     """Pieces of a forward laid side by side, right-aligned in B tensor rows of Q queries.
 
     Attributes:
@@ -35,7 +35,7 @@ class Page:
         aligned: how the rows are padded; `paddings` the padding in front of each tensor row.
     """
 
-    def __init__(self, kv: KVCache, pieces: Sequence[Piece]) -> None:
+    def __init__(self, kv: KVCache, pieces: Sequence[QueryRun]) -> None:
         self.pieces = pieces
         lengths: dict[int, int] = {}
         for piece in pieces:

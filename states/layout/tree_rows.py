@@ -18,7 +18,7 @@ from ...ops.kv.forest import places, plant
 from ...ops.kv.pool import NOBODY, PADDING, UNKNOWN, Ints
 from ...ops.tree import ancestors
 from ...ops.types import Proposal, Rows
-from .queries import Piece
+from .queries import QueryRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Trees:
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class SpanSlots:
     """Where a span lies: flat row indices (of one copy), and the slots and the flat row indices of
     all its copies, each [C, n]."""
 
@@ -44,11 +44,11 @@ class Laid:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedRows:
     """The rows of a forward and where they went.
 
     tree_rows, tree_slots: flat indices and slots of the trees' nodes, each [S, T]; [R] while their
-        owners are known on the device alone (`told`).
+        owners are known on the device alone (`with_host_tokens`).
     fresh: all slots of trees.
     paddings: rows in front of each tensor row that stand for nothing; padding: how many of all
         rows do.
@@ -59,12 +59,12 @@ class Placed:
     tree_rows: Ints
     tree_slots: Ints
     fresh: Ints
-    spans: tuple[Laid, ...]
+    spans: tuple[SpanSlots, ...]
     paddings: tuple[int, ...]
     padding: int
     shared: bool
 
-    def told(self, tokens_ST: npt.NDArray[np.int64]) -> "Placed":
+    def with_host_tokens(self, tokens_ST: npt.NDArray[np.int64]) -> "PlacedRows":
         """The same after the round's read, which says whose the shared rows are.
 
         Args:
@@ -81,23 +81,25 @@ class Placed:
         return replace(found, tree_rows=rows_ST, tree_slots=slots_ST)
 
 
-def placed(
+def place_rows(
     rows: Rows,
     flat: Sequence[Ints],
     slots: Sequence[Ints],
-    spans: tuple[Laid, ...],
+    spans: tuple[SpanSlots, ...],
     paddings: tuple[int, ...],
     shared: bool,
-) -> Placed:
+) -> PlacedRows:
     """A forward in which the trees got these rows and slots, piece by piece."""
     none = np.zeros(0, np.int32)
     flat_X, slots_X = np.concatenate([*flat, none]), np.concatenate([*slots, none])
     shape = rows.nodes_ST.shape if rows.forest is None else (-1,)
     of_nodes = flat_X.reshape(shape), slots_X.reshape(shape)
-    return Placed(rows, *of_nodes, slots_X, spans, paddings, sum(paddings), shared)
+    return PlacedRows(rows, *of_nodes, slots_X, spans, paddings, sum(paddings), shared)
 
 
-def tree_pieces(trees: Trees, row_of: Callable[[int], int], shared: int | None) -> Iterator[Piece]:
+def tree_pieces(
+    trees: Trees, row_of: Callable[[int], int], shared: int | None
+) -> Iterator[QueryRun]:
     """The trees' rows; where its nodes stand, the pool is told when they are committed.
 
     Args:
@@ -105,9 +107,9 @@ def tree_pieces(trees: Trees, row_of: Callable[[int], int], shared: int | None) 
     """
     size = trees.proposal.tokens_SN.shape[1] + 1 if shared is None else 1
     for owner, prefix in zip(trees.owners, trees.prefixes, strict=True):
-        yield Piece(row_of(owner), owner, prefix, [0] * size, [0] * size)
+        yield QueryRun(row_of(owner), owner, prefix, [0] * size, [0] * size)
     if shared:
-        yield Piece(row_of(trees.owners[0]), UNKNOWN, NOBODY, [0] * shared, [0] * shared)
+        yield QueryRun(row_of(trees.owners[0]), UNKNOWN, NOBODY, [0] * shared, [0] * shared)
 
 
 def grow(rows: Rows, trees: Trees, flat: Sequence[Ints], shared: int | None) -> Rows:

@@ -9,10 +9,10 @@ from ...ops.registry import op
 from ...ops.types import Proposal
 from ..requests.branch import Branch, Finish, Request, Stage
 from ..requests.manager import BranchStateManager
-from ..requests.prompt_builder import Reading
+from ..requests.prompt_builder import PromptBuilder
 from ..text.documents import CHUNK_TOKENS
 from ..text.outline import Outline, parse_outline
-from ..text.prompt_tokens import Written
+from ..text.prompt_tokens import PromptTokens
 from ..text.prompts import PromptBook
 
 
@@ -101,7 +101,7 @@ def parse_(
 
     Only generated ids are read, so nothing a user wrote can pass for an outline.
     """
-    reading = Reading(prompts, found, chunk_tokens)
+    reading = PromptBuilder(prompts, found, chunk_tokens)
     for request in branches.requests:
         root = request.root
         if request.stage is not Stage.OUTLINE or root is None or root.stage is not Stage.DONE:
@@ -114,12 +114,12 @@ def parse_(
             _fan_out_(branches, reading, request, pending)
         else:
             direct = branches.new_branch(request, 0, direct_tokens)
-            written = Written(tuple(pending)) + reading.direct(request)
+            written = PromptTokens(tuple(pending)) + reading.direct(request)
             direct.prompt, direct.chunks = list(written.ids), written.chunks
             request.branches = [direct]
             branches.check_fit_(direct)
         request.stage = Stage.RUNNING
-    branches.settle_()
+    branches.retire_and_prepare_()
 
 
 def _close_root_(branches: BranchStateManager, request: Request, root: Branch) -> list[int]:
@@ -132,12 +132,12 @@ def _close_root_(branches: BranchStateManager, request: Request, root: Branch) -
 
 
 def _fan_out_(
-    branches: BranchStateManager, reading: Reading, request: Request, pending: list[int]
+    branches: BranchStateManager, reading: PromptBuilder, request: Request, pending: list[int]
 ) -> None:
     assert request.outline is not None
     points = request.outline.points
     hoist, found = reading.shared(request)
-    hoist = Written(tuple(pending)) + hoist
+    hoist = PromptTokens(tuple(pending)) + hoist
     request.hoist, request.hoist_chunks = list(hoist.ids), hoist.chunks
     for index, (point, documents) in enumerate(zip(points, found, strict=True)):
         branch = branches.new_branch(request, index, request.budget)

@@ -7,7 +7,7 @@ from ...ops.draft.budget import share
 from ...ops.host import HostReader
 from ...ops.registry import op
 from ...ops.types import DraftRows, Proposal, Rows
-from ...ops.verify.first_tokens import Roots
+from ...ops.verify.first_tokens import FirstTokens
 from ...ops.verify.verify import Accepted
 from ..requests.branch import Branch, RoundSummary
 from ..requests.manager import BranchStateManager
@@ -65,7 +65,7 @@ def start_(
     logits: Tensor,
     features: Tensor | None,
     blended: BlendReport | None,
-    roots: Roots,
+    roots: FirstTokens,
 ) -> RoundSummary:
     """Commit prompt rows; every started branch gets its root token (one host read)."""
     return branches.commit_(host, features, None, roots, blended)
@@ -85,7 +85,7 @@ def commit_(
     features: Tensor | None,
     blended: BlendReport | None,
     accepted: Accepted,
-    roots: Roots,
+    roots: FirstTokens,
     proposal: Proposal,
 ) -> RoundSummary:
     """The round's one host read; commit accepted rows in place, advance tips, finish branches."""

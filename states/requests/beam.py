@@ -19,16 +19,16 @@ from ...ops.beam import Beams, Chosen, Searches, first_beams
 from ...ops.host import HostReader
 from ...ops.kv.pool import NOBODY, Ints, KVCache
 from ...ops.types import Proposal
-from ..graph.beam_spec import Beam
+from ..graph.beam_spec import BeamBlock
 from ..layout.tree_rows import Trees
 from .branch import Branch, Finish, Request, RoundSummary
 from .manager import BranchStateManager
-from .request_table import BuildPrompt, Rules
+from .request_table import BuildPrompt, RunLimits
 from .rounds import Ids, split
 
 
 @dataclass(eq=False, slots=True)
-class Search:
+class BeamSearch:
     """The hypotheses of one branch; W beams of n tokens each, best first.
 
     beams: what the device knows of them, as a set of one.
@@ -69,7 +69,7 @@ def _agreed(table_Wn: npt.NDArray[Any]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BeamStep:
     """What a step chose, on the host; the fields are those of `Chosen`."""
 
     parent_SW: Ids
@@ -82,22 +82,24 @@ class Step:
     over_S: Ids
 
 
-def read_step(host: HostReader, chosen: Chosen) -> Step:
+def read_step(host: HostReader, chosen: Chosen) -> BeamStep:
     """Everything the host needs, in one read; scores travel as their bits."""
     parts = [chosen.parent_SW, chosen.token_SW, chosen.origin_SW, chosen.parent_SC]
     parts += [chosen.token_SC, chosen.beams.ended_SW, chosen.beams.kept_SW.view(torch.int32)]
     parts += [chosen.over_S]
     flat = host.read(torch.cat([part.reshape(-1).long() for part in parts]))
-    return Step(*split(flat, [tuple(part.shape) for part in parts]))
+    return BeamStep(*split(flat, [tuple(part.shape) for part in parts]))
 
 
 class BeamManager(BranchStateManager):
     """A book whose branches are searches: lays out their beams, and keeps what a step chose."""
 
-    def __init__(self, kv: KVCache, rules: Rules, build_prompt: BuildPrompt, beam: Beam) -> None:
+    def __init__(
+        self, kv: KVCache, rules: RunLimits, build_prompt: BuildPrompt, beam: BeamBlock
+    ) -> None:
         super().__init__(kv, None, rules, build_prompt)
         self.beam = beam
-        self.searches: dict[int, Search] = {}  # by the branch's owner
+        self.searches: dict[int, BeamSearch] = {}  # by the branch's owner
 
     def submit(self, request: Request) -> None:
         """Queue a request; each of its hypotheses may need rows for its whole budget."""
@@ -115,7 +117,7 @@ class BeamManager(BranchStateManager):
 
     # -- rows of the next forward -----------------------------------------------------------------
 
-    def _running(self) -> list[Search]:
+    def _running(self) -> list[BeamSearch]:
         return [self.searches[branch.owner] for branch in self.active]
 
     def offer(self) -> Proposal:
@@ -170,15 +172,15 @@ class BeamManager(BranchStateManager):
             ids([[*s, *[-1] * (most - len(s))] for s in stops]).view(len(branches), most),
         )
 
-    def _search(self, branch: Branch) -> Search:
+    def _search(self, branch: Branch) -> BeamSearch:
         return self.searches.get(branch.owner) or self._first()
 
-    def _first(self) -> Search:
+    def _first(self) -> BeamSearch:
         """A search that begins."""
         width = self.beam.num_beams
         none_Wn = np.zeros((width, 0), np.int64)
         beams = first_beams(width, self.layout.device)
-        return Search(beams, none_Wn, none_Wn.astype(np.int32), [None] * width)
+        return BeamSearch(beams, none_Wn, none_Wn.astype(np.int32), [None] * width)
 
     def commit_beams_(self, host: HostReader, chosen: Chosen) -> RoundSummary:
         """Read the step; keep the rows of beams that live on, end the searches that are over."""
@@ -199,10 +201,10 @@ class BeamManager(BranchStateManager):
             _settle_(branch, search, step, number)
         summary = self._summary(branches, before)
         self._newcomers, self._opened, self._placed = [], [], None
-        self.settle_(branches)
+        self.retire_and_prepare_(branches)
         return replace(summary, target_length=self.kv.current_length)
 
-    def _keep_rows_(self, branch: Branch, search: Search, slots_W: Ints, parent_W: Ids) -> None:
+    def _keep_rows_(self, branch: Branch, search: BeamSearch, slots_W: Ints, parent_W: Ids) -> None:
         """The new rows of beams that live on get owners; what no beam needs any more goes."""
         alive = np.unique(parent_W)
         self.kv.release_(np.delete(slots_W, alive))
@@ -236,12 +238,12 @@ class BeamManager(BranchStateManager):
         )
 
 
-def _position(branch: Branch, search: Search) -> int:
+def _position(branch: Branch, search: BeamSearch) -> int:
     """Of the last token of every live beam."""
     return branch.start + len(branch.prompt) + search.length - 1
 
 
-def move_on_(search: Search, step: Step, number: int) -> None:
+def move_on_(search: BeamSearch, step: BeamStep, number: int) -> None:
     """The live beams become their continuations; of the ended ones the best are kept."""
     old, width = search.tokens_Wn, len(search.kept)
 
@@ -256,7 +258,7 @@ def move_on_(search: Search, step: Step, number: int) -> None:
     search.tokens_Wn = np.column_stack([old[step.parent_SW[number]], step.token_SW[number]])
 
 
-def _settle_(branch: Branch, search: Search, step: Step, number: int) -> None:
+def _settle_(branch: Branch, search: BeamSearch, step: BeamStep, number: int) -> None:
     """What no later step can change is the branch's; in the end all of the best hypothesis."""
     if not step.over_S[number]:
         branch.tokens = search.settled

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from ...ops.blend.blend import Blend, BlendReport, BlendRows, ChunkKV, Ints, Role, join
+from ...ops.blend.blend import Blend, BlendReport, BlendRows, ChunkKV, Ints, RowRole, join
 from ...ops.blend.layer_plan import BlendSettings
 from ...ops.kv.pool import NOBODY
 from ..layout.layout import Span
-from ..layout.tree_rows import Placed
+from ..layout.tree_rows import PlacedRows
 from ..text.prompt_tokens import Chunk
-from .branch import Blended
+from .branch import BlendSummary
 
 
 class Library(Protocol):
@@ -35,7 +35,7 @@ class Blending:
     settings: BlendSettings
     library: Library
 
-    def blend(self, spans: Sequence[Span], placed: Placed) -> Blend | None:
+    def blend(self, spans: Sequence[Span], placed: PlacedRows) -> Blend | None:
         """The cached rows of a forward; None if nothing of it is cached."""
         found = [self._found(span) for span in spans]
         if not any(found):
@@ -46,7 +46,7 @@ class Blending:
             for flat in laid.flat_Cn:
                 for number, (chunk, kept) in enumerate(chunks):
                     part = flat[chunk.at : chunk.at + len(chunk.ids)]
-                    role = Role.PROTECTED if chunk.is_exact else Role.REUSED
+                    role = RowRole.PROTECTED if chunk.is_exact else RowRole.REUSED
                     rows.role_BQ.reshape(-1)[part] = role
                     rows.chunk_BQ.reshape(-1)[part] = number
                     cached.append((int(part[0]), kept))
@@ -66,13 +66,13 @@ class Blending:
         return self.settings.kind_for(rows) == "plain"
 
 
-def _rows(spans: Sequence[Span], placed: Placed) -> BlendRows:
+def _rows(spans: Sequence[Span], placed: PlacedRows) -> BlendRows:
     """All rows of a forward as rows to compute. Trees are of nobody's prompt; every span, and every
     copy of one, counts as a branch."""
     shape = tuple(placed.rows.tokens_BQ.shape)
-    role_BQ = np.full(shape, Role.SUFFIX, np.int32)
+    role_BQ = np.full(shape, RowRole.SUFFIX, np.int32)
     for row, padding in enumerate(placed.paddings):
-        role_BQ[row, :padding] = Role.PADDING
+        role_BQ[row, :padding] = RowRole.PADDING
     prompt_BQ, branch_BQ = np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)
     branch = 0
     for span, laid in zip(spans, placed.spans, strict=True):
@@ -83,9 +83,9 @@ def _rows(spans: Sequence[Span], placed: Placed) -> BlendRows:
     return BlendRows(role_BQ, prompt_BQ, branch_BQ, np.full(shape, -1, np.int32))
 
 
-def told(report: BlendReport, blend: Blend) -> Blended:
+def blend_summary(report: BlendReport, blend: Blend) -> BlendSummary:
     """A report in host ints; nothing is read from the device."""
-    return Blended(
+    return BlendSummary(
         tuple(int(status) for status in report.plan),
         report.live_L,
         tuple(len(row_P) for row_P in report.picked.values()),
@@ -97,7 +97,7 @@ def told(report: BlendReport, blend: Blend) -> Blended:
 
 
 def _parts(role_BQ: Ints, branch_BQ: Ints) -> Iterator[tuple[int, int]]:
-    is_cached_BQ = np.isin(role_BQ, (Role.PROTECTED, Role.REUSED))
+    is_cached_BQ = np.isin(role_BQ, (RowRole.PROTECTED, RowRole.REUSED))
     for branch in np.unique(branch_BQ[is_cached_BQ]):
         own_BQ = branch_BQ == branch
         cached = int((own_BQ & is_cached_BQ).sum())
@@ -117,10 +117,10 @@ def picked_rows(report: BlendReport | None) -> Tensor | None:
     return None if report is None else next(iter(report.picked.values()), None)
 
 
-def marks_(
+def mark_reused_(
     reused: dict[int, Reused],
     spans: Sequence[Span],
-    placed: Placed,
+    placed: PlacedRows,
     blend: Blend,
     picked_P: npt.NDArray[np.int64] | None,
 ) -> None:
@@ -128,7 +128,7 @@ def marks_(
 
     Of several copies of a prefix the first one is told of.
     """
-    is_cached_M = (blend.rows.role_BQ == Role.REUSED).reshape(-1)
+    is_cached_M = (blend.rows.role_BQ == RowRole.REUSED).reshape(-1)
     is_picked_M = np.zeros_like(is_cached_M)
     is_picked_M[[] if picked_P is None else picked_P] = True
     for span, laid in zip(spans, placed.spans, strict=True):

@@ -14,7 +14,7 @@ from ...ops.sampling.settings import SamplingRules
 from ..text.documents import Document
 from ..text.outline import Outline, Point
 from ..text.prompt_tokens import Chunk
-from .explained import Explained
+from .explained import ExplainedRound
 
 
 class Stage(StrEnum):
@@ -45,7 +45,7 @@ class Matcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class FinishedPart:
     """What a finished part leaves for the fold of all parts.
 
     ids: the token of each row. prompt: how many rows are of the part's prompt, the others are of
@@ -101,7 +101,7 @@ class Branch:
     documents: tuple[Document, ...] = ()
     combines: bool = False
     features: list[Tensor] = field(default_factory=list)
-    part: Kept | None = None
+    part: FinishedPart | None = None
 
     @property
     def is_root(self) -> bool:
@@ -202,7 +202,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Blended:
+class BlendSummary:
     """What a forward with cached rows did, in host ints; see `ops.blend.BlendReport`.
 
     plan: one status per layer. live: rows that each layer wrote anew. picked: rows that each check
@@ -241,8 +241,8 @@ class RoundSummary:
     padding: int = 0
     alignment: AlignmentState | ContinuousDecodingState | None = None
     gamma: tuple[GammaRecord, ...] = ()
-    explained: tuple[Explained, ...] = ()
-    blend: Blended | None = None
+    explained: tuple[ExplainedRound, ...] = ()
+    blend: BlendSummary | None = None
 
 
 def running(branches: Sequence[Branch]) -> list[Branch]:

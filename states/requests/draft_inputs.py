@@ -11,7 +11,7 @@ from ..layout.layout import Segment, Span
 from .branch import Branch, Request, Stage
 
 
-class Picked:
+class DraftInputs:
     """Rows of one forward that the drafter has to take in; a drafter without a pool takes none.
 
     A branch that ended needs nothing more, but what an outline's root branch committed becomes the
@@ -63,12 +63,12 @@ class Picked:
             self.segments.append(Segment(owner, prefix, position, tokens, kept))
 
 
-def lives_on(branch: Branch) -> bool:
+def rows_needed(branch: Branch) -> bool:
     """Whether its rows are needed: it runs, or it is a root whose rows become the prefix."""
     return branch.stage is Stage.RUNNING or branch.is_root
 
 
-class EaglePicked(Picked):
+class EaglePairing(DraftInputs):
     """Row j pairs the feature of token j with token j + 1: a prefix ends with a feature whose
     partner is not known yet; whoever continues there pairs it with its own first token."""
 
@@ -99,7 +99,7 @@ class EaglePicked(Picked):
             self._add(branch, position, following[: len(rows) - 1], features_RF)
 
 
-class BlockPicked(Picked):
+class FeatureFeed(DraftInputs):
     """Every committed token with its own feature, at its own position (DFlash)."""
 
     def prefix(self, request: Request, span: Span, rows: Ints) -> None:
@@ -107,39 +107,39 @@ class BlockPicked(Picked):
         self._append(span.owner, NOBODY, span.position, span.tokens, features_RF)
 
     def prompt(self, branch: Branch, rows: Ints) -> None:
-        if lives_on(branch):
+        if rows_needed(branch):
             self._add(branch, branch.start, branch.prompt, self._features(rows))
 
     def path(self, branch: Branch, rows: Ints) -> None:
-        if lives_on(branch):
+        if rows_needed(branch):
             tokens = branch.tokens[branch.kept : branch.kept + len(rows)]
             self._add(branch, branch.length, tokens, self._features(rows))
 
 
-class TokenPicked(Picked):
+class TokenFeed(DraftInputs):
     """Token ids alone, the next root included: a small language model reads the text itself."""
 
     def prefix(self, request: Request, span: Span, rows: Ints) -> None:
         self._append(span.owner, NOBODY, span.position, span.tokens, None)
 
     def prompt(self, branch: Branch, rows: Ints) -> None:
-        if lives_on(branch):
+        if rows_needed(branch):
             root = branch.tokens if branch.stage is Stage.RUNNING else []
             self._add(branch, branch.start, [*branch.prompt, *root])
 
     def path(self, branch: Branch, rows: Ints) -> None:
         """The root itself was taken in when it was drawn."""
-        if lives_on(branch):
+        if rows_needed(branch):
             running = branch.stage is Stage.RUNNING
             first = branch.kept + 1
             tokens = branch.tokens[first : first + len(rows) - 1 + running]
             self._add(branch, branch.length + 1, tokens)
 
 
-PICKED: dict[Takes, type[Picked]] = {
-    "nothing": Picked,
-    "pairs": EaglePicked,
-    "features": BlockPicked,
-    "text": TokenPicked,
+DRAFT_INPUTS: dict[Takes, type[DraftInputs]] = {
+    "nothing": DraftInputs,
+    "pairs": EaglePairing,
+    "features": FeatureFeed,
+    "text": TokenFeed,
 }
 """By what a kind of drafter takes (`Drafter.takes`)."""

@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...ops.verify.explain import DraftFigures, Figures, unpacked
+from ...ops.verify.explain import DraftFigures, TreeFigures, unpacked
 from .branch import Branch
-from .explained import GRAMMAR, MATCH, Came, Draft, Explained
-from .rounds import Verdict, Walk
+from .explained import GRAMMAR, MATCH, ExplainedDraft, ExplainedRound, FinalToken
+from .rounds import RoundResult, Walk
 
 
 def explain(
     ran: Sequence[Branch],
     walks: Sequence[Walk],
-    verdict: Verdict,
-    figures: Figures | None,
+    verdict: RoundResult,
+    figures: TreeFigures | None,
     bound_trees: Sequence[int],
-) -> tuple[Explained, ...]:
+) -> tuple[ExplainedRound, ...]:
     """One record per tree; nothing if nobody asked.
 
     Args:
@@ -33,9 +33,9 @@ def explain(
 
 
 def _explained(
-    branch: Branch, walk: Walk, drafts: tuple[Draft, ...], rule: str, adjusted: bool
-) -> Explained:
-    return Explained(
+    branch: Branch, walk: Walk, drafts: tuple[ExplainedDraft, ...], rule: str, adjusted: bool
+) -> ExplainedRound:
+    return ExplainedRound(
         branch.name,
         rule,
         walk.position,
@@ -49,13 +49,13 @@ def _explained(
     )
 
 
-def _came(walk: Walk, drafts: Sequence[Draft], adjusted: bool) -> Came:
+def _came(walk: Walk, drafts: Sequence[ExplainedDraft], adjusted: bool) -> FinalToken:
     if any(draft.parent == walk.nodes[-1] for draft in drafts):
-        return Came.RESIDUAL if adjusted else Came.OWN
-    return Came.BONUS if drafts else Came.OWN
+        return FinalToken.RESIDUAL if adjusted else FinalToken.OWN
+    return FinalToken.BONUS if drafts else FinalToken.OWN
 
 
-def _drafts(verdict: Verdict, tree: int, walk: Walk, rule: str) -> tuple[Draft, ...]:
+def _drafts(verdict: RoundResult, tree: int, walk: Walk, rule: str) -> tuple[ExplainedDraft, ...]:
     """The nodes that stand for something, in the tree's order."""
     assert verdict.figures_SNC is not None
     tokens, parents = verdict.tokens_ST[tree].tolist(), verdict.parents_ST[tree].tolist()
@@ -67,7 +67,9 @@ def _drafts(verdict: Verdict, tree: int, walk: Walk, rule: str) -> tuple[Draft, 
             continue
         known = _relevant(found, walk, parent, rule)
         reached = parent in path if rule in (MATCH, GRAMMAR) else known.chance is not None
-        drafts.append(Draft(node, parent, depths[node], tokens[node], node in path, reached, known))
+        drafts.append(
+            ExplainedDraft(node, parent, depths[node], tokens[node], node in path, reached, known)
+        )
     return tuple(drafts)
 
 

@@ -8,7 +8,7 @@ from ...ops.verify.explain import DraftFigures
 MATCH, GRAMMAR = "match", "grammar"  # ways to accept drafts, beside the rules of rejection sampling
 
 
-class Came(StrEnum):
+class FinalToken(StrEnum):
     """How a round's final token came about.
 
     BONUS: behind a path of drafts that was accepted to its end. RESIDUAL: after a rejection, from
@@ -22,7 +22,7 @@ class Came(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class ExplainedDraft:
     """One drafted node.
 
     node, parent: numbers in the tree, whose root is 0; depth: 1 for children of the root.
@@ -40,7 +40,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class ExplainedRound:
     """One branch in one round.
 
     rule: MATCH, GRAMMAR (the host takes the best legal token at each node) or the `Rule` of
@@ -55,9 +55,9 @@ class Explained:
     rule: str
     position: int
     root: int
-    drafts: tuple[Draft, ...]
+    drafts: tuple[ExplainedDraft, ...]
     accepted: int
     final: int
-    came: Came
+    came: FinalToken
     committed: int
     finish: str | None

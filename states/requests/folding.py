@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ...ops.blend.blend import ChunkKV
 from ...ops.kv.pool import Ints, KVCache
-from ..text.prompt_tokens import Chunk, Written
+from ..text.prompt_tokens import Chunk, PromptTokens
 from ..text.prompts import PromptBook
-from .branch import Branch, Finish, Kept, Request
+from .branch import Branch, Finish, FinishedPart, Request
 
 BeforeRope = Callable[[Tensor, Tensor], Tensor]  # keys [L, R, g, d] and positions [R]
 FINISHED = (Finish.STOP, Finish.LENGTH)
@@ -63,10 +63,10 @@ class Folding:
         )
         ids = [*branch.prompt, *branch.tokens]
         lead = len(index) if head + tail == size else head
-        branch.part = Kept(tuple(ids[i] for i in index), len(index) - said, lead, rows)
+        branch.part = FinishedPart(tuple(ids[i] for i in index), len(index) - said, lead, rows)
         branch.features = []
 
-    def written(self, request: Request) -> Written | None:
+    def written(self, request: Request) -> PromptTokens | None:
         """What follows the prefix: the parts in reading order, and what asks for one answer.
 
         None if there are fewer than two parts: one alone is the answer already.
@@ -78,7 +78,7 @@ class Folding:
         for branch in parts[1:]:
             assert branch.point is not None
             before, own = self.prompts.next_part(branch.point, request.outline)
-            written += Written(tuple(before)) + self._part(branch, own, is_first=False)
+            written += PromptTokens(tuple(before)) + self._part(branch, own, is_first=False)
         return written + self.prompts.combine()
 
     def _own(self, branch: Branch) -> list[int]:
@@ -86,11 +86,11 @@ class Folding:
         assert branch.point is not None and branch.request.outline is not None
         return self.prompts.branch(branch.point, branch.request.outline, ())[1]
 
-    def _part(self, branch: Branch, own: Sequence[int], *, is_first: bool) -> Written:
+    def _part(self, branch: Branch, own: Sequence[int], *, is_first: bool) -> PromptTokens:
         """A part's prompt and answer; chunks are the rows that it has of them."""
         ids, kept = (*own, *branch.tokens), branch.part
         if kept is None:
-            return Written(ids)
+            return PromptTokens(ids)
         head, tail = matched(own, kept.ids[: kept.prompt])
         source = [*range(head), *[NEW] * (len(own) - head - tail)]
         source += [*range(kept.prompt - tail, len(kept.ids))]
@@ -100,7 +100,7 @@ class Folding:
             is_exact = is_first and at == first == 0 < kept.lead
             rows = part_of(kept.rows, first, first + count)
             chunks.append(Chunk(at, ids[at : at + count], name, rows, is_exact))
-        return Written(ids, tuple(chunks))
+        return PromptTokens(ids, tuple(chunks))
 
 
 def matched(wanted: Sequence[int], there: Sequence[int]) -> tuple[int, int]:

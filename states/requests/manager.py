@@ -15,20 +15,20 @@ from ...ops.draft.gamma import GammaRecord, GammaState, first_state, next_state,
 from ...ops.host import HostReader
 from ...ops.kv.pool import NOBODY, Ints
 from ...ops.types import DraftRows, Proposal, Rows
-from ...ops.verify.first_tokens import Roots
+from ...ops.verify.first_tokens import FirstTokens
 from ...ops.verify.verify import Accepted
 from ..layout.layout import Span
 from ..layout.tree_rows import Trees
 from ..text.prompt_tokens import Chunk
-from .blending import marks_, picked_rows, told
+from .blending import blend_summary, mark_reused_, picked_rows
 from .branch import Branch, Finish, Request, RoundSummary, Stage
-from .draft_inputs import PICKED, Picked
+from .draft_inputs import DRAFT_INPUTS, DraftInputs
 from .explain import explain
-from .request_table import Book
-from .rounds import Verdict, Walk, bound_path, free_path, legal_pick, read_round, take
+from .request_table import RequestTable
+from .rounds import RoundResult, Walk, bound_path, free_path, legal_pick, read_round, take
 
 
-class BranchStateManager(Book):
+class BranchStateManager(RequestTable):
     """The book with its rows: lays out every forward and commits what came of it."""
 
     # -- rows of the next target forward ----------------------------------------------------------
@@ -146,7 +146,7 @@ class BranchStateManager(Book):
         host: HostReader,
         features: Tensor | None,
         accepted: Accepted | None,
-        roots: Roots,
+        roots: FirstTokens,
         report: BlendReport | None = None,
     ) -> RoundSummary:
         """Read the round, commit accepted rows where they lie, advance tips, finish branches."""
@@ -154,9 +154,9 @@ class BranchStateManager(Book):
         verdict = read_round(host, accepted, roots, picked_rows(report))
         ran = list(self.active) if accepted is not None else []  # who had a tree in this forward
         before = {b.owner: len(b.tokens) for b in ran}
-        picked = PICKED[self.rules.drafter.takes](features)
+        picked = DRAFT_INPUTS[self.rules.drafter.takes](features)
         figures = None if accepted is None else accepted.figures
-        self._placed = self._placed.told(verdict.tokens_ST)
+        self._placed = self._placed.with_host_tokens(verdict.tokens_ST)
         walks = self._commit_trees(host, verdict, accepted, picked)
         paths = [walk.nodes for walk in walks]
         self._commit_spans(host, verdict, roots, picked)
@@ -177,11 +177,11 @@ class BranchStateManager(Book):
             explain(ran, walks, verdict, figures, self._placed.rows.bound_trees),
         )
         if report is not None and self._blend is not None:
-            summary = replace(summary, blend=told(report, self._blend))
-            marks_(self.reused, self._spans, self._placed, self._blend, verdict.picked_P)
+            summary = replace(summary, blend=blend_summary(report, self._blend))
+            mark_reused_(self.reused, self._spans, self._placed, self._blend, verdict.picked_P)
         self._newcomers, self._opened, self._placed, self._blend = [], [], None, None
         self.keep_parts_(everyone)
-        self.settle_(everyone)
+        self.retire_and_prepare_(everyone)
         return summary
 
     def length_state(self, branch: Branch) -> GammaState:
@@ -190,18 +190,18 @@ class BranchStateManager(Book):
         return branch.gamma or first_state(self.rules.drafter.lengths)
 
     def _learn(
-        self, ran: Sequence[Branch], verdict: Verdict, paths: Sequence[Sequence[int]]
+        self, ran: Sequence[Branch], verdict: RoundResult, paths: Sequence[Sequence[int]]
     ) -> tuple[GammaRecord, ...]:
         """Let the drafter's memory see what came of its drafts."""
-        settings, notes = self.rules.drafter.lengths, verdict.notes_SC
+        settings, notes = self.rules.drafter.lengths, verdict.side_outputs_SC
         if self.recall is not None and notes.size:
             for branch, row, path in zip(ran, notes, paths, strict=True):
                 fillers = row.reshape(verdict.tokens_ST.shape[1], -1)[list(path)].tolist()
-                self.recall.heard(branch, fillers)
+                self.recall.observe(branch, fillers)
         if settings is None or not notes.size:
             return ()
-        found = records(verdict.notes_SC[:, :-1], [len(path) - 1 for path in paths])
-        drafted = verdict.notes_SC[:, -1].tolist()
+        found = records(verdict.side_outputs_SC[:, :-1], [len(path) - 1 for path in paths])
+        drafted = verdict.side_outputs_SC[:, -1].tolist()
         for branch, record, count in zip(ran, found, drafted, strict=True):
             state = self.length_state(branch)
             branch.gamma = next_state(settings, state, count, record.accepted, record.ema)
@@ -210,9 +210,9 @@ class BranchStateManager(Book):
     def _commit_trees(
         self,
         host: HostReader,
-        verdict: Verdict,
+        verdict: RoundResult,
         accepted: Accepted | None,
-        picked: Picked,
+        picked: DraftInputs,
     ) -> list[Walk]:
         """Walk every tree."""
         assert self._placed is not None
@@ -235,7 +235,7 @@ class BranchStateManager(Book):
         self.kv.release_(fresh[~self.kv.committed[fresh]])
         return walks
 
-    def _keep(self, branch: Branch, tree: int, nodes: list[int], picked: Picked) -> None:
+    def _keep(self, branch: Branch, tree: int, nodes: list[int], picked: DraftInputs) -> None:
         """Commit the rows of `nodes`, queue the drafter's rows."""
         assert self._placed is not None
         kept = self._placed.tree_slots[tree][nodes]
@@ -246,7 +246,7 @@ class BranchStateManager(Book):
         branch.length += len(nodes)
 
     def _commit_spans(
-        self, host: HostReader, verdict: Verdict, roots: Roots, picked: Picked
+        self, host: HostReader, verdict: RoundResult, roots: FirstTokens, picked: DraftInputs
     ) -> None:
         """Commit prompt rows; every newcomer gets its root token."""
         assert self._placed is not None
@@ -276,7 +276,7 @@ class BranchStateManager(Book):
             picked.prompt(branch, laid.rows)
             self._remember(branch, picked, laid.rows)
 
-    def _remember(self, branch: Branch, picked: Picked, rows: Ints) -> None:
+    def _remember(self, branch: Branch, picked: DraftInputs, rows: Ints) -> None:
         """Features of rows that will be folded, if the drafter wants any."""
         if self.folding is not None and self.folding.keeps(branch):
             branch.features += picked.features(rows)

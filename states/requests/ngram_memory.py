@@ -5,20 +5,20 @@ from typing import Protocol
 
 from ...ops.draft.host_tree import HostTree
 from ...ops.draft.lookup import SuffixIndex, lookup_tree
-from ...ops.draft.ngram import CountTable, Scope, Shelf, count_tree
+from ...ops.draft.ngram import CountTable, CountTables, Scope, count_tree
 from ..graph.drafter_spec import Drafter
 from ..graph.drafters import NgramDrafter
 from .branch import Branch, Request
 
 
-class Recall(Protocol):
+class NgramMemory(Protocol):
     """Drafts from what was committed; knows nothing that a branch has not read or written."""
 
     def tree(self, branch: Branch, nodes: int) -> HostTree:
         """Drafts for a branch, after everything that it has committed."""
         ...
 
-    def heard(self, branch: Branch, fillers: Sequence[Sequence[int]]) -> None:
+    def observe(self, branch: Branch, fillers: Sequence[Sequence[int]]) -> None:
         """What else the target found likely in the place of each token of the last round."""
         ...
 
@@ -27,7 +27,7 @@ class Recall(Protocol):
         ...
 
 
-class LookupRecall:
+class LookupMemory:
     """Prompt lookup: an index of each branch's own context, extended as it grows."""
 
     def __init__(self, settings: NgramDrafter) -> None:
@@ -48,7 +48,7 @@ class LookupRecall:
             stop_ids=branch.request.stop_ids,
         )
 
-    def heard(self, branch: Branch, fillers: Sequence[Sequence[int]]) -> None:
+    def observe(self, branch: Branch, fillers: Sequence[Sequence[int]]) -> None:
         """The text alone is looked up."""
 
     def forget(self, request: Request) -> None:
@@ -56,12 +56,12 @@ class LookupRecall:
             self.indices.pop(branch.owner, None)
 
 
-class CountRecall:
+class CountMemory:
     """NASD: counts of what followed what, of a branch, a request or the whole run."""
 
     def __init__(self, settings: NgramDrafter) -> None:
         self.settings = settings
-        self.shelf = Shelf(Scope(settings.scope), settings.longest + 1, 1, settings.width)
+        self.shelf = CountTables(Scope(settings.scope), settings.longest + 1, 1, settings.width)
         self.counted: dict[int, int] = {}  # tokens of its context that a branch has counted
         self.fillers: dict[int, list[Sequence[int]]] = {}
         self.open: set[str] = set()
@@ -99,7 +99,7 @@ class CountRecall:
             self.counted[branch.owner] = len(request.context)
         return tables
 
-    def heard(self, branch: Branch, fillers: Sequence[Sequence[int]]) -> None:
+    def observe(self, branch: Branch, fillers: Sequence[Sequence[int]]) -> None:
         self.fillers[branch.owner] = list(fillers)
 
     def forget(self, request: Request) -> None:
@@ -110,8 +110,8 @@ class CountRecall:
             self.fillers.pop(branch.owner, None)
 
 
-def recall_of(settings: Drafter) -> Recall | None:
+def ngram_memory_of(settings: Drafter) -> NgramMemory | None:
     """The memory that a drafter needs; None for those that remember nothing here."""
     if not isinstance(settings, NgramDrafter):
         return None
-    return LookupRecall(settings) if settings.method == "lookup" else CountRecall(settings)
+    return LookupMemory(settings) if settings.method == "lookup" else CountMemory(settings)

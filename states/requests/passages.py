@@ -9,10 +9,10 @@ from typing import Protocol
 
 from ..text.documents import Document, split_ids
 from ..text.outline import Point
-from ..text.prompt_tokens import Written
-from ..text.retriever import Search
+from ..text.prompt_tokens import PromptTokens
+from ..text.retriever import DocumentSearch
 
-SEARCH = "Search"  # the tool of an outline's part that is to be answered from what is found
+SEARCH = "DocumentSearch"  # the tool of an outline's part that is to be answered from what is found
 
 
 class Writer(Protocol):
@@ -32,26 +32,26 @@ def chunks_of(
         yield document.title if len(parts) == 1 else f"{document.title} {number}/{len(parts)}", ids
 
 
-def in_front(documents: Iterable[Document], prompts: Writer, most: int) -> Written:
+def in_front(documents: Iterable[Document], prompts: Writer, most: int) -> PromptTokens:
     """Documents before a text: each with the gap behind it."""
-    written = Written()
+    written = PromptTokens()
     for document in documents:
         written += _one(document, prompts, most) + prompts.gap
     return written
 
 
-def behind(documents: Iterable[Document], prompts: Writer, most: int) -> Written:
+def behind(documents: Iterable[Document], prompts: Writer, most: int) -> PromptTokens:
     """Documents after a text: each with the gap before it."""
-    written = Written()
+    written = PromptTokens()
     for document in documents:
         written = written + prompts.gap + _one(document, prompts, most)
     return written
 
 
-def _one(document: Document, prompts: Writer, most: int) -> Written:
-    written = Written()
+def _one(document: Document, prompts: Writer, most: int) -> PromptTokens:
+    written = PromptTokens()
     for name, ids in chunks_of(document, prompts, most):
-        written += Written.chunk(ids, name)
+        written += PromptTokens.chunk(ids, name)
     return written
 
 
@@ -66,7 +66,7 @@ def search_all(
     Returns:
         The shared documents, and for each part its own.
     """
-    search = Search(documents)
+    search = DocumentSearch(documents)
     found = [
         {hit.index for hit in search.find(point.title, limit)} if point.tool == SEARCH else set()
         for point in points
@@ -80,5 +80,5 @@ def search_question(
     question: str, documents: Sequence[Document], limit: int
 ) -> tuple[Document, ...]:
     """What an answer without an outline is to be given from, in the request's order."""
-    hits = Search(documents).find(question, limit)
+    hits = DocumentSearch(documents).find(question, limit)
     return tuple(documents[i] for i in sorted(hit.index for hit in hits))

@@ -11,20 +11,20 @@ from ..graph.graph import AnyLayout
 from ..layout.batching import BatchingLayout
 from ..layout.bim import BimLayout
 from ..layout.layout import Layout, Segment, Span
-from ..layout.tree_rows import Placed
-from ..text.prompt_tokens import Written
+from ..layout.tree_rows import PlacedRows
+from ..text.prompt_tokens import PromptTokens
 from .admission import Room, choose, request_slots
 from .blending import Blending, Reused
 from .branch import Branch, Finish, Request, Stage
 from .folding import Folding
-from .ngram_memory import recall_of
+from .ngram_memory import ngram_memory_of
 from .samplers import Samplers
 
-BuildPrompt = Callable[[Branch], Written]
+BuildPrompt = Callable[[Branch], PromptTokens]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RunLimits:
     """What a graph fixes for all requests of a run."""
 
     layout: AnyLayout
@@ -34,7 +34,7 @@ class Rules:
     vocabulary: int
 
 
-class Book:
+class RequestTable:
     """Requests and branches of a run, and the ownership of rows in both pools.
 
     Args:
@@ -51,7 +51,7 @@ class Book:
         self,
         kv: KVCache,
         kv_draft: KVCache | None,
-        rules: Rules,
+        rules: RunLimits,
         build_prompt: BuildPrompt,
         blending: Blending | None = None,
         folding: Folding | None = None,
@@ -68,12 +68,12 @@ class Book:
         self.active: list[Branch] = []
         self.inbox: list[Segment] = []
         self.reused: dict[int, Reused] = {}
-        self.recall = recall_of(rules.drafter)
+        self.recall = ngram_memory_of(rules.drafter)
         self.samplers = Samplers(rules.vocabulary, device)
         self._owners = count()
         self._newcomers: list[Branch] = []
         self._opened: list[Request] = []
-        self._placed: Placed | None = None
+        self._placed: PlacedRows | None = None
         self._blend: Blend | None = None
         self._spans: list[Span] = []
 
@@ -131,7 +131,7 @@ class Book:
 
     # -- bookkeeping at every step boundary -----------------------------------------------------
 
-    def settle_(self, ran: Iterable[Branch] = ()) -> None:
+    def retire_and_prepare_(self, ran: Iterable[Branch] = ()) -> None:
         """Retire what ended, prepare prompts that became known, refuse what can never run."""
         self._cancel_()
         self.active = [b for b in (*self.active, *ran) if b.stage is Stage.RUNNING]

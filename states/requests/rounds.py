@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ...ops.host import HostReader
-from ...ops.verify.first_tokens import Roots
-from ...ops.verify.score import Bound
+from ...ops.verify.first_tokens import FirstTokens
+from ...ops.verify.score import GrammarRows
 from ...ops.verify.verify import Accepted
 from .branch import Branch, Finish, Matcher
 
@@ -19,8 +19,8 @@ Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """One round as host arrays (shapes as in `Accepted` and `Roots`).
+class RoundResult:
+    """One round as host arrays (shapes as in `Accepted` and `FirstTokens`).
 
     picked_P: flat indices of the cached rows that were recomputed, None if no row was cached.
     """
@@ -29,7 +29,7 @@ class Verdict:
     tokens_ST: Ids
     bonus_S: Ids
     parents_ST: Ids
-    notes_SC: Ids
+    side_outputs_SC: Ids
     best_GTC: Ids
     drawn_R: Ids
     best_GC: Ids
@@ -51,13 +51,13 @@ class Walk(NamedTuple):
 
 
 def read_round(
-    host: HostReader, accepted: Accepted | None, roots: Roots, picked_P: Tensor | None = None
-) -> Verdict:
+    host: HostReader, accepted: Accepted | None, roots: FirstTokens, picked_P: Tensor | None = None
+) -> RoundResult:
     """Everything the host decides on, in one read; and what it tells of cached rows."""
     parts = [roots.drawn_R, roots.bound.best_GC]
     if accepted is not None:
         parts += [accepted.path_ST, accepted.tokens_ST, accepted.bonus_S]
-        parts += [accepted.parents_ST, accepted.notes_SC, accepted.bound.best_GC]
+        parts += [accepted.parents_ST, accepted.side_outputs_SC, accepted.bound.best_GC]
         parts += [accepted.figures.bits_SNC] if accepted.figures is not None else []
     parts += [picked_P] if picked_P is not None else []
     flat = host.read(torch.cat([part.reshape(-1).long() for part in parts]))
@@ -66,11 +66,13 @@ def read_round(
     if accepted is None:
         none = np.zeros((0, 1), np.int64)
         trees = (none, none, none[:, 0], none, none, none[..., None])
-        return replace(Verdict(*trees, *arrays), picked_P=picked)
-    drawn_R, best_GC, path_ST, tokens_ST, bonus_S, parents_ST, notes_SC, best_NC, *told = arrays
+        return replace(RoundResult(*trees, *arrays), picked_P=picked)
+    drawn_R, best_GC, path_ST, tokens_ST, bonus_S, parents_ST, side_outputs_SC, best_NC, *told = (
+        arrays
+    )
     best_GTC = best_NC.reshape(-1, path_ST.shape[1], best_NC.shape[1])
-    trees = (path_ST, tokens_ST, bonus_S, parents_ST, notes_SC, best_GTC)
-    return replace(Verdict(*trees, drawn_R, best_GC, *told), picked_P=picked)
+    trees = (path_ST, tokens_ST, bonus_S, parents_ST, side_outputs_SC, best_GTC)
+    return replace(RoundResult(*trees, drawn_R, best_GC, *told), picked_P=picked)
 
 
 def split(flat: Ids, shapes: Sequence[tuple[int, ...]]) -> list[Ids]:
@@ -82,13 +84,13 @@ def split(flat: Ids, shapes: Sequence[tuple[int, ...]]) -> list[Ids]:
 class Pick(Protocol):
     """Chooses a legal token: from a row's best tokens, or from all of them."""
 
-    def __call__(self, matcher: Matcher, best_C: Ids, bound: Bound, row: int) -> int: ...
+    def __call__(self, matcher: Matcher, best_C: Ids, bound: GrammarRows, row: int) -> int: ...
 
 
 def legal_pick(host: HostReader) -> Pick:
     """The best legal token of a row; a whole row is read only when none of the best is legal."""
 
-    def pick(matcher: Matcher, best_C: Ids, bound: Bound, row: int) -> int:
+    def pick(matcher: Matcher, best_C: Ids, bound: GrammarRows, row: int) -> int:
         for token in best_C:
             if token >= 0 and matcher.is_legal(int(token)):
                 return int(token)
@@ -100,7 +102,7 @@ def legal_pick(host: HostReader) -> Pick:
     return pick
 
 
-def free_path(verdict: Verdict, tree: int) -> tuple[list[int], list[int]]:
+def free_path(verdict: RoundResult, tree: int) -> tuple[list[int], list[int]]:
     """(nodes from the root on, new tokens incl. the bonus) of a tree without a grammar."""
     nodes = [int(n) for n in np.flatnonzero(verdict.path_ST[tree])]
     tokens = [int(verdict.tokens_ST[tree, n]) for n in nodes[1:]]
@@ -108,7 +110,7 @@ def free_path(verdict: Verdict, tree: int) -> tuple[list[int], list[int]]:
 
 
 def bound_path(
-    verdict: Verdict, tree: int, at: int, branch: Branch, bound: Bound, pick: Pick
+    verdict: RoundResult, tree: int, at: int, branch: Branch, bound: GrammarRows, pick: Pick
 ) -> tuple[list[int], list[int]]:
     """The same walk under a grammar: at each node the best legal token, masked on the host.
 
@@ -129,7 +131,7 @@ def bound_path(
         nodes.append(child)
 
 
-def _child(verdict: Verdict, tree: int, node: int, token: int) -> int | None:
+def _child(verdict: RoundResult, tree: int, node: int, token: int) -> int | None:
     fits = (verdict.parents_ST[tree] == node) & (verdict.tokens_ST[tree] == token)
     fits[0] = False
     found = np.flatnonzero(fits)

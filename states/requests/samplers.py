@@ -15,7 +15,7 @@ from .branch import Branch
 
 
 @dataclass(slots=True)
-class Written:
+class TokenCounts:
     """Which ids a branch has behind it (`processors.Past`), up to answer token number `counted`."""
 
     seen_V: Tensor
@@ -33,7 +33,7 @@ class Samplers:
     def __init__(self, vocabulary: int, device: torch.device) -> None:
         self.vocabulary, self.device = vocabulary, device
         self._columns: tuple[tuple[int, ...], SamplingColumns, Tensor] | None = None
-        self._written: dict[int, Written] = {}
+        self._written: dict[int, TokenCounts] = {}
 
     def of(self, branches: Sequence[Branch]) -> Sampler | None:
         """The sampler of these branches; None if each of them takes the best token."""
@@ -68,7 +68,7 @@ class Samplers:
         seen_SV = torch.stack([one.seen_V for one in written])
         return seen_SV, torch.stack([one.counts_V for one in written])
 
-    def _catch_up_(self, branch: Branch) -> Written:
+    def _catch_up_(self, branch: Branch) -> TokenCounts:
         written = self._written.get(branch.owner)
         if written is None:
             written = self._written[branch.owner] = self._first(branch)
@@ -77,10 +77,10 @@ class Samplers:
         written.counted = branch.kept
         return written
 
-    def _first(self, branch: Branch) -> Written:
+    def _first(self, branch: Branch) -> TokenCounts:
         seen_V = torch.zeros(self.vocabulary, dtype=torch.bool, device=self.device)
         seen_V[self._ids([*branch.request.context, *branch.prompt])] = True
-        return Written(seen_V, torch.zeros_like(seen_V, dtype=torch.int32))
+        return TokenCounts(seen_V, torch.zeros_like(seen_V, dtype=torch.int32))
 
     def _ids(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

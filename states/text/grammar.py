@@ -114,9 +114,9 @@ class OutlineGrammar:
         if self._first.is_error():
             raise GrammarError(self._first.get_error())
 
-    def matcher(self) -> Matcher:
+    def matcher(self) -> OutlineMatcher:
         """A fresh state at the outline's beginning."""
-        return Matcher(self._first.deep_copy(), self.vocab_size, self.eos_ids)
+        return OutlineMatcher(self._first.deep_copy(), self.vocab_size, self.eos_ids)
 
 
 def _token_table(tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> LLTokenizer:
@@ -141,7 +141,7 @@ def _token_table(tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> LLT
     return table
 
 
-class Matcher:
+class OutlineMatcher:
     """Where one outline stands. Changed in place by `advance` and `rollback`.
 
     The grammar's end is kept here and not in llguidance, which does not count an end-of-turn token
@@ -214,6 +214,6 @@ class Matcher:
         return [] if self._inner.is_stopped() else self._inner.compute_ff_tokens()
 
 
-def first_legal(matcher: Matcher, candidates: Iterable[int]) -> int | None:
+def first_legal(matcher: OutlineMatcher, candidates: Iterable[int]) -> int | None:
     """The first of the candidates that may come next, None if there is none."""
     return next((token for token in candidates if matcher.is_legal(token)), None)

@@ -76,7 +76,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedLine:
     """A line that was not used. Lines count from 1; their text is cut to 80 characters."""
 
     line: int
@@ -85,7 +85,7 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
+class RepairedLine:
     """A line that was used after a change."""
 
     line: int
@@ -106,9 +106,9 @@ class Outline:
 
     mode: Mode
     points: tuple[Point, ...]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedLine, ...]
     status: Status
-    mended: tuple[Mended, ...] = ()
+    mended: tuple[RepairedLine, ...] = ()
 
 
 class _Unusable(Exception):
@@ -122,14 +122,14 @@ class _Reader:
     max_length: int
     points: list[Point] = field(default_factory=list)
     written: dict[int, int] = field(default_factory=dict)  # id as written -> id of the point
-    skipped: list[Skipped] = field(default_factory=list)
-    mended: list[Mended] = field(default_factory=list)
+    skipped: list[SkippedLine] = field(default_factory=list)
+    mended: list[RepairedLine] = field(default_factory=list)
 
     def skip(self, line: int, text: str, reason: str) -> None:
-        self.skipped.append(Skipped(line, text[:_SHOWN], reason))
+        self.skipped.append(SkippedLine(line, text[:_SHOWN], reason))
 
     def mend(self, line: int, text: str, reasons: Iterable[str]) -> None:
-        self.mended += [Mended(line, text[:_SHOWN], reason) for reason in reasons]
+        self.mended += [RepairedLine(line, text[:_SHOWN], reason) for reason in reasons]
 
     def outline(self, mode: Mode, status: Status) -> Outline:
         return Outline(mode, tuple(self.points), tuple(self.skipped), status, tuple(self.mended))

@@ -27,19 +27,19 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class PromptTokens:
     """Token ids, and the chunks among them in reading order."""
 
     ids: tuple[int, ...] = ()
     chunks: tuple[Chunk, ...] = ()
 
-    def __add__(self, more: Written | Sequence[int]) -> Written:
+    def __add__(self, more: PromptTokens | Sequence[int]) -> PromptTokens:
         """One after the other; ids alone bring no chunks."""
-        tail = more if isinstance(more, Written) else Written(tuple(more))
+        tail = more if isinstance(more, PromptTokens) else PromptTokens(tuple(more))
         moved = (replace(chunk, at=chunk.at + len(self.ids)) for chunk in tail.chunks)
-        return Written(self.ids + tail.ids, (*self.chunks, *moved))
+        return PromptTokens(self.ids + tail.ids, (*self.chunks, *moved))
 
     @classmethod
-    def chunk(cls, ids: Sequence[int], name: str) -> Written:
+    def chunk(cls, ids: Sequence[int], name: str) -> PromptTokens:
         """A chunk and nothing else."""
         return cls(tuple(ids), (Chunk(0, tuple(ids), name),))

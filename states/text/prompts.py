@@ -14,7 +14,7 @@ from typing import Literal
 
 from .chat_format import ChatTokenizer, ChatWriter, Ids
 from .outline import Outline, Point, render_outline
-from .prompt_tokens import Written
+from .prompt_tokens import PromptTokens
 from .template import OF_A_BRANCH, Piece, Template, pieces
 
 Share = Literal["outline", "prompt"]
@@ -91,18 +91,18 @@ class PromptBook:
 
     def plain(self, question: str) -> Ids:
         """The whole prompt of a plain answer."""
-        return list(self.plain_with(question, Written()).ids)
+        return list(self.plain_with(question, PromptTokens()).ids)
 
-    def plain_with(self, question: str, documents: Written) -> Written:
+    def plain_with(self, question: str, documents: PromptTokens) -> PromptTokens:
         """The same with documents right before the question."""
         return self._write(self._turns["plain"], question=documents + self._question(question))
 
     def skeleton(self, question: str) -> tuple[Ids, Ids]:
         """The prompt that asks for an outline: up to and including the question, and the rest."""
-        before, after = self.skeleton_with(question, Written())
+        before, after = self.skeleton_with(question, PromptTokens())
         return list(before.ids), after
 
-    def skeleton_with(self, question: str, documents: Written) -> tuple[Written, Ids]:
+    def skeleton_with(self, question: str, documents: PromptTokens) -> tuple[PromptTokens, Ids]:
         """The same with documents right before the question."""
         before, after = self._split("skeleton")
         asked = documents + self._question(question)
@@ -119,7 +119,7 @@ class PromptBook:
         Args:
             dep_ids: id and generated ids of each point that this one depends on.
         """
-        hoist, rest = self.branch_with(point, outline, dep_ids, Written(), Written())
+        hoist, rest = self.branch_with(point, outline, dep_ids, PromptTokens(), PromptTokens())
         return list(hoist.ids), list(rest.ids)
 
     def branch_with(
@@ -127,9 +127,9 @@ class PromptBook:
         point: Point,
         outline: Outline,
         dep_ids: Sequence[tuple[int, Sequence[int]]],
-        shared: Written,
-        own: Written,
-    ) -> tuple[Written, Written]:
+        shared: PromptTokens,
+        own: PromptTokens,
+    ) -> tuple[PromptTokens, PromptTokens]:
         """The same with documents.
 
         Args:
@@ -148,9 +148,9 @@ class PromptBook:
         turn: list[Ids | str],
         point: Point,
         outline: Outline,
-        shared: Written,
-        deps: Written,
-    ) -> tuple[Written, Written]:
+        shared: PromptTokens,
+        deps: PromptTokens,
+    ) -> tuple[PromptTokens, PromptTokens]:
         """A turn that asks for a part, cut before the first slot that differs between parts."""
         first = next(i for i, piece in enumerate(turn) if str(piece) in OF_A_BRANCH)
         plan = "\n".join(
@@ -168,7 +168,7 @@ class PromptBook:
         Neither documents nor other parts' results stand in it.
         """
         turn = self._turns["outline.branch"]
-        before, own = self._part(turn, point, outline, Written(), Written())
+        before, own = self._part(turn, point, outline, PromptTokens(), PromptTokens())
         return list(before.ids), list(own.ids)
 
     def combine(self) -> Ids:
@@ -181,7 +181,7 @@ class PromptBook:
             return self._fill(self._turns["outline.direct"])
         return self._fill(self._split("prompt.direct")[1])
 
-    def direct_with(self, documents: Written) -> Written:
+    def direct_with(self, documents: PromptTokens) -> PromptTokens:
         """The same with documents, each behind its gap."""
         turn = self._turns["outline.found"]
         if self.share == "prompt":
@@ -218,8 +218,8 @@ class PromptBook:
     def _fill(self, turn: Iterable[Ids | str], **values: Ids) -> Ids:
         return list(self._write(turn, **values).ids)
 
-    def _write(self, turn: Iterable[Ids | str], **values: Ids | Written) -> Written:
-        written = Written()
+    def _write(self, turn: Iterable[Ids | str], **values: Ids | PromptTokens) -> PromptTokens:
+        written = PromptTokens()
         for piece in turn:
             if not isinstance(piece, str):
                 written += piece

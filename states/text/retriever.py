@@ -22,7 +22,7 @@ class Hit:
     document: Document
 
 
-class Search:
+class DocumentSearch:
     """Ranks documents by BM25 in Lucene's form (bm25s, arXiv 2407.03618) with k1 1.5 and b 0.75.
 
     A word is a run of letters, digits and underscores (Unicode), in folded case; there are no stop

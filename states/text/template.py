@@ -49,7 +49,7 @@ class TemplateError(GraphError):
     """A template that cannot be used; `problems` as in a graph."""
 
 
-class Pair(Spec):
+class TurnPair(Spec):
     """What follows for one part of an outline, and what follows when there is no outline."""
 
     branch: Text
@@ -82,8 +82,8 @@ class Template(Spec):
     system: Text = ""
     plain: Text
     skeleton: Text
-    outline: Pair
-    prompt: Pair
+    outline: TurnPair
+    prompt: TurnPair
     dependency: Text
     plan_line: Text
     combine: Text = "Combine the parts."
@@ -157,7 +157,7 @@ def _template(source: Source) -> Template:
 
 
 def _model_at(loc: tuple[str | int, ...], _: Any) -> type[BaseModel] | None:
-    models: dict[Any, type[BaseModel]] = {"outline": Pair, "prompt": Pair, "turns": Turns}
+    models: dict[Any, type[BaseModel]] = {"outline": TurnPair, "prompt": TurnPair, "turns": Turns}
     return models.get(loc[0]) if loc else Template
 
 

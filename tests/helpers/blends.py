@@ -14,7 +14,7 @@ from torch import Tensor
 from specsot.models import layers
 from specsot.models.decoder import Decoder
 from specsot.models.load.weights import load_target
-from specsot.ops.blend.blend import Blend, BlendRows, ChunkKV, Role
+from specsot.ops.blend.blend import Blend, BlendRows, ChunkKV, RowRole
 from specsot.ops.blend.layer_plan import BlendSettings, compile_layer_plan, decode_plan
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import LayerPlan, TargetOutput, Visibility
@@ -99,9 +99,9 @@ def one_prompt(
     rows: int, suffix: int, protected: int = 0, chunks: Tensor | None = None
 ) -> BlendRows:
     """Protected rows, reused rows and the suffix of one sequence."""
-    role = np.full((1, rows), Role.REUSED, np.int32)
-    role[:, :protected] = Role.PROTECTED
-    role[:, rows - suffix :] = Role.SUFFIX
+    role = np.full((1, rows), RowRole.REUSED, np.int32)
+    role[:, :protected] = RowRole.PROTECTED
+    role[:, rows - suffix :] = RowRole.SUFFIX
     zero = np.zeros((1, rows), np.int32)
     chunk = zero.copy()
     if chunks is not None:

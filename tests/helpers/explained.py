@@ -17,7 +17,7 @@ from helpers.support import Graphs, Reference, Tiny, contexts, drive, outline_of
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
 from specsot.ops.sampling.coins import (
-    Role,
+    CoinRole,
     branch_key,
     gumbel,
     perturbed,
@@ -27,7 +27,7 @@ from specsot.ops.sampling.coins import (
 )
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Branch
-from specsot.states.requests.explained import MATCH, Came, Draft, Explained
+from specsot.states.requests.explained import MATCH, ExplainedDraft, ExplainedRound, FinalToken
 from specsot.states.trace import Event, OpRan
 
 HEAT, KEPT = 1.3, 12
@@ -38,7 +38,7 @@ SINGLE = (Prompt("0", "hello"), Prompt("1", "a second question", max_new_tokens=
 class Heard:
     """One record, with how many tokens its branch had before the round."""
 
-    told: Explained
+    told: ExplainedRound
     before: int
 
 
@@ -51,16 +51,16 @@ def explaining(session: Session) -> Session:
 
 def listen(session: Session, prompts: Any = SINGLE) -> tuple[Run, list[Heard]]:
     """A whole run, and every record of it."""
-    heard: list[Heard] = []
+    observe: list[Heard] = []
 
     def sink(event: Event) -> None:
         if isinstance(event, OpRan) and "committed" in event.shapes:
             sizes = {b.name: len(b.tokens) for r in requests_of(run) for b in r.all_branches()}
             for told in run.board["committed"].explained:
-                heard.append(Heard(told, sizes[told.branch] - told.committed))
+                observe.append(Heard(told, sizes[told.branch] - told.committed))
 
     run = start(session, prompts, sink)
-    return drive(run, check=False), heard
+    return drive(run, check=False), observe
 
 
 def session_of(
@@ -93,17 +93,17 @@ class Witness:
         self.drawn = drawn
         self.logits = cache(lambda ids: made.reference.logits(ids, torch.float32)[-1])
 
-    def ids(self, heard: Heard) -> tuple[int, ...]:
-        branch, context = self.behind[heard.told.branch]
-        return (*context, *branch.tokens[: heard.before])
+    def ids(self, observe: Heard) -> tuple[int, ...]:
+        branch, context = self.behind[observe.told.branch]
+        return (*context, *branch.tokens[: observe.before])
 
-    def check(self, heard: Heard) -> None:
-        told, ids = heard.told, self.ids(heard)
+    def check(self, observe: Heard) -> None:
+        told, ids = observe.told, self.ids(observe)
         assert told.root == ids[-1] and told.position == len(ids) - 1
         branch = self.behind[told.branch][0]
         path = [d.token for d in told.drafts if d.accepted]
         assert len(path) == told.accepted
-        kept = branch.tokens[heard.before : heard.before + told.committed]
+        kept = branch.tokens[observe.before : observe.before + told.committed]
         assert kept == [*path, told.final][: told.committed]
         if told.committed <= told.accepted:
             assert told.finish is not None
@@ -111,7 +111,9 @@ class Witness:
             self._check(draft, branch, (*ids, *above(told, draft)), told)
         assert told.came is self._came(told)
 
-    def _check(self, draft: Draft, branch: Branch, ids: tuple[int, ...], told: Explained) -> None:
+    def _check(
+        self, draft: ExplainedDraft, branch: Branch, ids: tuple[int, ...], told: ExplainedRound
+    ) -> None:
         assert draft.depth == len(ids) - told.position
         key = torch.tensor([branch_key(branch.request.seed, branch.index)])
         if told.rule == MATCH:
@@ -120,7 +122,7 @@ class Witness:
             self._check_judged(draft, key, told)
 
     def _check_match(
-        self, draft: Draft, key: torch.Tensor, ids: tuple[int, ...], told: Explained
+        self, draft: ExplainedDraft, key: torch.Tensor, ids: tuple[int, ...], told: ExplainedRound
     ) -> None:
         found, scores_V = draft.figures, laws(self.logits(ids), self.drawn)
         at = token_keys(key, torch.tensor([len(ids)]))
@@ -135,7 +137,7 @@ class Witness:
         assert draft.reached == (draft.parent in taken)
         assert draft.accepted == (draft.reached and found.draw == draft.token)
 
-    def _check_judged(self, draft: Draft, key: torch.Tensor, told: Explained) -> None:
+    def _check_judged(self, draft: ExplainedDraft, key: torch.Tensor, told: ExplainedRound) -> None:
         found = draft.figures
         assert found.draw is None and found.coin is None
         if not draft.reached:
@@ -143,30 +145,30 @@ class Witness:
             return
         rank = sum(d.parent == draft.parent and d.node < draft.node for d in told.drafts)
         place = [torch.tensor([value]) for value in (told.position, draft.depth, rank)]
-        assert found.r == uniforms(round_keys(key, *place, Role.ACCEPT)).item()
+        assert found.r == uniforms(round_keys(key, *place, CoinRole.ACCEPT)).item()
         assert found.p is not None and found.q is not None and found.r is not None
         if told.rule != "block":
             passes = found.q > 0 and found.r * found.q < found.p
             assert draft.accepted == passes
             assert found.chance == pytest.approx(min(1, found.p / found.q), rel=1e-5)
 
-    def _came(self, told: Explained) -> Came:
+    def _came(self, told: ExplainedRound) -> FinalToken:
         last = max((d.node for d in told.drafts if d.accepted), default=0)
         if not told.drafts:
-            return Came.OWN
+            return FinalToken.OWN
         if any(d.parent == last for d in told.drafts):
-            return Came.OWN if told.rule == MATCH else Came.RESIDUAL
-        return Came.BONUS
+            return FinalToken.OWN if told.rule == MATCH else FinalToken.RESIDUAL
+        return FinalToken.BONUS
 
-    def chances(self, heard: Heard) -> Iterator[tuple[Draft, torch.Tensor]]:
+    def chances(self, observe: Heard) -> Iterator[tuple[ExplainedDraft, torch.Tensor]]:
         """Every tried draft, and the target's distribution where it was drafted."""
-        for draft in heard.told.drafts:
+        for draft in observe.told.drafts:
             if draft.reached:
-                ids = (*self.ids(heard), *above(heard.told, draft))
+                ids = (*self.ids(observe), *above(observe.told, draft))
                 yield draft, laws(self.logits(ids), True).softmax(-1)
 
 
-def above(told: Explained, draft: Draft) -> list[int]:
+def above(told: ExplainedRound, draft: ExplainedDraft) -> list[int]:
     """Drafted tokens between the root and a draft, from the top."""
     of_node, tokens = {d.node: d for d in told.drafts}, []
     while draft.parent:

@@ -10,7 +10,7 @@ from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.session import Session
 from specsot.states.requests.branch import Branch, Finish, Request
 from specsot.states.text.outline import Outline, Point
-from specsot.states.text.prompt_tokens import Written
+from specsot.states.text.prompt_tokens import PromptTokens
 
 GRAPH = "bim_blend_merge"
 REUSED = ("blend.ratios=[0.3]",)
@@ -29,11 +29,11 @@ class FoldBook(DocumentBook):
     """What follows a part begins otherwise than what follows the prefix."""
 
     def branch_with(
-        self, point: Point, outline: Outline, dep_ids: Any, shared: Written, own: Written
-    ) -> tuple[Written, Written]:
+        self, point: Point, outline: Outline, dep_ids: Any, shared: PromptTokens, own: PromptTokens
+    ) -> tuple[PromptTokens, PromptTokens]:
         """A branch's documents stand behind the first token of its prompt."""
         hoist, rest = self.branch(point, outline, dep_ids)
-        return Written((8,)) + shared + hoist, Written((rest[0],)) + own + rest[1:]
+        return PromptTokens((8,)) + shared + hoist, PromptTokens((rest[0],)) + own + rest[1:]
 
     def next_part(self, point: Point, outline: Outline) -> tuple[list[int], list[int]]:
         return [11, 12, 13], self.branch(point, outline, ())[1]
@@ -46,10 +46,10 @@ class FrontBook(FoldBook):
     """A branch's documents stand before everything else of its prompt."""
 
     def branch_with(
-        self, point: Point, outline: Outline, dep_ids: Any, shared: Written, own: Written
-    ) -> tuple[Written, Written]:
+        self, point: Point, outline: Outline, dep_ids: Any, shared: PromptTokens, own: PromptTokens
+    ) -> tuple[PromptTokens, PromptTokens]:
         hoist, rest = self.branch(point, outline, dep_ids)
-        return Written((8,)) + shared + hoist, own + rest
+        return PromptTokens((8,)) + shared + hoist, own + rest
 
 
 class OtherBook(FoldBook):

@@ -11,10 +11,10 @@ from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Blended, RoundSummary
+from specsot.states.requests.branch import BlendSummary, RoundSummary
 from specsot.states.text.documents import Document
 from specsot.states.text.outline import Outline, Point
-from specsot.states.text.prompt_tokens import Written
+from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.trace import OpRan
 
 BLENDED = ("blend_eagle", "bim_blend_eagle")
@@ -39,21 +39,23 @@ class DocumentBook(TokenBook):
     def document(self, title: str, text: str) -> list[int]:
         return self.ids(f"document {title} {text}", 30, 50)
 
-    def plain_with(self, question: str, documents: Written) -> Written:
-        return Written((5, 6)) + documents + self.plain(question)
+    def plain_with(self, question: str, documents: PromptTokens) -> PromptTokens:
+        return PromptTokens((5, 6)) + documents + self.plain(question)
 
-    def skeleton_with(self, question: str, documents: Written) -> tuple[Written, list[int]]:
+    def skeleton_with(
+        self, question: str, documents: PromptTokens
+    ) -> tuple[PromptTokens, list[int]]:
         prefix, tail = self.skeleton(question)
-        return Written((5, 6)) + documents + prefix, tail
+        return PromptTokens((5, 6)) + documents + prefix, tail
 
     def branch_with(
-        self, point: Point, outline: Outline, dep_ids: Any, shared: Written, own: Written
-    ) -> tuple[Written, Written]:
+        self, point: Point, outline: Outline, dep_ids: Any, shared: PromptTokens, own: PromptTokens
+    ) -> tuple[PromptTokens, PromptTokens]:
         hoist, rest = self.branch(point, outline, dep_ids)
-        return Written((8,)) + shared + hoist, Written((9,)) + own + rest
+        return PromptTokens((8,)) + shared + hoist, PromptTokens((9,)) + own + rest
 
-    def direct_with(self, documents: Written) -> Written:
-        return Written(tuple(self.direct())) + documents
+    def direct_with(self, documents: PromptTokens) -> PromptTokens:
+        return PromptTokens(tuple(self.direct())) + documents
 
 
 def book_of(made: Tiny, share: str = "outline", stop_ids: Sequence[int] = ()) -> DocumentBook:
@@ -122,7 +124,7 @@ class Rounds:
             self.found.append(self.run.board["committed"])
 
     @property
-    def blends(self) -> list[Blended]:
+    def blends(self) -> list[BlendSummary]:
         return [one.blend for one in self.found if one.blend is not None]
 
 

@@ -21,10 +21,10 @@ from helpers.support import GRAPHS, Graphs, PlanBook, Tiny, TokenBook, drive, ou
 from specsot.ops.host import HostReader
 from specsot.ops.kv.pool import KVCache
 from specsot.states import machine
-from specsot.states.graph.program import Step
+from specsot.states.graph.program import OpStep
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Request
-from specsot.states.requests.request_table import Book
+from specsot.states.requests.request_table import RequestTable
 
 Make = Callable[..., Tiny]
 ATOMS = (bool, int, float, str, bytes, type(None), torch.device, torch.dtype, np.generic)
@@ -97,7 +97,7 @@ class Watch:
         self.changed: set[str] = set()
         self.broken: list[str] = []
 
-    def __call__(self, step: Step) -> Callable[[Run], None]:
+    def __call__(self, step: OpStep) -> Callable[[Run], None]:
         inner, entry = self.bind(step), step.entry
 
         def run_op(run: Run) -> None:
@@ -210,7 +210,7 @@ def test_the_watch_sees_small_changes(
     made = tiny("qwen3")
     run = start(graphs.session("eagle", made.models, made.book()), ["hello"])
     kv, book, tensor = run.board["kv"], run.board["branches"], torch.zeros(3)
-    assert isinstance(kv, KVCache) and isinstance(book, Book)
+    assert isinstance(kv, KVCache) and isinstance(book, RequestTable)
     assert isinstance(book.requests[0], Request) and isinstance(run.board["host"], HostReader)
     before = snapshot((kv, book, tensor))
     assert snapshot((kv, book, tensor)) == before

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specsot.models.collect import collect
 from specsot.models.rope import rotate, rotation
-from specsot.ops.blend.blend import Blend, ChunkKV, Role, deviation, join
+from specsot.ops.blend.blend import Blend, ChunkKV, RowRole, deviation, join
 from specsot.ops.blend.layer_plan import BlendSettings, compile_layer_plan
 
 SHALLOW, DEEP = (1,), (1, 2)
@@ -174,7 +174,7 @@ def test_uncached_chunks_are_of_the_suffix(case: Case) -> None:
     """A chunk in the middle that the store lacks is computed like the question."""
     missing = slice(FIRST + SIZES[0], FIRST + SIZES[0] + SIZES[1])
     rows = case.rows
-    rows.role_BQ[0, missing] = Role.SUFFIX
+    rows.role_BQ[0, missing] = RowRole.SUFFIX
     kept = [row for row in range(case.cached.rows) if not missing.start <= row < missing.stop]
     cached = ChunkKV(case.cached.keys_LRgd[:, kept], case.cached.values_LRgd[:, kept])
     prompt = case.prompt()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specsot.models.collect import collect
 from specsot.models.decoder import Decoder
-from specsot.ops.blend.blend import Blend, BlendRows, ChunkKV, Role, join
+from specsot.ops.blend.blend import Blend, BlendRows, ChunkKV, RowRole, join
 from specsot.ops.blend.layer_plan import BlendSettings, compile_layer_plan
 from specsot.ops.types import TargetOutput, Visibility
 
@@ -43,10 +43,10 @@ class Branches:
     def rows(self, index_BQ: Tensor) -> BlendRows:
         """Roles of some rows; -1 for padding."""
         bim_BQ = self["bim"][index_BQ]
-        role_BQ = torch.full_like(index_BQ, Role.REUSED)
-        role_BQ[bim_BQ == -1] = Role.PROTECTED
-        role_BQ[self["is_suffix"][index_BQ]] = Role.SUFFIX
-        role_BQ[index_BQ == -1] = Role.PADDING
+        role_BQ = torch.full_like(index_BQ, RowRole.REUSED)
+        role_BQ[bim_BQ == -1] = RowRole.PROTECTED
+        role_BQ[self["is_suffix"][index_BQ]] = RowRole.SUFFIX
+        role_BQ[index_BQ == -1] = RowRole.PADDING
         zero_BQ = np.zeros(index_BQ.shape, np.int32)
         chunk_BQ = self["doc_id"][index_BQ].numpy().astype(np.int32)
         role = role_BQ.numpy().astype(np.int32)
@@ -247,7 +247,7 @@ def test_beside_a_running_branch(branches: Branches) -> None:
     own = branches.rows(index[None])
     expected = Sequence(model, branches["ids"][index]).blended(own, branches.cache(index), settings)
     rows = BlendRows(
-        np.pad(own.role_BQ, ((0, 0), (tree, 0)), constant_values=Role.SUFFIX),
+        np.pad(own.role_BQ, ((0, 0), (tree, 0)), constant_values=RowRole.SUFFIX),
         np.pad(own.prompt_BQ + 1, ((0, 0), (tree, 0))),
         np.pad(own.branch_BQ, ((0, 0), (tree, 0)), constant_values=9),
         np.pad(own.chunk_BQ, ((0, 0), (tree, 0))),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.toy_graph import toy_table
 
-from specsot.ops.registry import NOTE, Declared, Entry, RegistryError, guard, op, read_table
+from specsot.ops.registry import NOTE, Declaration, OpEntry, RegistryError, guard, op, read_table
 from specsot.states.graph.board import RUN_KEYS, VOCABULARY
 from specsot.states.graph.drafters import DRAFTERS
 from specsot.states.graph.graph import LAYOUTS
@@ -19,7 +19,7 @@ ENTRIES = [e for variants in TABLE.ops.values() for e in variants] + [*TABLE.gua
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: f"{e.module}.{e.function}")
-def test_the_table_says_what_the_function_is(entry: Entry) -> None:
+def test_the_table_says_what_the_function_is(entry: OpEntry) -> None:
     function = entry.load()
     assert vars(function)[NOTE] == entry.declared
     parameters = inspect.signature(function).parameters.values()
@@ -34,15 +34,16 @@ def test_the_table_says_what_the_function_is(entry: Entry) -> None:
 def test_nothing_declared_is_missing_from_the_table() -> None:
     found = set()
     for package, folder in rooms():
-        for path in folder.glob("*.py"):
-            module = importlib.import_module(f"{package}.{path.stem}")
+        for path in folder.rglob("*.py"):
+            inside = ".".join(path.relative_to(folder).with_suffix("").parts)
+            module = importlib.import_module(f"{package}.{inside}")
             members = [m for m in vars(module).values() if inspect.isfunction(m)]
             found |= {(m.__module__, m.__name__) for m in members if NOTE in vars(m)}
     assert found == {(e.module, e.function) for e in ENTRIES}
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: f"{e.module}.{e.function}")
-def test_every_op_speaks_the_vocabulary_of_the_board(entry: Entry) -> None:
+def test_every_op_speaks_the_vocabulary_of_the_board(entry: OpEntry) -> None:
     keys = {key.name for key in VOCABULARY}
     one = entry.declared
     assert keys >= {*entry.reads, *one.writes, *one.drops}
@@ -84,7 +85,7 @@ def test_a_variant_is_found_by_its_kinds() -> None:
 def test_an_entry_holds_what_a_graph_needs() -> None:
     entry = toy_table().ops["toy.verify_"][0]
     assert entry.reads == ("counter", "proposal")
-    assert entry.declared == Declared(
+    assert entry.declared == Declaration(
         "toy.verify_", ("accepted", "committed"), ("proposal",), commits=True
     )
     say = toy_table().ops["toy.say"][0]

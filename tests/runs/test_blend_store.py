@@ -12,7 +12,7 @@ from specsot.engine.chunks.store import ChunkStore
 from specsot.engine.record.metrics import Meter, figures
 from specsot.engine.record.trace_records import trace_record
 from specsot.models.collect import collect
-from specsot.ops.blend.blend import Blend, BlendRows, ChunkKV, Role, join
+from specsot.ops.blend.blend import Blend, BlendRows, ChunkKV, RowRole, join
 from specsot.ops.blend.layer_plan import compile_layer_plan
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import Visibility
@@ -108,9 +108,9 @@ def test_the_pool_holds_what_one_blended_forward_writes(
     branch = request.root or request.branches[0]
     ids = [*request.prefix, *branch.prompt]
     chunks = request.prefix_chunks or request.tail_chunks
-    role_1Q, chunk_1Q = np.full((1, len(ids)), Role.SUFFIX, np.int32), np.full((1, len(ids)), -1)
+    role_1Q, chunk_1Q = np.full((1, len(ids)), RowRole.SUFFIX, np.int32), np.full((1, len(ids)), -1)
     for number, chunk in enumerate(chunks):
-        role_1Q[0, chunk.at : chunk.at + len(chunk.ids)] = Role.REUSED
+        role_1Q[0, chunk.at : chunk.at + len(chunk.ids)] = RowRole.REUSED
         chunk_1Q[0, chunk.at : chunk.at + len(chunk.ids)] = number
     none_1Q = np.zeros((1, len(ids)), np.int32)
     rows = BlendRows(role_1Q, none_1Q, none_1Q, chunk_1Q.astype(np.int32))

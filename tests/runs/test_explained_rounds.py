@@ -20,7 +20,7 @@ from helpers.sampled import Make, texts
 from helpers.support import Graphs, Tiny
 
 from specsot.ops.host import HostReader
-from specsot.states.requests.explained import Came, Explained
+from specsot.states.requests.explained import ExplainedRound, FinalToken
 
 DRAWN = (f"sampling.temperature={HEAT}", f"sampling.top_k={KEPT}")
 WAYS: dict[str, tuple[str, ...]] = {
@@ -44,13 +44,13 @@ def test_the_figures_are_those_of_the_round(
 ) -> None:
     layout = f"layout.kind={('bim', 'batching')[(number + len(way)) % 2]}"
     session = session_of(made, graphs, kind, *SETTINGS[kind][number], *WAYS[way], layout)
-    run, heard = listen(explaining(session))
+    run, observe = listen(explaining(session))
     witness = Witness(run, made, way != "greedy")
-    for one in heard:
+    for one in observe:
         witness.check(one)
-    assert sum(len(one.told.drafts) for one in heard) or kind == "ngram"
+    assert sum(len(one.told.drafts) for one in observe) or kind == "ngram"
     emitted = sum(sum(branch.emitted) for branch, _ in witness.behind.values())
-    assert sum(one.told.committed for one in heard) == emitted > 0
+    assert sum(one.told.committed for one in observe) == emitted > 0
 
 
 @pytest.mark.parametrize("layout", ["bim", "batching"])
@@ -59,29 +59,29 @@ def test_branches_beside_each_other_are_told_apart(
     way: str, layout: str, made: Tiny, graphs: Graphs
 ) -> None:
     session = session_of(made, graphs, "eagle3", *WAYS[way], graph=f"{layout}_eagle")
-    run, heard = listen(explaining(session))
+    run, observe = listen(explaining(session))
     witness = Witness(run, made, way != "greedy", plain=False)
-    for one in heard:
+    for one in observe:
         witness.check(one)
-    assert len({one.told.branch for one in heard}) == 6
-    assert sum(one.told.accepted for one in heard) > 5
+    assert len({one.told.branch for one in observe}) == 6
+    assert sum(one.told.accepted for one in observe) > 5
 
 
 def test_without_a_drafter_there_is_the_final_token_alone(made: Tiny, graphs: Graphs) -> None:
-    _, heard = listen(explaining(session_of(made, graphs, "none", *DRAWN)))
-    assert heard
-    for one in heard:
-        assert (one.told.drafts, one.told.accepted) == ((), 0) and one.told.came is Came.OWN
+    _, observe = listen(explaining(session_of(made, graphs, "none", *DRAWN)))
+    assert observe
+    for one in observe:
+        assert (one.told.drafts, one.told.accepted) == ((), 0) and one.told.came is FinalToken.OWN
 
 
 @pytest.mark.parametrize("rule", ["chain", "block"])
 def test_the_probabilities_of_a_chain(rule: str, made: Tiny, graphs: Graphs) -> None:
     """p by the target and q by the drafter, each asked by itself behind the same tokens."""
     sets = ("drafter.gamma=3", "drafter.draws=sampled", *WAYS["rejection"], f"sampling.rule={rule}")
-    run, heard = listen(explaining(session_of(made, graphs, "vanilla", *sets, endless=40)))
+    run, observe = listen(explaining(session_of(made, graphs, "vanilla", *sets, endless=40)))
     witness = Witness(run, made, True)
     drafter, seen = small_model(made), 0
-    for one in heard:
+    for one in observe:
         witness.check(one)
         for draft, p_V in witness.chances(one):
             ids = (*witness.ids(one), *above(one.told, draft))
@@ -92,10 +92,10 @@ def test_the_probabilities_of_a_chain(rule: str, made: Tiny, graphs: Graphs) -> 
         if rule == "block":
             _check_block(one.told)
     assert seen > 10
-    assert {one.told.came for one in heard} == {Came.RESIDUAL, Came.BONUS}
+    assert {one.told.came for one in observe} == {FinalToken.RESIDUAL, FinalToken.BONUS}
 
 
-def _check_block(told: Explained) -> None:
+def _check_block(told: ExplainedRound) -> None:
     """The longest prefix whose r is below its h."""
     tried = [(d.depth, d.figures.r, d.figures.chance) for d in told.drafts]
     passed = [depth for depth, r, h in tried if r is not None and h is not None and r < h]
@@ -109,9 +109,9 @@ def test_siblings_are_tried_against_what_the_earlier_ones_left(
     """Best tokens were not drawn: q is 1, and a rejected sibling's share of p is gone."""
     sets = SETTINGS[kind][1 if kind == "dflash" else 0]
     sets = (*sets, *WAYS["rejection"], "sampling.rule=topk")
-    run, heard = listen(explaining(session_of(made, graphs, kind, *sets, endless=40)))
+    run, observe = listen(explaining(session_of(made, graphs, kind, *sets, endless=40)))
     witness, later = Witness(run, made, True), 0
-    for one in heard:
+    for one in observe:
         for draft, p_V in witness.chances(one):
             earlier = [
                 d for d in one.told.drafts if d.parent == draft.parent and d.node < draft.node
@@ -126,9 +126,9 @@ def test_siblings_are_tried_against_what_the_earlier_ones_left(
 
 def test_drawn_siblings_are_tried_without_the_earlier_ones(made: Tiny, graphs: Graphs) -> None:
     sets = (*RECURSIVE, *WAYS["rejection"], "sampling.rule=without_replacement")
-    run, heard = listen(explaining(session_of(made, graphs, "eagle1", *sets)))
+    run, observe = listen(explaining(session_of(made, graphs, "eagle1", *sets)))
     witness, first = Witness(run, made, True), 0
-    for one in heard:
+    for one in observe:
         assert one.told.rule == "without_replacement"
         witness.check(one)
         tried = set()
@@ -141,9 +141,9 @@ def test_drawn_siblings_are_tried_without_the_earlier_ones(made: Tiny, graphs: G
 
 
 def test_the_drafters_score_is_the_sum_of_its_log_probabilities(made: Tiny, graphs: Graphs) -> None:
-    run, heard = listen(explaining(session_of(made, graphs, "vanilla", "drafter.gamma=3")))
+    run, observe = listen(explaining(session_of(made, graphs, "vanilla", "drafter.gamma=3")))
     witness, drafter = Witness(run, made, False), small_model(made)
-    for one in heard:
+    for one in observe:
         total = 0.0
         for draft in one.told.drafts:
             ids = (*witness.ids(one), *above(one.told, draft))
@@ -154,8 +154,8 @@ def test_the_drafters_score_is_the_sum_of_its_log_probabilities(made: Tiny, grap
 def test_an_unadjusted_token_is_the_targets_own(made: Tiny, graphs: Graphs) -> None:
     sets = (*WAYS["rejection"], "drafter.gamma=3", "drafter.draws=sampled")
     sets = (*sets, "sampling.skip_sample_adjustment=true")
-    _, heard = listen(explaining(session_of(made, graphs, "vanilla", *sets)))
-    assert {one.told.came for one in heard} == {Came.OWN, Came.BONUS}
+    _, observe = listen(explaining(session_of(made, graphs, "vanilla", *sets)))
+    assert {one.told.came for one in observe} == {FinalToken.OWN, FinalToken.BONUS}
 
 
 @pytest.mark.parametrize("kind", ["none", *KINDS])
@@ -175,9 +175,9 @@ def test_explaining_changes_no_token_and_nothing_is_read_where_nobody_asks(
     session = session_of(made, graphs, kind, *own, *WAYS[way])
     quiet, nothing = listen(session)
     plain, reads[:] = list(reads), []
-    loud, heard = listen(explaining(session))
-    assert not nothing and heard
+    loud, observe = listen(explaining(session))
+    assert not nothing and observe
     assert texts(quiet) == texts(loud)
     assert quiet.board["host"].reads == loud.board["host"].reads == len(reads) == len(plain)
     laid = sum(reads) - sum(plain)
-    assert laid % 7 == 0 and laid // 7 >= sum(len(one.told.drafts) for one in heard)
+    assert laid % 7 == 0 and laid // 7 >= sum(len(one.told.drafts) for one in observe)

@@ -38,7 +38,7 @@ from specsot.states.machine import Run
 from specsot.states.requests.branch import Branch, Finish, Request, Stage
 from specsot.states.requests.folding import NEW, matched, runs
 from specsot.states.text.outline import Outline, Point
-from specsot.states.text.prompt_tokens import Written
+from specsot.states.text.prompt_tokens import PromptTokens
 
 Make = Callable[..., Tiny]
 TEXTS = ("hello", "another question", "a third")
@@ -216,7 +216,7 @@ def test_a_drafter_gets_the_features_that_the_parts_rows_had(
     folding = run.board["branches"].folding
     written = folding.written
 
-    def looking(request: Request) -> Written | None:
+    def looking(request: Request) -> PromptTokens | None:
         found.extend(b.part.rows for b in request.branches if b.part is not None)
         return written(request)
 

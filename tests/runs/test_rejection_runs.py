@@ -14,7 +14,7 @@ from helpers.support import FixedBook, Graphs, Tiny, branches_of, drive, start
 
 from specsot.engine.certify.chi2 import chi2_quantile, chi_square
 from specsot.engine.prepare.inputs import Prompt
-from specsot.ops.verify import rejection_rounds as judge
+from specsot.ops.verify import rejection_rounds as accept_rejection
 
 KEPT = 3  # tokens that top_k leaves
 BUDGET = 4  # the first token, a round of up to three, and what a shorter round leaves to the next
@@ -121,7 +121,7 @@ def test_the_unadjusted_token_is_seen(made: Tiny, graphs: Graphs) -> None:
 def test_one_coin_for_all_siblings_is_seen(
     made: Tiny, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judge, "sibling_ranks", torch.zeros_like)
+    monkeypatch.setattr(accept_rejection, "sibling_ranks", torch.zeros_like)
     assert excess(answers(made, graphs, "eagle3-tree"), law(made)) > 1
 
 

@@ -20,7 +20,7 @@ from specsot.ops.blend.cost import LayerShape, blend_flops, prefill_flops
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Request
 from specsot.states.text.documents import CHUNK_TOKENS, split_ids
-from specsot.states.text.prompt_tokens import Written
+from specsot.states.text.prompt_tokens import PromptTokens
 
 CONTEXT = 8192
 SHAPE = {
@@ -91,16 +91,18 @@ class NoPrompts:
     stop_ids = ()
 
 
-def prompt_of(tokens: int, suffix: int, vocabulary: int) -> Written:
+def prompt_of(tokens: int, suffix: int, vocabulary: int) -> PromptTokens:
     """Random ids: chunks of documents, then the suffix."""
     draw = torch.Generator().manual_seed(tokens)
     ids = torch.randint(vocabulary, (tokens,), generator=draw).tolist()
     chunks = split_ids(ids[: tokens - suffix], CHUNK_TOKENS)
-    written = sum((Written.chunk(part, str(n)) for n, part in enumerate(chunks)), Written())
+    written = sum(
+        (PromptTokens.chunk(part, str(n)) for n, part in enumerate(chunks)), PromptTokens()
+    )
     return written + ids[tokens - suffix :]
 
 
-def first_token(session: Session, written: Written, *, fill: bool) -> tuple[float, int]:
+def first_token(session: Session, written: PromptTokens, *, fill: bool) -> tuple[float, int]:
     """(seconds, rows that the last layer computed)."""
     request = Request(
         "1", 0, "", [], list(written.ids), frozenset(), 2, 0, tail_chunks=written.chunks

@@ -20,7 +20,7 @@ from specsot.engine.bench.command import (
     ten_prompts,
 )
 from specsot.engine.bench.cost import total
-from specsot.engine.bench.equal import CUT, END, Result, Verdict, counts, pairs_of
+from specsot.engine.bench.equal import CUT, END, BranchAnswer, BranchComparison, counts, pairs_of
 from specsot.engine.bench.report import Comparison, document, judge
 from specsot.engine.bench.sides import Side
 from specsot.engine.bench.table import WIDTH, render
@@ -65,7 +65,9 @@ def branch_of(found: Comparison, prompt: int, side: int, index: int) -> Branch:
     return branch
 
 
-def verdict_of(found: Comparison, prompt: int, pair: tuple[str, str], branch: str) -> Verdict:
+def verdict_of(
+    found: Comparison, prompt: int, pair: tuple[str, str], branch: str
+) -> BranchComparison:
     """What became of one branch on two sides, given by their letters."""
     (held,) = [
         h
@@ -191,7 +193,7 @@ def test_a_planted_difference_is_found_at_its_place(
     judged = again(found)
     assert judged.code == Code.UNEQUAL and judged.failures == 1
     verdict = verdict_of(judged, 0, ("A", "B"), "2")
-    assert verdict.result is Result.DIFFERENT and verdict.difference is not None
+    assert verdict.result is BranchAnswer.DIFFERENT and verdict.difference is not None
     there = verdict.difference
     assert (there.position, there.reference, there.other) == (3, own[3], own[3] + 1)
     assert there.margin is not None and there.margin > compare_equal.TIE
@@ -212,7 +214,7 @@ def test_branches_behind_another_outline_are_not_blamed(
     assert judged.failures == 1 and judged.code == Code.UNEQUAL
     number = counts(judged.of(judged.pairs[0]))
     assert number["different"] == 1 and number["follows"] >= 3
-    assert verdict_of(judged, 0, ("A", "B"), "1").result is Result.FOLLOWS
+    assert verdict_of(judged, 0, ("A", "B"), "1").result is BranchAnswer.FOLLOWS
 
 
 def test_a_near_tie_is_counted_and_no_failure(
@@ -259,7 +261,7 @@ def test_an_unfinished_branch_is_not_compared(
     monkeypatch.setattr(branch, "tokens", branch.tokens[:2])
     monkeypatch.setattr(branch, "finish", Finish.CANCELLED)
     judged = again(found)
-    assert verdict_of(judged, 0, ("A", "B"), "2").result is Result.UNFINISHED
+    assert verdict_of(judged, 0, ("A", "B"), "2").result is BranchAnswer.UNFINISHED
     assert judged.code == Code.OK
 
 

@@ -18,7 +18,7 @@ from specsot.engine.certify.gates import GATES, Rig, gate_checks, memory_checks
 from specsot.engine.certify.greedy import GREEDY, answered, greedy_checks, repeated
 from specsot.engine.certify.rejection import rejection_checks
 from specsot.engine.certify.sampled import sampled_checks
-from specsot.engine.certify.teacher import Tally, Teacher
+from specsot.engine.certify.teacher import TeacherForcing, TeacherTally
 from specsot.engine.certify.toys import Check
 from specsot.engine.certify.workbench import Bench, Extent
 from specsot.engine.errors import Code
@@ -27,12 +27,12 @@ from specsot.engine.run.contexts import contexts
 from specsot.engine.run.session import Session
 from specsot.models.load.checkpoint import model_hash
 from specsot.ops.sampling.settings import SamplingRules
-from specsot.ops.verify import rejection_rounds as judge
+from specsot.ops.verify import rejection_rounds as accept_rejection
 from specsot.ops.verify import verify
-from specsot.ops.verify.rejection import Verdict
+from specsot.ops.verify.rejection import Acceptance
 from specsot.states.requests import manager
 from specsot.states.requests.branch import Branch, Finish
-from specsot.states.requests.draft_inputs import EaglePicked
+from specsot.states.requests.draft_inputs import EaglePairing
 
 TINY = Extent(2, 8, 1, 1, 1, 6, 4, 4000, 400, False, 12)
 REJECTING = ("sampling.temperature=1.0", "sampling.accept=rejection")
@@ -141,19 +141,19 @@ def test_a_graph_that_skips_the_adjustment_fails(
 def test_a_bonus_that_is_not_drawn_from_the_residual_is_caught(
     bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = judge.accept_tree
+    good = accept_rejection.accept_tree
 
-    def unadjusted(p_STV: Tensor, *rest: Any) -> Verdict:
+    def unadjusted(p_STV: Tensor, *rest: Any) -> Acceptance:
         verdict, row_S = good(p_STV, *rest), torch.arange(len(p_STV))
         last_S = (verdict.path_ST * torch.arange(p_STV.shape[1])).argmax(1)
         weights_SV = p_STV[row_S, last_S]
         u_S = rest[5][row_S, last_S]
-        bonus_S = judge.inverse_cdf(weights_SV, u_S)
+        bonus_S = accept_rejection.inverse_cdf(weights_SV, u_S)
         return replace(verdict, bonus_S=bonus_S, weights_SV=weights_SV)
 
     rejecting = bench("eagle", *REJECTING)
     assert not failed(list(rejection_checks(rejecting)))
-    monkeypatch.setattr(judge, "accept_tree", unadjusted)
+    monkeypatch.setattr(accept_rejection, "accept_tree", unadjusted)
     wrong = failed(list(rejection_checks(rejecting)))
     assert "rejection/whole runs" in wrong and any(name.startswith("chi2/") for name in wrong)
 
@@ -161,9 +161,9 @@ def test_a_bonus_that_is_not_drawn_from_the_residual_is_caught(
 def test_the_same_fault_outside_of_the_rules_is_seen_in_whole_runs(
     bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = verify.judge
+    good = verify.accept_rejection
 
-    def skipping(*given: Any, skip_sample_adjustment: bool) -> Verdict:
+    def skipping(*given: Any, skip_sample_adjustment: bool) -> Acceptance:
         return good(*given, skip_sample_adjustment=True)
 
     monkeypatch.setattr(verify, "judge", skipping)
@@ -195,9 +195,9 @@ def test_a_stale_drafter_row_is_caught(
     layout: str, bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each accepted token's feature is the one of the token before it: worse drafts, same text."""
-    good = EaglePicked.path
+    good = EaglePairing.path
 
-    def stale(self: EaglePicked, branch: Branch, rows: Any) -> None:
+    def stale(self: EaglePairing, branch: Branch, rows: Any) -> None:
         good(self, branch, rows)
         last = self.segments[-1] if self.segments else None
         if last is not None and last.owner == branch.owner and len(last.tokens) > 1:
@@ -205,7 +205,7 @@ def test_a_stale_drafter_row_is_caught(
             kept = torch.cat([last.features[:1], last.features[:-1]])
             self.segments[-1] = replace(last, features=kept)
 
-    monkeypatch.setattr(EaglePicked, "path", stale)
+    monkeypatch.setattr(EaglePairing, "path", stale)
     rig = Rig(bench(f"{layout}_eagle"))
     assert not GATES["nothing but the budget"](rig)[2], "the text is the same"
     assert failed(list(memory_checks(rig.bench, rig.watch))) == {"memory/the drafter's rows"}
@@ -214,15 +214,15 @@ def test_a_stale_drafter_row_is_caught(
 def test_a_drafter_row_that_is_missing_is_caught(
     bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = EaglePicked.path
+    good = EaglePairing.path
 
-    def missing(self: EaglePicked, branch: Branch, rows: Any) -> None:
+    def missing(self: EaglePairing, branch: Branch, rows: Any) -> None:
         good(self, branch, rows)
         last = self.segments[-1] if self.segments else None
         if last is not None and last.owner == branch.owner:
             self.segments[-1] = replace(last, position=last.position + 1)
 
-    monkeypatch.setattr(EaglePicked, "path", missing)
+    monkeypatch.setattr(EaglePairing, "path", missing)
     rig = Rig(bench())
     GATES["budgets"](rig)
     checks = {check.name: check for check in memory_checks(rig.bench, rig.watch)}
@@ -275,7 +275,7 @@ def answer(made: Bench) -> tuple[Branch, list[int]]:
 def test_a_token_that_is_not_the_targets_own_is_told_with_its_place(bench: Make) -> None:
     made = bench("autoregressive")
     branch, context = answer(made)
-    teacher, tally = Teacher(made.reference, made.dtype), Tally()
+    teacher, tally = TeacherForcing(made.reference, made.dtype), TeacherTally()
     teacher.hold_branch(branch, context, tally, None)
     assert tally.good and tally.tokens == len(branch.tokens)
     branch.tokens[3] += 1
@@ -289,7 +289,7 @@ def test_a_tie_needs_a_small_margin_and_float64(
     made = bench("autoregressive")
     branch, context = answer(made)
     branch.tokens[3] += 1
-    teacher, tally = Teacher(made.reference, made.dtype), Tally()
+    teacher, tally = TeacherForcing(made.reference, made.dtype), TeacherTally()
     teacher.hold_branch(branch, context, tally, lambda: True)
     assert tally.ties == 0 and len(tally.wrong) == 1, "the margin is large"
     monkeypatch.setattr(certify_teacher, "TIE", 1e9)
@@ -308,7 +308,7 @@ def test_the_same_run_in_float64_holds(bench: Make) -> None:
 def test_a_stop_token_inside_and_a_wrong_length_are_told(bench: Make) -> None:
     made = bench("autoregressive")
     branch, context = answer(made)
-    teacher = Teacher(made.reference, made.dtype)
+    teacher = TeacherForcing(made.reference, made.dtype)
     branch.finish = Finish.LENGTH
     del branch.tokens[-1:]
     assert "the budget is" in str(teacher.first_wrong(branch, context))

@@ -31,10 +31,10 @@ from specsot.engine.certify.rounds import (
 )
 from specsot.engine.certify.toys import Toy, emitted, leftover_toy, reference_toy
 from specsot.ops.draft import drawing as drafting
-from specsot.ops.sampling.coins import Role, fold, round_keys
+from specsot.ops.sampling.coins import CoinRole, fold, round_keys
 from specsot.ops.sampling.settings import FITS, Draws, Rule
-from specsot.ops.verify import rejection_rounds as judge
-from specsot.ops.verify.rejection import TreeRule, Verdict, accept_chain, inverse_cdf
+from specsot.ops.verify import rejection_rounds as accept_rejection
+from specsot.ops.verify.rejection import Acceptance, TreeRule, accept_chain, inverse_cdf
 
 TWO = (-1, -1)
 
@@ -115,7 +115,7 @@ def test_what_a_round_says() -> None:
 # --- wrong algorithms: those of the vectors have exactly the law that is written there -----------
 
 
-def unadjusted(p_STV: Tensor, q_SNV: Tensor | None, *others: Tensor) -> Verdict:
+def unadjusted(p_STV: Tensor, q_SNV: Tensor | None, *others: Tensor) -> Acceptance:
     """The final token is drawn from the target's own law after a rejection, too."""
     tokens_SN, valid_SN, r_SN, u_S = others
     verdict = accept_chain(p_STV, q_SNV, tokens_SN, valid_SN, r_SN, u_S)
@@ -126,8 +126,8 @@ def unadjusted(p_STV: Tensor, q_SNV: Tensor | None, *others: Tensor) -> Verdict:
 def compared_and_drawn_again(toy: Toy, now: Round) -> Tensor:
     """The drafter's best token is compared with one draw of the target; otherwise a second one."""
     p_SV, draft_S = toy.p_KV[now.last_S], toy.q_KV[now.last_S].argmax(1)
-    first_S = inverse_cdf(p_SV, now.coin(1, 0, Role.ACCEPT))
-    again_S = inverse_cdf(p_SV, now.coin(0, 0, Role.FINAL))
+    first_S = inverse_cdf(p_SV, now.coin(1, 0, CoinRole.ACCEPT))
+    again_S = inverse_cdf(p_SV, now.coin(0, 0, CoinRole.FINAL))
     return torch.where(first_S == draft_S, draft_S, again_S)[:, None]
 
 
@@ -138,8 +138,8 @@ def one_draft(now: Round, p_KV: Tensor, draft_S: Tensor, told_SV: Tensor, kept_S
         told_SV[:, None],
         draft_S[:, None],
         kept_S[:, None],
-        now.coin(1, 0, Role.ACCEPT)[:, None],
-        now.coin(0, 0, Role.FINAL),
+        now.coin(1, 0, CoinRole.ACCEPT)[:, None],
+        now.coin(0, 0, CoinRole.FINAL),
     )
     return emitted(verdict.path_ST, draft_S[:, None], verdict.bonus_S)
 
@@ -153,7 +153,7 @@ def best_under_a_soft_law(toy: Toy, now: Round) -> Tensor:
 def unsure_drafts_dropped(toy: Toy, now: Round) -> Tensor:
     """A draft that the drafter was not sure of is thrown away after it was drawn."""
     q_SV = toy.q_KV[now.last_S]
-    draft_S = inverse_cdf(q_SV, now.coin(1, 0, Role.DRAFT))
+    draft_S = inverse_cdf(q_SV, now.coin(1, 0, CoinRole.DRAFT))
     sure_S = q_SV.gather(1, draft_S[:, None]).squeeze(1) >= 2 / 5
     return one_draft(now, toy.p_KV, draft_S, q_SV, sure_S)
 
@@ -161,7 +161,7 @@ def unsure_drafts_dropped(toy: Toy, now: Round) -> Tensor:
 def colder_than_told(toy: Toy, now: Round) -> Tensor:
     """Drafted at temperature 1/2, verified against the law at 1."""
     q_SV = toy.q_KV[now.last_S]
-    draft_S = inverse_cdf(q_SV**2, now.coin(1, 0, Role.DRAFT))
+    draft_S = inverse_cdf(q_SV**2, now.coin(1, 0, CoinRole.DRAFT))
     return one_draft(now, toy.p_KV, draft_S, q_SV, draft_S >= 0)
 
 
@@ -198,29 +198,31 @@ def test_a_wrong_algorithm_is_the_one_that_is_meant(name: str) -> None:
 # --- wrong keys ----------------------------------------------------------------------------------
 
 
-def by_position(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: Role) -> Tensor:
+def by_position(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: CoinRole) -> Tensor:
     """A token's own position instead of its round: a discarded draft's coins come back."""
     return fold(fold(fold(key, root + depth), rank), torch.full_like(key, int(role)))
 
 
-def by_position_alone(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: Role) -> Tensor:
+def by_position_alone(
+    key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: CoinRole
+) -> Tensor:
     return fold(key, root + depth)
 
 
-def one_role(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: Role) -> Tensor:
-    return round_keys(key, root, depth, rank, Role.DRAFT)
+def one_role(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: CoinRole) -> Tensor:
+    return round_keys(key, root, depth, rank, CoinRole.DRAFT)
 
 
-def one_r(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: Role) -> Tensor:
+def one_r(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: CoinRole) -> Tensor:
     """All siblings are accepted or rejected by the same number."""
-    return round_keys(key, root, depth, rank * (role is not Role.ACCEPT), role)
+    return round_keys(key, root, depth, rank * (role is not CoinRole.ACCEPT), role)
 
 
-def no_round(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: Role) -> Tensor:
+def no_round(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: CoinRole) -> Tensor:
     return round_keys(key, root * 0, depth, rank, role)
 
 
-def no_branch(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: Role) -> Tensor:
+def no_branch(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: CoinRole) -> Tensor:
     """All branches of a request have the coins of its first one."""
     first = torch.arange(len(key)) // certify_rounds.BRANCHES * certify_rounds.BRANCHES
     return round_keys(key[first], root, depth, rank, role)
@@ -273,14 +275,14 @@ def test_a_skipped_adjustment_fails_under_every_rule(rule: Rule, draws: Draws) -
 
 @pytest.mark.parametrize("name", [f"{tree}, as run" for tree in TREES])
 def test_one_r_for_all_siblings_fails_as_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "round_keys", one_r)
+    monkeypatch.setattr(accept_rejection, "round_keys", one_r)
     checks = chi2_checks(name, judged_rounds()[name], leftover_toy())
     assert not any(check.passed for check in checks)
 
 
 @pytest.mark.parametrize("name", judged_rounds())
 def test_coins_of_another_round_fail_as_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (judge, drafting):
+    for module in (accept_rejection, drafting):
         monkeypatch.setattr(module, "round_keys", no_round)
     checks = chi2_checks(name, judged_rounds()[name], reference_toy())
     assert not all(check.passed for check in checks)

@@ -23,8 +23,8 @@ from specsot.engine.certify.laws import (
 )
 from specsot.engine.certify.toys import Toy, joint, leftover_toy, random_toys, reference_toy
 from specsot.ops.verify.rejection import (
+    Acceptance,
     TreeRule,
-    Verdict,
     accept_block,
     accept_chain,
     inverse_cdf,
@@ -82,14 +82,14 @@ def test_where_the_drafter_has_nothing_more_no_node_is_valid() -> None:
 # --- wrong rules ---------------------------------------------------------------------------------
 
 
-def unadjusted(p_STV: Tensor, q_SNV: Any, *others: Tensor) -> Verdict:
+def unadjusted(p_STV: Tensor, q_SNV: Any, *others: Tensor) -> Acceptance:
     """After a rejection the target's own law is drawn from, not what is left of it."""
     verdict = accept_chain(p_STV, q_SNV, *others)
     p_SV = p_STV[torch.arange(len(p_STV)), verdict.path_ST.sum(1) - 1]
     return replace(verdict, weights_SV=p_SV, bonus_S=inverse_cdf(p_SV, others[-1]))
 
 
-def unscaled(p_STV: Tensor, q_SNV: Tensor, *others: Tensor) -> Verdict:
+def unscaled(p_STV: Tensor, q_SNV: Tensor, *others: Tensor) -> Acceptance:
     """Block verification that takes what a chain would leave, without the prefix's ratio."""
     verdict = accept_block(p_STV, q_SNV, *others)
     row_S, last_S = torch.arange(len(p_STV)), verdict.path_ST.sum(1) - 1
@@ -128,7 +128,7 @@ def test_a_wrong_rule_has_another_law(name: str, toy: Toy) -> None:
 
 def test_a_decision_that_is_not_made_at_its_probability_is_seen() -> None:
     def rule(toy: Toy, length: int) -> Outcomes:
-        def accept(every: Drafts, coin_SN: Tensor) -> Verdict:
+        def accept(every: Drafts, coin_SN: Tensor) -> Acceptance:
             before_ST = every.before()
             p_STV, q_SNV = toy.p_KV[before_ST], toy.q_KV[before_ST[:, :-1]]
             drawn = (every.tokens_SN, every.valid_SN, coin_SN**1.01, torch.zeros(len(coin_SN)))

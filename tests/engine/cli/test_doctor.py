@@ -9,14 +9,14 @@ import typer
 
 from specsot.engine.cli import doctor as module
 from specsot.engine.cli import self_test
-from specsot.engine.cli.self_test import GRAPHS, Tried, measure_overhead, try_graphs, unequal
+from specsot.engine.cli.self_test import GRAPHS, SelfTestRun, measure_overhead, try_graphs, unequal
 from specsot.engine.errors import Code
 from specsot.engine.record.metrics import Meter
 from specsot.models.files import ModelError
 
 
-def tried(**digests: str) -> list[Tried]:
-    return [Tried(graph, digest, 8, 1.0, 2.0, 0.1) for graph, digest in digests.items()]
+def tried(**digests: str) -> list[SelfTestRun]:
+    return [SelfTestRun(graph, digest, 8, 1.0, 2.0, 0.1) for graph, digest in digests.items()]
 
 
 def test_pairs_must_agree() -> None:
@@ -53,7 +53,7 @@ def outcome(as_json: bool) -> int:
 def test_the_report_is_one_document(
     quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def all_equal(threads: int | None) -> Iterator[Tried]:
+    def all_equal(threads: int | None) -> Iterator[SelfTestRun]:
         yield from tried(autoregressive="a", eagle="a")
 
     monkeypatch.setattr(self_test, "try_graphs", all_equal)
@@ -79,7 +79,7 @@ def test_what_fails_is_told(
     code: Code,
     says: str,
 ) -> None:
-    def fails(threads: int | None) -> Iterator[Tried]:
+    def fails(threads: int | None) -> Iterator[SelfTestRun]:
         yield from tried(autoregressive="a")
         raise error
 

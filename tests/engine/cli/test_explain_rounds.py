@@ -11,7 +11,7 @@ from specsot.engine.view.rounds_view import blocks, piece
 from specsot.ops.draft.gamma import GammaRecord
 from specsot.ops.verify.explain import DraftFigures
 from specsot.states.requests.branch import RoundSummary
-from specsot.states.requests.explained import Came, Draft, Explained
+from specsot.states.requests.explained import ExplainedDraft, ExplainedRound, FinalToken
 
 WORDS = ["Paris", ",", "Rome", "and", "is"]
 UNTRIED = DraftFigures(None, -9.0, None, None, None, None, None)
@@ -29,7 +29,7 @@ def matched(score: float, coin: float | None, draw: int) -> DraftFigures:
     return DraftFigures(draw, score, coin, None, None, None, None)
 
 
-def shown(told: Explained, *gamma: GammaRecord) -> list[str]:
+def shown(told: ExplainedRound, *gamma: GammaRecord) -> list[str]:
     counts = ((told.branch,), (told.committed,), (told.accepted,))
     summary = RoundSummary(*counts, len(told.drafts), 9, 0, 5, gamma=gamma, explained=(told,))
     (block,) = blocks(7, summary, decode)
@@ -39,12 +39,12 @@ def shown(told: Explained, *gamma: GammaRecord) -> list[str]:
 def test_a_chain_under_rejection() -> None:
     """A draft is rejected: two are accepted, and the final token stands where it would have."""
     drafts = (
-        Draft(1, 0, 1, 0, True, True, judged(-0.163, 0.9, 0.85, 0.5)),
-        Draft(2, 1, 2, 1, True, True, judged(-0.491, 0.72, 0.72, 0.25)),
-        Draft(3, 2, 3, 2, False, True, judged(-0.877, 0.4216, 0.68, 0.75)),
-        Draft(4, 3, 4, 4, False, False, UNTRIED),
+        ExplainedDraft(1, 0, 1, 0, True, True, judged(-0.163, 0.9, 0.85, 0.5)),
+        ExplainedDraft(2, 1, 2, 1, True, True, judged(-0.491, 0.72, 0.72, 0.25)),
+        ExplainedDraft(3, 2, 3, 2, False, True, judged(-0.877, 0.4216, 0.68, 0.75)),
+        ExplainedDraft(4, 3, 4, 4, False, False, UNTRIED),
     )
-    told = Explained("1/1", "chain", 10, 4, drafts, 2, 3, Came.RESIDUAL, 3, None)
+    told = ExplainedRound("1/1", "chain", 10, 4, drafts, 2, 3, FinalToken.RESIDUAL, 3, None)
     assert shown(told, GammaRecord(0.5, 0.25, 4.0, 4.0, 4, 4, 2)) == [
         "round 7  1/1  chain of 4, rejection (chain)",
         '  [10] "is"     root',
@@ -61,12 +61,12 @@ def test_a_chain_under_rejection() -> None:
 def test_a_tree_under_match() -> None:
     """Children behind their parents, and the final token behind what its parent was offered."""
     drafts = (
-        Draft(1, 0, 1, 0, True, True, matched(-0.1, 1.25, 0)),
-        Draft(2, 0, 1, 2, False, True, matched(-2.0, -0.5, 0)),
-        Draft(3, 1, 2, 1, False, True, matched(-0.5, 0.75, 3)),
-        Draft(4, 2, 2, 4, False, False, matched(-2.5, 0.75, 1)),
+        ExplainedDraft(1, 0, 1, 0, True, True, matched(-0.1, 1.25, 0)),
+        ExplainedDraft(2, 0, 1, 2, False, True, matched(-2.0, -0.5, 0)),
+        ExplainedDraft(3, 1, 2, 1, False, True, matched(-0.5, 0.75, 3)),
+        ExplainedDraft(4, 2, 2, 4, False, False, matched(-2.5, 0.75, 1)),
     )
-    told = Explained("2/outline", "match", 10, 4, drafts, 1, 3, Came.OWN, 2, None)
+    told = ExplainedRound("2/outline", "match", 10, 4, drafts, 1, 3, FinalToken.OWN, 2, None)
     assert shown(told) == [
         "round 7  2/outline  tree of 4, match",
         '  [10] "is"       root',
@@ -90,8 +90,8 @@ def test_a_tree_under_match() -> None:
     ],
 )
 def test_a_branch_that_ends(committed: int, finish: str | None, end: str, totals: str) -> None:
-    drafts = (Draft(1, 0, 1, 0, True, True, matched(-0.1, None, 0)),)
-    told = Explained("1/1", "match", 10, 4, drafts, 1, 3, Came.BONUS, committed, finish)
+    drafts = (ExplainedDraft(1, 0, 1, 0, True, True, matched(-0.1, None, 0)),)
+    told = ExplainedRound("1/1", "match", 10, 4, drafts, 1, 3, FinalToken.BONUS, committed, finish)
     *_, final, last = shown(told)
     assert final == f'  [12] "and"    final: {end}'
     assert last.startswith("  accepted 1 of 1 draft, committed ") and totals in last
@@ -99,7 +99,7 @@ def test_a_branch_that_ends(committed: int, finish: str | None, end: str, totals
 
 
 def test_nothing_drafted_and_a_policy_without_entropy() -> None:
-    told = Explained("1/1", "chain", 10, 4, (), 0, 9, Came.OWN, 1, None)
+    told = ExplainedRound("1/1", "chain", 10, 4, (), 0, 9, FinalToken.OWN, 1, None)
     assert shown(told, GammaRecord(nan, nan, nan, 2.0, 2, 0, 0)) == [
         "round 7  1/1  no drafts",
         '  [10] "is"  root',

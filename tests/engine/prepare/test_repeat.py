@@ -9,7 +9,7 @@ from specsot.engine.prepare.config import read_config
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.repeat import (
-    Made,
+    Provenance,
     canonical,
     differences,
     graph_source,
@@ -70,8 +70,8 @@ def test_a_graph_is_no_run() -> None:
 
 
 def test_differences_are_named() -> None:
-    then = Made(model_hash="a" * 64, versions={"torch": "2.0"}, dtype="float32", threads=2)
-    now = Made(model_hash="b" * 64, versions={"torch": "2.1"}, dtype="float64", threads=2)
+    then = Provenance(model_hash="a" * 64, versions={"torch": "2.0"}, dtype="float32", threads=2)
+    now = Provenance(model_hash="b" * 64, versions={"torch": "2.1"}, dtype="float64", threads=2)
     assert list(differences(then, then)) == []
     assert list(differences(then, now)) == [
         "model weights changed: aaaaaaaaaaaa... then, bbbbbbbbbbbb... now",

@@ -21,7 +21,7 @@ from specsot.engine.errors import Code, UsageError
 from specsot.engine.prepare.documents import read_documents
 from specsot.engine.prepare.inputs import read_file
 from specsot.states.text.documents import Document, check_document
-from specsot.states.text.retriever import Search
+from specsot.states.text.retriever import DocumentSearch
 
 PERSON = r"([A-Z][a-z]+ [A-Z][a-z]+)"
 ALL = SetSettings(prompts=40, documents=5, kinds=KINDS)
@@ -165,7 +165,7 @@ def test_documents_have_about_the_tokens_asked_for(tokens: int) -> None:
 
 def test_a_search_for_a_part_finds_its_document() -> None:
     for prompt in made(replace(ALL, kinds=("search",))):
-        search = Search(prompt.documents)
+        search = DocumentSearch(prompt.documents)
         for sentence, value in zip(prompt.answers, prompt.values, strict=True):
             who = re.match(PERSON, sentence)
             assert who is not None

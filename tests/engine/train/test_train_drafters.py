@@ -17,7 +17,7 @@ from specsot.engine.cli.train import train
 from specsot.engine.train.dflash import DFlashCourse, DFlashTraining
 from specsot.engine.train.dflash_loss import OnlineDFlashModel
 from specsot.engine.train.eagle3 import Eagle3Course, Eagle3Training
-from specsot.engine.train.held import Held, held_out_tau, rounds
+from specsot.engine.train.held_out import HeldOutPrompt, held_out_tau, rounds
 from specsot.engine.train.lessons import lessons
 from specsot.engine.train.loop import DrafterTraining, Progress, generator
 from specsot.engine.train.teacher import Teacher
@@ -150,7 +150,7 @@ def test_rounds_of_a_chain() -> None:
     assert rounds(hits, 1) == [3, 2]  # root 1 takes 2, 3 and the target's 4; root 4 takes 5 and 6
     assert rounds(hits, 2) == [3, 1]  # nothing follows the last token
     assert rounds(hits, 0) == [1, 3, 2]
-    samples = [Held("a", (0,) * 7, 0), Held("b", (0,) * 7, 1)]
+    samples = [HeldOutPrompt("a", (0,) * 7, 0), HeldOutPrompt("b", (0,) * 7, 1)]
     tau = held_out_tau(samples, lambda held: hits)
     assert tau == {"held_a": 2.0, "held_b": 2.5, "held_tau": pytest.approx(11 / 5)}
 
@@ -161,9 +161,9 @@ def golden_target(folder: Path) -> Path:
     return write_tiny_tokenizer(target, 128)
 
 
-def answered(teacher: Teacher, prompt: list[int], new: int) -> Held:
+def answered(teacher: Teacher, prompt: list[int], new: int) -> HeldOutPrompt:
     (answer,) = teacher.answer([prompt], new)
-    return Held("prompt", (*prompt, *answer), len(prompt))
+    return HeldOutPrompt("prompt", (*prompt, *answer), len(prompt))
 
 
 def test_held_out_rounds_of_dflash_are_those_of_a_run(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_held_out_rounds_of_dflash_are_those_of_a_run(tmp_path: Path) -> None:
     course = DFlashCourse(config, teacher)
     course.model = golden_pair()[1]
     course.online = OnlineDFlashModel(course.model)
-    found = rounds(course.hits(Held("prompt", tuple(made.ids), len(prompt))), len(prompt))
+    found = rounds(course.hits(HeldOutPrompt("prompt", tuple(made.ids), len(prompt))), len(prompt))
     assert found[:-1] == made.accepted[: len(found) - 1] and max(found) > 3 > min(found)
     assert sum(found) == len(made.ids) - len(prompt) - 1
 
@@ -231,5 +231,5 @@ def test_held_out_rounds_of_a_vanilla_drafter(inputs: list[str], tmp_path: Path)
     assert rounds(course.hits(held), held.first) == [4] * whole + [rest] * (rest > 0)
     other = list(held.ids)
     other[held.first + 2] = 4000
-    changed = rounds(course.hits(Held("prompt", tuple(other), held.first)), held.first)
+    changed = rounds(course.hits(HeldOutPrompt("prompt", tuple(other), held.first)), held.first)
     assert changed[0] == 2

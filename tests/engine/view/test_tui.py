@@ -17,7 +17,7 @@ from specsot.engine.record.snapshot import (
     PREFIX,
     TREE,
     BranchView,
-    Figures,
+    LiveFigures,
     Move,
     PoolView,
     Scene,
@@ -66,7 +66,7 @@ def picture(branches: int = 5) -> Snapshot:
         tuple(moves),
         tuple(branch(i) for i in range(branches)),
         PoolView(codes, 180, 4096, 1_200_000, 150, 4200),
-        Figures(412, 34, 9.8, 2.9, 0.34, {1: 5, 2: 20, 3: 30, 4: 8, 5: 2}),
+        LiveFigures(412, 34, 9.8, 2.9, 0.34, {1: 5, 2: 20, 3: 30, 4: 8, 5: 2}),
         3.25,
     )
 

@@ -11,11 +11,11 @@ from specsot.engine.view.tui_sequence import STATUS_STYLES, cell_of, layers_line
 from specsot.ops.blend.layer_plan import LayerStatus
 from specsot.ops.kv.pool import KVCache
 from specsot.states.requests.blending import Reused
-from specsot.states.requests.branch import Blended, Branch, Request
+from specsot.states.requests.branch import BlendSummary, Branch, Request
 
 from .test_tui import picture, scene
 
-BLENDED = Blended((0, 1, 2, 2), (370, 370, 97, 97), (47,), 320, 0, 50, ((320, 50),))
+BLENDED = BlendSummary((0, 1, 2, 2), (370, 370, 97, 97), (47,), 320, 0, 50, ((320, 50),))
 
 
 def test_every_layer_has_a_cell_with_its_rows() -> None:

@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from specsot.ops.attention.backends import Attend, dense, fold, plain, to_bias, unfold, window_mask
+from specsot.ops.attention.backends import (
+    Attend,
+    dense,
+    group_queries,
+    plain,
+    to_bias,
+    ungroup_queries,
+    window_mask,
+)
 
 HEADS, KV_HEADS, DIM, QUERIES, KEYS, ROWS = 6, 2, 8, 5, 11, 2
 
@@ -64,10 +72,10 @@ def test_what_is_hidden_has_no_influence_at_all(attend: Attend) -> None:
 
 def test_fold_and_unfold_are_inverse_and_share_a_kv_head() -> None:
     q = tensors()[0]
-    folded = fold(q, KV_HEADS)
+    folded = group_queries(q, KV_HEADS)
     assert folded.shape == (ROWS, KV_HEADS, 3 * QUERIES, DIM)
     assert torch.equal(folded[1, 1, 2 * QUERIES + 4], q[1, 4, 5])
-    assert torch.equal(unfold(folded, QUERIES), q)
+    assert torch.equal(ungroup_queries(folded, QUERIES), q)
 
 
 def drawn(mask_QK: Tensor) -> list[str]:

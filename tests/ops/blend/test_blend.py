@@ -10,7 +10,7 @@ from specsot.ops.blend.blend import (
     Blend,
     BlendRows,
     ChunkKV,
-    Role,
+    RowRole,
     deviation,
     join,
     pick,
@@ -18,7 +18,7 @@ from specsot.ops.blend.blend import (
 )
 from specsot.ops.blend.layer_plan import BlendSettings
 
-LETTERS = {".": Role.PADDING, "s": Role.SUFFIX, "p": Role.PROTECTED, "r": Role.REUSED}
+LETTERS = {".": RowRole.PADDING, "s": RowRole.SUFFIX, "p": RowRole.PROTECTED, "r": RowRole.REUSED}
 
 
 def rows_of(roles: list[str], branches: list[str], chunks: list[str] | None = None) -> BlendRows:
@@ -34,7 +34,7 @@ def cache(rows: int) -> ChunkKV:
 
 
 def made(rows: BlendRows, **settings: Any) -> Blend:
-    cached = int(np.isin(rows.role_BQ, (Role.PROTECTED, Role.REUSED)).sum())
+    cached = int(np.isin(rows.role_BQ, (RowRole.PROTECTED, RowRole.REUSED)).sum())
     return Blend.of(rows, cache(cached), BlendSettings(**{"plan": "blend"} | settings))
 
 

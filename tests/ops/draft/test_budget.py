@@ -141,7 +141,7 @@ def test_nothing_is_shared_where_nobody_asks_or_nobody_drafts() -> None:
 
 
 def test_drafts_that_were_drawn_are_not_ranked() -> None:
-    proposal = replace(proposal_of([[(1, -1, -1.0)]], 1), laws_STV=torch.ones(1, 2, 4) / 4)
+    proposal = replace(proposal_of([[(1, -1, -1.0)]], 1), draft_probs_STV=torch.ones(1, 2, 4) / 4)
     with pytest.raises(ValueError, match="drawn drafts"):
         share(proposal, 1)
 

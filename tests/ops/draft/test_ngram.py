@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsot.ops.draft.host_tree import HostTree, pack
-from specsot.ops.draft.ngram import CountTable, Scope, Shelf, count_tree, known
+from specsot.ops.draft.ngram import CountTable, CountTables, Scope, count_tree, longest_match
 from specsot.ops.sampling.processors import filler_ids
 from specsot.ops.tree import ancestors
 
@@ -37,7 +37,7 @@ def test_tables_follow_the_golden_traces(case: Any) -> None:
         elif op["op"] == "has_gram":
             assert (table.count(op["gram"]) > 0) == op["value"]
         else:
-            said = known([table], seq)
+            said = longest_match([table], seq)
             assert (said is not None) == op["known"]
             assert (said.ranked[0][0] if said else None) == op["token"]
             assert (said.context if said else 0) == op["context_len"]
@@ -86,7 +86,7 @@ def test_a_count_tree_holds_the_most_probable_nodes(
     everything: dict[tuple[int, ...], float] = {}
 
     def descend(path: tuple[int, ...], score: float) -> None:
-        said = known(tables, (*context, *path)) if len(path) < levels else None
+        said = longest_match(tables, (*context, *path)) if len(path) < levels else None
         for token, count in said.ranked[:width] if said else ():
             assert said is not None
             everything[*path, token] = score + math.log(count / said.total)
@@ -103,10 +103,10 @@ def test_counts_of_the_prompt_and_of_the_branch_are_added() -> None:
     prompt, own = CountTable(2), CountTable(2)
     prompt.learn_([1, 2, 1, 2, 1, 3])
     own.learn_([1, 3, 1, 3])
-    said = known([prompt, own], [7, 1])
+    said = longest_match([prompt, own], [7, 1])
     assert said is not None
     assert (said.ranked, said.total) == (((3, 3), (2, 2)), 5)
-    assert known([prompt, own], [7]) is None
+    assert longest_match([prompt, own], [7]) is None
 
 
 class Narrow(list[int]):
@@ -162,13 +162,13 @@ def test_impossible_tables_are_refused(order: int, least: int, width: int) -> No
 
 @pytest.mark.parametrize("scope", Scope)
 def test_a_scope_says_who_learns_from_whom(scope: Scope) -> None:
-    shelf = Shelf(scope, 2)
+    shelf = CountTables(scope, 2)
     shelf.open_("a", [1, 2])
     shelf.open_("b", [1, 3])
     shelf.tables_("a", 0)[-1].learn_([5, 6])
 
     def knows(request: str, branch: int, context: int) -> bool:
-        return known(shelf.tables_(request, branch), [context]) is not None
+        return longest_match(shelf.tables_(request, branch), [context]) is not None
 
     assert knows("a", 0, 5) and knows("a", 0, 1), "its own tokens and the prompt's"
     assert knows("a", 1, 5) == (scope is not Scope.BRANCH)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specsot.ops.sampling.coins import (
     STEP,
-    Role,
+    CoinRole,
     branch_key,
     draw,
     fold,
@@ -129,7 +129,7 @@ def test_seeds_branches_positions_and_tokens_have_independent_coins() -> None:
 def test_rounds_depths_ranks_and_roles_have_independent_coins() -> None:
     count = 20000
     key_R = fold(keys(branch_key(1, 0)).expand(count), torch.arange(count))
-    places = product((10, 11), (1, 2), (0, 1), Role)
+    places = product((10, 11), (1, 2), (0, 1), CoinRole)
     columns = [
         uniforms(round_keys(key_R, *(keys(at).expand(count) for at in (root, depth, rank)), role))
         for root, depth, rank, role in places

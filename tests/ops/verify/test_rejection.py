@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specsot.ops.verify.rejection import (
+    Acceptance,
     TreeRule,
-    Verdict,
     accept_block,
     accept_chain,
     accept_tree,
@@ -61,7 +61,7 @@ def chain_arguments(case: Any, coin: str, kind: torch.dtype) -> tuple[Tensor, ..
     )
 
 
-def check_chain(case: Any, verdict: Verdict, kind: torch.dtype) -> None:
+def check_chain(case: Any, verdict: Acceptance, kind: torch.dtype) -> None:
     count = case["n_accepted"]
     nodes = len(case["draft"]) + 1
     assert verdict.path_ST.tolist() == [[node <= count for node in range(nodes)]]

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specsot.ops.registry import Declared, Entry, OpTable
+from specsot.ops.registry import Declaration, OpEntry, OpTable
 from specsot.states.graph.load import load_program, op_table
 from specsot.states.graph.source import GraphError, Source
 
@@ -25,7 +25,7 @@ an_op = st.tuples(few, many, dropped, st.booleans())
 def graphs(draw: st.DrawFn) -> tuple[dict[str, Any], OpTable]:
     """A graph whose names are all known, and the ops it uses."""
     names = [f"s{i}" for i in range(draw(st.integers(2, 5)))]
-    ops: dict[str, tuple[Entry, ...]] = {}
+    ops: dict[str, tuple[OpEntry, ...]] = {}
     states: dict[str, Any] = {}
     edges = []
     for index, name in enumerate(names):
@@ -33,8 +33,8 @@ def graphs(draw: st.DrawFn) -> tuple[dict[str, Any], OpTable]:
         calls = [f"{name}.{i}" for i in range(draw(st.integers(0, 2)))]
         for call in calls:
             reads, writes, drops, commits = draw(an_op)
-            declared = Declared(call, writes, drops, commits=commits)
-            ops[call] = (Entry(declared, reads, (), "m", "f", 1, ""),)
+            declared = Declaration(call, writes, drops, commits=commits)
+            ops[call] = (OpEntry(declared, reads, (), "m", "f", 1, ""),)
         states[name] = {"ops": calls, "final": final}
         if not final:
             for guard in draw(st.lists(st.sampled_from([*GUARDS]), max_size=2, unique=True)):
@@ -42,7 +42,7 @@ def graphs(draw: st.DrawFn) -> tuple[dict[str, Any], OpTable]:
             forward = draw(st.integers(0, 3)) > 0  # or most random graphs have unreachable states
             onward = names[index + 1] if forward else draw(st.sampled_from(names))
             edges.append({"from": name, "to": onward})
-    guards = {g: Entry(Declared(g), reads, (), "m", "f", 1, "") for g, reads in GUARDS.items()}
+    guards = {g: OpEntry(Declaration(g), reads, (), "m", "f", 1, "") for g, reads in GUARDS.items()}
     data = {
         "version": 1,
         "name": "random",

@@ -12,10 +12,10 @@ from specsot.ops.types import DraftRows, Proposal, Rows
 from specsot.ops.verify.first_tokens import root
 from specsot.ops.verify.verify import accept
 from specsot.states.graph.drafters import Eagle3Drafter
-from specsot.states.graph.graph import BatchingLayout
+from specsot.states.graph.graph import BatchingBlock
 from specsot.states.requests.branch import Request, RoundSummary
 from specsot.states.requests.manager import BranchStateManager
-from specsot.states.requests.request_table import Rules
+from specsot.states.requests.request_table import RunLimits
 
 VOCAB = 99
 
@@ -25,8 +25,8 @@ VOCAB = 99
 def manager(rows: int) -> BranchStateManager:
     """Pools of one layer and no models: what a forward says is said by the test."""
     kv, kv_draft = (KVCache(1, 1, 2, 400, rows) for _ in range(2))
-    shape = BatchingLayout(kind="batching", max_active=rows)
-    rules = Rules(shape, Eagle3Drafter(kind="eagle3", nodes=2), True, 1000, 50)
+    shape = BatchingBlock(kind="batching", max_active=rows)
+    rules = RunLimits(shape, Eagle3Drafter(kind="eagle3", nodes=2), True, 1000, 50)
     return BranchStateManager(kv, kv_draft, rules, lambda branch: branch.prompt)
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from specsot.ops.beam import first_beams
-from specsot.states.requests.beam import Search, Step, move_on_
+from specsot.states.requests.beam import BeamSearch, BeamStep, move_on_
 
 
-def search_of(live: Sequence[Sequence[int]], kept: Sequence[Sequence[int] | None]) -> Search:
+def search_of(live: Sequence[Sequence[int]], kept: Sequence[Sequence[int] | None]) -> BeamSearch:
     tokens_Wn = np.array(live)
     ended = [None if one is None else np.array(one) for one in kept]
     owners_Wm = np.zeros((len(live), tokens_Wn.shape[1] - 1), np.int32)
-    return Search(first_beams(len(live), torch.device("cpu")), tokens_Wn, owners_Wm, ended)
+    return BeamSearch(first_beams(len(live), torch.device("cpu")), tokens_Wn, owners_Wm, ended)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_kept_hypotheses_may_change_places() -> None:
     search = search_of([[5, 6], [5, 7], [4, 6]], [[9, 2], [8, 2], None])
     origin, parents, tokens = [[1, 4, 0]], [[2, 1, 0, 0, 1, 2]], [[3, 2, 3, 2, 5, 6]]
     fields = [[[2, 0, 0]], [[3, 3, 2]], origin, parents, tokens, [[1, 1, 0]], [[0, 0, 0]], [0]]
-    move_on_(search, Step(*(np.array(field) for field in fields)), 0)
+    move_on_(search, BeamStep(*(np.array(field) for field in fields)), 0)
     assert search.tokens_Wn.tolist() == [[4, 6, 3], [5, 6, 3], [5, 6, 2]]
     assert [None if one is None else one.tolist() for one in search.kept] == [
         *([8, 2], [5, 7, 2]),

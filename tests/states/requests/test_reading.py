@@ -11,7 +11,7 @@ from specsot.engine.prepare.environment import embedded_folder
 from specsot.states.requests.passages import behind, in_front, search_all, search_question
 from specsot.states.text.documents import Document
 from specsot.states.text.outline import Outline, Point
-from specsot.states.text.prompt_tokens import Chunk, Written
+from specsot.states.text.prompt_tokens import Chunk, PromptTokens
 from specsot.states.text.prompts import PromptBook
 from specsot.states.text.template import load_template
 
@@ -55,7 +55,7 @@ def test_the_embedded_model_reads_documents_as_it_learned_to() -> None:
     learned = opening(InPieces(), texts) + given("Who?", ANSWER)
     assert list(asked.ids) == ids_of(learned)
     own = behind((BEES, RAIN), book, 512)
-    hoist, rest = book.branch_with(POINTS[0], OUTLINE, (), Written(), own)
+    hoist, rest = book.branch_with(POINTS[0], OUTLINE, (), PromptTokens(), own)
     head = branch_turn(1, POINTS[0].title)[:-1]
     for text in texts:
         head += given("\nDocument: ", text)
@@ -90,9 +90,9 @@ def test_chunks_stand_where_they_are_said_to(share: str, template: str) -> None:
 @pytest.mark.parametrize("share", ["outline", "prompt"])
 def test_without_documents_prompts_are_what_they_were(share: str) -> None:
     book = book_of(share=share)
-    assert list(book.plain_with("Who?", Written()).ids) == book.plain("Who?")
-    assert list(book.direct_with(Written()).ids) == book.direct()
-    hoist, rest = book.branch_with(POINTS[0], OUTLINE, (), Written(), Written())
+    assert list(book.plain_with("Who?", PromptTokens()).ids) == book.plain("Who?")
+    assert list(book.direct_with(PromptTokens()).ids) == book.direct()
+    hoist, rest = book.branch_with(POINTS[0], OUTLINE, (), PromptTokens(), PromptTokens())
     assert ([*hoist.ids], [*rest.ids]) == book.branch(POINTS[0], OUTLINE, ())
 
 
@@ -100,13 +100,15 @@ def test_shared_documents_come_before_what_the_turn_says() -> None:
     """The branch's own half does not change with them."""
     book = book_of()
     shared = in_front((TEA,), book, 512)
-    hoist, rest = book.branch_with(POINTS[0], OUTLINE, (), shared, Written())
-    assert rest.ids == book.branch_with(POINTS[0], OUTLINE, (), Written(), Written())[1].ids
+    hoist, rest = book.branch_with(POINTS[0], OUTLINE, (), shared, PromptTokens())
+    assert (
+        rest.ids == book.branch_with(POINTS[0], OUTLINE, (), PromptTokens(), PromptTokens())[1].ids
+    )
     assert book.decode(hoist.ids).endswith("user\nDocument: Tea grows in Assam.\nWrite part ")
 
 
 def test_written_ids_are_joined_with_their_chunks() -> None:
-    one = Written((1, 2)) + Written.chunk((3, 4), "a") + [5]
+    one = PromptTokens((1, 2)) + PromptTokens.chunk((3, 4), "a") + [5]
     two = one + one
     assert two.ids == (1, 2, 3, 4, 5, 1, 2, 3, 4, 5)
     assert two.chunks == (Chunk(2, (3, 4), "a"), Chunk(7, (3, 4), "a"))

@@ -23,8 +23,8 @@ from tokenizers import (
 
 from specsot.states.text.grammar import (
     GrammarError,
-    Matcher,
     OutlineGrammar,
+    OutlineMatcher,
     first_legal,
     outline_grammar,
 )
@@ -103,7 +103,7 @@ def grammar_of(name: str, max_branches: int = 8) -> OutlineGrammar:
     return OutlineGrammar(tokenizer, size, [2, 0], max_branches, ["Search", "Web Search"])
 
 
-def walk(matcher: Matcher, seed: int, flat: bool) -> list[int]:
+def walk(matcher: OutlineMatcher, seed: int, flat: bool) -> list[int]:
     """Decode with random logits; `flat`: every legal token alike, else each has its own liking."""
     rng = np.random.default_rng(seed)
     ids: list[int] = []

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsot.states.text.documents import Document
-from specsot.states.text.retriever import Search, words_of
+from specsot.states.text.retriever import DocumentSearch, words_of
 
 WORDS = ("bee", "honey", "tram", "rain", "Zoë", "snow")
 TEXT = st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join)
@@ -36,7 +36,7 @@ def written_down(texts: list[str], query: str) -> list[float]:
 @settings(deadline=None, max_examples=60)
 @given(CROWD, TEXT)
 def test_scores_are_those_of_the_formula(texts: list[str], query: str) -> None:
-    found = Search(documents(texts)).find(query, 99)
+    found = DocumentSearch(documents(texts)).find(query, 99)
     titled = [f"{n} {text}" for n, text in enumerate(texts)]
     wanted = written_down(titled, query)
     assert {hit.index for hit in found} == {at for at, score in enumerate(wanted) if score > 0}
@@ -50,12 +50,12 @@ def test_scores_are_those_of_the_formula(texts: list[str], query: str) -> None:
 def test_best_first_ties_in_order_and_no_more_than_asked(
     texts: list[str], query: str, limit: int
 ) -> None:
-    search = Search(documents(texts))
+    search = DocumentSearch(documents(texts))
     found = search.find(query, limit)
     keys = [(-hit.score, hit.index) for hit in found]
     assert keys == sorted(keys) and len(found) <= limit
     assert found == search.find(query, 99)[:limit], "a limit only cuts"
-    assert found == Search(documents(texts)).find(query, limit)
+    assert found == DocumentSearch(documents(texts)).find(query, limit)
 
 
 @settings(deadline=None, max_examples=40)
@@ -66,15 +66,15 @@ def test_order_of_the_documents_decides_nothing_but_ties(
     given = documents(texts)
     mixed = list(given)
     rng.shuffle(mixed)  # type: ignore[attr-defined]
-    scores = {hit.document: hit.score for hit in Search(given).find(query, 99)}
-    assert {hit.document: hit.score for hit in Search(mixed).find(query, 99)} == scores
+    scores = {hit.document: hit.score for hit in DocumentSearch(given).find(query, 99)}
+    assert {hit.document: hit.score for hit in DocumentSearch(mixed).find(query, 99)} == scores
 
 
 def test_equal_documents_come_in_their_order() -> None:
     same = [Document("a", "rain"), Document("b", "snow"), Document("c", "rain")]
-    assert [hit.index for hit in Search(same).find("rain", 9)] == [0, 2]
+    assert [hit.index for hit in DocumentSearch(same).find("rain", 9)] == [0, 2]
     many = [Document("a", "rain"), Document("b", "rain and snow")] * 40
-    assert [hit.index for hit in Search(many).find("rain", 99)] == [
+    assert [hit.index for hit in DocumentSearch(many).find("rain", 99)] == [
         *range(0, 80, 2),
         *range(1, 80, 2),
     ]
@@ -82,7 +82,7 @@ def test_equal_documents_come_in_their_order() -> None:
 
 def test_case_marks_and_titles() -> None:
     given = [Document("Bees", "They make honey."), Document("Straße", "A tram stops here.")]
-    search = Search(given)
+    search = DocumentSearch(given)
     assert [hit.index for hit in search.find("HONEY!", 9)] == [0]
     assert [hit.index for hit in search.find("the bees", 9)] == [0]
     assert [hit.index for hit in search.find("STRASSE", 9)] == [1]
@@ -91,5 +91,5 @@ def test_case_marks_and_titles() -> None:
 
 @pytest.mark.parametrize("texts", [[], ["", ""], ["?!", "..."]])
 def test_nothing_to_find(texts: list[str]) -> None:
-    search = Search([Document("-", text) for text in texts])
+    search = DocumentSearch([Document("-", text) for text in texts])
     assert search.find("rain", 9) == () and search.find("", 9) == () and search.find("?", 9) == ()

@@ -13,7 +13,7 @@ from .data import Batch
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldOutPrompt:
     """A prompt with the target's greedy answer.
 
     kind: names its group in the log. ids: prompt and answer. first: where the answer begins.
@@ -32,7 +32,7 @@ class Held:
         return Batch(ids, torch.arange(size)[None], labels, torch.zeros(1, size), mask).to(device)
 
 
-Hits = Callable[[Held], Tensor]
+Hits = Callable[[HeldOutPrompt], Tensor]
 """bool [S, K]: where token t is a round's root, whether its draft k is token t + 1 + k."""
 
 
@@ -51,7 +51,7 @@ def rounds(hits_SK: Tensor, first: int) -> list[int]:
     return gains
 
 
-def held_out_tau(samples: Iterable[Held], hits: Hits) -> dict[str, float]:
+def held_out_tau(samples: Iterable[HeldOutPrompt], hits: Hits) -> dict[str, float]:
     """Tokens per round over all samples, and for each kind of them."""
     gains: defaultdict[str, list[int]] = defaultdict(list)
     for sample in samples:
