@@ -10,16 +10,18 @@ positions. (The original code aligns the rows at the sequence's end, by which pi
 ones: the mask `bottom_right`.)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..ops.attention.metadata import AttentionGroup, AttentionMetadata
 from ..ops.blend.blend import Blend, BlendReport, RowRole, deviation, pick, where_true
 from ..ops.blend.layer_plan import compile_layer_plan
 from ..ops.kv.pool import KVCache
-from ..ops.types import LayerPlan, LayerStatus, TargetOutput, Visibility
+from ..ops.types import LayerPlan, LayerStatus, TargetOutput
 from .layers import AttentionInputs, DecoderLayer, DecoderParts
 from .rope import rotate, rotation
 
@@ -30,24 +32,27 @@ class ForwardRows:
 
     positions_BQ: Tensor
     slots_BQ: Tensor
-    visible: Visibility
+    attention: AttentionMetadata
     kv: KVCache
 
 
 @dataclass(frozen=True, slots=True)
 class LiveRows:
-    """The rows that a layer computes, each tensor row's at its right end behind padding: N = B * W.
+    """The rows that a layer computes, group by group; each sequence of a group has its rows at the
+    right end, behind padding. N of all groups.
 
     row_N: int64, which row of the forward each is (padding: one that nobody computes any more).
+    query_GW: for each group which of its q rows they are, int64 [G, W].
     at_M: int64, for each of the forward's M = B * Q rows where it is among these; N if it is not.
     count: rows that are no padding (host int). whole: nobody was dropped yet.
     """
 
     row_N: Tensor
+    query_GW: tuple[Tensor, ...]
     at_M: Tensor
     count: int
     whole: bool
-    sights: dict[bool, AttentionInputs]
+    inputs: dict[bool, AttentionInputs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,40 +81,61 @@ class Blender:
         self.slots_R = slots_M[blend.index_R]
 
     def everything(self) -> LiveRows:
-        """All rows of the forward."""
+        """All rows of the forward, in their order."""
         place = self.place
-        row_M = torch.arange(place.positions_BQ.numel(), device=place.positions_BQ.device)
-        sights = self.decoder.sights(place.positions_BQ, place.slots_BQ, place.visible)
-        return LiveRows(row_M, row_M, len(row_M) - self.blend.count(RowRole.PADDING), True, sights)
+        device = place.positions_BQ.device
+        row_M = torch.arange(place.positions_BQ.numel(), device=device)
+        queries = tuple(
+            torch.arange(group.mask_GqK.shape[1], device=device).expand(group.mask_GqK.shape[:2])
+            for group in place.attention.groups
+        )
+        inputs = self.decoder.attention_inputs(place.positions_BQ, place.slots_BQ, place.attention)
+        count = len(row_M) - self.blend.count(RowRole.PADDING)
+        return LiveRows(row_M, queries, row_M, count, True, inputs)
 
     def narrow(
-        self, live: LiveRows, keep_M: Tensor, width: int, count: int
+        self, live: LiveRows, keep_M: Tensor, check: int | None, count: int
     ) -> tuple[LiveRows, Tensor]:
         """The rows of `keep_M` alone, and where these were among the rows before (int64 [N]).
 
         Args:
-            width: most rows that are kept of a tensor row; count: kept rows over all.
+            check: number of the check layer that kept them, None for the suffix alone.
+            count: kept rows over all.
         """
-        height = len(self.place.positions_BQ)
-        keep_BW = keep_M[live.row_N].view(height, -1)
-        order_BW = keep_BW.to(torch.int8).argsort(dim=1, stable=True)[:, -width:]
-        first_B1 = torch.arange(height, device=order_BW.device)[:, None] * keep_BW.shape[1]
-        kept_N = (order_BW + first_B1).flatten()
-        row_N, valid_N = live.row_N[kept_N], keep_BW.flatten()[kept_N]
+        rows, queries, valid = [], [], []
+        for group, query_GV in zip(self.place.attention.groups, live.query_GW, strict=True):
+            row_GV = _rows(group, query_GV)
+            keep_GV = keep_M[row_GV]
+            width = self.blend.width(group.host_rows_Gq, check)
+            order_GW = keep_GV.to(torch.int8).argsort(dim=1, stable=True)[:, -width:]
+            rows.append(row_GV.gather(1, order_GW))
+            queries.append(query_GV.gather(1, order_GW))
+            valid.append(keep_GV.gather(1, order_GW).flatten())
+        row_N, valid_N = torch.cat([part.flatten() for part in rows]), torch.cat(valid)
         here_N = torch.arange(len(row_N), device=row_N.device).where(valid_N, len(row_N))
         at_M = torch.full_like(live.at_M, len(row_N)).scatter(0, row_N, here_N)
-        sights = self._sights(row_N.view(height, -1), valid_N.view(height, -1))
-        return LiveRows(row_N, at_M, count, False, sights), kept_N
+        inputs = self._inputs(row_N, valid_N, queries)
+        kept_N = live.at_M[row_N].clamp(max=len(live.row_N) - 1)
+        return LiveRows(row_N, tuple(queries), at_M, count, False, inputs), kept_N
 
-    def _sights(self, row_BW: Tensor, valid_BW: Tensor) -> dict[bool, AttentionInputs]:
-        """What these rows see: their part of the forward's visibility."""
-        place, visible = self.place, self.place.visible
-        positions_BW = place.positions_BQ.flatten()[row_BW]
-        slots_BW = place.slots_BQ.flatten()[row_BW].where(valid_BW, place.kv.scratch)
-        mask_BWK = visible.mask_BQK.flatten(0, 1)[row_BW]
-        if self.blend.settings.mask == "bottom_right":
-            mask_BWK = _bottom_right(place, row_BW.shape[1])
-        return self.decoder.sights(positions_BW, slots_BW, replace(visible, mask_BQK=mask_BWK))
+    def _inputs(
+        self, row_N: Tensor, valid_N: Tensor, queries: Sequence[Tensor]
+    ) -> dict[bool, AttentionInputs]:
+        """What these rows see: their part of the forward's masks."""
+        place, groups, first = self.place, list[AttentionGroup](), 0
+        for group, query_GW in zip(place.attention.groups, queries, strict=True):
+            mask_GWK = group.mask_GqK.take_along_dim(query_GW[..., None], 1)
+            if self.blend.settings.mask == "bottom_right":
+                mask_GWK = _bottom_right(place, query_GW.shape[1])
+            rows_GW = torch.arange(first, first + query_GW.numel(), device=row_N.device)
+            rows_GW, first = rows_GW.view(query_GW.shape), first + query_GW.numel()
+            alone = None if len(queries) == 1 else rows_GW
+            groups.append(replace(group, rows_Gq=alone, mask_GqK=mask_GWK))
+        slots_N = place.slots_BQ.flatten()[row_N].where(valid_N, place.kv.scratch)
+        attention = AttentionMetadata(tuple(groups))
+        return self.decoder.attention_inputs(
+            place.positions_BQ.flatten()[row_N], slots_N, attention
+        )
 
     def write_cached_(self, layer: int) -> None:
         """All cached rows of a layer into the pool, keys turned to their positions."""
@@ -124,7 +150,7 @@ class Blender:
         if plan[0] == LayerStatus.REUSE:
             blend = self.blend
             count = blend.count(RowRole.SUFFIX)
-            live, kept_N = self.narrow(live, blend.suffix_M, blend.suffix_width, count)
+            live, kept_N = self.narrow(live, blend.suffix_M, None, count)
             x_NH = x_NH[kept_N]
         return BlendStep(x_NH, live, (), {})
 
@@ -134,7 +160,7 @@ class Blender:
         if not live.whole:
             self.write_cached_(index)
         slides = self.decoder.config.sliding[index]
-        x_NH = layer(step.x_NH, index, live.sights[slides], self.place.kv)
+        x_NH = layer(step.x_NH, index, live.inputs[slides], self.place.kv)
         return replace(step, x_NH=x_NH, written=(*step.written, live.count))
 
     def check(self, step: "BlendStep", index: int) -> "BlendStep":
@@ -148,13 +174,13 @@ class Blender:
             self.write_cached_(index)
         qk_Nhd, v_Ngd = layer.project(step.x_NH)
         if keep_all:
-            _write_(layer, qk_Nhd, v_Ngd, index, live.sights[slides], kv)
+            _write_(layer, qk_Nhd, v_Ngd, index, live.inputs[slides], kv)
         picked_R = self._pick(qk_Nhd[:, layer.heads :], v_Ngd, index, live, number)
         picked = sum(blend.counts_CG[number])
         keep_M = blend.suffix_M.scatter(0, blend.index_R, picked_R)
         count = blend.count(RowRole.SUFFIX) + picked
-        after, kept_N = self.narrow(live, keep_M, blend.widths_C[number], count)
-        seen_NI = layer.see(qk_Nhd[kept_N], v_Ngd[kept_N], index, after.sights[slides], kv)
+        after, kept_N = self.narrow(live, keep_M, number, count)
+        seen_NI = layer.see(qk_Nhd[kept_N], v_Ngd[kept_N], index, after.inputs[slides], kv)
         x_NH = layer.finish(step.x_NH[kept_N], seen_NI)
         written = (*step.written, live.count if keep_all else count)
         row_P = blend.index_R[where_true(picked_R, picked)]
@@ -249,13 +275,21 @@ def _numbers(plan: LayerPlan) -> list[int]:
     return [int(status) for status in plan]
 
 
+def _rows(group: AttentionGroup, query_GW: Tensor) -> Tensor:
+    """int64 [G, W], the forward's rows that these rows of a group are."""
+    if group.rows_Gq is not None:
+        return group.rows_Gq.gather(1, query_GW)
+    sequence_G1 = torch.arange(len(query_GW), device=query_GW.device)[:, None]
+    return sequence_G1 * group.mask_GqK.shape[1] + query_GW
+
+
 def _bottom_right(place: ForwardRows, width: int) -> Tensor:
     """bool [1, W, K]: row i of n sees all that the last row of the sequence sees, up to n - 1 - i
     positions before it."""
-    visible = place.visible
+    (group,) = place.attention.groups
     back_W1 = torch.arange(1 - width, 1, device=place.positions_BQ.device)[:, None]
     limit_1W1 = place.positions_BQ[:, -1:, None] + back_W1
-    return visible.mask_BQK[:, -1:] & (visible.positions_BK[:, None] <= limit_1W1)
+    return group.mask_GqK[:, -1:] & (group.positions_GK[:, None] <= limit_1W1)
 
 
 def _write_(
@@ -263,12 +297,12 @@ def _write_(
     qk_Nhd: Tensor,
     v_Ngd: Tensor,
     index: int,
-    sight: AttentionInputs,
+    inputs: AttentionInputs,
     kv: KVCache,
 ) -> None:
     """K and V of rows that may not be computed any further."""
-    k_Ngd = rotate(qk_Nhd[:, layer.heads :], sight.cos_N1d, sight.sin_N1d)
-    kv.write_(index, sight.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
+    k_Ngd = rotate(qk_Nhd[:, layer.heads :], inputs.cos_N1d, inputs.sin_N1d)
+    kv.write_(index, inputs.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
 
 
 def _logits(decoder: DecoderParts, step: BlendStep, logit_rows_R: Tensor) -> Tensor:

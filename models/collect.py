@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..ops.attention.metadata import AttentionMetadata
 from ..ops.blend.blend import ChunkKV
 from ..ops.kv.pool import KVCache
-from ..ops.types import Visibility
 from .decoder import Decoder
 from .layers import AttentionInputs, DecoderLayer
 
@@ -33,7 +33,7 @@ def collect(
     ids = [*token_ids] if bos is None else [bos, *token_ids]
     target.config.check_length(len(ids))
     drop, device = len(ids) - len(token_ids), target.embed.device
-    kv, sights = _scratch(target, len(ids))
+    kv, inputs = _scratch(target, len(ids))
     x_QH = F.embedding(torch.tensor(ids, device=device), target.embed)
     keys, values, kept = list[Tensor](), list[Tensor](), list[Tensor]()
     for index, layer in enumerate(target.layers):
@@ -43,7 +43,7 @@ def collect(
         qk_Qhd, v_Qgd = layer.project(x_QH)
         keys.append(qk_Qhd[drop:, layer.heads :])
         values.append(v_Qgd[drop:])
-        seen_QI = layer.see(qk_Qhd, v_Qgd, 0, sights[target.config.sliding[index]], kv)
+        seen_QI = layer.see(qk_Qhd, v_Qgd, 0, inputs[target.config.sliding[index]], kv)
         x_QH = layer.finish(x_QH, seen_QI)
     if target.num_layers in taps:
         kept.append(target.norm(x_QH)[drop:])
@@ -55,7 +55,5 @@ def _scratch(target: Decoder, rows: int) -> tuple[KVCache, dict[bool, AttentionI
     """A pool of one layer, which serves all of them in turn, and what causal rows see of it."""
     device, dtype = target.embed.device, target.embed.dtype
     kv = KVCache(1, target.kv_heads, target.head_dim, rows, dtype=dtype, device=device)
-    position_1Q = torch.arange(rows, device=device)[None]
-    mask_1QQ = position_1Q[:, :, None] >= position_1Q[:, None]
-    visible = Visibility(mask_1QQ, position_1Q)
-    return kv, target.sights(position_1Q, position_1Q, visible)
+    steps_Q = torch.arange(rows, device=device)
+    return kv, target.attention_inputs(steps_Q, steps_Q, AttentionMetadata.causal(rows, device))

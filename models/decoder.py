@@ -1,16 +1,19 @@
 """One lean decoder for Llama, Mistral, Qwen2 and Qwen3: the target whose output counts."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.attention.backends import Attend, dense, to_bias, window_mask
+from ..ops.attention.backends import Attend, dense, window_mask
+from ..ops.attention.metadata import AttentionMetadata
 from ..ops.blend.blend import Blend
 from ..ops.kv.pool import KVCache
-from ..ops.types import LayerPlan, LayerStatus, TargetOutput, Visibility
+from ..ops.types import LayerPlan, LayerStatus, TargetOutput
 from .blend import ForwardRows, blended
 from .config import DecoderConfig
-from .layers import AttentionInputs, DecoderLayer, RMSNorm
+from .layers import AttentionInputs, DecoderLayer, RMSNorm, group_inputs
 from .rope import inverse_frequencies, rotate_back, rotation
 
 COMPUTED = (LayerStatus.DECODE, LayerStatus.FULL)
@@ -51,7 +54,7 @@ class Decoder(nn.Module):
         tokens_BQ: Tensor,
         positions_BQ: Tensor,
         slots_BQ: Tensor,
-        visible: Visibility,
+        attention: AttentionMetadata,
         kv: KVCache,
         plan: LayerPlan,
         logit_rows_R: Tensor,
@@ -61,15 +64,15 @@ class Decoder(nn.Module):
         """See `Target.forward`. ValueError for a plan or taps that this model cannot follow."""
         self._check(plan, taps, blend)
         if blend is not None:
-            place = ForwardRows(positions_BQ, slots_BQ, visible, kv)
+            place = ForwardRows(positions_BQ, slots_BQ, attention, kv)
             return blended(self, tokens_BQ, place, plan, logit_rows_R, taps, blend)
-        sights = self.sights(positions_BQ, slots_BQ, visible)
+        inputs = self.attention_inputs(positions_BQ, slots_BQ, attention)
         x_NH = F.embedding(tokens_BQ.flatten(), self.embed)
         kept: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
             if index in taps:
                 kept[index] = x_NH
-            x_NH = layer(x_NH, index, sights[self.config.sliding[index]], kv)
+            x_NH = layer(x_NH, index, inputs[self.config.sliding[index]], kv)
         if self.num_layers in taps:
             kept[self.num_layers] = self.norm(x_NH)
         logits_RV = self.logits(x_NH.index_select(0, logit_rows_R))
@@ -91,21 +94,28 @@ class Decoder(nn.Module):
         if any(not 0 <= tap <= self.num_layers for tap in taps):
             raise ValueError(f"taps {taps} must lie in 0..{self.num_layers}")
 
-    def sights(
-        self, positions_BQ: Tensor, slots_BQ: Tensor, visible: Visibility
+    def attention_inputs(
+        self, positions_BQ: Tensor, slots_BQ: Tensor, attention: AttentionMetadata
     ) -> dict[bool, AttentionInputs]:
         """What the layers see, by whether they have a sliding window; only kinds that exist."""
-        config, dtype = self.config, self.embed.dtype
-        groups = config.heads // config.kv_heads
-        cos, sin = rotation(positions_BQ.flatten(), self.frequencies, self.rope_scaling, dtype)
-        slots_N, found = slots_BQ.flatten(), {}
-        for slides in set(config.sliding):
-            mask_BQK = visible.mask_BQK
-            if slides:
-                mask_BQK = window_mask(mask_BQK, positions_BQ, visible.positions_BK, config.window)
-            bias = to_bias(mask_BQK, groups, dtype)
-            found[slides] = AttentionInputs(len(bias), visible.first_row, bias, cos, sin, slots_N)
-        return found
+        config, dtype, positions_N = self.config, self.embed.dtype, positions_BQ.flatten()
+        cos, sin = rotation(positions_N, self.frequencies, self.rope_scaling, dtype)
+        near = partial(window_mask, window=config.window) if any(config.sliding) else None
+        return {
+            slides: AttentionInputs(
+                group_inputs(
+                    attention,
+                    positions_N,
+                    config.heads // config.kv_heads,
+                    dtype,
+                    near if slides else None,
+                ),
+                cos,
+                sin,
+                slots_BQ.flatten(),
+            )
+            for slides in set(config.sliding)
+        }
 
     def before_rope(self, keys_LRgd: Tensor, positions_R: Tensor) -> Tensor:
         """Keys from a pool, [layers, R, kv_heads, head_dim], as they were before RoPE.

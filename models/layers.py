@@ -1,33 +1,66 @@
 """The parts of a decoder layer, on flat rows [N, ...] with N = B * Q."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.attention.backends import Attend
+from ..ops.attention.backends import Attend, to_bias
+from ..ops.attention.metadata import AttentionMetadata
 from ..ops.kv.pool import KVCache
-from ..ops.types import Visibility
+from ..ops.kv.slots import SlotRun
 from .config import DecoderConfig
 from .rope import rotate
+
+
+class GroupInputs(NamedTuple):
+    """What a layer needs to know of an `AttentionGroup`: bias_G1qK is its mask, query groups folded
+    in, as `to_bias` makes it."""
+
+    rows_Gq: Tensor | None
+    keys: SlotRun | Tensor
+    bias_G1qK: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
     """What every layer of one forward needs to know about its rows.
 
-    rows: B, which attend to the pool's rows from `first_row` on; bias_B1QK: additive visibility,
-    query groups folded in; cos, sin: [N, 1, head_dim]; slots_N: flat slots the rows are written to.
+    cos, sin: [N, 1, head_dim]; slots_N: flat slots the rows are written to.
     """
 
-    rows: int
-    first_row: int
-    bias_B1QK: Tensor
+    groups: tuple[GroupInputs, ...]
     cos_N1d: Tensor
     sin_N1d: Tensor
     slots_N: Tensor
+
+
+Narrow = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""What a layer sees of mask_GqK, given positions_Gq of its rows and positions_GK of the slots."""
+
+
+def group_inputs(
+    attention: AttentionMetadata,
+    positions_N: Tensor,
+    groups: int,
+    dtype: torch.dtype,
+    narrow: Narrow | None = None,
+) -> tuple[GroupInputs, ...]:
+    """A forward's groups for layers with so many query groups for each key head.
+
+    Args:
+        narrow: what layers with a window leave of the masks; None leaves everything.
+    """
+    inputs = []
+    for group in attention.groups:
+        mask_GqK = group.mask_GqK
+        if narrow is not None:
+            mask_GqK = narrow(mask_GqK, group.of_rows(positions_N), group.positions_GK)
+        inputs.append(GroupInputs(group.rows_Gq, group.keys, to_bias(mask_GqK, groups, dtype)))
+    return tuple(inputs)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -57,12 +90,26 @@ def add_linear(residual_NH: Tensor, x_NI: Tensor, linear: nn.Linear) -> Tensor:
 
 
 def attend_pool(
-    q_Nhd: Tensor, layer: int, sight: AttentionInputs, kv: KVCache, attend: Attend
+    q_Nhd: Tensor, layer: int, inputs: AttentionInputs, kv: KVCache, attend: Attend
 ) -> Tensor:
-    """Attend to the pool's first K slots of one layer -> [N, heads * head_dim]."""
-    keys, values = kv.get_valid(layer, sight.bias_B1QK.shape[-1], sight.first_row, sight.rows)
-    q_BQhd = q_Nhd.view(sight.rows, -1, *q_Nhd.shape[1:])
-    return attend(q_BQhd, keys, values, sight.bias_B1QK).flatten(2).flatten(0, 1)
+    """Every group attends to its own slots of one layer -> [N, heads * head_dim]."""
+    if len(inputs.groups) == 1 and inputs.groups[0].rows_Gq is None:
+        return _attend_group(q_Nhd, layer, inputs.groups[0], kv, attend)
+    out_NI = q_Nhd.new_zeros(len(q_Nhd), q_Nhd[0].numel())
+    for group in inputs.groups:
+        assert group.rows_Gq is not None
+        rows_M = group.rows_Gq.flatten()
+        group_MI = _attend_group(q_Nhd.index_select(0, rows_M), layer, group, kv, attend)
+        out_NI.index_copy_(0, rows_M, group_MI)
+    return out_NI
+
+
+def _attend_group(
+    q_Mhd: Tensor, layer: int, group: GroupInputs, kv: KVCache, attend: Attend
+) -> Tensor:
+    keys, values = kv.get_valid(layer, group.keys)
+    q_Gqhd = q_Mhd.view(len(keys), -1, *q_Mhd.shape[1:])
+    return attend(q_Gqhd, keys, values, group.bias_G1qK).flatten(2).flatten(0, 1)
 
 
 class DecoderLayer(nn.Module):
@@ -83,10 +130,10 @@ class DecoderLayer(nn.Module):
         self.down = nn.Linear(inner, hidden, bias=config.mlp_bias)
         self.qk_norm = nn.Parameter(torch.empty(2, self.head_dim)) if config.qk_norm else None
 
-    def forward(self, x_NH: Tensor, layer: int, sight: AttentionInputs, kv: KVCache) -> Tensor:
+    def forward(self, x_NH: Tensor, layer: int, inputs: AttentionInputs, kv: KVCache) -> Tensor:
         """Write the rows' keys and values into the pool, then attend and transform."""
         qk_Nhd, v_Ngd = self.project(x_NH)
-        return self.finish(x_NH, self.see(qk_Nhd, v_Ngd, layer, sight, kv))
+        return self.finish(x_NH, self.see(qk_Nhd, v_Ngd, layer, inputs, kv))
 
     def project(self, x_NH: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys before RoPE [N, heads + kv_heads, d], and values [N, kv_heads, d]."""
@@ -96,13 +143,13 @@ class DecoderLayer(nn.Module):
         return (qk_Nhd if self.qk_norm is None else self._norm(qk_Nhd, self.qk_norm)), v_Ngd
 
     def see(
-        self, qk_Nhd: Tensor, v_Ngd: Tensor, layer: int, sight: AttentionInputs, kv: KVCache
+        self, qk_Nhd: Tensor, v_Ngd: Tensor, layer: int, inputs: AttentionInputs, kv: KVCache
     ) -> Tensor:
         """Write what `project` found into the pool and attend -> [N, heads * d]."""
-        qk_Nhd = rotate(qk_Nhd, sight.cos_N1d, sight.sin_N1d)
+        qk_Nhd = rotate(qk_Nhd, inputs.cos_N1d, inputs.sin_N1d)
         q_Nhd, k_Ngd = qk_Nhd[:, : self.heads], qk_Nhd[:, self.heads :]
-        kv.write_(layer, sight.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
-        return attend_pool(q_Nhd, layer, sight, kv, self.attend)
+        kv.write_(layer, inputs.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
+        return attend_pool(q_Nhd, layer, inputs, kv, self.attend)
 
     def finish(self, x_NH: Tensor, seen_NI: Tensor) -> Tensor:
         """What a layer makes of its rows and of what they saw."""
@@ -156,8 +203,8 @@ class DecoderParts(Protocol):
     frequencies: Tensor
     rope_scaling: float
 
-    def sights(
-        self, positions_BQ: Tensor, slots_BQ: Tensor, visible: Visibility
+    def attention_inputs(
+        self, positions_BQ: Tensor, slots_BQ: Tensor, attention: AttentionMetadata
     ) -> dict[bool, AttentionInputs]: ...
 
     def logits(self, x_RH: Tensor) -> Tensor: ...

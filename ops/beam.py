@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .registry import op
-from .types import Rows, Visibility
+from .types import Rows
 
 NONE = -1.0e9  # added to the sum of what must not live on
 
@@ -140,17 +140,3 @@ def _keep(
     best = torch.cat([beams.kept_SW, scores_SC], dim=1).topk(width)
     ended_SW = torch.cat([beams.ended_SW, ended_SC], dim=1).gather(1, best.indices)
     return Beams(running_SW, best.values, ended_SW), best.indices
-
-
-def reveal_(visible: Visibility, rows: Rows, capacity: int, pairs_3P: Tensor) -> None:
-    """Let beams see their own earlier rows: what no rule of owners and positions can tell.
-
-    Args:
-        capacity: slots of a row of the pool.
-        pairs_3P: int64, for each such pair the search, its beam, and the pool's slot.
-    """
-    search_P, beam_P, slot_P = pairs_3P.unbind()
-    flat_P, queries = rows.nodes_ST[search_P, beam_P], rows.tokens_BQ.shape[1]
-    row_P = flat_P // queries
-    place_P = slot_P - (row_P + visible.first_row) * capacity
-    visible.mask_BQK[row_P, flat_P % queries, place_P] = True

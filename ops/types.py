@@ -1,11 +1,13 @@
 """What the rooms hand to each other: rows of a forward, visibility, proposals, protocols."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from .attention.metadata import AttentionMetadata, Lineages, Member
 from .blend.blend import Blend, BlendReport
 from .blend.layer_plan import LayerPlan as LayerPlan
 from .blend.layer_plan import LayerStatus as LayerStatus
@@ -13,23 +15,11 @@ from .kv.align import AlignmentState, ContinuousDecodingState
 from .kv.forest import Forest
 from .kv.frame import Frame
 from .kv.pool import KVCache
+from .kv.slots import NOBODY, Ints
 from .sampling.sampler import Sampler
 
-
-@dataclass(frozen=True, slots=True)
-class Visibility:
-    """Who may see whom in one forward.
-
-    mask_BQK: bool, True where the query row may attend to the key slot. Every query row sees at
-        least one slot.
-    positions_BK: int64, RoPE position of each slot; only read by sliding-window layers and by
-        CacheBlend's mask `bottom_right`.
-    first_row: the pool's row that tensor row 0 attends to; the others follow it.
-    """
-
-    mask_BQK: Tensor
-    positions_BK: Tensor
-    first_row: int = 0
+def _no_nodes() -> Ints:
+    return np.zeros((0, 1), np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +31,19 @@ class Rows:
 
     tokens_BQ, positions_BQ, slots_BQ: int64. Slots are flat indices into the pool; padding has
         the scratch slot.
-    owner_BQ, prefix_BQ: int32, the owner of each row and the owner of its prefix (NOBODY if none;
-        padding has PADDING and NOBODY).
+    lineages, segment_N: the segments of the rows, and int32, the number of each row's in it (that
+        behind the last one for padding).
+    members: which rows may see the same part of the pool. prompt_slots: int32, the slots of rows
+        that are in no tree.
     nodes_ST: int64, flat indices (b * Q + q) of each tree's nodes, the root first.
     ancestors_STT: bool, for each tree which nodes are ancestors-or-self of which.
     tips_R: int64, flat indices of the prefill rows whose logits draw a root token.
     bound_trees, bound_tips: which trees and which tips (host ints) a grammar restricts.
+    node_rows_ST, node_slots_ST: int32 on the host, the flat indices and the slots of the nodes;
+        int32 [R] of their rows if the device alone knows whose they are.
     alignment: how the rows are padded; None under ``bim``.
     forest: which row is whose node, if not every node has a row; such a node has its root's in
-        `nodes_ST`.
+        `nodes_ST`. tree_segment_R: int64, the number of the segment of each of its rows.
     sampler: how the next tokens are drawn, of the trees' branches and then of the tips'; None if
         everybody takes the best token of the logits.
     blend: which rows are cached, None if none is.
@@ -58,17 +52,21 @@ class Rows:
     tokens_BQ: Tensor
     positions_BQ: Tensor
     slots_BQ: Tensor
-    owner_BQ: Tensor
-    prefix_BQ: Tensor
+    lineages: Lineages
+    segment_N: Ints
+    members: tuple[Member, ...]
+    prompt_slots: Ints
     nodes_ST: Tensor
     ancestors_STT: Tensor
     tips_R: Tensor
+    node_rows_ST: Ints = field(default_factory=_no_nodes)
+    node_slots_ST: Ints = field(default_factory=_no_nodes)
     bound_trees: tuple[int, ...] = ()
     bound_tips: tuple[int, ...] = ()
-    first_row: int = 0
     alignment: AlignmentState | ContinuousDecodingState | None = None
     sampler: Sampler | None = None
     forest: Forest | None = None
+    tree_segment_R: Tensor | None = None
     blend: Blend | None = None
 
     @property
@@ -78,6 +76,11 @@ class Rows:
     @property
     def tree_rows(self) -> int:
         return self.nodes_ST.shape[0] * self.nodes_ST.shape[1]
+
+    @property
+    def owner_N(self) -> Ints:
+        """int32, the id of each row's segment, NOBODY for padding."""
+        return np.append(self.lineages.ids_S, np.int32(NOBODY))[self.segment_N]
 
     def of_trees(self, value_BQ: Tensor) -> Tensor:
         """A value of every row -> [S, T], of the tree nodes alone."""
@@ -123,20 +126,23 @@ class DraftRows:
     features_NF: what the drafter needs to know of the target (its true features) at each row that
         is no padding, None for drafters that read tokens alone; index_N the flat indices
         (b * Q + q) of these rows, increasing.
-    owner_S, prefix_S: int32; position_S, root_S: int64, position and id of each root token.
+    segment_S, start_S: the number of each branch's segment in `rows.lineages`, and the position of
+        its root token (host ints); position_S, root_S: int64, the same position, and the token.
     frame: where the branches lie in the tensors of a forward.
     sampler: how the active branches' next tokens are drawn, as in `Rows`.
+    attention: the backend of the drafter's forwards, as for `mask.build`.
     """
 
     rows: Rows
     features_NF: Tensor | None
     index_N: Tensor
-    owner_S: Tensor
-    prefix_S: Tensor
+    segment_S: Ints
+    start_S: Ints
     position_S: Tensor
     root_S: Tensor
     frame: Frame
     sampler: Sampler | None = None
+    attention: str = "auto"
 
 
 class TargetOutput(NamedTuple):
@@ -165,7 +171,7 @@ class Target(Protocol):
         tokens_BQ: Tensor,
         positions_BQ: Tensor,
         slots_BQ: Tensor,
-        visible: Visibility,
+        attention: AttentionMetadata,
         kv: KVCache,
         plan: LayerPlan,
         logit_rows_R: Tensor,
@@ -206,7 +212,7 @@ class HiddenDrafter(Protocol):
         hidden_BQH: Tensor,
         positions_BQ: Tensor,
         slots_BQ: Tensor,
-        visible: Visibility,
+        attention: AttentionMetadata,
         kv: KVCache,
     ) -> Tensor:
         """Row j: token j+1 with the feature of token j, at position j -> hidden_BQH for j+1."""
@@ -260,14 +266,14 @@ class BlockDrafter(Protocol):
         tokens_BQ: Tensor,
         positions_BQ: Tensor,
         slots_BQ: Tensor,
-        visible: Visibility,
+        attention: AttentionMetadata,
         kv: KVCache,
     ) -> Tensor:
         """Blocks -> hidden_BQH for `logits`; writes their rows, which nobody keeps, into `kv`.
 
         Args:
-            visible: a row sees its branch's context and its whole block, in both directions;
-                layers that are causal or have a window hide more of it. `positions_BK` must hold
+            attention: a row sees its branch's context and its whole block, in both directions;
+                layers that are causal or have a window hide more of it. `positions_GK` must hold
                 the true positions of the block's own slots too.
         """
         ...

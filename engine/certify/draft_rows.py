@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops.attention.metadata import AttentionMetadata
 from ...ops.kv.pool import KVCache
-from ...ops.types import LayerStatus, Visibility
+from ...ops.types import LayerStatus
 from ...states.machine import Run
 from ...states.requests.branch import Branch
 from ..bench.sides import Side
@@ -29,7 +30,7 @@ def off_by(side: Side, run: Run, branch: Branch) -> float | None:
     if pool is None:
         return None
     context = dict(contexts(branch.request, side.session.prompts))[branch]
-    takes = book.rules.drafter.takes
+    takes = book.limits.drafter.takes
     rows = branch.length + (takes == "text")  # such a drafter has read the root token too
     (row,) = book.layout.rows_of(branch.owner)
     owners = (branch.request.prefix_owner, branch.owner)
@@ -53,24 +54,23 @@ def fresh_rows(models: Models, takes: str, ids: list[int], rows: int) -> Tensor:
     kv = _pool(drafter, rows, models)
     ids_1Q = torch.tensor([ids[:rows]], device=device)
     steps_1Q = torch.arange(rows, device=device)[None]
-    mask_1QQ = torch.ones(1, rows, rows, dtype=torch.bool, device=device).tril()
-    visible = Visibility(mask_1QQ, steps_1Q)
+    attention = AttentionMetadata.causal(rows, device)
     if takes == "text":
         plan = (LayerStatus.FULL,) * drafter.num_layers
-        drafter.forward(ids_1Q, steps_1Q, steps_1Q, visible, kv, plan, steps_1Q[0, -1:], ())
+        drafter.forward(ids_1Q, steps_1Q, steps_1Q, attention, kv, plan, steps_1Q[0, -1:], ())
         return kv.data[:, :, :, :rows]
     target = models.target
     plan = (LayerStatus.FULL,) * target.num_layers
     own = _pool(target, rows, models)
     taps_QF = target.forward(
-        ids_1Q, steps_1Q, steps_1Q, visible, own, plan, steps_1Q[0, -1:], tuple(drafter.tap_ids)
+        ids_1Q, steps_1Q, steps_1Q, attention, own, plan, steps_1Q[0, -1:], tuple(drafter.tap_ids)
     ).taps_QF
     fused_QH = drafter.fuse(taps_QF)
     if takes == "features":
         drafter.write_context_(fused_QH, steps_1Q[0], steps_1Q[0], kv)
     else:
         following_1Q = torch.tensor([ids[1 : rows + 1]], device=device)
-        drafter.forward(following_1Q, fused_QH[None], steps_1Q, steps_1Q, visible, kv)
+        drafter.forward(following_1Q, fused_QH[None], steps_1Q, steps_1Q, attention, kv)
     return kv.data[:, :, :, :rows]
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from ...states.machine import Run
+from ...states.text.prompt_tokens import PromptTokens
 from ..bench.sides import Side
 from ..prepare.inputs import Prompt
 from .chi2 import ALPHA, chi2_quantile, chi_square
@@ -87,8 +88,8 @@ def _answers(bench: Bench, side: Side, ids: Sequence[int]) -> tuple[Counter[Answ
             asked = side.session.request(Prompt(str(seed), "?", seed=seed))
             plain = replace(
                 asked,
-                prefix=[],
-                tail=list(ids),
+                prefix=PromptTokens(),
+                tail=PromptTokens(tuple(ids)),
                 stop_ids=frozenset(),
                 budget=LENGTH,
                 outline_budget=0,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...ops.blend.cost import LayerShape, blend_flops, prefill_flops
-from ...states.requests.blending import Blending
+from ...states.requests.blending import BlendState
 from ...states.requests.branch import BlendSummary
 from ..chunks.cache import ChunkLibrary
 from .blend_errors import ProbeFigures
@@ -18,7 +18,7 @@ def blend_figures(
     forwards: Sequence[BlendSummary], board: Mapping[str, Any], probed: ProbeFigures | None = None
 ) -> dict[str, Any] | None:
     """The part `blend` of metrics.json; None for a graph that reuses nothing."""
-    blending: Blending | None = board["branches"].blending
+    blending: BlendState | None = board["branches"].blend
     if blending is None:
         return None
     target, library = board["target"], blending.library

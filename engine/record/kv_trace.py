@@ -14,7 +14,6 @@ OPERATIONS = (
     "relabel_",
     "truncate_",
     "copy_",
-    "compact_",
 )
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ...ops.blend.blend import RowRole
-from ...ops.kv.pool import Ints, KVCache
+from ...ops.kv.pool import KVCache
+from ...ops.kv.slots import Ints
 from ...ops.types import Rows
 from ...states.machine import Run
 from ...states.requests.branch import Request
@@ -60,9 +61,9 @@ def _cached(rows: Rows) -> dict[int, tuple[Ints, Ints]]:
     """Slots and positions of every owner's reused rows; of several copies those of the first."""
     assert rows.blend is not None
     role_M, branch_M = (a.reshape(-1) for a in (rows.blend.rows.role_BQ, rows.blend.rows.branch_BQ))
-    owner_M, slot_M, position_M = (
-        values_BQ.reshape(-1).cpu().numpy()
-        for values_BQ in (rows.owner_BQ, rows.slots_BQ, rows.positions_BQ)
+    owner_M, (slot_M, position_M) = (
+        rows.owner_N,
+        (values_BQ.reshape(-1).cpu().numpy() for values_BQ in (rows.slots_BQ, rows.positions_BQ)),
     )
     found: dict[int, tuple[Ints, Ints]] = {}
     for branch in np.unique(branch_M[role_M == RowRole.REUSED]):
@@ -73,7 +74,7 @@ def _cached(rows: Rows) -> dict[int, tuple[Ints, Ints]]:
 
 def _tips(rows: Rows, logits_RV: Tensor) -> dict[int, Tensor]:
     """[V] of every branch that draws its first token; they stand behind the trees' rows."""
-    owners = rows.owner_BQ.reshape(-1)[rows.tips_R].tolist()
+    owners = rows.owner_N[rows.tips_R.cpu().numpy()].tolist()
     return dict(zip(owners, logits_RV[logits_RV.shape[0] - len(owners) :], strict=True))
 
 

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops.attention.metadata import AttentionMetadata
 from ...ops.kv.pool import KVCache
 from ...ops.sampling.coins import branch_key, perturbed, token_keys
 from ...ops.sampling.processors import Past, process, take_in_
 from ...ops.sampling.rules import columns
-from ...ops.types import LayerStatus, Visibility
+from ...ops.types import LayerStatus
 from ...states.requests.branch import Branch, Finish, Request
 from ...states.requests.samplers import rules_of
 from ..models import Models
@@ -47,7 +48,7 @@ def contexts(request: Request, book: Any) -> Iterator[tuple[Branch, list[int]]]:
 
 def _started(request: Request) -> list[Branch]:
     """Branches that were not refused, and all of whose dependencies are there to be quoted."""
-    return [b for b in request.branches if b.prompt and b.finish is not Finish.REFUSED]
+    return [b for b in request.branches if len(b.prompt) and b.finish is not Finish.REFUSED]
 
 
 def _own(branch: Branch, book: Any) -> list[int]:
@@ -79,13 +80,12 @@ def full_prefill(
         device=device,
     )
     steps_1Q = torch.arange(count, device=device)[None]
-    mask_1QQ = torch.ones(1, count, count, dtype=torch.bool, device=device).tril()
     with torch.inference_mode():
         output = target.forward(
             torch.tensor([list(ids)], device=device),
             steps_1Q,
             steps_1Q,
-            Visibility(mask_1QQ, steps_1Q),
+            AttentionMetadata.causal(count, device),
             kv,
             (LayerStatus.FULL,) * target.num_layers,
             steps_1Q[0, -1:],

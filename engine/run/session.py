@@ -11,10 +11,9 @@ from ...states.graph.graph import Graph
 from ...states.graph.program import Program
 from ...states.graph.source import GraphError
 from ...states.machine import Run
-from ...states.requests.beam import BeamManager
-from ...states.requests.blending import Blending
+from ...states.requests.blending import BlendState
 from ...states.requests.branch import Request
-from ...states.requests.folding import Folding
+from ...states.requests.folding import FoldState
 from ...states.requests.manager import BranchStateManager
 from ...states.requests.prompt_builder import PromptBuilder
 from ...states.requests.request_table import RunLimits
@@ -120,8 +119,8 @@ class Session:
             prompt.key,
             seed,
             prompt.text,
-            list(prefix.ids),
-            list(tail.ids),
+            prefix,
+            tail,
             frozenset(self.prompts.stop_ids),
             prompt.max_new_tokens or self.budget,
             skeleton.max_tokens if skeleton is not None else 0,
@@ -129,8 +128,6 @@ class Session:
             given=given,
             given_ids=list(self.prompts.outline_ids(given.points)) if given is not None else [],
             new_matcher=self.new_matcher,
-            prefix_chunks=prefix.chunks,
-            tail_chunks=tail.chunks,
             documents=prompt.documents if searched else (),
         )
 
@@ -141,13 +138,13 @@ class Session:
             board["branches"].submit(self.request(prompt))
         return Run(self.program, board, sink)
 
-    def _folding(self) -> Folding | None:
+    def _folding(self) -> FoldState | None:
         """How finished parts are combined, if the graph does."""
         skeleton = self.program.graph.skeleton
         if skeleton is None or skeleton.merge == "concat":
             return None
         blends = skeleton.merge == "blend"
-        return Folding(self.prompts, self.models.target.before_rope if blends else None)
+        return FoldState(self.prompts, self.models.target.before_rope if blends else None)
 
     def board(self) -> dict[str, Any]:
         """A fresh blackboard: pools allocated once, at fixed addresses."""
@@ -160,20 +157,19 @@ class Session:
         kv_draft = None
         if drafter is not None:
             kv_draft = new_pool(drafter, capacity + scratch, rows, models)
-        rules = RunLimits(
+        limits = RunLimits(
             graph.layout,
             graph.drafter,
             graph.skeleton is None or graph.skeleton.share == "outline",
             models.target.max_positions,
             models.target.vocab_size,
         )
-        build, blending = self.reading.branch, None
+        blend = None
         if self.maker is not None and graph.blend is not None:
             library = ChunkLibrary(self.maker, graph.blend.collect)
-            blending = Blending(graph.blend.settings, library)
-        branches = BranchStateManager(kv, kv_draft, rules, build, blending, self._folding())
-        if graph.beam is not None:
-            branches = BeamManager(kv, rules, build, graph.beam)
+            blend = BlendState(graph.blend.settings, library)
+        build, fold = self.reading.branch, self._folding()
+        branches = BranchStateManager(kv, kv_draft, limits, build, blend, fold, graph.beam)
         return {
             "branches": branches,
             "target": models.target,

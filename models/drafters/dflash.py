@@ -7,16 +7,17 @@ never asked anything. Arithmetic follows z-lab/dflash.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...ops.attention.backends import Attend, dense, to_bias, window_mask
+from ...ops.attention.backends import Attend, dense, window_mask
+from ...ops.attention.metadata import AttentionMetadata
 from ...ops.kv.pool import KVCache
-from ...ops.types import Visibility
-from ..layers import AttentionInputs, RMSNorm, add_linear, attend_pool
+from ..layers import AttentionInputs, RMSNorm, add_linear, attend_pool, group_inputs
 from ..rope import inverse_frequencies, rotate, rotation
 from .dflash_config import DFlashConfig, Reach
 
@@ -154,32 +155,34 @@ class DFlashDraftModel(nn.Module):
         tokens_BQ: Tensor,
         positions_BQ: Tensor,
         slots_BQ: Tensor,
-        visible: Visibility,
+        attention: AttentionMetadata,
         kv: KVCache,
     ) -> Tensor:
         """See `BlockDrafter.forward`."""
-        sights = self._sights(positions_BQ, slots_BQ, visible)
+        inputs_of = self._inputs(positions_BQ, slots_BQ, attention)
         x_NH = self.embed(tokens_BQ.flatten())
         for index, layer in enumerate(self.stack):
-            sight = sights[self.config.reaches[index]]
-            q, k, v = layer.project(x_NH, (sight.cos_N1d, sight.sin_N1d))
-            kv.write_(index, sight.slots_N, k.transpose(0, 1), v.transpose(0, 1))
-            x_NH = layer.finish(x_NH, attend_pool(q, index, sight, kv, self.attend))
+            inputs = inputs_of[self.config.reaches[index]]
+            q, k, v = layer.project(x_NH, (inputs.cos_N1d, inputs.sin_N1d))
+            kv.write_(index, inputs.slots_N, k.transpose(0, 1), v.transpose(0, 1))
+            x_NH = layer.finish(x_NH, attend_pool(q, index, inputs, kv, self.attend))
         return torch.unflatten(self.norm(x_NH), 0, tokens_BQ.shape)
 
-    def _sights(
-        self, positions_BQ: Tensor, slots_BQ: Tensor, visible: Visibility
+    def _inputs(
+        self, positions_BQ: Tensor, slots_BQ: Tensor, attention: AttentionMetadata
     ) -> dict[Reach, AttentionInputs]:
         """What the layers see, by how far they reach; only reaches that exist."""
-        config, dtype = self.config, self.fc.weight.dtype
-        groups = config.heads // config.kv_heads
-        cos, sin = self.angles(positions_BQ.flatten())
-        slots_N, found = slots_BQ.flatten(), {}
-        for reach in set(config.reaches):
-            mask_BQK = within(visible.mask_BQK, positions_BQ, visible.positions_BK, reach)
-            bias = to_bias(mask_BQK, groups, dtype)
-            found[reach] = AttentionInputs(len(bias), visible.first_row, bias, cos, sin, slots_N)
-        return found
+        config, positions_N = self.config, positions_BQ.flatten()
+        groups, dtype = config.heads // config.kv_heads, self.fc.weight.dtype
+        angles, slots_N = self.angles(positions_N), slots_BQ.flatten()
+        return {
+            reach: AttentionInputs(
+                group_inputs(attention, positions_N, groups, dtype, partial(within, reach=reach)),
+                *angles,
+                slots_N,
+            )
+            for reach in set(config.reaches)
+        }
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """See `BlockDrafter.logits`; float64 drafters return float64."""

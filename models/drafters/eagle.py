@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...ops.attention.backends import Attend, dense, to_bias
+from ...ops.attention.backends import Attend, dense
+from ...ops.attention.metadata import AttentionMetadata
 from ...ops.kv.pool import KVCache
-from ...ops.types import Visibility
 from ..config import RopeConfig
-from ..layers import AttentionInputs, RMSNorm, add_linear, attend_pool
+from ..layers import AttentionInputs, RMSNorm, add_linear, attend_pool, group_inputs
 from ..rope import inverse_frequencies, rotate, rotation
 from .eagle_config import EagleConfig
 
@@ -99,11 +99,13 @@ class EagleDecoderLayer(nn.Module):
         self.self_attn = EagleAttention(shape, wide)
         self.mlp = EagleMLP(shape)
 
-    def attended(self, x_NW: Tensor, sight: AttentionInputs, kv: KVCache, attend: Attend) -> Tensor:
+    def attended(
+        self, x_NW: Tensor, inputs: AttentionInputs, kv: KVCache, attend: Attend
+    ) -> Tensor:
         """[N, W] -> [N, heads * d]; writes the rows' keys and values into layer 0 of the pool."""
-        q, k, v = self.self_attn.project(x_NW, sight.cos_N1d, sight.sin_N1d)
-        kv.write_(0, sight.slots_N, k.transpose(0, 1), v.transpose(0, 1))
-        return attend_pool(q, 0, sight, kv, attend)
+        q, k, v = self.self_attn.project(x_NW, inputs.cos_N1d, inputs.sin_N1d)
+        kv.write_(0, inputs.slots_N, k.transpose(0, 1), v.transpose(0, 1))
+        return attend_pool(q, 0, inputs, kv, attend)
 
     def finish(self, residual_NH: Tensor, attended_ND: Tensor) -> Tensor:
         """Everything after attention: output projection, residual, SwiGLU."""
@@ -145,20 +147,19 @@ class EagleHead(nn.Module):
         hidden_BQH: Tensor,
         positions_BQ: Tensor,
         slots_BQ: Tensor,
-        visible: Visibility,
+        attention: AttentionMetadata,
         kv: KVCache,
     ) -> Tensor:
         """See `HiddenDrafter.forward`."""
-        dtype = self.fc.weight.dtype
-        bias = to_bias(visible.mask_BQK, self.groups, dtype)
-        cos, sin = self.angles(positions_BQ.flatten())
-        sight = AttentionInputs(len(bias), visible.first_row, bias, cos, sin, slots_BQ.flatten())
+        dtype, positions_N = self.fc.weight.dtype, positions_BQ.flatten()
+        groups = group_inputs(attention, positions_N, self.groups, dtype)
+        inputs = AttentionInputs(groups, *self.angles(positions_N), slots_BQ.flatten())
         embedding_NH = self.embed_tokens(tokens_BQ.flatten()).to(dtype)
-        out_NH = self.step(embedding_NH, hidden_BQH.flatten(0, 1), sight, kv)
+        out_NH = self.step(embedding_NH, hidden_BQH.flatten(0, 1), inputs, kv)
         return torch.unflatten(out_NH, 0, tokens_BQ.shape)
 
     def step(
-        self, embedding_NH: Tensor, hidden_NH: Tensor, sight: AttentionInputs, kv: KVCache
+        self, embedding_NH: Tensor, hidden_NH: Tensor, inputs: AttentionInputs, kv: KVCache
     ) -> Tensor:
         """Tokens and the features before them -> the next features, all [N, H]."""
         raise NotImplementedError
@@ -171,9 +172,9 @@ class EagleLayer(EagleDecoderLayer):
         super().__init__(config, config.hidden_size)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.eps)
 
-    def forward(self, x_NH: Tensor, sight: AttentionInputs, kv: KVCache, attend: Attend) -> Tensor:
+    def forward(self, x_NH: Tensor, inputs: AttentionInputs, kv: KVCache, attend: Attend) -> Tensor:
         """[N, H] -> [N, H]; writes the rows' keys and values into layer 0 of the pool."""
-        return self.finish(x_NH, self.attended(x_NH, sight, kv, attend))
+        return self.finish(x_NH, self.attended(x_NH, inputs, kv, attend))
 
 
 class Eagle(EagleHead):
@@ -197,11 +198,11 @@ class Eagle(EagleHead):
         return taps_RF.to(self.fc.weight.dtype)
 
     def step(
-        self, embedding_NH: Tensor, hidden_NH: Tensor, sight: AttentionInputs, kv: KVCache
+        self, embedding_NH: Tensor, hidden_NH: Tensor, inputs: AttentionInputs, kv: KVCache
     ) -> Tensor:
         """See `EagleHead.step`; true and predicted features alike go through `fc`."""
         x_NH = self.fc(torch.cat((embedding_NH, hidden_NH), -1))
-        out_NH: Tensor = self.layers[0](x_NH, sight, kv, self.attend)
+        out_NH: Tensor = self.layers[0](x_NH, inputs, kv, self.attend)
         return out_NH
 
     def logits(self, hidden_RH: Tensor) -> Tensor:

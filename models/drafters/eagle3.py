@@ -34,13 +34,13 @@ class Eagle3Layer(EagleDecoderLayer):
         self,
         embedding_NH: Tensor,
         hidden_NH: Tensor,
-        sight: AttentionInputs,
+        inputs: AttentionInputs,
         kv: KVCache,
         attend: Attend,
     ) -> Tensor:
         """[N, H] -> [N, H]; writes the rows' keys and values into layer 0 of the pool."""
         mixed_NW, residual_NH = self.mix(embedding_NH, hidden_NH)
-        return self.finish(residual_NH, self.attended(mixed_NW, sight, kv, attend))
+        return self.finish(residual_NH, self.attended(mixed_NW, inputs, kv, attend))
 
 
 class Eagle3(EagleHead):
@@ -91,10 +91,10 @@ class Eagle3(EagleHead):
         return F.linear(taps_RF, self.fc.weight)
 
     def step(
-        self, embedding_NH: Tensor, hidden_NH: Tensor, sight: AttentionInputs, kv: KVCache
+        self, embedding_NH: Tensor, hidden_NH: Tensor, inputs: AttentionInputs, kv: KVCache
     ) -> Tensor:
         """See `EagleHead.step`. What returns is not normalised, unless `norm_output`."""
-        out_NH: Tensor = self.midlayer(embedding_NH, hidden_NH, sight, kv, self.attend)
+        out_NH: Tensor = self.midlayer(embedding_NH, hidden_NH, inputs, kv, self.attend)
         return self.norm(out_NH) if self.config.norm_output else out_NH
 
     def logits(self, hidden_RH: Tensor) -> Tensor:

@@ -112,8 +112,7 @@ class Blend:
     counts_CG: for each check layer and budget how many rows are picked (host ints);
         quota_CG, start_G: int64, the same, and how many rows the budgets before have.
     suffix_M: bool [B * Q], the rows that every layer computes.
-    widths_C: for each check layer the most rows that a tensor row has left behind it;
-        suffix_width: the same with no row picked.
+    budget_M: int32 on the host, the budget that each row counts in, -1 for rows without one.
     """
 
     settings: BlendSettings
@@ -125,8 +124,7 @@ class Blend:
     quota_CG: Tensor
     start_G: Tensor
     suffix_M: Tensor
-    widths_C: tuple[int, ...]
-    suffix_width: int
+    budget_M: Ints
 
     @classmethod
     def of(cls, rows: BlendRows, cached: ChunkKV, settings: BlendSettings) -> "Blend":
@@ -153,7 +151,6 @@ class Blend:
             (*(int(ratio * int(size)) for size in sizes_G[:-1]), 0) for ratio in settings.ratios
         )
         suffix_BQ = rows.role_BQ == RowRole.SUFFIX
-        suffix_B = suffix_BQ.sum(1)
         device = cached.keys_LRgd.device
         return cls(
             settings,
@@ -165,9 +162,21 @@ class Blend:
             torch.tensor(counts_CG, dtype=torch.int64, device=device),
             torch.tensor(np.cumsum(sizes_G) - sizes_G, device=device),
             torch.tensor(suffix_BQ.reshape(-1), device=device),
-            tuple(_width(suffix_B, group_BQ, counts_G) for counts_G in counts_CG),
-            int(suffix_B.max()),
+            group_BQ.reshape(-1),
         )
+
+    def width(self, rows_Gq: npt.NDArray[np.int64], check: int | None) -> int:
+        """Most rows that one of these sequences can have left: its suffix and, behind check layer
+        number `check`, what is picked. A budget may lie in several sequences; which of them gets
+        how much of it is known on the device only, so each has room for all of it."""
+        suffix_G = (self.rows.role_BQ.reshape(-1)[rows_Gq] == RowRole.SUFFIX).sum(1)
+        if check is None:
+            return int(suffix_G.max())
+        counts_G, most = self.counts_CG[check], 0
+        for suffix, budget_q in zip(suffix_G.tolist(), self.budget_M[rows_Gq], strict=True):
+            there_G = np.bincount(budget_q[budget_q >= 0], minlength=len(counts_G))
+            most = max(most, suffix + int(np.minimum(there_G, counts_G).sum()))
+        return most
 
     def count(self, role: RowRole) -> int:
         """Rows of one kind."""
@@ -185,16 +194,6 @@ def _check_one_sequence(rows: BlendRows) -> None:
         )
     if rows.role_BQ[0, -1] != RowRole.SUFFIX:
         raise ValueError("`mask: bottom_right` needs the suffix at the end of the sequence")
-
-
-def _width(suffix_B: npt.NDArray[np.int64], group_BQ: Ints, counts_G: tuple[int, ...]) -> int:
-    """Rows that a tensor row can have left. A budget may lie in several tensor rows; which of them
-    gets how much of it is known on the device only, so each has room for all of it."""
-    most = 0
-    for suffix, group_Q in zip(suffix_B.tolist(), group_BQ, strict=True):
-        there_G = np.bincount(group_Q[group_Q >= 0], minlength=len(counts_G))
-        most = max(most, suffix + int(np.minimum(there_G, counts_G).sum()))
-    return most
 
 
 @dataclass(frozen=True, slots=True, eq=False)

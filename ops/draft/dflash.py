@@ -84,7 +84,7 @@ def _block(drafter: BlockDrafter, frontier: DraftRows, kv: KVCache, size: int) -
         work.frame.spread(tokens_SQ),
         work.frame.spread(position_SQ),
         work.slots_BQ(0, size),
-        work.visible(seen_SQQ, position_SQ),
+        work.attention(seen_SQQ, position_SQ),
         kv,
     )
     work.close_()

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..attention.masks import build
 from ..kv.pool import KVCache
+from ..masks import build
 from ..registry import op
 from ..tree import Candidates, rerank
 from ..types import DraftRows, HiddenDrafter, Proposal
@@ -42,9 +42,9 @@ def expand_root_(
     rows = draft_rows.rows
     assert draft_rows.features_NF is not None
     hidden_BQH = _placed(drafter.fuse(draft_rows.features_NF), draft_rows)
-    visible = build(rows, kv_draft)
+    seen = build(rows, kv_draft, attention=draft_rows.attention)
     out_BQH = drafter.forward(
-        rows.tokens_BQ, hidden_BQH, rows.positions_BQ, rows.slots_BQ, visible, kv_draft
+        rows.tokens_BQ, hidden_BQH, rows.positions_BQ, rows.slots_BQ, seen, kv_draft
     )
     tip_SH = out_BQH.view(-1, out_BQH.shape[-1])[rows.tips_R]
     scores_SK, ids_SK = top_children(drafter, tip_SH, top_k)
@@ -165,7 +165,7 @@ class _Growth:
             frame.spread(self.hidden_SKH),
             frame.spread(position_SM[:, -width:]),
             self.work.slots_BQ((level - 1) * width, width),
-            self.work.visible(self.seen_SKM, position_SM),
+            self.work.attention(self.seen_SKM, position_SM),
             self.kv,
         )
         return frame.collect(out_BQH)

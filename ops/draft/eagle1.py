@@ -129,7 +129,7 @@ class _Growth:
             frame.spread(hidden_SEH),
             frame.spread(position_SM[:, -width:]),
             self.work.slots_BQ(len(depth_M) - width, width),
-            self.work.visible(seen_EM.expand(len(tokens_SE), -1, -1), position_SM),
+            self.work.attention(seen_EM.expand(len(tokens_SE), -1, -1), position_SM),
             self.kv,
         )
         return frame.collect(out_BQH)

@@ -40,6 +40,21 @@ class GammaSettings:
     egag_ema_beta: float = 0.0
     egag_h_ref: float | None = 3.0
 
+    @classmethod
+    def of(
+        cls,
+        gamma: int,
+        gamma_policy: str,
+        gamma_min: int,
+        gamma_max: int | None,
+        egag_mode: Literal["linear", "seed"],
+        egag_ema_beta: float,
+        egag_h_ref: float | None,
+    ) -> "GammaSettings":
+        """From the keys of a graph's block `drafter`; ValueError for bounds that cross."""
+        policy, most = GammaPolicy(gamma_policy), gamma_max or max(gamma, 1)
+        return cls(gamma, policy, gamma_min, most, egag_mode, egag_ema_beta, egag_h_ref)
+
     def __post_init__(self) -> None:
         if self.gamma < 0 or not 0 <= self.gamma_min <= self.gamma_max or self.gamma_max < 1:
             raise ValueError(

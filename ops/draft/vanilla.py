@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..attention.masks import build
 from ..kv.pool import KVCache
+from ..masks import build
 from ..types import DraftRows, LayerStatus, Proposal, Target
 from .drawing import Drawing
 from .gamma import GammaState, Lengths, entropy, packed, plan, stops_after, stops_before
@@ -48,7 +48,7 @@ def catch_up_(
         rows.tokens_BQ,
         rows.positions_BQ,
         rows.slots_BQ,
-        build(rows, kv),
+        build(rows, kv, attention=draft_rows.attention),
         kv,
         (LayerStatus.DECODE,) * drafter.num_layers,
         rows.tips_R,
@@ -154,7 +154,7 @@ def _next_logits(
         frame.spread(tokens[-1][:, None]),
         frame.spread(position_SM[:, -1:]),
         work.slots_BQ(step - 1, 1),
-        work.visible(seen_S1M, position_SM),
+        work.attention(seen_S1M, position_SM),
         work.kv,
         (LayerStatus.DECODE,) * drafter.num_layers,
         frame.flat(),

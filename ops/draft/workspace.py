@@ -1,12 +1,37 @@
 """Fresh rows of a drafter's pool: every branch's own, for one grow_tree, then given back."""
 
+from typing import NamedTuple
+
 import numpy as np
-import torch
+import numpy.typing as npt
 from torch import Tensor
 
-from ..attention.masks import committed_visible
-from ..kv.pool import KVCache, SlotTable
-from ..types import DraftRows, Visibility
+from ..attention.metadata import (
+    AttentionGroup,
+    AttentionMetadata,
+    Member,
+    Stack,
+    group_of,
+    history,
+    stacks,
+    tensor,
+)
+from ..kv.pool import KVCache
+from ..kv.slots import Ints
+from ..types import DraftRows
+
+WORKSPACE = -5  # owner of slots that are only seen by what says so
+
+
+class _Part(NamedTuple):
+    """Branches side by side, as `Stack` has their rows: branch_Gn their numbers, history_GnK what
+    they see of committed rows, place_SM where the fresh rows of all branches are."""
+
+    stack: Stack
+    branch_Gn: Tensor
+    history_GnK: Tensor
+    positions_GK: Tensor
+    place_GnM: Tensor
 
 
 class Workspace:
@@ -18,33 +43,79 @@ class Workspace:
 
     def __init__(self, kv: KVCache, draft_rows: DraftRows, each: int) -> None:
         self.kv, self.frame = kv, draft_rows.frame
-        device = draft_rows.position_S.device
+        self.device = draft_rows.position_S.device
+        branches = len(self.frame.rows_S)
+        lineages, segment_S = draft_rows.rows.lineages, draft_rows.segment_S
+        root_S = lineages.roots_S[segment_S]
         rows = np.repeat(np.asarray(self.frame.rows_S, np.int32), each)
-        # owner 0 and position 0: only what `visible` says ever sees them
-        self.slots = kv.append_(np.zeros(rows.size), np.zeros(rows.size), rows)
-        slots_SM = self.slots.reshape(len(self.frame.rows_S), each)
-        self.slots_SM = torch.tensor(slots_SM, dtype=torch.int64, device=device)
-        self.table = kv.table(kv.extent, self.frame.first_row, self.frame.height)
-        self.row_S1 = self.frame.index_S[:, None]
-        mine = SlotTable(*(part.index_select(0, self.row_S1[:, 0]) for part in self.table))
-        self.history_S1X = committed_visible(
-            draft_rows.owner_S[:, None],
-            draft_rows.prefix_S[:, None],
-            draft_rows.position_S[:, None],
-            mine,
-        )
-        self.place_SM = self.slots_SM - (self.row_S1 + self.frame.first_row) * kv.capacity
+        owner = np.full(rows.size, WORKSPACE)
+        # position 0: only what `attention` says ever sees them
+        self.slots = kv.append_(owner, np.zeros(rows.size), rows, np.repeat(root_S, each))
+        slots_SM = self.slots.reshape(branches, each)
+        self.slots_SM = tensor(slots_SM, self.device)
+        self.parts = [
+            self._part(stack, draft_rows, slots_SM)
+            for stack in stacks(kv, self._members(root_S), draft_rows.attention)
+        ]
 
-    def visible(self, seen_SKM: Tensor, position_SM: Tensor) -> Visibility:
+    def _members(self, root_S: Ints) -> list[Member]:
+        """Whose branches (by number) see the same part of the pool: those of a request, or one."""
+        if not self.frame.packed:
+            return [Member(np.array([s]), row, ()) for s, row in enumerate(self.frame.rows_S)]
+        roots = dict.fromkeys(root_S.tolist())
+        return [Member(np.flatnonzero(root_S == root), 0, (root,)) for root in roots]
+
+    def _part(self, stack: Stack, draft_rows: DraftRows, slots_SM: Ints) -> _Part:
+        lineages, branch_Gn = draft_rows.rows.lineages, stack.rows_Gq
+        segment_Gn = draft_rows.segment_S[branch_Gn]
+        visible_PK, index_Gn = history(self.kv, stack, lineages, segment_Gn, self.kv.committed)
+        before_GnK = (
+            self.kv.position[stack.slots_GK][:, None] <= draft_rows.start_S[branch_Gn][..., None]
+        )
+        sequence_X = np.repeat(np.arange(len(branch_Gn)), branch_Gn.shape[1])
+        place_GnM = stack.places(slots_SM[branch_Gn.reshape(-1)], sequence_X)
+        return _Part(
+            stack,
+            tensor(branch_Gn, self.device),
+            tensor(visible_PK[index_Gn] & before_GnK, self.device),
+            tensor(self.kv.position[stack.slots_GK], self.device),
+            tensor(place_GnM.reshape(*branch_Gn.shape, -1), self.device),
+        )
+
+    def attention(self, seen_SKM: Tensor, position_SM: Tensor) -> AttentionMetadata:
         """What K rows of each branch see: its history, and of the first M fresh rows those in
         `seen_SKM` (bool), which stand at `position_SM`."""
+        return AttentionMetadata(
+            tuple(self._group(part, seen_SKM, position_SM) for part in self.parts)
+        )
+
+    def _group(self, part: _Part, seen_SKM: Tensor, position_SM: Tensor) -> AttentionGroup:
         width, fresh = seen_SKM.shape[1:]
-        place_SM = self.place_SM[:, :fresh]
-        mask_SKX = self.history_S1X.repeat(1, width, 1)
-        mask_SKX.scatter_(2, place_SM[:, None].expand(-1, width, -1), seen_SKM)
-        self.table.position_BK[self.row_S1, place_SM] = position_SM
-        mask_BQX = self.frame.spread(mask_SKX)
-        return Visibility(mask_BQX, self.table.position_BK, self.frame.first_row)
+        sequences = len(part.branch_Gn)
+        mask_GnWK = part.history_GnK[:, :, None].repeat(1, 1, width, 1)
+        place_GnM = part.place_GnM[:, :, :fresh]
+        mask_GnWK.scatter_(
+            3, place_GnM[:, :, None].expand(-1, -1, width, -1), seen_SKM[part.branch_Gn]
+        )
+        part.positions_GK.scatter_(1, place_GnM.flatten(1), position_SM[part.branch_Gn].flatten(1))
+        first_Gn = self._first_rows(part.stack.rows_Gq, width)
+        rows_Gq = (first_Gn[..., None] + np.arange(width)).reshape(sequences, -1)
+        return group_of(
+            part.stack._replace(rows_Gq=rows_Gq),
+            self._height() * width,
+            mask_GnWK.flatten(1, 2),
+            part.positions_GK,
+        )
+
+    def _first_rows(self, branch_Gn: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
+        """Flat index of each branch's first row in a forward with `width` rows per branch."""
+        if self.frame.packed:
+            return branch_Gn * width
+        return (np.asarray(self.frame.rows_S)[branch_Gn] - self.frame.first_row) * width
+
+    def _height(self) -> int:
+        """Branches' places in a forward, empty ones included."""
+        return len(self.frame.rows_S) if self.frame.packed else self.frame.height
 
     def slots_BQ(self, first: int, count: int) -> Tensor:
         """Where `count` fresh rows of each branch are written; padding goes to the scratch slot."""

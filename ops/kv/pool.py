@@ -1,55 +1,24 @@
 """The KV pool of one model: preallocated once, addressed through slots, never reallocated.
 
 It holds one sequence (the layout ``bim``) or several rows of equal capacity (``batching``); a slot
-is a flat index over all rows. A table on the host says whose each slot is. It is the only copy of
-that truth: forwards get it as small tensors, ops never write it. Slot order inside a row never
-matters, so a branch's slots may lie anywhere in it; what is new takes the lowest free ones and what
-is committed stays where it is.
+is a flat index over all rows. A table on the host says which segment owns each slot. It is the only
+copy of that truth: forwards get it as small tensors, ops never write it. Slot order inside a row
+never matters, so a segment's slots may lie anywhere in it; what is committed stays where it is.
+Segments of one root (a request) take slots near each other, so that its forwards read one run.
 """
 
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from math import prod
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Ints = npt.NDArray[np.int32]
+from .slots import ALIGNED, FREE, NOBODY, CopyLedger, Ints, PoolFullError, Region, SlotRun
+
 Row = int | Ints
-
-FREE = -1  # owner of a slot that nobody uses
-NOBODY = -2  # prefix of an owner that has none
-PADDING = -3  # owner of a query row that stands for nothing
-UNKNOWN = -4  # owner of a fresh slot of which the device alone knows whose it is
-
-
-class PoolFullError(RuntimeError):
-    """Admission let in more rows than the pool holds: a fault of ours, never of the input."""
-
-
-@dataclass(slots=True)
-class CopyLedger:
-    """Every KV byte moved inside the pool, by cause."""
-
-    bytes: Counter[str] = field(default_factory=Counter)
-    moves: Counter[str] = field(default_factory=Counter)
-
-    def add(self, cause: str, count: int) -> None:
-        self.bytes[cause] += count
-        self.moves[cause] += 1
-
-
-class SlotTable(NamedTuple):
-    """The first K slots of B rows: owner_BK int32, position_BK int64, committed_BK bool."""
-
-    owner_BK: Tensor
-    position_BK: Tensor
-    committed_BK: Tensor
 
 
 class KVCache:
@@ -57,10 +26,12 @@ class KVCache:
 
     Attributes:
         capacity: slots of each row; `slots` = rows x capacity.
-        owner: int32 [slots], FREE or the owner's id.
+        owner: int32 [slots], FREE or the id of the segment that owns it; root: int32 [slots], the
+            root of that segment.
         position: int32 [slots], RoPE position of what lies there.
         committed: bool [slots]; False for fresh slots (a tree under verification, draft levels),
             which only their own tree can see.
+        current_length: slots in use; peak_length: most that ever were.
     """
 
     def __init__(
@@ -77,14 +48,15 @@ class KVCache:
         self.capacity, self.rows, self.slots = capacity, rows, rows * capacity
         size = (layers, 2, kv_heads, self.slots + 1, head_dim)
         self.data = _zeros(size, dtype, torch.device(device))
-        shape = (layers, 2, kv_heads, rows, capacity, head_dim)
-        by_row = self.data[:, :, :, : self.slots].view(shape).transpose(2, 3)
-        self._views = [(layer[0], layer[1]) for layer in by_row.unbind()]
+        self._heads = kv_heads
+        self._offsets = [tuple(part.storage_offset() for part in layer) for layer in self.data]
         self.owner: Ints = np.full(self.slots, FREE, np.int32)
+        self.root: Ints = np.full(self.slots, NOBODY, np.int32)
         self.position: Ints = np.zeros(self.slots, np.int32)
         self.committed = np.zeros(self.slots, np.bool_)
+        self.regions: dict[int, Region] = {}
         self.ledger = CopyLedger()
-        self.peak_length = 0
+        self.current_length = self.peak_length = 0
 
     @property
     def scratch(self) -> int:
@@ -92,44 +64,71 @@ class KVCache:
         return self.slots
 
     @property
-    def current_length(self) -> int:
-        """Slots in use."""
-        return int(np.count_nonzero(self.owner != FREE))
-
-    @property
-    def extent(self) -> int:
-        """One past the highest slot in use, of any row; a forward reads slots 0 .. extent - 1."""
-        used = np.flatnonzero(self._by_row(self.owner != FREE).any(0))
-        return int(used[-1]) + 1 if used.size else 0
-
-    @property
-    def holes(self) -> int:
-        """Free slots below the highest one in use, over all rows."""
-        used = self._by_row(self.owner != FREE)
-        ends = self.capacity - used[:, ::-1].argmax(1)
-        return int(ends[used.any(1)].sum() - used.sum())
-
-    def _by_row(self, table: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return table.reshape(self.rows, self.capacity)
-
-    @property
     def slot_bytes(self) -> int:
         """Bytes of one slot over all layers, K and V."""
         layers, two, heads, _, dim = self.data.shape
         return layers * two * heads * dim * self.data.element_size()
 
-    def append_(self, owner: npt.ArrayLike, position: npt.ArrayLike, row: Row = 0) -> Ints:
-        """Label the lowest free slots as fresh and return them, in the order of `owner`.
+    # -- regions ----------------------------------------------------------------------------------
+
+    def open_(self, root: int, size: int) -> None:
+        """Choose where the slots of a root shall lie. In a pool of several rows, and where no gap
+        has `size` slots, it takes them wherever they are free."""
+        limit = self.capacity if self.rows == 1 else 0
+        self.regions[root] = Region.between(self.regions.values(), size, limit)
+
+    def keys_of(self, roots: Sequence[int]) -> tuple[int, int] | Ints:
+        """The slots of some roots: first slot and number of slots of the run that holds them all,
+        or a list of them if they lie too far apart."""
+        regions = [r for root in roots if (r := self.regions.get(root)) and r.high]
+        low = min((r.low for r in regions), default=0)
+        high = max((r.high for r in regions), default=0)
+        own = np.isin(self.root[low:high], roots)
+        if high - low <= 2 * np.count_nonzero(own) + ALIGNED:
+            return low, high - low
+        return (low + np.flatnonzero(own)).astype(np.int32)
+
+    def extents(self) -> list[int]:
+        """For every row of the pool one past its highest slot in use."""
+        used = self.owner.reshape(self.rows, self.capacity) != FREE
+        ends = self.capacity - used[:, ::-1].argmax(1)
+        extents: list[int] = np.where(used.any(1), ends, 0).tolist()
+        return extents
+
+    # -- slots ------------------------------------------------------------------------------------
+
+    def append_(
+        self,
+        owner: npt.ArrayLike,
+        position: npt.ArrayLike,
+        row: Row = 0,
+        root: npt.ArrayLike = NOBODY,
+    ) -> Ints:
+        """Label free slots as fresh and return them, in the order of `owner`.
 
         Args:
-            row: the pool's row, one for all or one for each slot.
+            row: the pool's row, one for all or one for each slot; root: of the owners, likewise.
         """
         owner_Q = np.asarray(owner, np.int32)
-        slots = self.lowest_free(owner_Q.size, row)
-        self.owner[slots] = owner_Q
+        root_Q = np.broadcast_to(np.asarray(root, np.int32), owner_Q.shape)
+        slots = self._take(root_Q) if self.rows == 1 else self.lowest_free(owner_Q.size, row)
+        self.owner[slots], self.root[slots] = owner_Q, root_Q
         self.position[slots] = np.asarray(position, np.int32)
         self.committed[slots] = False
+        self.current_length += len(slots)
         self.peak_length = max(self.peak_length, self.current_length)
+        return slots
+
+    def _take(self, root_Q: Ints) -> Ints:
+        """Free slots of the only row, of each root the lowest ones in its region."""
+        slots = np.empty(root_Q.size, np.int32)
+        free = self.owner == FREE
+        for root in dict.fromkeys(root_Q.tolist()):
+            mine_Q = root_Q == root
+            region = self.regions.setdefault(root, Region())
+            slots[mine_Q] = chosen = region.lowest(free, int(mine_Q.sum()))
+            free[chosen] = False
+            region.include_(chosen)
         return slots
 
     def lowest_free(self, count: int, row: Row) -> Ints:
@@ -151,32 +150,43 @@ class KVCache:
         return slots
 
     def commit_(
-        self, slots: npt.ArrayLike, position: npt.ArrayLike, owner: npt.ArrayLike | None = None
+        self,
+        slots: npt.ArrayLike,
+        position: npt.ArrayLike,
+        owner: npt.ArrayLike | None = None,
+        root: int | None = None,
     ) -> None:
         """Fresh slots become part of their owner's history, where they are: nothing moves.
 
         Args:
             position: their positions; only now known on the host if they are nodes of a tree.
-            owner: who has them from now on; None for whom they were taken for.
+            owner, root: whose they are from now on; None for whom they were taken for.
         """
         index = np.asarray(slots, np.int64)
         if owner is not None:
             self.owner[index] = np.asarray(owner, np.int32)
+        if root is not None and index.size and (self.root[index] != root).any():
+            self.root[index] = root
+            self.regions.setdefault(root, Region()).include_(index)
         self.position[index] = np.asarray(position, np.int32)
         self.committed[index] = True
 
     def release_(self, slots: npt.ArrayLike) -> None:
         """Give slots back."""
         index = np.asarray(slots, np.int64)
-        self.owner[index] = FREE
+        self.current_length -= int(np.count_nonzero(self.owner[index] != FREE))
+        self.owner[index], self.root[index] = FREE, NOBODY
         self.committed[index] = False
 
     def retire_(self, owners: Iterable[int], row: int | None = None) -> None:
-        """Give back everything of these owners, in all rows or in one."""
-        gone = np.isin(self.owner, list(owners))
-        if row is not None:
-            gone &= np.arange(self.slots) // self.capacity == row
-        self.release_(np.flatnonzero(gone))
+        """Give back everything of these owners, in all rows or in one, and the regions of roots."""
+        gone = list(owners)
+        first, last = (0, self.slots) if row is None else (row * self.capacity, self.capacity)
+        part = self.owner[first : last if row is None else first + last]
+        self.release_(first + np.flatnonzero(np.isin(part, gone)))
+        if row is None:
+            for root in gone:
+                self.regions.pop(root, None)
 
     def relabel_(self, old: int, new: int) -> None:
         """The rows of one owner become another's: 0 bytes moved."""
@@ -199,7 +209,8 @@ class KVCache:
         device = self.data.device
         kept = self.data.index_select(3, torch.from_numpy(source_R).to(device))
         self.data.index_copy_(3, torch.from_numpy(target_R).to(device), kept)
-        for table in (self.owner, self.position, self.committed):
+        self.current_length += int(np.count_nonzero(self.owner[target_R] == FREE))
+        for table in (self.owner, self.root, self.position, self.committed):
             table[target_R] = table[source_R]
         self.peak_length = max(self.peak_length, self.current_length)
         self.ledger.add(cause, source_R.size * self.slot_bytes)
@@ -210,53 +221,35 @@ class KVCache:
         self.ledger.add(cause, source_R.size * self.slot_bytes)
         return self.data.index_select(3, torch.from_numpy(source_R).to(self.data.device))
 
-    def compact_(self) -> int:
-        """Close the holes of every row: its highest slots move down into them.
-
-        Returns:
-            The number of slots moved.
-        """
-        return sum(self._compact_row_(row) for row in range(self.rows))
-
-    def _compact_row_(self, row: int) -> int:
-        first = row * self.capacity
-        used = self.owner[first : first + self.capacity] != FREE
-        length = int(np.count_nonzero(used))
-        holes = first + np.flatnonzero(~used[:length])
-        high = first + length + np.flatnonzero(used[length:])
-        if holes.size:
-            self.copy_(high, holes, "compact")
-            self.release_(high)
-        return int(holes.size)
-
-    def table(self, extent: int, first_row: int = 0, rows: int = 1) -> SlotTable:
-        """The first `extent` slots of some rows as tensors on the pool's device (a few KB)."""
-        device, part = self.data.device, slice(first_row, first_row + rows)
-        return SlotTable(
-            torch.tensor(self._by_row(self.owner)[part, :extent], device=device),
-            torch.tensor(
-                self._by_row(self.position)[part, :extent], dtype=torch.int64, device=device
-            ),
-            torch.tensor(self._by_row(self.committed)[part, :extent], device=device),
-        )
-
     def write_(self, layer: int, slots_Q: Tensor, keys_hQd: Tensor, values_hQd: Tensor) -> None:
         """Store K and V [kv_heads, Q, head_dim] of one layer at flat slots [Q]."""
         self.data[layer, 0].index_copy_(1, slots_Q, keys_hQd)
         self.data[layer, 1].index_copy_(1, slots_Q, values_hQd)
 
-    def get_valid(
-        self, layer: int, extent: int, first_row: int = 0, rows: int = 1
-    ) -> tuple[Tensor, Tensor]:
-        """Views (K, V), each [rows, kv_heads, extent, head_dim], of one layer's first slots."""
-        keys_RgSd, values_RgSd = self._views[layer]
-        part = slice(first_row, first_row + rows)
-        return keys_RgSd[part, :, :extent], values_RgSd[part, :, :extent]
+    def get_valid(self, layer: int, keys: SlotRun | Tensor) -> tuple[Tensor, Tensor]:
+        """(K, V) of one layer, each [G, kv_heads, K, head_dim]: views of runs of slots, or a copy
+        of the slots in an int64 tensor [K] (G is 1)."""
+        if isinstance(keys, Tensor):
+            picked = self.data[layer].index_select(2, keys)
+            return picked[0][None], picked[1][None]
+        dim = self.data.shape[-1]
+        size = (keys.runs, self._heads, keys.length, dim)
+        stride = (keys.stride * dim, (self.slots + 1) * dim, dim, 1)
+        k, v = self._offsets[layer]
+        start = keys.first * dim
+        return (
+            self.data.as_strided(size, stride, k + start),
+            self.data.as_strided(size, stride, v + start),
+        )
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the table is consistent."""
         used = self.owner != FREE
         assert not self.committed[~used].any(), "a free slot is committed"
+        assert self.current_length == used.sum(), "slots in use are counted wrongly"
+        for root in np.unique(self.root[used]) if self.rows == 1 else ():
+            region, mine = self.regions[int(root)], np.flatnonzero(self.root == root)
+            assert region.low <= mine[0] and mine[-1] < region.high, f"slots outside region {root}"
         for row in range(self.rows):
             part = slice(row * self.capacity, (row + 1) * self.capacity)
             kept = self.committed[part]

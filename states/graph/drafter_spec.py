@@ -16,7 +16,7 @@ from .spec import Int, Spec
 
 MAX_NODES = 4096
 MAX_SHARED = 1 << 16
-Takes = Literal["nothing", "pairs", "features", "text"]
+Takes = Literal["nothing", "pairs", "features", "text", "history"]
 
 
 def sane_nodes(value: Any) -> Any:
@@ -71,7 +71,7 @@ def most_of(nodes: int | Mapping[int, int]) -> int:
 class Drafter(Spec):
     """What all kinds have. A kind is known by the words of its `kind`, a Literal of one string.
 
-    takes: what it takes in of the rows that the target commits (`picked.py`).
+    takes: what it takes in of what the target commits (`states/requests/draft_state.py`).
     loader: where its model comes from, "module:function" of this package; empty without a model.
     """
 

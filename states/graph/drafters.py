@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from ...ops.draft.gamma_settings import GammaPolicy, GammaSettings
+from ...ops.draft.gamma_settings import GammaSettings
 from ...ops.sampling.settings import Draws
 from .drafter_spec import Drafter, Nodes, Takes, TreeDrafter, sane_nodes
 from .eagle_drafters import Eagle1Drafter, Eagle2Drafter, Eagle3Drafter
@@ -120,11 +120,11 @@ class VanillaDrafter(Drafter):
     @property
     def lengths(self) -> GammaSettings:
         """The draft-length policy."""
-        return GammaSettings(
+        return GammaSettings.of(
             self.gamma,
-            GammaPolicy(self.gamma_policy),
+            self.gamma_policy,
             self.gamma_min,
-            self.gamma_max or max(self.gamma, 1),
+            self.gamma_max,
             self.egag_mode,
             self.egag_ema_beta,
             self.egag_h_ref,
@@ -151,6 +151,7 @@ class NgramDrafter(TreeDrafter):
     """Drafts are what followed the last tokens before: no model, no forward."""
 
     kind: Literal["ngram"]
+    takes: ClassVar[Takes] = "history"
     method: Literal["lookup", "nasd"] = Field(
         default="lookup", description="prompt lookup, or count tables filled as the target speaks"
     )

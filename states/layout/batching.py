@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...ops.kv.align import AlignmentManager, AlignmentState, ContinuousDecodingState
 from ...ops.kv.pool import KVCache
+from ..cache.segments import SegmentTree
 from .layout import Layout, Span
 from .queries import PackedQueries
 from .tree_rows import Trees
@@ -21,8 +22,8 @@ class BatchingLayout(Layout):
 
     packed = False
 
-    def __init__(self, device: torch.device, rows: int) -> None:
-        super().__init__(device)
+    def __init__(self, device: torch.device, segments: SegmentTree, rows: int) -> None:
+        super().__init__(device, segments)
         self.rows = rows
         self._row: dict[int, int] = {}  # owner of a branch -> its row
         self._copies: dict[int, list[int]] = {}  # owner of a prefix -> rows that hold it
@@ -30,7 +31,7 @@ class BatchingLayout(Layout):
     def rows_of(self, owner: int) -> Sequence[int]:
         return self._copies[owner] if owner in self._copies else (self._row[owner],)
 
-    def open_(self, prefix: int, pools: Sequence[KVCache]) -> None:
+    def open_(self, prefix: int, size: int, pools: Sequence[KVCache]) -> None:
         """A request's prefix gets its first row."""
         self._copies[prefix] = [self._vacate_(pools)]
 
@@ -65,20 +66,20 @@ class BatchingLayout(Layout):
             pool.retire_([prefix], row)
 
     def alignment(
-        self, page: PackedQueries, trees: Trees, spans: Sequence[Span], positions_BQ: Tensor
+        self, packed: PackedQueries, trees: Trees, spans: Sequence[Span], positions_BQ: Tensor
     ) -> AlignmentState | ContinuousDecodingState | None:
         """Running branches alone, or with newcomers beside them."""
         if not spans:
-            return page.aligned
-        held = [0] * page.height
-        prefill = [False] * page.height
+            return packed.aligned
+        held = [0] * packed.height
+        prefill = [False] * packed.height
         for owner, position in zip(trees.owners, trees.positions, strict=True):
-            held[self._row[owner] - page.first_row] = position
+            held[self._row[owner] - packed.first_row] = position
         for span in reversed(spans):  # the first span of a row says where the row goes on
             for row in self.rows_of(span.owner):
-                held[row - page.first_row] = span.position
-                prefill[row - page.first_row] = True
-        return AlignmentManager.align_continuous_decode(page.aligned, held, prefill, positions_BQ)
+                held[row - packed.first_row] = span.position
+                prefill[row - packed.first_row] = True
+        return AlignmentManager.align_continuous_decode(packed.aligned, held, prefill, positions_BQ)
 
     def leave_(self, owners: Iterable[int]) -> None:
         """Branches and requests that ended have no rows any more."""

@@ -14,8 +14,10 @@ class BimLayout(Layout):
     def rows_of(self, owner: int) -> Sequence[int]:
         return (0,)
 
-    def open_(self, prefix: int, pools: Sequence[KVCache]) -> None:
-        """A request's prefix needs no place of its own."""
+    def open_(self, prefix: int, size: int, pools: Sequence[KVCache]) -> None:
+        """A request's slots lie near each other, if there is room."""
+        for pool in pools:
+            pool.open_(prefix, size)
 
     def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> None:
         """Nor does a branch: a fork copies 0 bytes."""

@@ -1,4 +1,4 @@
-"""From branches to the rows of a forward and back: what both layouts have in common.
+"""From branches to the rows of a forward and back: what all layouts have in common.
 
 A layout says in which rows of the pools an owner lies. Everything else follows: under ``bim`` all
 lie in row 0, one after another; under ``batching`` each branch has a row of its own.
@@ -12,25 +12,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...ops.attention.metadata import Member
 from ...ops.kv.align import AlignmentState, ContinuousDecodingState
 from ...ops.kv.frame import Frame
-from ...ops.kv.pool import NOBODY, PADDING, Ints, KVCache
+from ...ops.kv.pool import KVCache
+from ...ops.kv.slots import Ints
 from ...ops.types import DraftRows, Rows, no_trees
+from ..cache.segments import SegmentTree
 from ..text.prompt_tokens import Chunk
 from .queries import PackedQueries, QueryRun
-from .tree_rows import PlacedRows, SpanSlots, Trees, grow, place_rows, tree_pieces
+from .tree_rows import PlacedRows, SpanSlots, Trees, grow, tree_runs
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Prefill rows of one owner, in reading order.
+    """Prefill rows of one segment, in reading order.
 
-    draws: whether the last row's logits draw a root token; bound: under a grammar.
-    chunks: of documents, in `tokens`.
+    root: of the segment. draws: whether the last row's logits draw a root token; bound: under a
+    grammar. chunks: of documents, in `tokens`.
     """
 
     owner: int
-    prefix: int
+    root: int
     position: int
     tokens: Sequence[int]
     draws: bool = False
@@ -43,34 +46,34 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class PendingRows:
     """Rows that the drafter has yet to take in.
 
     The row at `position + i` takes `tokens[i]` and, of drafters that want any, `features[i]` [F];
-    how they are paired is the drafter's own (see `picked.py`).
+    how they are paired is the drafter's own (see `draft_inputs.py`).
     """
 
     owner: int
-    prefix: int
+    root: int
     position: int
     tokens: Sequence[int]
     features: Tensor | None
 
 
 class Layout:
-    """How branches lie in tensors; `rows_of` says where, the two kinds differ in it."""
+    """How branches lie in tensors; `rows_of` says where, the kinds differ in it."""
 
     packed: bool
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, segments: SegmentTree) -> None:
+        self.device, self.segments = device, segments
 
     def rows_of(self, owner: int) -> Sequence[int]:
         """The rows of the pools that hold, or are to hold, what this owner has."""
         raise NotImplementedError
 
-    def open_(self, prefix: int, pools: Sequence[KVCache]) -> None:
-        """Find a place for a request's prefix."""
+    def open_(self, prefix: int, size: int, pools: Sequence[KVCache]) -> None:
+        """Find a place for a request's prefix, and for `size` slots of the request in all."""
         raise NotImplementedError
 
     def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> None:
@@ -85,106 +88,160 @@ class Layout:
         """No branch waits any more to start behind this prefix."""
         raise NotImplementedError
 
-    def place_(self, kv: KVCache, trees: Trees | None, spans: Sequence[Span]) -> PlacedRows:
-        """Take slots for all rows of a forward and lay the rows out, trees first."""
-        of_trees = [] if trees is None else self._tree_pieces(trees)
-        page = PackedQueries(kv, [*of_trees, *(p for span in spans for p in self._pieces(span))])
-        count = len(of_trees)
-        laid, at = [], count
-        for span in spans:
-            copies = len(self.rows_of(span.owner))
-            slots, places = page.slots[at : at + copies], page.flat[at : at + copies]
-            laid.append(SpanSlots(page.flat[at], np.stack(slots), np.stack(places)))
-            at += copies
-        flat, slots = page.flat[:count], page.slots[:count]
-        rows = self._rows(kv, page, trees, flat, spans, laid)
-        shared = trees is not None and trees.proposal.shared is not None
-        return place_rows(rows, flat, slots, tuple(laid), page.paddings, shared)
-
-    def _shared(self, trees: Trees) -> int | None:
-        """How many rows the drafted nodes of all trees lie in together, if they do."""
-        return trees.proposal.shared if self.packed else None
-
-    def _tree_pieces(self, trees: Trees) -> list[QueryRun]:
-        return list(tree_pieces(trees, lambda owner: self.rows_of(owner)[0], self._shared(trees)))
-
-    def _pieces(self, part: Span | Segment) -> Iterator[QueryRun]:
-        """One piece for each row that has to hold these tokens: several for a prefix's copies."""
-        first = part.position
-        positions = list(range(first, first + len(part.tokens)))
-        for row in self.rows_of(part.owner):
-            yield QueryRun(row, part.owner, part.prefix, part.tokens, positions)
-
-    def _rows(
-        self,
-        kv: KVCache,
-        page: PackedQueries,
-        trees: Trees | None,
-        flat: Sequence[Ints],
-        spans: Sequence[Span],
-        laid: Sequence[SpanSlots],
-    ) -> Rows:
-        tips = [part.rows[-1] for span, part in zip(spans, laid, strict=True) if span.draws]
-        bound = [i for i, span in enumerate(s for s in spans if s.draws) if span.bound]
-        rows = self._chains(kv, page, tips)
-        if trees is None:
-            return replace(rows, bound_tips=tuple(bound))
-        rows = grow(rows, trees, flat, self._shared(trees))
-        return replace(
-            rows,
-            bound_tips=tuple(bound),
-            alignment=self.alignment(page, trees, spans, rows.positions_BQ),
-        )
-
     def alignment(
-        self, page: PackedQueries, trees: Trees, spans: Sequence[Span], positions_BQ: Tensor
+        self, packed: PackedQueries, trees: Trees, spans: Sequence[Span], positions_BQ: Tensor
     ) -> AlignmentState | ContinuousDecodingState | None:
         """How the rows of a forward with trees are padded; None if nothing ever is."""
         return None
 
-    def _chains(self, kv: KVCache, page: PackedQueries, tips: Sequence[int]) -> Rows:
-        """All rows of a page, those of trees without their tokens."""
-        pieces = page.pieces
+    # -- the target's rows ------------------------------------------------------------------------
+
+    def place_(self, kv: KVCache, trees: Trees | None, spans: Sequence[Span]) -> PlacedRows:
+        """Take slots for all rows of a forward and lay the rows out, trees first."""
+        shared = None if trees is None or not self.packed else trees.proposal.shared
+        of_trees: list[QueryRun] = []
+        if trees is not None:
+            row_of = lambda owner: self.rows_of(owner)[0]  # noqa: E731
+            of_trees = list(tree_runs(trees, row_of, self.segments.root, shared))
+        packed = PackedQueries(kv, [*of_trees, *(run for s in spans for run in self._runs(s))])
+        span_slots, at = [], len(of_trees)
+        for span in spans:
+            copies = slice(at, at + len(self.rows_of(span.owner)))
+            slots_Cn, flat_Cn = np.stack(packed.slots[copies]), np.stack(packed.flat[copies])
+            span_slots.append(SpanSlots(packed.flat[at], slots_Cn, flat_Cn))
+            at = copies.stop
+        tips = [one.rows[-1] for s, one in zip(spans, span_slots, strict=True) if s.draws]
+        rows = self._target_rows(kv, packed, trees, tips)
+        if trees is not None:
+            rows = grow(rows, trees, shared)
+            alignment = self.alignment(packed, trees, spans, rows.positions_BQ)
+            rows = replace(rows, alignment=alignment)
+        bound = [i for i, span in enumerate(s for s in spans if s.draws) if span.bound]
+        return PlacedRows(
+            replace(rows, bound_tips=tuple(bound)),
+            rows.node_rows_ST,
+            rows.node_slots_ST,
+            rows.node_slots_ST.reshape(-1),
+            tuple(span_slots),
+            packed.paddings,
+            sum(packed.paddings),
+            trees is not None and trees.proposal.shared is not None,
+        )
+
+    def _runs(self, part: Span | PendingRows) -> Iterator[QueryRun]:
+        """One run for each row that has to hold these tokens: several for a prefix's copies."""
+        first = part.position
+        positions = list(range(first, first + len(part.tokens)))
+        for row in self.rows_of(part.owner):
+            yield QueryRun(row, part.owner, part.root, part.tokens, positions)
+
+    def _target_rows(
+        self, kv: KVCache, packed: PackedQueries, trees: Trees | None, tips: Sequence[int]
+    ) -> Rows:
+        """All rows of a forward, those of trees without their tokens."""
+        if trees is None:
+            return self._chains(kv, packed, tips)
+        shared = trees.proposal.shared if self.packed else None
+        count = len(trees.owners) + bool(shared)
+        rows = self._chains(kv, packed, tips, count, trees.segments)
+        shape = (-1, trees.nodes) if shared is None else (-1,)
+        none = np.zeros(0, np.int32)
+        flat, slots = (
+            np.concatenate([*parts[:count], none]).reshape(shape)
+            for parts in (packed.flat, packed.slots)
+        )
+        return replace(rows, node_rows_ST=flat, node_slots_ST=slots)
+
+    def _chains(
+        self,
+        kv: KVCache,
+        packed: PackedQueries,
+        tips: Sequence[int],
+        trees: int = 0,
+        histories: Sequence[Sequence[int]] | None = None,
+    ) -> Rows:
+        """All rows of a forward as if there were no trees.
+
+        Args:
+            trees: how many of the runs, from the first on, are those of trees.
+            histories: for each tree the segments whose history its nodes see; None for its own.
+        """
+        runs = packed.runs
+        owners = [[run.owner] * run.size for run in runs]
+        if histories is not None:
+            owners[:trees] = [list(segments) for segments in histories]
+        ids = sorted({owner for own in owners for owner in own if owner >= 0})
+        number = {owner: at for at, owner in enumerate(ids)}
+        numbers = ([number.get(owner, len(ids)) for owner in own] for own in owners)
+        prompt_slots = packed.slots[trees:]
         return Rows(
-            page.fill(0, (p.tokens for p in pieces)).to(self.device),
-            page.fill(0, (p.positions for p in pieces)).to(self.device),
-            page.fill(kv.scratch, page.slots).to(self.device),
-            page.fill(PADDING, (p.owner for p in pieces)).to(self.device, torch.int32),
-            page.fill(NOBODY, (p.prefix for p in pieces)).to(self.device, torch.int32),
+            packed.tensor(0, (run.tokens for run in runs)).to(self.device),
+            packed.tensor(0, (run.positions for run in runs)).to(self.device),
+            packed.tensor(kv.scratch, packed.slots).to(self.device),
+            self.segments.lineages(ids),
+            packed.spread(len(ids), numbers),
+            self._members(packed, trees),
+            np.concatenate([*prompt_slots, np.zeros(0, np.int32)]),
             *no_trees(self.device),
             self._ids(tips),
-            first_row=page.first_row,
         )
+
+    def _members(self, packed: PackedQueries, trees: int) -> tuple[Member, ...]:
+        """Who sees what part of the pool: requests, or rows of the pool with all their padding.
+
+        Where the trees' rows are shared, the device alone knows whose they are: then the requests
+        that have any are one member.
+        """
+        size = packed.queries
+        if not self.packed:
+            count, first = packed.height, packed.first_row
+            rows = np.arange(count * size).reshape(count, size)
+            return tuple(Member(rows[b], first + b, ()) for b in range(count)) if size else ()
+        shared = any(run.owner < 0 for run in packed.runs[:trees])
+        drafted = tuple(dict.fromkeys(run.root for run in packed.runs[:trees]))
+        parts: dict[tuple[int, ...], list[Ints]] = {}
+        for at, (run, flat) in enumerate(zip(packed.runs, packed.flat, strict=True)):
+            roots = drafted if shared and at < trees else (run.root,)
+            parts.setdefault(roots, []).append(flat)
+        return tuple(
+            Member(np.concatenate(flats).astype(np.int64), 0, roots)
+            for roots, flats in parts.items()
+        )
+
+    # -- the drafter's rows -----------------------------------------------------------------------
 
     def place_draft_(
         self,
         kv: KVCache,
-        segments: Sequence[Segment],
-        active: Sequence[tuple[int, int, int, int]],
+        pending: Sequence[PendingRows],
+        active: Sequence[tuple[int, int, int]],
     ) -> DraftRows:
-        """The drafter's rows: all segments one after another; they stay, so they are committed.
+        """The drafter's rows, one after another; they stay, so they are committed.
 
         Args:
-            active: (owner, prefix owner, root position, root token) of each active branch.
+            active: (owner, root position, root token) of each active branch.
         """
-        copies = [(piece, s.features) for s in segments if s.tokens for piece in self._pieces(s)]
-        page = PackedQueries(kv, [piece for piece, _ in copies])
+        copies = [
+            (run, part.features) for part in pending if part.tokens for run in self._runs(part)
+        ]
+        packed = PackedQueries(kv, [run for run, _ in copies])
         last: dict[int, int] = {}
-        for piece, slots, flat in zip(page.pieces, page.slots, page.flat, strict=True):
-            kv.commit_(slots, piece.positions)
-            last[piece.owner] = int(flat[-1])
-        order = sorted(range(len(copies)), key=lambda i: int(page.flat[i][0]))
-        active_S4 = self._ids(active).view(-1, 4)
-        features = [f for i in order if (f := copies[i][1]) is not None]
-        rows = self._chains(kv, page, [last[one[0]] for one in active])
+        for run, slots, flat in zip(packed.runs, packed.slots, packed.flat, strict=True):
+            kv.commit_(slots, run.positions)
+            last[run.owner] = int(flat[-1])
+        order = sorted(range(len(copies)), key=lambda i: int(packed.flat[i][0]))
+        features = [part for i in order if (part := copies[i][1]) is not None]
+        rows = self._chains(kv, packed, [last[one[0]] for one in active])
+        number = {owner: at for at, owner in enumerate(rows.lineages.ids_S.tolist())}
+        active_S3 = self._ids(active).view(-1, 3)
         return DraftRows(
-            replace(rows, alignment=None if self.packed else page.aligned),
+            replace(rows, alignment=None if self.packed else packed.aligned),
             torch.cat(features) if features else None,
-            self._ids(np.concatenate([page.flat[i] for i in order])),
-            active_S4[:, 0].int(),
-            active_S4[:, 1].int(),
-            active_S4[:, 2],
-            active_S4[:, 3],
+            self._ids(np.concatenate([packed.flat[i] for i in order])),
+            np.array([number[one[0]] for one in active], np.int32),
+            np.array([one[1] for one in active], np.int32),
+            active_S3[:, 1],
+            active_S3[:, 2],
             Frame.of(tuple(self.rows_of(one[0])[0] for one in active), self.packed, self.device),
         )
 

@@ -1,4 +1,4 @@
-"""Pieces of a forward and how they are laid side by side in its tensor rows."""
+"""Runs of query rows and how they are laid side by side in the tensor rows of a forward."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 from ...ops.kv.align import AlignmentManager
-from ...ops.kv.pool import Ints, KVCache
+from ...ops.kv.pool import KVCache
+from ...ops.kv.slots import Ints
 
 
 @dataclass(frozen=True, slots=True)
 class QueryRun:
-    """Consecutive rows of one owner in one row of the pool."""
+    """Consecutive rows of one segment in one row of the pool; `root` is that of the segment."""
 
     row: int
     owner: int
-    prefix: int
+    root: int
     tokens: Sequence[int]
     positions: Sequence[int]
 
@@ -27,19 +28,19 @@ class QueryRun:
 
 
 class PackedQueries:
-    """Pieces of a forward laid side by side, right-aligned in B tensor rows of Q queries.
+    """Runs of a forward side by side, right-aligned in B tensor rows of Q queries.
 
     Attributes:
         first_row, height, queries: of the tensors; tensor row b is the pool's `first_row + b`.
-        flat, slots: flat row indices and pool slots of each piece, in the given order.
+        flat, slots: flat row indices and pool slots of each run, in the given order.
         aligned: how the rows are padded; `paddings` the padding in front of each tensor row.
     """
 
-    def __init__(self, kv: KVCache, pieces: Sequence[QueryRun]) -> None:
-        self.pieces = pieces
+    def __init__(self, kv: KVCache, runs: Sequence[QueryRun]) -> None:
+        self.runs = runs
         lengths: dict[int, int] = {}
-        for piece in pieces:
-            lengths[piece.row] = lengths.get(piece.row, 0) + piece.size
+        for run in runs:
+            lengths[run.row] = lengths.get(run.row, 0) + run.size
         self.first_row = min(lengths, default=0)
         self.height = max(lengths, default=0) - self.first_row + 1
         self.queries = max(lengths.values(), default=0)
@@ -52,24 +53,30 @@ class PackedQueries:
 
     def _flat(self) -> list[Ints]:
         cursor = [b * self.queries + n for b, n in enumerate(self.aligned.padding_lengths)]
-        found = []
-        for piece in self.pieces:
-            start = cursor[piece.row - self.first_row]
-            cursor[piece.row - self.first_row] += piece.size
-            found.append(np.arange(start, start + piece.size, dtype=np.int32))
-        return found
+        flat = []
+        for run in self.runs:
+            start = cursor[run.row - self.first_row]
+            cursor[run.row - self.first_row] += run.size
+            flat.append(np.arange(start, start + run.size, dtype=np.int32))
+        return flat
 
     def _append_(self, kv: KVCache) -> list[Ints]:
-        sizes = [piece.size for piece in self.pieces]
-        owners = np.repeat([piece.owner for piece in self.pieces], sizes)
-        positions = [p for piece in self.pieces for p in piece.positions]
-        rows = np.repeat([piece.row for piece in self.pieces], sizes).astype(np.int32)
-        slots = kv.append_(owners, positions, rows if kv.rows > 1 else 0)
+        sizes = [run.size for run in self.runs]
+        owners = np.repeat([run.owner for run in self.runs], sizes)
+        roots = np.repeat([run.root for run in self.runs], sizes)
+        positions = [p for run in self.runs for p in run.positions]
+        rows = np.repeat([run.row for run in self.runs], sizes).astype(np.int32)
+        slots = kv.append_(owners, positions, rows if kv.rows > 1 else 0, roots)
         return np.split(slots, np.cumsum(sizes)[:-1]) if sizes else []
 
-    def fill(self, empty: int, values: Iterable[Sequence[int] | Ints | int]) -> Tensor:
-        """int64 [B, Q]: a value or values for each piece, `empty` in the padding."""
-        out = np.full(self.height * self.queries, empty, np.int64)
+    def spread(self, empty: int, values: Iterable[Sequence[int] | Ints | int]) -> Ints:
+        """[B * Q]: a value or values for each run, `empty` in the padding."""
+        out = np.full(self.height * self.queries, empty, np.int32)
         for flat, value in zip(self.flat, values, strict=True):
             out[flat] = value
-        return torch.from_numpy(out.reshape(self.height, self.queries))
+        return out
+
+    def tensor(self, empty: int, values: Iterable[Sequence[int] | Ints | int]) -> Tensor:
+        """The same as int64 [B, Q]."""
+        out_N = self.spread(empty, values).astype(np.int64)
+        return torch.from_numpy(out_N.reshape(self.height, self.queries))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...ops.kv.forest import places, plant
-from ...ops.kv.pool import NOBODY, PADDING, UNKNOWN, Ints
+from ...ops.kv.slots import UNKNOWN, Ints
 from ...ops.tree import ancestors
 from ...ops.types import Proposal, Rows
 from .queries import QueryRun
@@ -23,14 +23,22 @@ from .queries import QueryRun
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """The active branches as roots of token trees: host ints, in the proposal's order."""
+    """The active branches as roots of token trees: host ints, in the proposal's order.
+
+    segments: for each tree those that its nodes see the history of, if not all see its owner's.
+    """
 
     roots: Sequence[int]
     positions: Sequence[int]
     owners: Sequence[int]
-    prefixes: Sequence[int]
     bound: tuple[int, ...]
     proposal: Proposal
+    segments: Sequence[Sequence[int]] | None = None
+
+    @property
+    def nodes(self) -> int:
+        """T, the roots counted."""
+        return self.proposal.tokens_SN.shape[1] + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,47 +81,32 @@ class PlacedRows:
         if not self.shared:
             return self
         has_ST = tokens_ST >= 0
-        found = replace(self, padding=self.padding + self.fresh.size - int(has_ST.sum()))
+        padding = self.padding + self.fresh.size - int(has_ST.sum())
         if self.tree_rows.ndim == 2:
-            return found
+            return replace(self, padding=padding)
         place_ST = places(has_ST)
         rows_ST, slots_ST = self.tree_rows[place_ST], self.tree_slots[place_ST]
-        return replace(found, tree_rows=rows_ST, tree_slots=slots_ST)
+        return replace(self, padding=padding, tree_rows=rows_ST, tree_slots=slots_ST)
 
 
-def place_rows(
-    rows: Rows,
-    flat: Sequence[Ints],
-    slots: Sequence[Ints],
-    spans: tuple[SpanSlots, ...],
-    paddings: tuple[int, ...],
-    shared: bool,
-) -> PlacedRows:
-    """A forward in which the trees got these rows and slots, piece by piece."""
-    none = np.zeros(0, np.int32)
-    flat_X, slots_X = np.concatenate([*flat, none]), np.concatenate([*slots, none])
-    shape = rows.nodes_ST.shape if rows.forest is None else (-1,)
-    of_nodes = flat_X.reshape(shape), slots_X.reshape(shape)
-    return PlacedRows(rows, *of_nodes, slots_X, spans, paddings, sum(paddings), shared)
-
-
-def tree_pieces(
-    trees: Trees, row_of: Callable[[int], int], shared: int | None
+def tree_runs(
+    trees: Trees, row_of: Callable[[int], int], root_of: Callable[[int], int], shared: int | None
 ) -> Iterator[QueryRun]:
     """The trees' rows; where its nodes stand, the pool is told when they are committed.
 
     Args:
         shared: rows of the drafted nodes of all trees, if they are shared.
     """
-    size = trees.proposal.tokens_SN.shape[1] + 1 if shared is None else 1
-    for owner, prefix in zip(trees.owners, trees.prefixes, strict=True):
-        yield QueryRun(row_of(owner), owner, prefix, [0] * size, [0] * size)
+    size = trees.nodes if shared is None else 1
+    for owner in trees.owners:
+        yield QueryRun(row_of(owner), owner, root_of(owner), [0] * size, [0] * size)
     if shared:
-        yield QueryRun(row_of(trees.owners[0]), UNKNOWN, NOBODY, [0] * shared, [0] * shared)
+        first = trees.owners[0]
+        yield QueryRun(row_of(first), UNKNOWN, root_of(first), [0] * shared, [0] * shared)
 
 
-def grow(rows: Rows, trees: Trees, flat: Sequence[Ints], shared: int | None) -> Rows:
-    """The rows with the trees' tokens and positions in them, at these flat indices."""
+def grow(rows: Rows, trees: Trees, shared: int | None) -> Rows:
+    """The rows with the trees' tokens and positions in them, at `node_rows_ST`."""
     proposal, device = trees.proposal, rows.tokens_BQ.device
     root_S1 = torch.as_tensor(np.asarray(trees.roots, np.int64), device=device)[:, None]
     start_S1 = torch.as_tensor(np.asarray(trees.positions, np.int64), device=device)[:, None]
@@ -123,8 +116,7 @@ def grow(rows: Rows, trees: Trees, flat: Sequence[Ints], shared: int | None) -> 
     rows = replace(rows, ancestors_STT=above_STT, bound_trees=trees.bound)
     if shared is not None:
         return _share(rows, trees, tokens_ST, positions_ST, shared)
-    flat_X = np.concatenate([*flat, np.zeros(0, np.int64)])
-    nodes_ST = torch.as_tensor(flat_X, device=device).view(tokens_ST.shape)
+    nodes_ST = torch.as_tensor(rows.node_rows_ST.astype(np.int64), device=device)
     rows.tokens_BQ.view(-1)[nodes_ST] = tokens_ST
     rows.positions_BQ.view(-1)[nodes_ST] = positions_ST
     return replace(rows, nodes_ST=nodes_ST)
@@ -134,10 +126,9 @@ def _share(rows: Rows, trees: Trees, tokens_ST: Tensor, positions_ST: Tensor, sh
     """Rows that begin with the trees, each with the node that it belongs to."""
     forest = plant(trees.proposal.valid_SN, shared)
     part, device = slice(len(forest.tree_R)), tokens_ST.device
-    whose_2S = np.asarray([trees.owners, trees.prefixes], np.int32)
-    owner_S, prefix_S = torch.as_tensor(whose_2S, device=device).unbind()
+    numbers = {segment: number for number, segment in enumerate(rows.lineages.ids_S.tolist())}
+    number_S = torch.as_tensor([numbers[owner] for owner in trees.owners], device=device)
     rows.tokens_BQ[0, part] = forest.pick(tokens_ST, 0)
     rows.positions_BQ[0, part] = forest.pick(positions_ST, 0)
-    rows.owner_BQ[0, part] = forest.pick(owner_S[:, None].expand(tokens_ST.shape), PADDING)
-    rows.prefix_BQ[0, part] = forest.pick(prefix_S[:, None].expand(tokens_ST.shape), NOBODY)
-    return replace(rows, nodes_ST=forest.nodes_ST, forest=forest)
+    segment_R = forest.pick(number_S[:, None].expand(tokens_ST.shape), len(numbers))
+    return replace(rows, nodes_ST=forest.nodes_ST, forest=forest, tree_segment_R=segment_R)

@@ -1,53 +1,41 @@
-"""The ops of a beam search that know the book: its beams as rows, who sees what, what is kept."""
+"""The ops of a beam search that know who there is: its beams as rows, and what is kept of them."""
 
-from torch import Tensor
-
-from ...ops.attention.masks import build
-from ...ops.beam import Chosen, Searches, reveal_
+from ...ops.beam import Chosen, Searches
 from ...ops.host import HostReader
-from ...ops.kv.pool import KVCache
 from ...ops.registry import op
-from ...ops.types import Proposal, Rows, Visibility
-from ..requests.beam import BeamManager
+from ...ops.types import Proposal
+from ..requests.batch import Batch
+from ..requests.beam import BeamState
 from ..requests.branch import RoundSummary
+from ..requests.manager import BranchStateManager
+
+
+def _beams(branches: BranchStateManager) -> BeamState:
+    assert branches.beams is not None, "the graph has the block `beam`"
+    return branches.beams
 
 
 @op("beam.expand", writes="proposal", needs="beam")
-def expand(branches: BeamManager) -> Proposal:
+def expand(branches: BranchStateManager) -> Proposal:
     """The last token of every live beam, as the rows of the next forward."""
-    return branches.offer()
-
-
-@op("beam.mask", writes="visible", drops="proposal", needs="beam")
-def mask(branches: BeamManager, rows: Rows, kv: KVCache) -> Visibility:
-    """As `mask.build`; and every beam sees the rows of its own hypothesis, no other one's."""
-    visible = build(rows, kv)
-    if rows.trees:
-        reveal_(visible, rows, kv.capacity, branches.lineage())
-    return visible
+    return _beams(branches).offer(branches.active)
 
 
 @op("beam.gather", writes="searches", needs="beam")
-def gather(branches: BeamManager, rows: Rows) -> Searches:
+def gather(branches: BranchStateManager, batch: Batch) -> Searches:
     """What is known of every search in these rows; those that begin have one beam."""
-    return branches.known()
+    return _beams(branches).known(batch)
 
 
 @op(
     "beam.commit_",
     writes="committed",
-    drops="rows logits features blended searches chosen",
+    drops="batch rows proposal logits features blended searches chosen",
     commits=True,
     needs="beam",
 )
 def commit_(
-    branches: BeamManager,
-    host: HostReader,
-    rows: Rows,
-    logits: Tensor,
-    features: Tensor | None,
-    searches: Searches,
-    chosen: Chosen,
+    branches: BranchStateManager, batch: Batch, host: HostReader, chosen: Chosen
 ) -> RoundSummary:
     """The step's one host read: beams that live on keep their rows, searches that are over end."""
-    return branches.commit_beams_(host, chosen)
+    return branches.commit_beams_(batch, host, chosen)

@@ -10,14 +10,14 @@ def outlines_finished(branches: BranchStateManager) -> bool:
     """A root branch has ended and its outline is not parsed yet."""
     return any(
         r.stage is Stage.OUTLINE and r.root is not None and r.root.stage is Stage.DONE
-        for r in branches.requests
+        for r in branches.unfinished
     )
 
 
 @guard("all_finished")
 def all_finished(branches: BranchStateManager) -> bool:
     """Every request is finished."""
-    return all(request.finished for request in branches.requests)
+    return not branches.unfinished
 
 
 @guard("parts_finished")
@@ -53,5 +53,5 @@ def none_running(branches: BranchStateManager) -> bool:
 @guard("requests_waiting")
 def requests_waiting(branches: BranchStateManager) -> bool:
     """No branch is active or can start, and a waiting request can."""
-    found, opened = branches.waiting()
-    return not branches.active and not found and bool(opened)
+    waiting, requests = branches.waiting()
+    return not branches.active and not waiting and bool(requests)

@@ -8,6 +8,7 @@ from ...ops.registry import op
 from ...ops.types import Proposal
 from ..requests.branch import Branch
 from ..requests.manager import BranchStateManager
+from ..requests.ngram_state import NgramState
 
 
 @op("draft.expand_root_", drafters="ngram", writes="frontier", drops="draft_rows")
@@ -18,11 +19,22 @@ def expand_root_(draft_rows: tuple[Branch, ...]) -> tuple[Branch, ...]:
 
 @op("draft.grow_tree_", drafters="ngram", writes="proposal", drops="frontier")
 def grow_tree_(
-    branches: BranchStateManager, frontier: tuple[Branch, ...], *, nodes: int | Mapping[int, int]
+    branches: BranchStateManager,
+    frontier: tuple[Branch, ...],
+    *,
+    method: str,
+    nodes: int | Mapping[int, int],
+    levels: int,
+    longest: int,
+    width: int,
+    scope: str,
 ) -> Proposal:
     """What followed the last tokens of each branch before, as a tree."""
-    recall = branches.recall
-    assert recall is not None
+    memory = branches.draft
+    assert isinstance(memory, NgramState)
     count = nodes_for(nodes, len(frontier))
-    trees = [recall.tree(branch, count) for branch in frontier]
+    if method == "lookup":
+        trees = [memory.lookup_(one, count, levels, longest, width) for one in frontier]
+    else:
+        trees = [memory.count_(one, count, levels, longest, width, scope) for one in frontier]
     return pack(trees, branches.kv.data.device)

@@ -101,8 +101,8 @@ def parse_(
 
     Only generated ids are read, so nothing a user wrote can pass for an outline.
     """
-    reading = PromptBuilder(prompts, found, chunk_tokens)
-    for request in branches.requests:
+    builder = PromptBuilder(prompts, found, chunk_tokens)
+    for request in [*branches.unfinished]:
         root = request.root
         if request.stage is not Stage.OUTLINE or root is None or root.stage is not Stage.DONE:
             continue
@@ -111,11 +111,10 @@ def parse_(
         )
         pending = _close_root_(branches, request, root)
         if request.outline.points:
-            _fan_out_(branches, reading, request, pending)
+            _fan_out_(branches, builder, request, pending)
         else:
-            direct = branches.new_branch(request, 0, direct_tokens)
-            written = PromptTokens(tuple(pending)) + reading.direct(request)
-            direct.prompt, direct.chunks = list(written.ids), written.chunks
+            direct = branches.table.new_branch(request, 0, direct_tokens)
+            direct.prompt = PromptTokens(tuple(pending)) + builder.direct(request)
             request.branches = [direct]
             branches.check_fit_(direct)
         request.stage = Stage.RUNNING
@@ -124,7 +123,7 @@ def parse_(
 
 def _close_root_(branches: BranchStateManager, request: Request, root: Branch) -> list[int]:
     """Keep the outline's rows as prefix, or give them back; its tokens that have no row yet."""
-    if branches.rules.share_outline:
+    if branches.limits.share_outline:
         branches.promote_root_(request)
         return root.pending
     branches.retire_([root.owner])
@@ -132,15 +131,14 @@ def _close_root_(branches: BranchStateManager, request: Request, root: Branch) -
 
 
 def _fan_out_(
-    branches: BranchStateManager, reading: PromptBuilder, request: Request, pending: list[int]
+    branches: BranchStateManager, builder: PromptBuilder, request: Request, pending: list[int]
 ) -> None:
     assert request.outline is not None
     points = request.outline.points
-    hoist, found = reading.shared(request)
-    hoist = PromptTokens(tuple(pending)) + hoist
-    request.hoist, request.hoist_chunks = list(hoist.ids), hoist.chunks
-    for index, (point, documents) in enumerate(zip(points, found, strict=True)):
-        branch = branches.new_branch(request, index, request.budget)
+    hoist, own = builder.shared(request)
+    request.hoist = PromptTokens(tuple(pending)) + hoist
+    for index, (point, documents) in enumerate(zip(points, own, strict=True)):
+        branch = branches.table.new_branch(request, index, request.budget)
         branch.point, branch.documents = point, documents
         request.branches.append(branch)
 

@@ -4,13 +4,14 @@ A branch reserves its prompt and its whole budget, and each round needs room for
 that an admitted branch can always run to its end.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ...ops.draft.eagle import nodes_for
 from ..graph.graph import Order
 from .branch import Branch, Request, Stage
+from .request_table import RunLimits
 
 BRANCH_PROMPT = 64  # slots kept free for the prompt of a request's first branch, before it is known
 
@@ -23,6 +24,7 @@ class Room:
     nodes: drafted tokens per branch (0 without a drafter), or by number of active branches.
     rows: of the pool if every branch has one of its own (``batching``), else 0.
     shared: drafted tokens of all branches together, if they share them.
+    beams: hypotheses of a branch, each of which may need rows for the whole budget.
     """
 
     capacity: int
@@ -30,6 +32,7 @@ class Room:
     nodes: int | Mapping[int, int]
     rows: int = 0
     shared: int | None = None
+    beams: int = 1
 
     def tree_slots(self, active: int) -> int:
         """Slots of a row for the trees of a round while up to `active` branches run."""
@@ -48,32 +51,25 @@ class Room:
         return prefix + prompt + budget + self.tree_slots(1)
 
 
-def held(requests: Iterable[Request]) -> int:
+def reserved(requests: Iterable[Request], beams: int = 1) -> int:
     """Slots that open requests hold or have reserved, trees not counted."""
-    return sum(_held(r) for r in requests if r.stage in (Stage.OUTLINE, Stage.RUNNING))
+    return sum(_reserved(r, beams) for r in requests if r.stage in (Stage.OUTLINE, Stage.RUNNING))
 
 
-def _held(request: Request) -> int:
-    branches = list(request.all_branches())
-    live = sum(_own(b) for b in branches if b.stage is Stage.RUNNING)
+def _reserved(request: Request, beams: int) -> int:
+    running = [b for b in request.all_branches() if b.stage is Stage.RUNNING]
+    live = sum(len(b.prompt) + beams * b.budget for b in running)
     waits = any(b.stage is Stage.WAITING for b in request.branches)
-    first = request.budget + BRANCH_PROMPT if _outlines(request) or (waits and not live) else 0
+    outlines = request.root is not None and request.stage is Stage.OUTLINE
+    first = request.budget + BRANCH_PROMPT if outlines or (waits and not live) else 0
     return request.prefix_length + len(request.hoist) + live + first
 
 
-def _own(branch: Branch) -> int:
-    return len(branch.prompt) + branch.request.beams * branch.budget
-
-
-def _outlines(request: Request) -> bool:
-    return request.root is not None and request.stage is Stage.OUTLINE
-
-
-def request_slots(request: Request) -> int:
+def request_slots(request: Request, beams: int = 1) -> int:
     """Slots that a waiting request reserves: prompt, outline, and its first branch."""
     own = len(request.prefix) + len(request.tail) + len(request.given_ids)
     later = request.outline_budget + BRANCH_PROMPT if request.outline_budget else 0
-    return own + later + request.beams * request.budget
+    return own + later + beams * request.budget
 
 
 def ready(branch: Branch) -> bool:
@@ -81,29 +77,59 @@ def ready(branch: Branch) -> bool:
     return branch.stage is Stage.WAITING and bool(branch.prompt)
 
 
-def choose(
-    requests: list[Request], active: int, room: Room, order: Order
-) -> tuple[list[Branch], list[Request]]:
-    """Waiting branches and requests that can start now: requests first come first served, the
-    branches of one request in `order`.
+class Admission:
+    """Who may start: requests first come first served, the branches of one request in `order`."""
 
-    The first one that does not fit ends the search, so that nobody is overtaken for ever; while
-    nothing runs, others may start in its place, for only their rows can be in its way.
-    """
-    plan = _Plan(requests, active, room)
-    for request in requests:
-        for item in _waiting(request, order):
-            if not plan.take(request, item) and plan.count:
-                return plan.branches, plan.opened
-    return plan.branches, plan.opened
+    def __init__(self, room: Room, order: Order, limits: RunLimits) -> None:
+        self.room, self.order, self.limits = room, order, limits
+
+    def choose(
+        self, requests: Sequence[Request], active: int
+    ) -> tuple[list[Branch], list[Request]]:
+        """Waiting branches and requests that can start beside so many active branches.
+
+        The first one that does not fit ends the search, so that nobody is overtaken for ever; while
+        nothing runs, others may start in its place, for only their rows can be in its way.
+        """
+        plan = _Plan(requests, active, self.room)
+        for request in requests:
+            for item in _waiting(request, self.order):
+                if not plan.take(request, item) and plan.count:
+                    return plan.branches, plan.opened
+        return plan.branches, plan.opened
+
+    def why_never(self, request: Request) -> str:
+        """Why a request can never start, with the numbers; nothing if it can."""
+        limit, capacity = self.limits.max_positions, self.room.capacity
+        given = len(request.given_ids) if self.limits.share_outline else 0
+        prompt = len(request.prefix) + len(request.tail) + given
+        if prompt >= limit:
+            return f"prompt of {prompt} tokens, the model takes {limit}"
+        needed = request_slots(request, self.room.beams) + self.room.tree_slots(1)
+        return f"needs {needed} slots, the pool has {capacity}" if needed > capacity else ""
+
+    def why_never_branch(self, branch: Branch) -> str:
+        """Why a branch whose prompt is known can never start; nothing if it can."""
+        limit, capacity = self.limits.max_positions, self.room.capacity
+        prefix = branch.request.prefix_length + len(branch.request.hoist)
+        context = prefix + len(branch.prompt)
+        if context >= limit:
+            return f"context of {context} tokens, the model takes {limit}"
+        needed = self.room.alone(prefix, len(branch.prompt), branch.budget)
+        return f"needs {needed} slots, the pool has {capacity}" if needed > capacity else ""
+
+    def region(self, request: Request) -> int:
+        """Slots that a request's rows should find side by side."""
+        needed = request_slots(request, self.room.beams) + self.room.tree_slots(1)
+        return max(needed, self.room.capacity // self.room.max_active)
 
 
 class _Plan:
     """Who starts, and what that leaves for the next one; `count` branches would run."""
 
-    def __init__(self, requests: list[Request], active: int, room: Room) -> None:
+    def __init__(self, requests: Sequence[Request], active: int, room: Room) -> None:
         self.requests, self.room, self.count = requests, room, active
-        self.used = 0 if room.rows else held(requests)
+        self.used = 0 if room.rows else reserved(requests, room.beams)
         self.live = {r.prefix_owner for r in requests if _live(r)}
         self.branches: list[Branch] = []
         self.opened: list[Request] = []
@@ -127,7 +153,7 @@ class _Plan:
     def _more(self, request: Request, item: Branch | Request) -> int:
         """Slots that it takes beyond what is held: of the shared row, or of its own."""
         if isinstance(item, Request):
-            return request_slots(item)
+            return request_slots(item, self.room.beams)
         own = len(item.prompt) + item.budget
         if self.room.rows:
             return request.prefix_length + len(request.hoist) + own

@@ -1,13 +1,13 @@
-"""Beam search in the book of a run: hypotheses on the host, and their rows in the pool.
+"""Beam search in the request table: hypotheses on the host, and their rows in the pool.
 
-A branch is one search. Its beams share rows wherever they share tokens, so the rows are a tree:
-those that all live beams agree on are the branch's own, each other one has an owner of its own and
-is shown to the beams behind it (`lineage`). Rows that no live beam needs are given back at once;
-nothing is ever copied, in no layout.
+A branch is one search. Its beams share rows wherever they share tokens, so the rows are a tree of
+segments: those that all live beams agree on are the branch's own, each other one is a segment by
+itself, behind the row before it. Rows that no live beam needs are given back at once; nothing is
+ever copied, in no layout.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,20 @@ from torch import Tensor
 
 from ...ops.beam import Beams, Chosen, Searches, first_beams
 from ...ops.host import HostReader
-from ...ops.kv.pool import NOBODY, Ints, KVCache
+from ...ops.kv.pool import KVCache
+from ...ops.kv.slots import NOBODY, Ints
 from ...ops.types import Proposal
 from ..graph.beam_spec import BeamBlock
+from ..layout.layout import Layout
 from ..layout.tree_rows import Trees
-from .branch import Branch, Finish, Request, RoundSummary
-from .manager import BranchStateManager
-from .request_table import BuildPrompt, RunLimits
+from .admission import Admission
+from .batch import Batch
+from .blending import BlendState
+from .branch import Branch, Finish, RoundSummary
+from .placer import Placer
+from .request_table import RequestTable
 from .rounds import Ids, split
+from .samplers import Samplers
 
 
 @dataclass(eq=False, slots=True)
@@ -50,6 +56,10 @@ class BeamSearch:
     def trunk(self) -> int:
         """How many rows all live beams share."""
         return _agreed(self.owners_Wm)
+
+    def tips(self, owner: int) -> list[int]:
+        """For every beam the segment of its last row; `owner` has what all beams share."""
+        return self.owners_Wm[:, -1].tolist() if self.owners_Wm.size else [owner] * len(self.kept)
 
     @property
     def settled(self) -> list[int]:
@@ -91,151 +101,141 @@ def read_step(host: HostReader, chosen: Chosen) -> BeamStep:
     return BeamStep(*split(flat, [tuple(part.shape) for part in parts]))
 
 
-class BeamManager(BranchStateManager):
-    """A book whose branches are searches: lays out their beams, and keeps what a step chose."""
+class BeamState:
+    """The searches of a run's branches.
 
-    def __init__(
-        self, kv: KVCache, rules: RunLimits, build_prompt: BuildPrompt, beam: BeamBlock
-    ) -> None:
-        super().__init__(kv, None, rules, build_prompt)
-        self.beam = beam
-        self.searches: dict[int, BeamSearch] = {}  # by the branch's owner
+    Attributes:
+        searches: by the branch's owner.
+    """
 
-    def submit(self, request: Request) -> None:
-        """Queue a request; each of its hypotheses may need rows for its whole budget."""
-        request.beams = self.beam.num_beams
-        super().submit(request)
+    def __init__(self, block: BeamBlock, device: torch.device) -> None:
+        self.width, self.device = block.num_beams, device
+        self.searches: dict[int, BeamSearch] = {}
 
-    def retire_(self, owners: Sequence[int]) -> None:
-        """With a search go the rows that its beams do not share."""
+    def search(self, branch: Branch) -> BeamSearch:
+        """A branch's search, or one that begins."""
+        search = self.searches.get(branch.owner)
+        if search is not None:
+            return search
+        none_Wn = np.zeros((self.width, 0), np.int64)
+        beams = first_beams(self.width, self.device)
+        return BeamSearch(beams, none_Wn, none_Wn.astype(np.int32), [None] * self.width)
+
+    def forget(self, owners: Iterable[int]) -> list[int]:
+        """Searches that are over; the segments that their beams did not share."""
         gone = [self.searches.pop(owner) for owner in owners if owner in self.searches]
-        rows = [int(owner) for search in gone for owner in np.unique(search.owners_Wm)]
-        super().retire_([*owners, *rows])
+        return [int(owner) for search in gone for owner in np.unique(search.owners_Wm)]
 
-    def _ids(self, values: npt.ArrayLike) -> Tensor:
-        return torch.as_tensor(np.asarray(values, np.int64), device=self.layout.device)
+    def ids(self, values: npt.ArrayLike) -> Tensor:
+        return torch.as_tensor(np.asarray(values, np.int64), device=self.device)
 
-    # -- rows of the next forward -----------------------------------------------------------------
-
-    def _running(self) -> list[BeamSearch]:
-        return [self.searches[branch.owner] for branch in self.active]
-
-    def offer(self) -> Proposal:
+    def offer(self, active: Sequence[Branch]) -> Proposal:
         """The last token of every live beam: a tree without levels, its nodes side by side."""
-        tokens = [search.tokens_Wn[1:, -1] for search in self._running()]
-        tokens_SN = self._ids(np.array(tokens).reshape(len(tokens), self.beam.num_beams - 1))
+        tokens = [self.searches[branch.owner].tokens_Wn[1:, -1] for branch in active]
+        tokens_SN = self.ids(np.array(tokens).reshape(len(tokens), self.width - 1))
         none_SN = torch.zeros_like(tokens_SN)
         return Proposal(tokens_SN, none_SN - 1, none_SN, none_SN == 0, none_SN.float(), levels=0)
 
-    def _trees(self, proposal: Proposal) -> Trees:
-        searches = self._running()
-        return Trees(
-            [int(search.tokens_Wn[0, -1]) for search in searches],
-            [_position(b, s) for b, s in zip(self.active, searches, strict=True)],
-            [branch.owner for branch in self.active],
-            [branch.request.prefix_owner for branch in self.active],
-            (),
-            proposal,
-        )
-
-    def lineage(self) -> Tensor:
-        """int64 [3, P]: search, beam and slot of every earlier row that a beam has for itself."""
-        order = np.argsort(self.kv.owner, kind="stable")
-        known = self.kv.owner[order]
-        found = [np.zeros((3, 0), np.int64)]
-        for number, search in enumerate(self._running()):
-            own_Wm = search.owners_Wm[:, search.trunk :]
-            slots_Wm = order[np.searchsorted(known, own_Wm)]
-            beams_Wm = np.broadcast_to(np.arange(len(own_Wm))[:, None], own_Wm.shape)
-            search_Wm = np.full(own_Wm.shape, number)
-            found.append(np.stack([search_Wm, beams_Wm, slots_Wm]).reshape(3, -1))
-        return torch.from_numpy(np.concatenate(found, axis=1)).to(self.layout.device)
-
-    # -- a step -----------------------------------------------------------------------------------
-
-    def _everyone(self) -> list[Branch]:
-        """Who is in the forward: those that had beams in it, then those that begin."""
-        assert self._placed is not None
-        return [*(self.active if self._placed.rows.trees else ()), *self._newcomers]
-
-    def known(self) -> Searches:
+    def known(self, batch: Batch) -> Searches:
         """What is known of everyone in the forward, on the device."""
-        branches, ids = self._everyone(), self._ids
-        searches = [self._search(branch) for branch in branches]
-        none = _part(self._first().beams, slice(0, 0))
+        branches = batch.everyone
+        searches = [self.search(branch) for branch in branches]
+        none = _part(first_beams(self.width, self.device), slice(0, 0))
         stops = [sorted(branch.request.stop_ids) for branch in branches]
         most = max(map(len, stops), default=0)
         return Searches(
             _joined([none, *(search.beams for search in searches)]),
-            ids([search.length + 1 for search in searches])[:, None],
-            ids([branch.budget for branch in branches])[:, None],
-            ids([[*s, *[-1] * (most - len(s))] for s in stops]).view(len(branches), most),
+            self.ids([search.length + 1 for search in searches])[:, None],
+            self.ids([branch.budget for branch in branches])[:, None],
+            self.ids([[*s, *[-1] * (most - len(s))] for s in stops]).view(len(branches), most),
         )
 
-    def _search(self, branch: Branch) -> BeamSearch:
-        return self.searches.get(branch.owner) or self._first()
 
-    def _first(self) -> BeamSearch:
-        """A search that begins."""
-        width = self.beam.num_beams
-        none_Wn = np.zeros((width, 0), np.int64)
-        beams = first_beams(width, self.layout.device)
-        return BeamSearch(beams, none_Wn, none_Wn.astype(np.int32), [None] * width)
+class BeamPlacer(Placer):
+    """Lays out the live beams of every search in the place of a token tree."""
 
-    def commit_beams_(self, host: HostReader, chosen: Chosen) -> RoundSummary:
+    def __init__(
+        self,
+        table: RequestTable,
+        layout: Layout,
+        pools: Sequence[KVCache],
+        admission: Admission,
+        samplers: Samplers,
+        blend: BlendState | None,
+        beams: BeamState,
+    ) -> None:
+        super().__init__(table, layout, pools, admission, samplers, blend)
+        self.beams = beams
+
+    def trees(self, proposal: Proposal) -> Trees:
+        active = self.table.active
+        searches = [self.beams.searches[branch.owner] for branch in active]
+        return Trees(
+            [int(search.tokens_Wn[0, -1]) for search in searches],
+            [_position(b, s) for b, s in zip(active, searches, strict=True)],
+            [branch.owner for branch in active],
+            (),
+            proposal,
+            [s.tips(b.owner) for b, s in zip(active, searches, strict=True)],
+        )
+
+
+class BeamCommitter:
+    """Commits a step of all searches, in one read of the device."""
+
+    def __init__(self, table: RequestTable, kv: KVCache, beams: BeamState) -> None:
+        self.table, self.kv, self.beams = table, kv, beams
+
+    def commit_(self, batch: Batch, host: HostReader, chosen: Chosen) -> RoundSummary:
         """Read the step; keep the rows of beams that live on, end the searches that are over."""
-        assert self._placed is not None
-        step, branches, placed = read_step(host, chosen), self._everyone(), self._placed
-        for span, laid in zip(self._spans, placed.spans, strict=True):
-            for slots in laid.slots_Cn:
-                self.kv.commit_(slots, span.positions)
-        for branch in self._newcomers:
+        step, branches, placed = read_step(host, chosen), batch.everyone, batch.placed
+        for span, slots in zip(batch.spans, placed.spans, strict=True):
+            for slots_n in slots.slots_Cn:
+                self.kv.commit_(slots_n, span.positions)
+        for branch in batch.newcomers:
             branch.length += len(branch.prompt)
         before = [len(branch.tokens) for branch in branches]
         for number, branch in enumerate(branches):
-            search = self.searches[branch.owner] = self._search(branch)
+            search = self.beams.searches[branch.owner] = self.beams.search(branch)
             search.beams = _part(chosen.beams, slice(number, number + 1))
             move_on_(search, step, number)
-            if number < placed.rows.trees:
+            if number < len(batch.ran):
                 self._keep_rows_(branch, search, placed.tree_slots[number], step.parent_SW[number])
             _settle_(branch, search, step, number)
-        summary = self._summary(branches, before)
-        self._newcomers, self._opened, self._placed = [], [], None
-        self.retire_and_prepare_(branches)
-        return replace(summary, target_length=self.kv.current_length)
+        return RoundSummary(
+            tuple(branch.name for branch in branches),
+            tuple(len(b.tokens) - n for b, n in zip(branches, before, strict=True)),
+            tuple(0 if number < len(batch.ran) else -1 for number in range(len(branches))),
+            0,
+            self.kv.current_length,
+            0,
+            placed.rows.tokens_BQ.numel(),
+            placed.padding,
+            placed.rows.alignment,
+        )
 
     def _keep_rows_(self, branch: Branch, search: BeamSearch, slots_W: Ints, parent_W: Ids) -> None:
-        """The new rows of beams that live on get owners; what no beam needs any more goes."""
-        alive = np.unique(parent_W)
+        """The new rows of beams that live on become segments; what no beam needs any more goes."""
+        segments, alive = self.table.segments, np.unique(parent_W)
         self.kv.release_(np.delete(slots_W, alive))
+        tips = search.tips(branch.owner)
         owner_W = np.full(len(parent_W), NOBODY, np.int32)
-        owner_W[alive] = [next(self._owners) for _ in alive]
+        owner_W[alive] = [segments.add(tips[beam]) for beam in alive]
         position = _position(branch, search) - 1  # the search has moved on
-        self.kv.commit_(slots_W[alive], [position] * len(alive), owner_W[alive])
+        root = branch.request.prefix_owner
+        self.kv.commit_(slots_W[alive], [position] * len(alive), owner_W[alive], root)
         before = search.owners_Wm
         search.owners_Wm = np.column_stack([before, owner_W])[parent_W]
-        self.kv.retire_(np.setdiff1d(before, search.owners_Wm).tolist())
+        dead = np.setdiff1d(before, search.owners_Wm).tolist()
+        self.kv.retire_(dead)
+        segments.remove(dead)
         trunk = search.trunk
         for owner in search.owners_Wm[0, :trunk].tolist():
             if owner != branch.owner:
                 self.kv.relabel_(owner, branch.owner)
+                segments.absorb(owner, branch.owner)
         search.owners_Wm[:, :trunk] = branch.owner
         branch.length = branch.start + len(branch.prompt) + trunk
-
-    def _summary(self, branches: Sequence[Branch], before: Sequence[int]) -> RoundSummary:
-        assert self._placed is not None
-        rows, ran = self._placed.rows, self._placed.rows.trees
-        return RoundSummary(
-            tuple(branch.name for branch in branches),
-            tuple(len(b.tokens) - n for b, n in zip(branches, before, strict=True)),
-            tuple(0 if number < ran else -1 for number in range(len(branches))),
-            0,
-            self.kv.current_length,
-            0,
-            rows.tokens_BQ.numel(),
-            self._placed.padding,
-            rows.alignment,
-        )
 
 
 def _position(branch: Branch, search: BeamSearch) -> int:

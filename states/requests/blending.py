@@ -4,7 +4,7 @@ What is reused depends on a prompt alone and never on who else is in the forward
 the budget `per_branch` count the rows of one owner, and each copy of a prefix is one by itself.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ...ops.blend.blend import Blend, BlendReport, BlendRows, ChunkKV, Ints, RowRole, join
 from ...ops.blend.layer_plan import BlendSettings
-from ...ops.kv.pool import NOBODY
 from ..layout.layout import Span
 from ..layout.tree_rows import PlacedRows
 from ..text.prompt_tokens import Chunk
@@ -28,19 +27,31 @@ class Library(Protocol):
         """K, V and features of these ids, not to be written to; None if they must be computed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Blending:
-    """How a run's prefills use cached chunks."""
+@dataclass(slots=True)
+class Reused:
+    """Positions of an owner's rows that came from cached chunks, and which were recomputed."""
 
-    settings: BlendSettings
-    library: Library
+    cached: set[int] = field(default_factory=set)
+    picked: set[int] = field(default_factory=set)
 
-    def blend(self, spans: Sequence[Span], placed: PlacedRows) -> Blend | None:
+
+class BlendState:
+    """How a run's prefills use cached chunks, and which rows did.
+
+    Attributes:
+        reused: by owner, which of its rows came from cached chunks.
+    """
+
+    def __init__(self, settings: BlendSettings, library: Library) -> None:
+        self.settings, self.library = settings, library
+        self.reused: dict[int, Reused] = {}
+
+    def rows(self, spans: Sequence[Span], placed: PlacedRows) -> Blend | None:
         """The cached rows of a forward; None if nothing of it is cached."""
         found = [self._found(span) for span in spans]
         if not any(found):
             return None
-        rows = _rows(spans, placed)
+        rows = _blend_rows(spans, placed)
         cached: list[tuple[int, ChunkKV]] = []
         for laid, chunks in zip(placed.spans, found, strict=True):
             for flat in laid.flat_Cn:
@@ -65,8 +76,39 @@ class Blending:
         rows = sum(len(chunk.ids) for chunk in chunks)
         return self.settings.kind_for(rows) == "plain"
 
+    def mark_(
+        self,
+        report: BlendReport,
+        spans: Sequence[Span],
+        placed: PlacedRows,
+        blend: Blend,
+        picked_P: npt.NDArray[np.int64] | None,
+    ) -> BlendSummary:
+        """Note for every owner which of its rows were cached and which of these recomputed.
 
-def _rows(spans: Sequence[Span], placed: PlacedRows) -> BlendRows:
+        Of several copies of a prefix the first one is looked at.
+        """
+        is_cached_M = (blend.rows.role_BQ == RowRole.REUSED).reshape(-1)
+        is_picked_M = np.zeros_like(is_cached_M)
+        is_picked_M[[] if picked_P is None else picked_P] = True
+        for span, slots in zip(spans, placed.spans, strict=True):
+            first = span.position
+            cached, picked = (
+                np.flatnonzero(mask_M[slots.rows]) + first for mask_M in (is_cached_M, is_picked_M)
+            )
+            if cached.size:
+                mark = self.reused.setdefault(span.owner, Reused())
+                mark.cached.update(cached.tolist())
+                mark.picked.update(picked.tolist())
+        return blend_summary(report, blend)
+
+    def forget_(self, owners: Iterable[int]) -> None:
+        """Owners whose rows are given back."""
+        for owner in owners:
+            self.reused.pop(owner, None)
+
+
+def _blend_rows(spans: Sequence[Span], placed: PlacedRows) -> BlendRows:
     """All rows of a forward as rows to compute. Trees are of nobody's prompt; every span, and every
     copy of one, counts as a branch."""
     shape = tuple(placed.rows.tokens_BQ.shape)
@@ -77,7 +119,7 @@ def _rows(spans: Sequence[Span], placed: PlacedRows) -> BlendRows:
     branch = 0
     for span, laid in zip(spans, placed.spans, strict=True):
         for flat in laid.flat_Cn:
-            prompt_BQ.reshape(-1)[flat] = span.owner if span.prefix == NOBODY else span.prefix
+            prompt_BQ.reshape(-1)[flat] = span.root
             branch_BQ.reshape(-1)[flat] = branch
             branch += 1
     return BlendRows(role_BQ, prompt_BQ, branch_BQ, np.full(shape, -1, np.int32))
@@ -104,37 +146,6 @@ def _parts(role_BQ: Ints, branch_BQ: Ints) -> Iterator[tuple[int, int]]:
         yield cached, int(own_BQ.sum()) - cached
 
 
-@dataclass(slots=True)
-class Reused:
-    """Positions of an owner's rows that came from cached chunks, and which were recomputed."""
-
-    cached: set[int] = field(default_factory=set)
-    picked: set[int] = field(default_factory=set)
-
-
 def picked_rows(report: BlendReport | None) -> Tensor | None:
     """int64, the flat indices of the rows that the first check layer went on with, if any did."""
     return None if report is None else next(iter(report.picked.values()), None)
-
-
-def mark_reused_(
-    reused: dict[int, Reused],
-    spans: Sequence[Span],
-    placed: PlacedRows,
-    blend: Blend,
-    picked_P: npt.NDArray[np.int64] | None,
-) -> None:
-    """Note for every owner which of its rows were cached and which of these recomputed.
-
-    Of several copies of a prefix the first one is told of.
-    """
-    is_cached_M = (blend.rows.role_BQ == RowRole.REUSED).reshape(-1)
-    is_picked_M = np.zeros_like(is_cached_M)
-    is_picked_M[[] if picked_P is None else picked_P] = True
-    for span, laid in zip(spans, placed.spans, strict=True):
-        first = span.position
-        cached, picked = (np.flatnonzero(m[laid.rows]) + first for m in (is_cached_M, is_picked_M))
-        if cached.size:
-            mark = reused.setdefault(span.owner, Reused())
-            mark.cached.update(cached.tolist())
-            mark.picked.update(picked.tolist())

@@ -1,19 +1,16 @@
 """Requests and their branches: what is true of each one, on the host, between two forwards."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from torch import Tensor
-
-from ...ops.blend.blend import ChunkKV
-from ...ops.draft.gamma import GammaRecord, GammaState
+from ...ops.draft.gamma import GammaRecord
 from ...ops.kv.align import AlignmentState, ContinuousDecodingState
 from ...ops.sampling.settings import SamplingRules
 from ..text.documents import Document
 from ..text.outline import Outline, Point
-from ..text.prompt_tokens import Chunk
+from ..text.prompt_tokens import PromptTokens
 from .explained import ExplainedRound
 
 
@@ -44,20 +41,6 @@ class Matcher(Protocol):
     def forced(self) -> list[int]: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FinishedPart:
-    """What a finished part leaves for the fold of all parts.
-
-    ids: the token of each row. prompt: how many rows are of the part's prompt, the others are of
-    its answer. lead: how many rows stood right behind the prefix, with nothing left out.
-    """
-
-    ids: tuple[int, ...]
-    prompt: int
-    lead: int
-    rows: ChunkKV
-
-
 @dataclass(eq=False, slots=True)
 class Branch:
     """One independently decoded continuation; the root branch (index -1) writes the outline.
@@ -65,17 +48,14 @@ class Branch:
     Attributes:
         index: BIM number inside the request.
         owner: id of its rows in every pool.
-        prompt: own token ids behind the shared prefix.
+        prompt: own token ids behind the shared prefix; empty until they are known.
         start: position of its first row; `length` the position of its next row.
         tokens: its answer so far, the pending root token included, stop tokens not.
         kept: how many of `tokens` have rows in the target's pool.
-        feature: [F] the target's feature of its last committed row.
         accepted: drafted tokens accepted in each of its rounds; emitted: tokens appended.
-        gamma: what a draft-length policy remembers of its rounds.
         score: of the hypothesis that a beam search chose.
-        chunks: of documents, in `prompt`. documents: those that its prompt is to hold.
-        combines: whether it writes one answer behind the folded parts. features: [R, F] of its
-            rows, forward by forward, and `part`: its rows, if it is a part that will be folded.
+        documents: those that its prompt is to hold.
+        combines: whether it writes one answer behind the folded parts.
     """
 
     request: "Request"
@@ -83,7 +63,7 @@ class Branch:
     owner: int
     budget: int
     point: Point | None = None
-    prompt: list[int] = field(default_factory=list)
+    prompt: PromptTokens = field(default_factory=PromptTokens)
     stage: Stage = Stage.WAITING
     start: int = 0
     length: int = 0
@@ -92,16 +72,11 @@ class Branch:
     finish: Finish | None = None
     note: str = ""
     matcher: Matcher | None = None
-    feature: Tensor | None = None
     accepted: list[int] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
-    gamma: GammaState | None = None
     score: float | None = None
-    chunks: tuple[Chunk, ...] = ()
     documents: tuple[Document, ...] = ()
     combines: bool = False
-    features: list[Tensor] = field(default_factory=list)
-    part: FinishedPart | None = None
 
     @property
     def is_root(self) -> bool:
@@ -114,11 +89,11 @@ class Branch:
 
     def context(self, first: int = 0) -> list[int]:
         """The token ids that it was decoded behind, and its own, from number `first` on."""
-        found: list[int] = []
+        ids: list[int] = []
         for part in (self.request.context, self.prompt, self.tokens):
-            found += part[max(first, 0) :]
+            ids += part[max(first, 0) :]
             first -= len(part)
-        return found
+        return ids
 
     @property
     def pending(self) -> list[int]:
@@ -137,12 +112,6 @@ class Branch:
             return self.point.title
         return "outline" if self.is_root else "combined" if self.combines else "answer"
 
-    def leave_parts_(self) -> None:
-        """Let go of what was kept for the fold."""
-        self.part, self.features = None, []
-        if self.combines:
-            self.chunks = ()
-
     def end(self, finish: Finish, note: str = "") -> None:
         self.stage, self.finish, self.note = Stage.DONE, finish, note
 
@@ -153,21 +122,19 @@ class Request:
 
     Attributes:
         key: stable name (given id or line number); `seed` keys its coins, never arrival order.
-        prefix: token ids that all branches share at admission; `tail` the root branch's prompt.
-        prefix_length: rows of the shared prefix in the pool; `context` their token ids,
-            `prefix_feature` [F] of the last one.
+        prefix: token ids that all branches share at admission; `tail` the root branch's prompt;
+            `hoist` what all branches' prompts begin with, until it is a part of the prefix.
+        prefix_length: rows of the shared prefix in the pool; `context` their token ids.
         sampling: how its tokens are drawn.
         given: outline ids of `--outline FILE`, prefilled instead of being written.
-        beams: hypotheses that a search may hold for a branch, each with rows of its own.
-        prefix_chunks, tail_chunks, hoist_chunks: of documents, in the ids of these names.
         documents: those that its branches are searched for.
     """
 
     key: str
     seed: int
     question: str
-    prefix: list[int]
-    tail: list[int]
+    prefix: PromptTokens
+    tail: PromptTokens
     stop_ids: frozenset[int]
     budget: int
     outline_budget: int
@@ -178,17 +145,12 @@ class Request:
     stage: Stage = Stage.WAITING
     prefix_length: int = 0
     context: list[int] = field(default_factory=list)
-    prefix_feature: Tensor | None = None
-    hoist: list[int] = field(default_factory=list)
+    hoist: PromptTokens = field(default_factory=PromptTokens)
     outline: Outline | None = None
     given: Outline | None = None
     given_ids: list[int] = field(default_factory=list)
     new_matcher: Callable[[], Matcher] | None = None
     cancelled: bool = False
-    beams: int = 1
-    prefix_chunks: tuple[Chunk, ...] = ()
-    tail_chunks: tuple[Chunk, ...] = ()
-    hoist_chunks: tuple[Chunk, ...] = ()
     documents: tuple[Document, ...] = ()
 
     def all_branches(self) -> Iterator[Branch]:
@@ -243,7 +205,3 @@ class RoundSummary:
     gamma: tuple[GammaRecord, ...] = ()
     explained: tuple[ExplainedRound, ...] = ()
     blend: BlendSummary | None = None
-
-
-def running(branches: Sequence[Branch]) -> list[Branch]:
-    return [b for b in branches if b.stage is Stage.RUNNING]

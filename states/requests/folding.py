@@ -6,32 +6,63 @@ chunks like any other. The first part is an exact continuation of the prefix.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from ...ops.blend.blend import ChunkKV
-from ...ops.kv.pool import Ints, KVCache
+from ...ops.kv.pool import KVCache
+from ...ops.kv.slots import Ints
 from ..text.prompt_tokens import Chunk, PromptTokens
 from ..text.prompts import PromptBook
-from .branch import Branch, Finish, FinishedPart, Request
+from .branch import Branch, Finish, Request
 
 BeforeRope = Callable[[Tensor, Tensor], Tensor]  # keys [L, R, g, d] and positions [R]
 FINISHED = (Finish.STOP, Finish.LENGTH)
 NEW = -1  # a row of the fold that no part has
 
 
-class Folding:
-    """How the parts of a run's requests are combined.
+@dataclass(frozen=True, slots=True, eq=False)
+class FinishedPart:
+    """What a finished part leaves for the fold of all parts.
+
+    ids: the token of each row. prompt: how many rows are of the part's prompt, the others are of
+    its answer. lead: how many rows stood right behind the prefix, with nothing left out.
+    """
+
+    ids: tuple[int, ...]
+    prompt: int
+    lead: int
+    rows: ChunkKV
+
+
+class FoldState:
+    """How the parts of a run's requests are combined, and what is kept of them until then.
 
     Args:
         before_rope: turns keys back; None computes every row of the fold.
+
+    Attributes:
+        parts: what finished parts leave, by owner.
     """
 
     def __init__(self, prompts: PromptBook, before_rope: BeforeRope | None = None) -> None:
         self.prompts, self.before_rope = prompts, before_rope
+        self.parts: dict[int, FinishedPart] = {}
+        self._features: dict[int, list[Tensor]] = {}  # [R, F] of a part's rows, by forward
+
+    def remember_(self, branch: Branch, features_RF: Tensor | None) -> None:
+        """Features of rows that have just been committed."""
+        if features_RF is not None and self.keeps(branch):
+            self._features.setdefault(branch.owner, []).append(features_RF)
+
+    def forget_(self, request: Request) -> None:
+        """Let go of what was kept of a request's parts."""
+        for branch in request.branches:
+            self.parts.pop(branch.owner, None)
+            self._features.pop(branch.owner, None)
 
     def keeps(self, branch: Branch) -> bool:
         """Whether rows of this branch will be wanted when it has ended."""
@@ -51,22 +82,23 @@ class Folding:
         size = len(branch.prompt)
         # Whether the last token has a row is a matter of how it was drafted: it is computed anew.
         said = max(min(branch.kept, len(branch.tokens) - 1), 0)
-        head, tail = matched(self._own(branch), branch.prompt)
+        head, tail = matched(self._own(branch), branch.prompt.ids)
         index = [*range(head), *range(size - tail, size + said)]
         data = kv.take_out(slots[index], "fold")
         where_R = torch.tensor(index, device=data.device)
         keys_LRgd = data[:, 0].transpose(1, 2)
+        features = self._features.pop(branch.owner, [])
         rows = ChunkKV(
             self.before_rope(keys_LRgd, branch.start + where_R),
             data[:, 1].transpose(1, 2),
-            torch.cat(branch.features)[where_R] if branch.features else None,
+            torch.cat(features)[where_R] if features else None,
         )
         ids = [*branch.prompt, *branch.tokens]
         lead = len(index) if head + tail == size else head
-        branch.part = FinishedPart(tuple(ids[i] for i in index), len(index) - said, lead, rows)
-        branch.features = []
+        kept = FinishedPart(tuple(ids[i] for i in index), len(index) - said, lead, rows)
+        self.parts[branch.owner] = kept
 
-    def written(self, request: Request) -> PromptTokens | None:
+    def prompt(self, request: Request) -> PromptTokens | None:
         """What follows the prefix: the parts in reading order, and what asks for one answer.
 
         None if there are fewer than two parts: one alone is the answer already.
@@ -74,12 +106,12 @@ class Folding:
         parts = [b for b in request.branches if b.point is not None and b.finish in FINISHED]
         if len(parts) < 2 or request.outline is None:
             return None
-        written = self._part(parts[0], self._own(parts[0]), is_first=True)
+        prompt = self._part(parts[0], self._own(parts[0]), is_first=True)
         for branch in parts[1:]:
             assert branch.point is not None
             before, own = self.prompts.next_part(branch.point, request.outline)
-            written += PromptTokens(tuple(before)) + self._part(branch, own, is_first=False)
-        return written + self.prompts.combine()
+            prompt += PromptTokens(tuple(before)) + self._part(branch, own, is_first=False)
+        return prompt + self.prompts.combine()
 
     def _own(self, branch: Branch) -> list[int]:
         """A part's own prompt without documents and quotes."""
@@ -88,7 +120,7 @@ class Folding:
 
     def _part(self, branch: Branch, own: Sequence[int], *, is_first: bool) -> PromptTokens:
         """A part's prompt and answer; chunks are the rows that it has of them."""
-        ids, kept = (*own, *branch.tokens), branch.part
+        ids, kept = (*own, *branch.tokens), self.parts.get(branch.owner)
         if kept is None:
             return PromptTokens(ids)
         head, tail = matched(own, kept.ids[: kept.prompt])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -28,10 +28,19 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """Token ids, and the chunks among them in reading order."""
+    """Token ids, and the chunks among them in reading order; iterates over the ids."""
 
     ids: tuple[int, ...] = ()
     chunks: tuple[Chunk, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ids)
+
+    def __getitem__(self, part: slice) -> tuple[int, ...]:
+        return self.ids[part]
 
     def __add__(self, more: PromptTokens | Sequence[int]) -> PromptTokens:
         """One after the other; ids alone bring no chunks."""

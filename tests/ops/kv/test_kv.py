@@ -5,7 +5,7 @@ import pytest
 import torch
 from helpers.pools import DIM, HEADS, LAYERS, commit, content, mark_, pool
 
-from specsot.ops.kv.pool import FREE, PoolFullError
+from specsot.ops.kv.slots import FREE, PoolFullError
 
 
 def test_new_rows_take_the_lowest_free_slots_in_their_order() -> None:

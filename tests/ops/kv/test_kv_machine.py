@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from specsot.ops.kv.pool import PoolFullError
+from specsot.ops.kv.slots import PoolFullError
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers.pools import DIM, HEADS, commit, content, mark_, pool
 
-from specsot.ops.kv.pool import FREE, PoolFullError
+from specsot.ops.kv.slots import FREE, PoolFullError
 
 
 def test_new_slots_are_the_lowest_free_ones_of_their_row() -> None:

@@ -1,13 +1,14 @@
-"""The target's forward as an op."""
+"""The target's forward as ops: the plan of its layers, and the forward itself."""
 
 import torch
 from torch import Tensor
 
-from ..blend.blend import BlendReport
-from ..blend.layer_plan import compile_layer_plan
-from ..kv.pool import KVCache
-from ..registry import op
-from ..types import LayerPlan, LayerStatus, Rows, Target, Visibility
+from .attention.metadata import AttentionMetadata
+from .blend.blend import BlendReport
+from .blend.layer_plan import compile_layer_plan
+from .kv.pool import KVCache
+from .registry import op
+from .types import LayerPlan, LayerStatus, Rows, Target
 
 
 @op("plan.compile", writes="plan")
@@ -20,11 +21,11 @@ def compile_plan(target: Target, rows: Rows) -> LayerPlan:
     return (status,) * target.num_layers
 
 
-@op("target.forward_", writes="logits features blended", drops="visible plan")
+@op("target.forward_", writes="logits features blended", drops="attention plan")
 def forward_(
     target: Target,
     rows: Rows,
-    visible: Visibility,
+    attention: AttentionMetadata,
     plan: LayerPlan,
     kv: KVCache,
     taps: tuple[int, ...],
@@ -43,7 +44,7 @@ def forward_(
         rows.tokens_BQ,
         rows.positions_BQ,
         rows.slots_BQ,
-        visible,
+        attention,
         kv,
         plan,
         torch.cat([node_rows, rows.tips_R]),

@@ -1,0 +1,237 @@
+"""What attention is told by: groups of query rows, each with the slots that it may see.
+
+A group costs what its own slots cost, whoever else is in the forward. Under ``bim`` the rows of a
+request are a group, under ``batching`` those of a row of the pool; groups of one shape whose slots
+lie at equal distances are computed side by side.
+
+Further shape letters: G sequences of a group, q query rows of each.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..kv.pool import KVCache
+from ..kv.slots import Ints, SlotRun
+
+Keys = tuple[int, int] | Ints
+"""A run of slots (the first one, how many), or a list of slots."""
+
+PADDED = -9  # what no slot is ever owned by
+WASTE, SPARE = (
+    1.25,
+    4096,
+)  # computed side by side if it costs at most so many times more, or entries
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGroup:
+    """G sequences of q query rows, and the K slots that each may see.
+
+    rows_Gq: int64, flat indices (b * Q + q) of the query rows; a sequence that is shorter than
+        others repeats its last row. None: all rows of the forward, in their order.
+    keys: the slots, a run for each sequence, or int64 [K] where G is 1 and they lie apart.
+    mask_GqK: bool, True where a row may attend to a slot.
+    positions_GK: int64, RoPE position of each slot; only read by sliding windows and by
+        CacheBlend's mask `bottom_right`.
+    host_rows_Gq: the rows, on the host.
+    """
+
+    rows_Gq: Tensor | None
+    keys: SlotRun | Tensor
+    mask_GqK: Tensor
+    positions_GK: Tensor
+    host_rows_Gq: npt.NDArray[np.int64]
+
+    def of_rows(self, value_N: Tensor) -> Tensor:
+        """A value of every row of the forward -> [G, q]."""
+        shape = self.mask_GqK.shape[:2]
+        return (value_N if self.rows_Gq is None else value_N[self.rows_Gq]).view(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """Everything that attention needs to know of one forward. Each row is in one group at most;
+    padding may be in none."""
+
+    groups: tuple[AttentionGroup, ...]
+
+    @classmethod
+    def dense(
+        cls, mask_BQK: Tensor, positions_BK: Tensor, first: int = 0, stride: int = 0
+    ) -> "AttentionMetadata":
+        """One group of all rows: tensor row b sees the K slots from `first + b * stride` on."""
+        keys = SlotRun(first, mask_BQK.shape[-1], stride, len(mask_BQK))
+        positions_GK = positions_BK.expand(len(mask_BQK), -1)
+        rows_BQ = np.arange(mask_BQK[..., 0].numel()).reshape(mask_BQK.shape[:2])
+        return cls((AttentionGroup(None, keys, mask_BQK, positions_GK, rows_BQ),))
+
+    @classmethod
+    def causal(cls, rows: int, device: torch.device | str = "cpu") -> "AttentionMetadata":
+        """Rows of one sequence in the first slots of a pool; each sees those up to itself."""
+        steps_1Q = torch.arange(rows, device=device)[None]
+        return cls.dense(steps_1Q[:, :, None] >= steps_1Q[:, None], steps_1Q)
+
+    @property
+    def mask_BQK(self) -> Tensor:
+        """The mask of a forward whose rows are one group."""
+        (group,) = self.groups
+        return group.mask_GqK
+
+
+class Member(NamedTuple):
+    """Query rows of a forward that may see the same part of a pool.
+
+    rows: int64, their flat indices, increasing. row: the pool's row that they attend to; roots: of
+    the segments that they belong to.
+    """
+
+    rows: npt.NDArray[np.int64]
+    row: int
+    roots: tuple[int, ...]
+
+
+class Stack(NamedTuple):
+    """Members side by side: a group before it has its mask. slots_GK: int32."""
+
+    rows_Gq: npt.NDArray[np.int64]
+    keys: SlotRun | Ints
+    slots_GK: Ints
+
+    def places(self, slots_EX: Ints, sequence_E: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """int64 [E, X]: which of the K slots of its sequence each slot is."""
+        if isinstance(self.keys, SlotRun):
+            first_E = self.keys.first + self.keys.stride * sequence_E
+            return slots_EX - first_E[:, None]
+        return np.searchsorted(self.keys, slots_EX)
+
+
+def stacks(kv: KVCache, members: Sequence[Member], backend: str, even: bool = False) -> list[Stack]:
+    """Members as groups.
+
+    Args:
+        backend: `dense` attends to the whole pool (a row of it), `grouped` to what members may see,
+            `auto` is `grouped`.
+        even: whether only members with the same number of rows lie side by side.
+    """
+    if backend == "dense":
+        return [_dense(kv, members)]
+    keys = _keys(kv, members)
+    lists = [i for i, one in enumerate(keys) if isinstance(one, np.ndarray)]
+    runs = [i for i in range(len(keys)) if i not in set(lists)]
+    groups: list[list[int]] = [[i] for i in lists]
+    open_group: list[int] = []
+    for i in sorted(runs, key=lambda i: keys[i][0]):
+        if open_group and not _alike(kv, members, keys, [*open_group, i], even):
+            groups.append(open_group)
+            open_group = []
+        open_group = [*open_group, i]
+    groups += [open_group] if open_group else []
+    return [_stack(members, keys, group) for group in groups]
+
+
+def _keys(kv: KVCache, members: Iterable[Member]) -> list[Keys]:
+    if kv.rows == 1:
+        return [kv.keys_of(member.roots) for member in members]
+    extents = kv.extents()
+    return [(member.row * kv.capacity, extents[member.row]) for member in members]
+
+
+def _dense(kv: KVCache, members: Sequence[Member]) -> Stack:
+    extents = kv.extents()
+    if kv.rows == 1:
+        rows = np.sort(np.concatenate([member.rows for member in members]))
+        return _stack([Member(rows, 0, ())], [(0, extents[0])], [0])
+    most = max(extents[member.row] for member in members)
+    keys = [(member.row * kv.capacity, most) for member in members]
+    return _stack(members, keys, range(len(members)))
+
+
+def _alike(
+    kv: KVCache, members: Sequence[Member], keys: Sequence[Keys], group: list[int], even: bool
+) -> bool:
+    """Whether these, in the order of their first slots, can be computed side by side at a cost
+    that is little more than that of one after another."""
+    firsts = [int(keys[i][0]) for i in group]
+    steps = {after - before for before, after in pairwise(firsts)}
+    queries = [len(members[i].rows) for i in group]
+    lengths = [int(keys[i][1]) for i in group]
+    padded = len(group) * max(queries) * max(lengths)
+    own = sum(q * k for q, k in zip(queries, lengths, strict=True))
+    fits = firsts[-1] + max(lengths) <= kv.slots
+    if even and len(set(queries)) > 1:
+        return False
+    return len(steps) == 1 and 0 not in steps and fits and padded <= WASTE * own + SPARE
+
+
+def _stack(members: Sequence[Member], keys: Sequence[Keys], group: Sequence[int]) -> Stack:
+    queries = max(len(members[i].rows) for i in group)
+    rows = [members[i].rows for i in group]
+    rows_Gq = np.stack([np.pad(one, (0, queries - len(one)), "edge") for one in rows])
+    first = keys[group[0]]
+    if isinstance(first, np.ndarray):
+        return Stack(rows_Gq, first, first[None])
+    length = max(int(keys[i][1]) for i in group)
+    stride = int(keys[group[1]][0]) - first[0] if len(group) > 1 else 0
+    run = SlotRun(first[0], length, stride, len(group))
+    return Stack(rows_Gq, run, run.slots_GK)
+
+
+class Lineages(NamedTuple):
+    """The segments that rows of a forward belong to, and what each of them may see.
+
+    ids_S: int32, ids of the segments. path_SA: int32, the ids on the way from each segment to its
+    root, its own first, NOBODY behind the root. roots_S: of each.
+    """
+
+    ids_S: Ints
+    path_SA: Ints
+    roots_S: Ints
+
+    def visible(self, segment_P: Ints, owner_PK: Ints) -> npt.NDArray[np.bool_]:
+        """bool [P, K]: whether a slot's owner is on the way from a segment (by number; what lies
+        behind the last one sees nothing)."""
+        nobody = np.full((1, self.path_SA.shape[1]), PADDED, np.int32)
+        path_PA = np.concatenate([self.path_SA, nobody])[segment_P]
+        visible_PK: npt.NDArray[np.bool_] = (owner_PK[:, :, None] == path_PA[:, None, :]).any(-1)
+        return visible_PK
+
+
+def history(
+    kv: KVCache, stack: Stack, lineages: Lineages, segment_Gq: Ints, readable: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.bool_], Ints]:
+    """What rows see of the slots that are readable, once for every kind of row.
+
+    Args:
+        segment_Gq: number of each row's segment in `lineages`; readable: bool [slots].
+
+    Returns:
+        visible_PK, and index_Gq: which of its P rows is whose.
+    """
+    count = len(lineages.ids_S) + 1
+    sequence_G1 = np.arange(len(segment_Gq))[:, None]
+    pairs_P, index = np.unique(sequence_G1 * count + segment_Gq, return_inverse=True)
+    slots_PK = stack.slots_GK[pairs_P // count]
+    visible_PK = lineages.visible(pairs_P % count, kv.owner[slots_PK]) & readable[slots_PK]
+    return visible_PK, index.reshape(segment_Gq.shape).astype(np.int32)
+
+
+def tensor(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """An array on a device; integers as int64."""
+    wide = values if values.dtype == np.bool_ else values.astype(np.int64)
+    return torch.from_numpy(np.ascontiguousarray(wide)).to(device)
+
+
+def group_of(stack: Stack, rows: int, mask_GqK: Tensor, positions_GK: Tensor) -> AttentionGroup:
+    """A stack with its mask; `rows` of the forward."""
+    device = mask_GqK.device
+    natural = stack.rows_Gq.size == rows and (np.diff(stack.rows_Gq.reshape(-1)) == 1).all()
+    keys = stack.keys if isinstance(stack.keys, SlotRun) else tensor(stack.keys, device)
+    rows_Gq = None if natural else tensor(stack.rows_Gq, device)
+    return AttentionGroup(rows_Gq, keys, mask_GqK, positions_GK, stack.rows_Gq)

@@ -1,0 +1,92 @@
+"""Slots of a KV pool: who owns one, runs of them, the regions that roots take them from."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int32]
+
+FREE = -1  # owner of a slot that nobody uses
+NOBODY = -2  # no segment
+UNKNOWN = -4  # owner of a fresh slot of which the device alone knows whose it is
+ALIGNED = (
+    64  # regions are multiples of so many slots, so that equal requests lie at equal distances
+)
+
+
+class PoolFullError(RuntimeError):
+    """Admission let in more rows than the pool holds: a fault of ours, never of the input."""
+
+
+@dataclass(slots=True)
+class CopyLedger:
+    """Every KV byte moved inside the pool, by cause."""
+
+    bytes: Counter[str] = field(default_factory=Counter)
+    moves: Counter[str] = field(default_factory=Counter)
+
+    def add(self, cause: str, count: int) -> None:
+        self.bytes[cause] += count
+        self.moves[cause] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRun:
+    """`runs` runs of `length` adjacent slots each; run g begins at slot `first + g * stride`."""
+
+    first: int
+    length: int
+    stride: int = 0
+    runs: int = 1
+
+    @property
+    def slots_GK(self) -> Ints:
+        """int32 [runs, length]."""
+        starts_G: Ints = self.first + self.stride * np.arange(self.runs, dtype=np.int32)
+        slots_GK: Ints = starts_G[:, None] + np.arange(self.length, dtype=np.int32)
+        return slots_GK
+
+
+@dataclass(slots=True)
+class Region:
+    """Where a root's slots lie: `size` slots from `first` on are kept free for it, and those that
+    it uses are among `low` to before `high`."""
+
+    first: int = 0
+    size: int = 0
+    low: int = 1 << 31
+    high: int = 0
+
+    @classmethod
+    def between(cls, others: Iterable["Region"], size: int, limit: int) -> "Region":
+        """The first gap of `size` slots between other regions and below `limit`; if there is none,
+        a region that keeps nothing free."""
+        size, first = -(-size // ALIGNED) * ALIGNED, 0
+        for other in sorted(others, key=lambda region: region.first):
+            if other.size and other.first - first >= size:
+                break
+            first = max(first, other.first + other.size)
+        return cls(first, size) if first + size <= limit else cls()
+
+    def lowest(self, free: npt.NDArray[np.bool_], count: int) -> Ints:
+        """The lowest free slots from its first on, or of the whole pool.
+
+        Args:
+            free: bool, whether a slot is free.
+
+        Raises:
+            PoolFullError: there are fewer.
+        """
+        near = (self.first, max(self.high, self.first) + count)
+        for first, last in (near, (self.first, len(free)), (0, len(free))):
+            chosen = first + np.flatnonzero(free[first:last])[:count]
+            if chosen.size == count:
+                return chosen.astype(np.int32)
+        raise PoolFullError(f"{count} slots asked, {chosen.size} free")
+
+    def include_(self, slots: npt.NDArray[np.integer]) -> None:
+        """It uses these slots from now on."""
+        self.low, self.high = min(self.low, int(slots.min())), max(self.high, int(slots.max()) + 1)

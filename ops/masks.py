@@ -1,0 +1,88 @@
+"""The masks of a forward: a row sees what lies on the way from its segment to the root.
+
+A committed slot is visible to a query row if its segment is on that way, and it does not lie behind
+the row. Rows of prompts in the same forward follow the same rule. Nodes of token trees are visible
+to their descendants alone.
+"""
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from .attention.metadata import (
+    AttentionGroup,
+    AttentionMetadata,
+    Stack,
+    group_of,
+    history,
+    stacks,
+    tensor,
+)
+from .kv.pool import KVCache
+from .registry import op
+from .types import Rows
+
+
+@op("mask.build", writes="attention")
+def build(rows: Rows, kv: KVCache, *, attention: str = "auto") -> AttentionMetadata:
+    """Which rows attend to which slots: groups of rows, each with its own part of the pool."""
+    readable = kv.committed.copy()
+    readable[rows.prompt_slots] = True
+    groups = stacks(kv, rows.members, attention, even=rows.blend is not None)
+    return AttentionMetadata(tuple(_group(rows, kv, stack, readable) for stack in groups))
+
+
+def _group(
+    rows: Rows, kv: KVCache, stack: Stack, readable: npt.NDArray[np.bool_]
+) -> AttentionGroup:
+    device = rows.tokens_BQ.device
+    positions_N = rows.positions_BQ.view(-1)
+    has_forest = rows.forest is not None and stack.rows_Gq[0, 0] == 0
+    segment_Gq = rows.segment_N[stack.rows_Gq]
+    if has_forest:  # any segment may turn out to be a row's: all are prepared, by their numbers
+        numbers_1S = np.arange(len(rows.lineages.ids_S) + 1, dtype=np.int32)[None]
+        visible_PK, _ = history(kv, stack, rows.lineages, numbers_1S, readable)
+        index_Gq = tensor(segment_Gq, device)
+        assert rows.tree_segment_R is not None
+        index_Gq[0, : len(rows.tree_segment_R)] = rows.tree_segment_R
+    else:
+        visible_PK, index = history(kv, stack, rows.lineages, segment_Gq, readable)
+        index_Gq = tensor(index, device)
+    positions_GK = tensor(kv.position[stack.slots_GK], device)
+    rows_Gq = tensor(stack.rows_Gq, device)
+    mask_GqK = tensor(visible_PK, device)[index_Gq]
+    mask_GqK &= positions_GK[:, None] <= positions_N[rows_Gq][..., None]
+    if has_forest:
+        _forest(rows, stack, mask_GqK, positions_GK)
+    elif rows.trees:
+        _trees(rows, stack, mask_GqK, positions_GK)
+    return group_of(stack, positions_N.numel(), mask_GqK, positions_GK)
+
+
+def _trees(rows: Rows, stack: Stack, mask_GqK: Tensor, positions_GK: Tensor) -> None:
+    """Nodes see their ancestors, which stand where the device alone knows."""
+    node_N = np.full(rows.positions_BQ.numel(), -1, np.int64)
+    node_N[rows.node_rows_ST] = np.arange(rows.node_rows_ST.size).reshape(rows.node_rows_ST.shape)
+    node_Gq = node_N[stack.rows_Gq]
+    sequence_E, query_E = np.nonzero(node_Gq >= 0)
+    if not sequence_E.size:
+        return
+    device, size = mask_GqK.device, rows.node_rows_ST.shape[1]
+    tree_E, node_E = np.divmod(node_Gq[sequence_E, query_E], size)
+    place_ET = stack.places(rows.node_slots_ST[tree_E], sequence_E)
+    g_E1, q_E1, tree, node, place = (
+        tensor(values, device)
+        for values in (sequence_E[:, None], query_E[:, None], tree_E, node_E, place_ET)
+    )
+    mask_GqK[g_E1, q_E1, place] = rows.ancestors_STT[tree, node]
+    positions_GK[g_E1, place] = rows.of_trees(rows.positions_BQ)[tree]
+
+
+def _forest(rows: Rows, stack: Stack, mask_GqK: Tensor, positions_GK: Tensor) -> None:
+    """The same where the device alone knows whose the trees' rows are; they are the first ones."""
+    assert rows.forest is not None
+    slots_1R = rows.node_slots_ST.reshape(1, -1)
+    count = slots_1R.size
+    place_R = tensor(stack.places(slots_1R, np.zeros(1, np.int64))[0], mask_GqK.device)
+    mask_GqK[0, :count, place_R] = rows.forest.visible(rows.ancestors_STT)
+    positions_GK[0, place_R] = rows.positions_BQ[0, :count]

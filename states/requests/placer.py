@@ -1,0 +1,121 @@
+"""Which rows the next forward of the target gets: a `Batch` of trees, and of prompts that begin."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from ...ops.kv.pool import KVCache
+from ...ops.types import Proposal
+from ..layout.layout import Layout, Span
+from ..layout.tree_rows import Trees
+from ..text.prompt_tokens import PromptTokens
+from .admission import Admission
+from .batch import Batch
+from .blending import BlendState
+from .branch import Branch, Finish, Request, Stage
+from .request_table import RequestTable
+from .samplers import Samplers
+
+
+class Placer:
+    """Lays branches out as rows; `pools` are the target's and then the drafter's, if it has one."""
+
+    def __init__(
+        self,
+        table: RequestTable,
+        layout: Layout,
+        pools: Sequence[KVCache],
+        admission: Admission,
+        samplers: Samplers,
+        blend: BlendState | None,
+    ) -> None:
+        self.table, self.layout, self.pools, self.admission = table, layout, pools, admission
+        self.samplers, self.blend = samplers, blend
+
+    def place_(
+        self, proposal: Proposal | None, branches: Iterable[Branch], requests: Iterable[Request]
+    ) -> Batch:
+        """Rows of the active branches' trees, if there are any, and of whoever begins."""
+        opened, newcomers = list(requests), list(branches)
+        spans = [span for branch in newcomers for span in self._start_behind(branch)]
+        for request in opened:
+            root, more = self._open(request)
+            newcomers += root
+            spans += more
+        trees = None if proposal is None else self.trees(proposal)
+        placed = self.layout.place_(self.pools[0], trees, spans)
+        ran = tuple(self.table.active) if proposal is not None else ()
+        by_owner = {branch.owner: branch for branch in newcomers}
+        drawn = [by_owner[span.owner] for span in spans if span.draws]
+        rows = replace(
+            placed.rows,
+            sampler=self.samplers.of([*ran, *drawn]),
+            blend=None if self.blend is None else self.blend.rows(spans, placed),
+        )
+        return Batch(rows, placed, ran, tuple(newcomers), tuple(opened), tuple(spans))
+
+    def trees(self, proposal: Proposal) -> Trees:
+        """The active branches as roots of trees."""
+        active = self.table.active
+        return Trees(
+            [b.tokens[-1] for b in active],
+            [b.length for b in active],
+            [b.owner for b in active],
+            tuple(i for i, b in enumerate(active) if b.matcher is not None),
+            proposal,
+        )
+
+    def _open(self, request: Request) -> tuple[list[Branch], list[Span]]:
+        """A request's first branch, if one begins, and the spans of its prompt; with a given
+        outline nothing is drawn."""
+        size = self.admission.region(request)
+        self.layout.open_(request.prefix_owner, size, self.pools)
+        spans = self._extend_prefix(request, request.prefix)
+        if request.outline_budget == 0:
+            branch = self.table.new_branch(request, 0, request.budget)
+            request.branches, request.stage = [branch], Stage.RUNNING
+        else:
+            branch = self.table.new_branch(request, -1, request.outline_budget)
+            request.root, request.stage = branch, Stage.OUTLINE
+        branch.prompt = request.tail
+        if request.given is not None:
+            if not self.table.limits.share_outline:
+                branch.end(Finish.STOP)
+                return [], spans
+            branch.prompt += request.given_ids
+        elif request.new_matcher is not None and branch.is_root:
+            branch.matcher = request.new_matcher()
+        return [branch], [*spans, self._start(branch)]
+
+    def _start_behind(self, branch: Branch) -> list[Span]:
+        """A waiting branch's prompt, behind what all branches' prompts begin with."""
+        request = branch.request
+        spans = self._extend_prefix(request, request.hoist)
+        request.hoist = PromptTokens()
+        return [*spans, self._start(branch)]
+
+    def _extend_prefix(self, request: Request, more: PromptTokens) -> list[Span]:
+        if not len(more):
+            return []
+        owner = request.prefix_owner
+        span = Span(owner, owner, request.prefix_length, more.ids, chunks=more.chunks)
+        request.prefix_length += len(more)
+        request.context += more.ids
+        return [span]
+
+    def _start(self, branch: Branch) -> Span:
+        request, limit = branch.request, self.table.limits.max_positions
+        branch.stage = Stage.RUNNING
+        branch.start = branch.length = request.prefix_length
+        room = limit - branch.start - len(branch.prompt)
+        if room < branch.budget:
+            branch.budget, branch.note = room, f"cut to the model's {limit}"
+        self.layout.enter_(branch.owner, request.prefix_owner, self.pools)
+        return Span(
+            branch.owner,
+            request.prefix_owner,
+            branch.start,
+            branch.prompt.ids,
+            draws=not (branch.is_root and request.given is not None),
+            bound=branch.matcher is not None,
+            chunks=branch.prompt.chunks,
+        )
