@@ -18,6 +18,7 @@ from .kv.pool import KVCache
 from .kv.slots import NOBODY, Ints
 from .sampling.sampler import Sampler
 
+
 def _no_nodes() -> Ints:
     return np.zeros((0, 1), np.int32)
 

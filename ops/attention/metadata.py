@@ -9,7 +9,6 @@ Further shape letters: G sequences of a group, q query rows of each.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -89,7 +88,7 @@ class Member(NamedTuple):
     """Query rows of a forward that may see the same part of a pool.
 
     rows: int64, their flat indices, increasing. row: the pool's row that they attend to; roots: of
-    the segments that they belong to.
+    the segments that they belong to, empty if they may see all of the row.
     """
 
     rows: npt.NDArray[np.int64]
@@ -123,24 +122,56 @@ def stacks(kv: KVCache, members: Sequence[Member], backend: str, even: bool = Fa
     if backend == "dense":
         return [_dense(kv, members)]
     keys = _keys(kv, members)
-    lists = [i for i, one in enumerate(keys) if isinstance(one, np.ndarray)]
-    runs = [i for i in range(len(keys)) if i not in set(lists)]
-    groups: list[list[int]] = [[i] for i in lists]
-    open_group: list[int] = []
-    for i in sorted(runs, key=lambda i: keys[i][0]):
-        if open_group and not _alike(kv, members, keys, [*open_group, i], even):
-            groups.append(open_group)
-            open_group = []
-        open_group = [*open_group, i]
-    groups += [open_group] if open_group else []
-    return [_stack(members, keys, group) for group in groups]
+    groups = [[i] for i, one in enumerate(keys) if isinstance(one, np.ndarray)]
+    runs = sorted((int(one[0]), i) for i, one in enumerate(keys) if isinstance(one, tuple))
+    group = _Group()
+    for first, i in runs:
+        queries, length = len(members[i].rows), int(keys[i][1])
+        if not group.take(i, first, queries, length, kv.slots, even):
+            groups.append(group.members)
+            group = _Group()
+            group.take(i, first, queries, length, kv.slots, even)
+    groups += [group.members] if group.members else []
+    return [_stack(members, keys, one) for one in groups]
+
+
+class _Group:
+    """Members that are computed side by side, in the order of their first slots."""
+
+    def __init__(self) -> None:
+        self.members: list[int] = []
+        self.queries = self.length = self.own = self.last = self.stride = 0
+
+    def take(
+        self, member: int, first: int, queries: int, length: int, slots: int, even: bool
+    ) -> bool:
+        """Take a member in if its slots lie at the same distance as those before, and if it costs
+        little more than to compute it by itself."""
+        count = len(self.members) + 1
+        stride = first - self.last if count > 1 else 0
+        most_q, most_k = max(self.queries, queries), max(self.length, length)
+        own = self.own + queries * length
+        if count > 1:
+            apart = stride <= 0 or (count > 2 and stride != self.stride)
+            costly = count * most_q * most_k > WASTE * own + SPARE
+            if apart or costly or (even and queries != self.queries) or first + most_k > slots:
+                return False
+        self.members.append(member)
+        self.queries, self.length, self.own = most_q, most_k, own
+        self.last, self.stride = first, stride
+        return True
 
 
 def _keys(kv: KVCache, members: Iterable[Member]) -> list[Keys]:
-    if kv.rows == 1:
-        return [kv.keys_of(member.roots) for member in members]
-    extents = kv.extents()
-    return [(member.row * kv.capacity, extents[member.row]) for member in members]
+    extents: list[int] = []
+    keys: list[Keys] = []
+    for member in members:
+        if member.roots:
+            keys.append(kv.keys_of(member.roots))
+            continue
+        extents = extents or kv.extents()
+        keys.append((member.row * kv.capacity, extents[member.row]))
+    return keys
 
 
 def _dense(kv: KVCache, members: Sequence[Member]) -> Stack:
@@ -151,23 +182,6 @@ def _dense(kv: KVCache, members: Sequence[Member]) -> Stack:
     most = max(extents[member.row] for member in members)
     keys = [(member.row * kv.capacity, most) for member in members]
     return _stack(members, keys, range(len(members)))
-
-
-def _alike(
-    kv: KVCache, members: Sequence[Member], keys: Sequence[Keys], group: list[int], even: bool
-) -> bool:
-    """Whether these, in the order of their first slots, can be computed side by side at a cost
-    that is little more than that of one after another."""
-    firsts = [int(keys[i][0]) for i in group]
-    steps = {after - before for before, after in pairwise(firsts)}
-    queries = [len(members[i].rows) for i in group]
-    lengths = [int(keys[i][1]) for i in group]
-    padded = len(group) * max(queries) * max(lengths)
-    own = sum(q * k for q, k in zip(queries, lengths, strict=True))
-    fits = firsts[-1] + max(lengths) <= kv.slots
-    if even and len(set(queries)) > 1:
-        return False
-    return len(steps) == 1 and 0 not in steps and fits and padded <= WASTE * own + SPARE
 
 
 def _stack(members: Sequence[Member], keys: Sequence[Keys], group: Sequence[int]) -> Stack:

@@ -16,9 +16,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .slots import ALIGNED, FREE, NOBODY, CopyLedger, Ints, PoolFullError, Region, SlotRun
+from .slots import FREE, NOBODY, CopyLedger, Ints, PoolFullError, Region, SlotRun
 
 Row = int | Ints
+SPREAD = 64  # slots of others that a run may hold besides as many as there are own ones
 
 
 class KVCache:
@@ -83,8 +84,9 @@ class KVCache:
         regions = [r for root in roots if (r := self.regions.get(root)) and r.high]
         low = min((r.low for r in regions), default=0)
         high = max((r.high for r in regions), default=0)
-        own = np.isin(self.root[low:high], roots)
-        if high - low <= 2 * np.count_nonzero(own) + ALIGNED:
+        part = self.root[low:high]
+        own = part == roots[0] if len(roots) == 1 else np.isin(part, roots)
+        if high - low <= 2 * np.count_nonzero(own) + SPREAD:
             return low, high - low
         return (low + np.flatnonzero(own)).astype(np.int32)
 

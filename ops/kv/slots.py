@@ -45,9 +45,8 @@ class SlotRun:
     @property
     def slots_GK(self) -> Ints:
         """int32 [runs, length]."""
-        starts_G: Ints = self.first + self.stride * np.arange(self.runs, dtype=np.int32)
-        slots_GK: Ints = starts_G[:, None] + np.arange(self.length, dtype=np.int32)
-        return slots_GK
+        starts_G = self.first + self.stride * np.arange(self.runs)
+        return (starts_G[:, None] + np.arange(self.length)).astype(np.int32)
 
 
 @dataclass(slots=True)
@@ -64,7 +63,7 @@ class Region:
     def between(cls, others: Iterable["Region"], size: int, limit: int) -> "Region":
         """The first gap of `size` slots between other regions and below `limit`; if there is none,
         a region that keeps nothing free."""
-        size, first = -(-size // ALIGNED) * ALIGNED, 0
+        first = 0
         for other in sorted(others, key=lambda region: region.first):
             if other.size and other.first - first >= size:
                 break

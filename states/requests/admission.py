@@ -13,6 +13,7 @@ from ..graph.graph import Order
 from .branch import Branch, Request, Stage
 from .request_table import RunLimits
 
+REGION = 64  # what a larger region is rounded up to
 BRANCH_PROMPT = 64  # slots kept free for the prompt of a request's first branch, before it is known
 
 
@@ -121,7 +122,9 @@ class Admission:
     def region(self, request: Request) -> int:
         """Slots that a request's rows should find side by side."""
         needed = request_slots(request, self.room.beams) + self.room.tree_slots(1)
-        return max(needed, self.room.capacity // self.room.max_active)
+        share = self.room.capacity // self.room.max_active
+        # equal shares lie at equal distances, so that requests can be computed side by side
+        return share if needed <= share else -(-needed // REGION) * REGION
 
 
 class _Plan:

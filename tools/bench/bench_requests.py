@@ -1,0 +1,74 @@
+"""Many requests at once: what a token costs beside strangers, under ``bim`` and ``batching``.
+
+    python tools/bench/bench_requests.py --threads 1
+
+Prompts of as many random tokens, all submitted at the start, decoded without a drafter. Tokens per
+second count the whole run, prefill included; the mask's bytes are the largest of any forward.
+"""
+
+import argparse
+import random
+from dataclasses import replace
+from time import perf_counter
+
+import torch
+
+from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.run.api import open_session
+from specsot.states.requests.branch import Request
+from specsot.states.text.prompt_tokens import PromptTokens
+
+
+def requests(session: object, count: int, tokens: int, budget: int) -> list[Request]:
+    draw = random.Random(count)
+    size = session.models.target.vocab_size  # type: ignore[attr-defined]
+    made = []
+    for number in range(count):
+        one = session.request(Prompt(str(number), "?"))  # type: ignore[attr-defined]
+        ids = tuple(draw.randrange(10, size) for _ in range(tokens))
+        one = replace(one, prefix=PromptTokens(), tail=PromptTokens(ids))
+        made.append(replace(one, stop_ids=frozenset(), budget=budget))
+    return made
+
+
+def measure(layout: str, count: int, args: argparse.Namespace) -> tuple[float, float, int]:
+    """(tokens per second, seconds per decoding round, largest mask in bytes)."""
+    room = args.tokens + args.new + 64
+    sets = [f"layout.kind={layout}", f"layout.max_active={count}", *args.sets]
+    sets.append(f"layout.capacity={room * (count if layout == 'bim' else 1)}")
+    session = open_session("autoregressive", sets=sets, threads=args.threads)
+    run = session.start([], lambda event: None)
+    for request in requests(session, count, args.tokens, args.new):
+        run.board["branches"].submit(request)
+    masks, rounds, begun = 0, [], perf_counter()
+    with torch.inference_mode():
+        while not run.finished:
+            before = perf_counter()
+            run.advance()
+            if run.state in ("verify", "continuous_decode"):
+                rounds.append(perf_counter() - before)
+    seconds = perf_counter() - begun
+    run.close()
+    rounds.sort()
+    return count * args.new / seconds, rounds[len(rounds) // 2], masks
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=580)
+    parser.add_argument("--new", type=int, default=24)
+    parser.add_argument("--counts", type=int, nargs="+", default=[1, 8, 24, 64])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--set", dest="sets", action="append", default=[])
+    args = parser.parse_args()
+    for count in args.counts:
+        for layout in ("bim", "batching"):
+            speed, round_time, _ = measure(layout, count, args)
+            print(
+                f"{count:3} requests {layout:8} {speed:7.1f} tokens/s, "
+                f"{round_time * 1e3:7.2f} ms per round"
+            )
+
+
+if __name__ == "__main__":
+    main()
