@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from .beam_spec import BeamBlock
 from .blend_spec import BlendBlock
-from .graph import KINDS, VERSION, Call, Edge, Graph, Limits, Skeleton, StateSpec
+from .graph import EXTENDS, KINDS, VERSION, Call, Edge, Graph, Limits, Skeleton, StateSpec
 from .sampling_spec import Sampling
 from .source import MOST, GraphError, Problem, Source, hint, quoted
 from .spec import Spec
@@ -27,11 +27,12 @@ def validate(source: Source) -> Graph:
         GraphError: every problem of the schema, in file order.
     """
     check_mapping(source, "graph")
-    _check_version(source)
+    check_version(source)
+    data, source.origins = flatten_edges(source.data)
     ours = (_nulls(source, source.data, ()), _state_names(source), _kinds(source))
     problems = [one for check in ours for one in check]
     try:
-        graph = Graph.model_validate(source.data)
+        graph = Graph.model_validate(data)
     except ValidationError as error:
         taken = {(p.file, p.line, p.column, p.where) for p in problems}
         errors = error.errors(include_url=False)[: 10 * MOST]
@@ -53,7 +54,25 @@ def check_mapping(source: Source, what: str) -> None:
         raise GraphError([source.problem((), message)])
 
 
-def _check_version(source: Source) -> None:
+def flatten_edges(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Path, Path]]:
+    """A graph's data with an edge for each state under `from`, and where its file has each edge."""
+    edges = data.get("transitions")
+    flat: list[Any] = []
+    origins: dict[Path, Path] = {}
+    for i, edge in enumerate(edges if isinstance(edges, list) else ()):
+        states = edge.get("from") if isinstance(edge, dict) else None
+        for j, state in enumerate(states if isinstance(states, list) else ()):
+            origins["transitions", len(flat), "from"] = ("transitions", i, "from", j)
+            origins["transitions", len(flat)] = ("transitions", i)
+            flat.append({**edge, "from": state})
+        if not (isinstance(states, list) and states):
+            origins["transitions", len(flat)] = ("transitions", i)
+            flat.append(edge)
+    return {**data, **({"transitions": flat} if isinstance(edges, list) else {})}, origins
+
+
+def check_version(source: Source) -> None:
+    """Raise if a later version of specsot wrote the file."""
     version = source.data.get("version")
     if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
         message = f"the graph needs format {quoted(version)}, this specsot reads {VERSION}: upgrade"
@@ -142,6 +161,7 @@ def problem(source: Source, error: Any, model_at: Any) -> Problem:
 def _extra(key: str, parent: Path, model_at: Any, data: Any) -> str:
     model: type[BaseModel] | None = model_at(parent, data)
     known = [f.alias or name for name, f in model.model_fields.items()] if model else []
+    known += [EXTENDS] if model is Graph else []
     other = [k for k, m in KINDS.get(str(parent[-1:] and parent[0]), {}).items() if _has(m, key)]
     if other:
         mine = data[parent[0]].get("kind")
