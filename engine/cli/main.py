@@ -31,7 +31,7 @@ COMMANDS = (
     Command("compare", "compare", "compare", "Compare graphs: equal tokens, and the cost."),
     Command("certify", "certify", "certify", "Certify that a graph is lossless."),
     Command("check", "graphs", "check", "Check graphs: every problem with its place."),
-    Command("show", "graphs", "show", "Print a graph; --resolved, --mermaid."),
+    Command("show", "graphs", "show", "Print a graph; --full, --resolved, --mermaid."),
     Command("list", "graphs", "list_graphs", "The shipped graphs."),
     Command("schema", "graphs", "schema", "The JSON schema of graph files."),
     Command("train", "train", "train", "Train a drafter for any target."),

@@ -55,20 +55,37 @@ def check_mapping(source: Source, what: str) -> None:
 
 
 def flatten_edges(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Path, Path]]:
-    """A graph's data with an edge for each state under `from`, and where its file has each edge."""
+    """A graph's data with an edge for each state under `from`, and where its file has each edge.
+
+    Edges are sorted by the state that they leave; those of one state keep the order of the file.
+    """
     edges = data.get("transitions")
-    flat: list[Any] = []
+    if not isinstance(edges, list):
+        return dict(data), {}
+    order = list(states) if isinstance(states := data.get("states"), dict) else []
+    flat = sorted(_single_edges(edges), key=lambda one: _rank(order, one[0]))
     origins: dict[Path, Path] = {}
-    for i, edge in enumerate(edges if isinstance(edges, list) else ()):
+    for i, (_, at, state_at) in enumerate(flat):
+        origins["transitions", i] = ("transitions", *at)
+        if state_at:
+            origins["transitions", i, "from"] = ("transitions", *state_at)
+    return {**data, "transitions": [edge for edge, _, _ in flat]}, origins
+
+
+def _single_edges(edges: list[Any]) -> Iterator[tuple[Any, Path, Path]]:
+    """Edges with one state under `from`, the place of each, and that of its state in a list."""
+    for i, edge in enumerate(edges):
         states = edge.get("from") if isinstance(edge, dict) else None
-        for j, state in enumerate(states if isinstance(states, list) else ()):
-            origins["transitions", len(flat), "from"] = ("transitions", i, "from", j)
-            origins["transitions", len(flat)] = ("transitions", i)
-            flat.append({**edge, "from": state})
-        if not (isinstance(states, list) and states):
-            origins["transitions", len(flat)] = ("transitions", i)
-            flat.append(edge)
-    return {**data, **({"transitions": flat} if isinstance(edges, list) else {})}, origins
+        if isinstance(states, list) and states:
+            for j, state in enumerate(states):
+                yield {**edge, "from": state}, (i,), (i, "from", j)
+        else:
+            yield edge, (i,), ()
+
+
+def _rank(order: list[str], edge: Any) -> int:
+    state = edge.get("from") if isinstance(edge, dict) else None
+    return order.index(state) if state in order else len(order)
 
 
 def check_version(source: Source) -> None:
