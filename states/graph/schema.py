@@ -29,7 +29,7 @@ def validate(source: Source) -> Graph:
     check_mapping(source, "graph")
     check_version(source)
     data, source.origins = flatten_edges(source.data)
-    ours = (_nulls(source, source.data, ()), _state_names(source), _kinds(source))
+    ours = (_nulls(source, data, ()), _state_names(source), _kinds(source))
     problems = [one for check in ours for one in check]
     try:
         graph = Graph.model_validate(data)
