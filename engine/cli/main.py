@@ -32,7 +32,7 @@ COMMANDS = (
     Command("certify", "certify", "certify", "Certify that a graph is lossless."),
     Command("check", "graphs", "check", "Check graphs: every problem with its place."),
     Command("show", "graphs", "show", "Print a graph; --full, --resolved, --mermaid."),
-    Command("list", "graphs", "list_graphs", "The shipped graphs."),
+    Command("list", "graphs", "list_graphs", "The shipped graphs, and what each is for."),
     Command("schema", "graphs", "schema", "The JSON schema of graph files."),
     Command("train", "train", "train", "Train a drafter for any target."),
     Command("cache", "cache", "cache", "Cached chunks of documents: add, list, drop."),

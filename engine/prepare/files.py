@@ -141,6 +141,7 @@ def _close(ref: str) -> str:
     """A shipped graph, a machine or a file of the same folder that may have been meant."""
     words = _name(ref).rpartition("/")
     folder, stem = words[0].rpartition("/")[2], words[2]
-    beside = [path.name for path in Path(ref).parent.glob("*.yaml")]
+    beside = {path.stem: path.name for path in Path(ref).parent.glob("*.yaml")}
+    near = [name for at, name in beside.items() if hint(stem, [at])]
     machine = hint(f"{folder}/{stem}", _machine_names())
-    return hint(stem, graph_names()) or machine or hint(f"{stem}.yaml", beside)
+    return hint(stem, graph_names()) or machine or hint(f"{stem}.yaml", near)

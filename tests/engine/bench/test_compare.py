@@ -43,7 +43,6 @@ PROMPTS = Prompts(
         Prompt("bees", "How do honey bees make honey?"),
     )
 )
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
