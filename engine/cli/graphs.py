@@ -16,6 +16,7 @@ from ...states.graph.program import Program
 from ...states.graph.source import GraphError, Problem
 from ..prepare.environment import embedded_layers
 from ..prepare.files import graph_names, open_graph
+from ..prepare.repeat import graph_yaml
 from ..view.diagram import describe_graph, describe_words, mermaid
 
 GOOD, BAD_GRAPH = 0, 3
@@ -55,17 +56,31 @@ def check(
 
 def show(
     graph: Annotated[str, typer.Argument(help="A path or a shipped name.")],
-    resolved: Annotated[
-        bool, typer.Option(help="Which function each op became, with its settings.")
+    full: Annotated[
+        bool, typer.Option("--full", help="Instead: the whole graph, with all that it extends.")
     ] = False,
-    draw: Annotated[bool, typer.Option("--mermaid", help="A Mermaid state diagram.")] = False,
+    resolved: Annotated[
+        bool,
+        typer.Option("--resolved", help="Instead: what each op became, with its settings."),
+    ] = False,
+    draw: Annotated[
+        bool, typer.Option("--mermaid", help="Instead: a Mermaid state diagram.")
+    ] = False,
     sets: Sets = None,
 ) -> None:
-    """Print a graph: its settings, states, ops and transitions."""
+    """Print a graph: its file as it is, or what it means."""
+    if full + resolved + draw > 1:
+        raise typer.BadParameter("--full, --resolved and --mermaid are three ways to print a graph")
+    if sets and not (full or resolved or draw):
+        raise typer.BadParameter("--set changes no file: with --full, --resolved or --mermaid")
     program = _open(graph, sets)
-    layers = embedded_layers() if resolved else 0
-    text = describe_graph(program, resolved=resolved, layers=layers)
-    print(mermaid(program.graph) if draw else text)
+    if full:
+        text = graph_yaml(program.graph)
+    elif resolved:
+        text = describe_graph(program, layers=embedded_layers())
+    else:
+        text = mermaid(program.graph) if draw else program.source.text
+    print(text.rstrip())
 
 
 def list_graphs(
@@ -74,7 +89,7 @@ def list_graphs(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """The shipped graphs, or the words that a graph can use."""
+    """The shipped graphs and what each is for, or the words that a graph can use."""
     table = op_table()
     if ops:
         print(describe_words(table))

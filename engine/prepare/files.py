@@ -1,25 +1,41 @@
 """Finding and reading graphs: an existing file wins over a graph that ships with the package."""
 
 import errno
+import os
 import stat
-from collections.abc import Iterable
-from importlib.resources import files
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from ...ops.registry import OpTable
+from ...states.graph.extends import base_of, extend
+from ...states.graph.graph import EXTENDS
 from ...states.graph.load import load_program, op_table
 from ...states.graph.program import Program
-from ...states.graph.source import GraphError, Problem, Source, decode, hint
+from ...states.graph.source import GraphError, Problem, Source, decode, hint, quoted
 from ...states.graph.yaml12 import MAX_BYTES
 
 PACKAGE = __name__.split(".")[0]
 FOLDER = "graphs"
+SHIPPED = Path(__file__).parents[2] / FOLDER
+LONGEST_CHAIN = 8  # files that extend one another
+
+
+class GraphFile(NamedTuple):
+    """A file to read, and how messages call it."""
+
+    path: str
+    shown: str
 
 
 def graph_names() -> list[str]:
     """Names of the shipped graphs."""
-    found = (p.name for p in (files(PACKAGE) / FOLDER).iterdir() if p.is_file())
-    return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def _machine_names() -> list[str]:
+    """What the shipped graphs extend."""
+    return sorted(f"machines/{path.stem}" for path in SHIPPED.glob("machines/*.yaml"))
 
 
 def open_graph(ref: str, sets: Iterable[str] = (), table: OpTable | None = None) -> Program:
@@ -37,13 +53,41 @@ def open_graph(ref: str, sets: Iterable[str] = (), table: OpTable | None = None)
 
 
 def open_source(ref: str) -> Source:
-    """The parsed graph file; raises GraphError."""
-    name = ref.removeprefix(f"{FOLDER}/").removesuffix(".yaml")
-    if _is_there(ref) or name not in graph_names():
-        return read_source(ref)
-    shown = f"{FOLDER}/{name}.yaml"
-    data = (files(PACKAGE) / FOLDER / f"{name}.yaml").read_bytes()
-    return Source(decode(data, shown), shown)
+    """The parsed graph file with all that it extends; raises GraphError."""
+    file = _find(ref, GraphFile(ref, ref))
+    return _extended(read_source(file.path, file.shown), (file,))
+
+
+def _extended(source: Source, chain: tuple[GraphFile, ...]) -> Source:
+    """A file with its base, which is shipped or stands beside it. chain: who extends whom."""
+    name = base_of(source)
+    if name is None:
+        return source
+    beside = (str(Path(place).parent / name) for place in chain[-1])
+    base = _find(name, GraphFile(*beside))
+
+    def wrong(message: str) -> Problem:
+        return source.problem((EXTENDS,), message)
+
+    way = " > ".join(file.shown for file in (*chain, base))
+    if any(os.path.realpath(base.path) == os.path.realpath(file.path) for file in chain):
+        raise GraphError([wrong(f"a graph cannot extend itself: {way}")])
+    if len(chain) == LONGEST_CHAIN:
+        raise GraphError([wrong(f"more than {LONGEST_CHAIN} files extend one another: {way}")])
+    whole = read_source(*base, lambda message: wrong(f"{quoted(name)}: {message}"))
+    return extend(source, _extended(whole, (*chain, base)))
+
+
+def _find(ref: str, file: GraphFile) -> GraphFile:
+    """That file if there is one, else the shipped graph or machine of that name."""
+    name = _name(ref)
+    if _is_there(file.path) or name not in (*graph_names(), *_machine_names()):
+        return file
+    return GraphFile(str(SHIPPED / f"{name}.yaml"), f"{FOLDER}/{name}.yaml")
+
+
+def _name(ref: str) -> str:
+    return ref.removeprefix(f"{FOLDER}/").removesuffix(".yaml")
 
 
 def _is_there(ref: str) -> bool:
@@ -54,26 +98,28 @@ def _is_there(ref: str) -> bool:
         return False
 
 
-def read_source(ref: str) -> Source:
-    """A YAML file of a user; anything that is no readable regular file is a GraphError."""
+def read_source(ref: str, shown: str = "", wrong: Callable[[str], Problem] | None = None) -> Source:
+    """A YAML file; anything that is no readable regular file is a GraphError.
+
+    Args:
+        shown: how messages call the file, if not by its path.
+        wrong: the problem to raise when it cannot be read; by default one of that file.
+    """
+    problem = wrong or (lambda message: Problem(shown or ref or "''", 0, 0, "file", message))
     try:
         path = Path(ref)
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
-            raise GraphError([_wrong(ref, _odd(mode))])
+            raise GraphError([problem(_odd(mode))])
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise GraphError([_wrong(ref, _why(ref, error))]) from None
+        raise GraphError([problem(_why(ref, error))]) from None
     except ValueError as error:
         if isinstance(error, GraphError):
             raise
-        raise GraphError([_wrong(repr(ref), "a path cannot hold a NUL character")]) from None
-    return Source(decode(data, ref), ref)
-
-
-def _wrong(ref: str, message: str) -> Problem:
-    return Problem(ref or "''", 0, 0, "file", message)
+        raise GraphError([problem("a path cannot hold a NUL character")]) from None
+    return Source(decode(data, shown or ref), shown or ref)
 
 
 def _odd(mode: int) -> str:
@@ -85,8 +131,17 @@ def _odd(mode: int) -> str:
 def _why(ref: str, error: OSError) -> str:
     if error.errno == errno.ENOENT:
         names = graph_names()
-        name = ref.removeprefix(f"{FOLDER}/").removesuffix(".yaml")
-        return f"no such file or shipped graph{hint(name, names)}; shipped are: {', '.join(names)}"
+        return f"no such file or shipped graph{_close(ref)}; shipped are: {', '.join(names)}"
     if error.errno == errno.ELOOP:
         return "the symbolic link leads back to itself"
     return (error.strerror or str(error)).lower()
+
+
+def _close(ref: str) -> str:
+    """A shipped graph, a machine or a file of the same folder that may have been meant."""
+    words = _name(ref).rpartition("/")
+    folder, stem = words[0].rpartition("/")[2], words[2]
+    beside = {path.stem: path.name for path in Path(ref).parent.glob("*.yaml")}
+    near = [name for at, name in beside.items() if hint(stem, [at])]
+    machine = hint(f"{folder}/{stem}", _machine_names())
+    return hint(stem, graph_names()) or machine or hint(f"{stem}.yaml", near)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,7 +10,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError
 
-from ...states.graph.graph import Graph
+from ...states.graph.graph import KINDS, Graph
 from ...states.graph.schema import problem
 from ...states.graph.source import GraphError, Problem, Source
 from ...states.graph.spec import Int, Spec
@@ -96,7 +97,7 @@ def graph_source(source: Source) -> Source:
     inner.data = source.data["graph"]
     inner.keys = {path[1:]: at for path, at in source.keys.items() if path[:1] == ("graph",)}
     inner.values = {path[1:]: at for path, at in source.values.items() if path[:1] == ("graph",)}
-    inner.options = {}
+    inner.options, inner.files = {}, {}
     _own_template(inner.data, Path(source.file).parent)
     return inner
 
@@ -200,8 +201,32 @@ _Dumper.add_representer(str, _text)
 
 def to_yaml(document: Mapping[str, Any]) -> str:
     """The file's text."""
-    body = yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
-    return f"# Repeat this run: specsot run {FILE}\n{body}"
+    return f"# Repeat this run: specsot run {FILE}\n{_dump(document, flow=False)}"
+
+
+def graph_yaml(graph: Graph) -> str:
+    """A graph file that says everything and extends nothing."""
+    document = _plain(graph.model_dump(by_alias=True, exclude_none=True))
+    for name, state in graph.states.items():
+        given = _plain(state.model_dump(by_alias=True, exclude_defaults=True))
+        ops = [call["op"] if len(call) == 1 else call for call in given.get("ops", ())]
+        document["states"][name] = {**given, "ops": ops} if ops else given
+    for block in KINDS:
+        document[block] = {"kind": document[block]["kind"], **document[block]}
+    return re.sub(r"^(\w+:)$", r"\n\1", _dump(document, flow=None), flags=re.MULTILINE)
+
+
+def _dump(document: Mapping[str, Any], flow: bool | None) -> str:
+    """flow: None writes collections of scalars in one line, False nothing."""
+    text: str = yaml.dump(
+        dict(document),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=100,
+        default_flow_style=flow,
+    )
+    return text
 
 
 def canonical(graph: Graph) -> str:

@@ -33,26 +33,23 @@ def mermaid(graph: Graph) -> str:
     return "\n".join(lines)
 
 
-def describe_graph(program: Program, *, resolved: bool = False, layers: int = 0) -> str:
-    """What a graph says: its blocks, its states with their ops, its transitions.
+def describe_graph(program: Program, *, layers: int = 0) -> str:
+    """What a graph means: its blocks, its states with what their ops became, its transitions.
 
-    resolved: say for each op which function it became and with which settings, and for a graph
-    that reuses cached rows what each layer of a model of `layers` layers does (0: not known).
+    An op is shown with its function and settings. For a graph that reuses cached rows, also what
+    each layer of a model of `layers` layers does (0: not known).
     """
     graph = program.graph
     parts = [f"{graph.name}: {graph.doc.strip()}" if graph.doc else graph.name]
     parts += ["", *_table(_blocks(graph))]
-    if resolved and graph.blend is not None:
+    if graph.blend is not None:
         parts += ["", *_plans(graph.blend, layers)]
     parts += ["", "states"]
     for name, state in graph.states.items():
         mark = "  (initial)" if name == graph.initial else "  (final)" if state.final else ""
         parts.append(f"  {name}{mark}")
         parts += [f"    {line}" for line in state.doc.split("\n") if line]
-        if resolved:
-            parts += [f"      {line}" for line in _table(_resolved(program, name))]
-        elif state.ops:
-            parts.append(f"      {' > '.join(call.op for call in state.ops)}")
+        parts += [f"      {line}" for line in _table(_resolved(program, name))]
     parts += ["", "transitions (the first whose guard holds is taken)"]
     rows = [(e.from_, f"> {e.to}", f"when {e.when}" if e.when else "") for e in graph.transitions]
     return "\n".join([*parts, *(f"  {line}" for line in _table(rows))])
@@ -83,6 +80,7 @@ def _blocks(graph: Graph) -> Iterator[tuple[str, str]]:
             for text in shown.values():
                 if len(text) > LONGEST:
                     yield from _folded(text)
+    yield "attention", graph.attention
 
 
 def _plans(blend: BlendBlock, layers: int) -> Iterator[str]:

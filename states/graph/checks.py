@@ -10,7 +10,7 @@ from typing import Any
 from ...ops.registry import OpEntry, OpSetting, OpTable
 from ...ops.sampling.settings import Draws
 from .drafter_spec import Drafter, most_of
-from .graph import SETTING_BLOCKS, Call, Graph
+from .graph import SETTING_BLOCKS, TOP_SETTINGS, Call, Graph
 from .schema import kind_of
 from .source import Problem, Source, hint, quoted
 from .yaml12 import Path
@@ -68,7 +68,7 @@ def _nobody_gives(graph: Graph, call: Call, name: str) -> bool:
 
 
 def find_setting(graph: Graph, call: Call, name: str) -> Any:
-    """A setting's value: from `with`, then from the blocks by name; MISSING if nobody gives it.
+    """A setting's value: from `with`, the blocks, the top of the graph; MISSING if nobody gives it.
 
     Raises:
         KeyError: a `$ref` that names nothing.
@@ -80,7 +80,7 @@ def find_setting(graph: Graph, call: Call, name: str) -> Any:
         spec = getattr(graph, block)
         if spec is not None and name != "kind" and name in type(spec).model_fields:
             return getattr(spec, name)
-    return MISSING
+    return getattr(graph, name) if name in TOP_SETTINGS else MISSING
 
 
 def _is_ref(value: Any) -> bool:

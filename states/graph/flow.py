@@ -28,8 +28,10 @@ def check_shape(graph: Graph, src: Source) -> Iterator[Problem]:
         elif not state.final and name not in ending and seen.intersection(finals):
             yield src.problem(here, "no final state can be reached from here", key=True)
         if out and out[-1].when is not None and all(e.when is not None for e in out):
-            last = ("transitions", max(i for i, e in enumerate(graph.transitions) if e is out[-1]))
-            yield src.problem(last, f"the last way out of {name!r} must have no `when`")
+            last = max(i for i, e in enumerate(graph.transitions) if e is out[-1])
+            yield src.problem(
+                _place(src, last), f"the last way out of {name!r} must have no `when`"
+            )
         if name not in seen:
             yield src.problem(here, "cannot be reached", key=True)
     if not seen.intersection(finals):
@@ -42,15 +44,21 @@ def _never_taken(graph: Graph, src: Source) -> Iterator[Problem]:
     used: dict[tuple[str, str], int] = {}
     for i, edge in enumerate(graph.transitions):
         if edge.from_ in closed:
-            message = f"never taken: transitions.{closed[edge.from_]} has no guard"
-            yield src.problem(("transitions", i), message)
+            message = f"never taken: {src.where(_place(src, closed[edge.from_]))} has no guard"
+            yield src.problem(_place(src, i), message)
         elif edge.when is None:
             closed[edge.from_] = i
         elif (edge.from_, edge.when) in used:
-            message = f"never taken: transitions.{used[edge.from_, edge.when]} has the same guard"
-            yield src.problem(("transitions", i), message)
+            same = src.where(_place(src, used[edge.from_, edge.when]))
+            yield src.problem(_place(src, i), f"never taken: {same} has the same guard")
         else:
             used[edge.from_, edge.when] = i
+
+
+def _place(src: Source, i: int) -> Path:
+    """An edge; of several that the file has in one line, the state that it leaves."""
+    at = ("transitions", i, "from")
+    return at if at in src.origins else at[:2]
 
 
 def _ways(edges: Iterable[Edge]) -> Ways:
@@ -144,7 +152,7 @@ def check_progress(graph: Graph, src: Source, steps: Steps) -> Iterator[Problem]
                 told.update(path)
                 cycle = " > ".join((edge.from_, *path))
                 message = f"the cycle {cycle} commits no token: a run could stay in it for ever"
-                yield src.problem(("transitions", i), message)
+                yield src.problem(_place(src, i), message)
 
 
 def _path(first: str, last: str, ways: Ways) -> list[str]:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from .beam_spec import BeamBlock
 from .blend_spec import BlendBlock
-from .graph import KINDS, VERSION, Call, Edge, Graph, Limits, Skeleton, StateSpec
+from .graph import EXTENDS, KINDS, VERSION, Call, Edge, Graph, Limits, Skeleton, StateSpec
 from .sampling_spec import Sampling
 from .source import MOST, GraphError, Problem, Source, hint, quoted
 from .spec import Spec
@@ -27,11 +27,12 @@ def validate(source: Source) -> Graph:
         GraphError: every problem of the schema, in file order.
     """
     check_mapping(source, "graph")
-    _check_version(source)
-    ours = (_nulls(source, source.data, ()), _state_names(source), _kinds(source))
+    check_version(source)
+    data, source.origins = flatten_edges(source.data)
+    ours = (_nulls(source, data, ()), _state_names(source), _kinds(source))
     problems = [one for check in ours for one in check]
     try:
-        graph = Graph.model_validate(source.data)
+        graph = Graph.model_validate(data)
     except ValidationError as error:
         taken = {(p.file, p.line, p.column, p.where) for p in problems}
         errors = error.errors(include_url=False)[: 10 * MOST]
@@ -53,7 +54,42 @@ def check_mapping(source: Source, what: str) -> None:
         raise GraphError([source.problem((), message)])
 
 
-def _check_version(source: Source) -> None:
+def flatten_edges(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Path, Path]]:
+    """A graph's data with an edge for each state under `from`, and where its file has each edge.
+
+    Edges are sorted by the state that they leave; those of one state keep the order of the file.
+    """
+    edges = data.get("transitions")
+    if not isinstance(edges, list):
+        return dict(data), {}
+    order = list(states) if isinstance(states := data.get("states"), dict) else []
+    flat = sorted(_single_edges(edges), key=lambda one: _rank(order, one[0]))
+    origins: dict[Path, Path] = {}
+    for i, (_, at, state_at) in enumerate(flat):
+        origins["transitions", i] = ("transitions", *at)
+        if state_at:
+            origins["transitions", i, "from"] = ("transitions", *state_at)
+    return {**data, "transitions": [edge for edge, _, _ in flat]}, origins
+
+
+def _single_edges(edges: list[Any]) -> Iterator[tuple[Any, Path, Path]]:
+    """Edges with one state under `from`, the place of each, and that of its state in a list."""
+    for i, edge in enumerate(edges):
+        states = edge.get("from") if isinstance(edge, dict) else None
+        if isinstance(states, list) and states:
+            for j, state in enumerate(states):
+                yield {**edge, "from": state}, (i,), (i, "from", j)
+        else:
+            yield edge, (i,), ()
+
+
+def _rank(order: list[str], edge: Any) -> int:
+    state = edge.get("from") if isinstance(edge, dict) else None
+    return order.index(state) if state in order else len(order)
+
+
+def check_version(source: Source) -> None:
+    """Raise if a later version of specsot wrote the file."""
     version = source.data.get("version")
     if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
         message = f"the graph needs format {quoted(version)}, this specsot reads {VERSION}: upgrade"
@@ -142,6 +178,7 @@ def problem(source: Source, error: Any, model_at: Any) -> Problem:
 def _extra(key: str, parent: Path, model_at: Any, data: Any) -> str:
     model: type[BaseModel] | None = model_at(parent, data)
     known = [f.alias or name for name, f in model.model_fields.items()] if model else []
+    known += [EXTENDS] if model is Graph else []
     other = [k for k, m in KINDS.get(str(parent[-1:] and parent[0]), {}).items() if _has(m, key)]
     if other:
         mine = data[parent[0]].get("kind")

@@ -130,7 +130,7 @@ def test_graphs_of_other_drafters_differ_in_nothing_else(twin: str, graphs: Grap
         one, other = (open_source(n).data for n in (twin, name))
         assert one.keys() == other.keys()
         unlike = {k for k in one if one[k] != other[k]}
-        assert unlike <= {"name", "drafter", *MORE.get(name, ())}, name
+        assert unlike <= {"name", "doc", "drafter", *MORE.get(name, ())}, name
 
 
 def _layout_of(name: str) -> str:

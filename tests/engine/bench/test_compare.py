@@ -29,7 +29,7 @@ from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt, Prompts, read_file
 from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.prepare.repeat import run_document, to_yaml
+from specsot.engine.prepare.repeat import graph_yaml, run_document, to_yaml
 from specsot.engine.run.api import tie
 from specsot.engine.run.contexts import contexts, next_logits
 from specsot.engine.run.runner import Status
@@ -43,7 +43,6 @@ PROMPTS = Prompts(
         Prompt("bees", "How do honey bees make honey?"),
     )
 )
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +269,7 @@ def test_an_unfinished_branch_is_not_compared(
 
 def changed(side: Side, tmp_path: Path, old: str, new: str) -> Side:
     """The same side with its shipped graph changed in one place."""
-    text = (ROOT / "graphs" / f"{side.name}.yaml").read_text()
+    text = graph_yaml(side.job.program.graph)
     assert old in text
     (tmp_path / "own.yaml").write_text(text.replace(old, new))
     job = prepare(RunOptions(graph=str(tmp_path / "own.yaml")), prompts=PROMPTS)

@@ -15,6 +15,7 @@ from specsot.engine.view.diagram import mermaid
 from specsot.states.graph.graph import Graph
 from specsot.states.graph.source import Source
 
+ROOT = Path(__file__).parents[3]
 Printed = pytest.CaptureFixture[str]
 
 
@@ -56,12 +57,33 @@ def test_check_as_json(capsys: Printed) -> None:
     assert [p["file"] for p in document["problems"]] == ["nothing"]
 
 
-def test_show_names_states_ops_and_ways(capsys: Printed) -> None:
+def test_show_prints_the_file_as_it_is(capsys: Printed) -> None:
     assert run("show", "bim_eagle") == 0
+    text = capsys.readouterr().out
+    assert text == (ROOT / "graphs/bim_eagle.yaml").read_text(encoding="utf-8")
+    assert "extends: machines/skeleton.yaml" in text and "\nstates:" not in text
+
+
+@pytest.mark.parametrize("sets", [(), ("--set", "drafter.kind=none", "--set", "layout.order=fcfs")])
+def test_show_full_prints_a_graph_of_one_file(
+    sets: tuple[str, ...], capsys: Printed, tmp_path: Path
+) -> None:
+    assert run("show", "bim_blend_merge", "--full", *sets) == 0
+    file = tmp_path / "whole.yaml"
+    file.write_text(capsys.readouterr().out)
+    assert run("check", str(file)) == 0
+    assert open_graph(str(file)).graph == open_graph("bim_blend_merge", sets[1::2]).graph
+    text = file.read_text()
+    assert "extends" not in text and "    ops: [draft.grow_tree_, outline.force]\n" in text
+    assert "- {from: verify, to: parse, when: outlines_finished}\n" in text
+
+
+def test_show_resolved_names_states_and_ways(capsys: Printed) -> None:
+    assert run("show", "bim_eagle", "--resolved") == 0
     text = capsys.readouterr().out
     graph = open_graph("bim_eagle").graph
     assert all(f"\n  {name}" in text for name in graph.states)
-    assert "branch.tree_ > mask.build" in text and "nodes=4" in text
+    assert "nodes=4" in text and re.search(r"^attention +auto$", text, re.MULTILINE)
     assert re.search(r"^  verify +> parse +when outlines_finished$", text, re.MULTILINE)
 
 
@@ -116,10 +138,11 @@ def test_mermaid_keeps_its_own_words_apart() -> None:
 def test_list(capsys: Printed) -> None:
     assert run("list") == 0
     lines = capsys.readouterr().out.strip().split("\n")
-    assert [line.split()[0] for line in lines] == graph_names()
-    assert all(len(line.split()) > 3 for line in lines)
+    docs = {name: open_graph(name).graph.doc for name in graph_names()}
+    assert [tuple(line.split(maxsplit=1)) for line in lines] == list(docs.items())
+    assert max(map(len, lines)) <= 100
     assert run("list", "--json") == 0
-    assert list(json.loads(capsys.readouterr().out)["graphs"]) == graph_names()
+    assert json.loads(capsys.readouterr().out)["graphs"] == docs
 
 
 def test_list_ops_is_the_vocabulary_for_writers(capsys: Printed) -> None:
@@ -146,9 +169,11 @@ def validator(capsys: Printed) -> Any:
 
 def test_the_schema_accepts_what_ships(capsys: Printed) -> None:
     editor = validator(capsys)
-    for name in graph_names():
-        data = json.loads(json.dumps(open_source(name).data))  # keys as editors see them
-        assert list(editor.iter_errors(data)) == []
+    for name in (*graph_names(), "machines/skeleton"):
+        whole = open_source(name)
+        for source in (whole, Source(whole.text, name)):
+            data = json.loads(json.dumps(source.data))  # keys as editors see them
+            assert list(editor.iter_errors(data)) == []
 
 
 @pytest.mark.parametrize(
@@ -167,6 +192,10 @@ def test_the_schema_accepts_what_ships(capsys: Printed) -> None:
         ("states", {"a": {"ops": [3]}}),
         ("version", 2),
         ("extra", 1),
+        ("extends", "eagle"),  # beside states
+        ("attention", "sparse"),
+        ("transitions", [{"from": [], "to": "done"}]),
+        ("transitions", [{"from": ["merge", 3], "to": "done"}]),
     ],
 )
 def test_the_schema_refuses_what_check_refuses(block: str, value: Any, capsys: Printed) -> None:
@@ -174,12 +203,22 @@ def test_the_schema_refuses_what_check_refuses(block: str, value: Any, capsys: P
     assert list(validator(capsys).iter_errors(json.loads(json.dumps(data))))
 
 
+@pytest.mark.parametrize("key", ["extends", "layout", "states", "name"])
+def test_the_schema_misses_what_check_misses(key: str, capsys: Printed) -> None:
+    data = dict(open_source("bim_eagle").data) if key != "extends" else {"name": "a"}
+    data.pop(key, None)
+    assert list(validator(capsys).iter_errors(json.loads(json.dumps(data))))
+
+
 def test_wrong_usage_is_exit_code_2(capsys: Printed) -> None:
     assert run("show") == 2
+    assert run("show", "eagle", "--full", "--mermaid") == 2
+    assert run("show", "eagle", "--set", "drafter.kind=none") == 2
+    assert "--set changes no file" in capsys.readouterr().err
     assert run("check", "--nonsense") == 2
 
 
-@pytest.mark.parametrize("words", ["check", "list", "schema", "show eagle --resolved"])
+@pytest.mark.parametrize("words", ["check", "list", "schema", "show eagle --full"])
 def test_no_torch_is_imported(words: str) -> None:
     code = (
         "import sys\nfrom specsot.engine.cli.main import main\n"

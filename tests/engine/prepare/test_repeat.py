@@ -58,6 +58,19 @@ def test_the_graph_survives_and_keeps_its_positions() -> None:
     assert "branch.tree_" in text.split("\n")[line - 1]
 
 
+def test_a_run_holds_the_whole_graph_and_needs_no_base(tmp_path: Path) -> None:
+    base, own = tmp_path / "base.yaml", tmp_path / "own.yaml"
+    base.write_text("extends: bim_eagle\nlimits: {max_new_tokens: 9}\n")
+    own.write_text("extends: base.yaml\nattention: dense\n")
+    graph = open_graph(str(own)).graph
+    text = to_yaml(run_document(str(own), graph, CONFIG, (Prompt("1", "?"),), None))
+    base.unlink()
+    own.unlink()
+    again = load_program(graph_source(Source(text, "run.yaml")), op_table()).graph
+    assert again == graph and canonical(again) == canonical(graph)
+    assert (again.limits.max_new_tokens, again.attention) == (9, "dense")
+
+
 def test_the_outline_survives() -> None:
     outline = parse_outline('PLAN\n1|60|-|-|A: "b" #c\n2|70|Search|1|é\nEND', max_branches=8)
     run = read_run(written((Prompt("1", "?"),), outline))

@@ -31,6 +31,10 @@ def say(counter: dict[str, int], *, word: str = "", times: int | None = None) ->
     return word * (times or 1)
 
 
+@op("toy.look")
+def look(counter: dict[str, int], *, attention: str, name: str = "") -> None: ...
+
+
 @op("toy.fail")
 def fail(counter: dict[str, int]) -> None:
     raise ValueError("toy failure")

@@ -1,17 +1,17 @@
 """The block `beam`: what a graph with it may and may not say, and where it is told."""
 
-from importlib.resources import files
 from typing import Any
 
 import pytest
 
 from specsot.engine.prepare.files import open_graph
+from specsot.engine.prepare.repeat import graph_yaml
 from specsot.states.graph.graph import Graph
 from specsot.states.graph.load import load_program, op_table
 from specsot.states.graph.source import GraphError, Source
 
-FILE = "graphs/beam.yaml"
-BEAM = (files("specsot") / FILE).read_text(encoding="utf-8")
+FILE = "g.yaml"
+BEAM = graph_yaml(open_graph("beam").graph)
 
 
 def refused(*sets: str, graph: str = "beam") -> list[str]:
@@ -21,7 +21,7 @@ def refused(*sets: str, graph: str = "beam") -> list[str]:
 
 
 def changed(old: str, new: str) -> list[str]:
-    """Problems of the shipped graph with one piece of its text replaced."""
+    """Problems of the whole shipped graph with one piece of its text replaced."""
     assert BEAM.count(old) == 1
     with pytest.raises(GraphError) as caught:
         load_program(Source(BEAM.replace(old, new), FILE), op_table())
@@ -63,7 +63,7 @@ def test_settings_reach_the_op(value: str, layout: str) -> None:
 def test_a_search_takes_no_drafter() -> None:
     problem = changed("drafter: {kind: none}", "drafter: {kind: ngram}")[0]
     assert problem == (
-        f"{FILE}:9:17: drafter.kind: beam search takes no drafter: the kind must be none, not ngram"
+        f"{FILE}:5:17: drafter.kind: beam search takes no drafter: the kind must be none, not ngram"
     )
 
 
@@ -83,7 +83,7 @@ def test_a_search_draws_nothing(setting: str) -> None:
 
 def test_the_rows_of_all_beams_must_fit() -> None:
     assert refused("limits.max_new_tokens=1024") == [
-        f"{FILE}:11:14: beam.num_beams: 1 prompt token + 4 beams with 1024 tokens + 1 = "
+        "graphs/beam.yaml:10:14: beam.num_beams: 1 prompt token + 4 beams with 1024 tokens + 1 = "
         "4098 slots, but layout.capacity is 4096"
     ]
     assert open_graph("beam", ("limits.max_new_tokens=1024", "layout.capacity=4098"))
@@ -98,7 +98,7 @@ def test_what_commits_single_tokens_has_no_place_in_a_search() -> None:
 
 
 def test_a_search_needs_its_block_and_the_block_a_search() -> None:
-    start, end = BEAM.index("\nbeam:") + 1, BEAM.index("sampling:")
+    start, end = BEAM.index("\nbeam:") + 1, BEAM.index("\nsampling:")
     with pytest.raises(GraphError, match="needs the block 'beam' in this graph"):
         load_program(Source(BEAM[:start] + BEAM[end:], FILE), op_table())
     problems = refused("beam.num_beams=3", graph="autoregressive")

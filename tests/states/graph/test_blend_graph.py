@@ -1,17 +1,13 @@
 """The block `blend`: what a graph with it may and may not say, and where it is told."""
 
-from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
-from specsot.engine.prepare.files import graph_names, open_graph, open_source
+from specsot.engine.prepare.files import graph_names, open_graph
 from specsot.engine.view.diagram import describe_graph
 from specsot.ops.blend.layer_plan import BlendSettings
-from specsot.states.graph.load import load_program, op_table
-from specsot.states.graph.source import GraphError, Source
-
-FILE = "graphs/blend_eagle.yaml"
-TEXT = (files("specsot") / FILE).read_text(encoding="utf-8")
+from specsot.states.graph.source import GraphError
 
 
 def refused(*sets: str, graph: str = "blend_eagle") -> list[str]:
@@ -54,22 +50,19 @@ def test_settings_that_cannot_be(setting: str, place: str, message: str) -> None
 @pytest.mark.parametrize(
     ("layers", "ratios", "place", "message"),
     [
-        ("[2, 2]", "[0.2, 0.2]", "20:21: blend.check_layers.1", "2 follows 2"),
-        ("[3, 1]", "[0.2, 0.2]", "20:21: blend.check_layers.1", "1 follows 3"),
-        ("[1, 2]", "[0.2, 0.3]", "21:17: blend.ratios.1", "shares must not grow, but 0.3"),
-        ("[1, 2]", "[0.2]", "21:11: blend.ratios", "one share per check layer: 1 for 2"),
+        ("[2, 2]", "[0.2, 0.2]", "3:21: blend.check_layers.1", "2 follows 2"),
+        ("[3, 1]", "[0.2, 0.2]", "3:21: blend.check_layers.1", "1 follows 3"),
+        ("[1, 2]", "[0.2, 0.3]", "4:17: blend.ratios.1", "shares must not grow, but 0.3"),
+        ("[1, 2]", "[0.2]", "4:11: blend.ratios", "one share per check layer: 1 for 2"),
     ],
 )
 def test_check_layers_and_shares_go_together(
-    layers: str, ratios: str, place: str, message: str
+    layers: str, ratios: str, place: str, message: str, tmp_path: Path
 ) -> None:
-    start = TEXT.index("\nblend:") + 1
-    block = f"blend:\n  check_layers: {layers}\n  ratios: {ratios}\n"
-    text = TEXT[:start] + block + TEXT[TEXT.index("sampling:") :]
-    with pytest.raises(GraphError) as caught:
-        load_program(Source(text, FILE), op_table())
-    (problem,) = map(str, caught.value.problems)
-    assert problem.startswith(f"{FILE}:{place}: ") and message in problem
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"extends: eagle\nblend:\n  check_layers: {layers}\n  ratios: {ratios}\n")
+    (problem,) = refused(graph=str(file))
+    assert problem.startswith(f"{file}:{place}: ") and message in problem
 
 
 def test_bottom_right_is_for_one_sequence() -> None:
@@ -90,15 +83,14 @@ def test_no_beam_search_on_cached_rows() -> None:
 
 def test_branches_must_be_able_to_search() -> None:
     (problem,) = refused("skeleton.tools=[Calculator]", graph="bim_blend_eagle")
-    assert problem.startswith("graphs/bim_blend_eagle.yaml:36:14: skeleton.documents: branches get")
+    assert problem.startswith("graphs/bim_blend_eagle.yaml:11:14: skeleton.documents: branches get")
     sets = ("skeleton.tools=[Calculator]", "skeleton.documents=prefix")
     assert open_graph("bim_blend_eagle", sets)
 
 
 def test_the_settings_are_those_of_the_ops() -> None:
     """Of the same names and, but for `plan`, with the same defaults."""
-    text = TEXT[: TEXT.index("\nblend:") + 1] + "blend: {}\n" + TEXT[TEXT.index("sampling:") :]
-    blend = load_program(Source(text, FILE), op_table()).graph.blend
+    blend = open_graph("eagle", ("blend={}",)).graph.blend
     assert blend is not None and blend.settings == BlendSettings(plan="blend")
     names = BlendSettings.__slots__
     assert names == tuple(type(blend).model_fields)[: len(names)]
@@ -113,20 +105,19 @@ def test_a_graph_without_the_block_says_nothing_of_it() -> None:
 @pytest.mark.parametrize("name", ["blend_eagle", "bim_blend_eagle"])
 def test_the_graph_without_the_block_differs_in_nothing_else(name: str) -> None:
     """But for where a search puts documents: that is no matter of reusing them."""
-    one, other = (open_source(n).data for n in (name.replace("blend_", ""), name))
+    names = (name.replace("blend_", ""), name)
+    one, other = (open_graph(n).graph.model_dump(exclude={"name", "doc"}) for n in names)
     assert set(other) - set(one) == {"blend"} and not set(one) - set(other)
-    unlike = {key for key in one if one[key] != other[key]}
-    assert unlike <= {"name", "doc", "skeleton"}
-    if "skeleton" in one:
+    assert {key for key in one if one[key] != other[key]} <= {"skeleton"}
+    if one["skeleton"] is not None:
         assert other["skeleton"] == one["skeleton"] | {"documents": "branches", "found": 2}
 
 
 def test_the_resolved_graph_shows_what_each_layer_does() -> None:
     program = open_graph("blend_eagle", ("blend.check_layers=[1, 3]", "blend.ratios=[0.3, 0.2]"))
-    lines = describe_graph(program, resolved=True, layers=5).split("\n")
+    lines = describe_graph(program, layers=5).split("\n")
     (at,) = [i for i, line in enumerate(lines) if line.startswith("layer plans")]
     statuses = ["FULL", "CHECK", "AFTER_CHECK", "CHECK", "AFTER_CHECK"]
     assert lines[at + 3].split() == ["blend", *statuses]
-    assert "layer plans" not in describe_graph(program, layers=5)
-    short = describe_graph(program, resolved=True, layers=3)
+    short = describe_graph(program, layers=3)
     assert "`check_layers` holds 3, but the model's layers are 0 to 2" in short

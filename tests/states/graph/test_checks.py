@@ -2,15 +2,16 @@
 
 from importlib.resources import files
 from itertools import product
+from pathlib import Path
 
 import pytest
 from helpers.toy_graph import GRAPH, changed, load, problems
 
-from specsot.engine.prepare.files import graph_names, open_graph
+from specsot.engine.prepare.files import graph_names, open_graph, open_source
 from specsot.states.graph.drafters import DRAFTERS
 from specsot.states.graph.graph import LAYOUTS
 from specsot.states.graph.load import op_table
-from specsot.states.graph.source import GraphError
+from specsot.states.graph.source import GraphError, Source
 
 FULL = (
     "skeleton",
@@ -107,6 +108,57 @@ def test_the_last_way_out_has_no_guard() -> None:
 def test_a_graph_of_one_final_state_is_good() -> None:
     text = GRAPH[: GRAPH.index("states:")] + "states: {done: {final: true}}\n"
     assert load(text.replace("initial: prefill", "initial: done")).graph.transitions == ()
+
+
+def test_a_list_under_from_is_an_edge_from_each_of_its_states() -> None:
+    """They are sorted by state; the ways out of one state keep the order of the file."""
+    text = changed(
+        ("{from: prefill, to: draft}", "{from: [verify, prefill], to: done, when: toy_done}"),
+        ("  - {from: verify, to: done, when: toy_done}\n  - {from: verify, to: draft}",
+         "  - from:\n    - prefill\n    - verify\n    to: draft"),
+    )  # fmt: skip
+    program = load(text)
+    edges = [(edge.from_, edge.to, edge.when) for edge in program.graph.transitions]
+    assert edges == [
+        ("prefill", "done", "toy_done"),
+        ("prefill", "draft", None),
+        ("draft", "verify", None),
+        ("verify", "done", "toy_done"),
+        ("verify", "draft", None),
+    ]
+    at = [program.source.at(("transitions", i)) for i in range(len(edges))]
+    assert at == ["g.yaml:12", "g.yaml:14", "g.yaml:13", "g.yaml:12", "g.yaml:14"]
+    at = [program.source.at(("transitions", i, "from")) for i in range(len(edges))]
+    assert at == ["g.yaml:12", "g.yaml:15", "g.yaml:13", "g.yaml:12", "g.yaml:16"]
+    same = load(GRAPH.replace("- {from: prefill,", "- {from: [prefill],"))
+    assert same.graph == load().graph
+
+
+def test_a_problem_of_one_of_several_edges_points_at_its_state() -> None:
+    text = changed(("{from: draft, to: verify}", "{from: [draft, prefill], to: verify}"))
+    assert problems(text)[0] == (
+        "g.yaml:13:20: transitions.1.from.1: never taken: transitions.0 has no guard"
+    )
+    text = changed(
+        ("{from: verify, to: draft}", "{from: [verify, draft], to: draft, when: toy_any}")
+    )
+    assert "g.yaml:15:13: transitions.3.from.0: the last way out of 'verify'" in problems(text)[0]
+
+
+def test_one_mistake_in_several_edges_is_one_problem() -> None:
+    text = changed(("{from: draft, to: verify}", "{from: [draft, prefill], to: verfy}"))
+    assert problems(text) == [
+        "g.yaml:13:34: transitions.1.to: no state 'verfy'; did you mean 'verify'?"
+    ]
+
+
+def test_changes_count_edges_as_the_file_does() -> None:
+    text = changed(("  - {from: prefill, to: draft}\n", ""), ("{from: verify, to: draft}",
+                   "{from: [prefill, verify], to: draft}"))  # fmt: skip
+    graph = load(text, ["transitions.1.when=toy_never"]).graph
+    assert [edge.when for edge in graph.edges_from("verify")] == ["toy_never", None]
+    (option,) = problems(text, ["transitions.2.from=[prefill, verify, x]"])
+    assert option.endswith(", x]: transitions.2.from: no state 'x'")
 
 
 # -- the values ----------------------------------------------------------------------------------
@@ -226,6 +278,23 @@ def test_null_is_a_value_where_the_op_allows_it() -> None:
     assert load(text).steps["prefill"][1].settings == {"times": None}
 
 
+def test_attention_stands_at_the_top_of_a_graph() -> None:
+    """The one setting there: an op gets it by name, `with` before it; a graph's name is none."""
+    text = changed(("[toy.open]", "[toy.open, toy.look]"))
+
+    def settings(text: str, *sets: str) -> dict[str, object]:
+        return dict(load(text, sets).steps["prefill"][1].settings)
+
+    assert settings(text) == {"attention": "auto"}
+    assert settings(text, "attention=dense") == {"attention": "dense"}
+    assert settings(f"{text}attention: grouped\n") == {"attention": "grouped"}
+    own = text.replace("toy.look", "{op: toy.look, with: {attention: dense}}")
+    assert settings(f"{own}attention: grouped\n") == {"attention": "dense"}
+    assert problems(f"{text}attention: sparse\n") == [
+        "g.yaml:16:12: attention: must be 'auto', 'dense' or 'grouped', not 'sparse'"
+    ]
+
+
 def test_sizes_that_cannot_hold_together() -> None:
     text = changed(("{kind: eagle3}", "{kind: eagle3, nodes: 21, levels: 2, top_k: 4}"))
     assert "21 nodes are too many: levels 2 and top_k 4 draft at most 20" in problems(text)[0]
@@ -238,6 +307,9 @@ def test_sizes_that_cannot_hold_together() -> None:
 # -- the shipped graphs --------------------------------------------------------------------------
 
 
+MACHINES = ("machines/beam", "machines/decode", "machines/skeleton", "machines/skeleton_merge")
+
+
 def test_every_full_graph_has_the_same_states() -> None:
     graphs = [open_graph(name).graph for name in graph_names()]
     full = [graph for graph in graphs if graph.skeleton is not None]
@@ -245,13 +317,29 @@ def test_every_full_graph_has_the_same_states() -> None:
     assert {tuple(graph.states) for graph in full} == {FULL}
 
 
-@pytest.mark.parametrize("name", graph_names())
+@pytest.mark.parametrize("name", [*graph_names(), *MACHINES])
 def test_a_shipped_graph_is_called_as_its_file_and_explains_itself(name: str) -> None:
-    graph = open_graph(name).graph
-    assert graph.name == name and graph.doc
-    assert all(state.doc or state.final for state in graph.states.values())
-    text = (files("specsot") / "graphs" / f"{name}.yaml").read_text(encoding="utf-8")
-    assert text.startswith("# ")
+    program = open_graph(name)
+    own = Source(program.source.text, name).data
+    assert own["name"] == name.removeprefix("machines/") and program.source.text.startswith("# ")
+    assert own["doc"].endswith(".") and own["doc"].count(". ") == 0, "one sentence"
+    assert all(state.doc or state.final for state in program.graph.states.values())
+
+
+def test_states_stand_in_a_few_machine_files() -> None:
+    """An experiment says what differs, and what it is for in words of its own."""
+    sources = {name: open_source(name) for name in graph_names()}
+    assert {source.files["states"] for source in sources.values()} == {
+        f"graphs/{name}.yaml" for name in MACHINES
+    }
+    assert all(len(source.text.split("\n")) <= 25 for source in sources.values())
+    docs = [source.data["doc"] for source in sources.values()]
+    assert len(set(docs)) == len(docs)
+    folder = files("specsot") / "graphs"
+    lines = [
+        len(p.read_text(encoding="utf-8").split("\n")) for p in Path(str(folder)).rglob("*.yaml")
+    ]
+    assert sum(lines) <= 725
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from specsot.engine.prepare.files import graph_names, open_graph
+from specsot.engine.prepare.repeat import graph_yaml
 from specsot.ops.registry import Declaration, OpEntry, OpTable
 from specsot.states.graph.load import load_program, op_table
 from specsot.states.graph.source import GraphError, Source
@@ -128,8 +130,9 @@ def test_a_graph_is_accepted_just_when_no_path_goes_wrong(
         assert all(stages.values()), stages
 
 
-SHIPPED = [p.read_text(encoding="utf-8") for p in (files("specsot") / "graphs").iterdir()
-           if p.name.endswith(".yaml")]  # fmt: skip
+MACHINES = (files("specsot") / "graphs" / "machines").iterdir()
+SHIPPED = [graph_yaml(open_graph(name).graph) for name in graph_names()]
+SHIPPED += [path.read_text(encoding="utf-8") for path in MACHINES]
 ODD = ["null", "true", "-1", "1e999", ".nan", "[]", "{}", "''", "[a, [b]]", "{a: {b: c}}", "$x",
        "$drafter.top_k", "0x10", "012", "on", "2026-01-01", "&a b", "*a", "!t x", "\"\\u2028\"",
        "x: y", "- - -", "🙂", "'", "|", "99999999999999999999"]  # fmt: skip
