@@ -3,13 +3,14 @@
     python tools/bench/bench_requests.py --threads 1
 
 Prompts of as many random tokens, all submitted at the start, decoded without a drafter. Tokens per
-second count the whole run, prefill included; the mask's bytes are the largest of any forward.
+second count the whole run, prefill included; seconds are those of the processor, so that a busy
+neighbour does not count. The masks' bytes are the most of any forward.
 """
 
 import argparse
 import random
 from dataclasses import replace
-from time import perf_counter
+from time import process_time
 
 import torch
 
@@ -17,6 +18,7 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.api import open_session
 from specsot.states.requests.branch import Request
 from specsot.states.text.prompt_tokens import PromptTokens
+from specsot.states.trace import OpRan
 
 
 def requests(session: object, count: int, tokens: int, budget: int) -> list[Request]:
@@ -37,17 +39,25 @@ def measure(layout: str, count: int, args: argparse.Namespace) -> tuple[float, f
     sets = [f"layout.kind={layout}", f"layout.max_active={count}", *args.sets]
     sets.append(f"layout.capacity={room * (count if layout == 'bim' else 1)}")
     session = open_session("autoregressive", sets=sets, threads=args.threads)
-    run = session.start([], lambda event: None)
+    sizes: list[int] = []
+
+    def sink(event: object) -> None:
+        if isinstance(event, OpRan) and event.op == "mask.build":
+            groups = run.board["attention"].groups
+            sizes.append(sum(group.mask_GqK.numel() for group in groups))
+
+    run = session.start([], sink)
     for request in requests(session, count, args.tokens, args.new):
         run.board["branches"].submit(request)
-    masks, rounds, begun = 0, [], perf_counter()
+    masks, rounds, begun = 0, list[float](), process_time()
     with torch.inference_mode():
         while not run.finished:
-            before = perf_counter()
+            before = process_time()
             run.advance()
+            masks = max(masks, sizes.pop() if sizes else 0)
             if run.state in ("verify", "continuous_decode"):
-                rounds.append(perf_counter() - before)
-    seconds = perf_counter() - begun
+                rounds.append(process_time() - before)
+    seconds = process_time() - begun
     run.close()
     rounds.sort()
     return count * args.new / seconds, rounds[len(rounds) // 2], masks
@@ -63,10 +73,10 @@ def main() -> None:
     args = parser.parse_args()
     for count in args.counts:
         for layout in ("bim", "batching"):
-            speed, round_time, _ = measure(layout, count, args)
+            speed, round_time, masks = measure(layout, count, args)
             print(
                 f"{count:3} requests {layout:8} {speed:7.1f} tokens/s, "
-                f"{round_time * 1e3:7.2f} ms per round"
+                f"{round_time * 1e3:7.2f} ms per round, masks {masks / 2**20:6.1f} MiB"
             )
 
 
