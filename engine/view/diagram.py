@@ -112,15 +112,15 @@ def _resolved(program: Program, state: str) -> Iterator[tuple[str, ...]]:
         yield entry.name, f"{module}.{entry.function}({settings})", _flow(entry)
 
 
-def _from_elsewhere(program: Program) -> Iterator[tuple[str, str]]:
+def _from_elsewhere(program: Program) -> Iterator[tuple[str, str, str]]:
     """Ops, guards and drafter that are not specsot's: their names, and where they stand."""
     entries = [step.entry for steps in program.steps.values() for step in steps]
     for entry in (*entries, *program.guards.values()):
         if not _is_ours(entry.module):
-            yield entry.name, f"{entry.module}.{entry.function}  {entry.file}:{entry.line}"
+            yield entry.name, f"{entry.module}.{entry.function}", f"{entry.file}:{entry.line}"
     drafter = type(program.graph.drafter)
     if not _is_ours(drafter.__module__):
-        yield f"drafter {drafter.kind_name()}", f"{drafter.__module__}.{drafter.__qualname__}"
+        yield f"drafter {drafter.kind_name()}", f"{drafter.__module__}.{drafter.__qualname__}", ""
 
 
 def _is_ours(module: str) -> bool:
