@@ -72,7 +72,7 @@ def most_of(nodes: int | Mapping[int, int]) -> int:
 class Drafter(Spec):
     """What all kinds have. A kind is known by the words of its `kind`, a Literal of one string.
 
-    takes: what it takes in of the rows that the target commits (`picked.py`).
+    takes: what it takes in of the rows that the target commits (`states/requests/draft_inputs.py`).
     loader: the function that loads its model, "module:function", leading dots as in an import of
         the module that says so; empty without a model.
     """

@@ -90,8 +90,8 @@ def check_dataflow(
     And where an op writes a linear key, no earlier value is left on *any* path, unless the op reads
     that value. Both are forward fixpoints; an op's drops are gone before its results are there.
     """
-    written = given.union(*(s.entry.declared.writes for ops in steps.values() for s in ops))
-    most = dict.fromkeys(graph.states, written) | {graph.initial: given}
+    anywhere = given.union(*(s.entry.declared.writes for ops in steps.values() for s in ops))
+    most = dict.fromkeys(graph.states, anywhere) | {graph.initial: given}
     least = dict.fromkeys(graph.states, NO_KEYS) | {graph.initial: given}
     always = _fixpoint(graph, steps, most, frozenset.intersection)
     sometimes = _fixpoint(graph, steps, least, frozenset.union)
@@ -99,26 +99,26 @@ def check_dataflow(
         keys, possible = always[name], sometimes[name]
         for i, step in enumerate(steps[name]):
             at = ("states", name, "ops", i)
-            yield from _unset(src, at, step.entry, keys, written)
-            yield from _overwritten(src, at, step.entry, possible)
+            yield from _missing_reads(src, at, step.entry, keys, anywhere)
+            yield from _lost_values(src, at, step.entry, possible)
             keys = _after(step, keys.union(step.entry.reads))  # one missing key, one problem
             possible = _after(step, possible)
         for i, edge in enumerate(graph.transitions):
             if edge.from_ == name and edge.when is not None:
                 here = ("transitions", i, "when")
-                yield from _unset(src, here, table.guards[edge.when], keys, written)
+                yield from _missing_reads(src, here, table.guards[edge.when], keys, anywhere)
 
 
-def _unset(src: Source, at: Path, entry: OpEntry, keys: Keys, written: Keys) -> Iterator[Problem]:
+def _missing_reads(
+    src: Source, at: Path, entry: OpEntry, keys: Keys, anywhere: Keys
+) -> Iterator[Problem]:
     for key in entry.reads:
         if key not in keys:
-            why = (
-                "unset on some path here" if key in written else "which no op of this graph writes"
-            )
+            why = "unset on some path here" if key in anywhere else NOBODY_WRITES
             yield src.problem(at, f"{entry.name!r} reads {key!r}, {why}")
 
 
-def _overwritten(src: Source, at: Path, entry: OpEntry, possible: Keys) -> Iterator[Problem]:
+def _lost_values(src: Source, at: Path, entry: OpEntry, possible: Keys) -> Iterator[Problem]:
     unread = possible.difference(entry.reads, entry.declared.drops)
     for key in entry.declared.writes:
         if key in LINEAR_KEYS and key in unread:
