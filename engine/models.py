@@ -1,7 +1,6 @@
 """What a run decodes with: models and a tokenizer, loaded once and shared by any number of runs."""
 
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ from ..models.files import ModelError
 from ..models.load.weights import check_tokenizer, load_target
 from ..ops.kv.pool import KVCache
 from ..ops.types import Target
-from ..states.graph.drafters import DRAFTERS
-
-PACKAGE = __name__.split(".")[0]
+from ..states.graph.drafters import drafter_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +45,14 @@ def load_models(
 
 def with_drafter(models: Models, folder: Path, kind: str) -> Models:
     """The same target with the drafter of this folder; raises ModelError."""
-    module, _, function = DRAFTERS[kind].loader.partition(":")
-    load = getattr(import_module(f"{PACKAGE}.{module}"), function)
+    block = drafter_class(kind)
+    if block is None:
+        raise ModelError(folder, f"there is no drafter {kind!r}")
+    try:
+        load = block.load_function()
+    except (ImportError, AttributeError, ValueError) as error:
+        reason = f"the drafter {kind!r} has no loader {block.loader!r}: {error}"
+        raise ModelError(folder, reason) from error
     drafter = load(folder, models.target, dtype=models.dtype, device=models.device)
     return replace(models, drafter=drafter)
 

@@ -27,7 +27,7 @@ def mermaid(graph: Graph) -> str:
     lines += [f'  state "{n}" as {label(n)}' for n in graph.states if n in TAKEN]
     lines += [f"  [*] --> {label(graph.initial)}"]
     for edge in graph.transitions:
-        guard = f": {edge.when}" if edge.when else ""
+        guard = f": {edge.when.replace(':', '.')}" if edge.when else ""  # a colon ends a label
         lines.append(f"  {label(edge.from_)} --> {label(edge.to)}{guard}")
     lines += [f"  {label(n)} --> [*]" for n, state in graph.states.items() if state.final]
     return "\n".join(lines)
@@ -52,7 +52,10 @@ def describe_graph(program: Program, *, layers: int = 0) -> str:
         parts += [f"      {line}" for line in _table(_resolved(program, name))]
     parts += ["", "transitions (the first whose guard holds is taken)"]
     rows = [(e.from_, f"> {e.to}", f"when {e.when}" if e.when else "") for e in graph.transitions]
-    return "\n".join([*parts, *(f"  {line}" for line in _table(rows))])
+    parts += [f"  {line}" for line in _table(rows)]
+    if others := sorted(set(_from_elsewhere(program))):
+        parts += ["", "from other packages", *(f"  {line}" for line in _table(others))]
+    return "\n".join(parts)
 
 
 def describe_words(table: OpTable) -> str:
@@ -68,7 +71,8 @@ def describe_words(table: OpTable) -> str:
     value_rows = [(f"  {key.name}", str(key.lifetime), key.holds) for key in VOCABULARY]
     guards = _table([("guards", "reads", ""), *guard_rows])
     values = _table([("values", "lives for", ""), *value_rows])
-    return "\n".join([*lines, "", *guards, "", *values])
+    faults = ["", "not in this list:", *(f"  {f}" for f in table.faults)] if table.faults else []
+    return "\n".join([*lines, "", *guards, "", *values, *faults])
 
 
 def _blocks(graph: Graph) -> Iterator[tuple[str, str]]:
@@ -102,8 +106,23 @@ def _resolved(program: Program, state: str) -> Iterator[tuple[str, ...]]:
     for step in program.steps[state]:
         entry = step.entry
         settings = ", ".join(f"{key}={_brief(value)}" for key, value in step.settings.items())
-        function = f"{entry.module.partition('.')[2]}.{entry.function}({settings})"
-        yield entry.name, function, _flow(entry)
+        module = entry.module.partition(".")[2] if _is_ours(entry.module) else entry.module
+        yield entry.name, f"{module}.{entry.function}({settings})", _flow(entry)
+
+
+def _from_elsewhere(program: Program) -> Iterator[tuple[str, str, str]]:
+    """Ops, guards and drafter that are not specsot's: their names, and where they stand."""
+    entries = [step.entry for steps in program.steps.values() for step in steps]
+    for entry in (*entries, *program.guards.values()):
+        if not _is_ours(entry.module):
+            yield entry.name, f"{entry.module}.{entry.function}", f"{entry.file}:{entry.line}"
+    drafter = type(program.graph.drafter)
+    if not _is_ours(drafter.__module__):
+        yield f"drafter {drafter.kind_name()}", f"{drafter.__module__}.{drafter.__qualname__}", ""
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _folded(text: str) -> Iterator[tuple[str, str]]:

@@ -10,11 +10,16 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A blackboard key: how long it lives, and what it holds."""
+    """A blackboard key: how long it lives, and what it holds.
+
+    linear: its values are used one by one: an op may write it only where no earlier value can still
+        be there, or if it reads that value itself.
+    """
 
     name: str
     lifetime: Literal["run", "round"]
     holds: str
+    linear: bool = False
 
 
 VOCABULARY: tuple[Key, ...] = (
@@ -26,7 +31,12 @@ VOCABULARY: tuple[Key, ...] = (
     Key("host", "run", "HostReader: the only way from device values to host ints"),
     Key("prompts", "run", "PromptBook: templates and tokenizer, the text side of a run"),
     Key("taps", "run", "which of the target's hidden states the drafter reads (HF indices)"),
-    Key("batch", "round", "Batch: the rows of the forward in flight, and whom they belong to"),
+    Key(
+        "batch",
+        "round",
+        "Batch: rows of the forward in flight, whom they belong to; what commits it drops it",
+        linear=True,
+    ),
     Key("rows", "round", "Rows: tokens, positions, slots, segments of the next target forward"),
     Key("attention", "round", "AttentionMetadata: groups of rows, the slots each may see, masks"),
     Key("plan", "round", "LayerPlan: one LayerStatus per layer of the next target forward"),
@@ -36,7 +46,7 @@ VOCABULARY: tuple[Key, ...] = (
     Key("roots", "round", "FirstTokens: the tokens drawn at the prefill tips"),
     Key("draft_rows", "round", "what the drafter takes in: committed tokens and their features"),
     Key("frontier", "round", "the first drafted level of every branch"),
-    Key("proposal", "round", "Proposal: a token tree per branch, everything [S, ...]"),
+    Key("proposal", "round", "Proposal: a token tree per branch, everything [S, ...]", linear=True),
     Key("accepted", "round", "Accepted: the path of each tree that the target agreed with"),
     Key("searches", "round", "Searches: what is known of every beam search of a forward"),
     Key("chosen", "round", "Chosen: which beams live on, which hypotheses are kept"),
@@ -45,3 +55,4 @@ VOCABULARY: tuple[Key, ...] = (
 )
 
 RUN_KEYS = frozenset(k.name for k in VOCABULARY if k.lifetime == "run")
+LINEAR_KEYS = frozenset(k.name for k in VOCABULARY if k.linear)

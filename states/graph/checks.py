@@ -4,22 +4,55 @@ Each check yields every problem it finds; a later stage runs only when the earli
 nothing, so that one typo is one message.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from ...ops.registry import OpEntry, OpSetting, OpTable
+from ...ops.registry import OpSetting, OpTable, RegistryError
 from ...ops.sampling.settings import Draws
 from .drafter_spec import Drafter, most_of
 from .graph import SETTING_BLOCKS, TOP_SETTINGS, Call, Graph
+from .plugins import named_function
 from .schema import kind_of
 from .source import Problem, Source, hint, quoted
 from .yaml12 import Path
 
 MISSING = object()
+OPTIONAL_BLOCKS = [name for name, field in Graph.model_fields.items() if field.default is None]
+
+
+def with_named_functions(
+    graph: Graph, src: Source, table: OpTable
+) -> tuple[OpTable, list[Problem]]:
+    """The table with all that the graph names as `package.module:function`, and what is not there.
+
+    Later checks take such a name as any other.
+    """
+    ops, guards, problems = dict(table.ops), dict(table.guards), []
+    for at, kind, name in _named_functions(graph):
+        try:
+            entry = named_function(kind, name)
+        except RegistryError as error:
+            problems.append(src.problem(at, str(error)))
+            continue
+        if kind == "op":
+            ops[name] = (entry,)
+        else:
+            guards[name] = entry
+    return OpTable(ops, guards, table.faults), problems
+
+
+def _named_functions(graph: Graph) -> Iterator[tuple[Path, str, str]]:
+    for state, spec in graph.states.items():
+        for i, call in enumerate(spec.ops):
+            if ":" in call.op:
+                yield ("states", state, "ops", i, "op"), "op", call.op
+    for i, edge in enumerate(graph.transitions):
+        if edge.when is not None and ":" in edge.when:
+            yield ("transitions", i, "when"), "guard", edge.when
 
 
 def check_names(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]:
-    """States, ops, guards, settings and `$refs` must exist."""
+    """States, ops, guards, settings and `$refs` must exist; named functions were looked up."""
     states = graph.states
     if graph.initial not in states:
         yield src.problem(("initial",), _no("state", graph.initial, states))
@@ -30,25 +63,28 @@ def check_names(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]:
         for end, name in (("from", edge.from_), ("to", edge.to)):
             if name not in states:
                 yield src.problem(("transitions", i, end), _no("state", name, states))
-        if edge.when is not None and edge.when not in table.guards:
-            yield src.problem(("transitions", i, "when"), _no("guard", edge.when, table.guards))
+        if edge.when is not None and edge.when not in table.guards and ":" not in edge.when:
+            message = _no("guard", edge.when, table.guards, table.faults)
+            yield src.problem(("transitions", i, "when"), message)
     yield from _check_blocks(graph, src, table)
 
 
-def _no(what: str, name: str, known: Mapping[str, Any]) -> str:
-    return f"no {what} {quoted(name)}{hint(name, known)}"
+def _no(what: str, name: str, known: Mapping[str, Any], faults: Iterable[str] = ()) -> str:
+    return "; ".join([f"no {what} {quoted(name)}{hint(name, known)}", *faults])
 
 
 def _check_call(
     graph: Graph, src: Source, table: OpTable, at: Path, call: Call
 ) -> Iterator[Problem]:
     if call.op not in table.ops:
-        yield src.problem((*at, "op"), _no("op", call.op, table.ops))
+        if ":" not in call.op:
+            yield src.problem((*at, "op"), _no("op", call.op, table.ops, table.faults))
         return
     entry = table.find(call.op, graph.layout.kind, graph.drafter.kind)
     if entry is None:
         kinds = f"layout {graph.layout.kind!r} with drafter {graph.drafter.kind!r}"
-        yield src.problem((*at, "op"), f"op {call.op!r} does not run under {kinds}")
+        message = f"op {call.op!r} does not run under {kinds}"
+        yield src.problem((*at, "op"), "; ".join([message, *table.faults]))
         return
     settings = {s.name: s for s in entry.settings}
     for key, value in call.with_.items():
@@ -130,19 +166,18 @@ def _check_blocks(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem
             entry = table.find(call.op, graph.layout.kind, graph.drafter.kind)
             for block in entry.declared.needs if entry else ():
                 needed.add(block)
-                if getattr(graph, block) is None:
+                if getattr(graph, block, None) is None:
                     at = ("states", name, "ops", i)
                     yield src.problem(at, f"{call.op!r} needs the block {block!r} in this graph")
-    for block in sorted({b for e in _all(table) for b in e.declared.needs} - needed):
-        if getattr(graph, block) is not None:
-            users = sorted({e.name for e in _all(table) if block in e.declared.needs})
+    for block in OPTIONAL_BLOCKS:
+        users = sorted(
+            name
+            for name, variants in table.ops.items()
+            if any(block in entry.declared.needs for entry in variants)
+        )
+        if users and block not in needed and getattr(graph, block) is not None:
             message = f"no state runs an op that reads this block: {', '.join(users)}"
             yield src.problem((block,), message, key=True)
-
-
-def _all(table: OpTable) -> Iterator[OpEntry]:
-    for variants in table.ops.values():
-        yield from variants
 
 
 def check_sizes(graph: Graph, src: Source) -> Iterator[Problem]:

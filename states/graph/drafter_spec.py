@@ -4,8 +4,9 @@ Every kind says what the pools have to hold for it: `offered`, the tokens that a
 have (the root not counted), and `scratch`, the drafter's temporary rows of a branch in a round.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -72,11 +73,27 @@ class Drafter(Spec):
     """What all kinds have. A kind is known by the words of its `kind`, a Literal of one string.
 
     takes: what it takes in of what the target commits (`states/requests/draft_state.py`).
-    loader: where its model comes from, "module:function" of this package; empty without a model.
+    loader: the function that loads its model, "module:function", leading dots as in an import of
+        the module that says so; empty without a model.
     """
 
     takes: ClassVar[Takes] = "nothing"
     loader: ClassVar[str] = ""
+
+    @classmethod
+    def kind_name(cls) -> str:
+        """The word of its `kind`; empty if it has none."""
+        field = cls.model_fields.get("kind")
+        return next(iter(get_args(field.annotation)), "") if field else ""
+
+    @classmethod
+    def load_function(cls) -> Callable[..., Any]:
+        """Import what `loader` names; raises ImportError, AttributeError or ValueError."""
+        home = next(one for one in cls.__mro__ if "loader" in vars(one)).__module__
+        module, _, function = cls.loader.partition(":")
+        loaded: Callable[..., Any]
+        loaded = getattr(import_module(module, home.rpartition(".")[0]), function)
+        return loaded
 
     @property
     def has_model(self) -> bool:

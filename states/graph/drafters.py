@@ -1,15 +1,24 @@
 """The block `drafter` of a graph: one model per kind."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializeAsAny,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from ...ops.draft.gamma_settings import GammaSettings
+from ...ops.registry import RegistryError
 from ...ops.sampling.settings import Draws
 from .drafter_spec import Drafter, Nodes, Takes, TreeDrafter, sane_nodes
 from .eagle_drafters import Eagle1Drafter, Eagle2Drafter, Eagle3Drafter
+from .plugins import installed_drafter
 from .spec import Bool, Int, Text
 
 
@@ -28,7 +37,7 @@ class DflashDrafter(TreeDrafter):
 
     kind: Literal["dflash"]
     takes: ClassVar[Takes] = "features"
-    loader: ClassVar[str] = "models.load.weights:load_dflash"
+    loader: ClassVar[str] = "...models.load.weights:load_dflash"
     block_size: Int = Field(
         default=8, ge=2, le=1024, description="rows of a block, the root token included"
     )
@@ -71,7 +80,7 @@ class VanillaDrafter(Drafter):
 
     kind: Literal["vanilla"]
     takes: ClassVar[Takes] = "text"
-    loader: ClassVar[str] = "models.load.weights:load_vanilla"
+    loader: ClassVar[str] = "...models.load.weights:load_vanilla"
     gamma: Int = Field(default=5, ge=0, le=1024, description="drafts per branch and round")
     gamma_policy: Literal["fixed", "egag", "heuristic", "svip", "confidence", "adaedl"] = Field(
         default="fixed", description="who decides how many drafts a branch gets"
@@ -177,7 +186,7 @@ class NgramDrafter(TreeDrafter):
         return self.nodes
 
 
-AnyDrafter = Annotated[
+BuiltIn = Annotated[
     NoDrafter
     | Eagle3Drafter
     | Eagle2Drafter
@@ -187,9 +196,33 @@ AnyDrafter = Annotated[
     | NgramDrafter,
     Field(discriminator="kind"),
 ]
-"""All kinds: a new one is registered by its name here."""
+"""All kinds that specsot has itself."""
 
 DRAFTERS: Mapping[str, type[Drafter]] = {
-    get_args(one.model_fields["kind"].annotation)[0]: one
-    for one in get_args(get_args(AnyDrafter)[0])
+    one.kind_name(): one for one in get_args(get_args(BuiltIn)[0])
 }
+
+
+def drafter_class(kind: str) -> type[Drafter] | None:
+    """The block of this kind, of specsot or of an installed package; None if nobody has one.
+
+    Raises:
+        RegistryError: a package has it, but it cannot be used.
+    """
+    return DRAFTERS.get(kind) or installed_drafter(kind)
+
+
+def _by_kind(value: Any, built_in: ValidatorFunctionWrapHandler) -> Any:
+    """Kinds of installed packages are validated by their own class."""
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind in DRAFTERS:
+        return built_in(value)
+    try:
+        model = installed_drafter(kind)
+    except RegistryError as error:
+        context = {"at": "kind", "kind": kind, "why": str(error)}
+        raise PydanticCustomError("drafter", "the drafter '{kind}': {why}", context) from None
+    return model.model_validate(value) if model else built_in(value)
+
+
+AnyDrafter = Annotated[SerializeAsAny[BuiltIn], WrapValidator(_by_kind)]

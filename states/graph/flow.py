@@ -1,8 +1,9 @@
 """Ways through a graph: reachability, dead ends, values on every path, cycles that progress."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ...ops.registry import OpEntry, OpTable
+from .board import LINEAR_KEYS
 from .graph import Edge, Graph
 from .program import OpStep
 from .source import Problem, Source
@@ -10,13 +11,16 @@ from .yaml12 import Path
 
 Steps = dict[str, tuple[OpStep, ...]]
 Ways = dict[str, list[str]]  # state -> states one transition away
+Keys = frozenset[str]  # of the blackboard
+NO_KEYS: Keys = frozenset()
+NOBODY_WRITES = "which no op of this graph writes"
 
 
 def check_shape(graph: Graph, src: Source) -> Iterator[Problem]:
     """Every state can be reached and left, and from everywhere there is a way to the end."""
     ways = _ways(graph.transitions)
     finals = [name for name, state in graph.states.items() if state.final]
-    seen = _closure([graph.initial], ways)
+    reachable = _closure([graph.initial], ways)
     ending = _closure(finals, _reverse(ways))
     yield from _never_taken(graph, src)
     for name, state in graph.states.items():
@@ -25,34 +29,34 @@ def check_shape(graph: Graph, src: Source) -> Iterator[Problem]:
             yield src.problem(here, "final, but a transition leaves it", key=True)
         elif not state.final and not out:
             yield src.problem(here, "not final, but no transition leaves it", key=True)
-        elif not state.final and name not in ending and seen.intersection(finals):
+        elif not state.final and name not in ending and reachable.intersection(finals):
             yield src.problem(here, "no final state can be reached from here", key=True)
         if out and out[-1].when is not None and all(e.when is not None for e in out):
             last = max(i for i, e in enumerate(graph.transitions) if e is out[-1])
             yield src.problem(
                 _place(src, last), f"the last way out of {name!r} must have no `when`"
             )
-        if name not in seen:
+        if name not in reachable:
             yield src.problem(here, "cannot be reached", key=True)
-    if not seen.intersection(finals):
+    if not reachable.intersection(finals):
         which = f"none of {', '.join(finals)} can be reached" if finals else "no state is final"
         yield src.problem(("states",), f"{which}: a run would never end", key=True)
 
 
 def _never_taken(graph: Graph, src: Source) -> Iterator[Problem]:
-    closed: dict[str, int] = {}
-    used: dict[tuple[str, str], int] = {}
+    unguarded: dict[str, int] = {}  # state -> its transition without a guard
+    guards: dict[tuple[str, str], int] = {}
     for i, edge in enumerate(graph.transitions):
-        if edge.from_ in closed:
-            message = f"never taken: {src.where(_place(src, closed[edge.from_]))} has no guard"
+        if edge.from_ in unguarded:
+            message = f"never taken: {src.where(_place(src, unguarded[edge.from_]))} has no guard"
             yield src.problem(_place(src, i), message)
         elif edge.when is None:
-            closed[edge.from_] = i
-        elif (edge.from_, edge.when) in used:
-            same = src.where(_place(src, used[edge.from_, edge.when]))
+            unguarded[edge.from_] = i
+        elif (edge.from_, edge.when) in guards:
+            same = src.where(_place(src, guards[edge.from_, edge.when]))
             yield src.problem(_place(src, i), f"never taken: {same} has the same guard")
         else:
-            used[edge.from_, edge.when] = i
+            guards[edge.from_, edge.when] = i
 
 
 def _place(src: Source, i: int) -> Path:
@@ -77,61 +81,78 @@ def _reverse(ways: Ways) -> Ways:
 
 
 def _closure(first: Iterable[str], ways: Ways) -> set[str]:
-    seen: set[str] = set()
+    names: set[str] = set()
     todo = list(first)
     while todo:
-        if (name := todo.pop()) not in seen:
-            seen.add(name)
+        if (name := todo.pop()) not in names:
+            names.add(name)
             todo += ways.get(name, [])
-    return seen
+    return names
 
 
 def check_dataflow(
     graph: Graph, src: Source, table: OpTable, steps: Steps, given: frozenset[str]
 ) -> Iterator[Problem]:
-    """What an op or a guard reads must be on the board on *every* path that leads to it.
+    """What an op or a guard reads is on the board on *every* path that leads to it.
 
-    Forward fixpoint: a key is there at a state's entry if it is there at the end of every state
-    that leads to it. An op's drops are gone before its results are there.
+    And where an op writes a linear key, no earlier value is left on *any* path, unless the op reads
+    that value. Both are forward fixpoints; an op's drops are gone before its results are there.
     """
-    known = given.union(*(s.entry.declared.writes for ops in steps.values() for s in ops))
-    for name, have in _fixpoint(graph, steps, given).items():
+    anywhere = given.union(*(s.entry.declared.writes for ops in steps.values() for s in ops))
+    most = dict.fromkeys(graph.states, anywhere) | {graph.initial: given}
+    least = dict.fromkeys(graph.states, NO_KEYS) | {graph.initial: given}
+    always = _fixpoint(graph, steps, most, frozenset.intersection)
+    sometimes = _fixpoint(graph, steps, least, frozenset.union)
+    for name in graph.states:
+        keys, possible = always[name], sometimes[name]
         for i, step in enumerate(steps[name]):
             at = ("states", name, "ops", i)
-            yield from _unset(src, at, step.entry, have, known)
-            have = _after(step, have.union(step.entry.reads))  # one missing key, one problem
+            yield from _missing_reads(src, at, step.entry, keys, anywhere)
+            yield from _lost_values(src, at, step.entry, possible)
+            keys = _after(step, keys.union(step.entry.reads))  # one missing key, one problem
+            possible = _after(step, possible)
         for i, edge in enumerate(graph.transitions):
             if edge.from_ == name and edge.when is not None:
                 here = ("transitions", i, "when")
-                yield from _unset(src, here, table.guards[edge.when], have, known)
+                yield from _missing_reads(src, here, table.guards[edge.when], keys, anywhere)
 
 
-def _unset(
-    src: Source, at: Path, entry: OpEntry, have: frozenset[str], known: frozenset[str]
+def _missing_reads(
+    src: Source, at: Path, entry: OpEntry, keys: Keys, anywhere: Keys
 ) -> Iterator[Problem]:
     for key in entry.reads:
-        if key not in have:
-            why = "unset on some path here" if key in known else "which no op of this graph writes"
+        if key not in keys:
+            why = "unset on some path here" if key in anywhere else NOBODY_WRITES
             yield src.problem(at, f"{entry.name!r} reads {key!r}, {why}")
 
 
-def _after(step: OpStep, have: frozenset[str]) -> frozenset[str]:
-    return have.difference(step.entry.declared.drops).union(step.entry.declared.writes)
+def _lost_values(src: Source, at: Path, entry: OpEntry, possible: Keys) -> Iterator[Problem]:
+    unread = possible.difference(entry.reads, entry.declared.drops)
+    for key in entry.declared.writes:
+        if key in LINEAR_KEYS and key in unread:
+            message = f"{entry.name!r} writes {key!r} while an earlier one is still unread"
+            yield src.problem(at, message)
 
 
-def _fixpoint(graph: Graph, steps: Steps, given: frozenset[str]) -> dict[str, frozenset[str]]:
-    everything = given.union(*(s.entry.declared.writes for ops in steps.values() for s in ops))
-    at_entry = dict.fromkeys(graph.states, everything) | {graph.initial: given}
+def _after(step: OpStep, keys: Keys) -> Keys:
+    return keys.difference(step.entry.declared.drops).union(step.entry.declared.writes)
+
+
+def _fixpoint(
+    graph: Graph, steps: Steps, at_entry: dict[str, Keys], meet: Callable[[Keys, Keys], Keys]
+) -> dict[str, Keys]:
+    """The keys at the entry of every state, `meet` joining those that its ways in bring."""
     todo = list(graph.states)
     ways = _ways(graph.transitions)
     while todo:
         name = todo.pop()
-        have = at_entry[name]
+        keys = at_entry[name]
         for step in steps[name]:
-            have = _after(step, have)
+            keys = _after(step, keys)
         for target in ways.get(name, []):
-            if not at_entry[target] <= have:
-                at_entry[target] &= have
+            met = meet(at_entry[target], keys)
+            if met != at_entry[target]:
+                at_entry[target] = met
                 todo.append(target)
     return at_entry
 
@@ -144,12 +165,12 @@ def check_progress(graph: Graph, src: Source, steps: Steps) -> Iterator[Problem]
         for name, targets in _ways(graph.transitions).items()
         if name in idle
     }
-    told: set[str] = set()
+    reported: set[str] = set()
     for i, edge in enumerate(graph.transitions):
-        if edge.from_ in idle and edge.to in idle and not told & {edge.from_, edge.to}:
+        if edge.from_ in idle and edge.to in idle and not reported & {edge.from_, edge.to}:
             path = _path(edge.to, edge.from_, ways)
             if path:
-                told.update(path)
+                reported.update(path)
                 cycle = " > ".join((edge.from_, *path))
                 message = f"the cycle {cycle} commits no token: a run could stay in it for ever"
                 yield src.problem(_place(src, i), message)
@@ -157,21 +178,21 @@ def check_progress(graph: Graph, src: Source, steps: Steps) -> Iterator[Problem]
 
 def _path(first: str, last: str, ways: Ways) -> list[str]:
     """A shortest path from `first` to `last`, both ends named; empty if there is none."""
-    came: dict[str, str | None] = {first: None}
+    previous: dict[str, str | None] = {first: None}
     todo = [first]
     for name in todo:
         if name == last:
-            return _walk_back(name, came.get)
+            return _walk_back(name, previous)
         for target in ways.get(name, []):
-            if target not in came:
-                came[target] = name
+            if target not in previous:
+                previous[target] = name
                 todo.append(target)
     return []
 
 
-def _walk_back(name: str | None, came: Callable[[str], str | None]) -> list[str]:
+def _walk_back(name: str | None, previous: Mapping[str, str | None]) -> list[str]:
     path: list[str] = []
     while name is not None:
         path.append(name)
-        name = came(name)
+        name = previous[name]
     return path[::-1]

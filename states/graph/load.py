@@ -6,10 +6,11 @@ from pathlib import Path
 from ...ops.registry import OpTable, Room, read_table
 from .block_checks import check_beam, check_blend, check_documents, check_merge, check_sampling
 from .board import RUN_KEYS
-from .checks import MISSING, check_names, check_sizes, find_setting
+from .checks import MISSING, check_names, check_sizes, find_setting, with_named_functions
 from .flow import check_dataflow, check_progress, check_shape
 from .graph import Graph
 from .overrides import override
+from .plugins import with_installed
 from .program import OpStep, Program
 from .schema import validate
 from .source import GraphError, Problem, Source
@@ -23,8 +24,8 @@ def rooms() -> tuple[Room, ...]:
 
 
 def op_table() -> OpTable:
-    """Every op and guard of this package, read without importing them."""
-    return read_table(rooms())
+    """Every op and guard of this package and of installed ones, read without importing them."""
+    return with_installed(read_table(rooms()))
 
 
 def load_program(
@@ -42,10 +43,11 @@ def load_program(
     """
     override(source, sets)
     graph = validate(source)
+    table, unread = with_named_functions(graph, source, table)
     blocks = (check_sizes(graph, source), check_sampling(graph, source))
     search = check_beam(graph, source, table)
     reading = [check(graph, source) for check in (check_blend, check_documents, check_merge)]
-    _report(check_names(graph, source, table), *blocks, *reading, search)
+    _report(unread, check_names(graph, source, table), *blocks, *reading, search)
     _report(check_shape(graph, source))
     steps = {name: _resolve(graph, source, table, name) for name in graph.states}
     _report(check_dataflow(graph, source, table, steps, given))
@@ -64,7 +66,7 @@ def _resolve(graph: Graph, source: Source, table: OpTable, state: str) -> tuple[
     for i, call in enumerate(graph.states[state].ops):
         entry = table.find(call.op, graph.layout.kind, graph.drafter.kind)
         assert entry is not None, "check_names lets only known ops through"
-        found = {s.name: find_setting(graph, call, s.name) for s in entry.settings}
-        settings = {k: v for k, v in found.items() if v is not MISSING}
+        values = {s.name: find_setting(graph, call, s.name) for s in entry.settings}
+        settings = {k: v for k, v in values.items() if v is not MISSING}
         steps.append(OpStep(state, entry, settings, source.at(("states", state, "ops", i))))
     return tuple(steps)

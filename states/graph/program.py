@@ -36,16 +36,20 @@ class Program:
     given: frozenset[str]
 
     def asking(self, op: str, **settings: Any) -> "Program | None":
-        """The same with these settings wherever this op stands; None if it stands nowhere.
+        """The same with these settings wherever this op takes them; None if it stands nowhere.
 
         The graph stays as it is: such settings are no part of what a run is repeated from.
         """
-        if all(step.entry.name != op for own in self.steps.values() for step in own):
-            return None
+
+        def takes(step: OpStep) -> bool:
+            names = {setting.name for setting in step.entry.settings}
+            return step.entry.name == op and settings.keys() <= names
 
         def changed(step: OpStep) -> OpStep:
-            more = settings if step.entry.name == op else {}
-            return replace(step, settings={**step.settings, **more})
+            return replace(step, settings={**step.settings, **settings}) if takes(step) else step
+
+        if not any(takes(step) for own in self.steps.values() for step in own):
+            return None
 
         steps = {state: tuple(map(changed, own)) for state, own in self.steps.items()}
         return replace(self, steps=steps)

@@ -8,7 +8,9 @@ from pydantic import BaseModel, ValidationError
 
 from .beam_spec import BeamBlock
 from .blend_spec import BlendBlock
-from .graph import EXTENDS, KINDS, VERSION, Call, Edge, Graph, Limits, Skeleton, StateSpec
+from .drafters import drafter_class
+from .graph import EXTENDS, KINDS, LAYOUTS, VERSION, Call, Edge, Graph, Limits, Skeleton, StateSpec
+from .plugins import installed_kinds
 from .sampling_spec import Sampling
 from .source import MOST, GraphError, Problem, Source, hint, quoted
 from .spec import Spec
@@ -127,12 +129,14 @@ def _kinds(source: Source) -> Iterator[Problem]:
     for block, kinds in KINDS.items():
         given = source.data.get(block)
         kind = given.get("kind") if isinstance(given, dict) else None
-        at, known = (block, "kind"), ", ".join(kinds)
-        if isinstance(kind, str) and kind not in kinds:
-            close = hint(kind, kinds)
-            yield source.problem(at, f"no {block} {quoted(kind)}{close}; there are: {known}")
-        elif kind is not None and not isinstance(kind, str):
-            yield source.problem(at, f"must be one of: {known}")
+        if kind is None or (isinstance(kind, str) and kind in kinds):
+            continue
+        at, known = (block, "kind"), [*kinds, *(installed_kinds() if block == "drafter" else ())]
+        if not isinstance(kind, str):
+            yield source.problem(at, f"must be one of: {', '.join(known)}")
+        elif kind not in known:
+            there = f"{hint(kind, known)}; there are: {', '.join(known)}"
+            yield source.problem(at, f"no {block} {quoted(kind)}{there}")
 
 
 def _model_at(loc: Path, data: Any) -> type[BaseModel] | None:
@@ -141,7 +145,9 @@ def _model_at(loc: Path, data: Any) -> type[BaseModel] | None:
         return Graph
     if loc[0] in KINDS:
         kind = data.get(loc[0], {}).get("kind")
-        return KINDS[str(loc[0])].get(kind) if isinstance(kind, str) else None
+        if not isinstance(kind, str):
+            return None
+        return drafter_class(kind) if loc[0] == "drafter" else LAYOUTS.get(kind)
     if loc[0] == "states":
         return StateSpec if len(loc) == 2 else Call
     return _PLAIN_BLOCKS.get(str(loc[0]))

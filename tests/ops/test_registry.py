@@ -116,12 +116,14 @@ def test_decorators_return_the_function_itself() -> None:
             "declared twice",
         ),
         ('@guard("g")\ndef f(x): ...\n@guard("g")\ndef h(x): ...', "declared twice"),
+        ('@op("a")\ndef f(x): ...\n  x', "m.py:3: unexpected indent"),
     ],
 )
 def test_a_wrong_declaration_is_told(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(text)
-    with pytest.raises(RegistryError, match=message):
+    with pytest.raises(RegistryError, match=message) as caught:
         read_table([("p", tmp_path)])
+    assert "twice" in message or f"{tmp_path}/m.py:" in str(caught.value)
 
 
 def test_variants_of_other_kinds_live_side_by_side(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from helpers.support import (
 
 from specsot.engine.models import Models
 from specsot.ops.kv.align import AlignmentState
-from specsot.ops.kv.slots import PADDING
 from specsot.ops.kv.pool import KVCache
+from specsot.ops.kv.slots import PADDING
 from specsot.ops.types import DraftRows, Rows
 from specsot.states.layout.batching import BatchingLayout
 

@@ -26,13 +26,38 @@ def verify_(counter: dict[str, int], proposal: list[int]) -> tuple[int, int]:
     return len(proposal), counter["n"]
 
 
+@op("toy.peek", writes="seen")
+def peek(rows: list[int]) -> int:
+    return len(rows)
+
+
+@op("toy.cut", writes="proposal")
+def cut(proposal: list[int]) -> list[int]:
+    """An update: the proposal without its last token."""
+    return proposal[:-1]
+
+
+@op("toy.place_", writes="batch rows")
+def place_(counter: dict[str, int]) -> tuple[int, list[int]]:
+    return counter["n"], [counter["n"]]
+
+
+@op("toy.look", writes="seen")
+def look(batch: int) -> int:
+    return batch
+
+
+@op("toy.commit_", drops="batch", commits=True)
+def commit_(counter: dict[str, int], batch: int) -> None: ...
+
+
 @op("toy.say", writes="said")
 def say(counter: dict[str, int], *, word: str = "", times: int | None = None) -> str:
     return word * (times or 1)
 
 
-@op("toy.look")
-def look(counter: dict[str, int], *, attention: str, name: str = "") -> None: ...
+@op("toy.attend")
+def attend(counter: dict[str, int], *, attention: str, name: str = "") -> None: ...
 
 
 @op("toy.fail")

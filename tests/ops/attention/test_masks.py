@@ -13,8 +13,8 @@ from torch import Tensor
 
 from specsot.ops.attention.backends import window_mask
 from specsot.ops.attention.masks import build, chain_visible, committed_visible
-from specsot.ops.kv.slots import NOBODY
 from specsot.ops.kv.pool import KVCache
+from specsot.ops.kv.slots import NOBODY
 from specsot.ops.types import Rows, no_trees
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "specsot"

@@ -161,6 +161,13 @@ def test_changes_count_edges_as_the_file_does() -> None:
     assert option.endswith(", x]: transitions.2.from: no state 'x'")
 
 
+def test_a_state_that_nothing_reaches_is_checked_for_names() -> None:
+    text = changed(("  done: {final: true}", "  alone: {ops: [toy.opn]}\n  done: {final: true}"))
+    assert problems(text + "  - {from: alone, to: draft}\n") == [
+        "g.yaml:10:17: states.alone.ops.0: no op 'toy.opn'; did you mean 'toy.open'?"
+    ]
+
+
 # -- the values ----------------------------------------------------------------------------------
 
 
@@ -202,18 +209,72 @@ def test_what_a_guard_reads_is_checked_after_the_ops() -> None:
 
 def test_one_missing_value_is_one_problem_of_a_state() -> None:
     text = changed(
-        ("prefill: {ops: [toy.open]}", "prefill: {}"), ("[toy.draft]", "[toy.draft, toy.draft]")
+        ("prefill: {ops: [toy.open]}", "prefill: {}"), ("[toy.draft]", "[toy.peek, toy.draft]")
     )
     assert len(problems(text)) == 1
+
+
+# -- values that are used one by one -------------------------------------------------------------
+
+
+def unread(line: int, column: int, where: str, op: str, key: str) -> str:
+    place = f"g.yaml:{line}:{column}: states.{where}"
+    return f"{place}: {op!r} writes {key!r} while an earlier one is still unread"
+
+
+def test_the_same_linear_write_twice_in_a_row() -> None:
+    assert problems(changed(("[toy.draft]", "[toy.draft, toy.draft]"))) == [
+        unread(8, 28, "draft.ops.1", "toy.draft", "proposal")
+    ]
+    assert problems(changed(("[toy.open]", "[toy.open, toy.place_, toy.place_]"))) == [
+        unread(7, 41, "prefill.ops.2", "toy.place_", "batch")
+    ]
+
+
+def test_a_linear_value_that_was_read_but_never_dropped() -> None:
+    text = changed(("[toy.open]", "[toy.open, toy.place_, toy.look, toy.place_]"))
+    assert problems(text) == [unread(7, 51, "prefill.ops.3", "toy.place_", "batch")]
+
+
+def test_an_update_reads_what_it_replaces() -> None:
+    assert load(changed(("[toy.draft]", "[toy.draft, toy.cut, toy.cut]")))
+
+
+def test_what_uses_a_linear_value_up_makes_room_for_the_next() -> None:
+    ops = "[toy.open, toy.place_, toy.commit_, toy.place_, toy.commit_]"
+    assert load(changed(("[toy.open]", ops)))
+
+
+def test_a_linear_write_in_a_loop() -> None:
+    text = changed(("[toy.draft]", "[toy.place_, toy.draft]"))
+    assert problems(text) == [unread(8, 17, "draft.ops.0", "toy.place_", "batch")]
+    assert load(changed(("[toy.verify_]", "[toy.verify_, toy.commit_]"), text=text))
+
+
+def test_one_branch_that_leaves_a_linear_value_is_enough() -> None:
+    """draft is entered from prefill, and from a, where the batch is not always committed."""
+    text = changed(
+        ("[toy.draft]", "[toy.place_, toy.draft]"),
+        ("  done:", "  a: {ops: [toy.commit_]}\n  b: {}\n  done:"),
+        ("to: draft}\n  - {from: draft", "to: draft}\n  - {from: a, to: draft}\n  - {from: draft"),
+        ("  - {from: verify, to: draft}", "  - {from: verify, to: a, when: toy_any}"),
+    )
+    text += "  - {from: verify, to: b}\n  - {from: b, to: draft}\n"
+    assert problems(text) == [unread(8, 17, "draft.ops.0", "toy.place_", "batch")]
+    assert load(changed(("  b: {}", "  b: {ops: [toy.commit_]}"), text=text))
+
+
+def test_what_is_not_linear_may_be_written_over() -> None:
+    assert load(changed(("[toy.open]", "[toy.open, toy.open]")))
 
 
 # -- cycles --------------------------------------------------------------------------------------
 
 
 def test_a_cycle_that_commits_nothing() -> None:
-    text = changed(("to: verify}", "to: verify, when: toy_any}\n  - {from: draft, to: draft}"))
+    text = changed(("to: draft}", "to: draft, when: toy_any}\n  - {from: prefill, to: prefill}"))
     assert problems(text) == [
-        "g.yaml:14:5: transitions.2: the cycle draft > draft commits no token: "
+        "g.yaml:13:5: transitions.1: the cycle prefill > prefill commits no token: "
         "a run could stay in it for ever"
     ]
 
@@ -221,11 +282,11 @@ def test_a_cycle_that_commits_nothing() -> None:
 def test_a_longer_cycle_is_told_once() -> None:
     text = changed(
         ("  done: {final: true}", "  a: {ops: [toy.say]}\n  b: {}\n  done: {final: true}"),
-        ("to: verify}", "to: verify, when: toy_any}\n  - {from: draft, to: a}"),
+        ("to: draft}", "to: draft, when: toy_any}\n  - {from: prefill, to: a}"),
     )
-    text += "  - {from: a, to: b}\n  - {from: b, to: draft}\n"
+    text += "  - {from: a, to: b}\n  - {from: b, to: prefill}\n"
     assert problems(text) == [
-        "g.yaml:16:5: transitions.2: the cycle draft > a > b > draft commits no token: "
+        "g.yaml:15:5: transitions.1: the cycle prefill > a > b > prefill commits no token: "
         "a run could stay in it for ever"
     ]
 
@@ -280,7 +341,7 @@ def test_null_is_a_value_where_the_op_allows_it() -> None:
 
 def test_attention_stands_at_the_top_of_a_graph() -> None:
     """The one setting there: an op gets it by name, `with` before it; a graph's name is none."""
-    text = changed(("[toy.open]", "[toy.open, toy.look]"))
+    text = changed(("[toy.open]", "[toy.open, toy.attend]"))
 
     def settings(text: str, *sets: str) -> dict[str, object]:
         return dict(load(text, sets).steps["prefill"][1].settings)
@@ -288,7 +349,7 @@ def test_attention_stands_at_the_top_of_a_graph() -> None:
     assert settings(text) == {"attention": "auto"}
     assert settings(text, "attention=dense") == {"attention": "dense"}
     assert settings(f"{text}attention: grouped\n") == {"attention": "grouped"}
-    own = text.replace("toy.look", "{op: toy.look, with: {attention: dense}}")
+    own = text.replace("toy.attend", "{op: toy.attend, with: {attention: dense}}")
     assert settings(f"{own}attention: grouped\n") == {"attention": "dense"}
     assert problems(f"{text}attention: sparse\n") == [
         "g.yaml:16:12: attention: must be 'auto', 'dense' or 'grouped', not 'sparse'"

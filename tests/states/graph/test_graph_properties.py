@@ -2,6 +2,7 @@
 
 import json
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -10,17 +11,22 @@ from hypothesis import strategies as st
 from specsot.engine.prepare.files import graph_names, open_graph
 from specsot.engine.prepare.repeat import graph_yaml
 from specsot.ops.registry import Declaration, OpEntry, OpTable
+from specsot.states.graph.board import LINEAR_KEYS
 from specsot.states.graph.load import load_program, op_table
 from specsot.states.graph.source import GraphError, Source
 
 GIVEN = frozenset({"k0"})
-KEYS = [f"k{i}" for i in range(4)]
+KEYS = ["k0", "k1", "k2", "proposal"]
 GUARDS = {"g0": ("k0",), "g1": ("k1",)}
 
 few = st.lists(st.sampled_from(KEYS), max_size=1).map(tuple)
 many = st.lists(st.sampled_from(KEYS), max_size=3, unique=True).map(tuple)
 dropped = st.lists(st.sampled_from(KEYS[1:]), max_size=1).map(tuple)
 an_op = st.tuples(few, many, dropped, st.booleans())
+
+
+def entry(declared: Declaration, reads: tuple[str, ...]) -> OpEntry:
+    return OpEntry(declared, reads, (), "m", "f", Path(), 1, "")
 
 
 @st.composite
@@ -36,7 +42,7 @@ def graphs(draw: st.DrawFn) -> tuple[dict[str, Any], OpTable]:
         for call in calls:
             reads, writes, drops, commits = draw(an_op)
             declared = Declaration(call, writes, drops, commits=commits)
-            ops[call] = (OpEntry(declared, reads, (), "m", "f", 1, ""),)
+            ops[call] = (entry(declared, reads),)
         states[name] = {"ops": calls, "final": final}
         if not final:
             for guard in draw(st.lists(st.sampled_from([*GUARDS]), max_size=2, unique=True)):
@@ -44,7 +50,10 @@ def graphs(draw: st.DrawFn) -> tuple[dict[str, Any], OpTable]:
             forward = draw(st.integers(0, 3)) > 0  # or most random graphs have unreachable states
             onward = names[index + 1] if forward else draw(st.sampled_from(names))
             edges.append({"from": name, "to": onward})
-    guards = {g: OpEntry(Declaration(g), reads, (), "m", "f", 1, "") for g, reads in GUARDS.items()}
+    guards = {
+        g: OpEntry(Declaration(g), reads, (), "m", "f", Path(), 1, "")
+        for g, reads in GUARDS.items()
+    }
     data = {
         "version": 1,
         "name": "random",
@@ -88,7 +97,9 @@ def values_are_good(data: dict[str, Any], table: OpTable) -> bool:
         name, board = todo.pop()
         for call in data["states"][name]["ops"]:
             entry = table.ops[call][0]
-            if not board.issuperset(entry.reads):
+            unread = board.difference(entry.reads, entry.declared.drops)
+            lost = LINEAR_KEYS.intersection(unread, entry.declared.writes)
+            if lost or not board.issuperset(entry.reads):
                 return False
             board = board.difference(entry.declared.drops).union(entry.declared.writes)
         for edge in ways(data, name):
@@ -117,7 +128,7 @@ def test_a_graph_is_accepted_just_when_no_path_goes_wrong(
     data, table = case
     stages = {
         "reached way on final end": shape_is_good(data),
-        "reads": shape_is_good(data) and values_are_good(data, table),
+        "reads writes": shape_is_good(data) and values_are_good(data, table),
         "cycle": values_are_good(data, table) and cycles_are_good(data, table),
     }
     try:

@@ -7,8 +7,8 @@ import torch
 
 from specsot.ops.host import HostReader
 from specsot.ops.kv.align import AlignmentManager, AlignmentState, ContinuousDecodingState
-from specsot.ops.kv.slots import NOBODY, PADDING
 from specsot.ops.kv.pool import KVCache
+from specsot.ops.kv.slots import NOBODY, PADDING
 from specsot.ops.types import DraftRows, Proposal, Rows
 from specsot.ops.verify.first_tokens import root
 from specsot.ops.verify.verify import accept

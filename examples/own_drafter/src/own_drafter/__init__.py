@@ -1,0 +1,1 @@
+"""A drafter for specsot that needs no model: it drafts what followed the last token before."""

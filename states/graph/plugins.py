@@ -1,0 +1,105 @@
+"""What a user's own package adds: ops and guards, read by their source, and kinds of drafters.
+
+A graph names a function as `package.module:function`, or a package is installed with entry points:
+`specsot.ops` (a module or a package whose declared functions join the table of ops) and
+`specsot.drafters` (a kind = the class of its block). Nothing of it is imported to check a graph,
+but the class of a drafter that the graph names. What specsot has itself is never replaced.
+"""
+
+import ast
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+from ...ops.registry import OpEntry, OpTable, RegistryError, declarations, parse
+from .drafter_spec import Drafter
+from .source import hint, quoted
+
+OPS, DRAFTERS = "specsot.ops", "specsot.drafters"
+
+
+def module_file(module: str) -> Path | None:
+    """The source file of a module (of a package: its `__init__.py`), found without importing."""
+    top, *inner = parts = module.split(".")
+    try:
+        spec = find_spec(top) if all(map(str.isidentifier, parts)) else None
+    except (ImportError, ValueError):  # what is imported already may lack its spec
+        return None
+    if spec is None:
+        return None
+    places = [Path(folder, *inner) for folder in spec.submodule_search_locations or ()]
+    files = [f for p in places for f in (p / "__init__.py", p.with_suffix(".py"))]
+    if not inner:
+        files = [Path(spec.origin or "")]
+    return next((f for f in files if f.suffix == ".py" and f.is_file()), None)
+
+
+def named_function(kind: str, reference: str) -> OpEntry:
+    """The op or guard behind `package.module:function`.
+
+    Raises:
+        RegistryError: there is no such module or function, or it is declared wrongly or not at all.
+    """
+    module, _, function = reference.partition(":")
+    file = _source(module)
+    declared = {e.function: e for k, e in declarations(module, file) if k == kind}
+    if function in declared:
+        return declared[function]
+    names = {node.name for node in parse(file).body if isinstance(node, ast.FunctionDef)}
+    if function in names:
+        raise RegistryError(f"{module}.{function} is not declared with @{kind}(...)")
+    raise RegistryError(f"no function {quoted(function)} in {file}{hint(function, names)}")
+
+
+def with_installed(table: OpTable) -> OpTable:
+    """With the ops and guards of installed packages; a package that has faults adds none."""
+    faults = []
+    for point in sorted(entry_points(group=OPS)):
+        try:
+            file = _source(point.value)
+            place = file.parent if file.name == "__init__.py" else file
+            table = table.joined(declarations(point.value, place))
+        except RegistryError as error:
+            faults.append(f"{_title(point)}: {error}")
+    return OpTable(table.ops, table.guards, tuple(faults))
+
+
+def _source(module: str) -> Path:
+    file = module_file(module)
+    if file is None:
+        raise RegistryError(f"no source of a module {quoted(module)}: is its package installed?")
+    return file
+
+
+def installed_kinds() -> list[str]:
+    """The kinds of drafters that installed packages have."""
+    return sorted({point.name for point in entry_points(group=DRAFTERS)})
+
+
+def installed_drafter(kind: str) -> type[Drafter] | None:
+    """The class that an installed package has for this kind, imported; None if there is none.
+
+    Raises:
+        RegistryError: it cannot be used; says which entry point of which distribution it is.
+    """
+    points = [*entry_points(group=DRAFTERS, name=kind)]
+    if len(points) > 1:
+        raise RegistryError(f"more than one package has it: {', '.join(map(_title, points))}")
+    for point in points:
+        try:
+            model = point.load()
+        except Exception as error:  # whatever a module of somebody else raises
+            reason = str(error).partition("\n")[0]
+            raise RegistryError(f"{_title(point)}: {type(error).__name__}: {reason}") from error
+        if not (isinstance(model, type) and issubclass(model, Drafter)):
+            raise RegistryError(f"{_title(point)}: {point.value} is no subclass of Drafter")
+        if model.kind_name() != kind:
+            word = model.kind_name()
+            raise RegistryError(f"{_title(point)}: the kind of {point.value} is {quoted(word)}")
+        return model
+    return None
+
+
+def _title(point: EntryPoint) -> str:
+    owner = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
+    return f"entry point {point.name!r} ({point.group}){owner}"

@@ -1,0 +1,100 @@
+"""examples/own_drafter: a drafter and an op of a user's package, installed as a user would."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "own_drafter"
+LEFT_OUT = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
+RUN = "import sys; from specsot.engine.cli.main import main; main(sys.argv[1:])"
+LOADED = """
+import sys
+from specsot.engine.cli.main import main
+try:
+    main(sys.argv[1:])
+finally:
+    print("loaded:", sorted({"torch", "own_drafter", "own_drafter.ops"} & sys.modules.keys()))
+"""
+ECHO = ("--set", "drafter.kind=echo")
+NONE = ("--set", "drafter.kind=none")
+SIDES = {
+    "own graph": (str(EXAMPLE / "echo.yaml"), "40", NONE),
+    "outline and parts": ("bim_plain", "12", ()),
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the example is installed into; specsot is the one under test."""
+    work = tmp_path_factory.mktemp("own_drafter")
+    shutil.copytree(EXAMPLE, work / "source", ignore=LEFT_OUT)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    offline = ["--no-index", "--no-deps", "--no-build-isolation"]
+    target = work / "site"
+    subprocess.run([*pip, *offline, "--target", str(target), str(work / "source")], check=True)
+    return target
+
+
+def call(site: Path, program: str, *words: str) -> str:
+    """What the program printed; it must end well."""
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=site.parent,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def digest_of(text: str) -> str:
+    (digest,) = re.findall(r"digest (\w+)", text)
+    return str(digest)
+
+
+def test_its_code_fits_on_a_screen() -> None:
+    lines = [
+        line
+        for path in (EXAMPLE / "src").rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    assert sum(bool(line.strip()) for line in lines) <= 50
+
+
+@pytest.mark.parametrize(
+    "graph", [(str(EXAMPLE / "echo.yaml"),), ("bim_plain", *ECHO)], ids=["own", "shipped"]
+)
+def test_check_imports_its_block_alone(graph: tuple[str, ...], site: Path) -> None:
+    assert call(site, LOADED, "check", *graph).endswith("loaded: ['own_drafter']\n")
+
+
+def test_check_of_what_ships_imports_nothing_of_it(site: Path) -> None:
+    assert call(site, LOADED, "check").endswith("loaded: []\n")
+
+
+def test_show_says_where_its_functions_stand(site: Path) -> None:
+    text = call(site, RUN, "show", str(EXAMPLE / "echo.yaml"), "--resolved")
+    for name in ("expand_root_", "grow_tree_", "count_drafts"):
+        assert re.search(rf"own_drafter\.ops\.{name} +{site}/own_drafter/ops\.py:\d+\n", text)
+    assert "own_drafter.drafter.EchoDrafter" in text
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_it_drafts_and_changes_no_token(side: str, site: Path) -> None:
+    graph, budget, none = SIDES[side]
+    words = ("run", graph, "--no-tui", "--threads", "1", "--max-new-tokens", budget)
+    plain = digest_of(call(site, RUN, *words, *none))
+    for layout in ("bim", "batching"):
+        text = call(site, RUN, *words, *ECHO, "--set", f"layout.kind={layout}")
+        assert digest_of(text) == plain
+        (acceptance,) = re.findall(r"acceptance (\d+) %", text)
+        assert int(acceptance) > 0

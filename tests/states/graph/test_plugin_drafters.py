@@ -1,0 +1,177 @@
+"""Kinds of drafters that installed packages add."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.packages import OPS, Write, install
+from helpers.toy_graph import changed, problems
+
+from specsot.engine.models import with_drafter
+from specsot.engine.prepare.files import open_graph
+from specsot.engine.view.diagram import describe_graph
+from specsot.models.files import ModelError
+from specsot.ops.registry import RegistryError
+from specsot.states.graph.drafters import DRAFTERS, drafter_class
+from specsot.states.graph.graph import Graph, json_schema
+from specsot.states.graph.source import GraphError
+
+DRAFTER = """\
+from typing import Literal
+from specsot.states.graph.drafter_spec import Drafter
+from specsot.states.graph.spec import Int
+
+class Echo(Drafter):
+    kind: Literal["echo"]
+    nodes: Int = 4
+    loader = "{loader}"
+
+class Nameless(Drafter):
+    pass
+
+NUMBER = 1
+"""
+
+
+@pytest.fixture
+def echo(write: Write) -> Path:
+    """A drafter `echo` with its ops, installed."""
+    ops = "\n".join(
+        f'@op("draft.{name}_", drafters="echo", writes="{new}", drops="{old}")\n'
+        f"def {name}({old}: object, *, nodes: int) -> object: ..."
+        for name, old, new in (
+            ("expand_root", "draft_rows", "frontier"),
+            ("grow_tree", "frontier", "proposal"),
+        )
+    )
+    block = DRAFTER.format(loader=".model:load")
+    folder = write({"own/block": block, "own/ops": ops, "own/model": "load = print"})
+    install(folder, "specsot.drafters", "own.block:Echo")
+    install(folder, "specsot.ops", "own.ops", name="other")
+    return folder
+
+
+def test_a_kind_of_an_installed_package(echo: Path) -> None:
+    program = open_graph("eagle", ["drafter.kind=echo", "drafter.nodes=7"])
+    drafter = program.graph.drafter
+    assert type(drafter).__name__ == "Echo" and drafter.has_model
+    assert [s.settings for s in program.steps["grow_tree"]] == [{"nodes": 7}]
+    assert program.graph.model_dump()["drafter"] == {"kind": "echo", "nodes": 7}
+    again = Graph.model_validate(program.graph.model_dump(by_alias=True, exclude_none=True))
+    assert again == program.graph
+    assert "drafter echo" in describe_graph(program, resolved=True)
+    assert "own.ops" not in sys.modules
+
+
+def test_its_module_is_imported_only_for_its_kind(echo: Path) -> None:
+    open_graph("eagle")
+    with pytest.raises(GraphError):
+        open_graph("eagle", ["drafter.nods=1", "drafter.kind=ngram"])
+    assert "own.block" not in sys.modules
+    kinds = json_schema()["properties"]["drafter"]["discriminator"]["mapping"]
+    assert set(kinds) == set(DRAFTERS)
+
+
+def test_its_loader_is_named_as_in_an_import(echo: Path, write: Write) -> None:
+    block = drafter_class("echo")
+    assert block is not None and block.load_function() is print
+    write({"own/far": DRAFTER.format(loader="own.model:load"), "own/near": "from own.far import *"})
+    install(echo, "specsot.drafters", "own.near:Echo", name="third", point="far")
+    from own.near import Echo  # type: ignore[import-not-found]
+
+    assert Echo.load_function() is print
+    assert type("Derived", (Echo,), {"__module__": "elsewhere.x"}).load_function() is print
+    for kind, built_in in DRAFTERS.items():
+        assert built_in.kind_name() == kind
+        if built_in.loader:
+            assert built_in.load_function().__module__.startswith("specsot.models.load.")
+
+
+@dataclass
+class Loaded:
+    """What a loader needs of the models."""
+
+    target: str = "target"
+    dtype: str = "dtype"
+    device: str = "device"
+    drafter: Any = None
+
+
+def test_its_loader_makes_the_model_of_a_run(echo: Path, write: Write) -> None:
+    write({"own/model": "def load(*args, **kwargs): return args, kwargs"})
+    models: Any = Loaded()
+    made = with_drafter(models, Path("there"), "echo").drafter
+    assert made == ((Path("there"), "target"), {"dtype": "dtype", "device": "device"})
+    with pytest.raises(ModelError, match="no drafter 'eco'"):
+        with_drafter(models, Path("there"), "eco")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("", "module 'own.model' has no attribute 'load'"),
+        ("import no_such_module", "No module named 'no_such_module'"),
+    ],
+)
+def test_a_loader_that_is_not_there(model: str, message: str, echo: Path, write: Write) -> None:
+    write({"own/model": model})
+    models: Any = Loaded()
+    with pytest.raises(ModelError) as caught:
+        with_drafter(models, Path("there"), "echo")
+    expected = f"there: the drafter 'echo' has no loader '.model:load': {message}"
+    assert str(caught.value).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        ("drafter.kind=eco", "no drafter 'eco'; did you mean 'echo'?; there are: none, eagle3,"),
+        ("drafter.kind=3", "must be one of: none, eagle3, eagle2, eagle1, dflash, vanilla, ngram"),
+        ("drafter.nods=3", "drafter.nods: unknown key 'nods'; did you mean 'nodes'?"),
+        ("drafter.nodes=x", "drafter.nodes: must be an integer, not the string 'x'"),
+    ],
+)
+def test_mistakes_in_its_block(sets: str, message: str, echo: Path) -> None:
+    with pytest.raises(GraphError) as caught:
+        open_graph("eagle", ["drafter.kind=echo", sets])
+    (problem,) = caught.value.problems
+    assert message in str(problem) and problem.file == f"--set {sets}"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("own.blok:Echo", "ModuleNotFoundError: No module named 'own.blok'"),
+        ("own.block:Eco", "AttributeError: module 'own.block' has no attribute 'Eco'"),
+        ("own.ops:count", "RuntimeError: imported"),
+        ("own.block:NUMBER", "own.block:NUMBER is no subclass of Drafter"),
+        ("own.block", "own.block is no subclass of Drafter"),
+        ("own.block:Nameless", "the kind of own.block:Nameless is ''"),
+        ("own.block:Echo", "the kind of own.block:Echo is 'echo'"),
+    ],
+)
+def test_a_drafter_that_cannot_be_used(value: str, message: str, write: Write) -> None:
+    folder = write({"own/block": DRAFTER.format(loader=""), "own/ops": OPS})
+    install(folder, "specsot.drafters", value, point="other")
+    assert open_graph("eagle").graph.drafter.kind == "eagle3"
+    text = changed(("kind: eagle3", "kind: other"))
+    assert problems(text) == [
+        "g.yaml:4:17: drafter.kind: the drafter 'other': "
+        f"entry point 'other' (specsot.drafters) of own 1.0: {message}"
+    ]
+
+
+def test_two_packages_with_one_kind(echo: Path) -> None:
+    install(echo, "specsot.drafters", "own.block:Echo", name="third")
+    (problem,) = problems(changed(("kind: eagle3", "kind: echo")))
+    assert "more than one package has it: entry point 'echo' (specsot.drafters) of" in problem
+    with pytest.raises(RegistryError):
+        drafter_class("echo")
+
+
+def test_what_specsot_has_itself_is_never_replaced(echo: Path) -> None:
+    install(echo, "specsot.drafters", "own.block:Echo", point="eagle3", name="third")
+    assert drafter_class("eagle3") is DRAFTERS["eagle3"]
+    assert type(open_graph("eagle").graph.drafter) is DRAFTERS["eagle3"]
