@@ -71,7 +71,7 @@ def test_a_graph_names_an_op_and_a_guard(write: Write) -> None:
     assert (step.entry.file, step.entry.line) == (folder / "own" / "ops.py", 7)
     assert program.guards["own.ops:enough"].reads == ("counter",)
     assert "own.ops" not in sys.modules
-    shown = describe_graph(program, resolved=True)
+    shown = describe_graph(program)
     assert "own.ops.count(factor=3)" in shown
     places = shown.partition("from other packages")[2].split()
     for name, line in (("count", 7), ("enough", 15)):
@@ -80,7 +80,7 @@ def test_a_graph_names_an_op_and_a_guard(write: Write) -> None:
 
 
 def test_nothing_of_another_package_is_shown_where_there_is_none() -> None:
-    assert "from other packages" not in describe_graph(open_graph("eagle"), resolved=True)
+    assert "from other packages" not in describe_graph(open_graph("eagle"))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_installed_variants_are_found_by_their_kinds(write: Write) -> None:
         ("own.opz", "no source of a module 'own.opz': is its package installed?"),
         ("own.ops:count", "no source of a module 'own.ops:count': is its package installed?"),
         ("own.broken", "FOLDER/own/broken.py:2: unmatched ']'"),
-        ("own.same", "op 'mask.build' is declared twice for the same kinds: specsot.ops.attention"),
+        ("own.same", "op 'mask.build' is declared twice for the same kinds: specsot.ops.masks"),
         ("own.when", "guard 'all_finished' is declared twice: specsot.states.phases.guards.all_"),
     ],
 )
