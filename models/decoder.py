@@ -17,6 +17,8 @@ from .layers import AttentionInputs, DecoderLayer, RMSNorm, group_inputs
 from .rope import inverse_frequencies, rotate_back, rotation
 
 COMPUTED = (LayerStatus.DECODE, LayerStatus.FULL)
+AFTER = -1  # the tap behind the last layer, before the norm
+MOST_ROWS = 2048  # side by side in a layer: of more, every row takes longer (docs/memory.md)
 
 
 class Decoder(nn.Module):
@@ -66,17 +68,39 @@ class Decoder(nn.Module):
         if blend is not None:
             place = ForwardRows(positions_BQ, slots_BQ, attention, kv)
             return blended(self, tokens_BQ, place, plan, logit_rows_R, taps, blend)
-        inputs = self.attention_inputs(positions_BQ, slots_BQ, attention)
-        x_NH = F.embedding(tokens_BQ.flatten(), self.embed)
+        place_N3 = torch.stack([tokens_BQ.flatten(), positions_BQ.flatten(), slots_BQ.flatten()], 1)
+        rows, out = len(place_N3), dict[int, Tensor]()
+        for rows_M, part in attention.parts(rows, MOST_ROWS):
+            own_M3 = place_N3 if rows_M is None else place_N3[rows_M]
+            kept = self._layers(own_M3, part, kv, taps)
+            if rows_M is None:
+                out = kept
+                continue
+            for tap, x_MH in kept.items():
+                x_NH = out.setdefault(tap, x_MH.new_zeros(rows, x_MH.shape[1]))
+                x_NH.index_copy_(0, rows_M, x_MH)
+        logits_RV = self.logits(out.pop(AFTER).index_select(0, logit_rows_R))
+        return TargetOutput(logits_RV, torch.cat(list(out.values()), -1) if out else None)
+
+    def _layers(
+        self, place_M3: Tensor, attention: AttentionMetadata, kv: KVCache, taps: tuple[int, ...]
+    ) -> dict[int, Tensor]:
+        """Rows through all layers -> [M, H] at each tap, in order; AFTER is behind the last.
+
+        Args:
+            place_M3: token, position and slot of each row.
+        """
+        tokens_M, positions_M, slots_M = place_M3.unbind(1)
+        inputs = self.attention_inputs(positions_M, slots_M, attention)
+        x_MH = F.embedding(tokens_M, self.embed)
         kept: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
             if index in taps:
-                kept[index] = x_NH
-            x_NH = layer(x_NH, index, inputs[self.config.sliding[index]], kv)
+                kept[index] = x_MH
+            x_MH = layer(x_MH, index, inputs[self.config.sliding[index]], kv)
         if self.num_layers in taps:
-            kept[self.num_layers] = self.norm(x_NH)
-        logits_RV = self.logits(x_NH.index_select(0, logit_rows_R))
-        return TargetOutput(logits_RV, torch.cat(list(kept.values()), -1) if kept else None)
+            kept[self.num_layers] = self.norm(x_MH)
+        return {**kept, AFTER: x_MH}
 
     def logits(self, x_RH: Tensor) -> Tensor:
         """[R, H] after the last layer -> [R, V]; float32, of a float64 model float64."""

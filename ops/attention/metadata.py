@@ -8,7 +8,7 @@ Further shape letters: G sequences of a group, q query rows of each.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -53,6 +53,17 @@ class AttentionGroup:
         shape = self.mask_GqK.shape[:2]
         return (value_N if self.rows_Gq is None else value_N[self.rows_Gq]).view(shape)
 
+    def some(self, first: int, last: int) -> "AttentionGroup":
+        """Its sequences from number `first` to before `last`; their rows are given."""
+        keys, part = self.keys, slice(first, last)
+        if isinstance(keys, SlotRun):
+            start = keys.first + first * keys.stride
+            keys = SlotRun(start, keys.length, keys.stride, last - first)
+        host_Gq = self.host_rows_Gq[part]
+        rows_Gq = tensor(host_Gq, self.mask_GqK.device)
+        mask_GqK, positions_GK = self.mask_GqK[part], self.positions_GK[part]
+        return AttentionGroup(rows_Gq, keys, mask_GqK, positions_GK, host_Gq)
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
@@ -77,11 +88,42 @@ class AttentionMetadata:
         steps_1Q = torch.arange(rows, device=device)[None]
         return cls.dense(steps_1Q[:, :, None] >= steps_1Q[:, None], steps_1Q)
 
+    def parts(self, rows: int, most: int) -> list[tuple[Tensor | None, "AttentionMetadata"]]:
+        """A forward of many rows cut into several of about `most` rows, none of which sees another:
+        their flat indices (None for all) and what each of them may see."""
+        if rows <= most:
+            return [(None, self)]
+        pieces = []
+        for group in self.groups:
+            sequences, queries = group.host_rows_Gq.shape
+            step = max(1, most // queries)
+            cuts = range(0, sequences, step)
+            pieces += [group.some(cut, min(cut + step, sequences)) for cut in cuts]
+        parts: list[list[AttentionGroup]] = [[]]
+        for piece in pieces:
+            if parts[-1] and sum(g.host_rows_Gq.size for g in (*parts[-1], piece)) > most:
+                parts.append([])
+            parts[-1].append(piece)
+        return [_alone(part) for part in parts]
+
     @property
     def mask_BQK(self) -> Tensor:
         """The mask of a forward whose rows are one group."""
         (group,) = self.groups
         return group.mask_GqK
+
+
+def _alone(groups: Sequence[AttentionGroup]) -> tuple[Tensor, AttentionMetadata]:
+    """These groups as a forward of their own, their rows one after another."""
+    rows_M = torch.cat([group.rows_Gq.flatten() for group in groups if group.rows_Gq is not None])
+    first, moved = 0, []
+    for group in groups:
+        shape, last = group.host_rows_Gq.shape, first + group.host_rows_Gq.size
+        host_Gq = np.arange(first, last).reshape(shape)
+        rows_Gq = None if len(groups) == 1 else tensor(host_Gq, rows_M.device)
+        moved.append(replace(group, rows_Gq=rows_Gq, host_rows_Gq=host_Gq))
+        first = last
+    return rows_M, AttentionMetadata(tuple(moved))
 
 
 class Member(NamedTuple):
