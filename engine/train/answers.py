@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 
 from .chats import ChatCoder, Conversation, Turn
-from .loop import DrafterTraining
+from .settings import DrafterTraining
 from .teacher import Teacher
 
 TOGETHER = 16  # conversations that are answered in one batch
@@ -25,9 +25,9 @@ class Regeneration:
     ones, so the answers are too.
     """
 
-    def __init__(self, config: DrafterTraining, teacher: Teacher, coder: ChatCoder) -> None:
-        self.teacher, self.coder, self.length = teacher, coder, config.length
-        self.file = config.run / "answers.jsonl"
+    def __init__(self, settings: DrafterTraining, teacher: Teacher, coder: ChatCoder) -> None:
+        self.teacher, self.coder, self.length = teacher, coder, settings.length
+        self.file = settings.run_folder / "answers.jsonl"
 
     def answered(self, found: list[Conversation]) -> list[Conversation]:
         """The conversations with the target's answers; without those too long to be asked."""
