@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -21,10 +22,14 @@ from ..shell import complain, ended, writer
 
 if TYPE_CHECKING:
     from .report import Certificate, Part
-    from .toys import Check
-    from .workbench import Bench
+    from .workbench import Bench, Check
 
 PROMISED = ("float32", "float64")
+REPEATED = (
+    *("prompts", "model", "drafter_model", "seed", "device", "dtype", "threads"),
+    *("max_new_tokens", "outline"),
+)
+"""Options that a certificate's own command repeats."""
 
 
 def certify_command(
@@ -55,23 +60,24 @@ def _certify(
         raise UsageError("name the graphs to certify, or give --all")
     jobs = [_prepared(name, options) for name in (graph_names() if every else graphs)]
     folder = None if out is None else _folder(out)
-    found: list[Certificate] = []
-    missing = False
+    certificates: list[Certificate] = []
+    code = Code.OK
     for job in jobs:
         try:
-            found.append(certificate(job, options, quick))
+            made = certificate(job, options, quick)
         except ModelError as error:
             if not every:
                 raise
             complain(f"{job.program.graph.name} is not certified: {error}")
-            missing = True
+            code = Code.MODEL
             continue
-        _hand_over(found[-1], folder, options.as_json)
+        certificates.append(made)
+        _show(made, folder, options.as_json)
+    if not all(made.passed for made in certificates):
+        code = Code.UNEQUAL
     if options.as_json:
-        _print_json(found)
-    if any(not one.passed for one in found):
-        return Code.UNEQUAL
-    return Code.MODEL if missing else Code.OK
+        _print_json(certificates)
+    return code
 
 
 def _prepared(graph: str, options: RunOptions) -> Job:
@@ -100,7 +106,7 @@ def _folder(out: Path) -> RunFolder:
 
 
 def certificate(job: Job, options: RunOptions, quick: bool) -> "Certificate":
-    """Everything found out about one graph.
+    """Everything that was seen of one graph.
 
     Raises:
         UsageError, ModelError, GraphError, PromptError: as `specsot run` does.
@@ -109,12 +115,12 @@ def certificate(job: Job, options: RunOptions, quick: bool) -> "Certificate":
 
     name = job.program.graph.name
     with working(f"{name}: loading models ...") as tell:
-        # Here and not above: a mistyped graph is told at once, torch takes seconds to import.
+        # Here and not above: a mistyped graph is an error at once, torch takes seconds to import.
         from .report import Certificate, facts_of
 
         bench = _bench(job, quick, lambda text: tell(f"{name}: {text}"))
-        parts = tuple(_told(name, part) for part in _parts(bench))
-        facts = facts_of(bench, command_of(name, job, options, quick))
+        parts = tuple(_parts(bench))
+        facts = facts_of(bench, command_of(job, options, quick))
         return Certificate(name, quick, facts, parts, tuple(_notes(bench)))
 
 
@@ -126,53 +132,51 @@ def _bench(job: Job, quick: bool, tell: Callable[[str], None]) -> "Bench":
     from .workbench import FULL, QUICK, Bench
 
     target, drafter = model_folders(job)
-    bench = Bench(
-        job,
-        target,
-        drafter,
-        QUICK if quick else FULL,
-        SharedModels(),
-        Transformers(target, job.config.device),
-        op_table(),
-        tell,
-    )
+    reference = Transformers(target, job.config.device)
+    extent = QUICK if quick else FULL
+    bench = Bench(job, target, drafter, extent, SharedModels(), reference, op_table(), tell)
     bench.side(bench.changed())  # says at once what cannot be loaded
     bench.reference.model(job.config.dtype)
     return bench
 
 
-def _parts(bench: "Bench") -> Iterator[tuple["Part", float]]:
-    """Each group of checks with the seconds that it took."""
+def _parts(bench: "Bench") -> Iterator["Part"]:
+    """Each group of checks, or why there is none."""
     from .beam import beam_checks
     from .gates import gate_checks
     from .greedy import greedy_checks
-    from .rejection import rejection_checks
     from .report import Part
     from .sampled import sampled_checks
+    from .whole import acceptance_checks
 
-    def part(name: str, title: str, checks: "Iterator[Check]") -> tuple[Part, float]:
-        began = perf_counter()
-        return Part(name, title, tuple(checks)), perf_counter() - began
-
-    if bench.job.program.graph.beam is not None:
-        yield part("beam", "Beam search", beam_checks(bench))
-        for name, title in (("sampled", "Sampled text"), ("rejection", "Accepting drafts")):
-            yield Part(name, title, (), "beam search draws nothing and drafts nothing"), 0.0
+    graph = bench.job.program.graph
+    rejection = ("rejection", "Accepting drafts")
+    if graph.beam is not None:
+        yield _part(bench, "beam", "Beam search", beam_checks)
+        for name, title in (("sampled", "Sampled text"), rejection):
+            yield Part(name, title, "beam search draws nothing and drafts nothing")
     else:
-        yield part("greedy", "Greedy decoding", greedy_checks(bench))
-        yield part("sampled", "Sampled text, one seed and one text", sampled_checks(bench))
-        yield part("rejection", "Accepting drafts, on toy models", rejection_checks(bench))
-    yield part("gates", "Structural gates", gate_checks(bench))
+        yield _part(bench, "greedy", "Greedy decoding", greedy_checks)
+        yield _part(bench, "sampled", "Sampled text, one seed and one text", sampled_checks)
+        if graph.sampling.exact and graph.sampling.lossless:
+            why = "drafts are accepted where they match what the target draws, as the text above"
+            yield Part(*rejection, why if graph.drafter.drafts else "nothing is drafted")
+        else:
+            yield _part(bench, *rejection, acceptance_checks)
+    yield _part(bench, "gates", "Structural gates", gate_checks)
 
 
-def _told(graph: str, done: tuple["Part", float]) -> "Part":
-    """A line of progress for every part."""
-    part, seconds = done
-    if part.why_not:
-        return part
+def _part(
+    bench: "Bench", name: str, title: str, checks_of: "Callable[[Bench], Iterator[Check]]"
+) -> "Part":
+    """A group of checks, and a line of progress."""
+    from .report import Part
+
+    began, graph = perf_counter(), bench.job.program.graph.name
+    part = Part(name, title, checks=tuple(checks_of(bench)))
     failed = [check for check in part.checks if not check.passed]
     good = f"{len(part.checks) - len(failed)} of {len(part.checks)} checks passed"
-    complain(f"{graph}: {part.title}: {good} ({seconds:.0f} s)")
+    complain(f"{graph}: {title}: {good} ({perf_counter() - began:.0f} s)")
     for check in failed:
         complain(f"{graph}: {check.name} FAILED: {check.text}")
     return part
@@ -181,7 +185,12 @@ def _told(graph: str, done: tuple["Part", float]) -> "Part":
 def _notes(bench: "Bench") -> Iterator[str]:
     """What a reader should know beside the findings."""
     graph = bench.job.program.graph
-    if graph.sampling.accept == "rejection" and graph.sampling.temperature > 0:
+    if graph.drafter.drafts:
+        yield (
+            "The rules by which drafts are accepted have the target's law, exactly: held by the "
+            f"project's tests (tests/laws), specsot {version('specsot')}."
+        )
+    if not graph.sampling.exact:
         yield (
             "The graph accepts drafts by rejection: its text has the target's distribution, and "
             "one seed gives another text with another drafter. For the sampled runs above it "
@@ -201,44 +210,31 @@ def _notes(bench: "Bench") -> Iterator[str]:
         )
 
 
-def command_of(graph: str, job: Job, options: RunOptions, quick: bool) -> str:
+def command_of(job: Job, options: RunOptions, quick: bool) -> str:
     """The command that makes this certificate again."""
-    shown = {
-        "--prompts": options.prompts,
-        "--model": options.model,
-        "--drafter-model": options.drafter_model,
-        "--seed": options.seed,
-        "--device": options.device,
-        "--dtype": options.dtype,
-        "--threads": options.threads,
-        "--max-new-tokens": options.max_new_tokens,
-        "--outline": options.outline,
-    }
-    words = ["specsot", "certify", redact(job.graph_file)]
-    words += ["--quick"] if quick else []
-    words += [f"{name} {redact(str(value))}" for name, value in shown.items() if value is not None]
-    words += [f"--set {one}" for one in options.sets]
-    return " ".join(words)
+    words = ["specsot", "certify", redact(job.graph_file), *(["--quick"] if quick else [])]
+    for name in REPEATED:
+        value = getattr(options, name)
+        if value is not None:
+            words.append(f"--{name.replace('_', '-')} {redact(str(value))}")
+    return " ".join([*words, *(f"--set {one}" for one in options.sets)])
 
 
-def _hand_over(found: "Certificate", folder: RunFolder | None, as_json: bool) -> None:
+def _show(made: "Certificate", folder: RunFolder | None, as_json: bool) -> None:
     from .report import document, page
 
     if folder is not None:
-        folder.write_text(f"{found.graph}.md", page(found))
-        folder.write_json(f"{found.graph}.json", document(found))
+        folder.write_text(f"{made.graph}.md", page(made))
+        folder.write_json(f"{made.graph}.json", document(made))
     elif not as_json:
-        writer(sys.stdout)(page(found))
-    complain(f"{found.graph}: {found.verdict}")
+        writer(sys.stdout)(page(made))
+    complain(f"{made.graph}: {made.verdict}")
 
 
-def _print_json(found: "list[Certificate]") -> None:
+def _print_json(certificates: "list[Certificate]") -> None:
     from .report import SCHEMA, document
 
-    code = Code.OK if all(one.passed for one in found) else Code.UNEQUAL
-    made = {
-        "schema_version": SCHEMA,
-        "exit_code": int(code),
-        "certificates": [document(one) for one in found],
-    }
+    code = Code.OK if all(made.passed for made in certificates) else Code.UNEQUAL
+    documents = [document(made) for made in certificates]
+    made = {"schema_version": SCHEMA, "exit_code": int(code), "certificates": documents}
     writer(sys.stdout)(json.dumps(made, indent=2, ensure_ascii=False) + "\n")

@@ -1,27 +1,27 @@
 """A certificate: everything that was found out about one graph, as data and as a page."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any
 
 from ..errors import Code
 from ..prepare.repeat import canonical
 from ..prepare.texts import redact
 from ..run.writer import made_with
-from .toys import Check
-from .workbench import Bench
+from .workbench import Bench, Check
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One group of checks. why_not: why there is none; empty if there are some."""
+    """One group of checks. not_applicable: why there is none; empty if there are some."""
 
     name: str
     title: str
-    checks: tuple[Check, ...]
-    why_not: str = ""
+    not_applicable: str = ""
+    checks: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,10 @@ def facts_of(bench: Bench, command: str) -> dict[str, Any]:
 
 def document(found: Certificate) -> dict[str, Any]:
     """The JSON of a certificate; its keys are documented in docs/cli.md."""
+    parts = [asdict(part) for part in found.parts]
+    for check in (check for part in parts for check in part["checks"]):
+        values = check["figures"].items()  # JSON has no infinity
+        check["figures"] = {k: v if abs(v) != inf else "infinite" for k, v in values}
     return {
         "schema_version": SCHEMA,
         "graph": found.graph,
@@ -102,31 +106,9 @@ def document(found: Certificate) -> dict[str, Any]:
         "numeric_ties": found.ties,
         **{key: value for key, value in found.facts.items() if key != "graph"},
         "resolved": found.facts["graph"],
-        "parts": [_part(part) for part in found.parts],
+        "parts": parts,
         "notes": list(found.notes),
     }
-
-
-def _part(part: Part) -> dict[str, Any]:
-    return {
-        "name": part.name,
-        "title": part.title,
-        "not_applicable": part.why_not,
-        "checks": [
-            {
-                "name": check.name,
-                "passed": check.passed,
-                "figures": {key: _number(value) for key, value in check.figures.items()},
-                "text": check.text,
-            }
-            for check in part.checks
-        ],
-    }
-
-
-def _number(value: float) -> float | str:
-    """JSON has no infinity."""
-    return value if abs(value) != float("inf") else "infinite"
 
 
 def page(found: Certificate) -> str:
@@ -141,7 +123,7 @@ def page(found: Certificate) -> str:
     if found.quick:
         lines += [
             "",
-            "Made with `--quick`: fewer prompts, seeds and rules than a full certificate.",
+            "Made with `--quick`: the checks of a full certificate, on less.",
         ]
     rows = {
         "command": f"`{facts['command']}`",
@@ -156,8 +138,8 @@ def page(found: Certificate) -> str:
     lines += ["", "| | |", "|---|---|", *(f"| {key} | {_cell(rows[key])} |" for key in rows)]
     for part in found.parts:
         lines += ["", f"## {part.title}", ""]
-        if part.why_not:
-            lines += [f"Does not apply: {part.why_not}."]
+        if part.not_applicable:
+            lines += [f"Does not apply: {part.not_applicable}."]
             continue
         lines += ["| check | | found |", "|---|---|---|", *map(_row, part.checks)]
     if found.notes:

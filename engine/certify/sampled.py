@@ -12,8 +12,7 @@ from ..bench.sides import ask_all
 from ..run.runner import Halt
 from .greedy import repeated
 from .teacher import SHOWN, TeacherForcing, TeacherTally
-from .toys import Check
-from .workbench import Bench
+from .workbench import Bench, Check
 
 MATCH = ("sampling.accept=match", "sampling.skip_sample_adjustment=false")
 FILTERS = ("sampling.top_k=20", "sampling.top_p=0.9")
