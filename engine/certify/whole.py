@@ -92,8 +92,9 @@ def _answers(bench: Bench, side: Side, ids: Sequence[int]) -> tuple[Counter[Answ
         bench.tell(f"whole runs: answer {first} of {answers} ...")
         board = side.session.board()
         for seed in range(first, min(first + AT_ONCE, answers)):
+            asked = side.session.request(Prompt(str(seed), "?", seed=seed))
             plain = replace(
-                side.session.request(Prompt(str(seed), "?", seed=seed)),
+                asked,
                 prefix=[],
                 tail=list(ids),
                 stop_ids=frozenset(),
