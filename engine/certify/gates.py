@@ -136,9 +136,9 @@ def _early(branch: Branch) -> int | None:
 def _budgets(rig: Rig) -> GateResult:
     wrong: list[str] = []
     for budget in BUDGETS:
-        found = rig.probe(Trial(tokens=budget))
-        wrong += rig.agree(found, [branch.tokens[:budget] for branch in rig.free.branches])
-        lengths = {len(branch.tokens) for branch in found.branches} - {budget}
+        run = rig.probe(Trial(tokens=budget))
+        wrong += rig.agree(run, [branch.tokens[:budget] for branch in rig.free.branches])
+        lengths = {len(branch.tokens) for branch in run.branches} - {budget}
         wrong += [f"a budget of {budget} gave {length} tokens" for length in sorted(lengths)]
     return f"max_new_tokens counts tokens: {BUDGETS}", {"budgets": len(BUDGETS)}, wrong
 
@@ -150,12 +150,12 @@ def _one_branch(rig: Rig) -> GateResult:
 
 def _same_round(rig: Rig) -> GateResult:
     active = max(rig.bench.job.program.graph.layout.max_active, 4)
-    found = rig.probe(Trial((f"layout.max_active={active}",), tokens=2))
-    wrong = rig.agree(found, [branch.tokens[:2] for branch in rig.free.branches])
+    run = rig.probe(Trial((f"layout.max_active={active}",), tokens=2))
+    wrong = rig.agree(run, [branch.tokens[:2] for branch in rig.free.branches])
     wrong += [
-        f"{b.name} had {len(b.accepted)} rounds" for b in found.branches if len(b.accepted) != 1
+        f"{b.name} had {len(b.accepted)} rounds" for b in run.branches if len(b.accepted) != 1
     ]
-    return f"{len(found.branches)} branches end in one round", {"ended": len(found.branches)}, wrong
+    return f"{len(run.branches)} branches end in one round", {"ended": len(run.branches)}, wrong
 
 
 def _newcomers(rig: Rig) -> GateResult:
@@ -166,8 +166,8 @@ def _newcomers(rig: Rig) -> GateResult:
         return len({len(cut(answer, frozenset([token]))) for answer in answers})
 
     stops = frozenset([max(sorted(set().union(*answers)), key=ends)])
-    found = rig.probe(Trial(("layout.max_active=2", "layout.order=fcfs"), stops=stops))
-    wrong = rig.agree(found, [cut(answer, stops) for answer in answers])
+    run = rig.probe(Trial(("layout.max_active=2", "layout.order=fcfs"), stops=stops))
+    wrong = rig.agree(run, [cut(answer, stops) for answer in answers])
     joined = rig.watch.joined - before
     return f"two at a time: {joined} rounds with newcomers", {"joined": joined}, wrong
 
@@ -183,10 +183,10 @@ def _endless(rig: Rig) -> GateResult:
     ends, number, token = best
     if not ends:
         return "no token ends some branches and not others", {"ended": 0}, []
-    found = rig.probe(Trial(("layout.max_active=2",), stops=frozenset([token])))
-    wrong = rig.agree(found, [cut(b.tokens, frozenset([token])) for b in branches])
-    if found.branches[number].finish is not Finish.LENGTH:
-        wrong.append(f"{found.branches[number].name} was to run to its budget")
+    run = rig.probe(Trial(("layout.max_active=2",), stops=frozenset([token])))
+    wrong = rig.agree(run, [cut(b.tokens, frozenset([token])) for b in branches])
+    if run.branches[number].finish is not Finish.LENGTH:
+        wrong.append(f"{run.branches[number].name} was to run to its budget")
     return f"{ends} others end beside one endless branch, two at a time", {"ended": ends}, wrong
 
 
@@ -200,8 +200,8 @@ def _full_pool(rig: Rig) -> GateResult:
     small: tuple[str, ...] = ("layout.max_active=1", budget)
     if free.side.job.program.graph.skeleton is not None:
         small += ("skeleton.direct_tokens=1",)  # no answer here is direct
-    found = rig.probe(Trial((*small, f"layout.capacity={max(needs)}")))
-    wrong = rig.agree(found, [branch.tokens for branch in free.branches])
+    run = rig.probe(Trial((*small, f"layout.capacity={max(needs)}")))
+    wrong = rig.agree(run, [branch.tokens for branch in free.branches])
     short = rig.probe(Trial((*small, f"layout.capacity={max(needs) - 1}")))
     refused = [branch for branch in short.branches if branch.finish is Finish.REFUSED]
     if not refused or not all("slots" in branch.note for branch in refused):
@@ -214,9 +214,9 @@ def _odd_tokens(rig: Rig) -> GateResult:
     """Token 0 and the pad token begin every answer, as any other token would."""
     tokenizer = rig.free.side.session.models.tokenizer
     pad = getattr(tokenizer, "pad_token_id", None) or 0
-    found = rig.probe(Trial((f"sampling.forced=[0, {pad}]",)))
-    tally = rig.hold(found)
-    heads = [branch.name for branch in found.branches if branch.tokens[:2] != [0, pad]]
+    run = rig.probe(Trial((f"sampling.forced=[0, {pad}]",)))
+    tally = rig.hold(run)
+    heads = [branch.name for branch in run.branches if branch.tokens[:2] != [0, pad]]
     wrong = tally.wrong + [f"{name} does not begin with them" for name in heads]
     which = f"the tokens 0 and {pad}" if pad else "token 0, which is the pad token or there is none"
     return f"answers that begin with {which}: {tally.words}", tally.figures, wrong
@@ -229,12 +229,12 @@ def _filter(name: str, rig: Rig) -> GateResult:
 def _written(rig: Rig) -> GateResult:
     """Two requests beside each other, two branches at a time, until the model stops by itself."""
     sets = ("layout.max_active=2",)
-    found = rig.probe(Trial(sets, stops=None, prompts=rig.bench.job.prompts[:2], written=True))
-    text = f"{len(found.requests)} requests beside each other, two branches at a time"
+    run = rig.probe(Trial(sets, stops=None, prompts=rig.bench.job.prompts[:2], written=True))
+    text = f"{len(run.requests)} requests beside each other, two branches at a time"
     if rig.bench.job.program.graph.beam is not None:
-        wrong = [f"{r.key} never ended" for r in found.requests if not r.finished]
-        return text, {"requests": len(found.requests)}, wrong
-    tally = rig.hold(found)
+        wrong = [f"{r.key} never ended" for r in run.requests if not r.finished]
+        return text, {"requests": len(run.requests)}, wrong
+    tally = rig.hold(run)
     return f"{text}: {tally.words}", tally.figures, tally.wrong
 
 

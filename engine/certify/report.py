@@ -1,4 +1,4 @@
-"""A certificate: everything that was found out about one graph, as data and as a page."""
+"""A certificate: everything that was seen of one graph, as data and as a page."""
 
 import hashlib
 from dataclasses import asdict, dataclass
@@ -90,37 +90,37 @@ def facts_of(bench: Bench, command: str) -> dict[str, Any]:
     }
 
 
-def document(found: Certificate) -> dict[str, Any]:
+def document(certificate: Certificate) -> dict[str, Any]:
     """The JSON of a certificate; its keys are documented in docs/cli.md."""
-    parts = [asdict(part) for part in found.parts]
+    parts = [asdict(part) for part in certificate.parts]
     for check in (check for part in parts for check in part["checks"]):
         values = check["figures"].items()  # JSON has no infinity
         check["figures"] = {k: v if abs(v) != inf else "infinite" for k, v in values}
     return {
         "schema_version": SCHEMA,
-        "graph": found.graph,
-        "passed": found.passed,
-        "exit_code": int(found.code),
-        "verdict": found.verdict,
-        "quick": found.quick,
-        "numeric_ties": found.ties,
-        **{key: value for key, value in found.facts.items() if key != "graph"},
-        "resolved": found.facts["graph"],
+        "graph": certificate.graph,
+        "passed": certificate.passed,
+        "exit_code": int(certificate.code),
+        "verdict": certificate.verdict,
+        "quick": certificate.quick,
+        "numeric_ties": certificate.ties,
+        **{key: value for key, value in certificate.facts.items() if key != "graph"},
+        "resolved": certificate.facts["graph"],
         "parts": parts,
-        "notes": list(found.notes),
+        "notes": list(certificate.notes),
     }
 
 
-def page(found: Certificate) -> str:
+def page(certificate: Certificate) -> str:
     """The certificate in Markdown."""
-    facts = found.facts
+    facts = certificate.facts
     graph, models = facts["graph"], facts["models"]
     lines = [
-        f"# Certificate: {found.graph}",
+        f"# Certificate: {certificate.graph}",
         "",
-        f"**{found.verdict[0].upper()}{found.verdict[1:]}.**",
+        f"**{certificate.verdict[0].upper()}{certificate.verdict[1:]}.**",
     ]
-    if found.quick:
+    if certificate.quick:
         lines += [
             "",
             "Made with `--quick`: the checks of a full certificate, on less.",
@@ -136,14 +136,14 @@ def page(found: Certificate) -> str:
         "versions": ", ".join(f"{name} {number}" for name, number in facts["versions"].items()),
     }
     lines += ["", "| | |", "|---|---|", *(f"| {key} | {_cell(rows[key])} |" for key in rows)]
-    for part in found.parts:
+    for part in certificate.parts:
         lines += ["", f"## {part.title}", ""]
         if part.not_applicable:
             lines += [f"Does not apply: {part.not_applicable}."]
             continue
         lines += ["| check | | found |", "|---|---|---|", *map(_row, part.checks)]
-    if found.notes:
-        lines += ["", "## Notes", "", *(f"- {note}" for note in found.notes)]
+    if certificate.notes:
+        lines += ["", "## Notes", "", *(f"- {note}" for note in certificate.notes)]
     return "\n".join(lines) + "\n"
 
 

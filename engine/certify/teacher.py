@@ -166,18 +166,18 @@ def own_tokens(
         return list(zip(logits_QV.argmax(-1).tolist(), logits_QV, strict=True))
     make = branch.request.new_matcher
     matcher = make() if make is not None and branch.matcher is not None else None
-    found: list[tuple[int, Tensor]] = []
+    tokens: list[tuple[int, Tensor]] = []
     for place, logits_V in enumerate(logits_QV):
         order_V = order_of(logits_V, branch, context, place)
         own = int(order_V.argmax())
         if matcher is not None:
             order = order_V.argsort(descending=True, stable=True).tolist()
             own = next(token for token in order if matcher.is_legal(token))
-        found.append((own, order_V))
+        tokens.append((own, order_V))
         if place == len(branch.tokens):
             break
         if matcher is not None:
             if not matcher.is_legal(branch.tokens[place]):
                 break
             matcher.advance(branch.tokens[place])
-    return found
+    return tokens
