@@ -2,11 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ...models.files import ModelError
@@ -16,20 +13,13 @@ from ..prepare.files import graph_names
 from ..prepare.inputs import read_file
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
-from ..prepare.texts import redact
 from ..record.run_folder import RunFolder
 from ..shell import complain, ended, writer
 
 if TYPE_CHECKING:
-    from .report import Certificate, Part
-    from .workbench import Bench, Check
+    from .report import Certificate
 
 PROMISED = ("float32", "float64")
-REPEATED = (
-    *("prompts", "model", "drafter_model", "seed", "device", "dtype", "threads"),
-    *("max_new_tokens", "outline"),
-)
-"""Options that a certificate's own command repeats."""
 
 
 def certify_command(
@@ -45,7 +35,7 @@ def certify_command(
     Args:
         options: of every graph, as of `specsot run`.
         out: where `<graph>.md` and `<graph>.json` go; None prints the page.
-        every: all shipped graphs; one whose models are not there is told and left out.
+        every: all shipped graphs; one whose models are not there is named and left out.
     """
     try:
         return _certify(graphs, options, quick, out, every)
@@ -60,6 +50,9 @@ def _certify(
         raise UsageError("name the graphs to certify, or give --all")
     jobs = [_prepared(name, options) for name in (graph_names() if every else graphs)]
     folder = None if out is None else _folder(out)
+    # Here and not above: a mistyped graph is an error at once, torch takes seconds to import.
+    from .certificate import certificate
+
     certificates: list[Certificate] = []
     code = Code.OK
     for job in jobs:
@@ -103,121 +96,6 @@ def _folder(out: Path) -> RunFolder:
     except OSError as error:
         raise UsageError(f"{out}: no folder can be made there: {error.strerror or error}") from None
     return RunFolder(out)
-
-
-def certificate(job: Job, options: RunOptions, quick: bool) -> "Certificate":
-    """Everything that was seen of one graph.
-
-    Raises:
-        UsageError, ModelError, GraphError, PromptError: as `specsot run` does.
-    """
-    from ..terminal import working
-
-    name = job.program.graph.name
-    with working(f"{name}: loading models ...") as tell:
-        # Here and not above: a mistyped graph is an error at once, torch takes seconds to import.
-        from .report import Certificate, facts_of
-
-        bench = _bench(job, quick, lambda text: tell(f"{name}: {text}"))
-        parts = tuple(_parts(bench))
-        facts = facts_of(bench, command_of(job, options, quick))
-        return Certificate(name, quick, facts, parts, tuple(_notes(bench)))
-
-
-def _bench(job: Job, quick: bool, tell: Callable[[str], None]) -> "Bench":
-    from ...states.graph.load import op_table
-    from ..bench.sides import SharedModels
-    from ..prepare.environment import model_folders
-    from .reference import Transformers
-    from .workbench import FULL, QUICK, Bench
-
-    target, drafter = model_folders(job)
-    reference = Transformers(target, job.config.device)
-    extent = QUICK if quick else FULL
-    bench = Bench(job, target, drafter, extent, SharedModels(), reference, op_table(), tell)
-    bench.side(bench.changed())  # says at once what cannot be loaded
-    bench.reference.model(job.config.dtype)
-    return bench
-
-
-def _parts(bench: "Bench") -> Iterator["Part"]:
-    """Each group of checks, or why there is none."""
-    from .beam import beam_checks
-    from .gates import gate_checks
-    from .greedy import greedy_checks
-    from .report import Part
-    from .sampled import sampled_checks
-    from .whole import acceptance_checks
-
-    graph = bench.job.program.graph
-    rejection = ("rejection", "Accepting drafts")
-    if graph.beam is not None:
-        yield _part(bench, "beam", "Beam search", beam_checks)
-        for name, title in (("sampled", "Sampled text"), rejection):
-            yield Part(name, title, "beam search draws nothing and drafts nothing")
-    else:
-        yield _part(bench, "greedy", "Greedy decoding", greedy_checks)
-        yield _part(bench, "sampled", "Sampled text, one seed and one text", sampled_checks)
-        if graph.sampling.exact and graph.sampling.lossless:
-            why = "drafts are accepted where they match what the target draws, as the text above"
-            yield Part(*rejection, why if graph.drafter.drafts else "nothing is drafted")
-        else:
-            yield _part(bench, *rejection, acceptance_checks)
-    yield _part(bench, "gates", "Structural gates", gate_checks)
-
-
-def _part(
-    bench: "Bench", name: str, title: str, checks_of: "Callable[[Bench], Iterator[Check]]"
-) -> "Part":
-    """A group of checks, and a line of progress."""
-    from .report import Part
-
-    began, graph = perf_counter(), bench.job.program.graph.name
-    part = Part(name, title, checks=tuple(checks_of(bench)))
-    failed = [check for check in part.checks if not check.passed]
-    good = f"{len(part.checks) - len(failed)} of {len(part.checks)} checks passed"
-    complain(f"{graph}: {title}: {good} ({perf_counter() - began:.0f} s)")
-    for check in failed:
-        complain(f"{graph}: {check.name} FAILED: {check.text}")
-    return part
-
-
-def _notes(bench: "Bench") -> Iterator[str]:
-    """What a reader should know beside the findings."""
-    graph = bench.job.program.graph
-    if graph.drafter.drafts:
-        yield (
-            "The rules by which drafts are accepted have the target's law, exactly: held by the "
-            f"project's tests (tests/laws), specsot {version('specsot')}."
-        )
-    if not graph.sampling.exact:
-        yield (
-            "The graph accepts drafts by rejection: its text has the target's distribution, and "
-            "one seed gives another text with another drafter. For the sampled runs above it "
-            "accepted by match."
-        )
-    if not graph.sampling.lossless:
-        yield "skip_sample_adjustment is there to be looked at: such a graph is never lossless."
-    if graph.skeleton is not None and graph.skeleton.merge == "blend":
-        yield (
-            "Combined answers stand behind parts that were computed anew (skeleton.merge=plain), "
-            "except where a check says that the fold was blended."
-        )
-    if graph.blend is not None:
-        yield (
-            "Nothing was reused from cached documents here: with them the reference is plain "
-            "decoding on the same blended cache, not this one."
-        )
-
-
-def command_of(job: Job, options: RunOptions, quick: bool) -> str:
-    """The command that makes this certificate again."""
-    words = ["specsot", "certify", redact(job.graph_file), *(["--quick"] if quick else [])]
-    for name in REPEATED:
-        value = getattr(options, name)
-        if value is not None:
-            words.append(f"--{name.replace('_', '-')} {redact(str(value))}")
-    return " ".join([*words, *(f"--set {one}" for one in options.sets)])
 
 
 def _show(made: "Certificate", folder: RunFolder | None, as_json: bool) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from specsot.engine.certify import teacher as certify_teacher
 from specsot.engine.certify import workbench as certify_bench
-from specsot.engine.certify.command import _bench, _prepared, certify_command
+from specsot.engine.certify.certificate import bench_of
+from specsot.engine.certify.command import _prepared, certify_command
 from specsot.engine.certify.filters import FILTERS, filter_gate
 from specsot.engine.certify.gates import GATES, Rig, gate_checks, memory_checks
 from specsot.engine.certify.greedy import GREEDY, answered, greedy_checks, repeated
@@ -62,7 +63,7 @@ def bench(options: RunOptions) -> Make:
         outline = options.outline if graph.startswith("b") and graph != "beam" else None
         drafter = options.drafter_model if "eagle" in graph else None
         own = replace(options, sets=sets, outline=outline, drafter_model=drafter)
-        return _bench(_prepared(graph, own), True, lambda text: None)
+        return bench_of(_prepared(graph, own), True, lambda text: None)
 
     return make
 
