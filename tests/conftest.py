@@ -1,7 +1,9 @@
 """Models that several tests run on, built once; and what was compared, printed at the end."""
 
+import sys
 from collections.abc import Callable
 from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,20 @@ import pytest
 from helpers.support import GOLDEN, SEED, Graphs, Reference, Tally, Tiny, tiny_models
 from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target
 
+TOOLS = Path(__file__).parents[1] / "tools"
 EAGLE = GOLDEN / "eagle"
 TALLY = pytest.StashKey[Tally]()
+
+
+def import_tools() -> None:
+    """Make `tools` importable as `python -m tools...` has it, the rooms beside it not."""
+    spec = spec_from_file_location("tools", TOOLS / "__init__.py")
+    assert spec is not None and spec.loader is not None
+    sys.modules["tools"] = module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["tools"])
+
+
+import_tools()
 
 
 def pytest_configure(config: pytest.Config) -> None:

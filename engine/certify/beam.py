@@ -1,13 +1,13 @@
 """Beam search held to transformers' own: the same tokens and the same scores."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ...states.requests.branch import Branch, Finish
 from ..run.contexts import contexts
-from .probe import ProbedRun, probe
+from .probe import ProbedRun, Trial, probe
 from .teacher import TeacherTally
-from .toys import Check
-from .workbench import Bench
+from .workbench import Bench, Check
 
 NEAR = {"float32": 1e-4, "float64": 1e-9}
 """How far scores may lie apart, absolutely."""
@@ -16,41 +16,35 @@ BUDGETS = (1, 2, 7)
 
 def beam_checks(bench: Bench) -> Iterator[Check]:
     """Whole prompts, then small budgets, and searches that end early."""
-    yield _check(bench, "beam/prompts", "beam search of transformers", _prompts(bench))
-    cut = [probe(bench, tokens=budget, prompts=bench.prompts[:2]) for budget in BUDGETS]
-    yield _check(bench, "beam/budgets", f"budgets of {BUDGETS} tokens", cut)
-    yield _check(bench, "beam/stops", "an answer's own tokens as stop ids", _stopping(bench))
-
-
-def _prompts(bench: Bench) -> list[ProbedRun]:
-    """All prompts together: searches come and go."""
-    own = bench.changed().config.max_new_tokens or bench.extent.gate_tokens
     bench.tell("beam search ...")
-    tokens = min(own, bench.extent.tokens or own)
-    return [probe(bench, tokens=tokens, prompts=bench.prompts, stops=None)]
+    own = bench.changed().config.max_new_tokens or bench.extent.gate_tokens
+    # All prompts together: searches come and go.
+    whole = Trial(tokens=min(own, bench.extent.tokens or own), prompts=bench.prompts, stops=None)
+    yield _check(bench, "beam/prompts", "beam search of transformers", [whole])
+    pair = Trial(prompts=bench.prompts[:2])
+    budgets = [replace(pair, tokens=budget) for budget in BUDGETS]
+    yield _check(bench, "beam/budgets", f"budgets of {BUDGETS} tokens", budgets)
+    answer = probe(bench, Trial(prompts=bench.prompts[:1])).branches[0].tokens
+    half = len(answer) // 2
+    stops = [answer[len(answer) // 3 :: 5], answer[half : half + 1]]
+    early = [replace(pair, stops=frozenset(ids)) for ids in stops]
+    yield _check(bench, "beam/stops", "an answer's own tokens as stop ids", early)
 
 
-def _stopping(bench: Bench) -> list[ProbedRun]:
-    free = probe(bench, prompts=bench.prompts[:1])
-    written = free.branches[0].tokens
-    chosen = [written[len(written) // 3 :: 5], written[len(written) // 2 : len(written) // 2 + 1]]
-    return [probe(bench, prompts=bench.prompts[:2], stops=frozenset(ids)) for ids in chosen]
-
-
-def _check(bench: Bench, name: str, title: str, probes: list[ProbedRun]) -> Check:
+def _check(bench: Bench, name: str, title: str, trials: list[Trial]) -> Check:
     tally, worst = TeacherTally(), 0.0
-    for one in probes:
-        for request in one.requests:
+    for run in (probe(bench, trial) for trial in trials):
+        for request in run.requests:
             tally.requests += 1
-            for branch, context in contexts(request, one.side.session.prompts):
-                worst = max(worst, _hold(bench, one, branch, context, tally))
+            for branch, context in contexts(request, run.side.session.prompts):
+                worst = max(worst, _hold(bench, run, branch, context, tally))
     figures = {**tally.figures, "worst_score": worst, "score_tolerance": NEAR[bench.dtype]}
     text = f"{title}: {tally.words}; scores differ by {worst:.1e} at most"
     return Check(name, tally.good, figures, text)
 
 
 def _hold(
-    bench: Bench, one: ProbedRun, branch: Branch, context: list[int], tally: TeacherTally
+    bench: Bench, run: ProbedRun, branch: Branch, context: list[int], tally: TeacherTally
 ) -> float:
     """Compare one search; returns how far its score is off."""
     tally.branches += 1
@@ -59,7 +53,7 @@ def _hold(
     off = _off(bench, branch, context, bench.dtype)
     if off is not None and off <= NEAR[bench.dtype]:
         return off
-    if off is None and bench.dtype == "float32" and _again(bench, one, branch, context):
+    if off is None and bench.dtype == "float32" and _ties(bench, run, branch, context):
         tally.ties += 1
         return 0.0
     why = "other tokens" if off is None else f"a score {off:.1e} apart"
@@ -79,9 +73,8 @@ def _off(bench: Bench, branch: Branch, context: list[int], dtype: str) -> float 
     return 0.0 if score is None or branch.score is None else abs(score - branch.score)
 
 
-def _again(bench: Bench, one: ProbedRun, branch: Branch, context: list[int]) -> bool:
+def _ties(bench: Bench, run: ProbedRun, branch: Branch, context: list[int]) -> bool:
     """Whether the same search in float64 is that of transformers in float64."""
-    again = one.again()
-    twin = next(other for other in again.branches if other.name == branch.name)
+    twin = next(other for other in run.again().branches if other.name == branch.name)
     off = _off(bench, twin, context, "float64")
     return off is not None and off <= NEAR["float64"]

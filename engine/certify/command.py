@@ -2,10 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ...models.files import ModelError
@@ -15,14 +13,11 @@ from ..prepare.files import graph_names
 from ..prepare.inputs import read_file
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
-from ..prepare.texts import redact
 from ..record.run_folder import RunFolder
 from ..shell import complain, ended, writer
 
 if TYPE_CHECKING:
-    from .report import Certificate, Part
-    from .toys import Check
-    from .workbench import Bench
+    from .report import Certificate
 
 PROMISED = ("float32", "float64")
 
@@ -40,7 +35,7 @@ def certify_command(
     Args:
         options: of every graph, as of `specsot run`.
         out: where `<graph>.md` and `<graph>.json` go; None prints the page.
-        every: all shipped graphs; one whose models are not there is told and left out.
+        every: all shipped graphs; one whose models are not there is named and left out.
     """
     try:
         return _certify(graphs, options, quick, out, every)
@@ -55,23 +50,27 @@ def _certify(
         raise UsageError("name the graphs to certify, or give --all")
     jobs = [_prepared(name, options) for name in (graph_names() if every else graphs)]
     folder = None if out is None else _folder(out)
-    found: list[Certificate] = []
-    missing = False
+    # Here and not above: a mistyped graph is an error at once, torch takes seconds to import.
+    from .certificate import certificate
+
+    certificates: list[Certificate] = []
+    code = Code.OK
     for job in jobs:
         try:
-            found.append(certificate(job, options, quick))
+            made = certificate(job, options, quick)
         except ModelError as error:
             if not every:
                 raise
             complain(f"{job.program.graph.name} is not certified: {error}")
-            missing = True
+            code = Code.MODEL
             continue
-        _hand_over(found[-1], folder, options.as_json)
+        certificates.append(made)
+        _show(made, folder, options.as_json)
+    if not all(made.passed for made in certificates):
+        code = Code.UNEQUAL
     if options.as_json:
-        _print_json(found)
-    if any(not one.passed for one in found):
-        return Code.UNEQUAL
-    return Code.MODEL if missing else Code.OK
+        _print_json(certificates)
+    return code
 
 
 def _prepared(graph: str, options: RunOptions) -> Job:
@@ -99,146 +98,21 @@ def _folder(out: Path) -> RunFolder:
     return RunFolder(out)
 
 
-def certificate(job: Job, options: RunOptions, quick: bool) -> "Certificate":
-    """Everything found out about one graph.
-
-    Raises:
-        UsageError, ModelError, GraphError, PromptError: as `specsot run` does.
-    """
-    from ..terminal import working
-
-    name = job.program.graph.name
-    with working(f"{name}: loading models ...") as tell:
-        # Here and not above: a mistyped graph is told at once, torch takes seconds to import.
-        from .report import Certificate, facts_of
-
-        bench = _bench(job, quick, lambda text: tell(f"{name}: {text}"))
-        parts = tuple(_told(name, part) for part in _parts(bench))
-        facts = facts_of(bench, command_of(name, job, options, quick))
-        return Certificate(name, quick, facts, parts, tuple(_notes(bench)))
-
-
-def _bench(job: Job, quick: bool, tell: Callable[[str], None]) -> "Bench":
-    from ...states.graph.load import op_table
-    from ..bench.sides import SharedModels
-    from ..prepare.environment import model_folders
-    from .reference import Transformers
-    from .workbench import FULL, QUICK, Bench
-
-    target, drafter = model_folders(job)
-    bench = Bench(
-        job,
-        target,
-        drafter,
-        QUICK if quick else FULL,
-        SharedModels(),
-        Transformers(target, job.config.device),
-        op_table(),
-        tell,
-    )
-    bench.side(bench.changed())  # says at once what cannot be loaded
-    bench.reference.model(job.config.dtype)
-    return bench
-
-
-def _parts(bench: "Bench") -> Iterator[tuple["Part", float]]:
-    """Each group of checks with the seconds that it took."""
-    from .beam import beam_checks
-    from .gates import gate_checks
-    from .greedy import greedy_checks
-    from .rejection import rejection_checks
-    from .report import Part
-    from .sampled import sampled_checks
-
-    def part(name: str, title: str, checks: "Iterator[Check]") -> tuple[Part, float]:
-        began = perf_counter()
-        return Part(name, title, tuple(checks)), perf_counter() - began
-
-    if bench.job.program.graph.beam is not None:
-        yield part("beam", "Beam search", beam_checks(bench))
-        for name, title in (("sampled", "Sampled text"), ("rejection", "Accepting drafts")):
-            yield Part(name, title, (), "beam search draws nothing and drafts nothing"), 0.0
-    else:
-        yield part("greedy", "Greedy decoding", greedy_checks(bench))
-        yield part("sampled", "Sampled text, one seed and one text", sampled_checks(bench))
-        yield part("rejection", "Accepting drafts, on toy models", rejection_checks(bench))
-    yield part("gates", "Structural gates", gate_checks(bench))
-
-
-def _told(graph: str, done: tuple["Part", float]) -> "Part":
-    """A line of progress for every part."""
-    part, seconds = done
-    if part.why_not:
-        return part
-    failed = [check for check in part.checks if not check.passed]
-    good = f"{len(part.checks) - len(failed)} of {len(part.checks)} checks passed"
-    complain(f"{graph}: {part.title}: {good} ({seconds:.0f} s)")
-    for check in failed:
-        complain(f"{graph}: {check.name} FAILED: {check.text}")
-    return part
-
-
-def _notes(bench: "Bench") -> Iterator[str]:
-    """What a reader should know beside the findings."""
-    graph = bench.job.program.graph
-    if graph.sampling.accept == "rejection" and graph.sampling.temperature > 0:
-        yield (
-            "The graph accepts drafts by rejection: its text has the target's distribution, and "
-            "one seed gives another text with another drafter. For the sampled runs above it "
-            "accepted by match."
-        )
-    if not graph.sampling.lossless:
-        yield "skip_sample_adjustment is there to be looked at: such a graph is never lossless."
-    if graph.skeleton is not None and graph.skeleton.merge == "blend":
-        yield (
-            "Combined answers stand behind parts that were computed anew (skeleton.merge=plain), "
-            "except where a check says that the fold was blended."
-        )
-    if graph.blend is not None:
-        yield (
-            "Nothing was reused from cached documents here: with them the reference is plain "
-            "decoding on the same blended cache, not this one."
-        )
-
-
-def command_of(graph: str, job: Job, options: RunOptions, quick: bool) -> str:
-    """The command that makes this certificate again."""
-    shown = {
-        "--prompts": options.prompts,
-        "--model": options.model,
-        "--drafter-model": options.drafter_model,
-        "--seed": options.seed,
-        "--device": options.device,
-        "--dtype": options.dtype,
-        "--threads": options.threads,
-        "--max-new-tokens": options.max_new_tokens,
-        "--outline": options.outline,
-    }
-    words = ["specsot", "certify", redact(job.graph_file)]
-    words += ["--quick"] if quick else []
-    words += [f"{name} {redact(str(value))}" for name, value in shown.items() if value is not None]
-    words += [f"--set {one}" for one in options.sets]
-    return " ".join(words)
-
-
-def _hand_over(found: "Certificate", folder: RunFolder | None, as_json: bool) -> None:
+def _show(made: "Certificate", folder: RunFolder | None, as_json: bool) -> None:
     from .report import document, page
 
     if folder is not None:
-        folder.write_text(f"{found.graph}.md", page(found))
-        folder.write_json(f"{found.graph}.json", document(found))
+        folder.write_text(f"{made.graph}.md", page(made))
+        folder.write_json(f"{made.graph}.json", document(made))
     elif not as_json:
-        writer(sys.stdout)(page(found))
-    complain(f"{found.graph}: {found.verdict}")
+        writer(sys.stdout)(page(made))
+    complain(f"{made.graph}: {made.verdict}")
 
 
-def _print_json(found: "list[Certificate]") -> None:
+def _print_json(certificates: "list[Certificate]") -> None:
     from .report import SCHEMA, document
 
-    code = Code.OK if all(one.passed for one in found) else Code.UNEQUAL
-    made = {
-        "schema_version": SCHEMA,
-        "exit_code": int(code),
-        "certificates": [document(one) for one in found],
-    }
+    code = Code.OK if all(made.passed for made in certificates) else Code.UNEQUAL
+    documents = [document(made) for made in certificates]
+    made = {"schema_version": SCHEMA, "exit_code": int(code), "certificates": documents}
     writer(sys.stdout)(json.dumps(made, indent=2, ensure_ascii=False) + "\n")

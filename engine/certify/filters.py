@@ -3,13 +3,16 @@
 import torch
 
 from ..run.contexts import contexts
-from .probe import ProbedRun, probe
+from .probe import ProbedRun, Trial, probe
 from .workbench import Bench
 
 HEAT, TOP_K, TOP_P = 3.0, 3, 0.5
 EDGE = 1e-3  # of a score: float noise may move equally likely tokens over a border
-NEUTRAL = ("repetition_penalty=1.0", "presence_penalty=0.0", "frequency_penalty=0.0", "min_p=0.0")
-PLAIN = ("logit_bias={}", "banned=[]", "forced=[]", "min_new_tokens=0")
+NEUTRAL = (
+    *("repetition_penalty=1.0", "presence_penalty=0.0", "frequency_penalty=0.0", "min_p=0.0"),
+    *("logit_bias={}", "banned=[]", "forced=[]", "min_new_tokens=0"),
+)
+"""Sampling settings under which nothing but temperature, top-k and top-p changes a score."""
 FILTERS = {"top_k": (f"top_k={TOP_K}", "top_p=1.0"), "top_p": ("top_k=0", f"top_p={TOP_P}")}
 
 
@@ -28,8 +31,8 @@ def filter_gate(bench: Bench, name: str) -> tuple[str, dict[str, float], list[st
 
 
 def _drawn(bench: Bench, *own: str) -> ProbedRun:
-    sets = (f"temperature={HEAT}", *NEUTRAL, *PLAIN, *own)
-    return probe(bench, *(f"sampling.{one}" for one in sets))
+    sets = (f"temperature={HEAT}", *NEUTRAL, *own)
+    return probe(bench, Trial(tuple(f"sampling.{one}" for one in sets)))
 
 
 def _cut_away(bench: Bench, probed: ProbedRun, name: str) -> tuple[int, int]:

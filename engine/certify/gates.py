@@ -7,17 +7,17 @@ follows from its answers.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 
 from ...states.requests.admission import request_slots
-from ...states.requests.branch import Branch, Finish
+from ...states.requests.branch import Branch, Finish, Request
+from ..bench.sides import Side
 from ..errors import is_ours, message_of
 from ..run.contexts import contexts
 from .filters import FILTERS, filter_gate
-from .probe import ProbedRun, Watch, cut, drafted, probe
-from .teacher import SHOWN, Repeat, TeacherForcing, TeacherTally
-from .toys import Check
-from .workbench import Bench
+from .probe import ProbedRun, Trial, Watch, cut, drafted, probe
+from .teacher import SHOWN, Repeat, TeacherForcing, TeacherTally, repeat_in_float64
+from .workbench import Bench, Check
 
 BUDGETS = (1, 2, 3, 7)
 ROWS_OFF = {"float32": 1e-3, "float64": 1e-9}
@@ -35,70 +35,48 @@ class Rig:
     @property
     def free(self) -> ProbedRun:
         if self._free is None:
-            self._free = self.probe()
+            self._free = self.probe(Trial())
         return self._free
 
-    def probe(
-        self,
-        *sets: str,
-        parts: int = 4,
-        tokens: int | None = None,
-        stops: frozenset[int] | None = frozenset(),
-        written: bool = False,
-    ) -> ProbedRun:
-        """As `certify_probe.probe`; outlines that are written are two requests'."""
-        return probe(
-            self.bench,
-            *sets,
-            parts=parts,
-            tokens=tokens,
-            stops=stops,
-            prompts=self.bench.job.prompts[:2] if written else None,
-            watch=self.watch,
-            written=written,
-        )
+    @property
+    def teacher(self) -> TeacherForcing:
+        return TeacherForcing(self.bench.reference, self.bench.dtype)
 
-    def hold(self, probed: ProbedRun) -> TeacherTally:
+    def probe(self, trial: Trial) -> ProbedRun:
+        return probe(self.bench, trial, self.watch)
+
+    def hold(self, run: ProbedRun) -> TeacherTally:
         """All answers of a run, held to transformers."""
-        tally, repeat = TeacherTally(), self.repeat(probed)
-        self._hold(probed, self.bench.dtype, tally, repeat)
+        tally, repeat = TeacherTally(), self._repeat(run)
+        for request in run.requests:
+            self.teacher.hold(run.side, request, tally, repeat)
         return tally
 
-    def repeat(self, probed: ProbedRun) -> Repeat | None:
-        """What a numeric tie needs: the same run holds in float64."""
+    def _repeat(self, run: ProbedRun) -> Repeat | None:
+        def rerun() -> Iterator[tuple[Side, Request]]:
+            again = run.again()
+            return ((again.side, request) for request in again.requests)
 
-        def repeat() -> bool:
-            tally = TeacherTally()
-            self._hold(probed.again(), "float64", tally, None)
-            return tally.good
+        return repeat_in_float64(self.bench, rerun)
 
-        return None if self.bench.dtype == "float64" else cache(repeat)
-
-    def _hold(
-        self, probed: ProbedRun, dtype: str, tally: TeacherTally, repeat: Repeat | None
-    ) -> None:
-        teacher = TeacherForcing(self.bench.reference, dtype)
-        for request in probed.requests:
-            teacher.hold(probed.side, request, tally, repeat)
-
-    def agree(self, probed: ProbedRun, expected: Sequence[Sequence[int]]) -> list[str]:
+    def agree(self, run: ProbedRun, expected: Sequence[Sequence[int]]) -> list[str]:
         """What is wrong with answers that should be these; what transformers says counts."""
-        teacher, tally = TeacherForcing(self.bench.reference, self.bench.dtype), TeacherTally()
-        if len(probed.branches) != len(expected):
-            return [f"{len(probed.branches)} branches, expected were {len(expected)}"]
-        ids = {b: c for r in probed.requests for b, c in contexts(r, probed.side.session.prompts)}
-        for branch, tokens in zip(probed.branches, expected, strict=True):
+        tally, repeat = TeacherTally(), self._repeat(run)
+        if len(run.branches) != len(expected):
+            return [f"{len(run.branches)} branches, expected were {len(expected)}"]
+        ids = {b: c for r in run.requests for b, c in contexts(r, run.side.session.prompts)}
+        for branch, tokens in zip(run.branches, expected, strict=True):
             if branch not in ids or branch.finish not in (Finish.STOP, Finish.LENGTH):
                 tally.wrong.append(f"{branch.name} is {branch.finish}: {branch.note}")
             elif branch.tokens != list(tokens):
-                teacher.hold_branch(branch, ids[branch], tally, self.repeat(probed))
+                self.teacher.hold_branch(branch, ids[branch], tally, repeat)
         return tally.wrong
 
 
-Found = tuple[str, Mapping[str, float], list[str]]
-"""Of a gate: what was tried, figures, and what is wrong."""
+GateResult = tuple[str, Mapping[str, float], list[str]]
+"""What was tried, figures, and what is wrong."""
 
-Gate = Callable[[Rig], Found]
+Gate = Callable[[Rig], GateResult]
 
 
 def gate_checks(bench: Bench) -> Iterator[Check]:
@@ -125,17 +103,17 @@ def _tried(name: str, gate: Gate, rig: Rig) -> Check:
     return Check(f"gates/{name}", not wrong, figures, "; ".join([text, *wrong[:SHOWN]]))
 
 
-def _free_run(rig: Rig) -> Found:
+def _free_run(rig: Rig) -> GateResult:
     tally = rig.hold(rig.free)
     return f"branches that nothing ends but their budget: {tally.words}", tally.figures, tally.wrong
 
 
-def _end_inside(rig: Rig) -> Found:
+def _end_inside(rig: Rig) -> GateResult:
     """The stop id is one that is drafted and accepted, with further accepted drafts behind it."""
     chosen = next(filter(None, map(_early, rig.free.branches)), None)
     inside = chosen is not None
     stops = frozenset([chosen if chosen is not None else rig.free.branches[0].tokens[2]])
-    ended = rig.probe(stops=stops)
+    ended = rig.probe(Trial(stops=stops))
     wrong = rig.agree(ended, [cut(b.tokens, stops) for b in rig.free.branches])
     stopped = [branch for branch in ended.branches if branch.finish is Finish.STOP]
     within = sum(bool(b.accepted) and b.accepted[-1] > b.emitted[-1] for b in stopped)
@@ -155,32 +133,32 @@ def _early(branch: Branch) -> int | None:
     return None
 
 
-def _budgets(rig: Rig) -> Found:
+def _budgets(rig: Rig) -> GateResult:
     wrong: list[str] = []
     for budget in BUDGETS:
-        found = rig.probe(tokens=budget)
-        wrong += rig.agree(found, [branch.tokens[:budget] for branch in rig.free.branches])
-        lengths = {len(branch.tokens) for branch in found.branches} - {budget}
+        run = rig.probe(Trial(tokens=budget))
+        wrong += rig.agree(run, [branch.tokens[:budget] for branch in rig.free.branches])
+        lengths = {len(branch.tokens) for branch in run.branches} - {budget}
         wrong += [f"a budget of {budget} gave {length} tokens" for length in sorted(lengths)]
     return f"max_new_tokens counts tokens: {BUDGETS}", {"budgets": len(BUDGETS)}, wrong
 
 
-def _one_branch(rig: Rig) -> Found:
-    tally = rig.hold(rig.probe(parts=1))
+def _one_branch(rig: Rig) -> GateResult:
+    tally = rig.hold(rig.probe(Trial(parts=1)))
     return f"one branch alone: {tally.words}", tally.figures, tally.wrong
 
 
-def _same_round(rig: Rig) -> Found:
+def _same_round(rig: Rig) -> GateResult:
     active = max(rig.bench.job.program.graph.layout.max_active, 4)
-    found = rig.probe(f"layout.max_active={active}", tokens=2)
-    wrong = rig.agree(found, [branch.tokens[:2] for branch in rig.free.branches])
+    run = rig.probe(Trial((f"layout.max_active={active}",), tokens=2))
+    wrong = rig.agree(run, [branch.tokens[:2] for branch in rig.free.branches])
     wrong += [
-        f"{b.name} had {len(b.accepted)} rounds" for b in found.branches if len(b.accepted) != 1
+        f"{b.name} had {len(b.accepted)} rounds" for b in run.branches if len(b.accepted) != 1
     ]
-    return f"{len(found.branches)} branches end in one round", {"ended": len(found.branches)}, wrong
+    return f"{len(run.branches)} branches end in one round", {"ended": len(run.branches)}, wrong
 
 
-def _newcomers(rig: Rig) -> Found:
+def _newcomers(rig: Rig) -> GateResult:
     """The stop id is one that ends answers at different places, so that others join them."""
     answers, before = [branch.tokens for branch in rig.free.branches], rig.watch.joined
 
@@ -188,13 +166,13 @@ def _newcomers(rig: Rig) -> Found:
         return len({len(cut(answer, frozenset([token]))) for answer in answers})
 
     stops = frozenset([max(sorted(set().union(*answers)), key=ends)])
-    found = rig.probe("layout.max_active=2", "layout.order=fcfs", stops=stops)
-    wrong = rig.agree(found, [cut(answer, stops) for answer in answers])
+    run = rig.probe(Trial(("layout.max_active=2", "layout.order=fcfs"), stops=stops))
+    wrong = rig.agree(run, [cut(answer, stops) for answer in answers])
     joined = rig.watch.joined - before
     return f"two at a time: {joined} rounds with newcomers", {"joined": joined}, wrong
 
 
-def _endless(rig: Rig) -> Found:
+def _endless(rig: Rig) -> GateResult:
     """One of the first two branches never meets the stop id that ends others."""
     branches = rig.free.branches
     best: tuple[int, int, int] = (0, -1, -1)
@@ -205,25 +183,26 @@ def _endless(rig: Rig) -> Found:
     ends, number, token = best
     if not ends:
         return "no token ends some branches and not others", {"ended": 0}, []
-    found = rig.probe("layout.max_active=2", stops=frozenset([token]))
-    wrong = rig.agree(found, [cut(b.tokens, frozenset([token])) for b in branches])
-    if found.branches[number].finish is not Finish.LENGTH:
-        wrong.append(f"{found.branches[number].name} was to run to its budget")
+    run = rig.probe(Trial(("layout.max_active=2",), stops=frozenset([token])))
+    wrong = rig.agree(run, [cut(b.tokens, frozenset([token])) for b in branches])
+    if run.branches[number].finish is not Finish.LENGTH:
+        wrong.append(f"{run.branches[number].name} was to run to its budget")
     return f"{ends} others end beside one endless branch, two at a time", {"ended": ends}, wrong
 
 
-def _full_pool(rig: Rig) -> Found:
+def _full_pool(rig: Rig) -> GateResult:
     """As many slots as the largest request or branch needs alone, and then one fewer."""
     free = rig.free
     tree = free.room.tree_slots(1)
     needs = [request_slots(replace(r, branches=[])) + tree for r in free.requests]
     needs += [free.room.alone(b.start, len(b.prompt), b.budget) for b in free.branches]
-    small = ["layout.max_active=1", f"limits.max_new_tokens={rig.bench.extent.gate_tokens}"]
+    budget = f"limits.max_new_tokens={rig.bench.extent.gate_tokens}"
+    small: tuple[str, ...] = ("layout.max_active=1", budget)
     if free.side.job.program.graph.skeleton is not None:
-        small.append("skeleton.direct_tokens=1")  # no answer here is direct
-    found = rig.probe(*small, f"layout.capacity={max(needs)}")
-    wrong = rig.agree(found, [branch.tokens for branch in free.branches])
-    short = rig.probe(*small, f"layout.capacity={max(needs) - 1}")
+        small += ("skeleton.direct_tokens=1",)  # no answer here is direct
+    run = rig.probe(Trial((*small, f"layout.capacity={max(needs)}")))
+    wrong = rig.agree(run, [branch.tokens for branch in free.branches])
+    short = rig.probe(Trial((*small, f"layout.capacity={max(needs) - 1}")))
     refused = [branch for branch in short.branches if branch.finish is Finish.REFUSED]
     if not refused or not all("slots" in branch.note for branch in refused):
         wrong.append(f"{max(needs) - 1} slots refused nobody")
@@ -231,30 +210,31 @@ def _full_pool(rig: Rig) -> Found:
     return text, {"slots": max(needs), "refused": len(refused)}, wrong
 
 
-def _odd_tokens(rig: Rig) -> Found:
+def _odd_tokens(rig: Rig) -> GateResult:
     """Token 0 and the pad token begin every answer, as any other token would."""
     tokenizer = rig.free.side.session.models.tokenizer
     pad = getattr(tokenizer, "pad_token_id", None) or 0
-    found = rig.probe(f"sampling.forced=[0, {pad}]")
-    tally = rig.hold(found)
-    heads = [branch.name for branch in found.branches if branch.tokens[:2] != [0, pad]]
+    run = rig.probe(Trial((f"sampling.forced=[0, {pad}]",)))
+    tally = rig.hold(run)
+    heads = [branch.name for branch in run.branches if branch.tokens[:2] != [0, pad]]
     wrong = tally.wrong + [f"{name} does not begin with them" for name in heads]
     which = f"the tokens 0 and {pad}" if pad else "token 0, which is the pad token or there is none"
     return f"answers that begin with {which}: {tally.words}", tally.figures, wrong
 
 
-def _filter(name: str, rig: Rig) -> Found:
+def _filter(name: str, rig: Rig) -> GateResult:
     return filter_gate(rig.bench, name)
 
 
-def _written(rig: Rig) -> Found:
+def _written(rig: Rig) -> GateResult:
     """Two requests beside each other, two branches at a time, until the model stops by itself."""
-    found = rig.probe("layout.max_active=2", stops=None, written=True)
-    text = f"{len(found.requests)} requests beside each other, two branches at a time"
+    sets = ("layout.max_active=2",)
+    run = rig.probe(Trial(sets, stops=None, prompts=rig.bench.job.prompts[:2], written=True))
+    text = f"{len(run.requests)} requests beside each other, two branches at a time"
     if rig.bench.job.program.graph.beam is not None:
-        wrong = [f"{r.key} never ended" for r in found.requests if not r.finished]
-        return text, {"requests": len(found.requests)}, wrong
-    tally = rig.hold(found)
+        wrong = [f"{r.key} never ended" for r in run.requests if not r.finished]
+        return text, {"requests": len(run.requests)}, wrong
+    tally = rig.hold(run)
     return f"{text}: {tally.words}", tally.figures, tally.wrong
 
 

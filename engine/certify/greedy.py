@@ -5,15 +5,14 @@ from dataclasses import replace
 
 from ...states.requests.branch import Branch, Finish, Request
 from ...states.requests.samplers import rules_of
-from ..bench.sides import ComparedPrompt, Side, ask_all
+from ..bench.sides import Side, ask_all
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..record.report import answers_of
 from ..run.contexts import contexts
 from ..run.runner import Halt
-from .teacher import Repeat, TeacherForcing, TeacherTally
-from .toys import Check
-from .workbench import Bench
+from .teacher import Repeat, TeacherForcing, TeacherTally, repeat_in_float64
+from .workbench import Bench, Check
 
 GREEDY = "sampling.temperature=0"
 
@@ -22,46 +21,38 @@ def greedy_checks(bench: Bench) -> Iterator[Check]:
     """The graph as it is, but greedy: by teacher forcing, and by `generate` on a few prompts."""
     job = bench.changed(GREEDY, tokens=bench.extent.tokens)
     side, teacher = bench.side(job), TeacherForcing(bench.reference, bench.dtype)
-    forced, generated, asked = TeacherTally(), TeacherTally(), []
-    for one in answered(bench, side, bench.prompts):
-        asked.append(one)
-        request, repeat = one.ran[0].request, repeated(bench, job, one.prompt)
+    forced, generated, requests = TeacherTally(), TeacherTally(), list[Request]()
+    for prompt, request in answered(bench, side, bench.prompts):
+        requests.append(request)
+        repeat = repeated(bench, job, prompt)
         teacher.hold(side, request, forced, repeat)
-        if len(asked) <= bench.extent.generated:
-            bench.tell(f"generate: prompt {len(asked)} ...")
+        if len(requests) <= bench.extent.generated:
+            bench.tell(f"generate: prompt {len(requests)} ...")
             _hold_generated(bench, side, request, generated, repeat)
     text = f"greedy decoding of transformers, token by token: {forced.words}"
     yield Check("greedy/teacher forcing", forced.good, forced.figures, text)
     text = f"`generate` of transformers, outlines with their grammar: {generated.words}"
     yield Check("greedy/generate", generated.good, generated.figures, text)
-    yield _texts(side, asked)
+    yield _texts(side, requests)
 
 
-def answered(bench: Bench, side: Side, prompts: Sequence[Prompt]) -> Iterator[ComparedPrompt]:
+def answered(
+    bench: Bench, side: Side, prompts: Sequence[Prompt]
+) -> Iterator[tuple[Prompt, Request]]:
     """Every prompt as a run of its own."""
-    return ask_all([side], prompts, Halt(), bench.tell)
+    for asked in ask_all([side], prompts, Halt(), bench.tell):
+        yield asked.prompt, asked.ran[0].request
 
 
 def repeated(bench: Bench, job: Job, prompt: Prompt) -> Repeat | None:
-    """What a numeric tie needs: the same run in float64 holds to transformers in float64.
+    """The same prompt in float64."""
 
-    None in float64, where nothing may differ.
-    """
-    if bench.dtype == "float64":
-        return None
-    known: list[bool] = []
+    def rerun() -> Iterator[tuple[Side, Request]]:
+        side = bench.side(replace(job, config=job.config.model_copy(update={"dtype": "float64"})))
+        for _, request in answered(bench, side, [prompt]):
+            yield side, request
 
-    def repeat() -> bool:
-        if not known:
-            config = job.config.model_copy(update={"dtype": "float64"})
-            side, tally = bench.side(replace(job, config=config)), TeacherTally()
-            for one in answered(bench, side, [prompt]):
-                teacher = TeacherForcing(bench.reference, "float64")
-                teacher.hold(side, one.ran[0].request, tally, None)
-            known.append(tally.good)
-        return known[0]
-
-    return repeat
+    return repeat_in_float64(bench, rerun)
 
 
 def _hold_generated(
@@ -75,33 +66,27 @@ def _hold_generated(
         if not simple or branch.finish not in (Finish.STOP, Finish.LENGTH):
             continue
         written = bench.reference.greedy(branch, context, bench.dtype)
-        if written == branch.tokens or _stopped(branch, written):
+        ended = branch.finish is Finish.STOP and written[-1] in branch.request.stop_ids
+        if branch.tokens in (written, written[:-1] if ended else written):
             tally.branches += 1
             tally.tokens += len(branch.tokens)
             continue
         before = len(tally.wrong), tally.ties
         teacher.hold_branch(branch, context, tally, repeat)
         if before == (len(tally.wrong), tally.ties):  # one forward and many do not agree
-            tally.wrong.append(f"{branch.name}: `generate` writes {_parted(branch, written)}")
+            tally.wrong.append(f"{branch.name}: `generate` writes {_difference(branch, written)}")
 
 
-def _stopped(branch: Branch, written: Sequence[int]) -> bool:
-    ends = branch.finish is Finish.STOP and written[-1] in branch.request.stop_ids
-    return ends and written[:-1] == branch.tokens
+def _difference(branch: Branch, written: Sequence[int]) -> str:
+    for place, (own, token) in enumerate(zip(branch.tokens, written, strict=False), 1):
+        if own != token:
+            return f"{token} at {place}, the answer has {own}"
+    return f"{len(written)} tokens, the answer has {len(branch.tokens)}"
 
 
-def _parted(branch: Branch, written: Sequence[int]) -> str:
-    pairs = zip(branch.tokens, written, strict=False)
-    place = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    if place is None:
-        return f"{len(written)} tokens, the answer has {len(branch.tokens)}"
-    return f"{written[place]} at {place + 1}, the answer has {branch.tokens[place]}"
-
-
-def _texts(side: Side, asked: Sequence[ComparedPrompt]) -> Check:
+def _texts(side: Side, requests: Sequence[Request]) -> Check:
     """What people read holds no text of control tokens."""
     markers = list(getattr(side.session.models.tokenizer, "all_special_tokens", ()))
-    requests = [one.ran[0].request for one in asked]
     answers = answers_of(requests, side.session.prompts)
     texts = [section.text for answer in answers for section in answer.sections]
     texts += [answer.text for answer in answers]

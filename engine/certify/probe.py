@@ -1,8 +1,7 @@
 """Runs that are looked at after every phase, with stop ids and budgets of their own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,13 +44,32 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbedRun:
-    """One run that came to its end; `again` is the same in float64."""
+class Trial:
+    """A run of `parts` branches: of one given outline, or of as many requests.
 
+    sets: as of `--set`. tokens: the budget of every branch. stops: stop ids; None for the model's
+    own. prompts: instead of the first ones of the certificate. written: the model writes the
+    outlines itself. Greedy, unless `sets` say otherwise.
+    """
+
+    sets: tuple[str, ...] = ()
+    parts: int = 4
+    tokens: int | None = None
+    stops: frozenset[int] | None = frozenset()
+    prompts: tuple[Prompt, ...] = ()
+    written: bool = False
+    dtype: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedRun:
+    """A trial's run that came to its end."""
+
+    bench: Bench
+    trial: Trial
     side: Side
     run: Run
     requests: tuple[Request, ...]
-    again: Callable[[], "ProbedRun"]
 
     @property
     def branches(self) -> list[Branch]:
@@ -62,6 +80,29 @@ class ProbedRun:
     def room(self) -> Any:
         return self.run.board["branches"].room
 
+    def again(self) -> "ProbedRun":
+        """The same in float64."""
+        return probe(self.bench, replace(self.trial, dtype="float64"))
+
+
+def probe(bench: Bench, trial: Trial, watch: Watch | None = None) -> ProbedRun:
+    """Run a trial to its end and note in `watch` what is seen of it."""
+    greedy = () if bench.job.program.graph.beam is not None else ("sampling.temperature=0",)
+    job = bench.changed(*greedy, *trial.sets, tokens=bench.extent.gate_tokens, dtype=trial.dtype)
+    skeleton = job.program.graph.skeleton
+    given = None
+    if skeleton is not None and not trial.written:
+        given = outline_of(min(trial.parts, skeleton.max_branches))
+    side = bench.side(job, outline=given)
+    prompts = trial.prompts or bench.job.prompts[: trial.parts if skeleton is None else 1]
+    requests = [side.session.request(prompt) for prompt in prompts]
+    if trial.tokens is not None:
+        requests = [replace(request, budget=trial.tokens) for request in requests]
+    if trial.stops is not None:
+        requests = [replace(request, stop_ids=trial.stops) for request in requests]
+    run = _drive(side, requests, watch or Watch())
+    return ProbedRun(bench, trial, side, run, tuple(requests))
+
 
 def outline_of(count: int) -> Outline:
     """A given outline of so many parts, none of which waits for another."""
@@ -69,60 +110,12 @@ def outline_of(count: int) -> Outline:
     return Outline("plan", points, (), "ok")
 
 
-def probe(
-    bench: Bench,
-    *sets: str,
-    parts: int = 4,
-    tokens: int | None = None,
-    stops: frozenset[int] | None = frozenset(),
-    prompts: Sequence[Prompt] | None = None,
-    dtype: str = "",
-    watch: Watch | None = None,
-    written: bool = False,
-) -> ProbedRun:
-    """A greedy run of `parts` branches: of one given outline, or of as many requests.
-
-    Args:
-        tokens: the budget of every branch. stops: stop ids; None for the model's own.
-        prompts: instead of the first ones of the certificate.
-        written: the model writes the outlines itself.
-    """
-    job = bench.changed(*_greedy(bench), *sets, tokens=bench.extent.gate_tokens, dtype=dtype)
-    skeleton = job.program.graph.skeleton
-    given = None if skeleton is None or written else outline_of(min(parts, skeleton.max_branches))
-    side = bench.side(job, outline=given)
-    asked = prompts or bench.job.prompts[: parts if skeleton is None else 1]
-    requests = [side.session.request(prompt) for prompt in asked]
-    if tokens is not None:
-        requests = [replace(request, budget=tokens) for request in requests]
-    if stops is not None:
-        requests = [replace(request, stop_ids=stops) for request in requests]
-    run = _drive(side, requests, watch)
-    again = partial(
-        probe,
-        bench,
-        *sets,
-        parts=parts,
-        tokens=tokens,
-        stops=stops,
-        prompts=prompts,
-        dtype="float64",
-        written=written,
-    )
-    return ProbedRun(side, run, tuple(requests), again)
-
-
-def _greedy(bench: Bench) -> tuple[str, ...]:
-    return () if bench.job.program.graph.beam is not None else ("sampling.temperature=0",)
-
-
-def _drive(side: Side, requests: Sequence[Request], watch: Watch | None) -> Run:
+def _drive(side: Side, requests: Sequence[Request], watch: Watch) -> Run:
     """To the end; looks at the run after every phase.
 
     Raises:
         RuntimeError: it does not come to an end.
     """
-    watch = watch if watch is not None else Watch()
     drafted: list[bool] = []
 
     def sink(event: Event) -> None:

@@ -32,8 +32,8 @@ class Transformers:
     def logits(self, ids: Sequence[int], dtype: str) -> Tensor:
         """[Q, V] behind every one of these ids, in one forward."""
         with torch.inference_mode():
-            found: Tensor = self.model(dtype)(self._ids(ids), use_cache=False).logits[0]
-        return found
+            logits: Tensor = self.model(dtype)(self._ids(ids), use_cache=False).logits[0]
+        return logits
 
     def _ids(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor([list(ids)], device=self.device)
@@ -46,8 +46,8 @@ class Transformers:
         processors = []
         if branch.matcher is not None and branch.request.new_matcher is not None:
             processors = [only_legal(branch.request.new_matcher(), len(context))]
-        found = self._generate(branch, context, dtype, do_sample=False, logits_processor=processors)
-        written: list[int] = found.sequences[0, len(context) :].tolist()
+        output = self._generate(branch, context, dtype, logits_processor=processors)
+        written: list[int] = output.sequences[0, len(context) :].tolist()
         return written
 
     def beams(
@@ -58,9 +58,9 @@ class Transformers:
         Args:
             settings: num_beams, length_penalty, early_stopping.
         """
-        found = self._generate(branch, context, dtype, do_sample=False, **settings)
-        scores = getattr(found, "sequences_scores", None)
-        tokens: list[int] = found.sequences[0, len(context) :].tolist()
+        output = self._generate(branch, context, dtype, **settings)
+        scores = getattr(output, "sequences_scores", None)
+        tokens: list[int] = output.sequences[0, len(context) :].tolist()
         return tokens, None if scores is None else float(scores[0])
 
     def _generate(self, branch: Branch, context: Sequence[int], dtype: str, **settings: Any) -> Any:
@@ -69,6 +69,7 @@ class Transformers:
             return self.model(dtype).generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
+                do_sample=False,
                 max_new_tokens=branch.budget,
                 eos_token_id=sorted(branch.request.stop_ids) or None,
                 pad_token_id=0,

@@ -1,27 +1,27 @@
-"""A certificate: everything that was found out about one graph, as data and as a page."""
+"""A certificate: everything that was seen of one graph, as data and as a page."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any
 
 from ..errors import Code
 from ..prepare.repeat import canonical
 from ..prepare.texts import redact
 from ..run.writer import made_with
-from .toys import Check
-from .workbench import Bench
+from .workbench import Bench, Check
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One group of checks. why_not: why there is none; empty if there are some."""
+    """One group of checks. not_applicable: why there is none; empty if there are some."""
 
     name: str
     title: str
-    checks: tuple[Check, ...]
-    why_not: str = ""
+    not_applicable: str = ""
+    checks: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,58 +90,40 @@ def facts_of(bench: Bench, command: str) -> dict[str, Any]:
     }
 
 
-def document(found: Certificate) -> dict[str, Any]:
+def document(certificate: Certificate) -> dict[str, Any]:
     """The JSON of a certificate; its keys are documented in docs/cli.md."""
+    parts = [asdict(part) for part in certificate.parts]
+    for check in (check for part in parts for check in part["checks"]):
+        values = check["figures"].items()  # JSON has no infinity
+        check["figures"] = {k: v if abs(v) != inf else "infinite" for k, v in values}
     return {
         "schema_version": SCHEMA,
-        "graph": found.graph,
-        "passed": found.passed,
-        "exit_code": int(found.code),
-        "verdict": found.verdict,
-        "quick": found.quick,
-        "numeric_ties": found.ties,
-        **{key: value for key, value in found.facts.items() if key != "graph"},
-        "resolved": found.facts["graph"],
-        "parts": [_part(part) for part in found.parts],
-        "notes": list(found.notes),
+        "graph": certificate.graph,
+        "passed": certificate.passed,
+        "exit_code": int(certificate.code),
+        "verdict": certificate.verdict,
+        "quick": certificate.quick,
+        "numeric_ties": certificate.ties,
+        **{key: value for key, value in certificate.facts.items() if key != "graph"},
+        "resolved": certificate.facts["graph"],
+        "parts": parts,
+        "notes": list(certificate.notes),
     }
 
 
-def _part(part: Part) -> dict[str, Any]:
-    return {
-        "name": part.name,
-        "title": part.title,
-        "not_applicable": part.why_not,
-        "checks": [
-            {
-                "name": check.name,
-                "passed": check.passed,
-                "figures": {key: _number(value) for key, value in check.figures.items()},
-                "text": check.text,
-            }
-            for check in part.checks
-        ],
-    }
-
-
-def _number(value: float) -> float | str:
-    """JSON has no infinity."""
-    return value if abs(value) != float("inf") else "infinite"
-
-
-def page(found: Certificate) -> str:
+def page(certificate: Certificate) -> str:
     """The certificate in Markdown."""
-    facts = found.facts
+    facts = certificate.facts
     graph, models = facts["graph"], facts["models"]
     lines = [
-        f"# Certificate: {found.graph}",
+        f"# Certificate: {certificate.graph}",
         "",
-        f"**{found.verdict[0].upper()}{found.verdict[1:]}.**",
+        f"**{certificate.verdict[0].upper()}{certificate.verdict[1:]}.**",
     ]
-    if found.quick:
+    if certificate.quick:
         lines += [
             "",
-            "Made with `--quick`: fewer prompts, seeds and rules than a full certificate.",
+            "Made with `--quick`: the checks of a full certificate, on less.",
         ]
     rows = {
         "command": f"`{facts['command']}`",
@@ -154,14 +136,14 @@ def page(found: Certificate) -> str:
         "versions": ", ".join(f"{name} {number}" for name, number in facts["versions"].items()),
     }
     lines += ["", "| | |", "|---|---|", *(f"| {key} | {_cell(rows[key])} |" for key in rows)]
-    for part in found.parts:
+    for part in certificate.parts:
         lines += ["", f"## {part.title}", ""]
-        if part.why_not:
-            lines += [f"Does not apply: {part.why_not}."]
+        if part.not_applicable:
+            lines += [f"Does not apply: {part.not_applicable}."]
             continue
         lines += ["| check | | found |", "|---|---|---|", *map(_row, part.checks)]
-    if found.notes:
-        lines += ["", "## Notes", "", *(f"- {note}" for note in found.notes)]
+    if certificate.notes:
+        lines += ["", "## Notes", "", *(f"- {note}" for note in certificate.notes)]
     return "\n".join(lines) + "\n"
 
 

@@ -12,8 +12,7 @@ from ..bench.sides import ask_all
 from ..run.runner import Halt
 from .greedy import repeated
 from .teacher import SHOWN, TeacherForcing, TeacherTally
-from .toys import Check
-from .workbench import Bench
+from .workbench import Bench, Check
 
 MATCH = ("sampling.accept=match", "sampling.skip_sample_adjustment=false")
 FILTERS = ("sampling.top_k=20", "sampling.top_p=0.9")
@@ -34,13 +33,13 @@ def settings_of(bench: Bench) -> list[SamplingCase]:
     one = "sampling.temperature=1.0"
     base = MATCH if own.temperature > 0 else (*MATCH, one)
     name = f"temperature {own.temperature or 1.0:g}"
-    found = [
+    cases = [
         SamplingCase(name, base),
         SamplingCase(f"{name}, top_k 20, top_p 0.9", (*base, *FILTERS)),
     ]
     if own.temperature not in (0, 1):
-        found.append(SamplingCase("temperature 1", (*MATCH, one)))
-    return found
+        cases.append(SamplingCase("temperature 1", (*MATCH, one)))
+    return cases
 
 
 def sampled_checks(bench: Bench) -> Iterator[Check]:
@@ -70,7 +69,7 @@ def _setting_checks(bench: Bench, setting: SamplingCase) -> Iterator[Check]:
 
 def _twins(bench: Bench, setting: SamplingCase, forced: TeacherTally | None) -> Check:
     """The graph and its twin; the twin is held to transformers if there is a tally for that."""
-    extent, found = bench.extent, list[BranchComparison]()
+    extent, comparisons = bench.extent, list[BranchComparison]()
     teacher = TeacherForcing(bench.reference, bench.dtype)
     for seed in range(FIRST_SEED, FIRST_SEED + extent.seeds):
         most = extent.drawn_tokens
@@ -79,31 +78,31 @@ def _twins(bench: Bench, setting: SamplingCase, forced: TeacherTally | None) -> 
         sides = [bench.side(alone, "A"), bench.side(own, "B")]
         prompts = bench.prompts[: extent.drawn_prompts]
         for asked in ask_all(sides, prompts, Halt(), bench.tell):
-            found += verdicts(GraphPair(sides[0], sides[1]), asked, sides)
+            comparisons += verdicts(GraphPair(sides[0], sides[1]), asked, sides)
             if forced is not None:
                 repeat = repeated(bench, alone, asked.prompt)
                 teacher.hold(sides[0], asked.ran[0].request, forced, repeat)
-    return _equal(bench, setting, found)
+    return _equal(bench, setting, comparisons)
 
 
-def _equal(bench: Bench, setting: SamplingCase, found: list[BranchComparison]) -> Check:
+def _equal(bench: Bench, setting: SamplingCase, comparisons: list[BranchComparison]) -> Check:
     exact = bench.dtype == "float64"
-    ties = [v for v in found if v.result is BranchAnswer.TIE]
-    wrong = [v for v in found if v.result is BranchAnswer.DIFFERENT] + (ties if exact else [])
-    alike = [v for v in found if v.result is BranchAnswer.EQUAL]
+    ties = [v for v in comparisons if v.result is BranchAnswer.TIE]
+    wrong = [v for v in comparisons if v.result is BranchAnswer.DIFFERENT] + (ties if exact else [])
+    alike = [v for v in comparisons if v.result is BranchAnswer.EQUAL]
     tokens = sum(v.tokens for v in alike)
     figures = {
         "seeds": bench.extent.seeds,
-        "branches": len(found),
+        "branches": len(comparisons),
         "equal": len(alike),
         "tokens": tokens,
         "ties": 0 if exact else len(ties),
-        "refused": sum(v.result is BranchAnswer.UNFINISHED for v in found),
+        "refused": sum(v.result is BranchAnswer.UNFINISHED for v in comparisons),
         "differences": len(wrong),
     }
     text = (
         f"{setting.name}, {bench.extent.seeds} seeds, with its drafter and without one: {tokens} "
-        f"tokens in {len(alike)} of {len(found)} branches are equal"
+        f"tokens in {len(alike)} of {len(comparisons)} branches are equal"
     )
     text += f", {len(ties)} numeric ties" if ties and not exact else ""
     parts = [text, *map(_difference, wrong[:SHOWN])]

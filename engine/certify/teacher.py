@@ -4,8 +4,9 @@ If the best token behind every beginning of the answer is the answer's next one,
 token by token writes this answer: by induction, the same as running it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from torch import Tensor
 
@@ -15,8 +16,9 @@ from ..bench.equal import END, TIE
 from ..bench.sides import Side
 from ..run.contexts import contexts, order_of
 from .reference import Transformers
+from .workbench import Bench
 
-SHOWN = 5  # differences that are told
+SHOWN = 5  # differences that are shown
 
 Repeat = Callable[[], bool]
 """Whether all is as it must be when the same is done in float64."""
@@ -31,7 +33,7 @@ def counted(number: int, one: str, more: str) -> str:
 class TeacherTally:
     """What was held to transformers.
 
-    unfinished: branches that were refused; stuck: those that never ended. wrong: a line each.
+    unfinished: branches that were refused. wrong: a line for each that differs or never ended.
     """
 
     requests: int = 0
@@ -79,12 +81,11 @@ class TeacherForcing:
         """Every branch that was decoded, the outline's first.
 
         Args:
-            repeat: asked once at a numeric tie; None where there can be none.
+            repeat: called at a numeric tie; None where there can be none.
         """
         tally.requests += 1
-        ended = {branch for branch in request.all_branches() if branch.finish is not None}
         for branch in request.all_branches():
-            if branch not in ended or branch.finish is Finish.CANCELLED:
+            if branch.finish in (None, Finish.CANCELLED):
                 tally.wrong.append(f"{branch.name} never ended")
             tally.unfinished += branch.finish is Finish.REFUSED
         for branch, context in contexts(request, side.session.prompts):
@@ -94,13 +95,13 @@ class TeacherForcing:
     def hold_branch(
         self, branch: Branch, context: Sequence[int], tally: TeacherTally, repeat: Repeat | None
     ) -> None:
-        """One answer; a numeric tie is counted, anything else that differs is told."""
+        """One answer; a numeric tie is counted, anything else that differs is a fault."""
         tally.branches += 1
         tally.tokens += len(branch.tokens)
-        found = self.first_wrong(branch, context)
-        if found is None:
+        fault = self.first_wrong(branch, context)
+        if fault is None:
             return
-        text, margin = found
+        text, margin = fault
         if repeat is not None and margin is not None and margin < TIE and repeat():
             tally.ties += 1
         else:
@@ -120,19 +121,35 @@ class TeacherForcing:
             return f"{len(said)} tokens, the budget is {branch.budget}", None
         ids = [*context, *branch.tokens]
         logits_QV = self.reference.logits(ids, self.dtype)[len(context) - 1 :]
-        for place, (own, order_V) in enumerate(own_tokens(branch, context, logits_QV)):
-            if place == len(said):
-                break
-            token = said[place]
+        # An answer that left its grammar has fewer places than tokens.
+        for place, (token, (own, order_V)) in enumerate(
+            zip(said, own_tokens(branch, context, logits_QV), strict=False), 1
+        ):
             if token != (END if own in branch.request.stop_ids else own):
-                text = f"token {place + 1} is {_name(token)}, the target says {own}"
+                name = "the end" if token == END else str(token)
                 score = order_V[stops].max() if token == END else order_V[token]
+                text = f"token {place} is {name}, the target says {own}"
                 return text, float(order_V[own] - score)
         return None
 
 
-def _name(token: int) -> str:
-    return "the end" if token == END else str(token)
+def repeat_in_float64(
+    bench: Bench, rerun: Callable[[], Iterable[tuple[Side, Request]]]
+) -> Repeat | None:
+    """What a numeric tie needs: the same run in float64 holds to transformers in float64.
+
+    Args:
+        rerun: runs it, at the first tie, once. None in float64, where nothing may differ.
+    """
+
+    @cache
+    def repeat() -> bool:
+        teacher, tally = TeacherForcing(bench.reference, "float64"), TeacherTally()
+        for side, request in rerun():
+            teacher.hold(side, request, tally, None)
+        return tally.good
+
+    return None if bench.dtype == "float64" else repeat
 
 
 def own_tokens(
@@ -149,18 +166,18 @@ def own_tokens(
         return list(zip(logits_QV.argmax(-1).tolist(), logits_QV, strict=True))
     make = branch.request.new_matcher
     matcher = make() if make is not None and branch.matcher is not None else None
-    found: list[tuple[int, Tensor]] = []
+    tokens: list[tuple[int, Tensor]] = []
     for place, logits_V in enumerate(logits_QV):
         order_V = order_of(logits_V, branch, context, place)
         own = int(order_V.argmax())
         if matcher is not None:
             order = order_V.argsort(descending=True, stable=True).tolist()
             own = next(token for token in order if matcher.is_legal(token))
-        found.append((own, order_V))
+        tokens.append((own, order_V))
         if place == len(branch.tokens):
             break
         if matcher is not None:
             if not matcher.is_legal(branch.tokens[place]):
                 break
             matcher.advance(branch.tokens[place])
-    return found
+    return tokens

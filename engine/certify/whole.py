@@ -6,7 +6,7 @@ temperature over few tokens leaves no beginning rare, and makes drafts wrong oft
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,10 +15,9 @@ from ...states.machine import Run
 from ...states.text.prompt_tokens import PromptTokens
 from ..bench.sides import Side
 from ..prepare.inputs import Prompt
-from .chi2 import ALPHA, chi2_quantile, chi_square
-from .filters import NEUTRAL, PLAIN
-from .toys import Check
-from .workbench import Bench
+from .chi2 import ALPHA, chi_square, p_value
+from .filters import NEUTRAL
+from .workbench import Bench, Check
 
 HEAT, KEPT = 30.0, 3
 LENGTH = 4  # the first token, a round of up to three, and what a shorter round leaves to the next
@@ -28,23 +27,33 @@ BEHIND = 8  # tokens of the prompt that the answers stand behind
 Answer = tuple[int, ...]
 
 
-def whole_check(bench: Bench) -> Check:
+def acceptance_checks(bench: Bench) -> Iterator[Check]:
+    """Of a graph that accepts drafts by rejection, so that one seed is not one text."""
+    sampling = bench.job.program.graph.sampling
+    if not sampling.lossless:
+        text = "sampling.skip_sample_adjustment: no residual is drawn from after a rejection"
+        yield Check("rejection/adjusted", False, {}, text)
+    if not sampling.exact:
+        yield _whole_check(bench)
+
+
+def _whole_check(bench: Bench) -> Check:
     """A chi-square test over all answers of `LENGTH` tokens."""
-    drawn = (f"temperature={HEAT}", f"top_k={KEPT}", "top_p=1.0", *NEUTRAL, *PLAIN)
+    drawn = (f"temperature={HEAT}", f"top_k={KEPT}", "top_p=1.0", *NEUTRAL)
     side = bench.side(bench.changed(*(f"sampling.{one}" for one in drawn), tokens=LENGTH))
     request = side.session.request(bench.prompts[0])
     ids = [*request.prefix, *request.tail][-BEHIND:]
-    law, (seen, accepted) = _law(bench, ids), _answers(bench, side, ids)
-    strange = sum(count for answer, count in seen.items() if answer not in law)
-    counts_X = torch.tensor([seen[answer] for answer in law], dtype=torch.float64)
+    law, (counts, accepted) = _law(bench, ids), _answers(bench, side, ids)
+    strange = sum(count for answer, count in counts.items() if answer not in law)
+    counts_X = torch.tensor([counts[answer] for answer in law], dtype=torch.float64)
     chances_X = torch.tensor(list(law.values()), dtype=torch.float64)
     answers = bench.extent.answers
     statistic, df = chi_square(counts_X, answers * chances_X)
-    critical = chi2_quantile(df, ALPHA)
+    p = p_value(statistic, df)
     figures = {
         "statistic": statistic,
-        "critical": critical,
         "df": df,
+        "p_value": p,
         "samples": answers,
         "alpha": ALPHA,
         "impossible": strange,
@@ -52,23 +61,22 @@ def whole_check(bench: Bench) -> Check:
     }
     text = (
         f"{answers} answers of {LENGTH} tokens through whole runs, {accepted} drafts accepted, "
-        f"against the law from transformers' logits: chi2 {statistic:.1f}, critical {critical:.1f} "
-        f"(df {df})"
+        f"against the law from transformers' logits: chi2 {statistic:.1f} (df {df}), p {p:.1e}"
     )
     text += f"; {strange} answers cannot be" if strange else ""
-    return Check("rejection/whole runs", statistic <= critical and not strange, figures, text)
+    return Check("rejection/whole runs", p >= ALPHA and not strange, figures, text)
 
 
 def _law(bench: Bench, ids: Sequence[int]) -> dict[Answer, float]:
     """The probability of every answer."""
-    found: dict[Answer, float] = {(): 1.0}
+    law: dict[Answer, float] = {(): 1.0}
     for _ in range(LENGTH):
-        found = {
+        law = {
             (*begun, token): chance * own
-            for begun, chance in found.items()
+            for begun, chance in law.items()
             for token, own in _next(bench, [*ids, *begun])
         }
-    return found
+    return law
 
 
 def _next(bench: Bench, ids: Sequence[int]) -> list[tuple[int, float]]:
@@ -79,7 +87,7 @@ def _next(bench: Bench, ids: Sequence[int]) -> list[tuple[int, float]]:
 
 def _answers(bench: Bench, side: Side, ids: Sequence[int]) -> tuple[Counter[Answer], int]:
     """Answers by how often they came, and how many drafts were accepted in them."""
-    seen: Counter[Answer] = Counter()
+    counts: Counter[Answer] = Counter()
     accepted, answers = 0, bench.extent.answers
     for first in range(0, answers, AT_ONCE):
         bench.tell(f"whole runs: answer {first} of {answers} ...")
@@ -102,6 +110,6 @@ def _answers(bench: Bench, side: Side, ids: Sequence[int]) -> tuple[Counter[Answ
         while not run.finished:
             run.advance()
         for branch in (b for request in board["branches"].requests for b in request.branches):
-            seen[tuple(branch.tokens)] += 1
+            counts[tuple(branch.tokens)] += 1
             accepted += sum(branch.accepted)
-    return seen, accepted
+    return counts, accepted

@@ -1,10 +1,10 @@
-"""What the runs of one certificate share: the graph with other settings, its models, transformers.
+"""What the checks of a certificate share: the graph with other settings, its models, transformers.
 
 Everything that is certified runs through the ops that the graph resolves to, on the models it was
 given; only settings are changed, as `--set` changes them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,15 +22,23 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """One finding; figures: what was measured and what it was measured against, by name."""
+
+    name: str
+    passed: bool
+    figures: Mapping[str, float]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Extent:
     """How much is looked at.
 
     prompts, tokens: of the greedy runs, and tokens of each branch at most; None for all and for
         what the graph says. generated: prompts whose answers `generate` writes too.
     drawn_prompts, seeds, drawn_tokens: of every setting that is drawn with.
-    toys, samples, answers: of the statistical tests, the last through whole runs; every_rule: also
-        of rules that the graph does not use.
-    gate_tokens: of each branch in a gate.
+    answers: that are drawn through whole runs. gate_tokens: of each branch in a gate.
     """
 
     prompts: int | None
@@ -39,15 +47,12 @@ class Extent:
     drawn_prompts: int
     seeds: int
     drawn_tokens: int
-    toys: int
-    samples: int
     answers: int
-    every_rule: bool
     gate_tokens: int
 
 
-FULL = Extent(None, None, 3, 5, 3, 48, 200, 20_000, 2000, True, 24)
-QUICK = Extent(3, 48, 1, 2, 2, 24, 40, 20_000, 1000, False, 16)
+FULL = Extent(None, None, 3, 5, 3, 48, 2000, 24)
+QUICK = Extent(3, 48, 1, 2, 2, 24, 1000, 16)
 
 
 @dataclass(frozen=True, slots=True)

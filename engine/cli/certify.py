@@ -13,7 +13,7 @@ Graphs = Annotated[
     list[str] | None,
     typer.Argument(metavar="GRAPH...", help="Shipped graphs or graph files.", show_default=False),
 ]
-Quick = Annotated[bool, option("QUICK", "Fewer prompts, seeds and rules.", "--quick")]
+Quick = Annotated[bool, option("QUICK", "Fewer prompts, seeds and tokens.", "--quick")]
 Every = Annotated[bool, typer.Option("--all", help="All shipped graphs.")]
 Out = Annotated[
     Path | None,

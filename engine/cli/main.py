@@ -36,7 +36,6 @@ COMMANDS = (
     Command("schema", "graphs", "schema", "The JSON schema of graph files."),
     Command("train", "train", "train", "Train a drafter for any target."),
     Command("cache", "cache", "cache", "Cached chunks of documents: add, list, drop."),
-    Command("documents", "documents", "documents", "Write documents with known answers."),
     Command("doctor", "doctor", "doctor", "Report the environment and test the installation."),
 )
 

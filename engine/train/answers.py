@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.progress import track
 
 from .chats import ChatCoder, Conversation, Turn
-from .loop import DrafterTraining
+from .settings import DrafterTraining
 from .teacher import Teacher
 
 TOGETHER = 16  # conversations that are answered in one batch
@@ -25,53 +24,58 @@ class Regeneration:
     ones, so the answers are too.
     """
 
-    def __init__(self, config: DrafterTraining, teacher: Teacher, coder: ChatCoder) -> None:
-        self.teacher, self.coder, self.length = teacher, coder, config.length
-        self.file = config.run / "answers.jsonl"
+    def __init__(self, settings: DrafterTraining, teacher: Teacher, coder: ChatCoder) -> None:
+        self.teacher, self.coder, self.length = teacher, coder, settings.length
+        self.file = settings.run_folder / "answers.jsonl"
 
-    def answered(self, found: list[Conversation]) -> list[Conversation]:
-        """The conversations with the target's answers; without those too long to be asked."""
-        asked = [_unanswered(conversation) for conversation in found]
-        asked = [c for c in asked if len(self.coder.prompt(_before(c, 0))) < self.length]
-        done = self._kept(asked)
+    def answered(self, conversations: list[Conversation]) -> list[Conversation]:
+        """The conversations with the target's answers; without those that are too long."""
+        questions = [_unanswered(conversation) for conversation in conversations]
+        questions = [
+            c
+            for c in questions
+            if len(self.coder.prompt(c.head(c.user_turns[0] + 1))) < self.length
+        ]
+        done = self._kept(questions)
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.write_text("".join(map(_line, done)), encoding="utf-8")
-        starts = range(len(done), len(asked), TOGETHER)
+        starts = range(len(done), len(questions), TOGETHER)
         console = Console(stderr=True)
         shown = track(starts, "answers", console=console, disable=not sys.stderr.isatty())
         with self.file.open("a", encoding="utf-8") as file:
             for start in shown:
-                batch = self._answer(asked[start : start + TOGETHER])
+                batch = self._answer(questions[start : start + TOGETHER])
                 file.write("".join(map(_line, batch)))
                 file.flush()
                 done += batch
         return done
 
-    def _kept(self, asked: list[Conversation]) -> list[Conversation]:
+    def _kept(self, questions: list[Conversation]) -> list[Conversation]:
         """What an earlier run of the same prompts has answered, in whole batches."""
         if not self.file.exists():
             return []
         lines = self.file.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
         kept = []
-        for line, conversation in zip(lines, asked, strict=False):
+        for line, conversation in zip(lines, questions, strict=False):
             again = _read(line, conversation)
             if again is None:
                 break
             kept.append(again)
-        whole = len(kept) if len(kept) == len(asked) else len(kept) // TOGETHER * TOGETHER
+        whole = len(kept) if len(kept) == len(questions) else len(kept) // TOGETHER * TOGETHER
         return kept[:whole]
 
     def _answer(self, batch: list[Conversation]) -> list[Conversation]:
         """All turns of a few conversations, one turn of each at a time."""
         done = list(batch)
-        for number in range(max(_questions(c) for c in batch)):
+        for number in range(max(len(c.user_turns) for c in batch)):
             prompts = {}
             for index, conversation in enumerate(done):
-                if number < _questions(conversation):
-                    prompts[index] = self.coder.prompt(_before(conversation, number))
+                if number < len(conversation.user_turns):
+                    head = conversation.head(conversation.user_turns[number] + 1)
+                    prompts[index] = self.coder.prompt(head)
             fitting = {i: ids for i, ids in prompts.items() if len(ids) < self.length}
             for index in prompts.keys() - fitting.keys():
-                done[index] = _without(done[index], number)
+                done[index] = done[index].head(done[index].user_turns[number])
             if fitting:
                 room = self.length - min(map(len, fitting.values()))
                 answers = self.teacher.answer(list(fitting.values()), room)
@@ -80,12 +84,12 @@ class Regeneration:
         return done
 
     def _with(self, conversation: Conversation, number: int, ids: list[int]) -> Conversation:
+        """The conversation with an answer to user turn ``number``."""
         ended = ids[-1] in self.teacher.stops
-        said = ids[:-1] if ended else ids
-        text = self.teacher.tokenizer.decode(said, skip_special_tokens=True)
-        answer = Turn("assistant", str(text), tuple(said), ended)
-        place = list(_places(conversation))[number]
-        turns = conversation.turns
+        written = ids[:-1] if ended else ids
+        text = self.teacher.tokenizer.decode(written, skip_special_tokens=True)
+        answer = Turn("assistant", str(text), tuple(written), ended)
+        place, turns = conversation.user_turns[number], conversation.turns
         return replace(conversation, turns=(*turns[: place + 1], answer, *turns[place + 2 :]))
 
 
@@ -100,26 +104,6 @@ def _unanswered(conversation: Conversation) -> Conversation:
     return replace(conversation, turns=tuple(turns))
 
 
-def _places(conversation: Conversation) -> Iterator[int]:
-    return (i for i, turn in enumerate(conversation.turns) if turn.role == "user")
-
-
-def _questions(conversation: Conversation) -> int:
-    return sum(1 for _ in _places(conversation))
-
-
-def _before(conversation: Conversation, number: int) -> Conversation:
-    """Everything up to user turn ``number``, which is to be answered."""
-    end = list(_places(conversation))[number]
-    return replace(conversation, turns=conversation.turns[: end + 1])
-
-
-def _without(conversation: Conversation, number: int) -> Conversation:
-    """Everything before user turn ``number``."""
-    end = list(_places(conversation))[number]
-    return replace(conversation, turns=conversation.turns[:end])
-
-
 def _line(conversation: Conversation) -> str:
     """Messages as any trainer reads them, and for ours the exact ids."""
     turns = conversation.turns
@@ -131,7 +115,7 @@ def _line(conversation: Conversation) -> str:
     return json.dumps(value, ensure_ascii=False) + "\n"
 
 
-def _read(line: str, asked: Conversation) -> Conversation | None:
+def _read(line: str, question: Conversation) -> Conversation | None:
     """A line of `_line`, if it answers these questions."""
     turns: list[Turn] = []
     try:
@@ -143,6 +127,6 @@ def _read(line: str, asked: Conversation) -> Conversation | None:
             turns.append(Turn(role, text, None if ids is None else tuple(ids), ended))
     except (ValueError, KeyError, TypeError, StopIteration):
         return None
-    said = [(turn.role, turn.text) for turn in turns if turn.role != "assistant"]
-    wanted = [(turn.role, turn.text) for turn in asked.turns if turn.role != "assistant"]
-    return replace(asked, turns=tuple(turns)) if said == wanted[: len(said)] else None
+    own = [(turn.role, turn.text) for turn in turns if turn.role != "assistant"]
+    wanted = [(turn.role, turn.text) for turn in question.turns if turn.role != "assistant"]
+    return replace(question, turns=tuple(turns)) if own == wanted[: len(own)] else None

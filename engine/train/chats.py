@@ -48,10 +48,17 @@ class Conversation:
     turns: tuple[Turn, ...]
 
     @property
+    def user_turns(self) -> list[int]:
+        return [i for i, turn in enumerate(self.turns) if turn.role == "user"]
+
+    @property
     def question(self) -> Conversation:
         """Everything up to the last user turn."""
-        end = max(i for i, turn in enumerate(self.turns) if turn.role == "user")
-        return Conversation(self.place, self.turns[: end + 1])
+        return self.head(self.user_turns[-1] + 1)
+
+    def head(self, count: int) -> Conversation:
+        """The first turns."""
+        return Conversation(self.place, self.turns[:count])
 
 
 def read_conversations(file: Path, *, regenerate: bool) -> list[Conversation]:
@@ -64,12 +71,12 @@ def read_conversations(file: Path, *, regenerate: bool) -> list[Conversation]:
         UsageError: with the file and the line.
     """
     try:
-        found = list(_lines(file, regenerate))
+        conversations = list(_lines(file, regenerate))
     except OSError as error:
         raise UsageError(f"{file}: cannot be read: {error.strerror or error}") from None
-    if not found:
+    if not conversations:
         raise UsageError(f"{file}: no prompts in it")
-    return found
+    return conversations
 
 
 def _lines(file: Path, regenerate: bool) -> Iterator[Conversation]:
@@ -97,18 +104,18 @@ def _turns(value: Mapping[str, Any], place: str) -> Iterator[Turn]:
     if len(given) != 1:
         which = f"has {' and '.join(given)}" if given else "has none"
         raise UsageError(f"{place}: needs one of {', '.join(KEYS)}; it {which}")
-    found = value[given[0]]
+    content = value[given[0]]
     if given[0] == "prompt":
-        yield _turn("user", found, f"{place}: 'prompt'")
+        yield _turn("user", content, f"{place}: 'prompt'")
         return
-    if not isinstance(found, list) or not found:
+    if not isinstance(content, list) or not content:
         raise UsageError(f"{place}: {given[0]!r} must be a list of messages")
-    role, content = ("role", "content") if given[0] == "messages" else ("from", "value")
-    for number, message in enumerate(found, 1):
+    role, text = ("role", "content") if given[0] == "messages" else ("from", "value")
+    for number, message in enumerate(content, 1):
         where = f"{place}: message {number}"
-        if not isinstance(message, dict) or not {role, content} <= message.keys():
-            raise UsageError(f"{where} must be an object with {role!r} and {content!r}")
-        yield _turn(message[role], message[content], where)
+        if not isinstance(message, dict) or not {role, text} <= message.keys():
+            raise UsageError(f"{where} must be an object with {role!r} and {text!r}")
+        yield _turn(message[role], message[text], where)
 
 
 def _turn(role: Any, text: Any, where: str) -> Turn:
@@ -173,27 +180,27 @@ class ChatCoder:
             raise ModelError(folder, "the tokenizer has no chat template to write conversations in")
         self._tokenizer, self._stops = tokenizer, frozenset(stops)
 
-    def prompt(self, asked: Conversation) -> list[int]:
+    def prompt(self, conversation: Conversation) -> list[int]:
         """The ids up to the start of the answer that comes next."""
-        return [i for _, ids in self._cut(asked, generation=True) for i in ids]
+        return [i for _, ids in self._cut(conversation, generation=True) for i in ids]
 
-    def samples(self, found: Conversation, length: int) -> Iterator[Tokens]:
+    def samples(self, conversation: Conversation, length: int) -> Iterator[Tokens]:
         """One sample, or one per answer where the format writes earlier turns in another way.
 
         Those without two tokens to be written within ``length`` are left out.
         """
-        answers = [i for i, turn in enumerate(found.turns) if turn.role == "assistant"]
+        answers = [i for i, turn in enumerate(conversation.turns) if turn.role == "assistant"]
         if not answers:
             return
-        whole = self._until(found, answers[-1])
-        prompts = [self.prompt(Conversation(found.place, found.turns[:i])) for i in answers]
+        whole = self._until(conversation, answers[-1])
+        prompts = [self.prompt(conversation.head(i)) for i in answers]
         if all(_starts(whole, i, ids) for i, ids in zip(answers, prompts, strict=True)):
             samples = [[(ids, written) for _, ids, written in whole]]
         else:
             samples = [
                 [
                     (prompt, False),
-                    *((ids, w) for turn, ids, w in self._until(found, i) if turn == i),
+                    *((ids, w) for turn, ids, w in self._until(conversation, i) if turn == i),
                 ]
                 for i, prompt in zip(answers, prompts, strict=True)
             ]
@@ -202,12 +209,12 @@ class ChatCoder:
             if sum(w >= GOLD for w in tokens.weights[:length]) > 1:
                 yield tokens
 
-    def _until(self, found: Conversation, last: int) -> list[tuple[int, list[int], bool]]:
+    def _until(self, conversation: Conversation, last: int) -> list[tuple[int, list[int], bool]]:
         """All up to the end of turn ``last``: (turn, or -1 for the format's own, ids, written)."""
-        turns = found.turns[: last + 1]
+        turns = conversation.turns[: last + 1]
         parts: list[tuple[int, list[int], bool]] = []
         before: Turn | None = None
-        for turn, ids in self._cut(Conversation(found.place, turns), generation=False):
+        for turn, ids in self._cut(conversation.head(last + 1), generation=False):
             if turn >= 0:
                 parts.append((turn, ids, turns[turn].role == "assistant"))
             elif before is not None and before.role == "assistant":
@@ -219,24 +226,28 @@ class ChatCoder:
             before = turns[turn] if turn >= 0 else None
         return parts
 
-    def _cut(self, asked: Conversation, *, generation: bool) -> Iterator[tuple[int, list[int]]]:
+    def _cut(
+        self, conversation: Conversation, *, generation: bool
+    ) -> Iterator[tuple[int, list[int]]]:
         """(turn, ids) of what is said, (-1, ids) of what the format adds."""
-        written = self._render(asked, generation)
+        written = self._render(conversation, generation)
         pieces = MARK.split(written)
-        if [int(number) for number in pieces[1::2]] != list(range(len(asked.turns))):
-            raise UsageError(f"{asked.place}: the target's chat format drops or moves a turn")
+        if [int(number) for number in pieces[1::2]] != list(range(len(conversation.turns))):
+            raise UsageError(
+                f"{conversation.place}: the target's chat format drops or moves a turn"
+            )
         for index, piece in enumerate(pieces):
             if index % 2 == 0:
                 yield -1, self._encode(piece, split_special_tokens=False)
                 continue
-            turn = asked.turns[int(piece)]
-            said = self._encode(turn.text, split_special_tokens=True)
-            yield int(piece), said if turn.ids is None else list(turn.ids)
+            turn = conversation.turns[int(piece)]
+            ids = self._encode(turn.text, split_special_tokens=True)
+            yield int(piece), ids if turn.ids is None else list(turn.ids)
 
-    def _render(self, asked: Conversation, generation: bool) -> str:
+    def _render(self, conversation: Conversation, generation: bool) -> str:
         marked = [
             {"role": turn.role, "content": f"Turn{number}Mark"}
-            for number, turn in enumerate(asked.turns)
+            for number, turn in enumerate(conversation.turns)
         ]
         options = {"add_generation_prompt": generation, "enable_thinking": False}
         try:
@@ -244,7 +255,7 @@ class ChatCoder:
         except Exception as error:  # chat formats raise what they like
             reason = str(error).strip().split("\n", 1)[0]
             raise UsageError(
-                f"{asked.place}: the target's chat format refuses it: {reason}"
+                f"{conversation.place}: the target's chat format refuses it: {reason}"
             ) from None
 
     def _encode(self, text: str, **options: bool) -> list[int]:

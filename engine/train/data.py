@@ -8,11 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..corpus.corpus import Corpus
-from ..corpus.pieces import Pieces, Sample
-
 GOLD = 1.0  # weight of what the model has to write; what it reads counts less
-Encode = Callable[[str], list[int]]
 
 
 @dataclass(slots=True)
@@ -53,38 +49,6 @@ class Batch:
         """The same on a device."""
         parts = (self.ids, self.positions, self.labels, self.weights, self.mask)
         return Batch(*(part.to(device) for part in parts))
-
-
-def corpus_source(corpus: Corpus, encode: Encode) -> Source:
-    """The samples of a corpus as ids."""
-
-    def sample(index: int) -> Tokens:
-        return encode_sample(corpus.sample(index), encode)
-
-    return sample
-
-
-def encode_sample(sample: Sample, encode: Encode) -> Tokens:
-    """The ids of trunk and branches; every branch continues at the trunk's end."""
-    out = Tokens([], [], [], [])
-    _append(out, sample.trunk, 0, 0, encode)
-    end = len(out.ids)
-    for segment, pieces in enumerate(sample.branches, 1):
-        _append(out, pieces, segment, end, encode)
-    return out
-
-
-def _append(out: Tokens, pieces: Pieces, segment: int, position: int, encode: Encode) -> None:
-    first = len(out.ids)
-    for piece in pieces:
-        ids = encode(piece.text)
-        out.ids += ids
-        out.weights += [piece.weight] * len(ids)
-    added = len(out.ids) - first
-    out.segments += [segment] * added
-    out.positions += range(position, position + added)
-    if added:
-        out.weights[first] = 0.0
 
 
 def trimmed(tokens: Tokens, length: int) -> Tokens:

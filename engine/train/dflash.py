@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,35 +13,13 @@ from ..errors import UsageError
 from .data import Batch
 from .dflash_blocks import Blocks, Packing
 from .dflash_loss import OnlineDFlashModel
-from .files import replace_files, save_weights
+from .files import export_drafter
 from .held_out import HeldOutPrompt
-from .lessons import lessons
-from .loop import DrafterTraining, LossReport, train
+from .lessons import LessonSource
+from .loop import LossReport, train
 from .optim import MuonAdamW
-from .teacher import Teacher
-
-
-@dataclass(frozen=True, kw_only=True)
-class DFlashTraining(DrafterTraining):
-    """A DFlash drafter's shape and how it is trained.
-
-    Attributes:
-        layers: of the drafter.
-        intermediate: width of its MLP; None for the target's.
-        block_size: rows of a block, the anchor included.
-        num_anchors: blocks per row of ``length`` tokens, drawn anew for every step.
-        loss_decay_gamma: row k counts exp(-(k - 1) / gamma); None for the paper's of that size.
-        target_layer_ids: layers (from 0) whose outputs the drafter reads; None for DFlash's rule.
-        mask_token_id: stands where a token is to be drafted; None for `mask_id`'s choice.
-    """
-
-    layers: int = 2
-    intermediate: int | None = 1536
-    block_size: int = 8
-    num_anchors: int = 128
-    loss_decay_gamma: float | None = None
-    target_layer_ids: tuple[int, ...] | None = None
-    mask_token_id: int | None = None
+from .settings import DFlashTraining
+from .teacher import Teacher, load_teacher
 
 
 def mask_id(teacher: Teacher) -> int:
@@ -57,38 +33,38 @@ def mask_id(teacher: Teacher) -> int:
     return next(int(i) for i in [*ends, *teacher.stops] if i is not None)
 
 
-def drafter_config(config: DFlashTraining, teacher: Teacher) -> DFlashConfig:
+def drafter_config(settings: DFlashTraining, teacher: Teacher) -> DFlashConfig:
     """The drafter's shape: the target's width, heads and positions."""
     target = teacher.config
-    ids = config.target_layer_ids or default_layer_ids(target.num_layers, config.layers)
-    mask = mask_id(teacher) if config.mask_token_id is None else config.mask_token_id
+    ids = settings.layer_ids or default_layer_ids(target.num_layers, settings.layers)
+    mask = mask_id(teacher) if settings.mask_token_id is None else settings.mask_token_id
     if not 0 <= min(ids) <= max(ids) < target.num_layers:
         raise UsageError(f"--target-layer-ids {ids}: the target has {target.num_layers} layers")
     if not 0 <= mask < target.vocab_size:
         raise UsageError(f"--mask-token-id {mask}: the target has {target.vocab_size} tokens")
     return DFlashConfig(
-        path=config.out / "config.json",
+        path=settings.out / "config.json",
         vocab_size=target.vocab_size,
         hidden_size=target.hidden_size,
-        intermediate_size=config.intermediate or target.intermediate_size,
+        intermediate_size=settings.intermediate or target.intermediate_size,
         heads=target.heads,
         kv_heads=target.kv_heads,
         head_dim=target.head_dim,
         eps=target.eps,
         rope=target.rope,
-        reaches=(Reach(),) * config.layers,
+        reaches=(Reach(),) * settings.layers,
         layer_ids=ids,
-        block_size=config.block_size,
+        block_size=settings.block_size,
         mask_token_id=mask,
         target_layers=target.num_layers,
     )
 
 
-def new_drafter(config: DFlashTraining, teacher: Teacher) -> DFlashDraftModel:
+def new_drafter(settings: DFlashTraining, teacher: Teacher) -> DFlashDraftModel:
     """An untrained drafter."""
-    torch.manual_seed(config.seed)
+    torch.manual_seed(settings.seed)
     ends = TargetEnds(teacher.embedding, teacher.head)
-    drafter = DFlashDraftModel(drafter_config(config, teacher), ends)
+    drafter = DFlashDraftModel(drafter_config(settings, teacher), ends)
     for parameter in drafter.parameters():
         if parameter.ndim == 1:
             nn.init.ones_(parameter)
@@ -102,13 +78,13 @@ class DFlashCourse:
 
     name = "dflash"
 
-    def __init__(self, config: DFlashTraining, teacher: Teacher) -> None:
+    def __init__(self, settings: DFlashTraining, teacher: Teacher) -> None:
         self.teacher = teacher
-        self.model = new_drafter(config, teacher)
+        self.model = new_drafter(settings, teacher)
         self.online = OnlineDFlashModel(
-            self.model, config.num_anchors, gamma=config.loss_decay_gamma
+            self.model, settings.num_anchors, gamma=settings.loss_decay_gamma
         )
-        self.optimizer = MuonAdamW(self.model, config.lr, config.head_lr)
+        self.optimizer = MuonAdamW(self.model, settings.lr, settings.head_lr)
 
     def teach(self, batch: Batch, draw: torch.Generator) -> LossReport:
         seen = self.teacher.look(batch, self.model.tap_ids)
@@ -132,15 +108,11 @@ class DFlashCourse:
         return torch.cat((before, right_MP))[:, 1:]
 
     def export(self, out: Path) -> None:
-        with replace_files(out) as folder:
-            save_weights(self.model.published(), folder)
-            text = json.dumps(self.model.config.to_json(), indent=2) + "\n"
-            (folder / "config.json").write_text(text, encoding="utf-8")
+        export_drafter(self.model.published(), self.model.config.to_json(), out)
 
 
-def train_dflash(config: DFlashTraining) -> Path:
+def train_dflash(settings: DFlashTraining, source: LessonSource) -> Path:
     """Train, saving now and then; returns the folder of the exported drafter."""
-    teacher = Teacher(config.target, config.device)
-    course = DFlashCourse(config, teacher)
-    found = lessons(config, teacher)
-    return train(config, course, found.source, found.held)
+    teacher = load_teacher(settings)
+    course = DFlashCourse(settings, teacher)
+    return train(settings, course, source(settings, teacher))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
@@ -19,32 +17,15 @@ from ...models.drafters.eagle3_config import Eagle3Config, default_taps
 from ..errors import UsageError
 from .data import GOLD, Batch, Source
 from .eagle3_loss import Lesson, guesses, rehearse, shift
-from .files import load_checkpoint, replace_files, save_weights
+from .files import export_drafter, load_checkpoint
 from .held_out import HeldOutPrompt
-from .lessons import Lessons, lessons
-from .loop import DrafterTraining, LossReport, train
+from .lessons import Lessons, LessonSource
+from .loop import LossReport, train
 from .optim import MuonAdamW
-from .teacher import Teacher
+from .settings import Eagle3Training
+from .teacher import Teacher, load_teacher
 
 COUNTED = 4000  # samples that the draft vocabulary is chosen from
-
-
-@dataclass(frozen=True, kw_only=True)
-class Eagle3Training(DrafterTraining):
-    """An EAGLE-3 drafter's shape and how it is trained.
-
-    Attributes:
-        steps: drafted steps that are unrolled; also the chain that acceptance is measured with.
-        decay: weight of each step's loss, relative to the one before.
-        draft_vocabulary: how many of the most frequent ids it can draft.
-        intermediate: width of its MLP.
-    """
-
-    tokens: float = 12_000_000
-    steps: int = 4
-    decay: float = 0.8
-    draft_vocabulary: int = 2048
-    intermediate: int = 2048
 
 
 def draft_vocabulary(source: Source, samples: int, size: int, vocabulary: int) -> Tensor:
@@ -56,16 +37,16 @@ def draft_vocabulary(source: Source, samples: int, size: int, vocabulary: int) -
     return torch.tensor(sorted(i for i, _ in counts.most_common(size)))
 
 
-def drafter_config(config: Eagle3Training, teacher: Teacher) -> Eagle3Config:
+def drafter_config(settings: Eagle3Training, teacher: Teacher) -> Eagle3Config:
     """The drafter's shape: the target's width and heads, one layer."""
     target = teacher.config
     return Eagle3Config(
-        path=config.out / "config.json",
+        path=settings.out / "config.json",
         vocab_size=target.vocab_size,
-        draft_vocab_size=config.draft_vocabulary,
+        draft_vocab_size=settings.draft_vocabulary,
         hidden_size=target.hidden_size,
         target_hidden_size=target.hidden_size,
-        intermediate_size=config.intermediate,
+        intermediate_size=settings.intermediate,
         heads=target.heads,
         kv_heads=target.kv_heads,
         head_dim=target.head_dim,
@@ -75,14 +56,14 @@ def drafter_config(config: Eagle3Training, teacher: Teacher) -> Eagle3Config:
     )
 
 
-def new_drafter(config: Eagle3Training, teacher: Teacher, ids: Tensor) -> Eagle3:
+def new_drafter(settings: Eagle3Training, teacher: Teacher, ids: Tensor) -> Eagle3:
     """An untrained drafter that shares the target's embedding; its head starts from the target's.
 
     Args:
         ids: what it can draft, increasing, int64 [draft vocabulary].
     """
-    torch.manual_seed(config.seed)
-    drafter = Eagle3(drafter_config(config, teacher))
+    torch.manual_seed(settings.seed)
+    drafter = Eagle3(drafter_config(settings, teacher))
     for name, parameter in drafter.named_parameters():
         if parameter.ndim == 1:
             nn.init.ones_(parameter)
@@ -106,10 +87,10 @@ class Eagle3Course:
 
     name = "eagle3"
 
-    def __init__(self, config: Eagle3Training, teacher: Teacher, ids: Tensor) -> None:
-        self.config, self.teacher = config, teacher
-        self.model = new_drafter(config, teacher, ids)
-        self.optimizer = MuonAdamW(self.model, config.lr, config.head_lr)
+    def __init__(self, settings: Eagle3Training, teacher: Teacher, ids: Tensor) -> None:
+        self.settings, self.teacher = settings, teacher
+        self.model = new_drafter(settings, teacher, ids)
+        self.optimizer = MuonAdamW(self.model, settings.lr, settings.head_lr)
 
     def lesson(self, batch: Batch, *, exact: bool = False) -> Lesson:
         """What the target says about a batch of packed rows.
@@ -133,15 +114,16 @@ class Eagle3Course:
     def teach(self, batch: Batch, draw: torch.Generator) -> LossReport:
         lesson = self.lesson(batch)
         with self.teacher.low_precision():
-            verdict = rehearse(self.model, lesson, self.config.steps)
-        loss = verdict.total(self.config.decay) / lesson.counted_BS.mean().clamp_min(1e-3)
-        found = list(verdict.accuracies)
-        figures = {"accuracy": found[0], **{f"acc{i}": value for i, value in enumerate(found)}}
-        return LossReport(loss, figures | {"tau": chain_tau(found)})
+            verdict = rehearse(self.model, lesson, self.settings.unroll)
+        loss = verdict.total(self.settings.decay) / lesson.counted_BS.mean().clamp_min(1e-3)
+        accuracies = list(verdict.accuracies)
+        steps = {f"acc{i}": value for i, value in enumerate(accuracies)}
+        figures = {"accuracy": accuracies[0], **steps, "tau": chain_tau(accuracies)}
+        return LossReport(loss, figures)
 
     def hits(self, sample: HeldOutPrompt) -> Tensor:
         lesson = self.lesson(sample.batch(self.teacher.device), exact=True)
-        steps = self.config.steps
+        steps = self.settings.unroll
         drafts_SK = guesses(self.model, lesson, steps)[0]
         right_SK = torch.zeros_like(drafts_SK, dtype=torch.bool)
         for step in range(steps):  # row j drafts behind the root token j + 1
@@ -150,30 +132,29 @@ class Eagle3Course:
         return right_SK
 
     def export(self, out: Path) -> None:
-        with replace_files(out) as folder:
-            save_weights(self.model.published(), folder)
-            text = json.dumps(self.model.config.to_json(), indent=2) + "\n"
-            (folder / "config.json").write_text(text, encoding="utf-8")
+        export_drafter(self.model.published(), self.model.config.to_json(), out)
 
 
-def _vocabulary(config: Eagle3Training, found: Lessons, whole: int) -> Tensor:
+def _vocabulary(settings: Eagle3Training, lessons: Lessons, whole: int) -> Tensor:
     """As the checkpoint has it, else counted."""
-    if config.resume and config.state.exists():
-        state: dict[str, Any] = load_checkpoint(config.state)
+    if settings.resume and settings.checkpoint.exists():
+        state: dict[str, Any] = load_checkpoint(settings.checkpoint)
         ids: Tensor = state["model"].get("t2d", torch.zeros(0)).nonzero().flatten()
-        if len(ids) != config.draft_vocabulary:
-            raise UsageError(f"{config.state}: of a training that drafts {len(ids)} different ids")
+        if len(ids) != settings.draft_vocabulary:
+            raise UsageError(
+                f"{settings.checkpoint}: of a training that drafts {len(ids)} different ids"
+            )
         return ids
-    samples = min(COUNTED, found.distinct or COUNTED)
-    return draft_vocabulary(found.source, samples, config.draft_vocabulary, whole)
+    samples = min(COUNTED, lessons.distinct or COUNTED)
+    return draft_vocabulary(lessons.source, samples, settings.draft_vocabulary, whole)
 
 
-def train_eagle3(config: Eagle3Training) -> Path:
+def train_eagle3(settings: Eagle3Training, source: LessonSource) -> Path:
     """Train, saving now and then; returns the folder of the exported drafter."""
-    teacher = Teacher(config.target, config.device)
+    teacher = load_teacher(settings)
     whole = teacher.config.vocab_size
-    if config.draft_vocabulary > whole:
-        raise UsageError(f"--draft-vocabulary {config.draft_vocabulary}: the target has {whole}")
-    found = lessons(config, teacher)
-    course = Eagle3Course(config, teacher, _vocabulary(config, found, whole))
-    return train(config, course, found.source, found.held)
+    if settings.draft_vocabulary > whole:
+        raise UsageError(f"--draft-vocabulary {settings.draft_vocabulary}: the target has {whole}")
+    lessons = source(settings, teacher)
+    course = Eagle3Course(settings, teacher, _vocabulary(settings, lessons, whole))
+    return train(settings, course, lessons)

@@ -15,9 +15,10 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-GENERATION = {"do_sample": False, "eos_token_id": [2, 0], "pad_token_id": 0}
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-OTHER_FILES = (
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
     "generation_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -73,22 +74,23 @@ def rounded(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.detach().to("cpu", torch.bfloat16) for name, p in model.state_dict().items()}
 
 
-def export_target(model: PreTrainedModel, tokenizer: Path, out: Path) -> None:
-    """Write a folder in bf16 that transformers loads; each file is replaced whole."""
-    with replace_files(out) as folder:
-        write_language_model(model, folder)
-        _write(folder / "generation_config.json", GENERATION)
-        for file in TOKENIZER_FILES:
-            shutil.copyfile(tokenizer / file, folder / file)
-
-
 def export_beside(model: PreTrainedModel, target: Path, out: Path) -> None:
-    """The same for a model of another one's tokenizer, whose files are copied."""
+    """Write a folder in bf16 that transformers loads, with the tokenizer of another model.
+
+    Each file is replaced whole.
+    """
     with replace_files(out) as folder:
         write_language_model(model, folder)
-        for file in (*TOKENIZER_FILES, *OTHER_FILES):
+        for file in TOKENIZER_FILES:
             if (target / file).is_file():
                 shutil.copyfile(target / file, folder / file)
+
+
+def export_drafter(tensors: Mapping[str, torch.Tensor], config: dict[str, Any], out: Path) -> None:
+    """Write a drafter's folder: its weights in bf16 and its config; each file is replaced whole."""
+    with replace_files(out) as folder:
+        save_weights(tensors, folder)
+        write_json(config, folder / "config.json")
 
 
 def write_language_model(model: PreTrainedModel, folder: Path) -> None:
@@ -98,15 +100,10 @@ def write_language_model(model: PreTrainedModel, folder: Path) -> None:
     copy.tie_weights()
     copy.config.dtype = torch.bfloat16
     copy.save_pretrained(folder)
-    _write_rope_theta(folder / "config.json")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["rope_theta"] = config["rope_parameters"]["rope_theta"]  # where older readers look
+    write_json(config, folder / "config.json")
 
 
-def _write_rope_theta(path: Path) -> None:
-    """Repeat the rotary base at the top level, where older readers look for it."""
-    config = json.loads(path.read_text(encoding="utf-8"))
-    config["rope_theta"] = config["rope_parameters"]["rope_theta"]
-    _write(path, config)
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
+def write_json(content: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

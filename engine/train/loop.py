@@ -18,51 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from .data import Batch, Packer, Source
+from .data import Batch, Packer
 from .files import load_checkpoint, save_atomically
 from .held_out import HeldOutPrompt, held_out_tau
+from .lessons import Lessons
 from .log import TrainingLog, keep_lines
 from .optim import MuonAdamW
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrafterTraining:
-    """What all drafters' trainings have in common.
-
-    The first of ``minutes``, ``tokens`` and ``updates`` ends the run, and the learning rate follows
-    whichever is furthest; with infinite ``minutes`` nothing depends on the time.
-
-    Attributes:
-        prompts: JSONL of prompts or conversations; None for the embedded family's corpus.
-        regenerate: the target writes all answers itself.
-        held_out: prompts of each kind that are kept for measuring acceptance.
-        batch_tokens: tokens of an update, in rows of ``length``.
-        save_minutes, measure_minutes: of training, between checkpoints and measurements.
-    """
-
-    target: Path
-    out: Path
-    run: Path
-    prompts: Path | None = None
-    regenerate: bool = False
-    held_out: int = 8
-    minutes: float = 25.0
-    tokens: float = math.inf
-    updates: float = math.inf
-    lr: float = 3e-3
-    head_lr: float = 2e-3
-    batch_tokens: int = 3072
-    length: int = 768
-    seed: int = 5
-    resume: bool = False
-    save_minutes: float = 3.0
-    measure_minutes: float = 3.0
-    device: str = "cpu"
-
-    @property
-    def state(self) -> Path:
-        """The checkpoint."""
-        return self.run / "state.pt"
+from .settings import DrafterTraining
 
 
 @dataclass(slots=True)
@@ -74,10 +36,9 @@ class Progress:
     seconds: float = 0.0
     index: int = 0
 
-    def done(self, config: DrafterTraining) -> float:
+    def done(self, settings: DrafterTraining) -> float:
         """The share of the training that is over."""
-        minutes = self.seconds / 60.0 / config.minutes
-        return max(minutes, self.tokens / config.tokens, self.step / config.updates)
+        return settings.share_done(self.seconds / 60.0, self.tokens, self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,37 +77,36 @@ class Course(Protocol):
         ...
 
 
-def train(
-    config: DrafterTraining, course: Course, source: Source, held: list[HeldOutPrompt]
-) -> Path:
+def train(settings: DrafterTraining, course: Course, lessons: Lessons) -> Path:
     """Train until the end, saving now and then; returns the folder of the exported drafter."""
-    progress = _restore(config, course)
-    log_file = config.run / "log.jsonl"
+    progress = _restore(settings, course)
+    log_file = settings.run_folder / "log.jsonl"
     keep_lines(log_file, progress.step)
-    packer = Packer(source, config.batch_tokens, config.length, progress.index)
+    packer = Packer(lessons.source, settings.batch_tokens, settings.length, progress.index)
     batches = packer.batches()
     saved = measured = progress.seconds
     with TrainingLog(log_file, course.name) as log:
-        while progress.done(config) < 1.0:
-            values = _step(config, course, next(batches), progress)
-            progress.index, done = packer.index, progress.done(config)
-            if held and (done >= 1.0 or _past(progress, measured, config.measure_minutes)):
+        while progress.done(settings) < 1.0:
+            values = _step(settings, course, next(batches), progress)
+            progress.index, done = packer.index, progress.done(settings)
+            due = done >= 1.0 or _past(progress, measured, settings.measure_minutes)
+            if lessons.held_out and due:
                 measured = progress.seconds
-                tau = measure(course, held)
+                tau = measure(course, lessons.held_out)
                 log.standing = f"held-out tau {tau['held_tau']:.2f}"
                 values |= tau
             log.report(done, **values, step=progress.step, tokens=progress.tokens)
-            if done < 1.0 and _past(progress, saved, config.save_minutes):
+            if done < 1.0 and _past(progress, saved, settings.save_minutes):
                 saved = progress.seconds
-                _checkpoint(config, course, progress)
-    _checkpoint(config, course, progress)
-    return config.out
+                _checkpoint(settings, course, progress)
+    _checkpoint(settings, course, progress)
+    return settings.out
 
 
-def measure(course: Course, held: list[HeldOutPrompt]) -> dict[str, float]:
+def measure(course: Course, held_out: list[HeldOutPrompt]) -> dict[str, float]:
     """Tokens per round on held-out samples; the model is left as it was."""
     with torch.no_grad():
-        return held_out_tau(held, course.hits)
+        return held_out_tau(held_out, course.hits)
 
 
 def generator(seed: int, step: int) -> torch.Generator:
@@ -159,17 +119,17 @@ def _past(progress: Progress, since: float, minutes: float) -> bool:
 
 
 def _step(
-    config: DrafterTraining, course: Course, batch: Batch, progress: Progress
+    settings: DrafterTraining, course: Course, batch: Batch, progress: Progress
 ) -> dict[str, float]:
     """One update; returns the loss and the course's figures."""
     start = time.monotonic()
-    there = batch.to(torch.device(config.device))
-    taught = course.teach(there, generator(config.seed, progress.step))
-    taught.loss.backward()  # type: ignore[no-untyped-call]
+    batch = batch.to(torch.device(settings.device))
+    report = course.teach(batch, generator(settings.seed, progress.step))
+    report.loss.backward()  # type: ignore[no-untyped-call]
     trained = [p for p in course.model.parameters() if p.requires_grad]
     torch.nn.utils.clip_grad_norm_(trained, 1.0)
-    course.optimizer.step(progress.done(config))
-    values = {"loss": taught.loss.item(), **{k: v.item() for k, v in taught.figures.items()}}
+    course.optimizer.step(progress.done(settings))
+    values = {"loss": report.loss.item(), **{k: v.item() for k, v in report.figures.items()}}
     if not math.isfinite(values["loss"]):
         raise UsageError(f"the loss of step {progress.step + 1} is not finite: try a lower --lr")
     progress.step += 1
@@ -178,28 +138,30 @@ def _step(
     return values
 
 
-def _checkpoint(config: DrafterTraining, course: Course, progress: Progress) -> None:
+def _checkpoint(settings: DrafterTraining, course: Course, progress: Progress) -> None:
     state: dict[str, object] = {
         "model": course.model.state_dict(),
         "optimizer": course.optimizer.state_dict(),
         "progress": asdict(progress),
     }
-    save_atomically(state, config.state)
-    course.export(config.out)
+    save_atomically(state, settings.checkpoint)
+    course.export(settings.out)
 
 
-def _restore(config: DrafterTraining, course: Course) -> Progress:
-    if not config.state.exists():
+def _restore(settings: DrafterTraining, course: Course) -> Progress:
+    if not settings.checkpoint.exists():
         return Progress()
-    if not config.resume:
+    if not settings.resume:
         raise UsageError(
-            f"{config.run} holds a training: --resume goes on with it, or another --run"
+            f"{settings.run_folder} holds a training: --resume goes on with it, or another --run"
         )
-    state: dict[str, Any] = load_checkpoint(config.state)
+    state: dict[str, Any] = load_checkpoint(settings.checkpoint)
     try:
         course.model.load_state_dict(state["model"])
         course.optimizer.load_state_dict(state["optimizer"])
         return Progress(**state["progress"])
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().split("\n", 1)[0]
-        raise UsageError(f"{config.state}: of a training with other settings ({reason})") from None
+        raise UsageError(
+            f"{settings.checkpoint}: of a training with other settings ({reason})"
+        ) from None

@@ -14,7 +14,9 @@ from transformers.utils.logging import disable_progress_bar
 from ...models.config import DecoderConfig, decoder_config
 from ...models.files import ModelError
 from ...models.load.weights import check_tokenizer
+from ..prepare.environment import model_folder, set_up_torch
 from .data import Batch
+from .settings import DrafterTraining
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +112,14 @@ class Teacher:
     def _ended(self, row: list[int]) -> list[int]:
         end = next((i + 1 for i, token in enumerate(row) if token in self.stops), len(row))
         return row[:end]
+
+
+def load_teacher(settings: DrafterTraining) -> Teacher:
+    """The target that a training asks for, after torch was set up for it.
+
+    Raises:
+        UsageError: no such device.
+        ModelError: no such model.
+    """
+    set_up_torch(settings.threads or torch.get_num_threads(), settings.device)
+    return Teacher(model_folder(settings.target, "target"), settings.device)

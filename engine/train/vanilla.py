@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,43 +13,25 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from .data import GOLD, Batch
 from .files import export_beside
 from .held_out import HeldOutPrompt
-from .lessons import lessons
-from .loop import DrafterTraining, LossReport, train
+from .lessons import LessonSource
+from .loop import LossReport, train
 from .optim import MuonAdamW
-from .teacher import Teacher
+from .settings import VanillaTraining
+from .teacher import Teacher, load_teacher
 
 
-@dataclass(frozen=True, kw_only=True)
-class VanillaTraining(DrafterTraining):
-    """The small model's shape and its loss.
-
-    Attributes:
-        heads: of ``hidden`` // ``heads`` dimensions each, queries and keys alike.
-        distillation: weight of the divergence from the target's distribution; the rest is
-            cross-entropy with the text.
-        gamma: length of the chains that held-out acceptance is measured with.
-    """
-
-    layers: int = 2
-    hidden: int = 128
-    intermediate: int = 1024
-    heads: int = 4
-    distillation: float = 0.5
-    gamma: int = 4
-
-
-def model_config(config: VanillaTraining, teacher: Teacher) -> Qwen3Config:
+def model_config(settings: VanillaTraining, teacher: Teacher) -> Qwen3Config:
     """The shape of the small model: the target's vocabulary, special ids and positions."""
     target = teacher.config
     rope: dict[str, Any] = {"rope_type": target.rope.kind, "rope_theta": target.rope.theta}
     return Qwen3Config(
         vocab_size=target.vocab_size,
-        hidden_size=config.hidden,
-        intermediate_size=config.intermediate,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.heads,
-        head_dim=config.hidden // config.heads,
+        hidden_size=settings.hidden,
+        intermediate_size=settings.intermediate,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.heads,
+        head_dim=settings.hidden // settings.heads,
         max_position_embeddings=target.rope.trained,
         rms_norm_eps=target.eps,
         tie_word_embeddings=True,
@@ -66,12 +47,12 @@ class VanillaCourse:
 
     name = "vanilla"
 
-    def __init__(self, config: VanillaTraining, teacher: Teacher) -> None:
-        self.config, self.teacher = config, teacher
-        torch.manual_seed(config.seed)
-        self.model = Qwen3ForCausalLM(model_config(config, teacher))
+    def __init__(self, settings: VanillaTraining, teacher: Teacher) -> None:
+        self.settings, self.teacher = settings, teacher
+        torch.manual_seed(settings.seed)
+        self.model = Qwen3ForCausalLM(model_config(settings, teacher))
         self.model.to(teacher.device)  # type: ignore[arg-type]
-        self.optimizer = MuonAdamW(self.model, config.lr, config.head_lr)
+        self.optimizer = MuonAdamW(self.model, settings.lr, settings.head_lr)
 
     def _hidden(self, batch: Batch) -> Tensor:
         """[B, S, H], what the head is applied to."""
@@ -93,7 +74,7 @@ class VanillaCourse:
         found_RV = log_softmax(logits_RV.float(), -1)
         plain = cross_entropy(logits_RV.float(), labels_R)
         distilled = kl_div(found_RV, wanted_RV, reduction="batchmean", log_target=True)
-        share = self.config.distillation
+        share = self.settings.distillation
         right = found_RV.argmax(-1) == wanted_RV.argmax(-1)
         figures = {"accuracy": right.float().mean(), "cross_entropy": plain.detach()}
         return LossReport((1.0 - share) * plain + share * distilled, figures)
@@ -103,16 +84,15 @@ class VanillaCourse:
         drafts_S = (self._hidden(batch)[0] @ self.model.lm_head.weight.T).argmax(-1)
         right_S = drafts_S == batch.labels[0]
         right_S[-1] = False  # nothing follows
-        later = torch.cat((right_S, right_S.new_zeros(self.config.gamma - 1)))
-        return later.unfold(0, self.config.gamma, 1)
+        later = torch.cat((right_S, right_S.new_zeros(self.settings.gamma - 1)))
+        return later.unfold(0, self.settings.gamma, 1)
 
     def export(self, out: Path) -> None:
         export_beside(self.model, self.teacher.folder, out)
 
 
-def train_vanilla(config: VanillaTraining) -> Path:
+def train_vanilla(settings: VanillaTraining, source: LessonSource) -> Path:
     """Train, saving now and then; returns the folder of the exported drafter."""
-    teacher = Teacher(config.target, config.device)
-    course = VanillaCourse(config, teacher)
-    found = lessons(config, teacher)
-    return train(config, course, found.source, found.held)
+    teacher = load_teacher(settings)
+    course = VanillaCourse(settings, teacher)
+    return train(settings, course, source(settings, teacher))

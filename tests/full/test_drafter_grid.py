@@ -16,9 +16,9 @@ from helpers.embedded import Embedded, given_outline
 from helpers.support import Graphs, many, named
 from runs.test_drafters import WHOLE, Make, check_case
 
-from specsot.engine.corpus.heldout import probes
 from specsot.engine.models import Models, with_drafter
 from specsot.engine.prepare.environment import embedded_folder
+from tools.embedded.heldout import probes
 
 KINDS = {"eagle": "eagle3", "dflash": "dflash", "ddtree": "dflash", "vanilla": "vanilla"}
 EMBEDDED = {

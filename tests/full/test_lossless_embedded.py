@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from helpers.embedded import PLAIN, Embedded, given_outline
 
-from specsot.engine.corpus.heldout import probes
+from tools.embedded.heldout import probes
 
 QUESTIONS = [
     p.question

@@ -14,7 +14,7 @@ from helpers.embedded import Embedded, given_outline
 from helpers.support import SEED, Graphs, Tiny, many, named
 from runs.test_mode_consistency import FACTORS, check_case, compare
 
-from specsot.engine.corpus.heldout import probes
+from tools.embedded.heldout import probes
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 TINY = {**FACTORS, "family": FAMILIES, "share": ("outline", "prompt"), "stops": ((2,), ())}

@@ -9,9 +9,9 @@ import pytest
 from helpers.embedded import Embedded
 from helpers.support import requests_of
 
-from specsot.engine.corpus.heldout import probes
 from specsot.engine.prepare.environment import embedded_folder
-from specsot.engine.train.quality import generator, outlines, rates, reading
+from tools.embedded.heldout import probes
+from tools.embedded.quality import generator, outlines, rates, reading
 
 NUMBER = 100
 

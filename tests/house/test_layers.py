@@ -22,10 +22,11 @@ NO_TORCH = (
     "states.trace",
     "engine.cli.main",
     "engine.cli.graphs",
+    "engine.cli.train",
     "engine.prepare.job",
     "engine.view.diagram",
 )
-LARGEST = (21, 2_800)  # files and lines of a package
+LARGEST = (21, 2_500)  # files and lines of a package
 
 # Which package may import which others. Everything in a room may import what its root modules
 # import; an arrow that is not here needs a reason, and its line.
@@ -56,8 +57,7 @@ MAY_IMPORT = {
     "engine/bench": "engine engine/prepare engine/record engine/run states/*",
     "engine/certify": "engine engine/prepare engine/record engine/run engine/bench states states/* "
     "models ops ops/*",
-    "engine/corpus": "engine states/text",
-    "engine/train": "engine engine/prepare engine/corpus states/text models models/*",
+    "engine/train": "engine engine/prepare states/text models models/*",
     "engine/cli": "engine engine/* states states/* models models/*",
 }
 

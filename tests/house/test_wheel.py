@@ -11,6 +11,7 @@ import pytest
 from specsot.engine.prepare.files import graph_names
 
 ROOT = Path(__file__).parents[2]
+ROOMS = ("engine", "models", "ops", "states")
 LEFT_OUT = shutil.ignore_patterns(".*", "build", "runs", "*.egg-info", "__pycache__")
 OPEN = """
 import specsot, sys
@@ -50,7 +51,17 @@ def test_models_and_graphs_open_from_an_installed_wheel(installed: Path, tmp_pat
     assert done.stdout.split() == [str(len(graph_names())), "8", "1"]
 
 
-def test_tests_and_documents_are_not_in_the_wheel(installed: Path) -> None:
-    names = {p.name for p in (installed / "specsot").iterdir()}
-    assert not names & {"tests", "docs"}
-    assert (installed / "specsot/models/embedded/target/model.safetensors").stat().st_size > 10**6
+def packages(root: Path) -> set[str]:
+    """Folders with modules, the root among them."""
+    return {p.parent.relative_to(root).as_posix() for p in root.rglob("*.py")}
+
+
+def test_the_wheel_holds_the_rooms_and_nothing_else(installed: Path) -> None:
+    """No tests, no tools, no documents, and not what the embedded models were made of."""
+    root = installed / "specsot"
+    assert {p.name for p in installed.iterdir()} - {"bin", "specsot"} == {"specsot-0.1.0.dist-info"}
+    rooms = {".", *(f"{room}/{name}" for room in ROOMS for name in packages(ROOT / room))}
+    assert packages(root) == {name.removesuffix("/.") for name in rooms}
+    assert not {p.name for p in root.iterdir()} & {"tests", "tools", "docs"}
+    assert not list(root.rglob("*almanac*"))
+    assert (root / "models/embedded/target/model.safetensors").stat().st_size > 10**6

@@ -4,7 +4,7 @@ import pytest
 from helpers.embedded import PLAIN, Embedded, given_outline
 from helpers.support import accepted_of, requests_of, tokens_of
 
-from specsot.engine.corpus.heldout import probes
+from tools.embedded.heldout import probes
 
 QUESTIONS = [p.question for p in [*probes("outline", 2, 3), *probes("unseen", 1, 3)]]
 

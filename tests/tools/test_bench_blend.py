@@ -2,19 +2,20 @@
 
 import json
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from specsot.engine.chunks.store import ChunkStore
 from specsot.engine.models import load_models
 from specsot.engine.prepare.environment import embedded_folder
+from tools.bench import bench_blend, blend_quality, blend_ttft
+from tools.bench.blend_modes import Mode, modes_of, session_of
 
-FULL = Path(__file__).parents[2] / "tools" / "bench"
-PAGE = FULL.parents[1] / "docs" / "cacheblend.md"
+PAGE = Path(__file__).parents[2] / "docs" / "cacheblend.md"
 SMALL = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -26,21 +27,14 @@ SMALL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def found_like_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scripts find what lies beside them."""
-    monkeypatch.syspath_prepend(str(FULL))
-
-
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Any:
-    ttft = import_module("blend_ttft")
-    monkeypatch.setattr(ttft, "SHAPE", ttft.SHAPE | SMALL)
-    return ttft
+    monkeypatch.setattr(blend_ttft, "SHAPE", blend_ttft.SHAPE | SMALL)
+    return blend_ttft
 
 
 def test_every_mode_recomputes_its_share_and_the_last_one_everything(small: Any) -> None:
-    modes = import_module("blend_modes").modes_of([0.5, 0.25, 1])
+    modes = modes_of([0.5, 0.25, 1])
     said: list[str] = []
     models = small.random_models(small.SHAPE)
     found = small.measure(models, modes, 96, 16, 2, said.append)
@@ -55,7 +49,7 @@ def test_every_mode_recomputes_its_share_and_the_last_one_everything(small: Any)
 
 def test_times_are_compared_within_a_round(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that gets slower from round to round: ratios stay; the first is left out."""
-    modes = import_module("blend_modes").modes_of([])
+    modes = modes_of([])
     clock = iter([9, 9, 1, 4, 3, 6, 10, 100])  # reuse and full in turn
     monkeypatch.setattr(small, "first_token", lambda *of, fill: (next(clock), 0))
     found = small.measure(small.random_models(small.SHAPE), modes, 96, 16, 3, lambda text: None)
@@ -64,9 +58,9 @@ def test_times_are_compared_within_a_round(small: Any, monkeypatch: pytest.Monke
 
 
 def test_the_full_prefill_is_the_measure_of_all_others() -> None:
-    quality, modes = import_module("blend_quality"), import_module("blend_modes").modes_of([0.3])
+    modes = modes_of([0.3])
     models = load_models(embedded_folder("target"), embedded_folder("eagle3"))
-    found = quality.measure(models, modes, 140, 1, 0, lambda text: None)
+    found = blend_quality.measure(models, modes, 140, 1, 0, lambda text: None)
     assert 100 < found["rows"] < 200
     for of in found["kinds"].values():
         full, reuse, blend = of["1"], of["reuse"], of["0.3"]
@@ -83,48 +77,44 @@ def test_the_full_prefill_is_the_measure_of_all_others() -> None:
 
 def test_what_the_pool_holds_is_looked_up_row_by_row() -> None:
     """With `reuse` V of the documents' rows is what the store has, number by number."""
-    torch, quality = import_module("torch"), import_module("blend_quality")
     models = load_models(embedded_folder("target"), embedded_folder("eagle3"))
-    modes, store = import_module("blend_modes"), ChunkStore(1 << 28)
-    session = modes.session_of(modes.Mode("reuse"), models, store)
-    (asked, *_) = quality.questions(models, 140, 1, 0)
-    with quality.prefilled(session, asked) as run:
+    store = ChunkStore(1 << 28)
+    session = session_of(Mode("reuse"), models, store)
+    (asked, *_) = blend_quality.questions(models, 140, 1, 0)
+    with blend_quality.prefilled(session, asked) as run:
         (request,) = run.board["branches"].requests
         rows = [at for c in request.tail_chunks for at in range(c.at, c.at + len(c.ids))]
-        kv_L2x = quality.held(run, rows)
+        kv_L2x = blend_quality.held(run, rows)
     kept = [store.get(session.maker.key(chunk.ids)).values_LRgd for chunk in request.tail_chunks]
     there_Lgrd = kv_L2x[:, 1].view(models.target.num_layers, -1, len(rows), models.target.head_dim)
     assert torch.equal(there_Lgrd.transpose(1, 2), torch.cat(kept, 1))
 
 
 def test_what_was_asked_for_comes_next() -> None:
-    quality, ways = import_module("blend_quality"), import_module("blend_modes")
     models = load_models(embedded_folder("target"), embedded_folder("eagle3"))
-    session = ways.session_of(ways.Mode("1"), models, ChunkStore(1))
-    for asked in quality.questions(models, 140, 4, 1):
-        begun = session.prompts.decode(quality.up_to_value(session, asked))
+    session = session_of(Mode("1"), models, ChunkStore(1))
+    for asked in blend_quality.questions(models, 140, 4, 1):
+        begun = session.prompts.decode(blend_quality.up_to_value(session, asked))
         rest = asked.answers[0].removeprefix(begun)
         assert begun and rest.strip().startswith(asked.values[0])
 
 
 def test_intervals_and_divergences() -> None:
-    torch, quality = import_module("torch"), import_module("blend_quality")
-    assert quality.interval(50, 50) == pytest.approx((0.92865, 1.0), abs=1e-4)
-    assert quality.interval(5, 10) == pytest.approx((0.23659, 0.76341), abs=1e-4)
+    assert blend_quality.interval(50, 50) == pytest.approx((0.92865, 1.0), abs=1e-4)
+    assert blend_quality.interval(5, 10) == pytest.approx((0.23659, 0.76341), abs=1e-4)
     half, third = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log()
-    assert quality.divergence(half, third) == pytest.approx(0.14384, abs=1e-4)
-    assert quality.divergence(half, half) == 0
+    assert blend_quality.divergence(half, third) == pytest.approx(0.14384, abs=1e-4)
+    assert blend_quality.divergence(half, half) == 0
 
 
 def test_one_command_fills_the_page_and_another_resumes(small: Any, tmp_path: Path) -> None:
-    bench = import_module("bench_blend")
     page, figures = tmp_path / PAGE.name, tmp_path / "figures.json"
     page.write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
     given = ["--tokens=96", "--suffix=16", "--repeats=1", "--ratios=0,0.5", f"--docs={tmp_path}"]
     given += ["--threads=1", f"--json={figures}", "--sizes=60", "--prompts=1"]
-    bench.main(["--part=ttft", *given])
+    bench_blend.main(["--part=ttft", *given])
     first = json.loads(figures.read_text())
-    bench.main(["--plot", "--resume", *given])
+    bench_blend.main(["--plot", "--resume", *given])
     both = json.loads(figures.read_text())
     assert both["ttft"] == first["ttft"] and both["quality"]["sizes"].keys() == {"60"}
     for name, lines in (("blend_ttft.svg", 2), ("blend_quality.svg", 4)):
@@ -134,7 +124,7 @@ def test_one_command_fills_the_page_and_another_resumes(small: Any, tmp_path: Pa
     filled = page.read_text(encoding="utf-8")
     assert emptied(filled) == emptied(PAGE.read_text(encoding="utf-8"))
     assert f"{first['ttft']['tokens']['96']['0.5']['relative']:.2f} / " in filled
-    bench.main(["--part=none", "--plot", *given])
+    bench_blend.main(["--part=none", "--plot", *given])
     assert page.read_text(encoding="utf-8") == filled
 
 

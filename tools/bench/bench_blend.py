@@ -1,7 +1,7 @@
 """CacheBlend: time to first token, answers and distributions against the share recomputed.
 
-    python tools/bench/bench_blend.py --threads 2 --plot
-    python tools/bench/bench_blend.py --part none --plot
+    python -m tools.bench.bench_blend --threads 2 --plot
+    python -m tools.bench.bench_blend --part none --plot
 
 Two parts. `ttft`: a random-weight Llama of 125 million parameters (12 layers x 768), prompts whose
 chunks are in the store, beside the cost model. `quality`: the embedded target and generated prompts
@@ -19,14 +19,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import blend_page
-import blend_quality
-import blend_ttft
 import torch
-from blend_modes import Mode, modes_of
 
 from specsot.engine.models import load_models
 from specsot.engine.prepare.environment import embedded_folder
+
+from . import blend_page, blend_quality, blend_ttft
+from .blend_modes import Mode, modes_of
 
 ROOT = Path(__file__).parents[2]
 

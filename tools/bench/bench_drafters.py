@@ -1,7 +1,7 @@
 """Every drafter in both layouts on the embedded model: acceptance, forwards, time against plain.
 
-    python tools/bench/bench_drafters.py --prompts 6 --threads 2
-    python tools/bench/bench_drafters.py --prompts 6 --threads 2 --set sampling.temperature=1.0
+    python -m tools.bench.bench_drafters --prompts 6 --threads 2
+    python -m tools.bench.bench_drafters --prompts 6 --threads 2 --set sampling.temperature=1.0
 
 Held-out questions; every question runs under every graph in turn, in one process, so that drifts
 of the machine hit all alike. `tau` counts tokens per branch and round, the acceptance rate drafts;
@@ -16,7 +16,6 @@ from time import perf_counter
 
 import torch
 
-from specsot.engine.corpus.heldout import probes
 from specsot.engine.models import Models, load_models, with_drafter
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
@@ -25,6 +24,8 @@ from specsot.engine.record.metrics import Meter
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run
 from specsot.states.trace import Event, OpRan
+
+from ..embedded.heldout import probes
 
 KINDS = {"eagle": "eagle3", "dflash": "dflash", "ddtree": "dflash", "vanilla": "vanilla"}
 NAMES = ("plain", *KINDS, "ngram")

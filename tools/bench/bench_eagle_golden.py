@@ -1,6 +1,6 @@
 """EAGLE-1, -2 and -3 in both layouts, on the trained tiny model of the recorded runs.
 
-    python tools/bench/bench_eagle_golden.py
+    python -m tools.bench.bench_eagle_golden
 
 No head of EAGLE-1 or -2 is embedded; this is what they accept where there is one. One sequence per
 prompt, 64 tokens, the drafters' default trees.

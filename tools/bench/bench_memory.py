@@ -1,6 +1,6 @@
 """What both layouts hold and cost for 1 to 8 branches: KV bytes, bytes at the fork, time per round.
 
-    python tools/bench/bench_memory.py --threads 2
+    python -m tools.bench.bench_memory --threads 2
 
 Every branch writes the same number of tokens behind the same prefix, so that the formula beside a
 measurement is exact. Both layouts run in turn, in one process; times are medians over rounds with

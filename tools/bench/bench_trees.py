@@ -1,6 +1,6 @@
 """Which tree pays: acceptance and time per token over tree sizes, against plain decoding.
 
-    python tools/bench/bench_trees.py --graph bim_eagle --prompts 8 --threads 2
+    python -m tools.bench.bench_trees --graph bim_eagle --prompts 8 --threads 2
 
 Every prompt runs under every setting in turn, in one process, so that drifts of the machine hit
 all settings alike. Times are of the whole run (outline and prefill included); the ratio is the
@@ -14,11 +14,12 @@ from time import perf_counter
 
 import torch
 
-from specsot.engine.corpus.heldout import probes
 from specsot.engine.models import load_models
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.session import Prompt, Session
+
+from ..embedded.heldout import probes
 
 TREES = ((2, 2, 2), (3, 3, 2), (4, 3, 2), (4, 4, 2), (6, 4, 3), (8, 5, 3), (10, 5, 4), (16, 6, 4))
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from blend_modes import FULL
-from blend_plot import COLOURS, Panel, Series, picture
+from .blend_modes import FULL
+from .blend_plot import COLOURS, Panel, Series, picture
 
 PAGE, TTFT, QUALITY = "cacheblend.md", "blend_ttft.svg", "blend_quality.svg"
 END = "<!-- /bench_blend -->"

@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from blend_modes import FULL, Mode, session_of
-from blend_ttft import Tell
 from torch import Tensor
 
 from specsot.engine.chunks.store import ChunkStore
-from specsot.engine.corpus.document_sets import ReadingPrompt, SetSettings, reading_prompts
 from specsot.engine.models import Models
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.record.blend_errors import divergence, mean_errors, relative_errors
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run
 from specsot.states.trace import Event, OpRan
+
+from ..embedded.reading_prompts import ReadingPrompt, SetSettings, reading_prompts
+from .blend_modes import FULL, Mode, session_of
+from .blend_ttft import Tell
 
 KINDS = ("one_hop", "two_hop")
 DOCUMENTS = 3  # of each prompt

@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from blend_modes import FULL, Mode, collected, session_of
 
 from specsot.engine.chunks.store import ChunkStore
 from specsot.engine.models import Models
@@ -21,6 +20,8 @@ from specsot.states.machine import Run
 from specsot.states.requests.branch import Request
 from specsot.states.text.documents import CHUNK_TOKENS, split_ids
 from specsot.states.text.prompt_tokens import PromptTokens
+
+from .blend_modes import FULL, Mode, collected, session_of
 
 CONTEXT = 8192
 SHAPE = {

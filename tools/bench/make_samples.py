@@ -1,27 +1,28 @@
 """Writes docs/samples.md: ten answers to held-out questions, drawn by seed and not chosen.
 
-python tools/bench/make_samples.py --seed 7
+python -m tools.bench.make_samples --seed 7
 """
 
 import argparse
 from pathlib import Path
 
-from specsot.engine.corpus.heldout import probes
 from specsot.engine.models import load_models
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.session import Prompt, Session
 from specsot.states.phases.outline_ops import Answer
 
+from ..embedded.heldout import probes
+
 HEAD = """# Ten answers of the embedded model
 
 Held-out questions (this subject was never asked about in these words during training), drawn with
 seed {seed}, not chosen; greedy, `graphs/bim_eagle.yaml`, float32. The model is small and made to
-show the machinery: it knows the almanac in `models/almanac/` and little else. Asked in words unlike
-any it was trained on, it often falls back to a general plan (the row *unseen* in
+show the machinery: it knows the almanac in `tools/embedded/almanac/` and little else. Asked in
+words unlike any it was trained on, it often falls back to a general plan (the row *unseen* in
 [embedded.md](embedded.md)).
 
-    python tools/bench/make_samples.py --seed {seed}
+    python -m tools.bench.make_samples --seed {seed}
 """
 
 

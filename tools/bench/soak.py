@@ -1,6 +1,6 @@
 """Memory over many prompts: one process, one graph after another, every pool checked each phase.
 
-    python tools/bench/soak.py --graph bim_eagle --graph batching_eagle --prompts 300
+    python -m tools.bench.soak --graph bim_eagle --graph batching_eagle --prompts 300
 
 After each prompt the process's anonymous resident memory is noted. The least-squares slope over
 the last two thirds of the prompts has to stay below 20 KB per prompt; else the exit code is 1.
@@ -17,11 +17,12 @@ from time import perf_counter
 
 import torch
 
-from specsot.engine.corpus.heldout import probes
 from specsot.engine.models import Models, load_models
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.session import Prompt, Session
+
+from ..embedded.heldout import probes
 
 MOST = 20.0  # KB per prompt
 KINDS = ("outline", "unseen", "unknown", "one_hop", "two_hop")

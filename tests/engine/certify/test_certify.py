@@ -12,15 +12,15 @@ from torch import Tensor
 
 from specsot.engine.certify import teacher as certify_teacher
 from specsot.engine.certify import workbench as certify_bench
-from specsot.engine.certify.command import _bench, _prepared, certify_command
+from specsot.engine.certify.certificate import bench_of
+from specsot.engine.certify.command import _prepared, certify_command
 from specsot.engine.certify.filters import FILTERS, filter_gate
 from specsot.engine.certify.gates import GATES, Rig, gate_checks, memory_checks
 from specsot.engine.certify.greedy import GREEDY, answered, greedy_checks, repeated
-from specsot.engine.certify.rejection import rejection_checks
 from specsot.engine.certify.sampled import sampled_checks
 from specsot.engine.certify.teacher import TeacherForcing, TeacherTally
-from specsot.engine.certify.toys import Check
-from specsot.engine.certify.workbench import Bench, Extent
+from specsot.engine.certify.whole import acceptance_checks
+from specsot.engine.certify.workbench import Bench, Check, Extent
 from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.run.contexts import contexts
@@ -34,7 +34,7 @@ from specsot.states.requests import manager
 from specsot.states.requests.branch import Branch, Finish
 from specsot.states.requests.draft_inputs import EaglePairing
 
-TINY = Extent(2, 8, 1, 1, 1, 6, 4, 4000, 400, False, 12)
+TINY = Extent(2, 8, 1, 1, 1, 6, 400, 12)
 REJECTING = ("sampling.temperature=1.0", "sampling.accept=rejection")
 
 
@@ -63,7 +63,7 @@ def bench(options: RunOptions) -> Make:
         outline = options.outline if graph.startswith("b") and graph != "beam" else None
         drafter = options.drafter_model if "eagle" in graph else None
         own = replace(options, sets=sets, outline=outline, drafter_model=drafter)
-        return _bench(_prepared(graph, own), True, lambda text: None)
+        return bench_of(_prepared(graph, own), True, lambda text: None)
 
     return make
 
@@ -90,6 +90,8 @@ def test_a_good_graph_gets_its_certificate(
     assert made["models"]["drafter"]["hash"] == model_hash(tiny[1])
     assert len(made["resolved"]["hash"]) == 64 and made["dtype"] == "float32"
     assert [part["name"] for part in made["parts"]] == ["greedy", "sampled", "rejection", "gates"]
+    assert "match what the target draws" in made["parts"][2]["not_applicable"]
+    assert "tests/laws" in made["notes"][0]
     checks = {check["name"]: check for part in made["parts"] for check in part["checks"]}
     assert all(check["passed"] for check in checks.values())
     assert checks["greedy/teacher forcing"]["figures"]["tokens"] > 20
@@ -111,7 +113,8 @@ def test_graphs_without_a_drafter_are_certified_too(
     (made,) = json.loads(capsys.readouterr().out)["certificates"]
     assert made["passed"] and made["numeric_ties"] == 0 and "drafter" not in made["models"]
     names = {part["name"]: part["not_applicable"] for part in made["parts"]}
-    assert ("beam" in names) == bool(names["rejection"]) == (graph == "beam")
+    assert ("beam" in names) == bool(names["sampled"]) == (graph == "beam")
+    assert names["rejection"] and "tests/laws" not in str(made["notes"]), "nothing is drafted"
 
 
 def test_batching_copies_what_it_shares_and_passes(bench: Make) -> None:
@@ -133,8 +136,7 @@ def test_a_graph_that_skips_the_adjustment_fails(
     (made,) = json.loads(out)["certificates"]
     assert not made["passed"] and not made["resolved"]["lossless"] and made["exit_code"] == 5
     wrong = {c["name"] for part in made["parts"] for c in part["checks"] if not c["passed"]}
-    assert {"rejection/adjusted", "rejection/whole runs"} < wrong
-    assert any(name.startswith("chi2/") for name in wrong)
+    assert wrong == {"rejection/adjusted", "rejection/whole runs"}
     assert "eagle: NOT lossless" in err and "rejection/adjusted FAILED" in err
 
 
@@ -152,10 +154,9 @@ def test_a_bonus_that_is_not_drawn_from_the_residual_is_caught(
         return replace(verdict, bonus_S=bonus_S, weights_SV=weights_SV)
 
     rejecting = bench("eagle", *REJECTING)
-    assert not failed(list(rejection_checks(rejecting)))
+    assert not failed(list(acceptance_checks(rejecting)))
     monkeypatch.setattr(accept_rejection, "accept_tree", unadjusted)
-    wrong = failed(list(rejection_checks(rejecting)))
-    assert "rejection/whole runs" in wrong and any(name.startswith("chi2/") for name in wrong)
+    assert failed(list(acceptance_checks(rejecting))) == {"rejection/whole runs"}
 
 
 def test_the_same_fault_outside_of_the_rules_is_seen_in_whole_runs(
@@ -166,8 +167,8 @@ def test_the_same_fault_outside_of_the_rules_is_seen_in_whole_runs(
     def skipping(*given: Any, skip_sample_adjustment: bool) -> Acceptance:
         return good(*given, skip_sample_adjustment=True)
 
-    monkeypatch.setattr(verify, "judge", skipping)
-    checks = list(rejection_checks(bench("eagle", *REJECTING)))
+    monkeypatch.setattr(verify, "accept_rejection", skipping)
+    checks = list(acceptance_checks(bench("eagle", *REJECTING)))
     assert failed(checks) == {"rejection/whole runs"}
 
 
@@ -268,8 +269,8 @@ def test_a_run_that_dies_fails_its_gate(bench: Make, monkeypatch: pytest.MonkeyP
 
 def answer(made: Bench) -> tuple[Branch, list[int]]:
     side = made.side(made.changed(GREEDY, tokens=8))
-    (asked,) = answered(made, side, made.prompts[:1])
-    return next(iter(contexts(asked.ran[0].request, side.session.prompts)))
+    ((_, request),) = answered(made, side, made.prompts[:1])
+    return next(iter(contexts(request, side.session.prompts)))
 
 
 def test_a_token_that_is_not_the_targets_own_is_told_with_its_place(bench: Make) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,19 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from specsot.engine.cli.train import train
-from specsot.engine.train.dflash import DFlashCourse, DFlashTraining
+from specsot.engine.train.dflash import DFlashCourse
 from specsot.engine.train.dflash_loss import OnlineDFlashModel
-from specsot.engine.train.eagle3 import Eagle3Course, Eagle3Training
+from specsot.engine.train.eagle3 import Eagle3Course
 from specsot.engine.train.held_out import HeldOutPrompt, held_out_tau, rounds
-from specsot.engine.train.lessons import lessons
-from specsot.engine.train.loop import DrafterTraining, Progress, generator
+from specsot.engine.train.loop import Progress, generator
+from specsot.engine.train.settings import (
+    DFlashTraining,
+    DrafterTraining,
+    Eagle3Training,
+    VanillaTraining,
+)
 from specsot.engine.train.teacher import Teacher
-from specsot.engine.train.vanilla import VanillaCourse, VanillaTraining
+from specsot.engine.train.vanilla import VanillaCourse
 from specsot.models.drafters.eagle3 import Eagle3
 from specsot.models.load.weights import load_dflash, load_eagle3, load_target
 from specsot.ops.kv.pool import KVCache
@@ -80,29 +86,18 @@ def test_a_vanilla_drafter_has_the_targets_tokenizer(inputs: list[str], tmp_path
 
 
 def test_the_embedded_vanilla_drafter_has_at_most_one_and_a_half_million_parameters() -> None:
-    config = VanillaTraining(target=EMBEDDED, out=Path(), run=Path())
+    config = VanillaTraining(out=Path())
     model = VanillaCourse(config, Teacher(EMBEDDED)).model
     assert sum(p.numel() for p in model.parameters()) <= 1_500_000
 
 
 def test_the_embedded_dflash_drafter_is_what_the_documents_say() -> None:
-    config = DFlashTraining(target=EMBEDDED, out=Path(), run=Path())
+    config = DFlashTraining(out=Path())
     course = DFlashCourse(config, Teacher(EMBEDDED))
     shape = course.model.config
     assert (shape.block_size, shape.num_layers, shape.mask_token_id) == (8, 2, 3)
     assert shape.layer_ids == (1, 5) and course.online.gamma == 4.0
     assert 2 * sum(p.numel() for p in course.model.parameters()) <= 7_000_000
-
-
-def test_the_corpus_of_the_embedded_family_and_its_held_out_prompts() -> None:
-    teacher = Teacher(EMBEDDED)
-    found = lessons(DrafterTraining(target=EMBEDDED, out=Path(), run=Path(), held_out=2), teacher)
-    assert found.distinct is None and found.source(7) == found.source(7)
-    assert {held.kind for held in found.held} == {"outline", "part", "reading"}
-    for held in found.held:
-        assert held.ids[-1] in teacher.stops and 0 < held.first < len(held.ids)
-    texts = {teacher.tokenizer.decode(h.ids[h.first :]) for h in found.held if h.kind == "outline"}
-    assert any(text.startswith("PLAN\n1|") for text in texts)
 
 
 def test_mistakes_are_told_with_their_exit_codes(inputs: list[str], tmp_path: Path) -> None:
@@ -120,21 +115,28 @@ def test_mistakes_are_told_with_their_exit_codes(inputs: list[str], tmp_path: Pa
     }.items():
         code, output = run(*words)
         assert code == 2 and said in output, (words, output)
-    code, output = run("vanilla", "--target", str(tmp_path), *out)
+    code, output = run("vanilla", "--target", str(tmp_path), *inputs[2:], *out)
     assert code == 4 and "config.json" in output
 
 
-def test_a_target_of_another_tokenizer_needs_prompts(tmp_path: Path) -> None:
-    folder = golden_target(tmp_path)
-    code, output = run("vanilla", "--target", str(folder), "--out", str(tmp_path / "o"))
-    assert code == 2 and "give --prompts FILE" in output
+def test_a_training_needs_prompts(tmp_path: Path) -> None:
+    code, output = run("vanilla", "--out", str(tmp_path / "o"))
+    assert code == 2 and "Missing option '--prompts'" in output
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_setting_is_an_option(kind: str) -> None:
+    settings = {"eagle3": Eagle3Training, "dflash": DFlashTraining, "vanilla": VanillaTraining}
+    code, text = run(kind, "--help")
+    flags = [f"--{field.name.replace('_', '-')} " for field in fields(settings[kind])]
+    assert code == 0 and [flag for flag in [*flags, "--regenerate "] if flag not in text] == []
 
 
 def test_minutes_are_not_looked_at_when_steps_are_given() -> None:
-    config = DrafterTraining(
-        target=Path(), out=Path(), run=Path(), minutes=float("inf"), updates=10
-    )
-    assert Progress(step=4, tokens=10**9, seconds=1e9).done(config) == 0.4
+    training, spent = DrafterTraining(out=Path(), steps=10), Progress(4, 10**9, 300.0)
+    assert spent.done(training) == 0.4
+    assert spent.done(replace(training, tokens=10**10, minutes=10)) == 0.5
+    assert spent.done(DrafterTraining(out=Path())) == 0.2
 
 
 def test_every_step_has_a_chance_of_its_own() -> None:
@@ -170,7 +172,7 @@ def test_held_out_rounds_of_dflash_are_those_of_a_run(tmp_path: Path) -> None:
     prompt = [5, 9, 3, 70, 31, 8]
     made = Pair(*golden_pair()).generate(prompt, 60, [], 8)
     teacher = Teacher(golden_target(tmp_path))
-    config = DFlashTraining(target=teacher.folder, out=tmp_path, run=tmp_path, intermediate=None)
+    config = DFlashTraining(out=tmp_path)
     course = DFlashCourse(config, teacher)
     course.model = golden_pair()[1]
     course.online = OnlineDFlashModel(course.model)
@@ -200,9 +202,7 @@ def test_held_out_rounds_of_eagle3_are_those_of_a_run(inputs: list[str], tmp_pat
     write_tiny_eagle3(tmp_path, folder)
     teacher, steps = Teacher(folder), 3
     drafter = load_eagle3(tmp_path, load_target(folder))
-    config = Eagle3Training(
-        target=folder, out=tmp_path, run=tmp_path, draft_vocabulary=32, steps=steps
-    )
+    config = Eagle3Training(out=tmp_path, draft_vocabulary=32, unroll=steps)
     course = Eagle3Course(config, teacher, torch.arange(32))
     course.model = drafter
     held = answered(teacher, [5, 9, 3, 70, 31, 8], 40)
@@ -222,7 +222,7 @@ def test_held_out_rounds_of_eagle3_are_those_of_a_run(inputs: list[str], tmp_pat
 def test_held_out_rounds_of_a_vanilla_drafter(inputs: list[str], tmp_path: Path) -> None:
     """The target drafts for itself: all is right, but for a token that it did not write."""
     teacher = Teacher(Path(inputs[1]))
-    config = VanillaTraining(target=teacher.folder, out=tmp_path, run=tmp_path, gamma=3)
+    config = VanillaTraining(out=tmp_path, gamma=3)
     course = VanillaCourse(config, teacher)
     course.model = teacher.model
     held = answered(teacher, [5, 9, 3, 70, 31, 8], 21)

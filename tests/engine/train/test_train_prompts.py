@@ -15,8 +15,8 @@ from specsot.engine.errors import UsageError
 from specsot.engine.train.answers import TOGETHER, Regeneration
 from specsot.engine.train.chats import ChatCoder, Conversation, Turn, read_conversations
 from specsot.engine.train.data import GOLD, Tokens
-from specsot.engine.train.lessons import lessons
-from specsot.engine.train.loop import DrafterTraining
+from specsot.engine.train.lessons import conversation_lessons
+from specsot.engine.train.settings import ConversationFile, DrafterTraining
 from specsot.engine.train.teacher import Teacher
 from specsot.models.files import ModelError
 
@@ -178,10 +178,8 @@ def test_a_model_without_a_chat_format_is_refused(tmp_path: Path, teacher: Teach
         ChatCoder(tmp_path, plain, ())
 
 
-def training(folder: Path, file: Path, **more: Any) -> DrafterTraining:
-    return DrafterTraining(
-        target=EMBEDDED, out=folder, run=folder, prompts=file, length=160, **more
-    )
+def training(folder: Path) -> DrafterTraining:
+    return DrafterTraining(target=str(EMBEDDED), out=folder, run=folder, length=160)
 
 
 def test_the_target_writes_the_answers_and_they_are_kept(tmp_path: Path, teacher: Teacher) -> None:
@@ -193,7 +191,7 @@ def test_the_target_writes_the_answers_and_they_are_kept(tmp_path: Path, teacher
     )
     made = coder(teacher)
     asked = read_conversations(file, regenerate=True)
-    again = Regeneration(training(tmp_path, file, regenerate=True), teacher, made)
+    again = Regeneration(training(tmp_path), teacher, made)
     done = again.answered(asked)
     assert shapes(done) == ["uaua", *["ua"] * TOGETHER]
     for conversation in done[:3]:
@@ -228,17 +226,15 @@ def test_held_out_prompts_are_not_trained_on(tmp_path: Path) -> None:
     folder.mkdir()
     words = write_inputs(folder)
     teacher, file = Teacher(Path(words[1])), Path(words[3])
-    config = DrafterTraining(
-        target=teacher.folder, out=tmp_path, run=tmp_path, prompts=file, length=100, held_out=5
-    )
-    found = lessons(config, teacher)
-    assert found.distinct == 27 and len(found.held) == 3  # a tenth of thirty
+    settings = DrafterTraining(target=words[1], out=tmp_path, length=100, held_out=5)
+    found = conversation_lessons(ConversationFile(prompts=file), settings, teacher)
+    assert found.distinct == 27 and len(found.held_out) == 3  # a tenth of thirty
     epoch = [found.source(i).ids for i in range(27)]
     assert sorted(epoch) == sorted(found.source(i).ids for i in range(27, 54))
     assert epoch != [found.source(i).ids for i in range(27, 54)]
-    for held in found.held:
+    for held in found.held_out:
         prompt = list(held.ids[: held.first])
         assert all(ids[: len(prompt)] != prompt for ids in epoch)
-        answer = teacher.answer([prompt], 100 - max(h.first for h in found.held))
+        answer = teacher.answer([prompt], 100 - max(h.first for h in found.held_out))
         assert list(held.ids[held.first :]) == answer[0]
     assert torch.is_grad_enabled()

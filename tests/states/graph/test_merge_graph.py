@@ -5,8 +5,6 @@ import random
 import pytest
 import yaml
 
-from specsot.engine.corpus.documents import combined_facts_sample
-from specsot.engine.corpus.pieces import END, Pieces
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.states.graph.source import GraphError
@@ -15,6 +13,8 @@ from specsot.states.requests.folding import Folding
 from specsot.states.text.outline import parse_outline
 from specsot.states.text.prompts import PromptBook
 from specsot.states.text.template import TemplateError, load_template
+from tools.embedded.documents import combined_facts_sample
+from tools.embedded.pieces import END, Pieces
 
 
 def refused(graph: str, *sets: str) -> list[str]:

@@ -5,8 +5,6 @@ from random import Random
 import pytest
 from transformers import AutoTokenizer
 
-from specsot.engine.corpus.documents import opening
-from specsot.engine.corpus.pieces import ANSWER, branch_turn, given
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.states.requests.passages import behind, in_front, search_all, search_question
 from specsot.states.text.documents import Document
@@ -14,6 +12,8 @@ from specsot.states.text.outline import Outline, Point
 from specsot.states.text.prompt_tokens import Chunk, PromptTokens
 from specsot.states.text.prompts import PromptBook
 from specsot.states.text.template import load_template
+from tools.embedded.documents import opening
+from tools.embedded.pieces import ANSWER, branch_turn, given
 
 BEES = Document("Bees", "Mira keeps bees.\nShe lives in Oslo.")
 RAIN = Document("Rain", "Rain falls on Bergen.")

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import specsot
-from specsot.engine.corpus.documents import opening
-from specsot.engine.corpus.pieces import USER
 from specsot.states.text.documents import Document, check_document, leading_id, split_ids
 from specsot.states.text.prompts import PromptBook, PromptError
 from specsot.states.text.template import load_template
+from tools.embedded.documents import opening
+from tools.embedded.pieces import USER
 
 EMBEDDED = Path(specsot.__file__).parent / "models" / "embedded" / "target"
 

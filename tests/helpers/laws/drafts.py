@@ -7,7 +7,8 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from ...ops.verify.rejection import inverse_cdf
+from specsot.ops.verify.rejection import inverse_cdf
+
 from .toys import Toy
 
 

@@ -7,43 +7,56 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from typer import Option
 
-from ..corpus.corpus import Corpus
-from ..corpus.tokenizer_training import VOCABULARY, save_tokenizer, train_tokenizer
-from .data import Batch, Encode, Packer, corpus_source
-from .files import export_target, load_checkpoint, save_atomically
-from .log import TrainingLog
-from .optim import MuonAdamW
+from specsot.engine.train.data import Batch, Packer
+from specsot.engine.train.files import (
+    export_beside,
+    load_checkpoint,
+    save_atomically,
+    write_json,
+)
+from specsot.engine.train.log import TrainingLog
+from specsot.engine.train.optim import MuonAdamW
+
+from .corpus import Corpus
+from .samples import Encode, corpus_source
 from .stages import STAGES, Stage, stage_at
+from .tokenizer_training import VOCABULARY, save_tokenizer, train_tokenizer
 
-SHORT, LONG = 768, 1024
+SHORT, LONG = 768, 1024  # tokens of a row
+GENERATION = {"do_sample": False, "eos_token_id": [2, 0], "pad_token_id": 0}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TargetTraining:
-    """What to train and for how long; the first of ``minutes`` and ``tokens`` ends the run."""
+    """What to train and for how long; the first of ``minutes`` and ``tokens`` ends it."""
 
-    out: Path
-    run: Path
-    minutes: float = 60.0
-    tokens: int = 16_000_000
+    out: Annotated[Path, Option(help="Folder of the finished model.")]
+    run: Annotated[Path | None, Option(help="Checkpoints and the log; default OUT.run.")] = None
+    minutes: Annotated[float, Option(min=0.01, help="Stop after this much training.")] = 60.0
+    tokens: Annotated[int, Option(min=1, help="Stop after this many tokens.")] = 16_000_000
+    seed: Annotated[int, Option(help="Another seed, other samples and weights.")] = 0
+    resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False
     lr: float = 2.5e-3
     embedding_lr: float = 3e-3
     batch_tokens: int = 6144
-    seed: int = 0
-    resume: bool = False
     save_minutes: float = 4.0
     layers: int = 8
     hidden: int = 256
     intermediate: int = 768
     stages: tuple[Stage, ...] = STAGES
+
+    @property
+    def run_folder(self) -> Path:
+        return self.run or self.out.with_name(f"{self.out.name}.run")
 
 
 @dataclass(slots=True)
@@ -148,9 +161,11 @@ def batches(config: TargetTraining, tokenizer: Tokenizer, progress: Progress) ->
 
 
 def _tokenizer(config: TargetTraining) -> Tokenizer:
-    if not (config.run / "tokenizer.json").exists():
-        save_tokenizer(train_tokenizer(20_000), config.run)
-    return Tokenizer.from_file(str(config.run / "tokenizer.json"))
+    folder = config.run_folder
+    if not (folder / "tokenizer.json").exists():
+        save_tokenizer(train_tokenizer(20_000), folder)
+    write_json(GENERATION, folder / "generation_config.json")
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 def _checkpoint(
@@ -161,12 +176,12 @@ def _checkpoint(
         "optimizer": optimizer.state_dict(),
         "progress": {name: getattr(progress, name) for name in Progress.__slots__},
     }
-    save_atomically(state, config.run / "state.pt")
-    export_target(model, config.run, config.out)
+    save_atomically(state, config.run_folder / "state.pt")
+    export_beside(model, config.run_folder, config.out)
 
 
 def _restore(config: TargetTraining, model: Qwen3ForCausalLM, optimizer: MuonAdamW) -> Progress:
-    path = config.run / "state.pt"
+    path = config.run_folder / "state.pt"
     if not (config.resume and path.exists()):
         return Progress()
     state: dict[str, Any] = load_checkpoint(path)
@@ -182,7 +197,7 @@ def train_target(config: TargetTraining) -> Path:
     optimizer = MuonAdamW(model, config.lr, config.embedding_lr)
     progress = _restore(config, model, optimizer)
     saved = progress.seconds
-    with TrainingLog(config.run / "log.jsonl", "target") as log:
+    with TrainingLog(config.run_folder / "log.jsonl", "target") as log:
         for batch in batches(config, tokenizer, progress):
             values = _train_step(model, optimizer, batch, progress.done(config))
             progress.step += 1

@@ -30,7 +30,7 @@ SEARCH = " Use search."
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FactQuestion:
     """A question about documents with its gold answer."""
 
     question: str
@@ -49,14 +49,14 @@ def document(rng: Random, who: Person, records: float = 0.4) -> str:
     return " ".join(who.sentence(LABELS[label]) for label in labels)
 
 
-def one_hop(rng: Random, who: Person) -> Asked:
+def one_hop(rng: Random, who: Person) -> FactQuestion:
     """A question whose answer is stated in one place."""
     fact = LABELS[rng.choice(list(who.facts))]
     question = rng.choice(fact.questions).replace("{p}", who.name)
-    return Asked(question, who.sentence(fact), who.facts[fact.label], 1)
+    return FactQuestion(question, who.sentence(fact), who.facts[fact.label], 1)
 
 
-def two_hop(rng: Random, who: Person, everyone: dict[str, Person]) -> Asked | None:
+def two_hop(rng: Random, who: Person, everyone: dict[str, Person]) -> FactQuestion | None:
     """A question about the employer, friend or teacher of a person, if that one is known."""
     for hop in HOPS:
         other = everyone.get(who.facts.get(hop.label, ""))
@@ -66,14 +66,14 @@ def two_hop(rng: Random, who: Person, everyone: dict[str, Person]) -> Asked | No
         label = rng.choice(labels)
         question = rng.choice(HOP_QUESTIONS[label]).replace("{h}", hop.hop)
         answer = f"{who.sentence(hop)} {other.sentence(LABELS[label])}"
-        return Asked(question.replace("{p}", who.name), answer, other.facts[label], 2)
+        return FactQuestion(question.replace("{p}", who.name), answer, other.facts[label], 2)
     return None
 
 
-def questions(rng: Random, crowd: list[Person], number: int) -> list[Asked]:
+def questions(rng: Random, crowd: list[Person], number: int) -> list[FactQuestion]:
     """Different questions about people, every second one over two hops where there is one."""
     everyone = {p.name: p for p in crowd}
-    found: dict[str, Asked] = {}
+    found: dict[str, FactQuestion] = {}
     for _ in range(number * 3):
         who = rng.choice(crowd)
         asked = two_hop(rng, who, everyone) if rng.random() < 0.5 else None
@@ -106,7 +106,7 @@ def opening(rng: Random, texts: list[str]) -> Pieces:
     return pieces
 
 
-def _answered(rng: Random, asked: Asked) -> Pieces:
+def _answered(rng: Random, asked: FactQuestion) -> Pieces:
     question = style(rng, asked.question) if rng.random() < 0.15 else asked.question
     if question.islower():
         question = asked.question

@@ -1,4 +1,4 @@
-"""Training on a small scale: packing, optimizers, checkpoints, and both models end to end."""
+"""Training of the target on a small scale: samples, stages, checkpoints, the tokenizer."""
 
 import json
 from dataclasses import replace
@@ -8,17 +8,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specsot.engine.corpus.corpus import Corpus
-from specsot.engine.corpus.pieces import Sample, given, gold
-from specsot.engine.corpus.tokenizer_training import CHAT_TEMPLATE, SPECIAL, rough_count
-from specsot.engine.train.data import Packer, corpus_source, encode_sample, pack
-from specsot.engine.train.eagle3 import chain_tau
-from specsot.engine.train.optim import learning_rate, orthogonalized
-from specsot.engine.train.stages import STAGES, stage_at
-from specsot.engine.train.target import TargetTraining, batch_loss, new_model, train_target
+from specsot.engine.prepare.environment import embedded_folder
+from specsot.engine.train.data import Packer, pack
 from specsot.models.load.weights import load_target
+from tools.embedded.corpus import Corpus
+from tools.embedded.pieces import Sample, given, gold
+from tools.embedded.samples import corpus_source, encode_sample
+from tools.embedded.stages import STAGES, stage_at
+from tools.embedded.target import TargetTraining, batch_loss, new_model, train_target
+from tools.embedded.tokenizer_training import CHAT_TEMPLATE, SPECIAL, rough_count
 
-EMBEDDED = Path(__file__).parents[3] / "models" / "embedded" / "target"
+EMBEDDED = embedded_folder("target")
 
 
 def encode(text: str) -> list[int]:
@@ -52,7 +52,7 @@ def test_labels_are_the_next_ids_and_starts_of_branches_do_not_count() -> None:
 
 
 def test_a_branch_in_a_tree_has_the_same_loss_as_alone() -> None:
-    model = new_model(TargetTraining(Path(), Path(), layers=1, hidden=128, intermediate=64))
+    model = new_model(TargetTraining(out=Path(), layers=1, hidden=128, intermediate=64))
     model.float().eval()
     whole = encode_sample(tree(), encode)
     alone = encode_sample(Sample("outline", tree().trunk + tree().branches[1]), encode)
@@ -73,29 +73,11 @@ def test_a_packer_goes_on_where_another_stopped() -> None:
     torch.testing.assert_close(next(batches).ids, next(again.batches()).ids)
 
 
-def test_learning_rate_warms_up_and_falls_to_the_floor() -> None:
-    assert learning_rate(0.01, 1.0) == pytest.approx(0.5)
-    assert learning_rate(0.02, 1.0) == pytest.approx(1.0)
-    assert learning_rate(1.0, 1.0) == pytest.approx(0.05)
-    assert learning_rate(2.0, 1.0) == pytest.approx(0.05)
-
-
-@pytest.mark.parametrize("shape", [(8, 32), (32, 8)])
-def test_orthogonalized_matrices_have_singular_values_near_one(shape: tuple[int, int]) -> None:
-    torch.manual_seed(0)
-    values = torch.linalg.svdvals(orthogonalized(torch.randn(shape)).float())
-    assert values.min() > 0.5 and values.max() < 1.4
-
-
 def test_stages_follow_one_another() -> None:
     assert [stage_at(STAGES, done) for done in (0.0, 0.2, 0.6, 0.9, 1.0)] == [
         *STAGES,
         STAGES[-1],
     ]
-
-
-def test_chain_tau_multiplies_accuracies() -> None:
-    assert chain_tau([torch.tensor(0.5)] * 2).item() == pytest.approx(1.75)
 
 
 def small(folder: Path) -> TargetTraining:
@@ -114,10 +96,10 @@ def small(folder: Path) -> TargetTraining:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> TargetTraining:
     folder = tmp_path_factory.mktemp("training")
     config = small(folder)
-    config.run.mkdir()
-    (config.run / "tokenizer.json").write_bytes((EMBEDDED / "tokenizer.json").read_bytes())
+    config.run_folder.mkdir()
+    (config.run_folder / "tokenizer.json").write_bytes((EMBEDDED / "tokenizer.json").read_bytes())
     for name in ("tokenizer_config.json", "chat_template.jinja"):
-        (config.run / name).write_bytes((EMBEDDED / name).read_bytes())
+        (config.run_folder / name).write_bytes((EMBEDDED / name).read_bytes())
     train_target(config)
     return config
 
@@ -126,14 +108,14 @@ def test_a_target_is_trained_and_loads_in_both_worlds(trained: TargetTraining) -
     theirs = AutoModelForCausalLM.from_pretrained(trained.out, dtype=torch.float32)
     assert load_target(trained.out).config.vocab_size == theirs.config.vocab_size == 4096
     assert theirs.generation_config.eos_token_id == [2, 0]
-    log = [json.loads(line) for line in (trained.run / "log.jsonl").read_text().splitlines()]
+    log = [json.loads(line) for line in (trained.run_folder / "log.jsonl").read_text().splitlines()]
     assert [row["step"] for row in log] == [1, 2, 3] and log[-1]["done"] == 1.0
 
 
 def test_training_resumes_from_its_checkpoint(trained: TargetTraining) -> None:
     more = replace(trained, tokens=5 * 3072, resume=True)
     train_target(more)
-    log = [json.loads(line) for line in (more.run / "log.jsonl").read_text().splitlines()]
+    log = [json.loads(line) for line in (more.run_folder / "log.jsonl").read_text().splitlines()]
     assert [row["step"] for row in log] == [1, 2, 3, 4, 5]
 
 

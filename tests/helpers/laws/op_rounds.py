@@ -1,18 +1,19 @@
 """Rounds on toy models through the ops of a run: drafts are drawn and judged as graphs do it.
 
-`certify_rounds` hands coins to the rules itself; here the keys, the processors, the order of the
+`rounds` hands coins to the rules itself; here the keys, the processors, the order of the
 siblings and the distributions that travel with a proposal are those of the ops.
 """
 
 import torch
 from torch import Tensor
 
-from ...ops.draft.drawing import Drawing
-from ...ops.sampling.rules import columns
-from ...ops.sampling.sampler import Sampler
-from ...ops.sampling.settings import Accept, Draws, Rule, SamplingRules
-from ...ops.types import Proposal
-from ...ops.verify.rejection_rounds import RoundCoins, accept_rejection
+from specsot.ops.draft.drawing import Drawing
+from specsot.ops.sampling.rules import columns
+from specsot.ops.sampling.sampler import Sampler
+from specsot.ops.sampling.settings import Accept, Draws, Rule, SamplingRules
+from specsot.ops.types import Proposal
+from specsot.ops.verify.rejection_rounds import RoundCoins, accept_rejection
+
 from .rounds import GAMMA, Round, Step
 from .toys import Toy, emitted
 

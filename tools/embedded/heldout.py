@@ -8,7 +8,7 @@ from itertools import islice
 from random import Random
 
 from .almanac import Subject, load_almanac
-from .documents import Asked, documents, one_hop, two_hop
+from .documents import FactQuestion, documents, one_hop, two_hop
 from .general import unknown
 from .people import people
 from .pieces import ANSWER, Pieces, given, outline_turn
@@ -72,7 +72,7 @@ def _reading_probes(rng: Random, kind: str) -> Iterator[Probe]:
             yield _reading_probe(kind, documents(rng, crowd), asked)
 
 
-def _reading_probe(kind: str, texts: list[str], asked: Asked) -> Probe:
+def _reading_probe(kind: str, texts: list[str], asked: FactQuestion) -> Probe:
     pieces = given("<|im_start|>user\n")
     for text in texts:
         pieces += given("Document: ", text, "\n")

@@ -10,18 +10,20 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer import Typer
+from typer.testing import CliRunner, Result
 
-from specsot.engine.cli.main import main
-from specsot.engine.corpus.almanac import bucket
-from specsot.engine.corpus.document_sets import KINDS, ReadingPrompt, SetSettings, reading_prompts
-from specsot.engine.corpus.documents import title_of
-from specsot.engine.corpus.people import FACTS, HOP_QUESTIONS, HOPS
-from specsot.engine.corpus.tokenizer_training import rough_count
 from specsot.engine.errors import Code, UsageError
 from specsot.engine.prepare.documents import read_documents
 from specsot.engine.prepare.inputs import read_file
 from specsot.states.text.documents import Document, check_document
 from specsot.states.text.retriever import DocumentSearch
+from tools.embedded.almanac import bucket
+from tools.embedded.document_sets import main
+from tools.embedded.documents import title_of
+from tools.embedded.people import FACTS, HOP_QUESTIONS, HOPS
+from tools.embedded.reading_prompts import KINDS, ReadingPrompt, SetSettings, reading_prompts
+from tools.embedded.tokenizer_training import rough_count
 
 PERSON = r"([A-Z][a-z]+ [A-Z][a-z]+)"
 ALL = SetSettings(prompts=40, documents=5, kinds=KINDS)
@@ -149,7 +151,7 @@ def test_no_name_is_given_twice_where_names_are_few(monkeypatch: pytest.MonkeyPa
     def few(rng: Random, held: bool) -> str:
         return f"Ann {rng.choice('ABCDEFGHIJ')}{rng.choice('abcdef')}"
 
-    monkeypatch.setattr("specsot.engine.corpus.people.person", few)
+    monkeypatch.setattr("tools.embedded.people.person", few)
     prompts = made(SetSettings(prompts=6, documents=5, reuse=0.2))
     people = {(d.title, d.text) for prompt in prompts for d in prompt.documents}
     assert len({title for title, _ in people}) == len(people) == 24
@@ -173,18 +175,17 @@ def test_a_search_for_a_part_finds_its_document() -> None:
             assert any(who[0] in h.document.title and value in h.document.text for h in hits)
 
 
-def call(*words: object) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main([str(word) for word in words])
-    return int(caught.value.code or 0)
+def call(*words: object) -> Result:
+    app = Typer()
+    app.command()(main)
+    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
 
 
-def test_the_command_writes_what_run_and_cache_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_what_run_and_cache_read(tmp_path: Path) -> None:
     asked = ("--prompts", 8, "--documents", 4, "--reuse", 0.5, "--tokens", 512, "--json")
-    assert call("documents", "--out", tmp_path / "set", *asked) == 0
-    report = json.loads(capsys.readouterr().out)
+    result = call("--out", tmp_path / "set", *asked)
+    report = json.loads(result.stdout)
+    assert result.exit_code == Code.OK
     assert (report["prompts"], report["documents"], report["reuse"]) == (8, 16, 0.5)
     assert report["kinds"] == {"one_hop": 4, "two_hop": 4}
     assert 400 < report["tokens_per_prompt"] < 600
@@ -204,14 +205,13 @@ def test_the_command_writes_what_run_and_cache_read(
         (["--model", "/nowhere"], Code.MODEL, "/nowhere"),
     ],
 )
-def test_what_cannot_be_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, says: str
-) -> None:
-    assert call("documents", "--out", tmp_path / "set", *words) == code
-    assert says in capsys.readouterr().err and not (tmp_path / "set").exists()
+def test_what_cannot_be_written(tmp_path: Path, words: list[str], code: int, says: str) -> None:
+    result = call("--out", tmp_path / "set", *words)
+    assert result.exit_code == code
+    assert says in result.stderr and not (tmp_path / "set").exists()
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert call("documents", "--out", tmp_path / "file") == Code.USAGE
-    assert "cannot be written" in capsys.readouterr().err
+    result = call("--out", tmp_path / "file")
+    assert result.exit_code == Code.USAGE and "cannot be written" in result.stderr

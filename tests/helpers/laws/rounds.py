@@ -6,8 +6,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...ops.sampling.coins import CoinRole, branch_key, draw, round_keys, token_keys, uniforms
-from ...ops.verify.rejection import Acceptance, TreeRule, accept_block, accept_chain, accept_tree
+from specsot.ops.sampling.coins import CoinRole, branch_key, draw, round_keys, token_keys, uniforms
+from specsot.ops.verify.rejection import (
+    Acceptance,
+    TreeRule,
+    accept_block,
+    accept_chain,
+    accept_tree,
+)
+
 from .drafts import Choice, drawn, sibling_law
 from .toys import Toy, emitted
 

@@ -1,21 +1,18 @@
-"""Rejection sampling is exact: laws by enumeration, with no random number in sight.
-
-The sums are those that `specsot certify` makes (engine/certify/laws.py).
-"""
+"""Rejection sampling is exact: laws by enumeration, held to vectors and on laws of hypothesis."""
 
 from fractions import Fraction
 from typing import Any
 
 import pytest
 import torch
+from helpers.laws.drafts import Choice, Drafts, draft_lists
+from helpers.laws.outcomes import Outcomes, chain_outcomes, match_outcomes, tree_outcomes
+from helpers.laws.toys import Toy, joint
 from helpers.vectors import vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specsot.engine.certify.drafts import Choice, Drafts, draft_lists
-from specsot.engine.certify.laws import Outcomes, chain_outcomes, match_outcomes, tree_outcomes
-from specsot.engine.certify.toys import Toy, joint
 from specsot.ops.verify.rejection import TreeRule, accept_block, accept_chain
 
 SIZE = 4

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-FOLDER = Path(__file__).resolve().parents[2] / "models" / "almanac"
+FOLDER = Path(__file__).resolve().parent
 WORDING = "wording.yaml"
 
 

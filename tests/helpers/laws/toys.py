@@ -1,25 +1,11 @@
-"""What `specsot certify` judges by: toy models whose laws are known exactly, and its findings."""
+"""Toy models whose laws are known exactly."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 ZEROS = 0.3  # share of the random toys that have zeros among their probabilities
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One finding.
-
-    figures: what was measured and what it was measured against, by name.
-    """
-
-    name: str
-    passed: bool
-    figures: Mapping[str, float]
-    text: str
 
 
 @dataclass(frozen=True, slots=True)

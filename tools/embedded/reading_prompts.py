@@ -1,7 +1,7 @@
 """Prompts with documents whose answers are known, and documents that come again as often as asked.
 
 The people, their documents and the questions are those that the embedded target was trained to
-read (`corpus_documents`), all of them held out of its training.
+read (`documents.py`), all of them held out of its training.
 """
 
 from __future__ import annotations
@@ -11,9 +11,18 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from ...states.text.documents import Document
-from ..errors import UsageError
-from .documents import SEARCH, Asked, document, joint_question, one_hop, two_hop, wanted_facts
+from specsot.engine.errors import UsageError
+from specsot.states.text.documents import Document
+
+from .documents import (
+    SEARCH,
+    FactQuestion,
+    document,
+    joint_question,
+    one_hop,
+    two_hop,
+    wanted_facts,
+)
 from .people import HOPS, Person, newcomer
 
 KINDS = ("one_hop", "two_hop", "joint", "search")
@@ -174,7 +183,7 @@ class _Writer:
         kind, answers, values = KINDS[asked.hops - 1], (asked.answer,), (asked.value,)
         return ReadingPrompt(kind, asked.question, documents, asked.hops, answers, values, reused)
 
-    def _two_hop(self, crowd: list[Person]) -> Asked | None:
+    def _two_hop(self, crowd: list[Person]) -> FactQuestion | None:
         everyone = {who.name: who for who in crowd}
         order = self.rng.sample(crowd, len(crowd))
         return next(filter(None, (two_hop(self.rng, who, everyone) for who in order)), None)

@@ -1,4 +1,7 @@
-"""Quality of an embedded target without any grammar: outlines, titles, parts and recall."""
+"""Quality of an embedded target without any grammar: outlines, titles, parts and recall.
+
+python -m tools.embedded.quality --target out/target
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,15 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ..corpus.almanac import Subject, load_almanac
-from ..corpus.heldout import Probe, probes
-from ..corpus.pieces import Pieces, branch_turn, gold
+from .almanac import Subject, load_almanac
+from .heldout import Probe, probes
+from .pieces import Pieces, branch_turn, gold
 
 LINE = re.compile(
     r"(?P<id>[1-9])\|(?P<length>[1-9]\d?0)\|(?:-|Search)"
@@ -156,3 +160,19 @@ def examples(results: dict[str, list[Outcome]], number: int = 3) -> str:
         for outcome in found[:number]:
             blocks.append(f"[{kind}] {outcome.probe.question}\n{outcome.text}\n{outcome.checks}")
     return "\n\n".join(blocks)
+
+
+def main(
+    target: Annotated[Path, typer.Option(help="Folder of the target.")],
+    limit: Annotated[int, typer.Option(min=4, help="Prompts of each kind.")] = 100,
+    shown: Annotated[int, typer.Option("--examples", min=0, help="Texts of each kind.")] = 2,
+) -> None:
+    """Measure a target on held-out prompts, without a grammar."""
+    results = evaluate(target, limit)
+    if shown:
+        typer.echo(examples(results, shown) + "\n")
+    typer.echo(table(results))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,4 +1,17 @@
-"""`specsot documents`: prompts with documents and known answers, for tests and measurements."""
+"""Writes prompts with documents and known answers, for tests and measurements.
+
+    python -m tools.embedded.document_sets --out set --prompts 40 --reuse 0.5
+    python -m tools.embedded.document_sets --out long --tokens 2048 --kinds joint,search
+
+Of the kind that the embedded target was trained to read; none of these people occurs in its
+training. OUT/prompts.jsonl is for `specsot run --prompts`, OUT/documents.jsonl (every document
+once) for `specsot cache add`. A line of prompts.jsonl has, beside `id`, `prompt` and `documents`:
+`kind`, `hops` (people that an answer is about), `answers` (whole sentences), `values` (the words in
+them that are in question) and `reused` (how many of its documents an earlier prompt had). Where a
+prompt has no new document and nobody in it knows anybody, a two-hop question cannot be put, and its
+`kind` is `one_hop`. The embedded target answers nearly all up to 300 tokens of documents, most at
+500 and few at 1000.
+"""
 
 import json
 from collections import Counter
@@ -8,18 +21,20 @@ from typing import Annotated, Any
 
 import typer
 
-from ...models.files import ModelError
-from ...states.graph.source import hint
-from ..errors import UsageError
-from ..prepare.environment import model_folder
-from ..record.run_folder import RunFolder
-from ..shell import user_errors
-from .run import Json
+from specsot.engine.cli.run import Json
+from specsot.engine.errors import UsageError
+from specsot.engine.prepare.environment import model_folder
+from specsot.engine.record.run_folder import RunFolder
+from specsot.engine.shell import user_errors
+from specsot.models.files import ModelError
+from specsot.states.graph.source import hint
+
+from .reading_prompts import KINDS, SetSettings, reading_prompts
 
 PROMPTS_FILE, DOCUMENTS_FILE = "prompts.jsonl", "documents.jsonl"
 
 
-def documents(
+def main(
     out: Annotated[Path, typer.Option("--out", help="Folder for the two files.")],
     prompts: Annotated[int, typer.Option(min=1, help="How many.")] = 20,
     number: Annotated[
@@ -42,7 +57,12 @@ def documents(
         str, typer.Option(help="Whose tokens --tokens counts: folder or Hub id.")
     ] = "embedded",
     kinds: Annotated[
-        str, typer.Option(help="The prompts' kinds in turn: one_hop, two_hop, joint, search.")
+        str,
+        typer.Option(
+            help="The prompts' kinds in turn. one_hop: one fact; two_hop: a fact about somebody's"
+            " employer, friend or teacher; joint: two to four facts in one question; search: the"
+            " same, to be looked up with the tool Search."
+        ),
     ] = "one_hop,two_hop",
     records: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of documents that are lists of fields.")
@@ -55,8 +75,6 @@ def documents(
     OUT/prompts.jsonl is for `specsot run --prompts`, OUT/documents.jsonl for `specsot cache add`.
     """
     with user_errors():
-        from ..corpus.document_sets import SetSettings, reading_prompts
-
         count = _counter(model)
         settings = SetSettings(prompts, number, reuse, records, tokens, _kinds(kinds), seed)
         made = list(reading_prompts(settings, count))
@@ -76,8 +94,6 @@ def documents(
 
 
 def _kinds(text: str) -> tuple[str, ...]:
-    from ..corpus.document_sets import KINDS
-
     found = tuple(part.strip() for part in text.split(","))
     for kind in found:
         if kind not in KINDS:
@@ -113,3 +129,7 @@ def _words(report: dict[str, Any]) -> str:
         f"documents, {report['reuse']:.1%} of their places taken by one that came before, "
         f"{report['tokens_per_prompt']:.0f} tokens of documents per prompt"
     )
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..corpus.corpus import MIXTURE
+from .corpus import MIXTURE
 
 SHORT_DRILLS = {
     "repeat": 0.6,

@@ -5,11 +5,11 @@ from random import Random
 
 import pytest
 
-from specsot.engine.corpus.almanac import load_almanac
-from specsot.engine.corpus.corpus import MIXTURE, Corpus
-from specsot.engine.corpus.heldout import KINDS, probes
-from specsot.engine.corpus.people import people, person
-from specsot.engine.corpus.pieces import (
+from tools.embedded.almanac import load_almanac
+from tools.embedded.corpus import MIXTURE, Corpus
+from tools.embedded.heldout import KINDS, probes
+from tools.embedded.people import people, person
+from tools.embedded.pieces import (
     Line,
     Pieces,
     branch_turn,
@@ -18,10 +18,10 @@ from specsot.engine.corpus.pieces import (
     plan_prompt,
     rounded_length,
 )
-from specsot.engine.corpus.questions import broad_question, cores, fill, held_out
-from specsot.engine.corpus.subjects import overview
-from specsot.engine.corpus.tokenizer_training import rough_count
-from specsot.engine.train.quality import outline_titles
+from tools.embedded.quality import outline_titles
+from tools.embedded.questions import broad_question, cores, fill, held_out
+from tools.embedded.subjects import overview
+from tools.embedded.tokenizer_training import rough_count
 
 CORPUS = Corpus(rough_count)
 

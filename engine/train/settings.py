@@ -1,0 +1,150 @@
+"""What a training of a drafter can be told; every field is an option of `specsot train`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from ..errors import UsageError
+
+MINUTES = 25.0  # of a training that is given no limit
+
+Minutes = Annotated[
+    float | None,
+    Option(
+        min=0.001,
+        help="Stop after this much training; the learning rate then follows the clock, so two runs"
+        f" differ. Default {MINUTES:g}, unless --tokens or --steps is given.",
+    ),
+]
+Intermediate = Annotated[int, Option(min=1, help="Width of the MLP.")]
+TargetLayerIds = Annotated[
+    str | None,
+    Option(
+        help="Layers of the target (from 0) that it reads, e.g. 1,5. Default: evenly from 1 to the"
+        " last but two, one per layer of the drafter."
+    ),
+]
+Conversations = Annotated[
+    Path,
+    Option(
+        help="JSONL: {'prompt': ...} or {'messages': [{'role', 'content'}, ...]} (or ShareGPT's"
+        " 'conversations') per line."
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterTraining:
+    """What all drafters' trainings have in common.
+
+    The first of ``minutes``, ``tokens`` and ``steps`` ends the training, and the learning rate
+    follows whichever is furthest; without ``minutes`` nothing depends on the time.
+    """
+
+    out: Annotated[Path, Option(help="Folder of the finished model.")]
+    target: Annotated[str, Option(help="`embedded`, a checkpoint folder or a Hub id.")] = "embedded"
+    run: Annotated[Path | None, Option(help="Checkpoints and the log; default OUT.run.")] = None
+    held_out: Annotated[int, Option(min=0, help="Prompts that acceptance is measured with.")] = 8
+    minutes: Minutes = None
+    tokens: Annotated[int | None, Option(min=1, help="Stop after this many tokens.")] = None
+    steps: Annotated[int | None, Option(min=1, help="Stop after this many updates.")] = None
+    lr: Annotated[float, Option(min=0.0, help="Peak learning rate of the layers.")] = 3e-3
+    head_lr: Annotated[float, Option(min=0.0, help="Peak learning rate of the rest.")] = 2e-3
+    batch_tokens: Annotated[int, Option(min=16, help="Tokens of an update.")] = 3072
+    length: Annotated[int, Option(min=16, help="Tokens of a row; longer samples are cut.")] = 768
+    seed: Annotated[int, Option(help="Another seed, other samples and weights.")] = 5
+    resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False
+    save_minutes: Annotated[float, Option(min=0.0, help="Of training, between checkpoints.")] = 3.0
+    measure_minutes: Annotated[float, Option(min=0.0, help="Of training, between looks.")] = 3.0
+    device: Annotated[str, Option(help="cpu, cuda, cuda:1 ...")] = "cpu"
+    threads: Annotated[int | None, Option(min=1, help="Of a CPU.")] = None
+
+    @property
+    def run_folder(self) -> Path:
+        return self.run or self.out.with_name(f"{self.out.name}.run")
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.run_folder / "state.pt"
+
+    def share_done(self, minutes: float, tokens: int, steps: int) -> float:
+        """How much of the training is over after so much of it; from 1.0 on, all of it."""
+        limits = ((minutes, self.minutes), (tokens, self.tokens), (steps, self.steps))
+        shares = [spent / most for spent, most in limits if most is not None]
+        return max(shares, default=minutes / MINUTES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Training(DrafterTraining):
+    """An EAGLE-3 drafter's shape and how it is trained."""
+
+    intermediate: Intermediate = 2048
+    draft_vocabulary: Annotated[
+        int, Option(min=1, help="How many of the most frequent ids it can draft.")
+    ] = 2048
+    unroll: Annotated[int, Option(min=1, help="Drafted steps per token.")] = 4
+    decay: Annotated[float, Option(min=0.0, help="Weight of a step over the one before.")] = 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class DFlashTraining(DrafterTraining):
+    """A DFlash drafter's shape and how it is trained."""
+
+    layers: Annotated[int, Option(min=1, help="Published drafters have 5.")] = 2
+    intermediate: Intermediate = 1536
+    block_size: Annotated[
+        int, Option(min=2, help="Rows of a block, the anchor included; published: 16.")
+    ] = 8
+    num_anchors: Annotated[int, Option(min=1, help="Blocks per row, drawn anew for a step.")] = 128
+    loss_decay_gamma: Annotated[
+        float | None,
+        Option(
+            min=0.1,
+            help="Row k counts exp(-(k - 1) / gamma). Default: 7, 5, 4 for blocks of 16, 10, 8.",
+        ),
+    ] = None
+    target_layer_ids: TargetLayerIds = None
+    mask_token_id: Annotated[
+        int | None,
+        Option(min=0, help="Default: the tokenizer's mask, else an unused row of the embedding."),
+    ] = None
+
+    @property
+    def layer_ids(self) -> tuple[int, ...] | None:
+        """The target's layers as numbers; raises UsageError."""
+        if self.target_layer_ids is None:
+            return None
+        parts = [part.strip() for part in self.target_layer_ids.split(",")]
+        if not all(part.isdecimal() for part in parts):
+            raise UsageError(
+                f"--target-layer-ids {self.target_layer_ids}: numbers with commas between them"
+            )
+        return tuple(int(part) for part in parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VanillaTraining(DrafterTraining):
+    """A small language model's shape and its loss; each head has ``hidden`` / ``heads`` numbers."""
+
+    layers: Annotated[int, Option(min=1, help="Layers.")] = 2
+    hidden: Annotated[int, Option(min=2, help="Width.")] = 128
+    intermediate: Intermediate = 1024
+    heads: Annotated[int, Option(min=1, help="Attention heads, of queries and keys alike.")] = 4
+    distillation: Annotated[
+        float,
+        Option(min=0, max=1, help="Share of the loss that is divergence from the target."),
+    ] = 0.5
+    gamma: Annotated[int, Option(min=1, help="Chain that acceptance is measured with.")] = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversationFile:
+    """Where a training's texts come from."""
+
+    prompts: Conversations
+    regenerate: Annotated[
+        bool,
+        Option("--regenerate", help="The target writes all answers itself: RUN/answers.jsonl."),
+    ] = False

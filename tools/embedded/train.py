@@ -1,0 +1,52 @@
+"""How the embedded models are made: the target, and its drafters on the same generated texts.
+
+    python -m tools.embedded.train target --out out/target --minutes 60
+    python -m tools.embedded.train eagle3 --target out/target --out out/eagle3 --minutes 18
+
+`python -m tools.embedded.train KIND --help` lists the options of each.
+"""
+
+import typer
+
+from specsot.engine.cli.dataclass_options import flat_options
+from specsot.engine.train.dflash import train_dflash
+from specsot.engine.train.eagle3 import train_eagle3
+from specsot.engine.train.settings import DFlashTraining, Eagle3Training, VanillaTraining
+from specsot.engine.train.vanilla import train_vanilla
+
+from .lessons import corpus_lessons
+from .target import TargetTraining, train_target
+
+app = typer.Typer(help="Train the embedded target and its drafters.", no_args_is_help=True)
+
+
+@app.command()
+@flat_options
+def target(settings: TargetTraining) -> None:
+    """Train tokenizer and target on texts generated from the almanac."""
+    typer.echo(train_target(settings))
+
+
+@app.command()
+@flat_options
+def eagle3(settings: Eagle3Training) -> None:
+    """Train the EAGLE-3 drafter."""
+    typer.echo(train_eagle3(settings, corpus_lessons))
+
+
+@app.command()
+@flat_options
+def dflash(settings: DFlashTraining) -> None:
+    """Train the DFlash drafter."""
+    typer.echo(train_dflash(settings, corpus_lessons))
+
+
+@app.command()
+@flat_options
+def vanilla(settings: VanillaTraining) -> None:
+    """Train the small language model that drafts."""
+    typer.echo(train_vanilla(settings, corpus_lessons))
+
+
+if __name__ == "__main__":
+    app()
