@@ -86,10 +86,11 @@ def test_a_group_never_reaches_behind_the_pool() -> None:
 
 def test_sequences_of_unequal_numbers_of_rows_repeat_their_last_row() -> None:
     kv = filled({1: (512, 300), 2: (512, 300)})
-    two = [Member(np.arange(3), 0, (1,)), Member(np.array([3]), 0, (2,))]
+    two = [Member(np.arange(4), 0, (1,)), Member(np.array([4, 5]), 0, (2,))]
     (stack,) = stacks(kv, two, "auto")
-    assert stack.rows_Gq.tolist() == [[0, 1, 2], [3, 3, 3]]
-    assert [s.rows_Gq.tolist() for s in stacks(kv, two, "auto", even=True)] == [[[0, 1, 2]], [[3]]]
+    assert stack.rows_Gq.tolist() == [[0, 1, 2, 3], [4, 5, 5, 5]]
+    apart = stacks(kv, two, "auto", even=True)
+    assert [one.rows_Gq.tolist() for one in apart] == [[[0, 1, 2, 3]], [[4, 5]]]
 
 
 def test_the_first_members_may_have_to_be_alone() -> None:
