@@ -28,7 +28,8 @@ def build(rows: Rows, kv: KVCache, *, attention: str = "auto") -> AttentionMetad
     """Which rows attend to which slots: groups of rows, each with its own part of the pool."""
     readable = kv.committed.copy()
     readable[rows.prompt_slots] = True
-    groups = stacks(kv, rows.members, attention, even=rows.blend is not None)
+    alone = int(rows.forest is not None)  # the first member, whose rows the device alone knows
+    groups = stacks(kv, rows.members, attention, even=rows.blend is not None, alone=alone)
     return AttentionMetadata(tuple(_group(rows, kv, stack, readable) for stack in groups))
 
 

@@ -153,19 +153,23 @@ class Stack(NamedTuple):
         return np.searchsorted(self.keys, slots_EX)
 
 
-def stacks(kv: KVCache, members: Sequence[Member], backend: str, even: bool = False) -> list[Stack]:
+def stacks(
+    kv: KVCache, members: Sequence[Member], backend: str, even: bool = False, alone: int = 0
+) -> list[Stack]:
     """Members as groups.
 
     Args:
         backend: `dense` attends to the whole pool (a row of it), `grouped` to what members may see,
             `auto` is `grouped`.
         even: whether only members with the same number of rows lie side by side.
+        alone: so many of the first members have nobody beside them.
     """
     if backend == "dense":
         return [_dense(kv, members)]
     keys = _keys(kv, members)
-    groups = [[i] for i, one in enumerate(keys) if isinstance(one, np.ndarray)]
-    runs = sorted((int(one[0]), i) for i, one in enumerate(keys) if isinstance(one, tuple))
+    apart = [i for i, one in enumerate(keys) if i < alone or isinstance(one, np.ndarray)]
+    groups = [[i] for i in apart]
+    runs = sorted((int(keys[i][0]), i) for i in {*range(len(keys))}.difference(apart))
     group = _Group()
     for first, i in runs:
         queries, length = len(members[i].rows), int(keys[i][1])

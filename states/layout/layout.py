@@ -98,7 +98,7 @@ class Layout:
 
     def place_(self, kv: KVCache, trees: Trees | None, spans: Sequence[Span]) -> PlacedRows:
         """Take slots for all rows of a forward and lay the rows out, trees first."""
-        shared = None if trees is None or not self.packed else trees.proposal.shared
+        shared = None if trees is None or not self.packed else trees.proposal.shared or None
         of_trees: list[QueryRun] = []
         if trees is not None:
             row_of = lambda owner: self.rows_of(owner)[0]  # noqa: E731
@@ -141,7 +141,7 @@ class Layout:
         """All rows of a forward, those of trees without their tokens."""
         if trees is None:
             return self._chains(kv, packed, tips)
-        shared = trees.proposal.shared if self.packed else None
+        shared = trees.proposal.shared or None if self.packed else None
         count = len(trees.owners) + bool(shared)
         rows = self._chains(kv, packed, tips, count, trees.segments)
         shape = (-1, trees.nodes) if shared is None else (-1,)

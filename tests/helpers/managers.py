@@ -1,0 +1,141 @@
+"""A manager without models: requests of made-up ids, and rounds whose outcome a test writes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from specsot.ops.draft.host_tree import HostTree, pack
+from specsot.ops.host import HostReader
+from specsot.ops.kv.pool import KVCache
+from specsot.ops.types import Proposal
+from specsot.ops.verify.first_tokens import FirstTokens
+from specsot.ops.verify.score import GrammarRows
+from specsot.ops.verify.verify import Accepted
+from specsot.states.graph.drafters import DRAFTERS
+from specsot.states.graph.graph import LAYOUTS
+from specsot.states.requests.batch import Batch
+from specsot.states.requests.branch import Branch, Request, Stage
+from specsot.states.requests.manager import BranchStateManager
+from specsot.states.requests.request_table import RunLimits
+from specsot.states.text.prompt_tokens import PromptTokens
+
+STOP = 2
+VOCABULARY = 100
+
+
+def limits(
+    layout: str = "bim",
+    drafter: str = "none",
+    *,
+    capacity: int = 256,
+    most: int = 4,
+    share_outline: bool = True,
+    max_positions: int = 1000,
+) -> RunLimits:
+    block: Any = LAYOUTS[layout](kind=layout, capacity=capacity, max_active=most)
+    drafts = DRAFTERS[drafter](kind=drafter)
+    return RunLimits(block, drafts, share_outline, max_positions, VOCABULARY)
+
+
+def manager(layout: str = "bim", drafter: str = "none", **settings: Any) -> BranchStateManager:
+    """A manager over pools of one tiny layer; settings as for `limits`."""
+    fixed = limits(layout, drafter, **settings)
+    rows = fixed.layout.max_active if layout == "batching" else 1
+    kv = KVCache(1, 1, 2, fixed.layout.capacity, rows)
+    draft = KVCache(1, 1, 2, fixed.layout.capacity, rows) if fixed.drafter.has_model else None
+    return BranchStateManager(kv, draft, fixed, lambda branch: branch.prompt)
+
+
+def request(
+    key: str = "a", prefix: Sequence[int] = (), tail: Sequence[int] = (8, 9), **more: Any
+) -> Request:
+    """A request of a plain answer; with `outline_budget` one that writes an outline."""
+    settings = {"budget": 10, "outline_budget": 0, "stop_ids": frozenset({STOP})} | more
+    texts = (PromptTokens(tuple(prefix)), PromptTokens(tuple(tail)))
+    return Request(key, 0, "?", *texts, **settings)
+
+
+def running(made: BranchStateManager, *requests: Request, first: int = 20) -> list[Branch]:
+    """Submit requests and start them; their first tokens are `first` and the following ids."""
+    for one in requests:
+        made.submit(one)
+    batch = made.open_requests_()
+    commit_(made, batch, range(first, first + len(batch.newcomers)))
+    return list(batch.newcomers)
+
+
+def fan_out_(
+    made: BranchStateManager, one: Request, hoist: Sequence[int], prompts: Sequence[Sequence[int]]
+) -> list[Branch]:
+    """A finished outline becomes the prefix, and branches wait behind it, as parsing makes them."""
+    made.promote_root_(one)
+    one.hoist, one.stage = PromptTokens(tuple(hoist)), Stage.RUNNING
+    for index, ids in enumerate(prompts):
+        branch = made.table.new_branch(one, index, one.budget)
+        branch.prompt = PromptTokens(tuple(ids))
+        one.branches.append(branch)
+    made.retire_and_prepare_()
+    return one.branches
+
+
+def proposal(*trees: Sequence[tuple[int, int]]) -> Proposal:
+    """Trees of (token, parent), parents before children; -1 is the root."""
+    made = []
+    for tree in trees:
+        tokens, parents, depths = [t for t, _ in tree], [p for _, p in tree], list[int]()
+        for parent in parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        made.append(HostTree(tuple(tokens), tuple(parents), tuple(depths), (0.0,) * len(tokens)))
+    return pack(made, torch.device("cpu"))
+
+
+def chain(*tokens: int) -> list[tuple[int, int]]:
+    return [(token, at - 1) for at, token in enumerate(tokens)]
+
+
+def accepted(
+    batch: Batch, offer: Proposal, paths: Sequence[Sequence[int]], bonus: Sequence[int], **more: Any
+) -> Accepted:
+    """What `verify.accept` would say: the nodes (from 1 on) that hold, and what follows them."""
+    trees, nodes = batch.rows.trees, offer.tokens_SN.shape[1] + 1
+    roots_S1 = torch.tensor([[branch.tokens[-1]] for branch in batch.ran])
+    tokens_SN = offer.tokens_SN.where(offer.valid_SN, -1)
+    path_ST = torch.zeros(trees, nodes, dtype=torch.bool)
+    path_ST[:, 0] = True
+    for tree, path in enumerate(paths):
+        path_ST[tree, list(path)] = True
+    parents_ST = torch.cat([torch.zeros_like(roots_S1), offer.parents_SN + 1], dim=1)
+    settings = {"side_outputs_SC": torch.zeros(trees, 0, dtype=torch.int64), "bound": none()} | more
+    return Accepted(
+        torch.zeros(trees, nodes, dtype=torch.int64),
+        path_ST,
+        torch.tensor(list(bonus)),
+        torch.cat([roots_S1, tokens_SN], dim=1),
+        parents_ST,
+        **settings,
+    )
+
+
+def none() -> GrammarRows:
+    """No row is under a grammar."""
+    return GrammarRows(torch.zeros(0, 1, dtype=torch.int64), torch.zeros(0, VOCABULARY))
+
+
+def commit_(
+    made: BranchStateManager,
+    batch: Batch,
+    drawn: Sequence[int] = (),
+    outcome: Accepted | None = None,
+    features: torch.Tensor | None = None,
+    bound: GrammarRows | None = None,
+) -> Any:
+    """Commit a batch: the first tokens of its newcomers, and the outcome of its trees."""
+    roots = FirstTokens(torch.tensor([*drawn], dtype=torch.int64), bound or none())
+    return made.commit_(batch, HostReader(), features, outcome, roots)
+
+
+def rows_of(made: BranchStateManager, owner: int, row: int = 0) -> list[int]:
+    """Positions of an owner's committed rows, in the order of their slots' positions."""
+    positions: list[int] = made.kv.position[made.kv.slots_of(owner, row)].tolist()
+    return positions

@@ -1,0 +1,201 @@
+"""Regions: where the slots of a root lie, and what a forward of that root has to read."""
+
+import numpy as np
+import pytest
+from helpers.pools import pool
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsot.ops.kv.pool import SPREAD, KVCache
+from specsot.ops.kv.slots import FREE, NOBODY, PoolFullError, Region
+
+
+def test_the_first_gap_that_is_large_enough_is_chosen() -> None:
+    others = [Region(0, 10), Region(40, 10), Region(16, 4)]
+    assert Region.between(others, 6, 100).first == 10
+    assert Region.between(others, 20, 100).first == 20
+    assert Region.between(others, 21, 100).first == 50
+    assert Region.between([], 5, 100) == Region(0, 5)
+
+
+def test_without_a_gap_a_region_keeps_nothing_free() -> None:
+    assert Region.between([Region(0, 60)], 41, 100) == Region()
+    assert Region.between([Region(0, 60)], 40, 100) == Region(60, 40)
+    assert Region.between([], 1, 0) == Region(), "a pool of several rows has no regions"
+
+
+@given(st.lists(st.integers(1, 30), max_size=12), st.sets(st.integers(0, 11)))
+def test_regions_never_overlap(sizes: list[int], closed: set[int]) -> None:
+    regions: list[Region] = []
+    for number, size in enumerate(sizes):
+        regions.append(Region.between(regions, size, 120))
+        if number in closed:
+            regions.pop(0)
+    kept = [range(r.first, r.first + r.size) for r in regions]
+    slots = [slot for one in kept for slot in one]
+    assert len(set(slots)) == len(slots) and all(slot < 120 for slot in slots)
+
+
+def test_the_lowest_free_slots_from_its_first_on_are_taken() -> None:
+    free = np.ones(10, np.bool_)
+    free[[4, 6]] = False
+    region = Region(4, 3)
+    assert region.lowest(free, 2).tolist() == [5, 7], "it may go on behind its end"
+    assert region.lowest(free, 8).tolist() == [0, 1, 2, 3, 5, 7, 8, 9], "or begin again"
+    with pytest.raises(PoolFullError, match="9 slots asked, 8 free"):
+        region.lowest(free, 9)
+
+
+def test_a_region_remembers_between_which_slots_it_was_used() -> None:
+    region = Region(8, 8)
+    region.include_(np.array([9, 12]))
+    assert (region.low, region.high) == (9, 13)
+    region.include_(np.array([10]))
+    region.include_(np.array([8, 20]))
+    assert (region.low, region.high) == (8, 21)
+
+
+# -- regions of a pool ---------------------------------------------------------------------------
+
+
+def take(kv: KVCache, root: int, count: int, owner: int | None = None) -> list[int]:
+    """Committed slots of one segment of a root."""
+    mine = root if owner is None else owner
+    start = int(np.count_nonzero(kv.owner == mine))
+    positions = list(range(start, start + count))
+    slots = kv.append_([mine] * count, positions, root=root)
+    kv.commit_(slots, positions)
+    return slots.tolist()
+
+
+def test_equal_shares_lie_at_equal_distances() -> None:
+    kv = pool(64)
+    for root in (1, 2, 3, 4):
+        kv.open_(root, 16)
+    for root in (3, 1, 4, 2):  # in whatever order they take slots
+        assert take(kv, root, 3)[0] == 16 * (root - 1)
+    assert [kv.keys_of([root]) for root in (1, 2, 3, 4)] == [(0, 3), (16, 3), (32, 3), (48, 3)]
+    kv.check_integrity()
+
+
+def test_the_share_of_a_root_that_ended_goes_to_the_next_one() -> None:
+    kv = pool(64)
+    for root in (1, 2, 3):
+        kv.open_(root, 16)
+        take(kv, root, 2)
+    kv.retire_([2])
+    kv.open_(5, 16)
+    assert take(kv, 5, 1) == [16]
+    assert 2 not in kv.regions
+
+
+def test_a_root_whose_region_is_full_takes_slots_behind_it() -> None:
+    kv = pool(32)
+    kv.open_(1, 4)
+    kv.open_(2, 4)
+    take(kv, 2, 1)
+    assert take(kv, 1, 6) == [0, 1, 2, 3, 5, 6], "slot 4 is another root's"
+    assert kv.keys_of([1]) == (0, 7)
+    with pytest.raises(PoolFullError):
+        take(kv, 1, 26)
+    kv.check_integrity()
+
+
+def test_slots_of_several_roots_are_taken_in_the_order_of_their_owners() -> None:
+    kv = pool(32)
+    kv.open_(1, 8)
+    kv.open_(2, 8)
+    slots = kv.append_([7, 8, 7, 8], [0, 0, 1, 1], root=[1, 2, 1, 2])
+    assert slots.tolist() == [0, 8, 1, 9]
+    assert kv.root[slots].tolist() == [1, 2, 1, 2] and kv.owner[slots].tolist() == [7, 8, 7, 8]
+
+
+@pytest.mark.parametrize(("strangers", "is_run"), [(SPREAD + 3, True), (SPREAD + 4, False)])
+def test_what_lies_too_far_apart_is_read_as_a_list(strangers: int, is_run: bool) -> None:
+    """A run holds as many slots of others as there are own ones, and SPREAD more."""
+    kv = pool(3 * SPREAD)
+    take(kv, 9, 5)
+    mine = take(kv, 1, 2)
+    take(kv, 2, strangers)
+    mine += take(kv, 1, 1)
+    keys = kv.keys_of([1])
+    if is_run:
+        assert keys == (5, strangers + 3)
+    else:
+        assert isinstance(keys, np.ndarray) and keys.dtype == np.int32
+        assert keys.tolist() == mine
+    assert kv.keys_of([1, 2]) == (5, strangers + 3)
+
+
+def test_roots_without_regions_share_what_is_free() -> None:
+    kv = pool(8)
+    assert kv.append_([1, 2, 1], [0, 0, 1], root=[1, 2, 1]).tolist() == [0, 2, 1]
+
+
+def test_keys_of_roots_without_slots_are_none() -> None:
+    kv = pool()
+    kv.open_(1, 4)
+    assert kv.keys_of([1]) == kv.keys_of([9]) == (0, 0)
+
+
+def test_committing_for_another_root_moves_its_region_along() -> None:
+    """Where the device alone knows whose a row is, it is taken for one root and kept by another."""
+    kv = pool(32)
+    kv.open_(1, 8)
+    kv.open_(2, 8)
+    slots = kv.append_([9, 9], [0, 0], root=1)
+    kv.commit_(slots[1:], [0], owner=2, root=2)
+    assert kv.root[slots].tolist() == [1, 2] and kv.owner[slots].tolist() == [9, 2]
+    assert kv.keys_of([2]) == (1, 1)
+    kv.check_integrity()
+
+
+def test_a_slot_that_was_given_back_is_nobodys() -> None:
+    kv = pool(16)
+    slots = take(kv, 1, 4)
+    kv.release_(slots[1:3])
+    kv.release_(slots[1:3])
+    assert kv.owner[:4].tolist() == [1, FREE, FREE, 1]
+    assert kv.root[:4].tolist() == [1, NOBODY, NOBODY, 1]
+    assert kv.current_length == 2, "what is given back twice is counted once"
+
+
+def test_slots_outside_a_region_are_noticed() -> None:
+    kv = pool(16)
+    take(kv, 1, 3)
+    kv.check_integrity()
+    kv.regions[1].high = 2
+    with pytest.raises(AssertionError, match="slots outside region 1"):
+        kv.check_integrity()
+    kv.regions[1].high, kv.current_length = 3, 2
+    with pytest.raises(AssertionError, match="counted wrongly"):
+        kv.check_integrity()
+
+
+STEP = st.tuples(st.sampled_from("otrx"), st.integers(0, 4), st.integers(1, 9))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(STEP, max_size=30))
+def test_a_forward_reads_all_slots_of_its_root_whatever_came_and_went(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    """o: open, t: take, r: release the last slots, x: the root ends."""
+    kv = pool(48)
+    for kind, root, count in steps:
+        mine = np.flatnonzero(kv.root == root)
+        if kind == "o" and not mine.size:
+            kv.open_(root, count * 2)
+        elif kind == "t" and count <= kv.slots - kv.current_length:
+            take(kv, root, count)
+        elif kind == "r":
+            kv.truncate_(root, max(mine.size - count, 0))
+        elif kind == "x":
+            kv.retire_([root])
+        kv.check_integrity()
+    for root in range(5):
+        mine, keys = np.flatnonzero(kv.root == root), kv.keys_of([root])
+        read = range(keys[0], keys[0] + keys[1]) if isinstance(keys, tuple) else keys.tolist()
+        assert set(mine.tolist()) <= set(read)
+        assert len(read) <= 2 * mine.size + SPREAD
+    assert kv.current_length == np.count_nonzero(kv.owner != FREE) <= kv.peak_length

@@ -1,0 +1,84 @@
+"""Where the rows of a request will lie: shares of the pool, so that requests lie side by side."""
+
+import pytest
+from helpers.managers import chain, manager, proposal, request, running
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsot.ops.kv.slots import SlotRun
+from specsot.ops.masks import build
+from specsot.states.graph.graph import BimBlock
+from specsot.states.requests.admission import REGION, Admission, Room, request_slots
+from specsot.states.requests.request_table import RunLimits
+
+
+def admission(capacity: int, most: int) -> Admission:
+    made = manager(capacity=max(capacity, 8), most=most)
+    return made.admission
+
+
+def test_whoever_fits_into_an_equal_share_gets_one() -> None:
+    one = request(prefix=[1] * 30, tail=[2] * 20, budget=13)  # and the root of its tree
+    assert admission(256, 4).region(one) == 64
+    one.budget += 1
+    assert admission(256, 4).region(one) == 2 * REGION, "65 slots are more than a share"
+
+
+@given(st.integers(8, 3000), st.integers(1, 9), st.integers(0, 400), st.integers(1, 400))
+def test_a_region_holds_its_request(capacity: int, most: int, prompt: int, budget: int) -> None:
+    one = request(prefix=[1] * prompt, budget=budget)
+    found = admission(capacity, most)
+    needed = request_slots(one) + found.room.tree_slots(1)
+    share = capacity // most
+    size = found.region(one)
+    assert size >= needed
+    assert size == share or (needed > share and size % REGION == 0 and size - needed < REGION)
+
+
+def test_beams_and_trees_are_counted() -> None:
+    block = BimBlock(kind="bim", capacity=4096, max_active=64)
+    fixed = RunLimits(block, manager().limits.drafter, True, 1000, 100)
+    one = request(budget=40)
+    plain = Admission(Room(4096, 64, 0), "fcfs", fixed)
+    assert plain.region(one) == 64
+    assert Admission(Room(4096, 64, 30), "fcfs", fixed).region(one) == 128
+    assert Admission(Room(4096, 64, 0, beams=4), "fcfs", fixed).region(one) == 192
+
+
+def test_requests_that_run_together_are_one_group() -> None:
+    made = manager(drafter="ngram", capacity=512, most=4)
+    running(made, *(request(key, prefix=[5] * 9) for key in "abcd"))
+    batch = made.tree_rows_(proposal(*[chain(50)] * 4))
+    (group,) = build(batch.rows, made.kv).groups
+    assert group.keys == SlotRun(0, 13, 128, 4)
+
+
+def test_a_share_is_used_again_when_its_request_has_ended() -> None:
+    made = manager(capacity=512, most=4)
+    made_branches = running(made, *(request(key) for key in "abcd"))
+    second = made_branches[1].request
+    made.cancel("b")
+    made.retire_and_prepare_()
+    assert second.prefix_owner not in made.kv.regions
+    late = request("e")
+    made.submit(late)
+    batch = made.open_requests_()
+    assert batch.opened == (late,)
+    assert made.kv.regions[late.prefix_owner].first == 128
+
+
+@pytest.mark.parametrize("drafter", ["none", "vanilla"])
+def test_every_pool_has_a_region_for_a_request(drafter: str) -> None:
+    made, one = manager(drafter=drafter, capacity=512), request()
+    made.submit(one)
+    made.open_requests_()
+    for pool in made.pools:
+        region = pool.regions[one.prefix_owner]
+        assert (region.first, region.size) == (0, 128)
+
+
+def test_rows_of_a_pool_need_no_regions() -> None:
+    made, one = manager("batching"), request()
+    made.submit(one)
+    made.open_requests_()
+    assert not made.kv.regions

@@ -1,0 +1,223 @@
+"""What a forward brought is committed: slots, positions, tips and tokens, from made-up outcomes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from helpers.managers import (
+    STOP,
+    VOCABULARY,
+    accepted,
+    chain,
+    commit_,
+    manager,
+    proposal,
+    request,
+    rows_of,
+    running,
+)
+
+from specsot.ops.draft.budget import share
+from specsot.ops.kv.slots import FREE
+from specsot.ops.types import Proposal
+from specsot.ops.verify.score import GrammarRows
+from specsot.states.requests.batch import Batch
+from specsot.states.requests.branch import Branch, Finish, RoundSummary, Stage
+from specsot.states.requests.manager import BranchStateManager
+
+LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching"])
+
+
+def verify_(
+    made: BranchStateManager, offer: Proposal, paths: Sequence[Sequence[int]], bonus: Sequence[int]
+) -> tuple[Batch, RoundSummary]:
+    """A round in which the target confirms these nodes of each tree."""
+    batch = made.tree_rows_(offer)
+    return batch, commit_(made, batch, outcome=accepted(batch, offer, paths, bonus))
+
+
+def row_of(made: BranchStateManager, branch: Branch) -> int:
+    return made.layout.rows_of(branch.owner)[0]
+
+
+@LAYOUTS
+def test_a_newcomer_gets_its_root_token_which_has_no_row_yet(layout: str) -> None:
+    made, one = manager(layout), request(prefix=[5, 6, 7], tail=[8, 9])
+    made.submit(one)
+    summary = commit_(made, made.open_requests_(), [40])
+    (branch,) = made.active
+    assert (branch.tokens, branch.kept, branch.pending) == ([40], 0, [40])
+    assert (branch.start, branch.length) == (3, 5)
+    assert rows_of(made, one.prefix_owner) == [0, 1, 2]
+    assert rows_of(made, branch.owner) == [3, 4]
+    assert (summary.branches, summary.committed, summary.accepted) == (("a/1",), (1,), (-1,))
+    assert (summary.rows, summary.target_length, summary.drafted) == (5, 5, 0)
+
+
+def test_a_first_token_that_ends_an_answer_is_no_part_of_it() -> None:
+    made, one = manager(), request(prefix=[5])
+    made.submit(one)
+    commit_(made, made.open_requests_(), [STOP])
+    (branch,) = one.branches
+    assert (branch.tokens, branch.finish) == ([], Finish.STOP)
+    assert one.finished and not made.active and made.kv.current_length == 0
+
+
+@LAYOUTS
+def test_an_accepted_path_stays_where_it_lies_and_the_rest_is_given_back(layout: str) -> None:
+    made = manager(layout, "ngram")
+    first, second = running(made, request("a", tail=[5, 6]), request("b", tail=[7]))
+    offer = proposal(chain(50, 51, 52), [(60, -1), (61, -1), (62, 1)])
+    batch, summary = verify_(made, offer, [[1, 2], [2, 3]], [90, 91])
+    assert first.tokens == [20, 50, 51, 90] and second.tokens == [21, 61, 62, 91]
+    assert (first.length, first.kept, first.pending) == (5, 3, [90])
+    assert (second.length, second.kept, second.pending) == (4, 3, [91])
+    for branch, slots, nodes in zip(
+        (first, second), batch.placed.tree_slots, ([0, 1, 2], [0, 2, 3]), strict=True
+    ):
+        prompt = branch.length - 3
+        assert made.kv.slots_of(branch.owner, row_of(made, branch)).tolist()[prompt:] == (
+            slots[nodes].tolist()
+        )
+        assert rows_of(made, branch.owner, row_of(made, branch)) == list(range(branch.length))
+        assert (made.kv.owner[np.delete(slots, nodes)] == FREE).all()
+    assert (summary.committed, summary.accepted) == ((3, 3), (2, 2))
+    assert summary.drafted == 6 and (first.accepted, first.emitted) == ([2], [3])
+    made.kv.check_integrity()
+
+
+def test_a_round_without_any_accepted_draft_still_brings_a_token() -> None:
+    made = manager(drafter="ngram")
+    (branch,) = running(made, request(tail=[5]))
+    _, summary = verify_(made, proposal(chain(50, 51)), [[]], [90])
+    assert branch.tokens == [20, 90] and branch.length == 2
+    assert (summary.committed, summary.accepted) == ((1,), (0,))
+
+
+@pytest.mark.parametrize(
+    ("path", "bonus", "answer"),
+    [([1, 2, 3], 90, [20, 50]), ([1], STOP, [20, 50]), ([], STOP, [20])],
+)
+def test_a_stop_token_ends_a_branch_wherever_it_stands(
+    path: list[int], bonus: int, answer: list[int]
+) -> None:
+    made, one = manager(drafter="ngram"), request(tail=[5, 6])
+    (branch,) = running(made, one)
+    _, summary = verify_(made, proposal(chain(50, STOP, 52)), [path], [bonus])
+    assert branch.tokens == answer and branch.finish is Finish.STOP
+    assert branch.kept == len(answer), "all of its answer has rows, the stop token has none"
+    assert branch.length == 2 + len(answer)
+    assert (summary.committed, summary.accepted) == ((len(answer) - 1,), (len(path),))
+    assert one.finished and made.kv.current_length == 0
+
+
+def test_a_root_branch_that_ended_keeps_its_rows_for_the_prefix() -> None:
+    """Those of the tokens behind the stop token are given back."""
+    made, one = manager(drafter="ngram"), request(prefix=[5], tail=[6], outline_budget=9)
+    (root,) = running(made, one)
+    verify_(made, proposal(chain(50, STOP, 52)), [[1, 2, 3]], [90])
+    assert root.stage is Stage.DONE and rows_of(made, root.owner) == [1, 2, 3]
+    assert made.kv.current_length == 4
+
+
+def test_a_budget_ends_a_branch_inside_a_path() -> None:
+    made, one = manager(drafter="ngram"), request(budget=3, outline_budget=3)
+    (root,) = running(made, one)
+    verify_(made, proposal(chain(50, 51, 52)), [[1, 2, 3]], [90])
+    assert root.tokens == [20, 50, 51] and root.finish is Finish.LENGTH
+    assert (root.emitted, root.accepted, root.kept) == ([2], [3], 3)
+
+
+class Odd:
+    """A grammar in which every token is odd."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def is_legal(self, token: int) -> bool:
+        return token % 2 == 1
+
+    def advance(self, token: int) -> None:
+        self.tokens.append(token)
+
+    def rollback(self, count: int) -> None: ...
+    def forced(self) -> list[int]:
+        return []
+
+
+def best(*rows: Sequence[int]) -> GrammarRows:
+    """The best ids of each row; id 77 is the best of all that are not among them."""
+    scores_GV = torch.zeros(len(rows), VOCABULARY)
+    scores_GV[:, 77] = 1.0
+    return GrammarRows(torch.tensor(list(rows)), scores_GV)
+
+
+def test_under_a_grammar_the_best_legal_token_is_taken_at_every_node() -> None:
+    """Whatever the target alone would have drawn; a whole row is looked at only if it must be."""
+    made = manager(drafter="ngram")
+    free = running(made, request("b"))[0]
+    one = request(outline_budget=9, new_matcher=Odd)
+    made.submit(one)
+    commit_(made, made.open_requests_(), [0], bound=best([4, 33]))
+    root = one.root
+    assert root is not None and root.tokens == [33]
+    offer = proposal(chain(60, 61), chain(51, 53))
+    batch = made.tree_rows_(offer)
+    bound = best([4, 51], [6, 8], [1, 3])
+    outcome = accepted(batch, offer, [[1], []], [90, 90], bound=bound)
+    commit_(made, batch, outcome=outcome)
+    assert free.tokens == [20, 60, 90]
+    assert root.tokens == [33, 51, 77] and root.matcher.tokens == root.tokens  # type: ignore[union-attr]
+
+
+@LAYOUTS
+def test_trees_and_newcomers_are_committed_together(layout: str) -> None:
+    made = manager(layout, "ngram")
+    (old,) = running(made, request("a", tail=[5]))
+    made.submit(request("b", prefix=[6], tail=[7, 7]))
+    offer = proposal(chain(50))
+    batch = made.admit_(offer)
+    summary = commit_(made, batch, [33], accepted(batch, offer, [[1]], [90]))
+    new = made.active[1]
+    assert made.active == [old, new]
+    assert (old.tokens, new.tokens) == ([20, 50, 90], [33])
+    assert rows_of(made, new.owner, row_of(made, new)) == [1, 2]
+    assert (summary.branches, summary.committed) == (("a/1", "b/1"), (2, 1))
+    assert summary.accepted == (1, -1)
+
+
+def test_rows_that_the_device_gave_out_become_those_of_their_branch() -> None:
+    """Where branches share their rows, whose a row was is known after the round's read."""
+    made = manager(drafter="ngram")
+    first, second = running(made, request("a", tail=[5]), request("b", tail=[6]))
+    whole = proposal(chain(50), [(60, -1), (61, 0), (62, 1)])
+    whole.scores_SN[:] = torch.tensor([[-5.0, -9.0, -9.0], [-1.0, -2.0, -3.0]])
+    offer = share(whole, 3)
+    batch = made.tree_rows_(offer)
+    assert batch.placed.tree_rows.ndim == 1
+    commit_(made, batch, outcome=accepted(batch, offer, [[], [1, 2]], [90, 91]))
+    assert first.tokens == [20, 90] and second.tokens == [21, 60, 61, 91]
+    assert rows_of(made, first.owner) == [0, 1] and rows_of(made, second.owner) == [0, 1, 2, 3]
+    slots = made.kv.slots_of(second.owner)
+    assert (made.kv.root[slots] == second.request.prefix_owner).all()
+    assert made.kv.current_length == 6
+    made.kv.check_integrity()
+
+
+@LAYOUTS
+def test_what_a_round_committed_waits_for_the_drafter(layout: str) -> None:
+    made = manager(layout, "vanilla")
+    (branch,) = running(made, request(prefix=[5, 6], tail=[7]))
+    verify_(made, proposal(chain(50, 51)), [[1]], [90])
+    queued = [(one.owner, one.position, [*one.tokens]) for one in made.draft.inbox]
+    prefix = branch.request.prefix_owner
+    assert queued == [
+        (prefix, 0, [5, 6]),
+        (branch.owner, 2, [7, 20]),
+        (branch.owner, 4, [50, 90]),
+    ]
+    rows = made.intake_()
+    assert not made.draft.inbox and made.kv_draft is not None
+    assert made.kv_draft.slots_of(branch.owner).size == 4
+    assert rows.start_S.tolist() == [branch.length] and rows.root_S.tolist() == [90]  # type: ignore[union-attr]

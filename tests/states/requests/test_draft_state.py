@@ -1,0 +1,274 @@
+"""What each kind of drafter has yet to take in after every step of a branch's life."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.managers import request
+
+from specsot.ops.draft.gamma import Lengths, packed
+from specsot.ops.draft.gamma_settings import GammaPolicy, GammaSettings
+from specsot.ops.kv.slots import Ints
+from specsot.states.layout.layout import Span
+from specsot.states.requests.branch import Branch, Finish, Stage
+from specsot.states.requests.draft_state import (
+    DraftState,
+    Features,
+    FeatureState,
+    PairState,
+    TextState,
+)
+from specsot.states.requests.ngram_state import NgramState
+from specsot.states.requests.rounds import RoundResult
+from specsot.states.text.prompt_tokens import PromptTokens
+
+PREFIX, OWNER = 7, 8  # segments of the request and of its branch
+POOLED = pytest.mark.parametrize("kind", [PairState, FeatureState, TextState])
+
+
+def features(*values: float) -> Features:
+    """One row for each value, three numbers wide."""
+    return Features(torch.tensor([values]).T.repeat(1, 3))
+
+
+def rows(*flat: int) -> Ints:
+    return np.array(flat, np.int32)
+
+
+def branch_of(index: int = 0, tokens: tuple[int, ...] = (20,)) -> Branch:
+    """A branch behind the prefix 1 2 3 with the prompt 4 5; `tokens` are its answer so far."""
+    one = request(prefix=[1, 2, 3])
+    one.prefix_owner, one.context, one.prefix_length = PREFIX, [1, 2, 3], 3
+    made = Branch(one, index, OWNER, 10, prompt=PromptTokens((4, 5)), stage=Stage.RUNNING)
+    made.start, made.length, made.tokens = 3, 5, list(tokens)
+    one.branches, one.root = ([], made) if index < 0 else ([made], None)
+    return made
+
+
+def after_path(branch: Branch, path: tuple[int, ...], bonus: int) -> Branch:
+    """The branch's tokens once a path is known; its counts have not moved yet."""
+    branch.tokens += [*path, bonus]
+    return branch
+
+
+def span(*tokens: int, position: int = 0) -> Span:
+    return Span(PREFIX, PREFIX, position, list(tokens))
+
+
+def queued(state: DraftState) -> list[tuple[int, int, list[int], list[float] | None]]:
+    """(owner, position, tokens, the first number of each row's feature)."""
+    for one in state.inbox:
+        assert one.root == PREFIX
+    return [
+        (
+            one.owner,
+            one.position,
+            [*one.tokens],
+            None if one.features is None else one.features[:, 0].tolist(),
+        )
+        for one in state.inbox
+    ]
+
+
+def started(kind: type[DraftState], branch: Branch) -> DraftState:
+    """After the forward of a whole prompt: flat rows 0 to 4, with the features 10 to 14."""
+    state, given = kind(), features(10, 11, 12, 13, 14)
+    state.prefix(branch.request, span(1, 2, 3), rows(0, 1, 2), given)
+    state.prompt(branch, rows(3, 4), given)
+    return state
+
+
+def test_features_of_a_forward_are_picked_by_row() -> None:
+    some = features(1, 2, 3).of(rows(2, 0))
+    assert some is not None and some[:, 0].tolist() == [3, 1]
+    assert Features(None).of(rows(0)) is None
+
+
+def test_a_drafter_without_a_pool_takes_nothing_in() -> None:
+    state = started(DraftState, branch_of())
+    assert not state.inbox and state.learn((), result(1), ()) == ()
+
+
+# -- EAGLE: a feature with the token after it ----------------------------------------------------
+
+
+def test_eagle_pairs_every_feature_with_the_token_after_it() -> None:
+    """The prefix's last feature meets the first token of each branch behind it."""
+    branch = branch_of()
+    state = started(PairState, branch)
+    assert isinstance(state, PairState)
+    assert queued(state) == [
+        (PREFIX, 0, [2, 3], [10, 11]),
+        (OWNER, 2, [4], [12]),
+        (OWNER, 3, [5, 20], [13, 14]),
+    ]
+    assert state.last[PREFIX][0] == 12 and state.last[OWNER][0] == 14
+
+
+def test_eagle_joins_the_parts_of_a_prefix() -> None:
+    branch = branch_of()
+    state = started(PairState, branch)
+    state.inbox.clear()
+    state.prefix(branch.request, span(30, 31, position=3), rows(0, 1), features(50, 51))
+    assert queued(state) == [(PREFIX, 2, [30], [12]), (PREFIX, 3, [31], [50])]
+    assert isinstance(state, PairState) and state.last[PREFIX][0] == 51
+
+
+def test_eagle_takes_a_path_in_up_to_the_next_root() -> None:
+    branch = branch_of()
+    state = started(PairState, branch)
+    state.inbox.clear()
+    state.path(after_path(branch, (21, 22), 23), rows(0, 2, 1), features(60, 61, 62))
+    assert queued(state) == [(OWNER, 5, [21, 22, 23], [60, 62, 61])]
+    assert isinstance(state, PairState) and state.last[OWNER][0] == 61
+
+
+def test_eagle_keeps_the_last_feature_of_an_outline_that_ended() -> None:
+    """What follows its last token is not known yet: whoever goes on there pairs it."""
+    root = branch_of(-1)
+    state = started(PairState, root)
+    state.inbox.clear()
+    after_path(root, (21,), 22).end(Finish.LENGTH)
+    state.path(root, rows(0, 1, 2), features(60, 61, 62))
+    assert queued(state) == [(OWNER, 5, [21, 22], [60, 61])]
+    state.promote(root)
+    assert isinstance(state, PairState)
+    assert OWNER not in state.last and state.last[PREFIX][0] == 62
+    assert [one.owner for one in state.inbox] == [PREFIX]
+
+
+# -- DFlash: every token with its own feature ----------------------------------------------------
+
+
+def test_dflash_takes_every_token_with_its_own_feature() -> None:
+    branch = branch_of()
+    state = started(FeatureState, branch)
+    assert queued(state) == [
+        (PREFIX, 0, [1, 2, 3], [10, 11, 12]),
+        (OWNER, 3, [4, 5], [13, 14]),
+    ]
+    state.inbox.clear()
+    state.path(after_path(branch, (21,), 22), rows(0, 2), features(60, 61, 62))
+    assert queued(state) == [(OWNER, 5, [20, 21], [60, 62])]
+
+
+# -- a small language model: the text ------------------------------------------------------------
+
+
+def test_a_language_model_reads_the_text_with_the_next_root() -> None:
+    branch = branch_of()
+    state = started(TextState, branch)
+    assert queued(state) == [(PREFIX, 0, [1, 2, 3], None), (OWNER, 3, [4, 5, 20], None)]
+    state.inbox.clear()
+    state.path(after_path(branch, (21,), 22), rows(0, 1), features(60, 61))
+    assert queued(state) == [(OWNER, 6, [21, 22], None)], "it has read the root already"
+
+
+def test_of_an_outline_that_ended_it_reads_what_has_rows() -> None:
+    root = branch_of(-1)
+    state = started(TextState, root)
+    state.inbox.clear()
+    after_path(root, (21,), 22).end(Finish.LENGTH)
+    state.path(root, rows(0, 1), Features(None))
+    assert queued(state) == [(OWNER, 6, [21], None)]
+
+
+def result(trees: int, side: list[list[int]] | None = None, nodes: int = 3) -> RoundResult:
+    """A round of which only what the drafter wrote down matters."""
+    none_S = np.zeros((trees, 0), np.int64)
+    side_SC = none_S if side is None else np.array(side, np.int64)
+    tokens_ST = np.zeros((trees, nodes), np.int64)
+    return RoundResult(tokens_ST, tokens_ST, none_S, tokens_ST, side_SC, none_S, none_S, none_S)
+
+
+def test_a_length_policy_learns_what_became_of_its_drafts() -> None:
+    settings = GammaSettings(gamma=4, gamma_policy=GammaPolicy.HEURISTIC, gamma_max=9)
+    branches = [branch_of(), branch_of()]
+    branches[1].owner = 9
+    state = TextState()
+    assert [one.gamma for one in state.plan_(branches, settings)] == [4, 4]
+    float_2, int_2 = torch.zeros(2, dtype=torch.float64), torch.tensor([4, 4])
+    bits_SC = packed(Lengths(float_2, float_2, float_2, float_2, int_2, int_2))
+    drafted_S1 = torch.tensor([[4], [4]])
+    round_ = result(2, torch.cat([bits_SC, drafted_S1], dim=1).tolist())
+    records = state.learn(branches, round_, [[0, 1, 2, 3, 4], [0, 1]])
+    assert [(one.gamma, one.accepted) for one in records] == [(4, 4), (4, 1)]
+    assert [one.gamma for one in state.plan_(branches, settings)] == [6, 3]
+    state.forget([OWNER])
+    assert [one.gamma for one in state.plan_(branches, settings)] == [4, 3]
+
+
+# -- all that have a pool ------------------------------------------------------------------------
+
+
+@POOLED
+def test_the_rows_of_an_answer_that_ended_are_not_taken_in(kind: type[DraftState]) -> None:
+    branch = branch_of()
+    state = started(kind, branch)
+    before = queued(state)
+    after_path(branch, (21,), 22).end(Finish.LENGTH)
+    state.path(branch, rows(0, 1), features(60, 61))
+    assert queued(state) == before
+
+
+@POOLED
+def test_an_outline_becomes_a_part_of_the_prefix(kind: type[DraftState]) -> None:
+    root = branch_of(-1)
+    state = started(kind, root)
+    before = queued(state)
+    state.promote(root)
+    assert queued(state) == [(PREFIX, *rest) for _, *rest in before]
+
+
+@POOLED
+def test_nothing_of_segments_that_are_given_back_stays(kind: type[DraftState]) -> None:
+    state = started(kind, branch_of())
+    state.forget([OWNER])
+    assert {one.owner for one in state.inbox} == {PREFIX}
+    state.forget(iter([PREFIX]))
+    assert not state.inbox
+    assert not getattr(state, "last", None) and not getattr(state, "lengths", None)
+
+
+# -- n-grams -------------------------------------------------------------------------------------
+
+
+def repeated(tokens: tuple[int, ...] = (1, 2)) -> Branch:
+    """Its text is 1 2 3 4 5 and then `tokens`: what followed 1 2 before was a 3."""
+    return branch_of(tokens=tokens)
+
+
+def test_lookup_drafts_what_followed_in_the_branchs_own_text() -> None:
+    state, branch = NgramState(), repeated()
+    tree = state.lookup_(branch, nodes=3, levels=3, longest=2, width=1)
+    assert tree.tokens == (3, 4, 5)
+    branch.tokens += [3, 9, 1, 2, 3]
+    assert state.lookup_(branch, nodes=2, levels=1, longest=2, width=2).tokens == (4, 9)
+    assert len(state.indices[OWNER]) == branch.size, "only what is new is read"
+
+
+def test_counts_of_a_request_know_its_prompt() -> None:
+    state, branch = NgramState(), repeated()
+    tree = state.count_(branch, nodes=2, levels=2, longest=2, width=1, scope="request")
+    assert tree.tokens == (3, 4)
+
+
+def test_what_else_the_target_found_likely_is_counted_along_the_path() -> None:
+    state, branch = NgramState(), repeated((9,))
+    state.count_(branch, nodes=1, levels=1, longest=1, width=2, scope="branch")
+    side = [[60, 61, 62, 63, 64, 65]]  # two best tokens after each of three nodes
+    state.learn([branch], result(1, side), [[0, 2]])
+    branch.tokens += [60, 64]
+    state.count_(branch, nodes=1, levels=1, longest=1, width=2, scope="branch")
+    branch.tokens += [9]
+    found = state.count_(branch, nodes=2, levels=1, longest=1, width=2, scope="branch")
+    assert set(found.tokens) == {60, 61}, "61 was likely where 60 was taken"
+
+
+def test_a_request_that_ended_leaves_nothing_behind() -> None:
+    state, branch = NgramState(), repeated()
+    state.lookup_(branch, nodes=3, levels=3, longest=2, width=1)
+    state.count_(branch, nodes=2, levels=2, longest=2, width=1, scope="request")
+    side = [[60, 61, 62, 63, 64, 65]]
+    state.learn([branch], result(1, side), [[0]])
+    state.close(branch.request)
+    assert not state.indices and not state._counted and not state._fillers and not state._open

@@ -1,0 +1,220 @@
+"""Which rows a forward gets: prompts, forks behind a shared text, trees and newcomers together."""
+
+import numpy as np
+import pytest
+from helpers.managers import (
+    chain,
+    commit_,
+    fan_out_,
+    manager,
+    proposal,
+    request,
+    running,
+)
+
+from specsot.ops.kv.slots import FREE
+from specsot.states.layout.layout import Span
+from specsot.states.requests.batch import Batch
+from specsot.states.requests.branch import Finish, Stage
+
+LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching"])
+
+
+def spans(batch: Batch) -> list[tuple[int, int, list[int], bool]]:
+    """(owner, position, tokens, whether a root token is drawn behind it)."""
+    return [(s.owner, s.position, list(s.tokens), s.draws) for s in batch.spans]
+
+
+def tokens_at(batch: Batch, rows: np.ndarray) -> list[int]:
+    found: list[int] = batch.rows.tokens_BQ.view(-1)[rows.astype(np.int64)].tolist()
+    return found
+
+
+@LAYOUTS
+def test_a_prompt_is_the_shared_prefix_and_the_first_branch_behind_it(layout: str) -> None:
+    made, one = manager(layout), request(prefix=[5, 6, 7], tail=[8, 9])
+    made.submit(one)
+    batch = made.open_requests_()
+    (branch,) = one.branches
+    assert (batch.ran, batch.newcomers, batch.opened) == ((), (branch,), (one,))
+    assert batch.everyone == (branch,)
+    assert spans(batch) == [
+        (one.prefix_owner, 0, [5, 6, 7], False),
+        (branch.owner, 3, [8, 9], True),
+    ]
+    assert [span.root for span in batch.spans] == [one.prefix_owner] * 2
+    assert batch.rows.tokens_BQ.tolist() == [[5, 6, 7, 8, 9]]
+    assert batch.rows.positions_BQ.tolist() == [[0, 1, 2, 3, 4]]
+    assert batch.rows.tips_R.tolist() == [4]
+    assert batch.rows.owner_N.tolist() == [one.prefix_owner] * 3 + [branch.owner] * 2
+    assert (branch.stage, branch.start, branch.length) == (Stage.RUNNING, 3, 3)
+    assert (one.prefix_length, one.context) == (3, [5, 6, 7])
+    assert made.table.segments.path(branch.owner) == [branch.owner, one.prefix_owner]
+    assert not made.kv.committed.any(), "nothing is history before it was computed"
+
+
+def test_two_requests_begin_in_one_forward() -> None:
+    made = manager()
+    for key in ("a", "b"):
+        made.submit(request(key, prefix=[5], tail=[6]))
+    batch = made.open_requests_()
+    assert [branch.name for branch in batch.newcomers] == ["a/1", "b/1"]
+    assert [one.key for one in batch.opened] == ["a", "b"]
+    assert batch.rows.tokens_BQ.tolist() == [[5, 6, 5, 6]]
+    assert [m.rows.tolist() for m in batch.rows.members] == [[0, 1], [2, 3]]
+    assert [m.roots for m in batch.rows.members] == [(r.prefix_owner,) for r in batch.opened]
+
+
+def test_in_rows_of_their_own_shorter_prompts_are_padded_on_the_left() -> None:
+    made = manager("batching")
+    made.submit(request("a", tail=[5, 6, 7]))
+    made.submit(request("b", tail=[8]))
+    batch = made.open_requests_()
+    assert batch.rows.tokens_BQ.tolist() == [[5, 6, 7], [0, 0, 8]]
+    assert batch.rows.slots_BQ[1].tolist() == [made.kv.scratch] * 2 + [made.kv.capacity]
+    assert (batch.placed.paddings, batch.placed.padding) == ((0, 2), 2)
+    assert batch.rows.tips_R.tolist() == [2, 5]
+
+
+class Anything:
+    """A grammar that forbids nothing."""
+
+    def is_legal(self, token: int) -> bool:
+        return True
+
+    def advance(self, token: int) -> None: ...
+    def rollback(self, count: int) -> None: ...
+    def forced(self) -> list[int]:
+        return []
+
+
+def test_an_outline_is_written_by_a_root_branch_under_its_grammar() -> None:
+    made = manager()
+    one = request(prefix=[5], outline_budget=6, new_matcher=Anything)
+    made.submit(one)
+    batch = made.open_requests_()
+    assert one.stage is Stage.OUTLINE and one.root is not None and not one.branches
+    assert batch.newcomers == (one.root,)
+    assert (one.root.index, one.root.budget) == (-1, 6)
+    assert batch.spans[-1].bound and batch.rows.bound_tips == (0,)
+
+
+def test_a_given_outline_is_read_and_nothing_is_drawn_behind_it() -> None:
+    made = manager()
+    one = request(prefix=[5], tail=[6], outline_budget=6, given=object(), given_ids=[7, 7])
+    made.submit(one)
+    batch = made.open_requests_()
+    assert spans(batch)[-1][2:] == ([6, 7, 7], False)
+    assert batch.rows.tips_R.tolist() == []
+
+
+def test_a_given_outline_that_nobody_shares_is_not_read_at_all() -> None:
+    made = manager(share_outline=False)
+    one = request(prefix=[5], outline_budget=6, given=object(), given_ids=[7, 7])
+    made.submit(one)
+    batch = made.open_requests_()
+    assert one.root is not None and one.root.finish is Finish.STOP
+    assert batch.newcomers == () and batch.opened == (one,)
+    assert spans(batch) == [(one.prefix_owner, 0, [5], False)]
+
+
+@LAYOUTS
+def test_branches_start_behind_what_all_their_prompts_begin_with(layout: str) -> None:
+    made, one = manager(layout), request(prefix=[5, 6], tail=[7], outline_budget=4)
+    (root,) = running(made, one, first=30)
+    root.end(Finish.STOP)
+    first, second = fan_out_(made, one, [30, 40], [[41], [42, 43]])
+    batch = made.fork_()
+    assert (batch.newcomers, batch.opened) == ((first, second), ())
+    assert spans(batch) == [
+        (one.prefix_owner, 3, [30, 40], False),
+        (first.owner, 5, [41], True),
+        (second.owner, 5, [42, 43], True),
+    ]
+    assert one.prefix_length == 5 and one.context == [5, 6, 7, 30, 40]
+    assert not len(one.hoist), "it is a part of the prefix now"
+    prefix, *own = batch.placed.spans
+    copies = 1 if layout == "bim" else 2
+    assert prefix.slots_Cn.shape == (copies, 2), "every row of the pool has it"
+    rows = [1] * 3 if layout == "bim" else [1, 1, 2]
+    assert [len(s.slots_Cn) for s in (*own, prefix)] == [1, 1, rows[-1]]
+    assert [tokens_at(batch, s.rows) for s in (prefix, *own)] == [[30, 40], [41], [42, 43]]
+    for flat in prefix.flat_Cn:
+        assert tokens_at(batch, flat) == [30, 40]
+    assert made.kv.ledger.bytes["fork"] == (0 if layout == "bim" else 3 * made.kv.slot_bytes)
+
+
+@LAYOUTS
+def test_trees_and_newcomers_share_a_forward(layout: str) -> None:
+    made = manager(layout, "ngram")
+    old = running(made, request("a", tail=[5, 6]), request("b", tail=[5]))
+    made.submit(request("c", tail=[8, 9, 9]))
+    batch = made.admit_(proposal(chain(50, 51), [(60, -1), (61, -1)]))
+    (new,) = batch.newcomers
+    assert batch.ran == tuple(old) and batch.opened == (new.request,)
+    assert batch.everyone == (*old, new)
+    assert [tokens_at(batch, rows) for rows in batch.placed.tree_rows] == [
+        [20, 50, 51],
+        [21, 60, 61],
+    ]
+    assert batch.rows.of_trees(batch.rows.positions_BQ).tolist() == [[2, 3, 4], [1, 2, 2]]
+    assert tokens_at(batch, batch.placed.spans[0].rows) == [8, 9, 9]
+    for branch, slots in zip(old, batch.placed.tree_slots, strict=True):
+        assert (made.kv.owner[slots] == branch.owner).all() and not made.kv.committed[slots].any()
+    rows = batch.placed.tree_slots[:, 0] // made.kv.capacity
+    assert rows.tolist() == ([0, 0] if layout == "bim" else [0, 1])
+    assert batch.rows.tokens_BQ.shape == ((1, 9) if layout == "bim" else (3, 3))
+
+
+def test_a_round_of_trees_alone_opens_nobody() -> None:
+    made = manager(drafter="ngram")
+    running(made, request("a"))
+    made.submit(request("b"))
+    batch = made.tree_rows_(proposal(chain(50)))
+    assert [branch.name for branch in batch.ran] == ["a/1"]
+    assert (batch.newcomers, batch.opened, batch.spans) == ((), (), ())
+
+
+def test_trees_that_a_grammar_restricts_are_named() -> None:
+    made = manager(drafter="ngram")
+    first, second = running(made, request("a"), request("b"))
+    second.matcher = Anything()
+    batch = made.tree_rows_(proposal(chain(50), chain(51)))
+    assert batch.ran == (first, second) and batch.rows.bound_trees == (1,)
+
+
+def test_a_budget_is_cut_to_what_the_model_can_hold() -> None:
+    made, one = manager(max_positions=12), request(prefix=[5] * 4, tail=[6] * 3, budget=10)
+    made.submit(one)
+    (branch,) = made.open_requests_().newcomers
+    assert (branch.budget, branch.note) == (5, "cut to the model's 12")
+
+
+def test_a_forward_that_nobody_starts_in_has_no_rows() -> None:
+    made = manager()
+    batch = made.open_requests_()
+    assert batch.everyone == () and batch.rows.tokens_BQ.numel() == 0
+    assert (made.kv.owner == FREE).all()
+
+
+def test_a_request_that_opened_in_the_same_round_is_decoded_further() -> None:
+    """Tips move on: the next round's trees begin at the token that was drawn."""
+    made = manager(drafter="ngram")
+    (branch,) = running(made, request(tail=[5, 6]))
+    batch = made.tree_rows_(proposal(chain()))
+    assert tokens_at(batch, batch.placed.tree_rows[0]) == [20]
+    assert batch.rows.positions_BQ.tolist() == [[2]]
+    assert made.placer.trees(proposal(chain())).positions == [branch.length]
+
+
+def test_a_span_knows_its_positions() -> None:
+    assert Span(0, 0, 3, [7, 7, 7]).positions == [3, 4, 5]
+
+
+def test_nothing_is_committed_twice() -> None:
+    """What a batch placed is committed once; the next batch is placed anew."""
+    made = manager()
+    made.submit(request())
+    batch = made.open_requests_()
+    commit_(made, batch, [20])
+    assert made.open_requests_().rows.tokens_BQ.numel() == 0
