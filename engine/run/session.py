@@ -1,18 +1,23 @@
 """From a graph, models and prompts to a run: everything allocated once, nothing global."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import torch
 
 from ...models.files import ModelError
 from ...ops.host import HostReader
+from ...ops.kv.pool import KVCache
 from ...ops.sampling.settings import SamplingRules
+from ...states.graph.drafter_spec import Drafter
 from ...states.graph.graph import Graph
 from ...states.graph.program import Program
 from ...states.graph.source import GraphError
 from ...states.machine import Run
 from ...states.requests.blending import BlendState
 from ...states.requests.branch import Request
+from ...states.requests.drafting import Drafting, OutlineSide
 from ...states.requests.folding import FoldState
 from ...states.requests.manager import BranchStateManager
 from ...states.requests.prompt_builder import PromptBuilder
@@ -26,9 +31,10 @@ from ...states.text.template import load_template
 from ...states.trace import Sink
 from ..chunks.cache import ChunkLibrary, chunks_for
 from ..chunks.store import ChunkStore
-from ..models import Models, new_pool
-from ..prepare.environment import embedded_folder
+from ..models import Models, new_pool, with_drafter
+from ..prepare.environment import embedded_folder, model_folder
 from ..prepare.inputs import Prompt
+from ..prepare.job import EMBEDDED
 
 
 class Session:
@@ -57,6 +63,7 @@ class Session:
             reason = f"graph {graph.name!r} needs a {graph.drafter.kind} drafter; none was given"
             raise ModelError(program.source.file, reason)
         self.program, self.models, self.seed = program, models, seed
+        self.outline_drafter = self._outline_drafter()
         self.budget = max_new_tokens or graph.limits.max_new_tokens
         self.outline = outline
         self.sampling = self._sampling()
@@ -66,6 +73,15 @@ class Session:
         found = graph.skeleton.found if graph.skeleton is not None else 0
         most = graph.blend.chunk_tokens if graph.blend is not None else CHUNK_TOKENS
         self.reading = PromptBuilder(self.prompts, found, most)
+
+    def _outline_drafter(self) -> Any:
+        """The drafter that outlines have for themselves, loaded; None without one."""
+        skeleton = self.program.graph.skeleton
+        if skeleton is None or skeleton.drafter is None or not skeleton.drafter.has_model:
+            return None
+        kind = skeleton.drafter.kind
+        folder = model_folder(getattr(skeleton.drafter, "model", None) or EMBEDDED, kind)
+        return with_drafter(self.models, folder, kind).drafter
 
     def _sampling(self) -> SamplingRules:
         """The graph's rules, whose token ids the model must know."""
@@ -150,36 +166,63 @@ class Session:
         """A fresh blackboard: pools allocated once, at fixed addresses."""
         graph, models = self.program.graph, self.models
         drafter = models.drafter if graph.drafter.has_model else None
-        capacity, active = graph.layout.capacity, graph.layout.max_active
-        rows = active if graph.layout.kind == "batching" else 1
-        kv = new_pool(models.target, capacity, rows, models)
-        scratch = graph.drafter.scratch * (active // rows)
-        kv_draft = None
-        if drafter is not None:
-            kv_draft = new_pool(drafter, capacity + scratch, rows, models)
+        outlines = graph.skeleton.drafter if graph.skeleton is not None else None
+        rows = graph.layout.max_active if graph.layout.kind == "batching" else 1
+        kv = new_pool(models.target, graph.layout.capacity, rows, models)
+        kv_draft = self._draft_pool(graph.drafter, drafter, rows)
+        kv_outline = self._draft_pool(outlines, self.outline_drafter, rows)
         limits = RunLimits(
             graph.layout,
             graph.drafter,
             graph.skeleton is None or graph.skeleton.share == "outline",
             models.target.max_positions,
             models.target.vocab_size,
+            outlines,
         )
         blend = None
         if self.maker is not None and graph.blend is not None:
             library = ChunkLibrary(self.maker, graph.blend.collect)
             blend = BlendState(graph.blend.settings, library)
         build, fold = self.reading.branch, self._folding()
-        branches = BranchStateManager(kv, kv_draft, limits, build, blend, fold, graph.beam)
+        branches = BranchStateManager(
+            kv, kv_draft, limits, build, blend, fold, graph.beam, kv_outline
+        )
+        drafting, *others = branches.draftings
+        side = OutlineSide(self.outline_drafter, kv_outline, others[0]) if others else None
         return {
             "branches": branches,
+            "drafting": drafting,
+            "outline_side": side,
             "target": models.target,
             "drafter": drafter,
             "kv": kv,
             "kv_draft": kv_draft,
             "host": HostReader(),
             "prompts": self.prompts,
-            "taps": tuple(getattr(drafter, "tap_ids", ())),
+            "taps": _taps(branches.draftings, (drafter, self.outline_drafter), models),
         }
+
+    def _draft_pool(self, block: Drafter | None, drafter: Any, rows: int) -> KVCache | None:
+        """A drafter's pool, with room for the rows that it throws away; None without a model."""
+        if block is None or drafter is None:
+            return None
+        layout = self.program.graph.layout
+        scratch = block.scratch * (layout.max_active // rows)
+        return new_pool(drafter, layout.capacity + scratch, rows, self.models)
+
+
+def _taps(
+    draftings: Sequence[Drafting], drafters: Sequence[Any], models: Models
+) -> tuple[int, ...]:
+    """Which of the target's hidden states the drafters read; each is told which are its own."""
+    wanted = [sorted(getattr(drafter, "tap_ids", ())) for drafter in drafters[: len(draftings)]]
+    taps = sorted({tap for own in wanted for tap in own})
+    size = torch.arange(models.target.hidden_size, device=models.device)
+    for drafting, own in zip(draftings, wanted, strict=True):
+        if own and own != taps:
+            columns = [size + taps.index(tap) * len(size) for tap in own]
+            drafting.memory.columns_F = torch.cat(columns)
+    return tuple(taps)
 
 
 def prompt_book(graph: Graph, models: Models) -> PromptBook:

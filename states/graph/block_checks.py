@@ -103,3 +103,19 @@ def check_sampling(graph: Graph, src: Source) -> Iterator[Problem]:
         made = which.get(drafter.draws_as, "of draws without replacement")
         message = f"rule {rule!r} does not fit: {how} {made}, which takes {' or '.join(fitting)}"
         yield src.problem(("sampling", "rule"), message)
+
+
+def check_two_drafters(graph: Graph, src: Source) -> Iterator[Problem]:
+    """What outlines and parts that are drafted for by different drafters cannot have."""
+    assert graph.skeleton is not None
+    both = {("skeleton", "drafter"): graph.skeleton.drafter, ("drafter",): graph.drafter}
+    for place, drafter in both.items():
+        for name in ("rows_per_round", "filler_top_k"):
+            if (getattr(drafter, name, None) or 1) > 1:
+                message = "must be left out where outlines have a drafter of their own"
+                yield src.problem((*place, name), message, key=True)
+    at = ("skeleton", "drafter")
+    if graph.sampling.accept == "rejection":
+        yield src.problem(at, "a second drafter takes `sampling.accept: match`", key=True)
+    if graph.blend is not None:
+        yield src.problem(at, "cached documents (`blend`) take one drafter", key=True)

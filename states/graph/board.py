@@ -27,6 +27,8 @@ VOCABULARY: tuple[Key, ...] = (
     Key("target", "run", "Target: the model whose output counts"),
     Key("drafter", "run", "the drafting model, None for drafters without one"),
     Key("kv", "run", "KVCache: the target's pool and slot table"),
+    Key("drafting", "run", "Drafting: whom the drafter drafts for, what it remembers"),
+    Key("outline_side", "run", "OutlineSide: a second drafter, for outlines, or None"),
     Key("kv_draft", "run", "KVCache: the drafter's pool, None for drafters without one"),
     Key("host", "run", "HostReader: the only way from device values to host ints"),
     Key("prompts", "run", "PromptBook: templates and tokenizer, the text side of a run"),

@@ -1,10 +1,18 @@
 """From a parsed file to a `Program`: schema, checks stage by stage, ops resolved."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from ...ops.registry import OpTable, Room, read_table
-from .block_checks import check_beam, check_blend, check_documents, check_merge, check_sampling
+from .block_checks import (
+    check_beam,
+    check_blend,
+    check_documents,
+    check_merge,
+    check_sampling,
+    check_two_drafters,
+)
 from .board import RUN_KEYS
 from .checks import MISSING, check_names, check_sizes, find_setting, with_named_functions
 from .flow import check_dataflow, check_progress, check_shape
@@ -44,7 +52,12 @@ def load_program(
     override(source, sets)
     graph = validate(source)
     table, unread = with_named_functions(graph, source, table)
-    blocks = (check_sizes(graph, source), check_sampling(graph, source))
+    blocks = [check_sizes(graph, source), check_sampling(graph, source)]
+    if graph.outline_graph is not None:
+        blocks += [
+            check_names(graph.outline_graph, source, table),
+            check_two_drafters(graph, source),
+        ]
     search = check_beam(graph, source, table)
     reading = [check(graph, source) for check in (check_blend, check_documents, check_merge)]
     _report(unread, check_names(graph, source, table), *blocks, *reading, search)
@@ -62,6 +75,22 @@ def _report(*checks: Iterable[Problem]) -> None:
 
 
 def _resolve(graph: Graph, source: Source, table: OpTable, state: str) -> tuple[OpStep, ...]:
+    """A state's ops; those that belong to a drafter also for the drafter of outlines."""
+    steps = _own_steps(graph, source, table, state)
+    if graph.outline_graph is None:
+        return steps
+    twins = _own_steps(graph.outline_graph, source, table, state)
+    return tuple(
+        replace(step, outline=twin) if "drafting" in step.entry.reads or _drafts(step) else step
+        for step, twin in zip(steps, twins, strict=True)
+    )
+
+
+def _drafts(step: OpStep) -> bool:
+    return not {"draft_rows", "frontier"}.isdisjoint(step.entry.reads)
+
+
+def _own_steps(graph: Graph, source: Source, table: OpTable, state: str) -> tuple[OpStep, ...]:
     steps = []
     for i, call in enumerate(graph.states[state].ops):
         entry = table.find(call.op, graph.layout.kind, graph.drafter.kind)

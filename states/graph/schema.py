@@ -22,6 +22,9 @@ STATE_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 PREFIXES = ("to_", "may_", "is_", "on_enter_", "on_exit_")
 
 
+OUTLINE_DRAFTER: Path = ("skeleton", "drafter")
+
+
 def validate(source: Source) -> Graph:
     """Build the graph.
 
@@ -126,12 +129,13 @@ def _wrong_name(name: Any) -> str:
 
 def _kinds(source: Source) -> Iterator[Problem]:
     """Unknown kinds of layout and drafter; pydantic's own words name its internals."""
-    for block, kinds in KINDS.items():
-        given = source.data.get(block)
-        kind = given.get("kind") if isinstance(given, dict) else None
+    for place in (*((block,) for block in KINDS), OUTLINE_DRAFTER):
+        block = str(place[-1])
+        kinds = KINDS[block]
+        kind = _kind_at(place, source.data)
         if kind is None or (isinstance(kind, str) and kind in kinds):
             continue
-        at, known = (block, "kind"), [*kinds, *(installed_kinds() if block == "drafter" else ())]
+        at, known = (*place, "kind"), [*kinds, *(installed_kinds() if block == "drafter" else ())]
         if not isinstance(kind, str):
             yield source.problem(at, f"must be one of: {', '.join(known)}")
         elif kind not in known:
@@ -139,15 +143,22 @@ def _kinds(source: Source) -> Iterator[Problem]:
             yield source.problem(at, f"no {block} {quoted(kind)}{there}")
 
 
+def _kind_at(place: Path, data: Any) -> Any:
+    """What a block says under `kind`, None if it says nothing."""
+    for key in (*place, "kind"):
+        data = data.get(key) if isinstance(data, dict) else None
+    return data
+
+
 def _model_at(loc: Path, data: Any) -> type[BaseModel] | None:
     """The model that a mapping at `loc` of a graph becomes."""
     if not loc:
         return Graph
-    if loc[0] in KINDS:
-        kind = data.get(loc[0], {}).get("kind")
+    if loc[0] in KINDS or loc[:2] == OUTLINE_DRAFTER:
+        kind = _kind_at(loc[:2] if loc[:2] == OUTLINE_DRAFTER else loc[:1], data)
         if not isinstance(kind, str):
             return None
-        return drafter_class(kind) if loc[0] == "drafter" else LAYOUTS.get(kind)
+        return LAYOUTS.get(kind) if loc[0] == "layout" else drafter_class(kind)
     if loc[0] == "states":
         return StateSpec if len(loc) == 2 else Call
     return _PLAIN_BLOCKS.get(str(loc[0]))
@@ -185,10 +196,11 @@ def _extra(key: str, parent: Path, model_at: Any, data: Any) -> str:
     model: type[BaseModel] | None = model_at(parent, data)
     known = [f.alias or name for name, f in model.model_fields.items()] if model else []
     known += [EXTENDS] if model is Graph else []
-    other = [k for k, m in KINDS.get(str(parent[-1:] and parent[0]), {}).items() if _has(m, key)]
+    block = str(parent[-1]) if len(parent) == 1 or parent == OUTLINE_DRAFTER else ""
+    other = [k for k, m in KINDS.get(block, {}).items() if _has(m, key)]
     if other:
-        mine = data[parent[0]].get("kind")
-        return f"{quoted(key)} belongs to the {parent[0]} {' or '.join(other)}, this is {mine}"
+        mine = _kind_at(parent, data)
+        return f"{quoted(key)} belongs to the {block} {' or '.join(other)}, this is {mine}"
     return f"unknown key {quoted(key)}{hint(key, known)}"
 
 

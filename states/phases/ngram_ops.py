@@ -7,7 +7,7 @@ from ...ops.draft.host_tree import pack
 from ...ops.registry import op
 from ...ops.types import Proposal
 from ..requests.branch import Branch
-from ..requests.manager import BranchStateManager
+from ..requests.drafting import Drafting
 from ..requests.ngram_state import NgramState
 
 
@@ -19,7 +19,7 @@ def expand_root_(draft_rows: tuple[Branch, ...]) -> tuple[Branch, ...]:
 
 @op("draft.grow_tree_", drafters="ngram", writes="proposal", drops="frontier")
 def grow_tree_(
-    branches: BranchStateManager,
+    drafting: Drafting,
     frontier: tuple[Branch, ...],
     *,
     method: str,
@@ -30,11 +30,11 @@ def grow_tree_(
     scope: str,
 ) -> Proposal:
     """What followed the last tokens of each branch before, as a tree."""
-    memory = branches.draft
+    memory = drafting.memory
     assert isinstance(memory, NgramState)
     count = nodes_for(nodes, len(frontier))
     if method == "lookup":
         trees = [memory.lookup_(one, count, levels, longest, width) for one in frontier]
     else:
         trees = [memory.count_(one, count, levels, longest, width, scope) for one in frontier]
-    return pack(trees, branches.kv.data.device)
+    return pack(trees, drafting.device)

@@ -11,6 +11,7 @@ from ...ops.verify.first_tokens import FirstTokens
 from ...ops.verify.verify import Accepted
 from ..requests.batch import Batch
 from ..requests.branch import Branch, RoundSummary
+from ..requests.drafting import Drafting
 from ..requests.manager import BranchStateManager
 
 
@@ -96,11 +97,9 @@ def commit_(
 
 
 @op("branch.intake_", writes="draft_rows")
-def intake_(
-    branches: BranchStateManager, *, attention: str = "auto"
-) -> DraftRows | tuple[Branch, ...]:
+def intake_(drafting: Drafting, *, attention: str = "auto") -> DraftRows | tuple[Branch, ...]:
     """Everything committed since the drafter's last forward, of all branches, as its rows.
 
     A drafter without a pool takes no rows in: it gets the active branches.
     """
-    return branches.intake_(attention)
+    return drafting.intake_(attention)

@@ -11,12 +11,12 @@ from ...ops.kv.pool import KVCache
 from ...ops.registry import op
 from ...ops.types import DraftRows, Proposal, Target
 from ..requests.draft_state import TextState
-from ..requests.manager import BranchStateManager
+from ..requests.drafting import Drafting
 
 
 @op("draft.expand_root_", drafters="vanilla", writes="frontier", drops="draft_rows")
 def expand_root_(
-    branches: BranchStateManager,
+    drafting: Drafting,
     drafter: Target,
     draft_rows: DraftRows,
     kv_draft: KVCache,
@@ -32,11 +32,11 @@ def expand_root_(
     """Catch up with what was committed, in one forward, and plan how much to draft."""
     egag = (egag_mode, egag_ema_beta, egag_h_ref)
     lengths = GammaSettings.of(gamma, gamma_policy, gamma_min, gamma_max, *egag)
-    memory = branches.draft
+    memory, active = drafting.memory, drafting.active
     assert isinstance(memory, TextState)
-    remaining = [b.budget - len(b.tokens) for b in branches.active]
+    remaining = [b.budget - len(b.tokens) for b in active]
     remaining_S = torch.tensor(remaining, device=kv_draft.data.device)
-    states = memory.plan_(branches.active, lengths)
+    states = memory.plan_(active, lengths)
     return catch_up_(drafter, draft_rows, kv_draft, lengths, states, remaining_S)
 
 

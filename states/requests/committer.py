@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ...ops.blend.blend import BlendReport
+from ...ops.draft.gamma import GammaRecord
 from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
@@ -13,7 +14,8 @@ from ...ops.verify.verify import Accepted
 from .batch import Batch
 from .blending import BlendState, picked_rows
 from .branch import Branch, Finish, RoundSummary
-from .draft_state import DraftState, Features
+from .draft_state import Features
+from .drafting import Drafting
 from .explain import explain
 from .folding import FoldState
 from .rounds import Pick, RoundResult, Walk, bound_path, free_path, legal_pick, read_round, take
@@ -25,11 +27,11 @@ class Committer:
     def __init__(
         self,
         pools: Sequence[KVCache],
-        draft: DraftState,
+        draftings: Sequence[Drafting],
         fold: FoldState | None,
         blend: BlendState | None,
     ) -> None:
-        self.kv, self.pools, self.draft = pools[0], pools, draft
+        self.kv, self.pools, self.draftings = pools[0], pools, draftings
         self.fold, self.blend = fold, blend
 
     def commit_(
@@ -56,7 +58,7 @@ class Committer:
             self._keep(branch, slots, rows, features)
         self.kv.release_(placed.fresh[~self.kv.committed[placed.fresh]])
         self._commit_spans(batch, result, roots, features, pick)
-        gamma = self.draft.learn(batch.ran, result, [walk.nodes for walk in walks])
+        gamma = self._learn(batch.ran, result, [walk.nodes for walk in walks])
         blend = None
         if report is not None and self.blend is not None and batch.rows.blend is not None:
             blend = self.blend.mark_(report, batch.spans, placed, batch.rows.blend, result.picked_P)
@@ -75,6 +77,22 @@ class Committer:
             explain(batch.ran, walks, result, figures, batch.rows.bound_trees),
             blend,
         )
+
+    def _takers(self, branch: Branch) -> list[Drafting]:
+        """Who takes in a branch's rows: an outline's become those of everybody."""
+        return [one for one in self.draftings if one.serves(branch) or branch.is_root]
+
+    def _learn(
+        self, ran: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
+    ) -> tuple[GammaRecord, ...]:
+        """Every drafter is told of its own trees."""
+        records: list[GammaRecord] = []
+        for drafting in self.draftings:
+            own = [at for at, branch in enumerate(ran) if drafting.serves(branch)]
+            mine = result if len(own) == len(ran) else result.some(own)
+            trees = [ran[at] for at in own]
+            records += drafting.memory.learn(trees, mine, [paths[at] for at in own])
+        return tuple(records)
 
     def _walk(
         self,
@@ -102,7 +120,8 @@ class Committer:
         """Commit the rows of a path, queue the drafter's rows."""
         positions = range(branch.length, branch.length + len(slots))
         self.kv.commit_(slots, positions, branch.owner, branch.request.prefix_owner)
-        self.draft.path(branch, rows, features)
+        for drafting in self._takers(branch):
+            drafting.memory.path(branch, rows, features)
         self._remember(branch, rows, features)
         branch.kept += len(slots)
         branch.length += len(slots)
@@ -119,7 +138,8 @@ class Committer:
             for slots_n in slots.slots_Cn:
                 self.kv.commit_(slots_n, span.positions)
             if span.owner in by_prefix:
-                self.draft.prefix(by_prefix[span.owner], span, slots.rows, features)
+                for drafting in self.draftings:
+                    drafting.memory.prefix(by_prefix[span.owner], span, slots.rows, features)
                 continue
             branch = by_owner[span.owner]
             if span.bound and branch.matcher is not None:
@@ -134,7 +154,8 @@ class Committer:
                 take(branch, [token])
             else:
                 branch.end(Finish.STOP)
-            self.draft.prompt(branch, slots.rows, features)
+            for drafting in self._takers(branch):
+                drafting.memory.prompt(branch, slots.rows, features)
             self._remember(branch, slots.rows, features)
 
     def _remember(self, branch: Branch, rows: Ints, features: Features) -> None:

@@ -23,12 +23,13 @@ class Features:
     def __init__(self, features_QF: Tensor | None) -> None:
         self.features_QF = features_QF
 
-    def of(self, rows: Ints) -> Tensor | None:
-        """[R, F] of these rows."""
+    def of(self, rows: Ints, columns_F: Tensor | None = None) -> Tensor | None:
+        """[R, F] of these rows, all columns of them or some."""
         if self.features_QF is None:
             return None
         index = torch.tensor(rows, dtype=torch.int64, device=self.features_QF.device)
-        return self.features_QF.index_select(0, index)
+        features_RF = self.features_QF.index_select(0, index)
+        return features_RF if columns_F is None else features_RF.index_select(1, columns_F)
 
 
 def rows_needed(branch: Branch) -> bool:
@@ -41,10 +42,12 @@ class DraftState:
 
     Attributes:
         inbox: rows that the drafter has yet to take in.
+        columns_F: int64, which of the target's features are its own, if it has not asked for all.
     """
 
     def __init__(self) -> None:
         self.inbox: list[PendingRows] = []
+        self.columns_F: Tensor | None = None
 
     # -- what a forward of the target committed ---------------------------------------------------
 
@@ -83,6 +86,9 @@ class DraftState:
     def close(self, request: Request) -> None:
         """A request is done."""
 
+    def _features(self, features: Features, rows: Ints) -> Tensor | None:
+        return features.of(rows, self.columns_F)
+
     def _queue(
         self,
         owner: int,
@@ -118,7 +124,7 @@ class PairState(DraftState):
         self.last: dict[int, Tensor] = {}
 
     def prefix(self, request: Request, span: Span, rows: Ints, features: Features) -> None:
-        features_RF, owner = _given(features.of(rows)), span.owner
+        features_RF, owner = _given(self._features(features, rows)), span.owner
         shared = self.last.get(owner)
         if shared is not None:
             self._queue(owner, owner, span.position - 1, span.tokens[:1], shared[None])
@@ -130,12 +136,12 @@ class PairState(DraftState):
         if shared is not None:
             self._queue_branch(branch, branch.start - 1, branch.prompt[:1], shared[None])
         following = [*branch.prompt[1:], *branch.tokens]
-        self._pair(branch, branch.start, following, _given(features.of(rows)))
+        self._pair(branch, branch.start, following, _given(self._features(features, rows)))
 
     def path(self, branch: Branch, rows: Ints, features: Features) -> None:
         first = branch.kept + 1
         following = branch.tokens[first : first + len(rows)]
-        self._pair(branch, branch.length, following, _given(features.of(rows)))
+        self._pair(branch, branch.length, following, _given(self._features(features, rows)))
 
     def _pair(
         self, branch: Branch, position: int, following: Sequence[int], features_RF: Tensor
@@ -162,16 +168,20 @@ class FeatureState(DraftState):
     """Every committed token with its own feature, at its own position (DFlash)."""
 
     def prefix(self, request: Request, span: Span, rows: Ints, features: Features) -> None:
-        self._queue(span.owner, span.owner, span.position, span.tokens, features.of(rows))
+        self._queue(
+            span.owner, span.owner, span.position, span.tokens, self._features(features, rows)
+        )
 
     def prompt(self, branch: Branch, rows: Ints, features: Features) -> None:
         if rows_needed(branch):
-            self._queue_branch(branch, branch.start, branch.prompt.ids, features.of(rows))
+            self._queue_branch(
+                branch, branch.start, branch.prompt.ids, self._features(features, rows)
+            )
 
     def path(self, branch: Branch, rows: Ints, features: Features) -> None:
         if rows_needed(branch):
             tokens = branch.tokens[branch.kept : branch.kept + len(rows)]
-            self._queue_branch(branch, branch.length, tokens, features.of(rows))
+            self._queue_branch(branch, branch.length, tokens, self._features(features, rows))
 
 
 class TextState(DraftState):

@@ -13,7 +13,7 @@ from ...ops.beam import Chosen
 from ...ops.blend.blend import BlendReport
 from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
-from ...ops.types import DraftRows, Proposal
+from ...ops.types import Proposal
 from ...ops.verify.first_tokens import FirstTokens
 from ...ops.verify.verify import Accepted
 from ..graph.beam_spec import BeamBlock
@@ -28,6 +28,7 @@ from .blending import BlendState, Reused
 from .branch import Branch, Finish, Request, RoundSummary, Stage
 from .committer import Committer
 from .draft_state import DraftState, FeatureState, PairState, TextState
+from .drafting import Drafting
 from .folding import FoldState
 from .ngram_state import NgramState
 from .placer import Placer
@@ -52,10 +53,11 @@ class BranchStateManager:
         blend: how cached chunks are used; None computes every row.
         fold: how finished parts are combined; None leaves them as they are.
         beam: every branch is a beam search.
+        kv_outline: the pool of a drafter that outlines have for themselves.
 
     Attributes:
         table: who there is. placer: lays out the next forward. committer: reads what came of it.
-        draft: what the drafter remembers.
+        draftings: the drafters' parts of the run; `draft` is what the first one remembers.
     """
 
     def __init__(
@@ -67,25 +69,32 @@ class BranchStateManager:
         blend: BlendState | None = None,
         fold: FoldState | None = None,
         beam: BeamBlock | None = None,
+        kv_outline: KVCache | None = None,
     ) -> None:
         self.kv, self.kv_draft, self.limits = kv, kv_draft, limits
         self.build_prompt, self.blend, self.fold = build_prompt, blend, fold
-        self.pools = [pool for pool in (kv, kv_draft) if pool is not None]
+        self.pools = [pool for pool in (kv, kv_draft, kv_outline) if pool is not None]
         self.table = RequestTable(limits)
         alone = limits.layout.kind == "batching"  # every branch in a row of its own
         device, segments = kv.data.device, self.table.segments
         self.layout: Layout = BimLayout(device, segments)
         if alone:
             self.layout = BatchingLayout(device, segments, kv.rows)
-        drafter, most = limits.drafter, limits.layout.max_active
         rows, width = kv.rows if alone else 0, 1 if beam is None else beam.num_beams
-        self.room = Room(kv.capacity, most, drafter.offered, rows, drafter.shared, width)
+        most, nodes = limits.layout.max_active, limits.nodes
+        self.room = Room(kv.capacity, most, nodes, rows, limits.drafter.shared, width)
         self.admission = Admission(self.room, limits.layout.order, limits)
         self.samplers = Samplers(limits.vocabulary, device)
-        self.draft = DRAFT_STATES[drafter.takes]()
+        whole = (self.table, self.layout, self.samplers)
+        self.draft, second = DRAFT_STATES[limits.drafter.takes](), limits.outline_drafter
+        parts_only = None if second is None else False
+        self.draftings = [Drafting(*whole, self.draft, kv_draft, parts_only)]
+        if second is not None:
+            memory = DRAFT_STATES[second.takes]()
+            self.draftings.append(Drafting(*whole, memory, kv_outline, True))
         parts = (self.table, self.layout, self.pools, self.admission, self.samplers, blend)
         self.placer = Placer(*parts)
-        self.committer = Committer(self.pools, self.draft, fold, blend)
+        self.committer = Committer(self.pools, self.draftings, fold, blend)
         self.beams: BeamState | None = None
         if beam is not None:
             self.beams = BeamState(beam, device)
@@ -194,15 +203,6 @@ class BranchStateManager:
         self.retire_and_prepare_(batch.everyone)
         return replace(summary, target_length=self.kv.current_length)
 
-    def intake_(self, attention: str = "auto") -> DraftRows | tuple[Branch, ...]:
-        """Hand the drafter everything committed since its last forward."""
-        if self.kv_draft is None:
-            return tuple(self.active)
-        pending, self.draft.inbox = self.draft.inbox, []
-        active = [(b.owner, b.length, b.tokens[-1]) for b in self.active]
-        rows = self.layout.place_draft_(self.kv_draft, pending, active)
-        return replace(rows, sampler=self.samplers.of(self.active), attention=attention)
-
     # -- between two forwards ---------------------------------------------------------------------
 
     def retire_and_prepare_(self, ran: Iterable[Branch] = ()) -> None:
@@ -227,7 +227,8 @@ class BranchStateManager:
     def _close_(self, request: Request) -> None:
         """All of a request's branches have ended: nothing of it stays in the pools."""
         self.table.close(request)
-        self.draft.close(request)
+        for drafting in self.draftings:
+            drafting.memory.close(request)
         if self.fold is not None:
             self.fold.forget_(request)
         self.retire_([request.prefix_owner])
@@ -294,7 +295,8 @@ class BranchStateManager:
         self.layout.leave_(owners)
         self.table.segments.remove(owners)
         self.samplers.forget(owners)
-        self.draft.forget(owners)
+        for drafting in self.draftings:
+            drafting.memory.forget(owners)
         if self.blend is not None:
             self.blend.forget_(owners)
 
@@ -305,7 +307,8 @@ class BranchStateManager:
         for pool in self.pools:
             pool.relabel_(root.owner, request.prefix_owner)
         self.layout.leave_([root.owner])
-        self.draft.promote(root)
+        for drafting in self.draftings:
+            drafting.memory.promote(root)
         self.table.segments.absorb(root.owner, request.prefix_owner)
         request.prefix_length = root.length
         request.context += [*root.prompt, *root.tokens[: root.kept]]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ...ops.draft.eagle import nodes_for
 from ..cache.segments import SegmentTree
 from ..graph.drafter_spec import Drafter
 from ..graph.graph import AnyLayout
@@ -17,6 +18,16 @@ class RunLimits:
     share_outline: bool
     max_positions: int
     vocabulary: int
+    outline_drafter: Drafter | None = None
+
+    @property
+    def nodes(self) -> int | dict[int, int]:
+        """Drafted tokens of a tree, or by number of active branches, of either drafter."""
+        first, second = self.drafter.offered, self.outline_drafter
+        if second is None:
+            return first if isinstance(first, int) else dict(first)
+        counts = range(1, self.layout.max_active + 1)
+        return {n: max(nodes_for(first, n), nodes_for(second.offered, n)) for n in counts}
 
 
 class RequestTable:

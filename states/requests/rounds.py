@@ -36,6 +36,13 @@ class RoundResult:
     figures_SNC: Ids | None = None
     picked_P: Ids | None = None
 
+    def some(self, trees: Sequence[int]) -> "RoundResult":
+        """What there is of some trees for a drafter to learn from."""
+        own = list(trees)
+        return replace(
+            self, side_outputs_SC=self.side_outputs_SC[own], tokens_ST=self.tokens_ST[own]
+        )
+
 
 class Walk(NamedTuple):
     """The way through a tree: nodes from the root on, tokens with the final one behind them.
