@@ -79,7 +79,7 @@ def pairs_of(sides: Sequence[Side]) -> list[GraphPair]:
     for side in sides:
         same = next((first for first in firsts if not _reason(first, side)), None)
         if same is not None:
-            found.append(GraphPair(same, side, "", side.job.config.dtype in EXACT))
+            found.append(GraphPair(same, side, "", side.job.options.dtype in EXACT))
             continue
         found += [GraphPair(first, side, _reason(first, side), False) for first in firsts]
         firsts.append(side)
@@ -91,7 +91,7 @@ def _facts(side: Side) -> dict[str, Any]:
     graph = side.job.program.graph
     facts: dict[str, Any] = {
         "model": side.target,
-        "dtype": side.job.config.dtype,
+        "dtype": side.job.options.dtype,
         "budget": side.session.budget,
         "beam": graph.beam,
         "blend": graph.blend,

@@ -120,10 +120,10 @@ def document(found: Comparison) -> dict[str, Any]:
 
 
 def _graph(side: Side) -> dict[str, Any]:
-    graph, config = side.job.program.graph, side.job.config
+    graph, config = side.job.program.graph, side.job.options
     return {
         "name": graph.name,
-        "file": side.job.graph_file,
+        "file": side.job.options.graph,
         "layout": graph.layout.kind,
         "drafter": graph.drafter.kind,
         "model": config.model,

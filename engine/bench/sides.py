@@ -64,7 +64,7 @@ class SharedModels:
 
     def take(self, job: Job, target: Path, drafter: Path | None) -> Models:
         """A job's models; raises ModelError."""
-        device, dtype = job.config.device, job.config.dtype
+        device, dtype = job.options.device, job.options.dtype
         plain = self._loaded.get((target, None, device, dtype))
         if plain is None:
             plain = load_models(target, None, device=device, dtype=dtype)
@@ -81,7 +81,7 @@ def load_sides(jobs: Sequence[Job]) -> list[Side]:
     """All graphs with their models; raises UsageError, ModelError, GraphError."""
     shelf, sides = SharedModels(), []
     for number, job in enumerate(jobs):
-        set_up_torch(job.threads, job.config.device)
+        set_up_torch(job.threads, job.options.device)
         target, drafter = model_folders(job)
         session = tie(job, shelf.take(job, target, drafter))
         sides.append(Side(chr(ord("A") + number), job, session, target))
@@ -107,7 +107,7 @@ def prepare_sides(sides: Sequence[Side], prompts: Sequence[Prompt], halt: Halt) 
         for prompt in prompts:
             side.session.request(prompt)
     for side in sides:
-        set_up_torch(side.job.threads, side.job.config.device)
+        set_up_torch(side.job.threads, side.job.options.device)
         run, _, _ = perform(side.session, prompts[:1], halt=halt, max_rounds=WARM_UP)
         run.close()
 
@@ -133,7 +133,7 @@ def ask_all(
 
 
 def _answer(side: Side, prompt: Prompt, halt: Halt) -> SideRun:
-    set_up_torch(side.job.threads, side.job.config.device)
+    set_up_torch(side.job.threads, side.job.options.device)
     run, recorder, status = perform(side.session, [prompt], halt=halt)
     requests = run.board["branches"].requests
     problems = refusals(answers_of(requests, side.session.prompts))

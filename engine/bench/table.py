@@ -64,9 +64,9 @@ def _graphs(found: Comparison, lines: box.Box) -> Table:
         table.add_column(name, overflow="fold")
     for side in found.sides:
         graph = side.job.program.graph
-        names = (side.letter, graph.name, side.job.graph_file)
+        names = (side.letter, graph.name, side.job.options.graph)
         kinds = (graph.layout.kind, graph.drafter.kind)
-        cells = (*names, *kinds, side.job.config.model, str(side.session.budget))
+        cells = (*names, *kinds, side.job.options.model, str(side.session.budget))
         table.add_row(*(Text(printable(cell, "")) for cell in cells))
     return table
 
@@ -190,7 +190,7 @@ def _equality(found: Comparison) -> Iterator[str]:
             continue
         all_of = found.of(pair)
         tokens = counts(all_of)["equal_tokens"]
-        note = "" if pair.promised else f" (not promised in {pair.other.job.config.dtype})"
+        note = "" if pair.promised else f" (not promised in {pair.other.job.options.dtype})"
         yield f"{names}: {compared_words(all_of)} ({tokens:,} tokens){note}"
 
 

@@ -24,7 +24,7 @@ def beam_checks(bench: Bench) -> Iterator[Check]:
 
 def _prompts(bench: Bench) -> list[ProbedRun]:
     """All prompts together: searches come and go."""
-    own = bench.changed().config.max_new_tokens or bench.extent.gate_tokens
+    own = bench.changed().options.max_new_tokens or bench.extent.gate_tokens
     bench.tell("beam search ...")
     tokens = min(own, bench.extent.tokens or own)
     return [probe(bench, tokens=tokens, prompts=bench.prompts, stops=None)]

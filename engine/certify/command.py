@@ -78,9 +78,9 @@ def _prepared(graph: str, options: RunOptions) -> Job:
     """A graph checked, without torch."""
     prompts = read_file(options.prompts or ten_prompts())
     job = prepare(replace(options, graph=graph), prompts=prompts)
-    if job.config.dtype not in PROMISED:
+    if job.options.dtype not in PROMISED:
         raise UsageError(
-            f"--dtype {job.config.dtype}: tokens are promised in {' and '.join(PROMISED)} only"
+            f"--dtype {job.options.dtype}: tokens are promised in {' and '.join(PROMISED)} only"
         )
     own = job.program.graph
     searched = own.skeleton is not None and own.skeleton.documents == "branches"
@@ -132,12 +132,12 @@ def _bench(job: Job, quick: bool, tell: Callable[[str], None]) -> "Bench":
         drafter,
         QUICK if quick else FULL,
         SharedModels(),
-        Transformers(target, job.config.device),
+        Transformers(target, job.options.device),
         op_table(),
         tell,
     )
     bench.side(bench.changed())  # says at once what cannot be loaded
-    bench.reference.model(job.config.dtype)
+    bench.reference.model(job.options.dtype)
     return bench
 
 
@@ -214,7 +214,7 @@ def command_of(graph: str, job: Job, options: RunOptions, quick: bool) -> str:
         "--max-new-tokens": options.max_new_tokens,
         "--outline": options.outline,
     }
-    words = ["specsot", "certify", redact(job.graph_file)]
+    words = ["specsot", "certify", redact(job.options.graph)]
     words += ["--quick"] if quick else []
     words += [f"{name} {redact(str(value))}" for name, value in shown.items() if value is not None]
     words += [f"--set {one}" for one in options.sets]

@@ -53,8 +53,8 @@ def repeated(bench: Bench, job: Job, prompt: Prompt) -> Repeat | None:
 
     def repeat() -> bool:
         if not known:
-            config = job.config.model_copy(update={"dtype": "float64"})
-            side, tally = bench.side(replace(job, config=config)), TeacherTally()
+            options = replace(job.options, dtype="float64")
+            side, tally = bench.side(replace(job, options=options)), TeacherTally()
             for one in answered(bench, side, [prompt]):
                 teacher = TeacherForcing(bench.reference, "float64")
                 teacher.hold(side, one.ran[0].request, tally, None)

@@ -11,10 +11,10 @@ from ..chunks.maker import ChunkMaker, chunk_maker
 from ..chunks.store import ChunkStore
 from ..errors import UsageError
 from ..prepare.documents import read_documents
-from ..prepare.environment import model_folders, set_up_torch
+from ..prepare.environment import model_folders
 from ..prepare.job import prepare
 from ..prepare.options import RunOptions
-from ..run.api import build
+from ..run.api import load
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,9 @@ def add_documents(
     """
     documents = read_documents(files)
     job = prepare(options)
-    set_up_torch(job.threads, job.config.device)
-    target, drafter = model_folders(job)
-    session = build(job, target, drafter)
+    session = load(job)
     store = ChunkStore(max_bytes, folder)
-    maker = chunk_maker(store, session.models, model_hash(target))
+    maker = chunk_maker(store, session.models, model_hash(model_folders(job)[0]))
     return [
         _add(folder, maker, name, ids)
         for document in documents

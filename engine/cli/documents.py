@@ -14,7 +14,7 @@ from ..errors import UsageError
 from ..prepare.environment import model_folder
 from ..record.run_folder import RunFolder
 from ..shell import user_errors
-from .run import Json
+from .options import Json
 
 PROMPTS_FILE, DOCUMENTS_FILE = "prompts.jsonl", "documents.jsonl"
 

@@ -17,13 +17,10 @@ from ...states.graph.source import GraphError, Problem
 from ..prepare.environment import embedded_layers
 from ..prepare.files import graph_names, open_graph
 from ..view.diagram import describe_graph, describe_words, mermaid
+from .options import Sets
 
 GOOD, BAD_GRAPH = 0, 3
 
-Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Change a setting, e.g. drafter.kind=none."),
-]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
 
 

@@ -1,9 +1,10 @@
 """The part of `specsot doctor` that decodes: equal answers where they must be, and the overhead."""
 
-import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from ..record.metrics import Meter, ratio
@@ -69,9 +70,9 @@ def measure_overhead(threads: int | None, rounds: int = ROUNDS, graph: str = "bi
         graph, model="embedded", drafter_model="embedded", threads=threads, sets=()
     )
     total = Meter()
-    with tempfile.TemporaryDirectory() as folder, RunFolder(Path(folder)) as kept:
+    with TemporaryDirectory() as folder, closing(RunFolder(Path(folder))) as files:
         while total.rounds < rounds:
-            run, recorder, _ = perform(session, [Prompt("1", QUESTION)], write=kept.trace)
+            run, recorder, _ = perform(session, [Prompt("1", QUESTION)], write=files.trace)
             run.close()
             meter = recorder.meter
             total.rounds += max(meter.rounds, 1)

@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -66,9 +65,9 @@ def model_folder(ref: str, kind: str) -> Path:
 def model_folders(job: Job) -> tuple[Path, Path | None]:
     """Target and drafter folders; no drafter for graphs that draft without a model."""
     kind = job.program.graph.drafter.kind
-    target = model_folder(job.config.model, "target")
+    target = model_folder(job.options.model, "target")
     wanted = job.program.graph.drafter.has_model
-    return target, model_folder(job.config.drafter_model, kind) if wanted else None
+    return target, model_folder(job.options.drafter_model, kind) if wanted else None
 
 
 def versions() -> dict[str, str]:
@@ -103,15 +102,6 @@ def machine() -> dict[str, str | int | None]:
     }
 
 
-def clean_argv(argv: tuple[str, ...]) -> list[str]:
-    """The command line for the manifest."""
-    return [redact(word) for word in argv]
-
-
 def shown_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that changed options; no others, they can hold secrets."""
     return {k: redact(v) for k, v in sorted(environ.items()) if k.startswith("SPECSOT_")}
-
-
-def executable() -> str:
-    return Path(sys.argv[0]).name or "specsot"

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,8 +16,8 @@ from ...states.graph.spec import Int, Spec
 from ...states.graph.yaml12 import plain_scalar
 from ...states.text.documents import Document
 from ...states.text.outline import Outline, render_outline
-from .config import RunConfig
 from .inputs import Prompt, read_file
+from .options import SETTINGS, RunOptions
 
 FILE, PROMPTS_FILE, TEMPLATE_FILE = "run.yaml", "prompts.jsonl", "template.yaml"
 MARK = "specsot_run"
@@ -111,10 +111,10 @@ def _own_template(graph: Any, folder: Path) -> None:
 def prompts_of(run: RunFile, source: Source) -> tuple[Prompt, ...]:
     if isinstance(run.prompts, str):
         return read_file(Path(source.file).parent / run.prompts).items
-    return tuple(map(_asked, run.prompts))
+    return tuple(map(_prompt_of, run.prompts))
 
 
-def _asked(spec: PromptSpec) -> Prompt:
+def _prompt_of(spec: PromptSpec) -> Prompt:
     documents = tuple(Document(d.title, d.text) for d in spec.documents)
     return Prompt(spec.id, spec.prompt, spec.seed, spec.max_new_tokens, documents=documents)
 
@@ -137,19 +137,15 @@ def _short(value: object) -> str:
 
 
 def run_document(
-    graph_file: str,
-    graph: Graph,
-    config: RunConfig,
-    prompts: tuple[Prompt, ...],
-    outline: Outline | None,
+    options: RunOptions, graph: Graph, prompts: Sequence[Prompt], outline: Outline | None
 ) -> dict[str, Any]:
-    """The plain data of a run.yaml, without what is only known later."""
-    fields = ("model", "drafter_model", "device", "dtype", "seed", "threads", "max_new_tokens")
-    options = {name: getattr(config, name) for name in fields}
+    """The plain data of a run.yaml, without what is only known later; options: those of a job."""
+    names = [name for name in SETTINGS if name not in ("graph", "prompt")]
+    saved = {name: getattr(options, name) for name in names}
     document: dict[str, Any] = {
         MARK: 1,
-        "graph_file": graph_file,
-        "options": {name: value for name, value in options.items() if value is not None},
+        "graph_file": options.graph,
+        "options": {name: value for name, value in saved.items() if value is not None},
         "prompts": [_prompt(prompt) for prompt in prompts],
         "graph": _plain(graph.model_dump(by_alias=True, exclude_none=True)),
     }

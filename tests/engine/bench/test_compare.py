@@ -295,8 +295,8 @@ def test_other_settings_promise_nothing(
 
 def test_half_precision_is_compared_and_promises_nothing(found: Comparison) -> None:
     def half(side: Side) -> Side:
-        config = side.job.config.model_copy(update={"dtype": "bfloat16"})
-        return replace(side, job=replace(side.job, config=config))
+        options = replace(side.job.options, dtype="bfloat16")
+        return replace(side, job=replace(side.job, options=options))
 
     one, two, three = half(found.sides[0]), half(found.sides[1]), found.sides[0]
     pairs = pairs_of([one, two, three])
@@ -426,10 +426,10 @@ def test_ctrl_c_keeps_what_every_graph_has_answered(
 def test_a_run_file_is_a_graph_too(options: RunOptions, tmp_path: Path) -> None:
     job = prepare(replace(options, graph="bim_plain", outline=None))
     graph = open_graph("bim_plain").graph
-    made = run_document("bim_plain", graph, job.config, (Prompt("1", "Old?"),), None)
+    made = run_document(job.options, graph, (Prompt("1", "Old?"),), None)
     (tmp_path / "run.yaml").write_text(to_yaml(made))
     again = prepare(RunOptions(graph="run.yaml"), prompts=PROMPTS)
-    assert again.prompts == PROMPTS.items and again.config.model == options.model
+    assert again.prompts == PROMPTS.items and again.options.model == options.model
 
 
 def test_the_packaged_prompts_are_ten() -> None:
