@@ -1,11 +1,10 @@
 """What an answer cost, and the sum over prompts. Names and definitions: docs/metrics.md."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..record.metrics import Meter, pool_figures, ratio
+from ..record.metrics import Meter, ratio, state_figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,21 +13,13 @@ class PoolUse:
 
     peak_slots: int
     peak_bytes: int
-    moved_bytes: Mapping[str, int]
-    moves: Mapping[str, int]
+    moved_bytes: Mapping[str, float]
+    moves: Mapping[str, float]
 
     @property
-    def moved(self) -> int:
+    def moved(self) -> float:
         """Bytes moved, all causes."""
         return sum(self.moved_bytes.values())
-
-    def document(self) -> dict[str, Any]:
-        return {
-            "peak_slots": self.peak_slots,
-            "peak_bytes": self.peak_bytes,
-            "moved_bytes": dict(self.moved_bytes),
-            "moves": dict(self.moves),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +37,7 @@ class Cost:
     rows: int
     padding: int
     seconds: float
-    visits: Mapping[str, int]
+    visits: Mapping[str, float]
     milliseconds: Mapping[str, float]
     target: PoolUse
     drafter: PoolUse | None
@@ -71,17 +62,10 @@ class Cost:
             "query_rows": self.rows,
             "padding_rows": self.padding,
             "padding_waste": self.padding_waste,
-            "states": {
-                state: {
-                    "visits": visits,
-                    "milliseconds": self.milliseconds[state],
-                    "milliseconds_per_visit": ratio(self.milliseconds[state], visits),
-                }
-                for state, visits in self.visits.items()
-            },
+            "states": state_figures(self.visits, self.milliseconds),
             "kv": {
-                "target": self.target.document(),
-                "drafter": None if self.drafter is None else self.drafter.document(),
+                "target": asdict(self.target),
+                "drafter": None if self.drafter is None else asdict(self.drafter),
             },
         }
 
@@ -97,25 +81,19 @@ def cost_of(meter: Meter, kv: Any, kv_draft: Any) -> Cost:
         meter.padding,
         meter.seconds,
         dict(meter.visits),
-        {state: meter.nanos[state] / 1e6 for state in meter.visits},
+        meter.milliseconds,
         _use(kv),
         None if kv_draft is None else _use(kv_draft),
     )
 
 
 def _use(pool: Any) -> PoolUse:
-    found = pool_figures(pool)
-    return PoolUse(found["peak_slots"], found["peak_bytes"], found["moved_bytes"], found["moves"])
+    peak, ledger = pool.peak_length, pool.ledger
+    return PoolUse(peak, peak * pool.slot_bytes, dict(ledger.bytes), dict(ledger.moves))
 
 
 def total(costs: Sequence[Cost]) -> Cost:
     """Sums over runs of the same graph; of what pools held the largest."""
-    visits: Counter[str] = Counter()
-    milliseconds: dict[str, float] = {}
-    for cost in costs:
-        visits.update(cost.visits)
-        for state, spent in cost.milliseconds.items():
-            milliseconds[state] = milliseconds.get(state, 0.0) + spent
     drafters = [cost.drafter for cost in costs if cost.drafter is not None]
     return Cost(
         sum(c.tokens for c in costs),
@@ -125,18 +103,26 @@ def total(costs: Sequence[Cost]) -> Cost:
         sum(c.rows for c in costs),
         sum(c.padding for c in costs),
         sum(c.seconds for c in costs),
-        visits,
-        milliseconds,
-        _over([cost.target for cost in costs]),
-        _over(drafters) if drafters else None,
+        _added(c.visits for c in costs),
+        _added(c.milliseconds for c in costs),
+        _total_use([cost.target for cost in costs]),
+        _total_use(drafters) if drafters else None,
     )
 
 
-def _over(uses: Sequence[PoolUse]) -> PoolUse:
-    moved: Counter[str] = Counter()
-    moves: Counter[str] = Counter()
-    for use in uses:
-        moved.update(use.moved_bytes)
-        moves.update(use.moves)
-    slots, size = max(u.peak_slots for u in uses), max(u.peak_bytes for u in uses)
-    return PoolUse(slots, size, moved, moves)
+def _total_use(uses: Sequence[PoolUse]) -> PoolUse:
+    return PoolUse(
+        max(use.peak_slots for use in uses),
+        max(use.peak_bytes for use in uses),
+        _added(use.moved_bytes for use in uses),
+        _added(use.moves for use in uses),
+    )
+
+
+def _added(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Sums by key."""
+    sums: dict[str, float] = {}
+    for table in tables:
+        for key, value in table.items():
+            sums[key] = sums.get(key, 0) + value
+    return sums

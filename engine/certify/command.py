@@ -14,7 +14,7 @@ from ..errors import Code, UsageError
 from ..prepare.files import graph_names
 from ..prepare.inputs import read_file
 from ..prepare.job import Job, prepare
-from ..prepare.options import RunOptions
+from ..prepare.options import SESSION, RunOptions, flag_of
 from ..prepare.texts import redact
 from ..record.run_folder import RunFolder
 from ..shell import complain, ended, writer
@@ -203,20 +203,11 @@ def _notes(bench: "Bench") -> Iterator[str]:
 
 def command_of(graph: str, job: Job, options: RunOptions, quick: bool) -> str:
     """The command that makes this certificate again."""
-    shown = {
-        "--prompts": options.prompts,
-        "--model": options.model,
-        "--drafter-model": options.drafter_model,
-        "--seed": options.seed,
-        "--device": options.device,
-        "--dtype": options.dtype,
-        "--threads": options.threads,
-        "--max-new-tokens": options.max_new_tokens,
-        "--outline": options.outline,
-    }
+    names = [name for name in ("prompts", *SESSION) if name != "sets"]
+    given = {flag_of(name): getattr(options, name) for name in names}
     words = ["specsot", "certify", redact(job.options.graph)]
     words += ["--quick"] if quick else []
-    words += [f"{name} {redact(str(value))}" for name, value in shown.items() if value is not None]
+    words += [f"{name} {redact(str(value))}" for name, value in given.items() if value is not None]
     words += [f"--set {one}" for one in options.sets]
     return " ".join(words)
 

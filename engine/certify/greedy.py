@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ...states.requests.branch import Branch, Finish, Request
 from ...states.requests.samplers import rules_of
-from ..bench.sides import ComparedPrompt, Side, ask_all
+from ..bench.sides import ComparedPrompt, Side, answer_all
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..record.report import answers_of
@@ -25,7 +25,7 @@ def greedy_checks(bench: Bench) -> Iterator[Check]:
     forced, generated, asked = TeacherTally(), TeacherTally(), []
     for one in answered(bench, side, bench.prompts):
         asked.append(one)
-        request, repeat = one.ran[0].request, repeated(bench, job, one.prompt)
+        request, repeat = one.runs["A"].request, repeated(bench, job, one.prompt)
         teacher.hold(side, request, forced, repeat)
         if len(asked) <= bench.extent.generated:
             bench.tell(f"generate: prompt {len(asked)} ...")
@@ -39,7 +39,7 @@ def greedy_checks(bench: Bench) -> Iterator[Check]:
 
 def answered(bench: Bench, side: Side, prompts: Sequence[Prompt]) -> Iterator[ComparedPrompt]:
     """Every prompt as a run of its own."""
-    return ask_all([side], prompts, Halt(), bench.tell)
+    return answer_all([side], prompts, Halt(), bench.tell)
 
 
 def repeated(bench: Bench, job: Job, prompt: Prompt) -> Repeat | None:
@@ -57,7 +57,7 @@ def repeated(bench: Bench, job: Job, prompt: Prompt) -> Repeat | None:
             side, tally = bench.side(replace(job, options=options)), TeacherTally()
             for one in answered(bench, side, [prompt]):
                 teacher = TeacherForcing(bench.reference, "float64")
-                teacher.hold(side, one.ran[0].request, tally, None)
+                teacher.hold(side, one.runs["A"].request, tally, None)
             known.append(tally.good)
         return known[0]
 
@@ -101,7 +101,7 @@ def _parted(branch: Branch, written: Sequence[int]) -> str:
 def _texts(side: Side, asked: Sequence[ComparedPrompt]) -> Check:
     """What people read holds no text of control tokens."""
     markers = list(getattr(side.session.models.tokenizer, "all_special_tokens", ()))
-    requests = [one.ran[0].request for one in asked]
+    requests = [one.runs["A"].request for one in asked]
     answers = answers_of(requests, side.session.prompts)
     texts = [section.text for answer in answers for section in answer.sections]
     texts += [answer.text for answer in answers]

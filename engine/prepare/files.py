@@ -38,12 +38,22 @@ def open_graph(ref: str, sets: Iterable[str] = (), table: OpTable | None = None)
 
 def open_source(ref: str) -> Source:
     """The parsed graph file; raises GraphError."""
-    name = ref.removeprefix(f"{FOLDER}/").removesuffix(".yaml")
+    name = _short(ref)
     if _is_there(ref) or name not in graph_names():
         return read_source(ref)
     shown = f"{FOLDER}/{name}.yaml"
     data = (files(PACKAGE) / FOLDER / f"{name}.yaml").read_bytes()
     return Source(decode(data, shown), shown)
+
+
+def is_graph(ref: str) -> bool:
+    """Whether there is a file, or a shipped graph, of this name."""
+    return _is_there(ref) or _short(ref) in graph_names()
+
+
+def _short(ref: str) -> str:
+    """The name under which a graph may be shipped."""
+    return ref.removeprefix(f"{FOLDER}/").removesuffix(".yaml")
 
 
 def _is_there(ref: str) -> bool:
@@ -85,8 +95,8 @@ def _odd(mode: int) -> str:
 def _why(ref: str, error: OSError) -> str:
     if error.errno == errno.ENOENT:
         names = graph_names()
-        name = ref.removeprefix(f"{FOLDER}/").removesuffix(".yaml")
-        return f"no such file or shipped graph{hint(name, names)}; shipped are: {', '.join(names)}"
+        known = f"shipped are: {', '.join(names)}"
+        return f"no such file or shipped graph{hint(_short(ref), names)}; {known}"
     if error.errno == errno.ELOOP:
         return "the symbolic link leads back to itself"
     return (error.strerror or str(error)).lower()

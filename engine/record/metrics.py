@@ -142,6 +142,11 @@ class Meter:
         return self.in_run / NS
 
     @property
+    def milliseconds(self) -> dict[str, float]:
+        """In all, by state."""
+        return {state: self.nanos[state] / 1e6 for state in self.visits}
+
+    @property
     def overhead_share(self) -> float:
         """The share of the run's wall time that was not spent inside ops."""
         return ratio(self.in_run - self.in_ops, self.in_run)
@@ -190,7 +195,7 @@ def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
         "accepted_lengths": {str(k): n for k, n in sorted(meter.lengths.items())},
         "most_active_branches": meter.most_active,
         "seconds": _seconds(meter),
-        "states": _states(meter),
+        "states": state_figures(meter.visits, meter.milliseconds),
         "ops": {name: nanos / 1e6 for name, nanos in sorted(meter.op_nanos.items())},
         "host_reads": {
             "total": host.reads,
@@ -220,13 +225,15 @@ def _mean_of(marks: list[int | None]) -> float | None:
     return mean(known) if known else None
 
 
-def _states(meter: Meter) -> dict[str, dict[str, float]]:
+def state_figures(
+    visits: Mapping[str, float], milliseconds: Mapping[str, float]
+) -> dict[str, dict[str, float]]:
     """Per state: visits, milliseconds in all and per visit."""
     return {
         state: {
-            "visits": visits,
-            "milliseconds": meter.nanos[state] / 1e6,
-            "milliseconds_per_visit": ratio(meter.nanos[state] / 1e6, visits),
+            "visits": number,
+            "milliseconds": milliseconds[state],
+            "milliseconds_per_visit": ratio(milliseconds[state], number),
         }
-        for state, visits in meter.visits.items()
+        for state, number in visits.items()
     }

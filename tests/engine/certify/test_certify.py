@@ -269,7 +269,7 @@ def test_a_run_that_dies_fails_its_gate(bench: Make, monkeypatch: pytest.MonkeyP
 def answer(made: Bench) -> tuple[Branch, list[int]]:
     side = made.side(made.changed(GREEDY, tokens=8))
     (asked,) = answered(made, side, made.prompts[:1])
-    return next(iter(contexts(asked.ran[0].request, side.session.prompts)))
+    return next(iter(contexts(asked.runs["A"].request, side.session.prompts)))
 
 
 def test_a_token_that_is_not_the_targets_own_is_told_with_its_place(bench: Make) -> None:
