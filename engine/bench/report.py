@@ -1,7 +1,7 @@
 """A comparison's results: everything judged, as plain data, and its exit code."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import Code
@@ -166,15 +166,11 @@ def _prompt(comparison: Comparison, prompt: ComparedPrompt) -> dict[str, Any]:
 
 def _branch(side: Side, one: BranchComparison) -> dict[str, Any]:
     plain = {"branch": one.branch, "result": str(one.result), "tokens": one.tokens}
-    if (there := one.difference) is None:
+    if one.difference is None:
         return plain
-    difference = {
-        "position": there.position,
-        "before": there.before,
-        "reference": _token(side, there.reference),
-        "graph": _token(side, there.other),
-        "margin": there.margin,
-    }
+    difference = asdict(one.difference)
+    difference["reference"] = _token(side, one.difference.reference)
+    difference["graph"] = _token(side, difference.pop("other"))
     return {**plain, "difference": difference}
 
 

@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..record.metrics import ratio
+from ..record.metrics import state_figures
 from ..record.text_stream import printable
 from ..terminal import usable
 from .cost import Cost, PoolUse
@@ -127,15 +127,16 @@ def _equal(side: Side, results: Sequence[PromptComparison]) -> str:
 
 
 def _numbers(side: Side, cost: Cost, results: Sequence[PromptComparison]) -> tuple[str, ...]:
+    meter = cost.meter
     return (
         _equal(side, results),
-        f"{cost.tau_step:.2f}",
-        str(cost.target_forwards),
-        str(cost.tokens),
-        f"{1000 * cost.seconds:.0f}",
+        f"{meter.tau_step:.2f}",
+        str(meter.forwards),
+        str(meter.tokens),
+        f"{1000 * meter.seconds:.0f}",
         _both(cost, "peak_bytes"),
         _both(cost, "moved"),
-        f"{100 * cost.padding_waste:.1f} %",
+        f"{100 * meter.padding_waste:.1f} %",
     )
 
 
@@ -156,31 +157,24 @@ def _states(side: Side) -> list[str]:
 
 
 def _milliseconds(comparison: Comparison, states: Sequence[str], lines: box.Box) -> Table:
+    def cells(costs: Mapping[str, Cost], name: str, digits: int) -> dict[str, list[str]]:
+        figures = {letter: state_figures(cost.meter) for letter, cost in costs.items()}
+        return {
+            letter: [f"{own[s][name]:.{digits}f}" if s in own else "" for s in states]
+            for letter, own in figures.items()
+        }
+
     headings = [state.replace("_", "\n") for state in states]
     table = _of_prompts("Milliseconds per state", lines, headings, fold=True)
     for prompt in comparison.prompts:
-        spent = {letter: run.cost.milliseconds for letter, run in prompt.runs.items()}
-        _add(table, _cut(prompt.prompt.key), _spent(spent, states))
+        costs = {letter: run.cost for letter, run in prompt.runs.items()}
+        _add(table, _cut(prompt.prompt.key), cells(costs, "milliseconds", 1))
     totals = {side.letter: comparison.total(side) for side in comparison.sides}
     table.add_section()
-    spent = {letter: cost.milliseconds for letter, cost in totals.items()}
-    _add(table, Text("total"), _spent(spent, states))
+    _add(table, Text("total"), cells(totals, "milliseconds", 1))
     table.add_section()
-    each = {
-        letter: {state: ratio(ms, cost.visits[state]) for state, ms in cost.milliseconds.items()}
-        for letter, cost in totals.items()
-    }
-    _add(table, Text("per visit"), _spent(each, states, digits=2))
+    _add(table, Text("per visit"), cells(totals, "milliseconds_per_visit", 2))
     return table
-
-
-def _spent(
-    spent: Mapping[str, Mapping[str, float]], states: Sequence[str], digits: int = 1
-) -> dict[str, list[str]]:
-    return {
-        letter: [f"{times[s]:.{digits}f}" if s in times else "" for s in states]
-        for letter, times in spent.items()
-    }
 
 
 def _moves(comparison: Comparison) -> Iterator[str]:
@@ -221,18 +215,18 @@ def _differences(comparison: Comparison) -> Iterator[str]:
 
 
 def _difference(result: PromptComparison, branch: BranchComparison) -> Iterator[str]:
-    one, two, there = result.pair.reference, result.pair.other, branch.difference
+    one, two, difference = result.pair.reference, result.pair.other, branch.difference
     prompt = result.prompt.prompt.key
     where = printable(f"{two.letter} and {one.letter}, prompt {prompt}, branch {branch.branch}", "")
-    if there is None:
+    if difference is None:
         yield f"{where}: another prompt, though nothing before it differs"
         return
     kind = "numeric tie" if branch.result is BranchAnswer.TIE else "DIFFERENT"
-    yield f"{where}: {kind} at token {there.position + 1}"
-    yield f"  behind     ...{_quoted(there.before)}"
-    yield f"  {one.letter} writes   {_token(one, there.reference)}"
-    yield f"  {two.letter} writes   {_token(one, there.other)}"
-    yield f"  {_margin(there)}"
+    yield f"{where}: {kind} at token {difference.position + 1}"
+    yield f"  behind     ...{_quoted(difference.before)}"
+    yield f"  {one.letter} writes   {_token(one, difference.reference)}"
+    yield f"  {two.letter} writes   {_token(one, difference.other)}"
+    yield f"  {_margin(difference)}"
 
 
 def _quoted(text: str) -> str:
@@ -245,8 +239,8 @@ def _token(side: Side, token: int) -> str:
     return f"{_quoted(side.session.prompts.decode([token]))} (id {token})"
 
 
-def _margin(there: Difference) -> str:
-    if there.margin is None:
-        return "no margin: one answer has no token there"
-    how = "below" if there.margin < TIE else "not below"
-    return f"margin     {there.margin:.3g} by the target alone, {how} {TIE:g}"
+def _margin(difference: Difference) -> str:
+    if difference.margin is None:
+        return "no margin: one answer has no token difference"
+    how = "below" if difference.margin < TIE else "not below"
+    return f"margin     {difference.margin:.3g} by the target alone, {how} {TIE:g}"

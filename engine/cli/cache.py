@@ -51,10 +51,10 @@ def add(
 
         chunks = add_documents(files, options, cache_dir, max_bytes, chunk_tokens)
     if options.as_json:
-        print(_document(chunks=[{**_plain(one.info), "made": one.made} for one in chunks]))
+        print(_document(chunks=[{**_plain(info), "made": made} for info, made in chunks]))
         return
-    for one in chunks:
-        print(f"{'made ' if one.made else 'there'}  {_line(one.info)}")
+    for info, made in chunks:
+        print(f"{'made ' if made else 'there'}  {_line(info)}")
 
 
 @cache.command("list")

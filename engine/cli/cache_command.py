@@ -1,7 +1,6 @@
 """`specsot cache add`: documents through the target, chunk by chunk, into a folder."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from ...models.load.checkpoint import model_hash
@@ -16,13 +15,7 @@ from ..prepare.job import prepare
 from ..prepare.options import RunOptions
 from ..run.api import load
 
-
-@dataclass(frozen=True, slots=True)
-class AddedChunk:
-    """A chunk that is in the folder now; made: it was not there before."""
-
-    info: ChunkInfo
-    made: bool
+AddedChunk = tuple[ChunkInfo, bool]  # one that is in the folder now, and whether it is new
 
 
 def add_documents(
@@ -51,7 +44,7 @@ def _add(folder: Path, maker: ChunkMaker, name: str, ids: tuple[int, ...]) -> Ad
     if chunk.bytes > store.max_bytes:
         raise UsageError(f"--max-bytes {store.max_bytes}: {name} needs {chunk.bytes}")
     try:
-        return AddedChunk(ChunkFiles(folder).read_info(maker.key(ids).digest), made)
+        return ChunkFiles(folder).read_info(maker.key(ids).digest), made
     except FileNotFoundError:
         why = store.notes[-1] if store.notes else f"--max-bytes {store.max_bytes} is too little"
         raise UsageError(f"{name} could not be kept: {why}") from None

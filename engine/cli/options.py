@@ -1,19 +1,18 @@
 """From the fields of `RunOptions` to the parameters of commands, as typer reads them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
 from ..prepare.options import OPTIONS, OptionText, RunOptions, flag_of
 
-KINDS = get_type_hints(RunOptions)
-DEFAULTS = {field.name: field.default for field in fields(RunOptions)}
-MANY = {"sets": list[str], "documents": list[Path]}  # may be repeated
+FIELDS = {field.name: field for field in fields(RunOptions)}
+LISTS = {Sequence[str]: list[str], Sequence[Path]: list[Path]}  # as typer wants them
 
 
 def option(name: str, text: OptionText | None = None) -> Any:
@@ -42,21 +41,21 @@ def takes(*names: str, **texts: OptionText) -> Callable[[Callable[..., None]], C
         @wraps(function)
         def command(**values: Any) -> None:
             given = {name: values.pop(name) for name in offered}
-            given |= {name: tuple(given[name] or ()) for name in MANY.keys() & given}
-            function(RunOptions(**given), **values)
+            options = RunOptions(**{k: value for k, value in given.items() if value is not None})
+            function(options, **values)
 
-        plain = signature(function)
-        own = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in plain.parameters.values()][1:]
-        more = [_parameter(name, text) for name, text in offered.items()]
-        command.__signature__ = plain.replace(parameters=own + more)  # type: ignore[attr-defined]
+        own = list(signature(function).parameters.values())[1:]
+        parameters = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own]
+        parameters += [_parameter(name, text) for name, text in offered.items()]
+        command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         return command
 
     return decorate
 
 
 def _parameter(name: str, text: OptionText) -> Parameter:
-    default = None if name in MANY else DEFAULTS[name]
-    kind: Any = MANY.get(name, KINDS[name])
-    kind = kind | None if default is None else kind
-    annotation = Annotated[kind, option(name, text)]
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    """None where the option is not given; a default that is worth showing stands here too."""
+    kind: Any = FIELDS[name].type
+    kind = Annotated[LISTS.get(kind, kind) | None, option(name, text)]
+    default = FIELDS[name].default or None
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from ..record.metrics import Meter, ratio
+from ..record.metrics import Meter
 from ..record.report import answers_of, output_digest
 from ..record.run_folder import RunFolder
 from ..run.api import Prompt, open_session
@@ -66,22 +66,13 @@ def measure_overhead(threads: int | None, rounds: int = ROUNDS, graph: str = "bi
     Returns:
         A meter with the sums: wall time of the runs, and time inside ops.
     """
-    session = open_session(
-        graph, model="embedded", drafter_model="embedded", threads=threads, sets=()
-    )
+    session = open_session(graph, model="embedded", drafter_model="embedded", threads=threads)
     total = Meter()
     with TemporaryDirectory() as folder, closing(RunFolder(Path(folder))) as files:
         while total.rounds < rounds:
             run, recorder, _ = perform(session, [Prompt("1", QUESTION)], write=files.trace)
             run.close()
-            meter = recorder.meter
-            total.rounds += max(meter.rounds, 1)
-            total.in_run += meter.in_run
-            total.in_ops += meter.in_ops
-            total.tokens += meter.tokens
+            total.add(recorder.meter)
+            if not recorder.meter.rounds:
+                break  # such a graph has none
     return total
-
-
-def speed(meter: Meter) -> float:
-    """Tokens per second."""
-    return ratio(meter.tokens, meter.seconds)

@@ -5,9 +5,9 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Any, get_args
 
-from pydantic import ConfigDict, Field, ValidationError, create_model
+from pydantic import ValidationError, create_model
 
 from ...states.graph.schema import check_mapping, problem
 from ...states.graph.source import GraphError, Source, decode
@@ -17,27 +17,9 @@ from .files import PACKAGE, read_source
 from .options import SETTINGS, RunOptions, flag_of
 
 FILE = "specsot.yaml"
-KINDS = {name: kind for name, kind in get_type_hints(RunOptions).items() if name in SETTINGS}
-OPEN = [
-    name for name, kind in KINDS.items() if NoneType in get_args(kind)
-]  # null: as we think best
-
-
-class _Strict(Spec):
-    model_config = ConfigDict(strict=True)
-
-
-def _key(name: str, kind: Any) -> Any:
-    """A setting as pydantic has it: its type with its limits, and its default."""
-    limits = dict(SETTINGS[name])
-    values = limits.pop("one_of", None)
-    kind = Literal[values] if values else Annotated[kind, Field(**limits)]
-    return kind, None if name in OPEN else ...
-
-
-Settings: type[Spec] = create_model(
-    "Settings", __base__=_Strict, **{name: _key(name, kind) for name, kind in KINDS.items()}
-)
+OPEN = [name for name, kind in SETTINGS.items() if NoneType in get_args(kind)]  # may be null
+KEYS: Any = {name: (kind, None if name in OPEN else ...) for name, kind in SETTINGS.items()}
+Settings: type[Spec] = create_model("Settings", __base__=Spec, **KEYS)
 
 
 def read_config(
@@ -59,14 +41,11 @@ def read_config(
         source.data = {}
     check_mapping(source, "configuration")
     given = {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
-    prompt = given.pop("prompt", None)  # read, and checked, as any other prompt is
-    if saved is not None:
-        saved = dict.fromkeys(OPEN) | dict(saved)
-    source.options.update({(key,): f"{file}: options.{key}" for key in saved or ()})
+    kept = {} if saved is None else {**dict.fromkeys(OPEN), **saved}
+    source.options.update({(key,): f"{file}: options.{key}" for key in kept})
     source.options.update({(key,): f"{flag_of(key)} {value}" for key, value in given.items()})
-    source.data = {**packaged.data, **source.data, **(saved or {}), **given}
-    config = _checked(source)
-    return replace(options, **config | ({} if prompt is None else {"prompt": prompt}))
+    source.data = {**packaged.data, **source.data, **kept, **given}
+    return replace(options, **_checked(source))
 
 
 def _checked(source: Source) -> dict[str, Any]:

@@ -14,20 +14,8 @@ from .files import PACKAGE
 from .job import EMBEDDED, Job
 from .texts import redact
 
-PACKAGES = (
-    "specsot",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "llguidance",
-    "bm25s",
-    "transitions",
-    "numpy",
-    "pydantic",
-    "rich",
-    "typer",
-)
+PACKAGES = ["specsot", "torch", "transformers", "tokenizers", "safetensors", "llguidance"]
+PACKAGES += ["bm25s", "transitions", "numpy", "pydantic", "rich", "typer"]
 
 
 def embedded_folder(name: str) -> Path:
@@ -72,13 +60,13 @@ def model_folders(job: Job) -> tuple[Path, Path | None]:
 
 def versions() -> dict[str, str]:
     """Of Python and of every package that can change a result."""
-    found = {"python": platform.python_version()}
+    numbers = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            numbers[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            numbers[package] = "not installed"
+    return numbers
 
 
 def set_up_torch(threads: int, device: str) -> None:

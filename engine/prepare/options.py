@@ -4,10 +4,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ...states.graph.spec import Int, Text
 
 JSONL = "(id, prompt|question|turns|task, seed, max_new_tokens, documents)"
-DTYPES = ("float32", "float64", "bfloat16", "float16")
+Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$")]
+Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+Seed = Annotated[Int, Field(ge=0, lt=1 << 63)]
+Threads = Annotated[Int, Field(ge=1, le=1024)]
+Budget = Annotated[Int, Field(ge=1, le=1 << 20)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +23,8 @@ class OptionText:
     """What the command line says about an option.
 
     flags: how it is written, unless that follows from its name; argument: without any, by its
-    place. mirrored: whether an environment variable gives it too. limits: of a setting, which
-    `specsot.yaml` has a key for: `one_of` these values, or what pydantic's `Field` takes.
+    place. mirrored: whether an environment variable gives it too. kind: of a setting, which
+    `specsot.yaml` has a key for, what the file may say.
     """
 
     help: str
@@ -24,7 +32,7 @@ class OptionText:
     metavar: str | None = None
     argument: bool = False
     mirrored: bool = True
-    limits: Mapping[str, Any] | None = None
+    kind: Any = None
 
 
 def _option(
@@ -34,10 +42,9 @@ def _option(
     return field(default=default, metadata={"text": text})
 
 
-def _setting(help: str, *, argument: bool = False, **limits: Any) -> Any:
+def _setting(kind: Any, help: str, *, argument: bool = False) -> Any:
     """None where it is not given, and then what `specsot.yaml` says; never None in a job."""
-    text = OptionText(help, argument=argument, limits=limits)
-    return field(default=None, metadata={"text": text})
+    return field(default=None, metadata={"text": OptionText(help, argument=argument, kind=kind)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +52,18 @@ class SessionOptions:
     """What decides on models and tokens, whatever is asked."""
 
     graph: str = _setting(
+        Text,
         "A shipped graph, a graph file, or a run.yaml to repeat [specsot.yaml's].",
         argument=True,
-        min_length=1,
     )
     _: KW_ONLY
-    model: str = _setting("Target: folder or Hub id.", min_length=1)
-    drafter_model: str = _setting("Drafter: folder or Hub id.", min_length=1)
-    seed: int = _setting("Seed of the run.", ge=0, lt=1 << 63)
-    device: str = _setting("cpu, cuda, cuda:0 ...", pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$")
-    dtype: str = _setting("float32 (lossless), float64, bfloat16, float16.", one_of=DTYPES)
-    threads: int | None = _setting("CPU threads; at most 4 by default.", ge=1, le=1024)
-    max_new_tokens: int | None = _setting("Budget of each branch.", ge=1, le=1 << 20)
+    model: str = _setting(Text, "Target: folder or Hub id.")
+    drafter_model: str = _setting(Text, "Drafter: folder or Hub id.")
+    seed: int = _setting(Seed, "Seed of the run.")
+    device: str = _setting(Device, "cpu, cuda, cuda:0 ...")
+    dtype: str = _setting(Dtype, "float32 (lossless), float64, bfloat16, float16.")
+    threads: int | None = _setting(Threads | None, "CPU threads; at most 4 by default.")
+    max_new_tokens: int | None = _setting(Budget | None, "Budget of each branch.")
     outline: Path | None = _option(None, "A given outline instead of letting the model write one.")
     sets: Sequence[str] = _option(
         (),
@@ -72,7 +79,7 @@ class RunOptions(SessionOptions):
     """What `specsot run` asks for; argv: the command line, for the manifest."""
 
     prompt: str = _setting(
-        "The question; - reads it from standard input [specsot.yaml's].", argument=True
+        str, "The question; - reads it from standard input [specsot.yaml's].", argument=True
     )
     prompts: Path | None = _option(None, f"Many questions: .txt (one per line) or .jsonl {JSONL}.")
     documents: Sequence[Path] = _option(
@@ -106,7 +113,7 @@ OPTIONS: Mapping[str, OptionText] = {
     f.name: f.metadata["text"] for f in fields(RunOptions) if f.metadata
 }
 SESSION = tuple(f.name for f in fields(SessionOptions) if f.name != "graph")
-SETTINGS = {name: text.limits for name, text in OPTIONS.items() if text.limits is not None}
+SETTINGS = {name: text.kind for name, text in OPTIONS.items() if text.kind is not None}
 
 
 def flag_of(name: str) -> str:

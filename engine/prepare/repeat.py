@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,13 +25,6 @@ MARK = "specsot_run"
 INLINE, MANY = 64 * 1024, 500  # characters and number of prompts that run.yaml itself holds
 
 
-class DocumentSpec(Spec):
-    """One document of a prompt."""
-
-    title: str
-    text: str
-
-
 class PromptSpec(Spec):
     """One prompt of a run."""
 
@@ -38,7 +32,7 @@ class PromptSpec(Spec):
     prompt: str
     seed: Int | None = None
     max_new_tokens: Int | None = None
-    documents: list[DocumentSpec] = Field(default_factory=list)
+    documents: tuple[Document, ...] = ()
 
 
 class Provenance(Spec):
@@ -111,12 +105,10 @@ def _own_template(graph: Any, folder: Path) -> None:
 def prompts_of(run: RunFile, source: Source) -> tuple[Prompt, ...]:
     if isinstance(run.prompts, str):
         return read_file(Path(source.file).parent / run.prompts).items
-    return tuple(map(_prompt_of, run.prompts))
-
-
-def _prompt_of(spec: PromptSpec) -> Prompt:
-    documents = tuple(Document(d.title, d.text) for d in spec.documents)
-    return Prompt(spec.id, spec.prompt, spec.seed, spec.max_new_tokens, documents=documents)
+    return tuple(
+        Prompt(one.id, one.prompt, one.seed, one.max_new_tokens, one.documents)
+        for one in run.prompts
+    )
 
 
 def differences(then: Provenance, now: Provenance) -> Iterator[str]:
@@ -158,7 +150,7 @@ def _prompt(prompt: Prompt) -> dict[str, Any]:
     values: dict[str, Any] = {"seed": prompt.seed, "max_new_tokens": prompt.max_new_tokens}
     given = {name: value for name, value in values.items() if value is not None}
     if prompt.documents:
-        given["documents"] = [{"title": d.title, "text": d.text} for d in prompt.documents]
+        given["documents"] = list(map(asdict, prompt.documents))
     return {"id": prompt.key, "prompt": prompt.text, **given}
 
 

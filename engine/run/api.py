@@ -1,13 +1,4 @@
-"""The program from Python: a session from a graph, runs from a session.
-
-from specsot.engine.run.api import Prompt, open_session
-
-session = open_session("bim_eagle", sets=["drafter.nodes=6"])
-run = session.start([Prompt("1", "How do bees make honey?")], print)
-while not run.finished:
-    run.advance()  # run.state, run.board["branches"], ...
-print(run.board["answers"][0].text)
-"""
+"""The program from Python: a session from a graph, runs from a session. README shows how."""
 
 from collections.abc import Callable
 from dataclasses import asdict

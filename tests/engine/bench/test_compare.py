@@ -31,6 +31,7 @@ from specsot.engine.prepare.inputs import Prompt, Prompts, read_file
 from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.prepare.repeat import run_document, to_yaml
+from specsot.engine.record.metrics import Meter
 from specsot.engine.run.api import tie
 from specsot.engine.run.contexts import contexts, next_logits
 from specsot.engine.run.runner import Status
@@ -126,29 +127,32 @@ def test_the_target_by_itself_says_the_next_token(found: Comparison) -> None:
 
 def test_totals_are_sums_and_peaks_the_largest(found: Comparison) -> None:
     costs = [prompt.runs["B"].cost for prompt in found.prompts]
-    whole = found.total(found.sides[1])
-    assert whole.tokens == sum(c.tokens for c in costs) > 0
-    assert whole.tau_step == pytest.approx(
-        sum(c.committed for c in costs) / sum(c.branch_rounds for c in costs)
+    whole, meters = found.total(found.sides[1]), [cost.meter for cost in costs]
+    assert whole.meter.tokens == sum(m.tokens for m in meters) > 0
+    assert whole.meter.tau_step == pytest.approx(
+        sum(m.steps.committed for m in meters) / sum(m.steps.branch_rounds for m in meters)
     )
     assert whole.target.peak_bytes == max(c.target.peak_bytes for c in costs)
-    assert whole.milliseconds["verify"] == pytest.approx(
-        sum(c.milliseconds["verify"] for c in costs)
+    assert whole.meter.milliseconds["verify"] == pytest.approx(
+        sum(m.milliseconds["verify"] for m in meters)
     )
+    assert whole.meter.visits["verify"] == sum(m.visits["verify"] for m in meters)
     assert whole.drafter is not None and found.total(found.sides[0]).drafter is None
 
 
 def test_figures_of_a_prompt_are_those_of_a_run_of_its_own(found: Comparison) -> None:
-    cost, request = found.prompts[1].runs["D"].cost, found.prompts[1].runs["D"].request
-    assert cost.tokens == sum(len(branch.tokens) for branch in request.all_branches())
-    assert cost.visits["prefill"] == 1 and cost.target_forwards == cost.visits["verify"] + 1
-    assert cost.tau_step > 1 and cost.padding_waste == cost.padding / cost.rows
+    run = found.prompts[1].runs["D"]
+    meter = run.cost.meter
+    assert meter.tokens == sum(len(branch.tokens) for branch in run.request.all_branches())
+    assert meter.visits["prefill"] == 1 and meter.forwards == meter.visits["verify"] + 1
+    assert meter.tau_step > 1 and meter.padding_waste == meter.padding / meter.rows
 
 
 def test_padding_is_the_share_of_query_rows(found: Comparison) -> None:
-    cost = replace(found.prompts[0].runs["A"].cost, rows=200, padding=50)
-    assert cost.document()["padding_waste"] == 0.25
-    assert total([cost, replace(cost, padding=0)]).padding_waste == 0.125
+    cost = found.prompts[0].runs["A"].cost
+    padded, plain = (replace(cost, meter=Meter(rows=200, padding=n)) for n in (50, 0))
+    assert padded.document()["padding_waste"] == 0.25
+    assert total([padded, plain]).meter.padding_waste == 0.125
 
 
 def test_the_document_has_every_figure_per_prompt_and_in_total(found: Comparison) -> None:
