@@ -81,9 +81,9 @@ def prepare_all(sides: Sequence[str], options: RunOptions, prompts: Prompts) -> 
     problems: list[Problem] = []
     for side in sides:
         graph, own = read_side(side)
-        asked = replace(options, graph=graph, sets=(*options.sets, *own))
+        changed = replace(options, graph=graph, sets=(*options.sets, *own))
         try:
-            jobs.append(prepare(asked, prompts=prompts))
+            jobs.append(prepare(changed, prompts=prompts))
         except GraphError as error:
             problems += (_of_side(side, own, one) for one in error.problems)
         except (UsageError, OutlineError) as error:

@@ -67,10 +67,9 @@ def total(costs: Sequence[Cost]) -> Cost:
     meter = Meter()
     for cost in costs:
         meter.add(cost.meter)
+    targets = [cost.target for cost in costs]
     drafters = [cost.drafter for cost in costs if cost.drafter is not None]
-    return Cost(
-        meter, _over([cost.target for cost in costs]), _over(drafters) if drafters else None
-    )
+    return Cost(meter, _over(targets), _over(drafters) if drafters else None)
 
 
 def _over(uses: Sequence[PoolUse]) -> PoolUse:

@@ -53,9 +53,9 @@ def try_graphs(threads: int | None, max_new_tokens: int = TOKENS) -> Iterator[Se
         run.close()
 
 
-def unequal(tried: Sequence[SelfTestRun]) -> list[str]:
+def unequal(runs: Sequence[SelfTestRun]) -> list[str]:
     """Pairs of graphs whose answers differ though they must not."""
-    digests = {one.graph: one.digest for one in tried}
+    digests = {run.graph: run.digest for run in runs}
     pairs = [(a, b) for a, b in EQUAL if a in digests and b in digests]
     return [f"{a} and {b} give different tokens" for a, b in pairs if digests[a] != digests[b]]
 
@@ -74,5 +74,5 @@ def measure_overhead(threads: int | None, rounds: int = ROUNDS, graph: str = "bi
             run.close()
             total.add(recorder.meter)
             if not recorder.meter.rounds:
-                break  # such a graph has none
+                break  # or it would go on for ever
     return total

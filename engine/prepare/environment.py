@@ -52,10 +52,9 @@ def model_folder(ref: str, kind: str) -> Path:
 
 def model_folders(job: Job) -> tuple[Path, Path | None]:
     """Target and drafter folders; no drafter for graphs that draft without a model."""
-    kind = job.program.graph.drafter.kind
-    target = model_folder(job.options.model, "target")
-    wanted = job.program.graph.drafter.has_model
-    return target, model_folder(job.options.drafter_model, kind) if wanted else None
+    drafter, target = job.program.graph.drafter, model_folder(job.options.model, "target")
+    named = job.options.drafter_model
+    return target, model_folder(named, drafter.kind) if drafter.has_model else None
 
 
 def versions() -> dict[str, str]:

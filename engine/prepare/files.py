@@ -18,8 +18,8 @@ FOLDER = "graphs"
 
 def graph_names() -> list[str]:
     """Names of the shipped graphs."""
-    found = (p.name for p in (files(PACKAGE) / FOLDER).iterdir() if p.is_file())
-    return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
+    names = (p.name for p in (files(PACKAGE) / FOLDER).iterdir() if p.is_file())
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
 def open_graph(ref: str, sets: Iterable[str] = (), table: OpTable | None = None) -> Program:

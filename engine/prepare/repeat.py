@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from ...states.graph.graph import Graph
 from ...states.graph.schema import problem
-from ...states.graph.source import GraphError, Problem, Source
+from ...states.graph.source import GraphError, Source
 from ...states.graph.spec import Int, Spec
 from ...states.graph.yaml12 import plain_scalar
 from ...states.text.documents import Document
@@ -76,12 +76,10 @@ def read_run(source: Source) -> RunFile:
     try:
         return RunFile.model_validate(source.data)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        raise GraphError([_problem(source, e) for e in found]) from None
-
-
-def _problem(source: Source, error: Any) -> Problem:
-    return problem(source, error, lambda loc, data: None if loc else RunFile)
+        errors = error.errors(include_url=False)
+    raise GraphError(
+        problem(source, one, lambda loc, data: None if loc else RunFile) for one in errors
+    )
 
 
 def graph_source(source: Source) -> Source:

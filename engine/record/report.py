@@ -117,10 +117,10 @@ def _times(marks: Marks | None) -> dict[str, float | None]:
 def finish_of(item: Answer) -> str:
     """The worst of the parts' finish reasons; parts that are not combined are an answer as well."""
     combined = item.combined
-    kept = item.sections if combined is None or combined.finish == "refused" else _all(item)
-    found = {section.finish for section in kept}
+    sections = item.sections if combined is None or combined.finish == "refused" else _all(item)
+    reasons = {section.finish for section in sections}
     for reason in ("refused", "cancelled", "length", "stop"):
-        if reason in found:
+        if reason in reasons:
             return reason
     return "cancelled"
 

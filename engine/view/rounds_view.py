@@ -96,23 +96,23 @@ def _places(
 
 
 def _draft(draft: ExplainedDraft, rule: str, decode: Decode, parent: int) -> str:
-    found, mark = draft.figures, "not reached"
+    figures, mark = draft.figures, "not reached"
     if draft.reached:
         mark = "accepted" if draft.accepted else "rejected"
-    parts = [mark.ljust(11), *_number("score", found.score)]
-    if draft.reached and found.draw is not None:
-        parts += [*_number("coin", found.coin), f"target {piece(decode, parent, found.draw)}"]
-    if draft.reached and found.chance is not None:
-        parts += [*_number("p", found.p), *_number("q", found.q), *_number("r", found.r)]
-        parts += _number("h" if rule == "block" else "p/q", _ratio(found, rule))
+    parts = [mark.ljust(11), *_number("score", figures.score)]
+    if draft.reached and figures.draw is not None:
+        parts += [*_number("coin", figures.coin), f"target {piece(decode, parent, figures.draw)}"]
+    if draft.reached and figures.chance is not None:
+        parts += [*_number("p", figures.p), *_number("q", figures.q), *_number("r", figures.r)]
+        parts += _number("h" if rule == "block" else "p/q", _ratio(figures, rule))
     return "  ".join(parts).rstrip()
 
 
-def _ratio(found: DraftFigures, rule: str) -> float | None:
+def _ratio(figures: DraftFigures, rule: str) -> float | None:
     """What r must be below: h of the prefix under `block`, else p / q, which may exceed 1."""
-    if rule == "block" or not found.q or found.p is None:
-        return found.chance
-    return found.p / found.q
+    if rule == "block" or not figures.q or figures.p is None:
+        return figures.chance
+    return figures.p / figures.q
 
 
 def _number(name: str, value: float | None) -> list[str]:
@@ -135,8 +135,8 @@ def _totals(entry: ExplainedRound) -> str:
 
 
 def _length(record: GammaRecord) -> str:
-    found = {"entropy": record.h, "of its reference": record.h_norm, "smoothed": record.ema}
-    known = [f"{name} {value:.3g}" for name, value in found.items() if isfinite(value)]
+    figures = {"entropy": record.h, "of its reference": record.h_norm, "smoothed": record.ema}
+    known = [f"{name} {value:.3g}" for name, value in figures.items() if isfinite(value)]
     return f"length: gamma {record.gamma}, cut to {record.gamma_eff}; {', '.join(known)}"
 
 
