@@ -3,14 +3,16 @@
 import json
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...states.graph.source import GraphError, Problem
+from ...states.text.outline_file import OutlineError
 from ..errors import UsageError
-from ..prepare.files import FOLDER, PACKAGE
+from ..prepare.files import FOLDER, PACKAGE, is_graph
 from ..prepare.inputs import Prompts, read_file
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
@@ -27,54 +29,99 @@ def ten_prompts() -> Path:
     return Path(str(files(PACKAGE) / FOLDER / "prompts" / "ten.txt"))
 
 
-def compare_command(graphs: tuple[str, ...], options: RunOptions) -> int:
+def compare_command(sides: Sequence[str], options: RunOptions) -> int:
     """Compare and return the exit code; what a user can mend ends as one message.
 
     Args:
+        sides: GRAPH, or GRAPH@SET,SET... with settings of its own.
         options: of every graph, as of `specsot run`.
     """
     try:
-        return _compare(graphs, options)
+        return _compare(sides, options)
     except (Exception, KeyboardInterrupt) as error:
         return ended(error)
 
 
-def _compare(graphs: tuple[str, ...], options: RunOptions) -> int:
+def _compare(sides: Sequence[str], options: RunOptions) -> int:
     prompts = read_file(options.prompts or ten_prompts())
-    found = compare_jobs(prepare_all(graphs, options, prompts))
-    if found.asked or options.as_json:
-        _hand_over(found, options)
-    for line in found.problems:
+    comparison = compare_jobs(prepare_all(sides, options, prompts))
+    count, failures = len(comparison.prompts), comparison.failures
+    if count or options.as_json:
+        writer(sys.stdout)(_output(comparison, options))
+    for line in comparison.problems:
         complain(line)
-    if found.failures:
-        count = "1 branch differs" if found.failures == 1 else f"{found.failures} branches differ"
-        complain(f"{count} where equality is promised")
-    if len(found.asked) < len(prompts.items):
-        complain(f"{found.status} after {len(found.asked)} of {len(prompts.items)} prompts")
-    return found.code
+    if failures:
+        branches = "1 branch differs" if failures == 1 else f"{failures} branches differ"
+        complain(f"{branches} where equality is promised")
+    if count < len(prompts.items):
+        complain(f"{comparison.status} after {count} of {len(prompts.items)} prompts")
+    return comparison.code
 
 
-def prepare_all(graphs: tuple[str, ...], options: RunOptions, prompts: Prompts) -> list[Job]:
+def _output(comparison: "Comparison", options: RunOptions) -> str:
+    """The tables or the document."""
+    if options.as_json:
+        from .report import document
+
+        return json.dumps(document(comparison), indent=2, ensure_ascii=False) + "\n"
+    from .table import render
+
+    return render(comparison, sys.stdout, dict(os.environ))
+
+
+def prepare_all(sides: Sequence[str], options: RunOptions, prompts: Prompts) -> list[Job]:
     """Every graph checked, without torch.
 
     Raises:
         UsageError, OutlineError, GraphError: as `specsot run` does; the problems of all graphs.
     """
-    if not 2 <= len(graphs) <= MOST_GRAPHS:
-        raise UsageError(f"compare takes from 2 to {MOST_GRAPHS} graphs, not {len(graphs)}")
+    if not 2 <= len(sides) <= MOST_GRAPHS:
+        raise UsageError(f"compare takes from 2 to {MOST_GRAPHS} graphs, not {len(sides)}")
     jobs: list[Job] = []
     problems: list[Problem] = []
-    for graph in graphs:
+    for side in sides:
+        graph, own = read_side(side)
+        changed = replace(options, graph=graph, sets=(*options.sets, *own))
         try:
-            jobs.append(prepare(replace(options, graph=graph), prompts=prompts))
+            jobs.append(prepare(changed, prompts=prompts))
         except GraphError as error:
-            problems += error.problems
+            problems += (_of_side(side, own, one) for one in error.problems)
+        except (UsageError, OutlineError) as error:
+            raise UsageError(f"{side}: {error}" if own else str(error)) from None
     if problems:
-        raise GraphError(list(dict.fromkeys(problems)))
+        raise GraphError(problems)
     return jobs
 
 
-def compare_jobs(jobs: list[Job]) -> "Comparison":
+def read_side(text: str) -> tuple[str, tuple[str, ...]]:
+    """A graph and its own settings: GRAPH@SET,SET... is cut at the first @ behind a graph."""
+    places = [at for at, char in enumerate(text) if char == "@"]
+    if not places or is_graph(text):
+        return text, ()
+    at = next((at for at in places if is_graph(text[:at])), places[0])
+    return text[:at], tuple(_sets(text[at + 1 :]))
+
+
+def _sets(text: str) -> Iterator[str]:
+    """Cut at commas, but at none inside brackets."""
+    depth = start = 0
+    for at, char in enumerate(text):
+        depth += (char in "[{") - (char in "]}")
+        if char == "," and depth == 0:
+            yield text[start:at]
+            start = at + 1
+    yield text[start:]
+
+
+def _of_side(side: str, own: Sequence[str], problem: Problem) -> Problem:
+    """A problem that says whose it is, where a side is more than its graph."""
+    option = problem.file.removeprefix("--set ")
+    if option in own and option != problem.file:
+        return replace(problem, file=f"{read_side(side)[0]}@{option}")
+    return replace(problem, file=f"{side}: {problem.file}") if own else problem
+
+
+def compare_jobs(jobs: Sequence[Job]) -> "Comparison":
     """Load the models, answer the jobs' prompts with each graph, and judge what came of it.
 
     Raises:
@@ -82,29 +129,16 @@ def compare_jobs(jobs: list[Job]) -> "Comparison":
     """
     from ..terminal import working
 
-    with working(f"loading models for {len(jobs)} graphs ...") as tell:
+    with working(f"loading models for {len(jobs)} graphs ...") as show:
         # Here and not above: a mistyped graph is told at once, torch takes seconds to import.
         from ..run.runner import Halt, Status
         from .report import judge
-        from .sides import ask_all, load_sides, notes_of, prepare_sides
+        from .sides import answer_all, load_sides, loading_notes, warm_up
 
-        sides = load_sides(jobs)
-        for note in notes_of(sides):
+        sides, prompts = load_sides(jobs), jobs[0].prompts
+        for note in loading_notes(sides):
             complain(f"note: {note}")
         with Halt() as halt:
-            prepare_sides(sides, jobs[0].prompts, halt)
-            asked = list(ask_all(sides, jobs[0].prompts, halt, tell))
-        return judge(halt.status or Status.OK, sides, asked)
-
-
-def _hand_over(found: "Comparison", options: RunOptions) -> None:
-    """The tables or the document to stdout."""
-    out = writer(sys.stdout)
-    if options.as_json:
-        from .report import document
-
-        out(json.dumps(document(found), indent=2, ensure_ascii=False) + "\n")
-        return
-    from .table import render
-
-    out(render(found, sys.stdout, dict(os.environ)))
+            warm_up(sides, prompts, halt)
+            answers = list(answer_all(sides, prompts, halt, show))
+        return judge(halt.status or Status.OK, sides, answers)

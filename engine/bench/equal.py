@@ -75,15 +75,15 @@ class GraphPair:
 def pairs_of(sides: Sequence[Side]) -> list[GraphPair]:
     """Every graph with the first one that promises the same; and these first ones, not compared."""
     firsts: list[Side] = []
-    found: list[GraphPair] = []
+    pairs: list[GraphPair] = []
     for side in sides:
         same = next((first for first in firsts if not _reason(first, side)), None)
         if same is not None:
-            found.append(GraphPair(same, side, "", side.job.config.dtype in EXACT))
+            pairs.append(GraphPair(same, side, "", side.job.options.dtype in EXACT))
             continue
-        found += [GraphPair(first, side, _reason(first, side), False) for first in firsts]
+        pairs += [GraphPair(first, side, _reason(first, side), False) for first in firsts]
         firsts.append(side)
-    return found
+    return pairs
 
 
 def _facts(side: Side) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _facts(side: Side) -> dict[str, Any]:
     graph = side.job.program.graph
     facts: dict[str, Any] = {
         "model": side.target,
-        "dtype": side.job.config.dtype,
+        "dtype": side.job.options.dtype,
         "budget": side.session.budget,
         "beam": graph.beam,
         "blend": graph.blend,
@@ -120,35 +120,34 @@ def _reason(first: Side, second: Side) -> str:
         return "accept: rejection keeps the distribution, not the tokens"
     one, two = _facts(first), _facts(second)
     unlike = [key for key in one if one[key] != two[key]]
-    return ", ".join(f"{key}: {_shown(one[key])} and {_shown(two[key])}" for key in unlike)
+    return ", ".join(f"{key}: {_short(one[key])} and {_short(two[key])}" for key in unlike)
 
 
-def _shown(value: object) -> str:
+def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def verdicts(
-    pair: GraphPair, asked: ComparedPrompt, sides: Sequence[Side]
-) -> list[BranchComparison]:
+def compare_branches(pair: GraphPair, answers: ComparedPrompt) -> list[BranchComparison]:
     """All branches of a prompt, the outline first."""
-    first, second = sides.index(pair.reference), sides.index(pair.other)
-    one, two = asked.ran[first].request, asked.ran[second].request
+    one, two = (answers.runs[side.letter].request for side in (pair.reference, pair.other))
     here, there = _decoded(pair.reference, one), _decoded(pair.other, two)
-    found = [_verdict(pair.reference, here.get(n), there.get(n), n) for n in {**here, **there}]
-    if any(verdict.difference for verdict in found):
-        return found
+    names = {**here, **there}
+    results = [_compare(pair.reference, n, here.get(n), there.get(n)) for n in names]
+    if any(result.difference for result in results):
+        return results
     # Nothing to follow from: contexts differ that must not, unless one side was not finished.
     alone = BranchAnswer.DIFFERENT if _complete(one) and _complete(two) else BranchAnswer.UNFINISHED
-    return [replace(v, result=alone) if v.result is BranchAnswer.FOLLOWS else v for v in found]
+    follows = BranchAnswer.FOLLOWS
+    return [replace(r, result=alone) if r.result is follows else r for r in results]
 
 
-Decoded = tuple[Branch, list[int]]
+Decoded = tuple[Branch, list[int]]  # with the ids that its answer stands behind
 
 
 def _decoded(side: Side, request: Request) -> dict[str, Decoded]:
-    found = contexts(request, side.session.prompts)
-    return {_name(branch): (branch, ids) for branch, ids in found}
+    pairs = contexts(request, side.session.prompts)
+    return {_name(branch): (branch, ids) for branch, ids in pairs}
 
 
 def _name(branch: Branch) -> str:
@@ -163,7 +162,7 @@ def _finished(branch: Branch) -> bool:
     return branch.finish in (Finish.STOP, Finish.LENGTH)
 
 
-def _verdict(side: Side, one: Decoded | None, two: Decoded | None, name: str) -> BranchComparison:
+def _compare(side: Side, name: str, one: Decoded | None, two: Decoded | None) -> BranchComparison:
     ends = [decoded[0] for decoded in (one, two) if decoded is not None]
     count = len(one[0].tokens) if one is not None else 0
     if not all(map(_finished, ends)):
@@ -174,9 +173,8 @@ def _verdict(side: Side, one: Decoded | None, two: Decoded | None, name: str) ->
     if difference is None:
         return BranchComparison(name, BranchAnswer.EQUAL, count)
     near = difference.margin is not None and difference.margin < TIE
-    return BranchComparison(
-        name, BranchAnswer.TIE if near else BranchAnswer.DIFFERENT, count, difference
-    )
+    result = BranchAnswer.TIE if near else BranchAnswer.DIFFERENT
+    return BranchComparison(name, result, count, difference)
 
 
 def first_difference(
@@ -207,8 +205,8 @@ def _margin(order_V: Tensor, stop_ids: frozenset[int], one: int, two: int) -> fl
     return abs(ends[0] - ends[1])
 
 
-def counts(found: Sequence[BranchComparison]) -> dict[str, int]:
+def counts(branches: Sequence[BranchComparison]) -> dict[str, int]:
     """Branches by result, and the reference's tokens in those that are equal."""
-    equal = sum(v.tokens for v in found if v.result is BranchAnswer.EQUAL)
-    by_result = {str(result): sum(v.result is result for v in found) for result in BranchAnswer}
-    return {"branches": len(found), **by_result, "equal_tokens": equal}
+    equal = sum(one.tokens for one in branches if one.result is BranchAnswer.EQUAL)
+    by_result = {str(kind): sum(one.result is kind for one in branches) for kind in BranchAnswer}
+    return {"branches": len(branches), **by_result, "equal_tokens": equal}

@@ -1,7 +1,7 @@
 """A comparison's results: everything judged, as plain data, and its exit code."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import Code
@@ -12,11 +12,10 @@ from .equal import (
     END,
     BranchAnswer,
     BranchComparison,
-    Difference,
     GraphPair,
+    compare_branches,
     counts,
     pairs_of,
-    verdicts,
 )
 from .sides import ComparedPrompt, Side
 
@@ -31,54 +30,54 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class PromptComparison:
-    """One prompt's answers on two sides held against each other."""
+    """One prompt's answers on two sides against each other, branch by branch."""
 
     pair: GraphPair
-    asked: ComparedPrompt
-    verdicts: list[BranchComparison]
+    prompt: ComparedPrompt
+    branches: list[BranchComparison]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """Everything that was found out, complete or as far as it got.
 
-    status: OK, INTERRUPTED or TERMINATED; asked: the prompts that every graph has answered.
+    status: OK, INTERRUPTED or TERMINATED; prompts: those that every graph has answered.
     """
 
     status: Status
     sides: list[Side]
     pairs: list[GraphPair]
-    asked: list[ComparedPrompt]
-    held: list[PromptComparison]
+    prompts: list[ComparedPrompt]
+    results: list[PromptComparison]
 
-    def of(self, pair: GraphPair) -> list[BranchComparison]:
+    def branches(self, pair: GraphPair) -> list[BranchComparison]:
         """Every branch of every prompt of one pair."""
-        return [verdict for held in self.held if held.pair is pair for verdict in held.verdicts]
+        return [one for result in self.results if result.pair is pair for one in result.branches]
 
-    def costs(self, side: Side) -> list[Cost]:
-        """One graph's cost of each prompt."""
-        return [asked.ran[self.sides.index(side)].cost for asked in self.asked]
+    def total(self, side: Side) -> Cost:
+        """One graph's cost of all prompts, of which there is one at least."""
+        return total([prompt.runs[side.letter].cost for prompt in self.prompts])
 
     @property
     def differences(self) -> list[tuple[PromptComparison, BranchComparison]]:
         """Every branch that differs by itself, numeric ties included."""
         kinds = (BranchAnswer.DIFFERENT, BranchAnswer.TIE)
-        return [(held, v) for held in self.held for v in held.verdicts if v.result in kinds]
+        return [(r, one) for r in self.results for one in r.branches if one.result in kinds]
 
     @property
     def failures(self) -> int:
         """Branches that differ though equality was promised."""
-        broken = [held.pair for held, v in self.differences if v.result is BranchAnswer.DIFFERENT]
-        return sum(pair.promised for pair in broken)
+        different = BranchAnswer.DIFFERENT
+        return sum(r.pair.promised for r, one in self.differences if one.result is different)
 
     @property
     def problems(self) -> list[str]:
         """Answers that are not complete, a line each."""
         return [
             f"{side.letter} {side.name}: {line}"
-            for asked in self.asked
-            for side, ran in zip(self.sides, asked.ran, strict=True)
-            for line in ran.problems
+            for prompt in self.prompts
+            for side in self.sides
+            for line in prompt.runs[side.letter].problems
         ]
 
     @property
@@ -89,98 +88,90 @@ class Comparison:
         return Code.UNEQUAL if self.failures else Code.FAILED if self.problems else Code.OK
 
 
-def judge(status: Status, sides: list[Side], asked: list[ComparedPrompt]) -> Comparison:
+def judge(status: Status, sides: list[Side], prompts: list[ComparedPrompt]) -> Comparison:
     """Hold the answers against each other; a difference costs one forward of the target."""
     pairs = pairs_of(sides)
     compared = [pair for pair in pairs if not pair.why_not]
-    held = [
-        PromptComparison(pair, one, verdicts(pair, one, sides))
-        for one in asked
+    results = [
+        PromptComparison(pair, prompt, compare_branches(pair, prompt))
+        for prompt in prompts
         for pair in compared
     ]
-    return Comparison(status, sides, pairs, asked, held)
+    return Comparison(status, sides, pairs, prompts, results)
 
 
-def document(found: Comparison) -> dict[str, Any]:
+def document(comparison: Comparison) -> dict[str, Any]:
     """The one JSON document of `--json`; its keys are documented in docs/cli.md."""
+    sides = comparison.sides
     return {
         "schema_version": SCHEMA,
-        "status": str(found.status),
-        "exit_code": int(found.code),
-        "graphs": {side.letter: _graph(side) for side in found.sides},
-        "equality": [_pair(found, pair) for pair in found.pairs],
-        "prompts": [_prompt(found, asked) for asked in found.asked],
-        "total": {
-            side.letter: total(costs).document()
-            for side in found.sides
-            if (costs := found.costs(side))
-        },
-        "problems": found.problems,
+        "status": str(comparison.status),
+        "exit_code": int(comparison.code),
+        "graphs": {side.letter: _graph(side) for side in sides},
+        "equality": [_pair(comparison, pair) for pair in comparison.pairs],
+        "prompts": [_prompt(comparison, prompt) for prompt in comparison.prompts],
+        "total": {side.letter: comparison.total(side).document() for side in sides}
+        if comparison.prompts
+        else {},
+        "problems": comparison.problems,
     }
 
 
 def _graph(side: Side) -> dict[str, Any]:
-    graph, config = side.job.program.graph, side.job.config
+    graph, options = side.job.program.graph, side.job.options
     return {
         "name": graph.name,
-        "file": side.job.graph_file,
+        "file": options.graph,
+        "sets": list(options.sets),
         "layout": graph.layout.kind,
         "drafter": graph.drafter.kind,
-        "model": config.model,
-        "drafter_model": config.drafter_model if graph.drafter.has_model else None,
-        "dtype": config.dtype,
-        "device": config.device,
+        "model": options.model,
+        "drafter_model": options.drafter_model if graph.drafter.has_model else None,
+        "dtype": options.dtype,
+        "device": options.device,
         "threads": side.job.threads,
         "max_new_tokens": side.session.budget,
     }
 
 
-def _pair(found: Comparison, pair: GraphPair) -> dict[str, Any]:
-    letters = {"reference": pair.reference.letter, "graph": pair.other.letter}
+def _letters(pair: GraphPair) -> dict[str, Any]:
+    return {"reference": pair.reference.letter, "graph": pair.other.letter}
+
+
+def _pair(comparison: Comparison, pair: GraphPair) -> dict[str, Any]:
     if pair.why_not:
-        return {**letters, "compared": False, "reason": pair.why_not}
-    return {**letters, "compared": True, "promised": pair.promised, **counts(found.of(pair))}
+        return {**_letters(pair), "compared": False, "reason": pair.why_not}
+    number = counts(comparison.branches(pair))
+    return {**_letters(pair), "compared": True, "promised": pair.promised, **number}
 
 
-def _prompt(found: Comparison, asked: ComparedPrompt) -> dict[str, Any]:
-    held = [one for one in found.held if one.asked is asked]
+def _prompt(comparison: Comparison, prompt: ComparedPrompt) -> dict[str, Any]:
+    results = [result for result in comparison.results if result.prompt is prompt]
     return {
-        "id": asked.prompt.key,
-        "prompt": asked.prompt.text,
+        "id": prompt.prompt.key,
+        "prompt": prompt.prompt.text,
         "graphs": {
-            side.letter: {"status": str(ran.status), **ran.cost.document()}
-            for side, ran in zip(found.sides, asked.ran, strict=True)
+            letter: {"status": str(run.status), **run.cost.document()}
+            for letter, run in prompt.runs.items()
         },
         "equality": [
             {
-                "reference": one.pair.reference.letter,
-                "graph": one.pair.other.letter,
-                "branches": [_verdict(one, verdict) for verdict in one.verdicts],
+                **_letters(result.pair),
+                "branches": [_branch(result.pair.reference, one) for one in result.branches],
             }
-            for one in held
+            for result in results
         ],
     }
 
 
-def _verdict(held: PromptComparison, verdict: BranchComparison) -> dict[str, Any]:
-    plain = {
-        "branch": verdict.branch,
-        "result": str(verdict.result),
-        "tokens": verdict.tokens,
-    }
-    if verdict.difference is None:
+def _branch(side: Side, one: BranchComparison) -> dict[str, Any]:
+    plain = {"branch": one.branch, "result": str(one.result), "tokens": one.tokens}
+    if one.difference is None:
         return plain
-    return {**plain, "difference": _difference(held.pair.reference, verdict.difference)}
-
-
-def _difference(side: Side, found: Difference) -> dict[str, Any]:
-    return {
-        "position": found.position,
-        "before": found.before,
-        "reference": _token(side, found.reference),
-        "graph": _token(side, found.other),
-        "margin": found.margin,
-    }
+    difference = asdict(one.difference)
+    difference["reference"] = _token(side, one.difference.reference)
+    difference["graph"] = _token(side, difference.pop("other"))
+    return {**plain, "difference": difference}
 
 
 def _token(side: Side, token: int) -> dict[str, Any]:
@@ -190,9 +181,9 @@ def _token(side: Side, token: int) -> dict[str, Any]:
     return {"id": token, "text": side.session.prompts.decode([token]), "end": None}
 
 
-def compared_words(found: Sequence[BranchComparison]) -> str:
+def count_words(branches: Sequence[BranchComparison]) -> str:
     """What came of some branches: `5 of 6 branches equal, 1 numeric tie`."""
-    number = counts(found)
+    number = counts(branches)
     words = [f"{number['equal']} of {number['branches']} branches equal"]
     words += [f"{number[result]} {name}" for result, name in WORDS.items() if number[result]]
     return ", ".join(words)

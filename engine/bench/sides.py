@@ -1,8 +1,9 @@
 """What is compared: graphs with their models, loaded once, and each prompt as a run of its own."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_uppercase
 
 from ...states.requests.branch import Request
 from ..models import Models, load_models, with_drafter
@@ -10,7 +11,7 @@ from ..prepare.environment import model_folders, set_up_torch
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..record.report import answers_of, refusals
-from ..run.api import tie
+from ..run.api import notes_of, tie
 from ..run.runner import Halt, Status, perform
 from ..run.session import Session
 from .cost import Cost, cost_of
@@ -22,17 +23,20 @@ WARM_UP = 2  # rounds of the first prompt that no figure counts: torch sets itse
 class Side:
     """One graph of a comparison.
 
-    letter: what it is called in tables; target: the folder of its model.
+    letter: what it is called in tables; target: the folder of its model; sets: those of its
+    settings that not every graph was given.
     """
 
     letter: str
     job: Job
     session: Session
     target: Path
+    sets: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        return self.job.program.graph.name
+        name = self.job.program.graph.name
+        return f"{name}@{','.join(self.sets)}" if self.sets else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +54,10 @@ class SideRun:
 
 @dataclass(frozen=True, slots=True)
 class ComparedPrompt:
-    """A prompt with what every side made of it, in the order of the sides."""
+    """A prompt with what every side made of it, by the sides' letters."""
 
     prompt: Prompt
-    ran: tuple[SideRun, ...]
+    runs: Mapping[str, SideRun]
 
 
 class SharedModels:
@@ -64,7 +68,7 @@ class SharedModels:
 
     def take(self, job: Job, target: Path, drafter: Path | None) -> Models:
         """A job's models; raises ModelError."""
-        device, dtype = job.config.device, job.config.dtype
+        device, dtype = job.options.device, job.options.dtype
         plain = self._loaded.get((target, None, device, dtype))
         if plain is None:
             plain = load_models(target, None, device=device, dtype=dtype)
@@ -79,25 +83,25 @@ class SharedModels:
 
 def load_sides(jobs: Sequence[Job]) -> list[Side]:
     """All graphs with their models; raises UsageError, ModelError, GraphError."""
-    shelf, sides = SharedModels(), []
-    for number, job in enumerate(jobs):
-        set_up_torch(job.threads, job.config.device)
+    models, sides = SharedModels(), []
+    common = set(jobs[0].options.sets).intersection(*(job.options.sets for job in jobs))
+    for letter, job in zip(ascii_uppercase, jobs, strict=False):
+        set_up_torch(job.threads, job.options.device)
         target, drafter = model_folders(job)
-        session = tie(job, shelf.take(job, target, drafter))
-        sides.append(Side(chr(ord("A") + number), job, session, target))
+        session = tie(job, models.take(job, target, drafter))
+        own = tuple(one for one in job.options.sets if one not in common)
+        sides.append(Side(letter, job, session, target, own))
     return sides
 
 
-def notes_of(sides: Sequence[Side]) -> list[str]:
+def loading_notes(sides: Sequence[Side]) -> list[str]:
     """What the readers of prompts and models found worth telling, each once."""
-    found = [note for side in sides for note in side.job.notes]
-    for side in sides:
-        models = (side.session.models.target, side.session.models.drafter)
-        found += [note for model in models if model is not None for note in model.notes]
-    return list(dict.fromkeys(found))
+    notes = [note for side in sides for note in side.job.notes]
+    notes += [note for side in sides for note in notes_of(side.session.models)]
+    return list(dict.fromkeys(notes))
 
 
-def prepare_sides(sides: Sequence[Side], prompts: Sequence[Prompt], halt: Halt) -> None:
+def warm_up(sides: Sequence[Side], prompts: Sequence[Prompt], halt: Halt) -> None:
     """Refuse what cannot be a prompt before anything is measured, and warm everything up.
 
     Raises:
@@ -107,33 +111,33 @@ def prepare_sides(sides: Sequence[Side], prompts: Sequence[Prompt], halt: Halt) 
         for prompt in prompts:
             side.session.request(prompt)
     for side in sides:
-        set_up_torch(side.job.threads, side.job.config.device)
+        set_up_torch(side.job.threads, side.job.options.device)
         run, _, _ = perform(side.session, prompts[:1], halt=halt, max_rounds=WARM_UP)
         run.close()
 
 
-def ask_all(
+def answer_all(
     sides: Sequence[Side],
     prompts: Sequence[Prompt],
     halt: Halt,
-    tell: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> Iterator[ComparedPrompt]:
     """Every prompt through every graph, prompt by prompt, so that all share the machine's moods.
 
     Ends early when somebody asked to stop; a prompt that not every graph has answered is left out.
     """
     for number, prompt in enumerate(prompts, 1):
-        ran = []
+        runs = {}
         for side in sides:
-            tell(f"prompt {number} of {len(prompts)}: {side.letter} {side.name} ...")
-            ran.append(_answer(side, prompt, halt))
+            show(f"prompt {number} of {len(prompts)}: {side.letter} {side.name} ...")
+            runs[side.letter] = _answer(side, prompt, halt)
             if halt.status is not None:
                 return
-        yield ComparedPrompt(prompt, tuple(ran))
+        yield ComparedPrompt(prompt, runs)
 
 
 def _answer(side: Side, prompt: Prompt, halt: Halt) -> SideRun:
-    set_up_torch(side.job.threads, side.job.config.device)
+    set_up_torch(side.job.threads, side.job.options.device)
     run, recorder, status = perform(side.session, [prompt], halt=halt)
     requests = run.board["branches"].requests
     problems = refusals(answers_of(requests, side.session.prompts))

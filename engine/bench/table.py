@@ -1,7 +1,7 @@
 """A comparison for people: tables that fit into 100 columns."""
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TextIO
 
 from rich import box
@@ -9,42 +9,43 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..record.metrics import ratio
+from ..record.metrics import state_figures
 from ..record.text_stream import printable
 from ..terminal import usable
-from .cost import Cost, PoolUse, total
-from .equal import CUT, END, TIE, BranchAnswer, BranchComparison, Difference, GraphPair, counts
-from .report import Comparison, PromptComparison, compared_words
-from .sides import ComparedPrompt, Side
+from .cost import Cost, PoolUse
+from .equal import CUT, END, TIE, BranchAnswer, BranchComparison, Difference, counts
+from .report import Comparison, PromptComparison, count_words
+from .sides import Side
 
 WIDTH = 100
 QUESTION = 20  # characters of a question beside its figures
 STATES = 9  # states side by side; a graph with more gets another table
 MOST = 20  # differences that are printed; --json has all
 MB = 1e6
+FIGURES = ("equal", "tau", "forwards", "tokens", "ms", "KV peak", "KV moved", "padding")
 
 
-def render(found: Comparison, stream: TextIO, environ: dict[str, str]) -> str:
+def render(comparison: Comparison, stream: TextIO, environ: dict[str, str]) -> str:
     """All tables as text for this stream: as wide as its terminal, or WIDTH columns."""
     there, out = Console(file=stream), io.StringIO()
     width = there.width if there.is_terminal else WIDTH
     console = Console(file=out, width=width, force_terminal=usable(there, environ), highlight=False)
     lines = box.SIMPLE_HEAD if "utf" in (stream.encoding or "utf-8").lower() else box.ASCII
-    console.print(Group(*_parts(found, lines)))
+    console.print(Group(*_parts(comparison, lines)))
     return "\n".join(line.rstrip() for line in out.getvalue().split("\n"))
 
 
-def _parts(found: Comparison, lines: box.Box) -> Iterator[RenderableType]:
-    yield _graphs(found, lines)
-    if found.asked:
-        yield _figures(found, lines)
-        states = list(dict.fromkeys(s for side in found.sides for s in _states(side)))
+def _parts(comparison: Comparison, lines: box.Box) -> Iterator[RenderableType]:
+    yield _graphs(comparison, lines)
+    if comparison.prompts:
+        yield _figures(comparison, lines)
+        states = list(dict.fromkeys(s for side in comparison.sides for s in _states(side)))
         for start in range(0, len(states), STATES):
-            yield _milliseconds(found, states[start : start + STATES], lines)
-        yield from map(Text, _moves(found))
+            yield _milliseconds(comparison, states[start : start + STATES], lines)
+        yield from map(Text, _moves(comparison))
     yield Text("\nEquality", style="bold")
-    yield from (Text(f"  {line}") for line in _equality(found))
-    yield from (Text(line) for line in _differences(found))
+    yield from (Text(f"  {line}") for line in _equality(comparison))
+    yield from (Text(line) for line in _differences(comparison))
 
 
 def _table(title: str, lines: box.Box) -> Table:
@@ -58,40 +59,53 @@ def _table(title: str, lines: box.Box) -> Table:
     )
 
 
-def _graphs(found: Comparison, lines: box.Box) -> Table:
+def _graphs(comparison: Comparison, lines: box.Box) -> Table:
+    """Which graph each letter stands for; with settings of its own, if any graph has some."""
+    rows = [("", "graph", "settings", "file", "layout", "drafter", "model", "budget")]
+    for side in comparison.sides:
+        graph, options = side.job.program.graph, side.job.options
+        named = (side.letter, graph.name, "\n".join(side.sets), options.graph)
+        kinds = (graph.layout.kind, graph.drafter.kind, options.model, str(side.session.budget))
+        rows.append((*named, *kinds))
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     table = _table("Graphs", lines)
-    for name in ("", "graph", "file", "layout", "drafter", "model", "budget"):
+    for name, *_ in columns:
         table.add_column(name, overflow="fold")
-    for side in found.sides:
-        graph = side.job.program.graph
-        names = (side.letter, graph.name, side.job.graph_file)
-        kinds = (graph.layout.kind, graph.drafter.kind)
-        cells = (*names, *kinds, side.job.config.model, str(side.session.budget))
-        table.add_row(*(Text(printable(cell, "")) for cell in cells))
+    for cells in list(zip(*columns, strict=True))[1:]:
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 
 
-def _figures(found: Comparison, lines: box.Box) -> Table:
-    title = (
-        "Per prompt and in total (equal: branches; KV: MB in the target's and the drafter's pool)"
-    )
+def _of_prompts(title: str, lines: box.Box, headings: Sequence[str], fold: bool) -> Table:
+    """A table whose lines belong to prompts and graphs."""
     table = _table(title, lines)
     table.add_column("prompt", max_width=QUESTION)  # the one that gives way
     table.add_column("", no_wrap=True)
-    numbers = ("equal", "tau", "forwards", "tokens", "ms", "KV peak", "KV moved", "padding")
-    for heading in numbers:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for asked in found.asked:
-        for number, side in enumerate(found.sides):
-            name = "" if number else _cut(f"{asked.prompt.key}. {asked.prompt.text}")
-            cost = asked.ran[number].cost
-            equal = _equal(side, [held for held in found.held if held.asked is asked])
-            table.add_row(name, side.letter, equal, *_numbers(cost))
+    for name in headings:
+        table.add_column(name, justify="right", no_wrap=not fold, overflow="fold")
+    return table
+
+
+def _add(table: Table, name: Text, rows: Mapping[str, Iterable[str]]) -> None:
+    """The lines of one prompt, by letters; its name stands in the first."""
+    for letter, cells in rows.items():
+        table.add_row(name, letter, *cells)
+        name = Text()
+
+
+def _figures(comparison: Comparison, lines: box.Box) -> Table:
+    sides, pools = comparison.sides, "KV: MB in the target's and the drafter's pool"
+    title = f"Per prompt and in total (equal: branches; {pools})"
+    table = _of_prompts(title, lines, FIGURES, fold=False)
+    for prompt in comparison.prompts:
+        name = _cut(f"{prompt.prompt.key}. {prompt.prompt.text}")
+        results = [result for result in comparison.results if result.prompt is prompt]
+        costs = {letter: run.cost for letter, run in prompt.runs.items()}
+        _add(table, name, {s.letter: _numbers(s, costs[s.letter], results) for s in sides})
     table.add_section()
-    for number, side in enumerate(found.sides):
-        which = "" if number else f"total of {len(found.asked)}"
-        equal = _equal(side, found.held)
-        table.add_row(which, side.letter, equal, *_numbers(total(found.costs(side))))
+    name = Text(f"total of {len(comparison.prompts)}")
+    totals = {s.letter: _numbers(s, comparison.total(s), comparison.results) for s in sides}
+    _add(table, name, totals)
     return table
 
 
@@ -102,25 +116,27 @@ def _cut(text: str) -> Text:
     return Text(short, no_wrap=True, overflow="crop")
 
 
-def _equal(side: Side, held: Sequence[PromptComparison]) -> str:
+def _equal(side: Side, results: Sequence[PromptComparison]) -> str:
     """How many branches are those of which reference; a reference itself has none."""
-    mine = [one for one in held if one.pair.other is side]
-    if not mine:
+    own = [result for result in results if result.pair.other is side]
+    if not own:
         return "-"
-    number = counts([verdict for one in mine for verdict in one.verdicts])
+    number = counts([one for result in own for one in result.branches])
     bad = "!" if number[BranchAnswer.DIFFERENT] else ""
-    return f"{bad}{number['equal']}/{number['branches']} ={mine[0].pair.reference.letter}"
+    return f"{bad}{number['equal']}/{number['branches']} ={own[0].pair.reference.letter}"
 
 
-def _numbers(cost: Cost) -> tuple[str, ...]:
+def _numbers(side: Side, cost: Cost, results: Sequence[PromptComparison]) -> tuple[str, ...]:
+    meter = cost.meter
     return (
-        f"{cost.tau_step:.2f}",
-        str(cost.target_forwards),
-        str(cost.tokens),
-        f"{1000 * cost.seconds:.0f}",
+        _equal(side, results),
+        f"{meter.tau_step:.2f}",
+        str(meter.forwards),
+        str(meter.tokens),
+        f"{1000 * meter.seconds:.0f}",
         _both(cost, "peak_bytes"),
         _both(cost, "moved"),
-        f"{100 * cost.padding_waste:.1f} %",
+        f"{100 * meter.padding_waste:.1f} %",
     )
 
 
@@ -140,36 +156,31 @@ def _states(side: Side) -> list[str]:
     return [name for name, state in side.job.program.graph.states.items() if state.ops]
 
 
-def _milliseconds(found: Comparison, states: Sequence[str], lines: box.Box) -> Table:
-    table = _table("Milliseconds per state", lines)
-    table.add_column("prompt", max_width=QUESTION)
-    table.add_column("", no_wrap=True)
-    for state in states:
-        table.add_column(state.replace("_", "\n"), justify="right", overflow="fold")
-    for asked in found.asked:
-        for number, side in enumerate(found.sides):
-            name = "" if number else _cut(asked.prompt.key)
-            table.add_row(name, side.letter, *_spent(asked.ran[number].cost.milliseconds, states))
+def _milliseconds(comparison: Comparison, states: Sequence[str], lines: box.Box) -> Table:
+    def cells(costs: Mapping[str, Cost], name: str, digits: int) -> dict[str, list[str]]:
+        figures = {letter: state_figures(cost.meter) for letter, cost in costs.items()}
+        return {
+            letter: [f"{own[s][name]:.{digits}f}" if s in own else "" for s in states]
+            for letter, own in figures.items()
+        }
+
+    headings = [state.replace("_", "\n") for state in states]
+    table = _of_prompts("Milliseconds per state", lines, headings, fold=True)
+    for prompt in comparison.prompts:
+        costs = {letter: run.cost for letter, run in prompt.runs.items()}
+        _add(table, _cut(prompt.prompt.key), cells(costs, "milliseconds", 1))
+    totals = {side.letter: comparison.total(side) for side in comparison.sides}
     table.add_section()
-    for number, side in enumerate(found.sides):
-        cost = total(found.costs(side))
-        table.add_row("" if number else "total", side.letter, *_spent(cost.milliseconds, states))
+    _add(table, Text("total"), cells(totals, "milliseconds", 1))
     table.add_section()
-    for number, side in enumerate(found.sides):
-        cost = total(found.costs(side))
-        each = {s: ratio(ms, cost.visits[s]) for s, ms in cost.milliseconds.items()}
-        table.add_row("" if number else "per visit", side.letter, *_spent(each, states, 2))
+    _add(table, Text("per visit"), cells(totals, "milliseconds_per_visit", 2))
     return table
 
 
-def _spent(spent: Mapping[str, float], states: Sequence[str], digits: int = 1) -> Iterator[str]:
-    return (f"{spent[s]:.{digits}f}" if s in spent else "" for s in states)
-
-
-def _moves(found: Comparison) -> Iterator[str]:
+def _moves(comparison: Comparison) -> Iterator[str]:
     """Where bytes were moved: by what."""
-    for side in found.sides:
-        cost = total(found.costs(side))
+    for side in comparison.sides:
+        cost = comparison.total(side)
         for name, pool in (("target", cost.target), ("drafter", cost.drafter)):
             if pool is not None and pool.moved:
                 yield f"KV moved by {side.letter} in the {name}'s pool: {_causes(pool)}"
@@ -182,40 +193,40 @@ def _causes(pool: PoolUse) -> str:
     )
 
 
-def _equality(found: Comparison) -> Iterator[str]:
-    for pair in found.pairs:
+def _equality(comparison: Comparison) -> Iterator[str]:
+    for pair in comparison.pairs:
         names = f"{pair.other.letter} and {pair.reference.letter}"
         if pair.why_not:
             yield printable(f"{names}: not compared; {pair.why_not}", "")
             continue
-        all_of = found.of(pair)
-        tokens = counts(all_of)["equal_tokens"]
-        note = "" if pair.promised else f" (not promised in {pair.other.job.config.dtype})"
-        yield f"{names}: {compared_words(all_of)} ({tokens:,} tokens){note}"
+        branches = comparison.branches(pair)
+        tokens = counts(branches)["equal_tokens"]
+        note = "" if pair.promised else f" (not promised in {pair.other.job.options.dtype})"
+        yield f"{names}: {count_words(branches)} ({tokens:,} tokens){note}"
 
 
-def _differences(found: Comparison) -> Iterator[str]:
-    every = found.differences
-    for held, verdict in every[:MOST]:
+def _differences(comparison: Comparison) -> Iterator[str]:
+    every = comparison.differences
+    for result, branch in every[:MOST]:
         yield ""
-        yield from _difference(held.pair, held.asked, verdict)
+        yield from _difference(result, branch)
     if len(every) > MOST:
         yield f"\n{len(every) - MOST} more; --json has all"
 
 
-def _difference(pair: GraphPair, asked: ComparedPrompt, verdict: BranchComparison) -> Iterator[str]:
-    names = f"{pair.other.letter} and {pair.reference.letter}"
-    where = printable(f"{names}, prompt {asked.prompt.key}, branch {verdict.branch}", "")
-    found = verdict.difference
-    if found is None:
+def _difference(result: PromptComparison, branch: BranchComparison) -> Iterator[str]:
+    one, two, difference = result.pair.reference, result.pair.other, branch.difference
+    prompt = result.prompt.prompt.key
+    where = printable(f"{two.letter} and {one.letter}, prompt {prompt}, branch {branch.branch}", "")
+    if difference is None:
         yield f"{where}: another prompt, though nothing before it differs"
         return
-    kind = "numeric tie" if verdict.result is BranchAnswer.TIE else "DIFFERENT"
-    yield f"{where}: {kind} at token {found.position + 1}"
-    yield f"  behind     ...{_quoted(found.before)}"
-    yield f"  {pair.reference.letter} writes   {_token(pair.reference, found.reference)}"
-    yield f"  {pair.other.letter} writes   {_token(pair.reference, found.other)}"
-    yield f"  {_margin(found)}"
+    kind = "numeric tie" if branch.result is BranchAnswer.TIE else "DIFFERENT"
+    yield f"{where}: {kind} at token {difference.position + 1}"
+    yield f"  behind     ...{_quoted(difference.before)}"
+    yield f"  {one.letter} writes   {_token(one, difference.reference)}"
+    yield f"  {two.letter} writes   {_token(one, difference.other)}"
+    yield f"  {_margin(difference)}"
 
 
 def _quoted(text: str) -> str:
@@ -228,8 +239,8 @@ def _token(side: Side, token: int) -> str:
     return f"{_quoted(side.session.prompts.decode([token]))} (id {token})"
 
 
-def _margin(found: Difference) -> str:
-    if found.margin is None:
-        return "no margin: one answer has no token there"
-    how = "below" if found.margin < TIE else "not below"
-    return f"margin     {found.margin:.3g} by the target alone, {how} {TIE:g}"
+def _margin(difference: Difference) -> str:
+    if difference.margin is None:
+        return "no margin: one answer has no token difference"
+    how = "below" if difference.margin < TIE else "not below"
+    return f"margin     {difference.margin:.3g} by the target alone, {how} {TIE:g}"

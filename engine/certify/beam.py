@@ -17,7 +17,7 @@ BUDGETS = (1, 2, 7)
 def beam_checks(bench: Bench) -> Iterator[Check]:
     """Whole prompts, then small budgets, and searches that end early."""
     bench.tell("beam search ...")
-    own = bench.changed().config.max_new_tokens or bench.extent.gate_tokens
+    own = bench.changed().options.max_new_tokens or bench.extent.gate_tokens
     # All prompts together: searches come and go.
     whole = Trial(tokens=min(own, bench.extent.tokens or own), prompts=bench.prompts, stops=None)
     yield _check(bench, "beam/prompts", "beam search of transformers", [whole])

@@ -8,7 +8,7 @@ from ...states.graph.load import op_table
 from ..bench.sides import SharedModels
 from ..prepare.environment import model_folders
 from ..prepare.job import Job
-from ..prepare.options import RunOptions
+from ..prepare.options import SESSION, RunOptions, flag_of
 from ..prepare.texts import redact
 from ..shell import complain
 from ..terminal import working
@@ -22,10 +22,6 @@ from .sampled import sampled_checks
 from .whole import acceptance_checks
 from .workbench import Bench, Check, Tell
 
-REPEATED = (
-    *("prompts", "model", "drafter_model", "seed", "device", "dtype", "threads"),
-    *("max_new_tokens", "outline"),
-)
 """Options that a certificate's own command repeats."""
 
 
@@ -45,11 +41,11 @@ def certificate(job: Job, options: RunOptions, quick: bool) -> Certificate:
 
 def bench_of(job: Job, quick: bool, tell: Tell) -> Bench:
     target, drafter = model_folders(job)
-    reference = Transformers(target, job.config.device)
+    reference = Transformers(target, job.options.device)
     extent = workbench.QUICK if quick else workbench.FULL
     bench = Bench(job, target, drafter, extent, SharedModels(), reference, op_table(), tell)
     bench.side(bench.changed())  # says at once what cannot be loaded
-    bench.reference.model(job.config.dtype)
+    bench.reference.model(job.options.dtype)
     return bench
 
 
@@ -116,9 +112,9 @@ def _notes(bench: Bench) -> Iterator[str]:
 
 def command_of(job: Job, options: RunOptions, quick: bool) -> str:
     """The command that makes this certificate again."""
-    words = ["specsot", "certify", redact(job.graph_file), *(["--quick"] if quick else [])]
-    for name in REPEATED:
+    words = ["specsot", "certify", redact(job.options.graph), *(["--quick"] if quick else [])]
+    for name in ("prompts", *SESSION):
         value = getattr(options, name)
-        if value is not None:
-            words.append(f"--{name.replace('_', '-')} {redact(str(value))}")
+        if name != "sets" and value is not None:
+            words.append(f"{flag_of(name)} {redact(str(value))}")
     return " ".join([*words, *(f"--set {one}" for one in options.sets)])

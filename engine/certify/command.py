@@ -77,9 +77,9 @@ def _prepared(graph: str, options: RunOptions) -> Job:
     """A graph checked, without torch."""
     prompts = read_file(options.prompts or ten_prompts())
     job = prepare(replace(options, graph=graph), prompts=prompts)
-    if job.config.dtype not in PROMISED:
+    if job.options.dtype not in PROMISED:
         raise UsageError(
-            f"--dtype {job.config.dtype}: tokens are promised in {' and '.join(PROMISED)} only"
+            f"--dtype {job.options.dtype}: tokens are promised in {' and '.join(PROMISED)} only"
         )
     own = job.program.graph
     searched = own.skeleton is not None and own.skeleton.documents == "branches"

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ...states.requests.branch import Branch, Finish, Request
 from ...states.requests.samplers import rules_of
-from ..bench.sides import Side, ask_all
+from ..bench.sides import Side, answer_all
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..record.report import answers_of
@@ -40,15 +40,16 @@ def answered(
     bench: Bench, side: Side, prompts: Sequence[Prompt]
 ) -> Iterator[tuple[Prompt, Request]]:
     """Every prompt as a run of its own."""
-    for asked in ask_all([side], prompts, Halt(), bench.tell):
-        yield asked.prompt, asked.ran[0].request
+    for one in answer_all([side], prompts, Halt(), bench.tell):
+        yield one.prompt, one.runs["A"].request
 
 
 def repeated(bench: Bench, job: Job, prompt: Prompt) -> Repeat | None:
     """The same prompt in float64."""
 
     def rerun() -> Iterator[tuple[Side, Request]]:
-        side = bench.side(replace(job, config=job.config.model_copy(update={"dtype": "float64"})))
+        options = replace(job.options, dtype="float64")
+        side = bench.side(replace(job, options=options))
         for _, request in answered(bench, side, [prompt]):
             yield side, request
 

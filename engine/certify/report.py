@@ -66,15 +66,15 @@ class Certificate:
 def facts_of(bench: Bench, command: str) -> dict[str, Any]:
     """About what a certificate speaks: nothing in it depends on when or where it was made."""
     job, graph = bench.job, bench.job.program.graph
-    made = made_with(job, bench.target, bench.drafter)
-    models = {"target": {"name": redact(job.config.model), "hash": made.model_hash}}
+    made = made_with(job)
+    models = {"target": {"name": redact(job.options.model), "hash": made.model_hash}}
     if made.drafter_hash is not None:
-        models["drafter"] = {"name": redact(job.config.drafter_model), "hash": made.drafter_hash}
+        models["drafter"] = {"name": redact(job.options.drafter_model), "hash": made.drafter_hash}
     return {
         "command": command,
         "graph": {
             "name": graph.name,
-            "file": redact(job.graph_file),
+            "file": redact(job.options.graph),
             "hash": hashlib.sha256(canonical(graph).encode()).hexdigest(),
             "layout": graph.layout.kind,
             "drafter": graph.drafter.kind,
@@ -82,8 +82,8 @@ def facts_of(bench: Bench, command: str) -> dict[str, Any]:
             "lossless": graph.sampling.lossless,
         },
         "models": models,
-        "dtype": job.config.dtype,
-        "device": job.config.device,
+        "dtype": job.options.dtype,
+        "device": job.options.device,
         "threads": job.threads,
         "prompts": len(bench.prompts),
         "versions": made.versions,

@@ -7,8 +7,8 @@ transformers' logits with the processors and coins of the ops, the graph's token
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..bench.equal import BranchAnswer, BranchComparison, GraphPair, verdicts
-from ..bench.sides import ask_all
+from ..bench.equal import BranchAnswer, BranchComparison, GraphPair, compare_branches
+from ..bench.sides import answer_all
 from ..run.runner import Halt
 from .greedy import repeated
 from .teacher import SHOWN, TeacherForcing, TeacherTally
@@ -77,11 +77,11 @@ def _twins(bench: Bench, setting: SamplingCase, forced: TeacherTally | None) -> 
         alone = bench.changed(*setting.sets, *twin_of(bench), seed=seed, tokens=most)
         sides = [bench.side(alone, "A"), bench.side(own, "B")]
         prompts = bench.prompts[: extent.drawn_prompts]
-        for asked in ask_all(sides, prompts, Halt(), bench.tell):
-            comparisons += verdicts(GraphPair(sides[0], sides[1]), asked, sides)
+        for asked in answer_all(sides, prompts, Halt(), bench.tell):
+            comparisons += compare_branches(GraphPair(sides[0], sides[1]), asked)
             if forced is not None:
                 repeat = repeated(bench, alone, asked.prompt)
-                teacher.hold(sides[0], asked.ran[0].request, forced, repeat)
+                teacher.hold(sides[0], asked.runs["A"].request, forced, repeat)
     return _equal(bench, setting, comparisons)
 
 

@@ -74,7 +74,7 @@ class Bench:
 
     @property
     def dtype(self) -> str:
-        return self.job.config.dtype
+        return self.job.options.dtype
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -93,14 +93,15 @@ class Bench:
         """
         source = deepcopy(self.job.program.source)
         program = load_program(source, self.table, sets=(*self._exact(), *sets))
-        config = self.job.config
-        own = config.max_new_tokens or program.graph.limits.max_new_tokens
-        update = {
-            "seed": config.seed if seed is None else seed,
-            "max_new_tokens": own if tokens is None else min(own, tokens),
-            "dtype": dtype or config.dtype,
-        }
-        return replace(self.job, program=program, config=config.model_copy(update=update))
+        given = self.job.options
+        own = given.max_new_tokens or program.graph.limits.max_new_tokens
+        options = replace(
+            given,
+            seed=given.seed if seed is None else seed,
+            max_new_tokens=own if tokens is None else min(own, tokens),
+            dtype=dtype or given.dtype,
+        )
+        return replace(self.job, program=program, options=options)
 
     def _exact(self) -> tuple[str, ...]:
         """A blended fold is an approximation: transformers has nothing to hold it to."""
@@ -114,7 +115,7 @@ class Bench:
 
         if outline is not None:
             job = replace(job, outline=outline)
-        set_up_torch(job.threads, job.config.device)
+        set_up_torch(job.threads, job.options.device)
         drafter = self.drafter if job.program.graph.drafter.has_model else None
         models = self.shelf.take(job, self.target, drafter)
         return Side(letter, job, tie(job, models), self.target)

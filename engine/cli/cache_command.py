@@ -1,7 +1,6 @@
 """`specsot cache add`: documents through the target, chunk by chunk, into a folder."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from ...models.load.checkpoint import model_hash
@@ -11,18 +10,12 @@ from ..chunks.maker import ChunkMaker, chunk_maker
 from ..chunks.store import ChunkStore
 from ..errors import UsageError
 from ..prepare.documents import read_documents
-from ..prepare.environment import model_folders, set_up_torch
+from ..prepare.environment import model_folders
 from ..prepare.job import prepare
 from ..prepare.options import RunOptions
-from ..run.api import build
+from ..run.api import load
 
-
-@dataclass(frozen=True, slots=True)
-class AddedChunk:
-    """A chunk that is in the folder now; made: it was not there before."""
-
-    info: ChunkInfo
-    made: bool
+AddedChunk = tuple[ChunkInfo, bool]  # one that is in the folder now, and whether it is new
 
 
 def add_documents(
@@ -35,11 +28,9 @@ def add_documents(
     """
     documents = read_documents(files)
     job = prepare(options)
-    set_up_torch(job.threads, job.config.device)
-    target, drafter = model_folders(job)
-    session = build(job, target, drafter)
+    session = load(job)
     store = ChunkStore(max_bytes, folder)
-    maker = chunk_maker(store, session.models, model_hash(target))
+    maker = chunk_maker(store, session.models, model_hash(model_folders(job)[0]))
     return [
         _add(folder, maker, name, ids)
         for document in documents
@@ -53,7 +44,7 @@ def _add(folder: Path, maker: ChunkMaker, name: str, ids: tuple[int, ...]) -> Ad
     if chunk.bytes > store.max_bytes:
         raise UsageError(f"--max-bytes {store.max_bytes}: {name} needs {chunk.bytes}")
     try:
-        return AddedChunk(ChunkFiles(folder).read_info(maker.key(ids).digest), made)
+        return ChunkFiles(folder).read_info(maker.key(ids).digest), made
     except FileNotFoundError:
         why = store.notes[-1] if store.notes else f"--max-bytes {store.max_bytes} is too little"
         raise UsageError(f"{name} could not be kept: {why}") from None

@@ -5,15 +5,18 @@ from typing import Annotated
 
 import typer
 
-from ..prepare.options import RunOptions
-from .compare import Prompts
-from .run import Budget, Device, Drafter, Dtype, Json, Model, Outline, Seed, Sets, Threads, option
+from ..prepare.options import SESSION, RunOptions
+from .compare import PROMPTS
+from .options import takes
 
 Graphs = Annotated[
     list[str] | None,
     typer.Argument(metavar="GRAPH...", help="Shipped graphs or graph files.", show_default=False),
 ]
-Quick = Annotated[bool, option("QUICK", "Fewer prompts, seeds and tokens.", "--quick")]
+Quick = Annotated[
+    bool,
+    typer.Option("--quick", envvar="SPECSOT_QUICK", help="Fewer prompts, seeds and tokens."),
+]
 Every = Annotated[bool, typer.Option("--all", help="All shipped graphs.")]
 Out = Annotated[
     Path | None,
@@ -21,22 +24,13 @@ Out = Annotated[
 ]
 
 
+@takes("as_json", *SESSION, prompts=PROMPTS)
 def certify(
+    options: RunOptions,
     graphs: Graphs = None,
-    prompts: Prompts = None,
     quick: Quick = False,
     every: Every = False,
     out: Out = None,
-    as_json: Json = False,
-    model: Model = None,
-    drafter_model: Drafter = None,
-    seed: Seed = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    threads: Threads = None,
-    max_new_tokens: Budget = None,
-    outline: Outline = None,
-    sets: Sets = None,
 ) -> None:
     """Certify graphs: whether their text is the target's own, held to transformers.
 
@@ -44,19 +38,6 @@ def certify(
     `specsot certify graphs/bim_eagle.yaml --dtype float64 --set drafter.nodes=12`,
     `specsot certify --all --out docs/certificates`.
     """
-    options = RunOptions(
-        prompts=prompts,
-        as_json=as_json,
-        model=model,
-        drafter_model=drafter_model,
-        seed=seed,
-        device=device,
-        dtype=dtype,
-        threads=threads,
-        max_new_tokens=max_new_tokens,
-        outline=outline,
-        sets=tuple(sets or ()),
-    )
     from ..certify.command import certify_command
 
     names = tuple(graphs or ())

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.util import find_spec
 from time import perf_counter
 from typing import Annotated, Any
@@ -81,32 +82,30 @@ def _model(name: str) -> str:
 
 def start_ups() -> dict[str, float]:
     """Seconds that a fresh process takes for each of them."""
-    found = {}
+    seconds = {}
     for name, code in START_UPS.items():
         began = perf_counter()
         subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-        found[name] = perf_counter() - began
-    return found
+        seconds[name] = perf_counter() - began
+    return seconds
 
 
 def _self_test(
     report: dict[str, Any], say: Callable[[str], None], threads: int | None, rounds: int
 ) -> int:
     """Fills the report; returns the exit code."""
-    from .self_test import measure_overhead, speed, try_graphs, unequal
+    from .self_test import measure_overhead, try_graphs, unequal
 
-    tried = []
+    runs = []
     try:
-        for one in try_graphs(threads):
-            tried.append(one)
+        for run in try_graphs(threads):
+            runs.append(run)
             say(
-                f"{one.graph}: {one.tokens} tokens in {one.seconds:.2f} s, tau_step "
-                f"{one.tau_step:.2f}, digest {one.digest[:16]}"
+                f"{run.graph}: {run.tokens} tokens in {run.seconds:.2f} s, tau_step "
+                f"{run.tau_step:.2f}, digest {run.digest[:16]}"
             )
-        report["self_test"] = [
-            {name: getattr(one, name) for name in type(one).__slots__} for one in tried
-        ]
-        report["problems"] += unequal(tried)
+        report["self_test"] = list(map(asdict, runs))
+        report["problems"] += unequal(runs)
         meter = measure_overhead(threads, rounds)
     except Exception as error:
         report["problems"].append(message_of(error))
@@ -115,11 +114,11 @@ def _self_test(
         "share": meter.overhead_share,
         "rounds": meter.rounds,
         "seconds": meter.seconds,
-        "tokens_per_second": speed(meter),
+        "tokens_per_second": meter.tokens_per_second,
     }
     say(
         f"overhead: {100 * meter.overhead_share:.1f} % of {meter.rounds} rounds outside ops, "
-        f"{speed(meter):.0f} tokens/s"
+        f"{meter.tokens_per_second:.0f} tokens/s"
     )
     return Code.UNEQUAL if report["problems"] else Code.OK
 

@@ -18,13 +18,10 @@ from ..prepare.environment import embedded_layers
 from ..prepare.files import graph_names, open_graph
 from ..prepare.repeat import graph_yaml
 from ..view.diagram import describe_graph, describe_words, mermaid
+from .options import Sets
 
 GOOD, BAD_GRAPH = 0, 3
 
-Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Change a setting, e.g. drafter.kind=none."),
-]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
 
 

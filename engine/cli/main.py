@@ -45,8 +45,8 @@ EXIT_CODES = (
 )
 
 
-def build(wanted: Sequence[str]) -> typer.Typer:
-    """The application; only the commands in `wanted` are really imported."""
+def build(names: Sequence[str]) -> typer.Typer:
+    """The application; only the commands of these names are really imported."""
     app = typer.Typer(
         name=PROGRAM,
         help="Speculative decoding x skeleton-of-thought, driven by YAML graphs.",
@@ -57,7 +57,7 @@ def build(wanted: Sequence[str]) -> typer.Typer:
     )
     app.callback()(_root)
     for command in COMMANDS:
-        if command.name in wanted:
+        if command.name in names:
             _add(app, command)
         else:
             app.command(command.name, help=command.help)(_not_loaded)
@@ -66,19 +66,19 @@ def build(wanted: Sequence[str]) -> typer.Typer:
 
 def _add(app: typer.Typer, command: Command) -> None:
     module = import_module(f".{command.module}", __package__)
-    found: Callable[..., Any] | typer.Typer = getattr(module, command.function)
-    if isinstance(found, typer.Typer):
-        app.add_typer(found, name=command.name, help=command.help)
+    function: Callable[..., Any] | typer.Typer = getattr(module, command.function)
+    if isinstance(function, typer.Typer):
+        app.add_typer(function, name=command.name, help=command.help)
     else:
-        app.command(command.name)(quiet_pipes(found))
+        app.command(command.name)(quiet_pipes(function))
 
 
 def _not_loaded() -> None:
     """Stands for a command that this call did not ask for."""
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(show: bool) -> None:
+    if show:
         print(f"{PROGRAM} {version(PROGRAM)}")
         raise typer.Exit
 
@@ -96,6 +96,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     names = [command.name for command in COMMANDS]
     first = next((word for word in words if not word.startswith("-")), "")
-    wanted = names if COMPLETING in os.environ else [first] if first in names else []
+    needed = names if COMPLETING in os.environ else [first] if first in names else []
     with one_line_for_faults():
-        build(wanted)(args=words, prog_name=PROGRAM)
+        build(needed)(args=words, prog_name=PROGRAM)

@@ -9,7 +9,6 @@ from rich.text import Text
 
 from ..errors import Code, UnequalError
 from ..prepare.job import Job
-from ..prepare.options import RunOptions
 from ..record.report import answer_text, closing_lines, left_apart, refusals
 from ..record.run_folder import RunFolder
 from ..run.runner import STATUS_CODES, Status
@@ -19,16 +18,16 @@ from ..shell import complain, writer
 SCHEMA = 1
 
 
-def print_result(options: RunOptions, folder: RunFolder, outcome: RunOutcome) -> None:
+def print_result(job: Job, folder: RunFolder, outcome: RunOutcome) -> None:
     """The answer to stdout; how the run went to stderr."""
     out, say = writer(sys.stdout), writer(sys.stderr)
-    if options.as_json:
+    if job.options.as_json:
         out(json.dumps(document(folder, outcome), indent=2, ensure_ascii=False) + "\n")
     elif sys.stdout.isatty():
         Console(highlight=False).print(Text(answer_text(outcome.answers)), end="")  # whole words
     else:
         out(answer_text(outcome.answers))
-    if not options.quiet:
+    if not job.options.quiet:
         for line in closing_lines(outcome.answers, outcome.metrics, str(outcome.status)):
             say(f"{line}\n")
         say(f"run folder {folder.path}\ndigest {outcome.digest}\n")
@@ -46,7 +45,7 @@ def document(folder: RunFolder, outcome: RunOutcome) -> dict[str, Any]:
     }
 
 
-def verdict(options: RunOptions, job: Job, outcome: RunOutcome) -> int:
+def exit_code(job: Job, outcome: RunOutcome) -> int:
     """The exit code of a run that came to some end.
 
     Raises:
@@ -60,10 +59,10 @@ def verdict(options: RunOptions, job: Job, outcome: RunOutcome) -> int:
     refused = refusals(outcome.answers)
     for line in (*refused, *left_apart(outcome.answers)):
         complain(line)
-    wanted = (options.expect_digest or "").lower()
-    if wanted and not outcome.digest.startswith(wanted):
-        raise UnequalError(f"the digest is {outcome.digest}, expected was {wanted}")
+    digest, expected = outcome.digest, (job.options.expect_digest or "").lower()
+    if not digest.startswith(expected):
+        raise UnequalError(f"the digest is {digest}, expected was {expected}")
     before = job.result
-    if before is not None and before.status == Status.OK and before.digest != outcome.digest:
-        raise UnequalError(f"the digest is {outcome.digest}, the repeated run had {before.digest}")
+    if before is not None and before.status == Status.OK and before.digest != digest:
+        raise UnequalError(f"the digest is {digest}, the repeated run had {before.digest}")
     return Code.FAILED if refused else Code.OK

@@ -5,39 +5,51 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..errors import code_of, is_ours, message_of
+from ..errors import Code, is_ours, message_of
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
 from ..prepare.repeat import differences
 from ..prepare.texts import redact
 from ..record.run_folder import RunFolder
-from ..shell import complain
+from ..shell import complain, ended
 
 
 def run_command(options: RunOptions) -> int:
     """Run and return the exit code; whatever goes wrong ends as one message."""
-    folders: list[RunFolder] = []
+    folder: RunFolder | None = None
     try:
-        return _run(options, folders)
+        job = prepare(options)
+        with _loading(job):
+            # Here and not above: a mistyped graph is told at once, torch takes seconds to import.
+            from ..run.api import load, notes_of
+            from ..run.writer import made_with
+            from .live_run import perform
+            from .print_result import exit_code, print_result
+
+            session, made = load(job), made_with(job)
+        sampling = job.program.graph.sampling
+        lines = [f"note: {note}" for note in (*job.notes, *notes_of(session.models))]
+        lines += [] if sampling.lossless else [f"warning: not lossless: {sampling.words()}"]
+        if job.made_with is not None:
+            lines += [f"warning: {line}" for line in differences(job.made_with, made)]
+        for line in lines if not options.quiet else ():
+            complain(line)
+        folder = RunFolder.create(options.runs_dir, job.program.graph.name)
+        outcome = perform(job, session, made, folder)
+        print_result(job, folder, outcome)
+        return exit_code(job, outcome)
     except (Exception, KeyboardInterrupt) as error:
-        return _fail(error, options, folders)
+        if is_ours(error):
+            return ended(error)
+        complain(message_of(error))
+        _keep_traceback(error, options, folder)
+        return Code.FAILED
 
 
-def _fail(error: BaseException, options: RunOptions, folders: list[RunFolder]) -> int:
-    code = code_of(error)
-    if isinstance(error, KeyboardInterrupt):
-        complain("interrupted")
-        return code
-    complain(message_of(error))
-    if not is_ours(error):
-        _keep_traceback(error, options, folders)
-    return code
-
-
-def _keep_traceback(error: BaseException, options: RunOptions, folders: list[RunFolder]) -> None:
+def _keep_traceback(error: BaseException, options: RunOptions, folder: RunFolder | None) -> None:
     """A fault of the program: where it happened goes into the run folder, not onto the screen."""
     try:
-        folder = folders[0] if folders else RunFolder.create(options.runs_dir, "failed")
+        folder = folder or RunFolder.create(options.runs_dir, "failed")
         text = "".join(traceback.format_exception(error))
         folder.write_text("traceback.txt", redact(text))
         complain(f"this is a fault of specsot; see {folder.path / 'traceback.txt'}")
@@ -45,38 +57,13 @@ def _keep_traceback(error: BaseException, options: RunOptions, folders: list[Run
         complain("this is a fault of specsot; its traceback could not be written")
 
 
-def _run(options: RunOptions, folders: list[RunFolder]) -> int:
-    job = prepare(options)
-    with _loading(options, job):
-        # Here and not above: a mistyped graph is told at once, torch takes seconds to import.
-        from .live_run import load, perform
-        from .print_result import print_result, verdict
-
-        loaded = load(job, options.cache_dir)
-    _tell(options, [*job.notes, *loaded.notes], "note")
-    if not job.program.graph.sampling.lossless:
-        _tell(options, [f"not lossless: {job.program.graph.sampling.words()}"], "warning")
-    if job.made_with is not None:
-        _tell(options, list(differences(job.made_with, loaded.made)), "warning")
-    folder = RunFolder.create(options.runs_dir, job.program.graph.name)
-    folders.append(folder)
-    outcome = perform(options, job, loaded, folder)
-    print_result(options, folder, outcome)
-    return verdict(options, job, outcome)
-
-
-def _tell(options: RunOptions, lines: list[str], kind: str) -> None:
-    for line in lines if not options.quiet else ():
-        complain(f"{kind}: {line}")
-
-
 @contextmanager
-def _loading(options: RunOptions, job: Job) -> Iterator[None]:
+def _loading(job: Job) -> Iterator[None]:
     """A sign of life while models load; only where somebody watches."""
-    if options.quiet or not sys.stderr.isatty():
+    if job.options.quiet or not sys.stderr.isatty():
         yield
         return
     from ..terminal import working
 
-    with working(f"loading {job.config.model} for {job.program.graph.name} ..."):
+    with working(f"loading {job.options.model} for {job.program.graph.name} ..."):
         yield

@@ -1,12 +1,13 @@
 """The part of `specsot doctor` that decodes: equal answers where they must be, and the overhead."""
 
-import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from ..record.metrics import Meter, ratio
+from ..record.metrics import Meter
 from ..record.report import answers_of, output_digest
 from ..record.run_folder import RunFolder
 from ..run.api import Prompt, open_session
@@ -52,9 +53,9 @@ def try_graphs(threads: int | None, max_new_tokens: int = TOKENS) -> Iterator[Se
         run.close()
 
 
-def unequal(tried: Sequence[SelfTestRun]) -> list[str]:
+def unequal(runs: Sequence[SelfTestRun]) -> list[str]:
     """Pairs of graphs whose answers differ though they must not."""
-    digests = {one.graph: one.digest for one in tried}
+    digests = {run.graph: run.digest for run in runs}
     pairs = [(a, b) for a, b in EQUAL if a in digests and b in digests]
     return [f"{a} and {b} give different tokens" for a, b in pairs if digests[a] != digests[b]]
 
@@ -65,22 +66,13 @@ def measure_overhead(threads: int | None, rounds: int = ROUNDS, graph: str = "bi
     Returns:
         A meter with the sums: wall time of the runs, and time inside ops.
     """
-    session = open_session(
-        graph, model="embedded", drafter_model="embedded", threads=threads, sets=()
-    )
+    session = open_session(graph, model="embedded", drafter_model="embedded", threads=threads)
     total = Meter()
-    with tempfile.TemporaryDirectory() as folder, RunFolder(Path(folder)) as kept:
+    with TemporaryDirectory() as folder, closing(RunFolder(Path(folder))) as files:
         while total.rounds < rounds:
-            run, recorder, _ = perform(session, [Prompt("1", QUESTION)], write=kept.trace)
+            run, recorder, _ = perform(session, [Prompt("1", QUESTION)], write=files.trace)
             run.close()
-            meter = recorder.meter
-            total.rounds += max(meter.rounds, 1)
-            total.in_run += meter.in_run
-            total.in_ops += meter.in_ops
-            total.tokens += meter.tokens
+            total.add(recorder.meter)
+            if not recorder.meter.rounds:
+                break  # or it would go on for ever
     return total
-
-
-def speed(meter: Meter) -> float:
-    """Tokens per second."""
-    return ratio(meter.tokens, meter.seconds)

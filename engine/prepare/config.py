@@ -1,42 +1,38 @@
 """`specsot.yaml`: what a run uses when the command line does not say otherwise."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import NoneType
+from typing import Any, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError, create_model
 
 from ...states.graph.schema import check_mapping, problem
-from ...states.graph.source import GraphError, Problem, Source, decode
-from ...states.graph.spec import Int, Spec, Text
+from ...states.graph.source import GraphError, Source, decode
+from ...states.graph.spec import Spec
+from ..errors import UsageError
 from .files import PACKAGE, read_source
+from .options import SETTINGS, RunOptions, flag_of
 
 FILE = "specsot.yaml"
+OPEN = [name for name, kind in SETTINGS.items() if NoneType in get_args(kind)]  # may be null
+KEYS: Any = {name: (kind, None if name in OPEN else ...) for name, kind in SETTINGS.items()}
+Settings: type[Spec] = create_model("Settings", __base__=Spec, **KEYS)
 
 
-class RunConfig(Spec):
-    """Defaults of a run. None means that somebody else decides."""
+def read_config(
+    folder: Path, options: RunOptions, saved: Mapping[str, Any] | None = None, file: str = ""
+) -> RunOptions:
+    """Options with no setting left open.
 
-    graph: Text = Field(description="a shipped graph or a path")
-    prompt: str = Field(description="the question to answer")
-    model: Text = Field(description="the target: `embedded` or a checkpoint directory")
-    drafter_model: Text = Field(description="the drafter: `embedded` or a checkpoint directory")
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$")]
-    dtype: Literal["float32", "float64", "bfloat16", "float16"]
-    seed: Annotated[Int, Field(ge=0, lt=1 << 63)]
-    threads: Annotated[Int, Field(ge=1, le=1024)] | None = None
-    max_new_tokens: Annotated[Int, Field(ge=1, le=1 << 20)] | None = None
-
-
-def read_config(folder: Path, options: Mapping[str, Any] | None = None) -> RunConfig:
-    """The packaged defaults, under `folder`'s own specsot.yaml, under options that are not None.
-
-    Args:
-        options: values of command-line options, by key.
+    The packaged defaults, under `folder`'s own specsot.yaml, under the settings that a repeated run
+    saved in its `file`, under those of the options.
 
     Raises:
-        GraphError: every problem, in file order; an option's problem names the option.
+        GraphError: every problem, in file order.
+        UsageError: only options have problems; they are named.
     """
     packaged = Source(decode((files(PACKAGE) / FILE).read_bytes(), FILE), FILE)
     own = folder / FILE
@@ -44,16 +40,20 @@ def read_config(folder: Path, options: Mapping[str, Any] | None = None) -> RunCo
     if source.data is None:
         source.data = {}
     check_mapping(source, "configuration")
-    given = {k: v for k, v in (options or {}).items() if v is not None}
-    for key, value in given.items():
-        source.options[(key,)] = f"--{key.replace('_', '-')} {value}"
-    source.data = {**packaged.data, **source.data, **given}
+    given = {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
+    kept = {} if saved is None else {**dict.fromkeys(OPEN), **saved}
+    source.options.update({(key,): f"{file}: options.{key}" for key in kept})
+    source.options.update({(key,): f"{flag_of(key)} {value}" for key, value in given.items()})
+    source.data = {**packaged.data, **source.data, **kept, **given}
+    return replace(options, **_checked(source))
+
+
+def _checked(source: Source) -> dict[str, Any]:
     try:
-        return RunConfig.model_validate(source.data)
+        return Settings.model_validate(source.data).model_dump()
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        raise GraphError([_problem(source, e) for e in found]) from None
-
-
-def _problem(source: Source, error: Any) -> Problem:
-    return problem(source, error, lambda loc, data: RunConfig)
+        errors = error.errors(include_url=False)
+    wrong = GraphError(problem(source, one, lambda loc, data: Settings) for one in errors)
+    if any(one.line for one in wrong.problems):
+        raise wrong
+    raise UsageError("\n".join(f"{one.file}: {one.message}" for one in wrong.problems))

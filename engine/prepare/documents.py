@@ -25,8 +25,7 @@ def read_documents(files: Iterable[Path]) -> tuple[Document, ...]:
     Raises:
         UsageError, PromptError: with the file, and the line where there is one.
     """
-    found = [document for file in files for document in _documents(file)]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(document for file in files for document in _documents(file)))
 
 
 def _documents(file: Path) -> Iterator[Document]:

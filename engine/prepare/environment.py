@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -15,20 +14,8 @@ from .files import PACKAGE
 from .job import EMBEDDED, Job
 from .texts import redact
 
-PACKAGES = (
-    "specsot",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "llguidance",
-    "bm25s",
-    "transitions",
-    "numpy",
-    "pydantic",
-    "rich",
-    "typer",
-)
+PACKAGES = ["specsot", "torch", "transformers", "tokenizers", "safetensors", "llguidance"]
+PACKAGES += ["bm25s", "transitions", "numpy", "pydantic", "rich", "typer"]
 
 
 def embedded_folder(name: str) -> Path:
@@ -65,21 +52,20 @@ def model_folder(ref: str, kind: str) -> Path:
 
 def model_folders(job: Job) -> tuple[Path, Path | None]:
     """Target and drafter folders; no drafter for graphs that draft without a model."""
-    kind = job.program.graph.drafter.kind
-    target = model_folder(job.config.model, "target")
-    wanted = job.program.graph.drafter.has_model
-    return target, model_folder(job.config.drafter_model, kind) if wanted else None
+    drafter, target = job.program.graph.drafter, model_folder(job.options.model, "target")
+    named = job.options.drafter_model
+    return target, model_folder(named, drafter.kind) if drafter.has_model else None
 
 
 def versions() -> dict[str, str]:
     """Of Python and of every package that can change a result."""
-    found = {"python": platform.python_version()}
+    numbers = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            numbers[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            numbers[package] = "not installed"
+    return numbers
 
 
 def set_up_torch(threads: int, device: str) -> None:
@@ -103,15 +89,6 @@ def machine() -> dict[str, str | int | None]:
     }
 
 
-def clean_argv(argv: tuple[str, ...]) -> list[str]:
-    """The command line for the manifest."""
-    return [redact(word) for word in argv]
-
-
 def shown_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that changed options; no others, they can hold secrets."""
     return {k: redact(v) for k, v in sorted(environ.items()) if k.startswith("SPECSOT_")}
-
-
-def executable() -> str:
-    return Path(sys.argv[0]).name or "specsot"

@@ -90,6 +90,11 @@ def _name(ref: str) -> str:
     return ref.removeprefix(f"{FOLDER}/").removesuffix(".yaml")
 
 
+def is_graph(ref: str) -> bool:
+    """Whether there is a file, or a shipped graph, of this name."""
+    return _is_there(ref) or _name(ref) in graph_names()
+
+
 def _is_there(ref: str) -> bool:
     """Anything but a directory: also what cannot be read, so that nothing else is read instead."""
     try:

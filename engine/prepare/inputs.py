@@ -67,16 +67,16 @@ def read_file(file: Path) -> Prompts:
     lines = list(enumerate(read_text(file).split("\n"), 1))
     notes: list[str] = []
     if file.suffix.lower() in (".jsonl", ".ndjson"):
-        found = list(_from_json(file, lines, notes))
+        prompts = list(_from_json(file, lines, notes))
     else:
-        found = [
+        prompts = [
             _checked(Prompt(str(n), line.strip()), f"{file}:{n}")
             for n, line in lines
             if line.strip()
         ]
-    if not found:
+    if not prompts:
         raise UsageError(f"{file}: no prompts in it")
-    return Prompts(tuple(found), tuple(notes))
+    return Prompts(tuple(prompts), tuple(notes))
 
 
 def _from_json(file: Path, lines: list[tuple[int, str]], notes: list[str]) -> Iterator[Prompt]:

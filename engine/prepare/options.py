@@ -1,61 +1,121 @@
-"""What the command line of `specsot run` asked for, as plain data."""
+"""Options of a run: the one list that commands, `specsot.yaml` and Python take theirs from."""
+# ruff: noqa: RUF009  (the calls make fields)
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ...states.graph.spec import Int, Text
+
+JSONL = "(id, prompt|question|turns|task, seed, max_new_tokens, documents)"
+Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$")]
+Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+Seed = Annotated[Int, Field(ge=0, lt=1 << 63)]
+Threads = Annotated[Int, Field(ge=1, le=1024)]
+Budget = Annotated[Int, Field(ge=1, le=1 << 20)]
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
-    """Options of a run; None means not given, so that the configuration decides.
+class OptionText:
+    """What the command line says about an option.
 
-    graph: a shipped graph, a path, or a run.yaml to repeat.
-    argv: the command line, for the manifest.
+    flags: how it is written, unless that follows from its name; argument: without any, by its
+    place. mirrored: whether an environment variable gives it too. kind: of a setting, which
+    `specsot.yaml` has a key for, what the file may say.
     """
 
-    graph: str | None = None
-    prompt: str | None = None
-    prompts: Path | None = None
-    documents: tuple[Path, ...] = ()
-    cache_dir: Path | None = None
-    as_json: bool = False
-    no_tui: bool = False
-    model: str | None = None
-    drafter_model: str | None = None
-    seed: int | None = None
-    device: str | None = None
-    dtype: str | None = None
-    threads: int | None = None
-    max_new_tokens: int | None = None
-    outline: Path | None = None
-    step: bool = False
-    sets: tuple[str, ...] = ()
-    expect_digest: str | None = None
-    runs_dir: Path = Path("runs")
-    trace: str | None = None
-    quiet: bool = False
-    explain_rounds: bool = False
-    probe_blend: bool = False
-    argv: tuple[str, ...] = ()
+    help: str
+    flags: tuple[str, ...] = ()
+    metavar: str | None = None
+    argument: bool = False
+    mirrored: bool = True
+    kind: Any = None
 
-    @property
-    def configured(self) -> dict[str, Any]:
-        """The options that specsot.yaml has keys for."""
-        return {
-            "graph": self.graph,
-            "model": self.model,
-            "drafter_model": self.drafter_model,
-            "seed": self.seed,
-            "device": self.device,
-            "dtype": self.dtype,
-            "threads": self.threads,
-            "max_new_tokens": self.max_new_tokens,
-        }
+
+def _option(
+    default: Any, help: str, *flags: str, metavar: str | None = None, mirrored: bool = True
+) -> Any:
+    text = OptionText(help, flags, metavar, mirrored=mirrored)
+    return field(default=default, metadata={"text": text})
+
+
+def _setting(kind: Any, help: str, *, argument: bool = False) -> Any:
+    """None where it is not given, and then what `specsot.yaml` says; never None in a job."""
+    return field(default=None, metadata={"text": OptionText(help, argument=argument, kind=kind)})
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """What decides on models and tokens, whatever is asked."""
+
+    graph: str = _setting(
+        Text,
+        "A shipped graph, a graph file, or a run.yaml to repeat [specsot.yaml's].",
+        argument=True,
+    )
+    _: KW_ONLY
+    model: str = _setting(Text, "Target: folder or Hub id.")
+    drafter_model: str = _setting(Text, "Drafter: folder or Hub id.")
+    seed: int = _setting(Seed, "Seed of the run.")
+    device: str = _setting(Device, "cpu, cuda, cuda:0 ...")
+    dtype: str = _setting(Dtype, "float32 (lossless), float64, bfloat16, float16.")
+    threads: int | None = _setting(Threads | None, "CPU threads; at most 4 by default.")
+    max_new_tokens: int | None = _setting(Budget | None, "Budget of each branch.")
+    outline: Path | None = _option(None, "A given outline instead of letting the model write one.")
+    sets: Sequence[str] = _option(
+        (),
+        "Change a setting, e.g. drafter.kind=none.",
+        "--set",
+        metavar="PATH=VALUE",
+        mirrored=False,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(SessionOptions):
+    """What `specsot run` asks for; argv: the command line, for the manifest."""
+
+    prompt: str = _setting(
+        str, "The question; - reads it from standard input [specsot.yaml's].", argument=True
+    )
+    prompts: Path | None = _option(None, f"Many questions: .txt (one per line) or .jsonl {JSONL}.")
+    documents: Sequence[Path] = _option(
+        (),
+        "A text to answer from, or .jsonl of many (title, text); may be repeated.",
+        "--document",
+        metavar="FILE",
+    )
+    cache_dir: Path | None = _option(
+        None, "Where chunks of documents are kept that graphs with `blend` reuse."
+    )
+    as_json: bool = _option(False, "One JSON document on stdout.", "--json")
+    no_tui: bool = _option(False, "Plain lines, no live view.")
+    step: bool = _option(False, "Halt before each transition.")
+    expect_digest: str | None = _option(None, "Exit 5 unless the output has this digest.")
+    runs_dir: Path = _option(Path("runs"), "Where run folders go.")
+    trace: str | None = _option(None, "kv: one trace line per KV operation too.", metavar="kv")
+    explain_rounds: bool = _option(False, "Print every draft of every round.")
+    probe_blend: bool = _option(False, "Compare what is blended with full prefills (slow).")
+    quiet: bool = _option(False, "Only the answer.", "--quiet", "-q")
+    argv: tuple[str, ...] = ()
 
     @property
     def changes_a_run(self) -> bool:
         """Whether anything is given that may change the tokens of a repeated run."""
-        given = (self.model, self.drafter_model, self.seed, self.dtype, self.device)
-        return any(v is not None for v in (*given, self.max_new_tokens, self.outline)) or bool(
-            self.sets or self.documents or self.prompt is not None or self.prompts is not None
-        )
+        names = {*SESSION, "prompt", "prompts", "documents"} - {"threads"}
+        return any(getattr(self, name) not in (None, (), []) for name in names)
+
+
+OPTIONS: Mapping[str, OptionText] = {
+    f.name: f.metadata["text"] for f in fields(RunOptions) if f.metadata
+}
+SESSION = tuple(f.name for f in fields(SessionOptions) if f.name != "graph")
+SETTINGS = {name: text.kind for name, text in OPTIONS.items() if text.kind is not None}
+
+
+def flag_of(name: str) -> str:
+    """How the command line writes an option: `--max-new-tokens`."""
+    return (*OPTIONS[name].flags, f"--{name.replace('_', '-')}")[0]

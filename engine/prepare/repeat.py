@@ -3,7 +3,8 @@
 import copy
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,24 +13,17 @@ from pydantic import Field, ValidationError
 
 from ...states.graph.graph import KINDS, Graph
 from ...states.graph.schema import problem
-from ...states.graph.source import GraphError, Problem, Source
+from ...states.graph.source import GraphError, Source
 from ...states.graph.spec import Int, Spec
 from ...states.graph.yaml12 import plain_scalar
 from ...states.text.documents import Document
 from ...states.text.outline import Outline, render_outline
-from .config import RunConfig
 from .inputs import Prompt, read_file
+from .options import SETTINGS, RunOptions
 
 FILE, PROMPTS_FILE, TEMPLATE_FILE = "run.yaml", "prompts.jsonl", "template.yaml"
 MARK = "specsot_run"
 INLINE, MANY = 64 * 1024, 500  # characters and number of prompts that run.yaml itself holds
-
-
-class DocumentSpec(Spec):
-    """One document of a prompt."""
-
-    title: str
-    text: str
 
 
 class PromptSpec(Spec):
@@ -39,7 +33,7 @@ class PromptSpec(Spec):
     prompt: str
     seed: Int | None = None
     max_new_tokens: Int | None = None
-    documents: list[DocumentSpec] = Field(default_factory=list)
+    documents: tuple[Document, ...] = ()
 
 
 class Provenance(Spec):
@@ -83,12 +77,10 @@ def read_run(source: Source) -> RunFile:
     try:
         return RunFile.model_validate(source.data)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        raise GraphError([_problem(source, e) for e in found]) from None
-
-
-def _problem(source: Source, error: Any) -> Problem:
-    return problem(source, error, lambda loc, data: None if loc else RunFile)
+        errors = error.errors(include_url=False)
+    raise GraphError(
+        problem(source, one, lambda loc, data: None if loc else RunFile) for one in errors
+    )
 
 
 def graph_source(source: Source) -> Source:
@@ -112,12 +104,10 @@ def _own_template(graph: Any, folder: Path) -> None:
 def prompts_of(run: RunFile, source: Source) -> tuple[Prompt, ...]:
     if isinstance(run.prompts, str):
         return read_file(Path(source.file).parent / run.prompts).items
-    return tuple(map(_asked, run.prompts))
-
-
-def _asked(spec: PromptSpec) -> Prompt:
-    documents = tuple(Document(d.title, d.text) for d in spec.documents)
-    return Prompt(spec.id, spec.prompt, spec.seed, spec.max_new_tokens, documents=documents)
+    return tuple(
+        Prompt(one.id, one.prompt, one.seed, one.max_new_tokens, one.documents)
+        for one in run.prompts
+    )
 
 
 def differences(then: Provenance, now: Provenance) -> Iterator[str]:
@@ -138,19 +128,15 @@ def _short(value: object) -> str:
 
 
 def run_document(
-    graph_file: str,
-    graph: Graph,
-    config: RunConfig,
-    prompts: tuple[Prompt, ...],
-    outline: Outline | None,
+    options: RunOptions, graph: Graph, prompts: Sequence[Prompt], outline: Outline | None
 ) -> dict[str, Any]:
-    """The plain data of a run.yaml, without what is only known later."""
-    fields = ("model", "drafter_model", "device", "dtype", "seed", "threads", "max_new_tokens")
-    options = {name: getattr(config, name) for name in fields}
+    """The plain data of a run.yaml, without what is only known later; options: those of a job."""
+    names = [name for name in SETTINGS if name not in ("graph", "prompt")]
+    saved = {name: getattr(options, name) for name in names}
     document: dict[str, Any] = {
         MARK: 1,
-        "graph_file": graph_file,
-        "options": {name: value for name, value in options.items() if value is not None},
+        "graph_file": options.graph,
+        "options": {name: value for name, value in saved.items() if value is not None},
         "prompts": [_prompt(prompt) for prompt in prompts],
         "graph": _plain(graph.model_dump(by_alias=True, exclude_none=True)),
     }
@@ -163,7 +149,7 @@ def _prompt(prompt: Prompt) -> dict[str, Any]:
     values: dict[str, Any] = {"seed": prompt.seed, "max_new_tokens": prompt.max_new_tokens}
     given = {name: value for name, value in values.items() if value is not None}
     if prompt.documents:
-        given["documents"] = [{"title": d.title, "text": d.text} for d in prompt.documents]
+        given["documents"] = list(map(asdict, prompt.documents))
     return {"id": prompt.key, "prompt": prompt.text, **given}
 
 

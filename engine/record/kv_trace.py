@@ -18,16 +18,16 @@ OPERATIONS = (
 
 
 def trace_pool(pool: Any, name: str, write: Callable[[dict[str, Any]], None]) -> None:
-    """Let this one pool (ops.kv.KVCache) tell each operation; nothing else changes.
+    """Write down each operation of this one pool (ops.kv.KVCache); nothing else changes.
 
-    An operation that another one uses (`retire_` releases rows) is not told again.
+    An operation that another one uses (`retire_` releases rows) is not written again.
     """
     inside: list[str] = []
     for operation in OPERATIONS:
-        setattr(pool, operation, _told(pool, name, operation, inside, write))
+        setattr(pool, operation, _traced(pool, name, operation, inside, write))
 
 
-def _told(
+def _traced(
     pool: Any,
     name: str,
     operation: str,
@@ -37,7 +37,7 @@ def _told(
     function = getattr(pool, operation)
 
     @wraps(function)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def traced(*args: Any, **kwargs: Any) -> Any:
         before = pool.current_length
         inside.append(operation)
         try:
@@ -58,7 +58,7 @@ def _told(
             )
         return result
 
-    return told
+    return traced
 
 
 def _rows(operation: str, args: tuple[Any, ...], before: int, after: int) -> int:

@@ -7,8 +7,7 @@ from typing import Any
 
 from ...states.requests.branch import BlendSummary, RoundSummary
 from ...states.trace import Moved, OpRan
-from .blend_errors import ProbeFigures
-from .blend_figures import blend_figures
+from .blend_figures import ProbeFigures, blend_figures
 
 NS = 1e9
 SCHEMA = 1
@@ -74,6 +73,17 @@ class Meter:
     marks: dict[str, Marks] = field(default_factory=dict)
     blends: list[BlendSummary] = field(default_factory=list)
     probed: ProbeFigures | None = None
+
+    def add(self, other: "Meter") -> None:
+        """Count another run as well; its requests and moments stay its own."""
+        for name in self.__slots__:
+            mine, more = getattr(self, name), getattr(other, name)
+            if isinstance(mine, Counter):
+                mine.update(more)
+            elif isinstance(mine, int):
+                setattr(self, name, mine + more)
+        self.steps.committed += other.steps.committed
+        self.steps.branch_rounds += other.steps.branch_rounds
 
     def op_ran(self, event: OpRan) -> None:
         self.in_ops += event.nanos
@@ -142,6 +152,15 @@ class Meter:
         return self.in_run / NS
 
     @property
+    def tokens_per_second(self) -> float:
+        return ratio(self.tokens, self.seconds)
+
+    @property
+    def milliseconds(self) -> dict[str, float]:
+        """In all, by state."""
+        return {state: self.nanos[state] / 1e6 for state in self.visits}
+
+    @property
     def overhead_share(self) -> float:
         """The share of the run's wall time that was not spent inside ops."""
         return ratio(self.in_run - self.in_ops, self.in_run)
@@ -178,7 +197,7 @@ def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
         "tau_request": meter.tau_request,
         "acceptance_rate": meter.acceptance_rate,
         "tokens_per_target_forward": meter.per_forward,
-        "tokens_per_second": ratio(meter.tokens, meter.seconds),
+        "tokens_per_second": meter.tokens_per_second,
         "overhead_share": meter.overhead_share,
         "padding_waste": meter.padding_waste,
         "tokens": meter.tokens,
@@ -190,7 +209,7 @@ def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
         "accepted_lengths": {str(k): n for k, n in sorted(meter.lengths.items())},
         "most_active_branches": meter.most_active,
         "seconds": _seconds(meter),
-        "states": _states(meter),
+        "states": state_figures(meter),
         "ops": {name: nanos / 1e6 for name, nanos in sorted(meter.op_nanos.items())},
         "host_reads": {
             "total": host.reads,
@@ -220,13 +239,14 @@ def _mean_of(marks: list[int | None]) -> float | None:
     return mean(known) if known else None
 
 
-def _states(meter: Meter) -> dict[str, dict[str, float]]:
+def state_figures(meter: Meter) -> dict[str, dict[str, float]]:
     """Per state: visits, milliseconds in all and per visit."""
+    milliseconds = meter.milliseconds
     return {
         state: {
             "visits": visits,
-            "milliseconds": meter.nanos[state] / 1e6,
-            "milliseconds_per_visit": ratio(meter.nanos[state] / 1e6, visits),
+            "milliseconds": milliseconds[state],
+            "milliseconds_per_visit": ratio(milliseconds[state], visits),
         }
         for state, visits in meter.visits.items()
     }

@@ -1,12 +1,13 @@
 """What a run hands over: answers as a JSON document and as text, the digest, the summary page."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from hashlib import sha256
 from typing import Any
 
 from ...states.phases.outline_ops import Answer, Section, answer
 from ...states.requests.branch import Request
 from ...states.text.outline import Outline
-from .digest import digest
 from .metrics import NS, Marks, Meter
 from .text_stream import printable
 
@@ -19,8 +20,15 @@ def answers_of(requests: Sequence[Request], prompts: Any) -> tuple[Answer, ...]:
 
 
 def output_digest(answers: Iterable[Answer]) -> str:
-    """sha256 over all generated ids in reading order: the outline's, then each branch's."""
-    return digest({a.key: [a.outline_tokens, *(s.tokens for s in _all(a))] for a in answers})
+    """sha256 over all generated ids in reading order: the outline's, then each branch's.
+
+    Equal if and only if the tokens of two runs are.
+    """
+    lines = []
+    for item in answers:
+        branches = (item.outline_tokens, *(section.tokens for section in _all(item)))
+        lines.append(f"{item.key}:{';'.join(' '.join(map(str, ids)) for ids in branches)}")
+    return sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _all(item: Answer) -> tuple[Section, ...]:
@@ -64,8 +72,8 @@ def outline_document(outline: Outline | None) -> dict[str, Any] | None:
             }
             for p in outline.points
         ],
-        "skipped": [{"line": s.line, "text": s.text, "reason": s.reason} for s in outline.skipped],
-        "mended": [{"line": m.line, "text": m.text, "reason": m.reason} for m in outline.mended],
+        "skipped": list(map(asdict, outline.skipped)),
+        "mended": list(map(asdict, outline.mended)),
     }
 
 
@@ -109,10 +117,10 @@ def _times(marks: Marks | None) -> dict[str, float | None]:
 def finish_of(item: Answer) -> str:
     """The worst of the parts' finish reasons; parts that are not combined are an answer as well."""
     combined = item.combined
-    kept = item.sections if combined is None or combined.finish == "refused" else _all(item)
-    found = {section.finish for section in kept}
+    sections = item.sections if combined is None or combined.finish == "refused" else _all(item)
+    reasons = {section.finish for section in sections}
     for reason in ("refused", "cancelled", "length", "stop"):
-        if reason in found:
+        if reason in reasons:
             return reason
     return "cancelled"
 
@@ -156,44 +164,53 @@ def summary_page(
     title: str, answers: Sequence[Answer], metrics: Mapping[str, Any], facts: Mapping[str, str]
 ) -> str:
     """summary.md."""
-    lines = [f"# {title}", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {_cell(value)} |" for name, value in facts.items()]
-    lines += ["", "## Figures", "", "| metric | value |", "|---|---|"]
-    lines += [f"| {k} | {_number(v)} |" for k, v in metrics.items() if isinstance(v, int | float)]
-    lines += [f"| {k} | {_number(v)} |" for k, v in _nested(metrics)]
-    lines += ["", "## States", "", "| state | visits | ms | ms per visit |", "|---|---|---|---|"]
-    lines += [
-        f"| {name} | {s['visits']} | {s['milliseconds']:.1f} | {s['milliseconds_per_visit']:.2f} |"
+    figures = [(k, _number(v)) for k, v in metrics.items() if isinstance(v, int | float)]
+    figures += [(name, _number(value)) for name, value in _nested(metrics)]
+    states = [
+        (name, s["visits"], f"{s['milliseconds']:.1f}", f"{s['milliseconds_per_visit']:.2f}")
         for name, s in metrics["states"].items()
     ]
-    lines += ["", "## Parts", "", "| request | part | title | tokens | finish | note |"]
-    lines += ["|---|---|---|---|---|---|"]
-    for item in answers:
-        for s in _all(item):
-            cells = (item.key, s.index + 1, s.title, len(s.tokens), s.finish, s.note)
-            lines.append("| " + " | ".join(_cell(str(c)) for c in cells) + " |")
-    return "\n".join([*lines, ""])
+    parts = [
+        (item.key, s.index + 1, s.title, len(s.tokens), s.finish, s.note)
+        for item in answers
+        for s in _all(item)
+    ]
+    tables = (
+        (f"# {title}", (" ", " "), facts.items()),
+        ("## Figures", ("metric", "value"), figures),
+        ("## States", ("state", "visits", "ms", "ms per visit"), states),
+        ("## Parts", ("request", "part", "title", "tokens", "finish", "note"), parts),
+    )
+    return "\n".join("\n".join(_table(*table)) for table in tables)
 
 
-def _nested(metrics: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    pairs = [(f"seconds.{k}", v) for k, v in metrics["seconds"].items() if v is not None]
-    pairs += [(f"host_reads.{k}", v) for k, v in metrics["host_reads"].items()]
+def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    """A heading with a table under it, in Markdown."""
+    yield from (title, "", _row(headings), "|" + "---|" * len(headings))
+    yield from map(_row, rows)
+    yield ""
+
+
+def _row(cells: Sequence[Any]) -> str:
+    texts = (printable(str(cell), "").replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(texts)} |"
+
+
+def _nested(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield from ((f"seconds.{k}", v) for k, v in metrics["seconds"].items() if v is not None)
+    yield from ((f"host_reads.{k}", v) for k, v in metrics["host_reads"].items())
     for name, value in (metrics["blend"] or {}).items():
         nested = value.items() if isinstance(value, dict) else [("", value)]
-        named = [(f"blend.{name}.{key}".rstrip("."), figure) for key, figure in nested]
-        pairs += [pair for pair in named if isinstance(pair[1], int | float | list)]
+        for key, figure in nested:
+            if isinstance(figure, int | float | list):
+                yield f"blend.{name}.{key}".rstrip("."), figure
     for name, pool in metrics["kv"].items():
         if pool is not None:
-            pairs += [(f"kv.{name}.peak_bytes", pool["peak_bytes"])]
-            pairs += [(f"kv.{name}.moved_bytes", sum(pool["moved_bytes"].values()))]
-    return pairs
+            yield f"kv.{name}.peak_bytes", pool["peak_bytes"]
+            yield f"kv.{name}.moved_bytes", sum(pool["moved_bytes"].values())
 
 
 def _number(value: float | list[float]) -> str:
     if isinstance(value, list):  # of every layer
         return " ".join(map(_number, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _cell(text: str) -> str:
-    return printable(text, "").replace("|", "\\|").replace("\n", " ")

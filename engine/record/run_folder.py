@@ -6,8 +6,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 from ..errors import UsageError
 
@@ -71,17 +70,6 @@ class RunFolder:
         if self._trace is not None:
             self._trace.close()
             self._trace = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _line(value: Mapping[str, Any]) -> str:

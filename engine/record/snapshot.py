@@ -190,10 +190,10 @@ def branch_view(branch: Branch, text: str) -> BranchView:
 
 def shown_branches(requests: Sequence[Request]) -> list[Branch]:
     """In reading order; an outline's root branch only until its branches are there."""
-    found: list[Branch] = []
+    branches: list[Branch] = []
     for request in requests:
         root = request.root
         if root is not None and not request.branches:
-            found.append(root)
-        found += request.branches
-    return found
+            branches.append(root)
+        branches += request.branches
+    return branches

@@ -1,84 +1,86 @@
-"""The program from Python: a session from a graph, runs from a session.
+"""The program from Python: a session from a graph, runs from a session. README shows how."""
 
-from specsot.engine.run.api import Prompt, Recorder, open_session, token_digest
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import wraps
+from inspect import signature
+from typing import ParamSpec, TypeVar
 
-session = open_session("bim_eagle", sets=["drafter.nodes=6"])
-run = session.start([Prompt("1", "How do bees make honey?")], print)
-while not run.finished:
-    run.advance()                  # run.state, run.board["branches"], ...
-print(run.board["answers"][0].text, token_digest(run.board["answers"]))
-"""
+import torch
 
-from collections.abc import Iterable
-from pathlib import Path
-
+from ..chunks.cache import CHUNK_BYTES
 from ..chunks.store import ChunkStore
 from ..models import Models, load_models
 from ..prepare.environment import model_folders, set_up_torch
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job, prepare
-from ..prepare.options import RunOptions
+from ..prepare.options import RunOptions, SessionOptions
 from ..record.recorder import Recorder
 from ..record.report import output_digest as token_digest
 from .session import Session
 
-__all__ = ["Prompt", "Recorder", "Session", "build", "open_session", "token_digest"]
+__all__ = ["Prompt", "Recorder", "Session", "load", "open_session", "tie", "token_digest"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Options = TypeVar("Options")
 
 
-def open_session(
-    graph: str = "bim_eagle",
-    *,
-    sets: Iterable[str] = (),
-    model: str | None = None,
-    drafter_model: str | None = None,
-    seed: int | None = None,
-    device: str | None = None,
-    dtype: str | None = None,
-    threads: int | None = None,
-    max_new_tokens: int | None = None,
-    outline: Path | None = None,
-) -> Session:
-    """A checked graph with its models loaded; arguments are those of `specsot run`.
+def _by_name(kind: Callable[P, Options]) -> Callable[[Callable[[Options], R]], Callable[P, R]]:
+    """Let a function of options take them one by one, as their class does."""
 
-    None takes what specsot.yaml says. Sets the number of torch threads of the process.
+    def decorate(function: Callable[[Options], R]) -> Callable[P, R]:
+        @wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            return function(kind(*args, **kwargs))
+
+        called.__signature__ = signature(kind)  # type: ignore[attr-defined]
+        return called
+
+    return decorate
+
+
+@_by_name(SessionOptions)
+def open_session(options: SessionOptions) -> Session:
+    """A checked graph with its models loaded; arguments are the options of `specsot run`.
+
+    What is not given is as specsot.yaml says. Sets the number of torch threads of the process.
 
     Raises:
         GraphError, ModelError, UsageError, OutlineError: what cannot be used, and where.
     """
-    options = RunOptions(
-        graph=graph,
-        model=model,
-        drafter_model=drafter_model,
-        seed=seed,
-        device=device,
-        dtype=dtype,
-        threads=threads,
-        max_new_tokens=max_new_tokens,
-        outline=outline,
-        sets=tuple(sets),
-    )
-    job = prepare(options)
-    set_up_torch(job.threads, job.config.device)
-    return build(job, *model_folders(job))
+    return load(prepare(RunOptions(**asdict(options))))
 
 
-def build(
-    job: Job, target: Path, drafter: Path | None, chunks: ChunkStore | None = None
-) -> Session:
-    """Load a job's models and tie them to its graph; chunks as in `Session`."""
-    config = job.config
-    kind = job.program.graph.drafter.kind
-    models = load_models(target, drafter, kind, device=config.device, dtype=config.dtype)
-    return tie(job, models, chunks)
+def load(job: Job) -> Session:
+    """Set torch up, load a job's models and tie them to its graph.
+
+    Raises:
+        UsageError, ModelError, GraphError: what cannot be used, and where.
+    """
+    set_up_torch(job.threads, job.options.device)
+    target, drafter = model_folders(job)
+    kind, options = job.program.graph.drafter.kind, job.options
+    models = load_models(target, drafter, kind, device=options.device, dtype=options.dtype)
+    return tie(job, models)
 
 
-def tie(job: Job, models: Models, chunks: ChunkStore | None = None) -> Session:
+def tie(job: Job, models: Models) -> Session:
     """A job's graph with models that are loaded already."""
+    options, folder, chunks = job.options, job.options.cache_dir, None
+    if folder is not None and job.program.graph.blend is not None:
+        chunks = ChunkStore(CHUNK_BYTES, folder, torch.device(options.device))
     return Session(
         job.program,
         models,
-        seed=job.config.seed,
-        max_new_tokens=job.config.max_new_tokens,
+        seed=options.seed,
+        max_new_tokens=options.max_new_tokens,
         outline=job.outline,
         chunks=chunks,
     )
+
+
+def notes_of(models: Models) -> tuple[str, ...]:
+    """What the loaders found worth telling."""
+    both = (models.target, models.drafter)
+    return tuple(note for model in both if model is not None for note in model.notes)

@@ -18,7 +18,7 @@ from ...ops.types import Rows
 from ...states.machine import Run
 from ...states.requests.branch import Request
 from ...states.trace import Event, OpRan
-from ..record.blend_errors import ProbeFigures, divergence, relative_errors
+from ..record.blend_figures import ProbeFigures, divergence, relative_errors
 from .contexts import full_prefill
 
 

@@ -3,10 +3,10 @@
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from enum import StrEnum
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from types import FrameType
+from typing import TYPE_CHECKING, Self
 
 from ...states.machine import Run
 from ..errors import Code
@@ -37,7 +37,7 @@ STATUS_CODES = {
 }
 
 
-class Halt(AbstractContextManager["Halt"]):
+class Halt(ExitStack):
     """Turns the first Ctrl-C or SIGTERM into a request to stop between two transitions.
 
     A second Ctrl-C stops at once. Outside the main thread signals are left alone.
@@ -46,30 +46,19 @@ class Halt(AbstractContextManager["Halt"]):
         status: None until somebody asked to stop.
     """
 
-    def __init__(self) -> None:
-        self.status: Status | None = None
-        self._before: dict[signal.Signals, Any] = {}
-
-    def _asked(self, number: int, frame: FrameType | None) -> None:
-        if self.status is not None:
-            raise KeyboardInterrupt
-        stopped = number == signal.SIGINT
-        self.status = Status.INTERRUPTED if stopped else Status.TERMINATED
+    status: Status | None = None
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._asked)
+                self.callback(signal.signal, number, signal.signal(number, self._stop))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self.status is not None:
+            raise KeyboardInterrupt
+        interrupted = number == signal.SIGINT
+        self.status = Status.INTERRUPTED if interrupted else Status.TERMINATED
 
 
 def drive(

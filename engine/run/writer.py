@@ -2,7 +2,8 @@
 
 import hashlib
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,8 @@ from typing import Any
 from ...models.load.checkpoint import model_hash
 from ...states.machine import Run
 from ...states.phases.outline_ops import Answer
-from ..prepare.environment import clean_argv, machine, shown_environment, versions
+from ..prepare.environment import machine, model_folders, shown_environment, versions
 from ..prepare.job import Job
-from ..prepare.options import RunOptions
 from ..prepare.repeat import (
     FILE,
     PROMPTS_FILE,
@@ -44,15 +44,15 @@ class RunOutcome:
     outputs: list[dict[str, Any]]
 
 
-def made_with(job: Job, target: Path, drafter: Path | None) -> Provenance:
-    """Hashes, versions and settings that can change the tokens of a run."""
-    config = job.config
+def made_with(job: Job) -> Provenance:
+    """Hashes, versions and settings that can change the tokens of a run; raises ModelError."""
+    target, drafter = model_folders(job)
     return Provenance(
         model_hash=model_hash(target),
         drafter_hash=model_hash(drafter) if drafter is not None else None,
         versions=versions(),
-        dtype=config.dtype,
-        device=config.device,
+        dtype=job.options.dtype,
+        device=job.options.device,
         threads=job.threads,
     )
 
@@ -65,34 +65,34 @@ class RunWriter:
         self._manifest: dict[str, Any] = {}
         self._document: dict[str, Any] = {}
 
-    def begin(self, options: RunOptions, environ: dict[str, str]) -> None:
+    def begin(self, environ: Mapping[str, str]) -> None:
         """manifest.json and run.yaml, before the first step."""
-        job, config = self.job, self.job.config
+        job, options = self.job, self.job.options
         graph = job.program.graph
         self._manifest = {
             "schema_version": SCHEMA,
             "status": Status.RUNNING,
-            "argv": clean_argv(options.argv),
+            "argv": [redact(word) for word in options.argv],
             "environment": shown_environment(environ),
             "started": _now(),
             "graph": {
                 "name": graph.name,
-                "file": redact(job.graph_file),
+                "file": redact(options.graph),
                 "hash": hashlib.sha256(canonical(graph).encode()).hexdigest(),
                 "resolved": graph.model_dump(by_alias=True, exclude_none=True),
             },
             "models": {
-                "target": {"name": redact(config.model), "hash": self.made.model_hash},
-                "drafter": {"name": redact(config.drafter_model), "hash": self.made.drafter_hash}
+                "target": {"name": redact(options.model), "hash": self.made.model_hash},
+                "drafter": {"name": redact(options.drafter_model), "hash": self.made.drafter_hash}
                 if self.made.drafter_hash
                 else None,
             },
             "versions": self.made.versions,
-            "seed": config.seed,
-            "dtype": config.dtype,
-            "device": config.device,
+            "seed": options.seed,
+            "dtype": options.dtype,
+            "device": options.device,
             "threads": job.threads,
-            "max_new_tokens": config.max_new_tokens,
+            "max_new_tokens": options.max_new_tokens,
             "requests": len(job.prompts),
             "machine": machine(),
         }
@@ -100,16 +100,15 @@ class RunWriter:
         self._write()
 
     def _run_document(self) -> dict[str, Any]:
-        job = self.job
-        config = job.config.model_copy(
-            update={
-                "threads": job.threads,
-                "model": redact(job.config.model),
-                "drafter_model": redact(job.config.drafter_model),
-            }
+        job, given = self.job, self.job.options
+        options = replace(
+            given,
+            graph=redact(given.graph),
+            model=redact(given.model),
+            drafter_model=redact(given.drafter_model),
+            threads=job.threads,
         )
-        file = redact(job.graph_file)
-        document = run_document(file, job.program.graph, config, job.prompts, job.outline)
+        document = run_document(options, job.program.graph, job.prompts, job.outline)
         self._keep_template(document)
         if too_long(document):
             self.folder.write_lines(PROMPTS_FILE, document["prompts"])
@@ -149,13 +148,13 @@ class RunWriter:
         return outcome
 
     def _summary(self, outcome: RunOutcome) -> str:
-        graph, config = self.job.program.graph, self.job.config
+        graph, options = self.job.program.graph, self.job.options
         facts = {
             "status": str(outcome.status),
             "graph": f"{graph.name} (layout {graph.layout.kind}, drafter {graph.drafter.kind})",
-            "model": redact(config.model),
-            "dtype, device, threads": f"{config.dtype}, {config.device}, {self.job.threads}",
-            "seed": str(config.seed),
+            "model": redact(options.model),
+            "dtype, device, threads": f"{options.dtype}, {options.device}, {self.job.threads}",
+            "seed": str(options.seed),
             "sampling": graph.sampling.words(),
             "digest": outcome.digest,
         }

@@ -94,11 +94,11 @@ def _plans(blend: BlendBlock, layers: int) -> Iterator[str]:
         return
     yield f"layer plans of a model of {layers} layers"
     try:
-        found = blend.plans(layers)
+        plans = blend.plans(layers)
     except ValueError as error:
         yield f"  none: {error}"
         return
-    statuses = ((name, [status.name for status in plan]) for name, plan in found.items())
+    statuses = ((name, [status.name for status in plan]) for name, plan in plans.items())
     yield from (f"  {line}" for line in _table((name, *words) for name, words in statuses))
 
 

@@ -23,7 +23,7 @@ class PlainView:
     def __init__(self, recorder: Recorder, say: Callable[[str], None]) -> None:
         self.recorder, self.say = recorder, say
         self._run: Run | None = None
-        self._told: set[int] = set()
+        self._announced: set[int] = set()
         self._parsed: set[str] = set()
         self._last = self._looked = monotonic()
 
@@ -38,10 +38,10 @@ class PlainView:
         self.look()
         if now - self._last >= EVERY:
             meter = self.recorder.meter
-            self._tell(f"{event.target}: round {meter.rounds}, {meter.tokens} tokens")
+            self._say(f"{event.target}: round {meter.rounds}, {meter.tokens} tokens")
 
     def look(self) -> None:
-        """Tell what has not been told yet."""
+        """Announce what is new."""
         if self._run is not None and self._run.board:
             for request in self._run.board["branches"].requests:
                 self._look(request)
@@ -51,11 +51,11 @@ class PlainView:
             self._parsed.add(request.key)
             count = len(request.outline.points)
             what = f"{count} parts" if count else f"no parts ({request.outline.status})"
-            self._tell(f"{self._name(request)}outline: {what}")
+            self._say(f"{self._name(request)}outline: {what}")
         for branch in request.branches:
-            if branch.stage is Stage.DONE and branch.owner not in self._told:
-                self._told.add(branch.owner)
-                self._tell(
+            if branch.stage is Stage.DONE and branch.owner not in self._announced:
+                self._announced.add(branch.owner)
+                self._say(
                     f"{self._name(request)}{branch.index + 1}. {printable(branch.title, '')}: "
                     f"{len(branch.tokens)} tokens, {branch.finish}"
                 )
@@ -65,6 +65,6 @@ class PlainView:
         alone = len(self._run.board["branches"].requests) == 1
         return "" if alone else f"[{request.key}] "
 
-    def _tell(self, line: str) -> None:
+    def _say(self, line: str) -> None:
         self._last = monotonic()
         self.say(f"{self.recorder.now / 1e9:6.1f} s  {line}\n")

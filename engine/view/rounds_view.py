@@ -40,47 +40,47 @@ class RoundsView:
 def blocks(number: int, summary: RoundSummary, decode: Decode) -> Iterator[str]:
     """The round's blocks, branch by branch."""
     gamma: Sequence[GammaRecord | None] = summary.gamma or [None] * len(summary.explained)
-    for told, record in zip(summary.explained, gamma, strict=True):
-        lines = [f"round {number}  {told.branch}  {_offer(told)}", *_rows(told, decode)]
-        lines.append(f"  {_totals(told)}")
+    for entry, record in zip(summary.explained, gamma, strict=True):
+        lines = [f"round {number}  {entry.branch}  {_offer(entry)}", *_rows(entry, decode)]
+        lines.append(f"  {_totals(entry)}")
         if record is not None:
             lines.append(f"  {_length(record)}")
         yield "\n".join(lines) + "\n"
 
 
-def _offer(told: ExplainedRound) -> str:
-    count = len(told.drafts)
+def _offer(entry: ExplainedRound) -> str:
+    count = len(entry.drafts)
     if not count:
         return "no drafts"
-    what = "chain" if _is_chain(told) else "tree"
+    what = "chain" if _is_chain(entry) else "tree"
     ways = {MATCH: "match", GRAMMAR: "under a grammar: the best legal token at each place"}
-    return f"{what} of {count}, {ways.get(told.rule, f'rejection ({told.rule})')}"
+    return f"{what} of {count}, {ways.get(entry.rule, f'rejection ({entry.rule})')}"
 
 
-def _is_chain(told: ExplainedRound) -> bool:
-    return len({draft.depth for draft in told.drafts}) == len(told.drafts)
+def _is_chain(entry: ExplainedRound) -> bool:
+    return len({draft.depth for draft in entry.drafts}) == len(entry.drafts)
 
 
-def _rows(told: ExplainedRound, decode: Decode) -> list[str]:
+def _rows(entry: ExplainedRound, decode: Decode) -> list[str]:
     """The root, the drafts with children behind their parents, and the final token at its place."""
-    tokens = {0: told.root} | {draft.node: draft.token for draft in told.drafts}
-    indent = 0 if _is_chain(told) else 2
-    rows = [(_label(told, 0, 0, piece(decode, None, told.root)), "root")]
-    last = max((draft.node for draft in told.drafts if draft.accepted), default=0)
-    for place in _places(told.drafts, last):
+    tokens = {0: entry.root} | {draft.node: draft.token for draft in entry.drafts}
+    indent = 0 if _is_chain(entry) else 2
+    rows = [(_label(entry, 0, 0, piece(decode, None, entry.root)), "root")]
+    last = max((draft.node for draft in entry.drafts if draft.accepted), default=0)
+    for place in _places(entry.drafts, last):
         if isinstance(place, ExplainedDraft):
             depth, token, before = place.depth, place.token, tokens[place.parent]
-            what = _draft(place, told.rule, decode, before)
+            what = _draft(place, entry.rule, decode, before)
         else:
-            depth, token, before = told.accepted + 1, told.final, tokens[last]
-            what = f"final: {_end(told)}"
-        rows.append((_label(told, depth, indent, piece(decode, before, token)), what))
+            depth, token, before = entry.accepted + 1, entry.final, tokens[last]
+            what = f"final: {_end(entry)}"
+        rows.append((_label(entry, depth, indent, piece(decode, before, token)), what))
     width = max(len(label) for label, _ in rows)
     return [f"  {label.ljust(width)}  {what}" for label, what in rows]
 
 
-def _label(told: ExplainedRound, depth: int, indent: int, text: str) -> str:
-    return f"{' ' * indent * depth}[{told.position + depth}] {text}"
+def _label(entry: ExplainedRound, depth: int, indent: int, text: str) -> str:
+    return f"{' ' * indent * depth}[{entry.position + depth}] {text}"
 
 
 def _places(
@@ -96,47 +96,47 @@ def _places(
 
 
 def _draft(draft: ExplainedDraft, rule: str, decode: Decode, parent: int) -> str:
-    found, mark = draft.figures, "not reached"
+    figures, mark = draft.figures, "not reached"
     if draft.reached:
         mark = "accepted" if draft.accepted else "rejected"
-    parts = [mark.ljust(11), *_number("score", found.score)]
-    if draft.reached and found.draw is not None:
-        parts += [*_number("coin", found.coin), f"target {piece(decode, parent, found.draw)}"]
-    if draft.reached and found.chance is not None:
-        parts += [*_number("p", found.p), *_number("q", found.q), *_number("r", found.r)]
-        parts += _number("h" if rule == "block" else "p/q", _ratio(found, rule))
+    parts = [mark.ljust(11), *_number("score", figures.score)]
+    if draft.reached and figures.draw is not None:
+        parts += [*_number("coin", figures.coin), f"target {piece(decode, parent, figures.draw)}"]
+    if draft.reached and figures.chance is not None:
+        parts += [*_number("p", figures.p), *_number("q", figures.q), *_number("r", figures.r)]
+        parts += _number("h" if rule == "block" else "p/q", _ratio(figures, rule))
     return "  ".join(parts).rstrip()
 
 
-def _ratio(found: DraftFigures, rule: str) -> float | None:
+def _ratio(figures: DraftFigures, rule: str) -> float | None:
     """What r must be below: h of the prefix under `block`, else p / q, which may exceed 1."""
-    if rule == "block" or not found.q or found.p is None:
-        return found.chance
-    return found.p / found.q
+    if rule == "block" or not figures.q or figures.p is None:
+        return figures.chance
+    return figures.p / figures.q
 
 
 def _number(name: str, value: float | None) -> list[str]:
     return [] if value is None else [f"{name} {value:<8.3g}"]
 
 
-def _end(told: ExplainedRound) -> str:
-    if told.committed > told.accepted:
-        return ENDS[told.came]
-    if told.finish == "stop" and told.committed == told.accepted:
-        return f"{ENDS[told.came]}; a stop token"
+def _end(entry: ExplainedRound) -> str:
+    if entry.committed > entry.accepted:
+        return ENDS[entry.came]
+    if entry.finish == "stop" and entry.committed == entry.accepted:
+        return f"{ENDS[entry.came]}; a stop token"
     return "not kept, the answer ends before it"
 
 
-def _totals(told: ExplainedRound) -> str:
-    drafts, tokens = len(told.drafts), told.committed
-    text = f"accepted {told.accepted} of {drafts} draft{'s' * (drafts != 1)}, "
+def _totals(entry: ExplainedRound) -> str:
+    drafts, tokens = len(entry.drafts), entry.committed
+    text = f"accepted {entry.accepted} of {drafts} draft{'s' * (drafts != 1)}, "
     text += f"committed {tokens} token{'s' * (tokens != 1)}"
-    return text if told.finish is None else f"{text}; the branch ends ({told.finish})"
+    return text if entry.finish is None else f"{text}; the branch ends ({entry.finish})"
 
 
 def _length(record: GammaRecord) -> str:
-    found = {"entropy": record.h, "of its reference": record.h_norm, "smoothed": record.ema}
-    known = [f"{name} {value:.3g}" for name, value in found.items() if isfinite(value)]
+    figures = {"entropy": record.h, "of its reference": record.h_norm, "smoothed": record.ema}
+    known = [f"{name} {value:.3g}" for name, value in figures.items() if isfinite(value)]
     return f"length: gamma {record.gamma}, cut to {record.gamma_eff}; {', '.join(known)}"
 
 

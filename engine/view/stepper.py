@@ -21,20 +21,20 @@ def open_ways(program: Program, run: Run) -> Iterator[tuple[str, str, bool]]:
     if run.state == START:
         yield program.graph.initial, "", True
     for edge in program.graph.edges_from(run.state):
-        opened = True
+        is_open = True
         if edge.when is not None:
-            entry = program.guards[edge.when]
-            opened = bool(entry.load()(*[run.board[key] for key in entry.reads]))
-        yield edge.to, edge.when or "", opened
+            guard = program.guards[edge.when]
+            is_open = bool(guard.load()(*[run.board[key] for key in guard.reads]))
+        yield edge.to, edge.when or "", is_open
 
 
 def picture(program: Program, run: Run) -> str:
     """The state, the ways out of it, the blackboard's keys and shapes."""
     lines = [f"step {run.steps}  state {run.state}"]
-    taken = False
-    for target, guard, opened in open_ways(program, run):
-        mark = "=>" if opened and not taken else " >" if opened else " x"
-        taken = taken or opened
+    arrow = "=>"  # of the first open way, which will be taken
+    for target, guard, is_open in open_ways(program, run):
+        mark = arrow if is_open else " x"
+        arrow = " >" if is_open else arrow
         lines.append(f"  {mark} {target}{f'  when {guard}' if guard else ''}")
     width = max(map(len, run.board))
     lines += [f"     {key.ljust(width)}  {_short(value)}" for key, value in run.board.items()]

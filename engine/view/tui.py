@@ -5,8 +5,6 @@ A frame is a function of the recorder's last picture; the view never touches the
 
 import io
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.layout import Layout
@@ -32,13 +30,13 @@ STILL = 31  # the picture that stays behind is not taller
 BARS = 18  # inner width of the histogram
 
 
-class LiveView:
+class LiveView(Live):
     """Shows a recorder's run on a terminal while the context is open."""
 
     def __init__(self, recorder: Recorder, scene: Scene, console: Console) -> None:
-        self.recorder, self.scene, self.console = recorder, scene, console
+        self.recorder, self.scene = recorder, scene
         self._fullest: PoolView | None = None
-        self._live = Live(
+        super().__init__(
             console=console,
             screen=True,
             refresh_per_second=FRAMES,
@@ -59,19 +57,11 @@ class LiveView:
         except Exception as error:  # a fault of the view must not disturb the run
             return Text(f"the view failed: {type(error).__name__}: {error}")
 
-    def __enter__(self) -> Self:
-        self._live.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
-        self.recorder.look()
-        self._leave_last_frame()
+    def stop(self) -> None:
+        if self.is_started:
+            super().stop()
+            self.recorder.look()
+            self._leave_last_frame()
 
     def _leave_last_frame(self) -> None:
         """The other screen is gone with the view; one picture stays behind, above the answer."""

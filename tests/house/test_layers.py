@@ -175,3 +175,15 @@ def test_what_check_needs_imports_no_torch() -> None:
     lines = "\n".join(f"import specsot.{name}" for name in NO_TORCH)
     code = f"import sys\n{lines}\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", ["", ".api", ".runner", ".session"])
+def test_running_loads_no_room_above_it(name: str) -> None:
+    above = ("certify", "train", "bench", "cli", "view")
+    code = f"""
+import sys
+import specsot.engine.run{name}
+print([m for m in sys.modules if m.startswith(tuple("specsot.engine." + n for n in {above!r}))])
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+    assert done.stdout == b"[]\n"

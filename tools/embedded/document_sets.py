@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specsot.engine.cli.run import Json
+from specsot.engine.cli.options import Json
 from specsot.engine.errors import UsageError
 from specsot.engine.prepare.environment import model_folder
 from specsot.engine.record.run_folder import RunFolder

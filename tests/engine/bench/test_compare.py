@@ -17,6 +17,7 @@ from specsot.engine.bench.command import (
     compare_command,
     compare_jobs,
     prepare_all,
+    read_side,
     ten_prompts,
 )
 from specsot.engine.bench.cost import total
@@ -30,6 +31,7 @@ from specsot.engine.prepare.inputs import Prompt, Prompts, read_file
 from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.prepare.repeat import graph_yaml, run_document, to_yaml
+from specsot.engine.record.metrics import Meter
 from specsot.engine.run.api import tie
 from specsot.engine.run.contexts import contexts, next_logits
 from specsot.engine.run.runner import Status
@@ -54,11 +56,11 @@ def found() -> Comparison:
 
 def again(found: Comparison) -> Comparison:
     """The same answers judged once more, as they are now."""
-    return judge(Status.OK, found.sides, found.asked)
+    return judge(Status.OK, found.sides, found.prompts)
 
 
 def branch_of(found: Comparison, prompt: int, side: int, index: int) -> Branch:
-    request = found.asked[prompt].ran[side].request
+    request = found.prompts[prompt].runs["ABCD"[side]].request
     branch = request.root if index < 0 else request.branches[index]
     assert branch is not None
     return branch
@@ -68,12 +70,13 @@ def verdict_of(
     found: Comparison, prompt: int, pair: tuple[str, str], branch: str
 ) -> BranchComparison:
     """What became of one branch on two sides, given by their letters."""
-    (held,) = [
-        h
-        for h in found.held
-        if h.asked is found.asked[prompt] and (h.pair.reference.letter, h.pair.other.letter) == pair
+    (result,) = [
+        one
+        for one in found.results
+        if one.prompt is found.prompts[prompt]
+        and (one.pair.reference.letter, one.pair.other.letter) == pair
     ]
-    return next(v for v in held.verdicts if v.branch == branch)
+    return next(one for one in result.branches if one.branch == branch)
 
 
 # -- equal --------------------------------------------------------------------------------------
@@ -85,9 +88,9 @@ def test_graphs_that_promise_the_same_tokens_give_them(found: Comparison) -> Non
     assert compared == [("bim_plain", "bim_eagle"), ("autoregressive", "eagle")]
     for pair in found.pairs:
         if not pair.why_not:
-            number = counts(found.of(pair))
+            number = counts(found.branches(pair))
             assert number["equal"] == number["branches"] > 0 and number["equal_tokens"] > 0
-    assert {v.branch for v in found.of(found.pairs[0])} >= {"outline", "1", "2", "3"}
+    assert {v.branch for v in found.branches(found.pairs[0])} >= {"outline", "1", "2", "3"}
 
 
 def test_graphs_of_different_contexts_are_named_and_not_compared(found: Comparison) -> None:
@@ -103,15 +106,15 @@ def test_models_are_loaded_once(found: Comparison) -> None:
 
 
 def test_contexts_are_those_that_the_lossless_tests_put_together(found: Comparison) -> None:
-    for asked in found.asked:
-        for side, ran in zip(found.sides, asked.ran, strict=True):
-            book = side.session.prompts
+    for prompt in found.prompts:
+        for side in found.sides:
+            request, book = prompt.runs[side.letter].request, side.session.prompts
             plain = side.job.program.graph.skeleton is None
-            assert list(contexts(ran.request, book)) == contexts_by_hand(ran.request, book, plain)
+            assert list(contexts(request, book)) == contexts_by_hand(request, book, plain)
 
 
 def test_the_target_by_itself_says_the_next_token(found: Comparison) -> None:
-    side, request = found.sides[1], found.asked[0].ran[1].request
+    side, request = found.sides[1], found.prompts[0].runs["B"].request
     for branch, context in contexts(request, side.session.prompts):
         if branch.matcher is None:
             known = [*context, *branch.tokens[:4]]
@@ -122,30 +125,33 @@ def test_the_target_by_itself_says_the_next_token(found: Comparison) -> None:
 
 
 def test_totals_are_sums_and_peaks_the_largest(found: Comparison) -> None:
-    costs = found.costs(found.sides[1])
-    whole = total(costs)
-    assert whole.tokens == sum(c.tokens for c in costs) > 0
-    assert whole.tau_step == pytest.approx(
-        sum(c.committed for c in costs) / sum(c.branch_rounds for c in costs)
+    costs = [prompt.runs["B"].cost for prompt in found.prompts]
+    whole, meters = found.total(found.sides[1]), [cost.meter for cost in costs]
+    assert whole.meter.tokens == sum(m.tokens for m in meters) > 0
+    assert whole.meter.tau_step == pytest.approx(
+        sum(m.steps.committed for m in meters) / sum(m.steps.branch_rounds for m in meters)
     )
     assert whole.target.peak_bytes == max(c.target.peak_bytes for c in costs)
-    assert whole.milliseconds["verify"] == pytest.approx(
-        sum(c.milliseconds["verify"] for c in costs)
+    assert whole.meter.milliseconds["verify"] == pytest.approx(
+        sum(m.milliseconds["verify"] for m in meters)
     )
-    assert whole.drafter is not None and total(found.costs(found.sides[0])).drafter is None
+    assert whole.meter.visits["verify"] == sum(m.visits["verify"] for m in meters)
+    assert whole.drafter is not None and found.total(found.sides[0]).drafter is None
 
 
 def test_figures_of_a_prompt_are_those_of_a_run_of_its_own(found: Comparison) -> None:
-    cost, request = found.asked[1].ran[3].cost, found.asked[1].ran[3].request
-    assert cost.tokens == sum(len(branch.tokens) for branch in request.all_branches())
-    assert cost.visits["prefill"] == 1 and cost.target_forwards == cost.visits["verify"] + 1
-    assert cost.tau_step > 1 and cost.padding_waste == cost.padding / cost.rows
+    run = found.prompts[1].runs["D"]
+    meter = run.cost.meter
+    assert meter.tokens == sum(len(branch.tokens) for branch in run.request.all_branches())
+    assert meter.visits["prefill"] == 1 and meter.forwards == meter.visits["verify"] + 1
+    assert meter.tau_step > 1 and meter.padding_waste == meter.padding / meter.rows
 
 
 def test_padding_is_the_share_of_query_rows(found: Comparison) -> None:
-    cost = replace(found.asked[0].ran[0].cost, rows=200, padding=50)
-    assert cost.document()["padding_waste"] == 0.25
-    assert total([cost, replace(cost, padding=0)]).padding_waste == 0.125
+    cost = found.prompts[0].runs["A"].cost
+    padded, plain = (replace(cost, meter=Meter(rows=200, padding=n)) for n in (50, 0))
+    assert padded.document()["padding_waste"] == 0.25
+    assert total([padded, plain]).meter.padding_waste == 0.125
 
 
 def test_the_document_has_every_figure_per_prompt_and_in_total(found: Comparison) -> None:
@@ -211,7 +217,7 @@ def test_branches_behind_another_outline_are_not_blamed(
     monkeypatch.setattr(root, "tokens", [*root.tokens[:5], 17, *root.tokens[6:]])
     judged = again(found)
     assert judged.failures == 1 and judged.code == Code.UNEQUAL
-    number = counts(judged.of(judged.pairs[0]))
+    number = counts(judged.branches(judged.pairs[0]))
     assert number["different"] == 1 and number["follows"] >= 3
     assert verdict_of(judged, 0, ("A", "B"), "1").result is BranchAnswer.FOLLOWS
 
@@ -224,7 +230,7 @@ def test_a_near_tie_is_counted_and_no_failure(
     monkeypatch.setattr(compare_equal, "TIE", 1e9)
     judged = again(found)
     assert judged.code == Code.OK and len(judged.differences) == 1
-    assert counts(judged.of(judged.pairs[2]))["tie"] == 1
+    assert counts(judged.branches(judged.pairs[2]))["tie"] == 1
     assert "1 by a numeric tie" in render(judged, StringIO(), {})
 
 
@@ -246,7 +252,7 @@ def test_an_answer_that_stops_early_differs_at_its_end(
 def test_other_prompts_behind_equal_outlines_are_a_difference(
     found: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = found.asked[0].ran[3].request
+    request = found.prompts[0].runs["D"].request
     monkeypatch.setattr(request, "prefix", [5, *request.prefix])
     judged = again(found)
     assert judged.code == Code.UNEQUAL
@@ -294,8 +300,8 @@ def test_other_settings_promise_nothing(
 
 def test_half_precision_is_compared_and_promises_nothing(found: Comparison) -> None:
     def half(side: Side) -> Side:
-        config = side.job.config.model_copy(update={"dtype": "bfloat16"})
-        return replace(side, job=replace(side.job, config=config))
+        options = replace(side.job.options, dtype="bfloat16")
+        return replace(side, job=replace(side.job, options=options))
 
     one, two, three = half(found.sides[0]), half(found.sides[1]), found.sides[0]
     pairs = pairs_of([one, two, three])
@@ -382,6 +388,65 @@ def test_wrong_inputs_have_the_codes_of_run(
     assert says in err and not out
 
 
+@pytest.mark.parametrize(
+    "text, graph, sets",
+    [
+        ("bim_eagle", "bim_eagle", ()),
+        ("bim_eagle@drafter.nodes=8", "bim_eagle", ("drafter.nodes=8",)),
+        ("graphs/eagle.yaml@a=1,b=2", "graphs/eagle.yaml", ("a=1", "b=2")),
+        ("eagle@a=[1,2],b={c: [3,4], d: 5},e=x", "eagle", ("a=[1,2]", "b={c: [3,4], d: 5}", "e=x")),
+        ("eagle@skeleton.template=me@home", "eagle", ("skeleton.template=me@home",)),
+        ("my@own.yaml", "my@own.yaml", ()),
+        ("my@own.yaml@a=1", "my@own.yaml", ("a=1",)),
+        ("nothing@a=1", "nothing", ("a=1",)),
+    ],
+)
+def test_a_side_is_a_graph_with_settings(
+    text: str, graph: str, sets: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my@own.yaml").write_text("")
+    assert read_side(text) == (graph, sets)
+
+
+def test_sides_of_one_graph_are_told_apart(
+    options: RunOptions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = ("bim_eagle", "bim_eagle@layout.kind=batching,drafter.nodes=4")
+    more = replace(options, sets=("layout.max_active=2",))
+    assert compare_command(sides, replace(more, as_json=True)) == Code.OK
+    graphs = json.loads(capsys.readouterr().out)["graphs"]
+    assert [graphs[letter]["layout"] for letter in "AB"] == ["bim", "batching"]
+    assert graphs["A"]["sets"] == ["layout.max_active=2"]
+    assert graphs["B"]["sets"] == [*graphs["A"]["sets"], "layout.kind=batching", "drafter.nodes=4"]
+    few = replace(more, sets=("limits.max_rounds=3",))
+    assert compare_command(sides, few) == Code.FAILED
+    out, err = capsys.readouterr()
+    table = out[: out.index("Per prompt")]
+    assert "settings" in table and "layout.kind=batch" in table and "drafter.nodes=4" in table
+    assert "A bim_eagle: request 1 stopped" in err
+    assert "B bim_eagle@layout.kind=batching,drafter.nodes=4: request 1 stopped" in err
+
+
+@pytest.mark.parametrize(
+    "side, code, says",
+    [
+        ("bim_eagle@drafter.nods=3", Code.GRAPH, "bim_eagle@drafter.nods=3: drafter.nods: unknown"),
+        ("bim_eagle@batching", Code.GRAPH, "bim_eagle@batching: option: write path=value"),
+        ("bim_eagle@", Code.GRAPH, "bim_eagle@: option: write path=value"),
+        ("bim_eagel@drafter.nodes=3", Code.GRAPH, "bim_eagel@drafter.nodes=3: bim_eagel: file: no"),
+        ("bim_plain@drafter.kind=dflash", Code.USAGE, "bim_plain@drafter.kind=dflash: graph 'bim_"),
+        ("autoregressive@seed=1", Code.GRAPH, "autoregressive@seed=1: seed: unknown key 'seed'"),
+    ],
+)
+def test_what_is_wrong_with_a_side_names_it(
+    options: RunOptions, capsys: pytest.CaptureFixture[str], side: str, code: Code, says: str
+) -> None:
+    assert compare_command(("bim_plain", side), replace(options, drafter_model=None)) == code
+    out, err = capsys.readouterr()
+    assert err.startswith(f"specsot: {says}") and not out
+
+
 def test_refused_answers_and_reached_limits_are_failures(
     options: RunOptions, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -425,10 +490,10 @@ def test_ctrl_c_keeps_what_every_graph_has_answered(
 def test_a_run_file_is_a_graph_too(options: RunOptions, tmp_path: Path) -> None:
     job = prepare(replace(options, graph="bim_plain", outline=None))
     graph = open_graph("bim_plain").graph
-    made = run_document("bim_plain", graph, job.config, (Prompt("1", "Old?"),), None)
+    made = run_document(job.options, graph, (Prompt("1", "Old?"),), None)
     (tmp_path / "run.yaml").write_text(to_yaml(made))
     again = prepare(RunOptions(graph="run.yaml"), prompts=PROMPTS)
-    assert again.prompts == PROMPTS.items and again.config.model == options.model
+    assert again.prompts == PROMPTS.items and again.options.model == options.model
 
 
 def test_the_packaged_prompts_are_ten() -> None:

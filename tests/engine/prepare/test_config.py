@@ -1,19 +1,28 @@
 """specsot.yaml: packaged defaults, the working directory's own, options."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specsot.engine.prepare.config import RunConfig, read_config
+from specsot.engine.errors import UsageError
+from specsot.engine.prepare import config as module
 from specsot.engine.prepare.files import graph_names
+from specsot.engine.prepare.options import SETTINGS, RunOptions
 from specsot.states.graph.source import GraphError
 
 
-def wrong(folder: Path, text: str, **options: Any) -> list[str]:
+def read_config(folder: Path, **given: Any) -> RunOptions:
+    return module.read_config(folder, RunOptions(**given))
+
+
+def wrong(
+    folder: Path, text: str, error: type[ValueError] = GraphError, **options: Any
+) -> list[str]:
     (folder / "specsot.yaml").write_text(text)
-    with pytest.raises(GraphError) as caught:
-        read_config(folder, options)
+    with pytest.raises(error) as caught:
+        read_config(folder, **options)
     return [line.removeprefix(f"{folder}/") for line in str(caught.value).split("\n")]
 
 
@@ -30,7 +39,7 @@ def test_the_working_directory_wins_key_by_key(tmp_path: Path) -> None:
     (tmp_path / "specsot.yaml").write_text("seed: 7\nthreads: 2\n")
     config = read_config(tmp_path)
     assert (config.seed, config.threads) == (7, 2)
-    assert config == read_config(Path("/")).model_copy(update={"seed": 7, "threads": 2})
+    assert config == replace(read_config(Path("/")), seed=7, threads=2)
 
 
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
@@ -41,8 +50,9 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
 
 def test_options_win_over_both_unless_not_given(tmp_path: Path) -> None:
     (tmp_path / "specsot.yaml").write_text("seed: 7\ngraph: eagle\n")
-    config = read_config(tmp_path, {"seed": 9, "graph": None, "max_new_tokens": 5})
+    config = read_config(tmp_path, seed=9, graph=None, max_new_tokens=5, prompt="mine")
     assert (config.seed, config.graph, config.max_new_tokens) == (9, "eagle", 5)
+    assert config.prompt == "mine" and read_config(tmp_path).prompt != "mine"
 
 
 def test_null_means_that_somebody_else_decides(tmp_path: Path) -> None:
@@ -79,12 +89,12 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
 
 
 def test_a_wrong_option_is_named(tmp_path: Path) -> None:
-    message = wrong(tmp_path, "", dtype="float33", max_new_tokens=0)
+    message = wrong(tmp_path, "", UsageError, dtype="float33", max_new_tokens=0)
     assert message == [
-        "--dtype float33: dtype: must be 'float32', 'float64', 'bfloat16' or 'float16', "
-        "not 'float33'",
-        "--max-new-tokens 0: max_new_tokens: must be at least 1, not 0",
+        "--dtype float33: must be 'float32', 'float64', 'bfloat16' or 'float16', not 'float33'",
+        "--max-new-tokens 0: must be at least 1, not 0",
     ]
+    assert len(wrong(tmp_path, "seed: -1", dtype="float33")) == 2, "the file is wrong as well"
 
 
 def test_a_folder_of_that_name_is_an_error(tmp_path: Path) -> None:
@@ -93,8 +103,7 @@ def test_a_folder_of_that_name_is_an_error(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-def test_the_configuration_cannot_be_changed(tmp_path: Path) -> None:
-    config: Any = read_config(tmp_path)
-    with pytest.raises(ValueError, match="frozen"):
-        config.seed = 5
-    assert isinstance(config, RunConfig)
+def test_every_key_is_an_option_and_nothing_else_is_a_key(tmp_path: Path) -> None:
+    assert all(getattr(RunOptions(), name) is None for name in SETTINGS)
+    for name in ("outline", "sets", "quiet", "argv"):
+        assert f"unknown key '{name}'" in wrong(tmp_path, f"{name}: x")[0]

@@ -113,7 +113,7 @@ def test_documents_of_the_command_line_stand_before_each_prompts_own(tmp_path: P
 def test_a_run_file_keeps_documents(tmp_path: Path) -> None:
     job = prepare(RunOptions(graph="bim_plain", prompt="Why?"), tmp_path)
     prompts = (Prompt("a", "Why?", 5, documents=(BEES, RAIN)), Prompt("b", "Who?"))
-    document = run_document("bim_plain", job.program.graph, job.config, prompts, None)
+    document = run_document(job.options, job.program.graph, prompts, None)
     source = Source(to_yaml(document), "run.yaml")
     assert is_run_file(source) and prompts_of(read_run(source), source) == prompts
     assert "documents" not in yaml.safe_load(to_yaml(document))["prompts"][1]
@@ -123,7 +123,7 @@ def test_a_run_file_keeps_documents(tmp_path: Path) -> None:
 def test_many_characters_of_documents_need_a_file_of_their_own(tmp_path: Path) -> None:
     job = prepare(RunOptions(graph="bim_plain", prompt="Why?"), tmp_path)
     long = (Prompt("a", "Why?", documents=(Document("x", "y" * 70_000),)),)
-    document = run_document("bim_plain", job.program.graph, job.config, long, None)
+    document = run_document(job.options, job.program.graph, long, None)
     assert too_long(document)
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps(document["prompts"][0]))

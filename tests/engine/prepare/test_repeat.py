@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from specsot.engine.prepare.config import read_config
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.prepare.options import RunOptions
 from specsot.engine.prepare.repeat import (
     Provenance,
     canonical,
@@ -25,11 +26,11 @@ from specsot.states.text.outline import Outline, parse_outline, render_outline
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1)
 PROGRAM = open_graph("bim_eagle")
-CONFIG = read_config(Path("nowhere"))
+OPTIONS = read_config(Path("nowhere"), RunOptions())
 
 
 def written(prompts: tuple[Prompt, ...], outline: Outline | None = None) -> Source:
-    document = run_document("bim_eagle", PROGRAM.graph, CONFIG, prompts, outline)
+    document = run_document(OPTIONS, PROGRAM.graph, prompts, outline)
     return Source(to_yaml(document), "run.yaml")
 
 
@@ -54,7 +55,7 @@ def test_the_graph_survives_and_keeps_its_positions() -> None:
     program = load_program(inner, op_table())
     assert canonical(program.graph) == canonical(PROGRAM.graph)
     line = int(program.steps["verify"][0].at.split(":")[1])
-    text = to_yaml(run_document("g", PROGRAM.graph, CONFIG, (Prompt("1", "?"),), None))
+    text = to_yaml(run_document(OPTIONS, PROGRAM.graph, (Prompt("1", "?"),), None))
     assert "branch.tree_" in text.split("\n")[line - 1]
 
 
@@ -63,7 +64,7 @@ def test_a_run_holds_the_whole_graph_and_needs_no_base(tmp_path: Path) -> None:
     base.write_text("extends: bim_eagle\nlimits: {max_new_tokens: 9}\n")
     own.write_text("extends: base.yaml\nattention: dense\n")
     graph = open_graph(str(own)).graph
-    text = to_yaml(run_document(str(own), graph, CONFIG, (Prompt("1", "?"),), None))
+    text = to_yaml(run_document(OPTIONS, graph, (Prompt("1", "?"),), None))
     base.unlink()
     own.unlink()
     again = load_program(graph_source(Source(text, "run.yaml")), op_table()).graph

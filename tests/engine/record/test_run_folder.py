@@ -1,6 +1,7 @@
 """Folders of runs: names, atomic files, the link to the latest."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def test_files_appear_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_trace_grows_line_by_line(tmp_path: Path) -> None:
-    with RunFolder.create(tmp_path, "g") as folder:
+    with closing(RunFolder.create(tmp_path, "g")) as folder:
         folder.trace({"kind": "move", "to": "a\nb"})
         folder.trace({"kind": "op"})
     lines = (folder.path / "trace.jsonl").read_text().splitlines()

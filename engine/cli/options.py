@@ -1,0 +1,61 @@
+"""From the fields of `RunOptions` to the parameters of commands, as typer reads them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..prepare.options import OPTIONS, OptionText, RunOptions, flag_of
+
+FIELDS = {field.name: field for field in fields(RunOptions)}
+LISTS = {Sequence[str]: list[str], Sequence[Path]: list[Path]}  # as typer wants them
+
+
+def option(name: str, text: OptionText | None = None) -> Any:
+    """What typer needs to know of an option; text: instead of its own."""
+    text = text or OPTIONS[name]
+    variable = name.upper() if text.argument else flag_of(name)[2:].replace("-", "_").upper()
+    known: Any = {"help": text.help, "metavar": text.metavar}
+    known["envvar"] = f"SPECSOT_{variable}" if text.mirrored else None
+    if text.argument:
+        return typer.Argument(show_default=False, **known)
+    return typer.Option(*text.flags or (flag_of(name),), **known)
+
+
+Json = Annotated[bool, option("as_json")]
+Sets = Annotated[list[str] | None, option("sets")]
+
+
+def takes(*names: str, **texts: OptionText) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command take these options of a run; it is called with them before its own parameters.
+
+    texts: options that mean something of its own to this command.
+    """
+    offered = texts | {name: OPTIONS[name] for name in names}
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def command(**values: Any) -> None:
+            given = {name: values.pop(name) for name in offered}
+            options = RunOptions(**{k: value for k, value in given.items() if value is not None})
+            function(options, **values)
+
+        own = list(signature(function).parameters.values())[1:]
+        parameters = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own]
+        parameters += [_parameter(name, text) for name, text in offered.items()]
+        command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _parameter(name: str, text: OptionText) -> Parameter:
+    """None where the option is not given; a default that is worth showing stands here too."""
+    kind: Any = FIELDS[name].type
+    kind = Annotated[LISTS.get(kind, kind) | None, option(name, text)]
+    default = FIELDS[name].default or None
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
