@@ -147,28 +147,33 @@ class Odd:
 
 
 def best(*rows: Sequence[int]) -> GrammarRows:
-    """The best ids of each row; id 77 is the best of all that are not among them."""
+    """The best ids of each row; of all others 71 is the best in the first row, 73 in the next."""
     scores_GV = torch.zeros(len(rows), VOCABULARY)
-    scores_GV[:, 77] = 1.0
+    for row in range(len(rows)):
+        scores_GV[row, 71 + 2 * row] = 1.0
     return GrammarRows(torch.tensor(list(rows)), scores_GV)
 
 
 def test_under_a_grammar_the_best_legal_token_is_taken_at_every_node() -> None:
     """Whatever the target alone would have drawn; a whole row is looked at only if it must be."""
     made = manager(drafter="ngram")
-    free = running(made, request("b"))[0]
-    one = request(outline_budget=9, new_matcher=Odd)
-    made.submit(one)
-    commit_(made, made.open_requests_(), [0], bound=best([4, 33]))
-    root = one.root
-    assert root is not None and root.tokens == [33]
-    offer = proposal(chain(60, 61), chain(51, 53))
+    free = running(made, request("a"))[0]
+    some = [request(key, outline_budget=9, new_matcher=Odd) for key in "bc"]
+    for one in some:
+        made.submit(one)
+    commit_(made, made.open_requests_(), [0, 0], bound=best([4, 33], [6, 8]))
+    first, second = (one.root for one in some)
+    assert first is not None and second is not None
+    assert (first.tokens, second.tokens) == ([33], [73])
+    offer = proposal(chain(60, 61), chain(51, 53), chain(51, 53))
     batch = made.tree_rows_(offer)
-    bound = best([4, 51], [6, 8], [1, 3])
-    outcome = accepted(batch, offer, [[1], []], [90, 90], bound=bound)
-    commit_(made, batch, outcome=outcome)
+    bound = best([4, 51], [6, 8], [1, 3], [55, 51], [1, 3], [1, 3])
+    commit_(made, batch, outcome=accepted(batch, offer, [[1], [], []], [90] * 3, bound=bound))
     assert free.tokens == [20, 60, 90]
-    assert root.tokens == [33, 51, 77] and root.matcher.tokens == root.tokens  # type: ignore[union-attr]
+    assert first.tokens == [33, 51, 73], "the draft is legal, and behind it only the second row"
+    assert second.tokens == [73, 55], "the best legal token was not drafted"
+    for root in (first, second):
+        assert root.matcher.tokens == root.tokens  # type: ignore[union-attr]
 
 
 @LAYOUTS

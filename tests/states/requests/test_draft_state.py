@@ -123,13 +123,13 @@ def test_eagle_takes_a_path_in_up_to_the_next_root() -> None:
 
 
 def test_eagle_keeps_the_last_feature_of_an_outline_that_ended() -> None:
-    """What follows its last token is not known yet: whoever goes on there pairs it."""
+    """Its last token has no row; whoever goes on there pairs the feature before it."""
     root = branch_of(-1)
     state = started(PairState, root)
     state.inbox.clear()
     after_path(root, (21,), 22).end(Finish.LENGTH)
-    state.path(root, rows(0, 1, 2), features(60, 61, 62))
-    assert queued(state) == [(OWNER, 5, [21, 22], [60, 61])]
+    state.path(root, rows(0, 2), features(60, 61, 62))
+    assert queued(state) == [(OWNER, 5, [21], [60])]
     state.promote(root)
     assert isinstance(state, PairState)
     assert OWNER not in state.last and state.last[PREFIX][0] == 62

@@ -175,6 +175,14 @@ def test_a_round_of_trees_alone_opens_nobody() -> None:
     assert (batch.newcomers, batch.opened, batch.spans) == ((), (), ())
 
 
+def test_a_prompt_alone_runs_nobody_else() -> None:
+    made = manager()
+    running(made, request("a"))
+    made.submit(request("b"))
+    batch = made.open_requests_()
+    assert batch.ran == () and [branch.name for branch in batch.everyone] == ["b/1"]
+
+
 def test_trees_that_a_grammar_restricts_are_named() -> None:
     made = manager(drafter="ngram")
     first, second = running(made, request("a"), request("b"))
