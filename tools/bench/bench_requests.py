@@ -1,6 +1,6 @@
 """Many requests at once: what a token costs beside strangers, under ``bim`` and ``batching``.
 
-    python tools/bench/bench_requests.py --threads 1
+    python -m tools.bench.bench_requests --threads 1
 
 Prompts of as many random tokens, all submitted at the start, decoded without a drafter. Tokens per
 second count the whole run, prefill included; seconds are those of the processor, so that a busy
