@@ -28,7 +28,11 @@ def build(rows: Rows, kv: KVCache, *, attention: str = "auto") -> AttentionMetad
     """Which rows attend to which slots: groups of rows, each with its own part of the pool."""
     readable = kv.committed.copy()
     readable[rows.prompt_slots] = True
-    groups = stacks(kv, rows.members, attention, even=rows.blend is not None)
+    parts = [rows.members]
+    if rows.forest is not None and attention != "dense":  # its rows are the first member's
+        parts = [rows.members[:1], rows.members[1:]]
+    even = rows.blend is not None
+    groups = [stack for part in parts if part for stack in stacks(kv, part, attention, even=even)]
     return AttentionMetadata(tuple(_group(rows, kv, stack, readable) for stack in groups))
 
 

@@ -12,7 +12,7 @@ from ..text.outline import Point
 from ..text.prompt_tokens import PromptTokens
 from ..text.retriever import DocumentSearch
 
-SEARCH = "DocumentSearch"  # the tool of an outline's part that is to be answered from what is found
+SEARCH = "Search"  # the tool of an outline's part that is to be answered from what is found
 
 
 class Writer(Protocol):

@@ -26,8 +26,8 @@ from helpers.support import (
     tokens_of,
 )
 
-from specsot.ops.kv.slots import FREE, PoolFullError
 from specsot.ops.kv.pool import KVCache
+from specsot.ops.kv.slots import FREE, PoolFullError
 from specsot.states.requests.admission import request_slots
 from specsot.states.requests.branch import Finish
 from specsot.states.text.outline import Outline, Point

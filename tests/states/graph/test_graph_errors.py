@@ -138,7 +138,7 @@ MISTAKES = [
     ("{" + f"from: {FOUR},\n     to: merge, when: all_finished" + "}", "¦{" + f"from: {FOUR}" + "}",
      "transitions.1: the key 'to' is missing"),
     # values on every path
-    ("[request.admit_, mask.build,", "[request.admit_,", "reads 'visible', unset on some path he"),
+    ("[request.admit_, mask.build,", "[request.admit_,", "reads 'attention', unset on some path"),
     ("ops: [answer.merge]", "ops: [answer.merge, ¦mask.build]", "reads 'rows', unset on some path"),
 ]  # fmt: skip
 
