@@ -250,7 +250,7 @@ class KVCache:
         assert not self.committed[~used].any(), "a free slot is committed"
         assert self.current_length == used.sum(), "slots in use are counted wrongly"
         for root in np.unique(self.root[used]) if self.rows == 1 else ():
-            region, mine = self.regions[int(root)], np.flatnonzero(self.root == root)
+            region, mine = self.regions[int(root)], np.flatnonzero(used & (self.root == root))
             assert region.low <= mine[0] and mine[-1] < region.high, f"slots outside region {root}"
         for row in range(self.rows):
             part = slice(row * self.capacity, (row + 1) * self.capacity)

@@ -104,14 +104,14 @@ def check_beams(run: Run) -> None:
     """The pool holds the prompts and the rows that live beams need; nothing else, nothing less."""
     book, pool = run.board["branches"], run.board["kv"]
     pool.check_integrity()
-    assert set(book.searches) == {b.owner for b in book.active}
+    assert set(book.beams.searches) == {b.owner for b in book.active}
     if run.state not in ("select_beams", "merge", "done"):
         return
     rows: dict[int, int] = {}
     for branch in book.active:
-        search = book.searches[branch.owner]
+        search = book.beams.searches[branch.owner]
         width, length = search.tokens_Wn.shape
-        assert width == len(search.kept) == book.beam.num_beams
+        assert width == len(search.kept) == book.beams.width
         assert search.owners_Wm.shape == (width, length - 1)
         rows |= dict.fromkeys(np.unique(search.owners_Wm).tolist(), 1)
         rows[branch.owner] = branch.length

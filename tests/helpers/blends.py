@@ -14,10 +14,11 @@ from torch import Tensor
 from specsot.models import layers
 from specsot.models.decoder import Decoder
 from specsot.models.load.weights import load_target
+from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.blend.blend import Blend, BlendRows, ChunkKV, RowRole
 from specsot.ops.blend.layer_plan import BlendSettings, compile_layer_plan, decode_plan
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.types import LayerPlan, TargetOutput, Visibility
+from specsot.ops.types import LayerPlan, TargetOutput
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cacheblend"
 LIMIT = {torch.float64: 1e-9, torch.float32: 5e-5}
@@ -139,7 +140,7 @@ class Sequence:
         generator = torch.Generator().manual_seed(self.seed)
         self.slots = torch.randperm(capacity, generator=generator)
 
-    def visible(self, first: int, last: int) -> Visibility:
+    def visible(self, first: int, last: int) -> AttentionMetadata:
         """What rows first .. last - 1 see of rows 0 .. last - 1."""
         positions = torch.full((1, self.kv.capacity), 10**6)
         allow = torch.zeros(1, last - first, self.kv.capacity, dtype=torch.bool)
@@ -150,7 +151,7 @@ class Sequence:
         if self.allow is not None:
             seen = self.allow[first:last, :last]
         allow[0, :, self.slots[:last]] = seen
-        return Visibility(allow, positions)
+        return AttentionMetadata.dense(allow, positions)
 
     def forward(
         self,

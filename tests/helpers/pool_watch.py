@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from helpers.support import Graphs, Tiny, drive, outline_of
 from specsot.engine.run.session import Session
 from specsot.ops.kv.pool import KVCache
+from specsot.ops.kv.slots import FREE, Region
 from specsot.states.machine import Run
 
 # Reads of a pool whose results are no copies of its rows: attention, and its matrix products.
@@ -91,4 +92,7 @@ def permute_(pool: KVCache, seed: int) -> None:
     order = np.concatenate([first + draw.permutation(pool.capacity) for first in firsts])
     pool.data[:, :, :, : pool.slots] = pool.data[:, :, :, order]
     pool.owner, pool.position = pool.owner[order], pool.position[order]
-    pool.committed = pool.committed[order]
+    pool.committed, pool.root = pool.committed[order], pool.root[order]
+    for root in np.unique(pool.root[pool.owner != FREE]).tolist() if pool.rows == 1 else ():
+        slots = np.flatnonzero(pool.root == root)
+        pool.regions[root] = Region(low=int(slots[0]), high=int(slots[-1]) + 1)

@@ -326,11 +326,11 @@ def _check_draft_rows(run: Run) -> None:
             alive.add(request.root.owner)
         alive |= {b.owner for b in request.branches if b.stage is Stage.RUNNING}
     assert set(pool.owner[pool.owner >= 0].tolist()) <= alive, "rows of a finished branch"
-    assert {s.owner for s in book.inbox} <= alive, "queued rows of a finished branch"
+    assert {s.owner for s in book.draft.inbox} <= alive, "queued rows of a finished branch"
     if run.state == "expand_root":
         for branch in book.active:
             held = _positions(run, pool, branch)
-            rows = branch.length + (book.rules.drafter.takes == "text")  # it has read the root too
+            rows = branch.length + (book.limits.drafter.takes == "text")  # it has read the root too
             assert held == list(range(rows)), f"{branch.name} drafts from {held}"
 
 

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from specsot.models.collect import collect
 from specsot.models.decoder import Decoder
+from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.blend.blend import Blend, BlendRows, ChunkKV, RowRole, join
 from specsot.ops.blend.layer_plan import BlendSettings, compile_layer_plan
-from specsot.ops.types import TargetOutput, Visibility
+from specsot.ops.types import TargetOutput
 
 RATIOS = (0.0, 0.25, 1.0)
 
@@ -131,7 +132,7 @@ class Side:
         self.kv = pool(self.branches.model, self.capacity, 1 + 2)
         self.done = 0
 
-    def visible(self, last: int) -> tuple[Tensor, Tensor, Visibility]:
+    def visible(self, last: int) -> tuple[Tensor, Tensor, AttentionMetadata]:
         """Flat rows and slots of the rows from `done` on, and what they see."""
         new = [index[self.done : last] for index in self.index]
         width = max(len(rows) for rows in new)
@@ -146,7 +147,8 @@ class Side:
             seen = self.index[row][:end]
             mask_BQK[row, width - len(rows) :, :end] = self.branches["allow"][rows][:, seen]
             position_BK[row, :end] = self.branches["pos"][seen]
-        return index_BQ, slots_BQ, Visibility(mask_BQK, position_BK, first_row=1)
+        rows = (self.capacity, self.capacity)  # the pool's row 0 is another branch's
+        return index_BQ, slots_BQ, AttentionMetadata.dense(mask_BQK, position_BK, *rows)
 
     def start(self, row: int) -> int:
         """The first slot of a tensor row; the pool's row 0 is another branch's."""

@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM
 from specsot.models.config import ModelError
 from specsot.models.load.weights import load_target
 from specsot.ops.attention.backends import plain
+from specsot.ops.attention.metadata import AttentionGroup, AttentionMetadata
+from specsot.ops.kv.slots import SlotRun
 from specsot.ops.types import LayerStatus
 
 LENGTH = 24
@@ -107,7 +109,7 @@ def ask(run: Pooled, **changes: Any) -> Any:
         "tokens_BQ": IDS[None],
         "positions_BQ": positions,
         "slots_BQ": positions,
-        "visible": causal(8),
+        "attention": causal(8),
         "kv": run.kv,
         "plan": run.model.full_plan,
         "logit_rows_R": torch.tensor([7, 2]),
@@ -132,9 +134,9 @@ def test_taps_are_joined_in_increasing_order(small: Pooled) -> None:
 def test_a_window_counts_true_positions_not_slots(small: Pooled) -> None:
     """The same rows 100 positions later give the same logits: RoPE and window are relative."""
     before = ask(small).logits_RV
-    visible = causal(8)
     positions = torch.arange(100, 108)[None]
-    late = ask(small, positions_BQ=positions, visible=type(visible)(visible.mask_BQK, positions))
+    attention = AttentionMetadata.dense(causal(8).mask_BQK, positions)
+    late = ask(small, positions_BQ=positions, attention=attention)
     close(late.logits_RV, before, 1e-4)
 
 
@@ -147,10 +149,47 @@ def test_two_branches_in_one_forward_do_not_see_each_other(small: Pooled) -> Non
         tokens_BQ=torch.cat((IDS, IDS.flip(0)))[None],
         positions_BQ=positions,
         slots_BQ=torch.arange(16)[None],
-        visible=type(causal(8))(both, positions),
+        attention=AttentionMetadata.dense(both, positions),
         logit_rows_R=torch.tensor([7, 2, 15, 10]),
     )
     close(out.logits_RV, torch.cat((apart[0], apart[1].logits_RV)), 1e-4)
+
+
+def groups_of(positions_Q: Tensor, *parts: tuple[Any, list[list[int]]]) -> AttentionMetadata:
+    """Causal groups: slots, a run for each sequence or a list, and the rows of the sequences."""
+    groups = []
+    for keys, rows in parts:
+        slots_GK = keys[None] if isinstance(keys, Tensor) else torch.from_numpy(keys.slots_GK)
+        places_GK, rows_Gq = positions_Q[slots_GK.long()], torch.tensor(rows)
+        mask_GqK = places_GK[:, None] <= positions_Q[rows_Gq][..., None]
+        groups.append(AttentionGroup(rows_Gq, keys, mask_GqK, places_GK, rows_Gq.numpy()))
+    return AttentionMetadata(tuple(groups))
+
+
+@pytest.mark.parametrize("kind", ["side by side", "two groups", "lists of slots", "unequal"])
+def test_groups_of_rows_see_what_one_mask_says(small: Pooled, kind: str) -> None:
+    """Two sequences of eight rows; a shorter one beside a longer one repeats its last row."""
+    first, second, positions = list(range(8)), list(range(8, 16)), torch.arange(8).repeat(2)
+    if kind == "side by side":
+        parts = [(SlotRun(0, 8, 8, 2), [first, second])]
+    elif kind == "two groups":
+        parts = [(SlotRun(8, 8), [second]), (SlotRun(0, 8), [first])]
+    elif kind == "lists of slots":
+        parts = [(torch.tensor(first), [first]), (torch.tensor(second[::-1]), [second])]
+    else:
+        parts = [(SlotRun(0, 8, 8, 2), [first[:5] + [4] * 3, second])]
+    ids = torch.cat((IDS, IDS.flip(0)))
+    out = ask(
+        small,
+        tokens_BQ=ids[None],
+        positions_BQ=positions[None],
+        slots_BQ=torch.arange(16)[None],
+        attention=groups_of(positions, *parts),
+        logit_rows_R=torch.tensor([4, 2, 15, 10]),
+    )
+    one = ask(small, logit_rows_R=torch.tensor([4, 2])).logits_RV
+    other = ask(small, tokens_BQ=IDS.flip(0)[None]).logits_RV
+    close(out.logits_RV, torch.cat((one, other)), 1e-4)
 
 
 def test_statuses_that_are_not_computed_are_refused_by_name(small: Pooled) -> None:
@@ -185,19 +224,22 @@ class Copies(TorchDispatchMode):
 def test_keys_and_values_are_read_where_they_lie(small: Pooled) -> None:
     """Only attention itself reads the pool: nothing is copied or repeated for the query heads."""
     positions = torch.arange(8)[None]
-    with torch.no_grad(), Copies(small.kv.data) as copies:  # inference mode would hide its parts
-        small.model(
-            IDS[None],
-            positions,
-            positions,
-            causal(8),
-            small.kv,
-            small.model.full_plan,
-            torch.arange(8),
-            (),
-        )
-    assert len(copies.reads) == LAYERS
-    assert all("scaled_dot_product" in name for name in copies.reads)
+    halves = (SlotRun(0, 4, 4, 2), [[0, 1, 2, 3], [4, 5, 6, 7]])
+    for attention in (causal(8), groups_of(torch.arange(8) % 4, halves)):
+        # inference mode would hide its parts
+        with torch.no_grad(), Copies(small.kv.data) as copies:
+            small.model(
+                IDS[None],
+                positions % 4,
+                positions,
+                attention,
+                small.kv,
+                small.model.full_plan,
+                torch.arange(8),
+                (),
+            )
+        assert len(copies.reads) == LAYERS
+        assert all("scaled_dot_product" in name for name in copies.reads)
 
 
 def test_a_longer_sequence_than_the_angles_allow_is_refused(tmp_path: Path) -> None:

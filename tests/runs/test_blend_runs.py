@@ -46,7 +46,7 @@ def test_nothing_reused_is_the_graph_without_the_block(
     twin = session(graphs, made, TWINS[graph], *of_one_block(graph), outline=PARTS, share=share)
     other = run_all(twin, asked())
     assert tokens_of(run) == tokens_of(other) and accepted_of(run) == accepted_of(other)
-    assert not rounds.blends and not run.board["branches"].blending.library.made_sizes
+    assert not rounds.blends and not run.board["branches"].blend.library.made_sizes
 
 
 @pytest.mark.parametrize("where", ["prefix", "branches"])

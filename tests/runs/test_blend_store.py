@@ -12,10 +12,10 @@ from specsot.engine.chunks.store import ChunkStore
 from specsot.engine.record.metrics import Meter, figures
 from specsot.engine.record.trace_records import trace_record
 from specsot.models.collect import collect
+from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.blend.blend import Blend, BlendRows, ChunkKV, RowRole, join
 from specsot.ops.blend.layer_plan import compile_layer_plan
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.types import Visibility
 
 Make = Callable[..., Tiny]
 PARTS = searching(["bees rain", "rain tea", "", "tea iron rain", "bees"], deps=(4,))
@@ -39,13 +39,13 @@ def test_the_drafter_reads_cached_features_of_rows_that_are_not_computed(
     (branch,) = request.branches
     rows = {
         segment.position + i: segment.features[i]
-        for segment in run.board["branches"].inbox
+        for segment in run.board["branches"].draft.inbox
         for i in range(len(segment.tokens))
         if segment.features is not None
     }
-    assert len(branch.chunks) == 4
-    for chunk in branch.chunks:
-        kept = run.board["branches"].blending.library.find(chunk)
+    assert len(branch.prompt.chunks) == 4
+    for chunk in branch.prompt.chunks:
+        kept = run.board["branches"].blend.library.find(chunk)
         assert kept is not None and kept.features_RF is not None
         there = torch.stack([rows[chunk.at + i] for i in range(len(chunk.ids))])
         assert torch.equal(there, kept.features_RF)
@@ -62,7 +62,7 @@ def test_a_second_run_finds_everything_and_says_the_same(
     first, _ = watched(opened)
     before = {info.digest: _copies(store, info.digest) for info in store.list()}
     second, _ = watched(opened)
-    libraries = [run.board["branches"].blending.library for run in (first, second)]
+    libraries = [run.board["branches"].blend.library for run in (first, second)]
     assert libraries[0].made_sizes and not libraries[1].made_sizes and libraries[1].hits
     assert tokens_of(first) == tokens_of(second)
     after = {info.digest: _copies(store, info.digest) for info in store.list()}
@@ -82,15 +82,15 @@ def test_what_is_not_cached_is_computed_where_it_stands(made: Tiny, graphs: Grap
     none, rounds = watched(
         session(graphs, made, "blend_eagle", "blend.collect=false", chunks=store), asked(1)
     )
-    assert not rounds.blends and none.board["branches"].blending.library.missed == 4
+    assert not rounds.blends and none.board["branches"].blend.library.missed == 4
     twin = run_all(session(graphs, made, "eagle"), asked(1))
     assert tokens_of(none) == tokens_of(twin)
     watched(session(graphs, made, "blend_eagle", chunks=store), asked(1, documents=2))
     sets = ("blend.collect=false",)
     run, rounds = watched(session(graphs, made, "blend_eagle", *sets, chunks=store), asked(1))
-    library = run.board["branches"].blending.library
+    library = run.board["branches"].blend.library
     assert (library.hits, library.missed) == (2, 2)
-    sizes = [len(chunk.ids) for chunk in requests_of(run)[0].tail_chunks]
+    sizes = [len(chunk.ids) for chunk in requests_of(run)[0].tail.chunks]
     (blend,) = rounds.blends
     assert blend.reused == sum(sizes[:2]) and blend.parts == ((blend.reused, blend.suffix),)
 
@@ -107,7 +107,7 @@ def test_the_pool_holds_what_one_blended_forward_writes(
     (request,) = requests_of(run)
     branch = request.root or request.branches[0]
     ids = [*request.prefix, *branch.prompt]
-    chunks = request.prefix_chunks or request.tail_chunks
+    chunks = request.prefix.chunks or request.tail.chunks
     role_1Q, chunk_1Q = np.full((1, len(ids)), RowRole.SUFFIX, np.int32), np.full((1, len(ids)), -1)
     for number, chunk in enumerate(chunks):
         role_1Q[0, chunk.at : chunk.at + len(chunk.ids)] = RowRole.REUSED
@@ -115,13 +115,13 @@ def test_the_pool_holds_what_one_blended_forward_writes(
     none_1Q = np.zeros((1, len(ids)), np.int32)
     rows = BlendRows(role_1Q, none_1Q, none_1Q, chunk_1Q.astype(np.int32))
     target, taps = made.models.target, run.board["taps"]
-    blending = run.board["branches"].blending
+    blending = run.board["branches"].blend
     with torch.no_grad():
         kept = [collect(target, chunk.ids, None, taps) for chunk in chunks]
         blend = Blend.of(rows, join(kept), blending.settings)
         kv = KVCache(target.num_layers, target.kv_heads, target.head_dim, len(ids) + 1)
         place_1Q = torch.arange(len(ids))[None]
-        visible = Visibility(place_1Q[:, :, None] >= place_1Q[:, None], place_1Q)
+        visible = AttentionMetadata.dense(place_1Q[:, :, None] >= place_1Q[:, None], place_1Q)
         plan = compile_layer_plan(blending.settings, target.num_layers)
         last = torch.tensor([len(ids) - 1])
         target.forward(
@@ -147,7 +147,7 @@ def test_the_book_knows_which_rows_were_recomputed(
         for branch in book.active:
             wanted = {
                 branch.start + chunk.at + i
-                for chunk in branch.chunks
+                for chunk in branch.prompt.chunks
                 for i in range(len(chunk.ids))
             }
             mark = book.reused.get(branch.owner)
@@ -161,7 +161,7 @@ def test_the_book_knows_which_rows_were_recomputed(
 def test_long_documents_are_several_chunks(made: Tiny, graphs: Graphs) -> None:
     whole = run_all(session(graphs, made, "blend_eagle"), asked(1))
     cut = run_all(session(graphs, made, "blend_eagle", "blend.chunk_tokens=16"), asked(1))
-    chunks = [requests_of(run)[0].tail_chunks for run in (whole, cut)]
+    chunks = [requests_of(run)[0].tail.chunks for run in (whole, cut)]
     assert [i for c in chunks[0] for i in c.ids] == [i for c in chunks[1] for i in c.ids]
     assert len(chunks[1]) > 8 and max(len(c.ids) for c in chunks[1]) <= 16
     prompts = [requests_of(run)[0].branches[0].prompt for run in (whole, cut)]
@@ -174,7 +174,7 @@ def test_the_trace_and_the_figures_tell_what_was_reused(made: Tiny, graphs: Grap
     sets = ("blend.check_layers=[1, 3]", "blend.ratios=[0.5, 0.25]")
     run, rounds = watched(session(graphs, made, "blend_eagle", *sets), asked(1))
     blend, summary = rounds.blends[0], rounds.found[0]
-    sizes = [len(chunk.ids) for chunk in requests_of(run)[0].tail_chunks]
+    sizes = [len(chunk.ids) for chunk in requests_of(run)[0].tail.chunks]
     context, everything = sum(sizes), len(requests_of(run)[0].branches[0].prompt)
     picked = (int(0.5 * context), int(0.25 * context))
     suffix = everything - context

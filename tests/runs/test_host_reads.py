@@ -231,7 +231,7 @@ def test_cached_documents_are_blended_without_a_read(
             before = run.board["host"].reads
             run.advance()
             assert run.board["host"].reads - before == (run.state in FORWARDS), run.state
-    assert run.board["branches"].blending.library.hits > 0
+    assert run.board["branches"].blend.library.hits > 0
 
 
 @pytest.mark.parametrize("layout", ["bim", "batching"])

@@ -31,9 +31,9 @@ from helpers.support import (
 
 from specsot.engine.record.metrics import Meter
 from specsot.engine.record.report import answers_of, finish_of, left_apart, output_digest, outputs
+from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.blend.blend import ChunkKV
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.types import Visibility
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Branch, Finish, Request, Stage
 from specsot.states.requests.folding import NEW, matched, runs
@@ -199,7 +199,7 @@ def features_behind(made: Tiny, ids: list[int], taps: tuple[int, ...]) -> torch.
     """[len(ids), F] of the target, by a forward of its own."""
     target, steps = made.models.target, torch.arange(len(ids))[None]
     kv = KVCache(target.num_layers, target.kv_heads, target.head_dim, len(ids))
-    visible = Visibility(steps[:, :, None] >= steps[:, None], steps)
+    visible = AttentionMetadata.dense(steps[:, :, None] >= steps[:, None], steps)
     with torch.inference_mode():
         rows = torch.tensor([ids])
         output = target.forward(rows, steps, steps, visible, kv, target.full_plan, steps[0], taps)
@@ -213,7 +213,7 @@ def test_a_drafter_gets_the_features_that_the_parts_rows_had(
 ) -> None:
     run = start(session(graphs, made, *REUSED, layout, outline=outline_of(3)), ["hello"])
     found: list[ChunkKV] = []
-    folding = run.board["branches"].folding
+    folding = run.board["branches"].fold
     written = folding.written
 
     def looking(request: Request) -> PromptTokens | None:

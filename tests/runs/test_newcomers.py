@@ -22,8 +22,8 @@ from helpers.support import (
     tokens_of,
 )
 
+from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.types import Visibility
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Branch
 
@@ -106,7 +106,9 @@ def _compare_drafter_rows(run: Run, branch: Branch, context: list[int]) -> None:
     ids = torch.tensor([[*context, *branch.tokens]])
     count = ids.shape[1] - 1
     assert count == branch.length
-    visible = Visibility(torch.ones(1, count, count).tril().bool(), torch.arange(count)[None])
+    visible = AttentionMetadata.dense(
+        torch.ones(1, count, count).tril().bool(), torch.arange(count)[None]
+    )
     slots = torch.arange(count)[None]
     fresh = KVCache(target.num_layers, target.kv_heads, target.head_dim, count)
     taps = target.forward(

@@ -20,8 +20,7 @@ from helpers.support import (
 
 from specsot.engine.models import Models
 from specsot.ops.kv.align import AlignmentState
-from specsot.ops.kv.pool import KVCache
-from specsot.ops.kv.slots import PADDING
+from specsot.ops.kv.slots import NOBODY
 from specsot.ops.types import DraftRows, Rows
 from specsot.states.layout.batching import BatchingLayout
 
@@ -78,9 +77,9 @@ def _fill_padding(monkeypatch: pytest.MonkeyPatch, token: int) -> list[tuple[int
     chains_, lengths = BatchingLayout._chains, list[tuple[int, ...]]()
     place = BatchingLayout.place_
 
-    def filled(layout: Any, kv: KVCache, page: Any, tips: Any) -> Rows:
-        rows = chains_(layout, kv, page, tips)
-        rows.tokens_BQ[rows.owner_BQ == PADDING] = token
+    def filled(layout: Any, *args: Any) -> Rows:
+        rows = chains_(layout, *args)
+        rows.tokens_BQ.view(-1)[torch.from_numpy(rows.owner_N == NOBODY)] = token
         return rows
 
     def noted(layout: Any, *args: Any) -> Any:
@@ -108,7 +107,8 @@ def test_every_intake_of_a_run_is_aligned(
     outlined(graphs, tiny("llama"), "batching_eagle", parts=5, budget=40, sets=FIXED)
     for draft in seen:
         mask_BQ = torch.from_numpy(draft.rows.alignment.padding_mask)
-        assert torch.equal(mask_BQ, draft.rows.owner_BQ != PADDING)
+        mine_BQ = torch.from_numpy(draft.rows.owner_N != NOBODY).view(mask_BQ.shape)
+        assert torch.equal(mask_BQ, mine_BQ)
         tips = draft.rows.positions_BQ.view(-1)[draft.rows.tips_R]
         assert (tips + 1).tolist() == draft.position_S.tolist()
         for b, count in enumerate(draft.rows.alignment.valid_lengths):

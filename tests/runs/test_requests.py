@@ -107,7 +107,7 @@ def test_cancelling_frees_a_requests_rows_and_leaves_the_other_unchanged(
         owners = {doomed.prefix_owner, *(b.owner for b in doomed.all_branches())}
         for pool in (run.board["kv"], run.board["kv_draft"]):
             assert not owners & set(pool.owner.tolist()), "its rows are given back"
-        assert not owners & {s.owner for s in book.inbox}
+        assert not owners & {s.owner for s in book.draft.inbox}
         assert not owners & {b.owner for b in book.active}
         written = [list(b.tokens) for b in doomed.all_branches()]
         drive(run)

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from specsot.engine.models import Models
 from specsot.models.drafters.eagle3 import Eagle3
+from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.draft.eagle import Frontier
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.types import Visibility
 from specsot.states.machine import Run
 
 TOP_K, LEVELS, BRANCHES = 10, 4, 5
@@ -55,7 +55,7 @@ class Spy:
         hidden: Tensor,
         positions: Tensor,
         slots: Tensor,
-        visible: Visibility,
+        visible: AttentionMetadata,
         kv: KVCache,
     ) -> Tensor:
         table = kv.owner.copy(), kv.position.copy(), kv.committed.copy()

@@ -55,4 +55,4 @@ def session_of(
 
 def collected(run: Run) -> int:
     """How many chunks a run had to read alone."""
-    return len(run.board["branches"].blending.library.made_sizes)
+    return len(run.board["branches"].blend.library.made_sizes)

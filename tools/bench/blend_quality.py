@@ -118,7 +118,7 @@ def read(session: Session, asked: ReadingPrompt) -> Read:
     """One prompt through the graph: its prefill is looked at, then it goes on to the answer."""
     with prefilled(session, asked) as run:
         (request,) = run.board["branches"].requests
-        rows = [at for c in request.tail_chunks for at in range(c.at, c.at + len(c.ids))]
+        rows = [at for c in request.tail.chunks for at in range(c.at, c.at + len(c.ids))]
         log_V, kv_L2x = run.sink.log_V, held(run, rows)
         while not run.finished:
             run.advance()

@@ -30,8 +30,8 @@ from specsot.engine.train.teacher import Teacher
 from specsot.engine.train.vanilla import VanillaCourse
 from specsot.models.drafters.eagle3 import Eagle3
 from specsot.models.load.weights import load_dflash, load_eagle3, load_target
+from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.types import Visibility
 
 SMALL = "--batch-tokens 256 --length 128 --threads 1 --steps 4 --held-out 2"
 LOADERS = {
@@ -189,7 +189,7 @@ def chain(drafter: Eagle3, taps_SF: Tensor, ids: list[int], root: int, steps: in
     for _ in range(steps):
         rows = torch.arange(start, start + len(tokens))[None]
         keys = torch.arange(size)[None]
-        visible = Visibility(keys[:, None] <= rows[..., None], keys)
+        visible = AttentionMetadata.dense(keys[:, None] <= rows[..., None], keys)
         out = drafter(torch.tensor([tokens]), hidden[None], rows, rows, visible, kv)[0]
         hidden, start = out[-1:], start + len(tokens)
         tokens = [int(drafter.to_target(drafter.logits(hidden).argmax(-1)))]

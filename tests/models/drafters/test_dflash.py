@@ -14,8 +14,9 @@ from specsot.models.decoder import Decoder
 from specsot.models.drafters.dflash import DFlashDraftModel, within
 from specsot.models.drafters.dflash_config import Reach, default_layer_ids
 from specsot.models.load.weights import load_dflash
+from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.types import BlockDrafter, Visibility
+from specsot.ops.types import BlockDrafter
 
 LIMIT = 1e-4
 RUNS: dict[str, Any] = json.loads((GOLDEN / "generate.json").read_text())
@@ -227,9 +228,10 @@ def _two_branches(
     ids[:, 0] = torch.tensor(anchors)
     queries = torch.tensor(lengths)[:, None] + torch.arange(8)
     if not packed:
-        return drafter(ids, queries, slots, Visibility(mask, positions), kv)
+        apart = AttentionMetadata.dense(mask, positions, stride=40)
+        return drafter(ids, queries, slots, apart, kv)
     flat = (x.reshape(1, -1) for x in (ids, queries, slots))
-    seen = Visibility(mask.reshape(1, 16, 40), positions[:1])
+    seen = AttentionMetadata.dense(mask.reshape(1, 16, 40), positions[:1])
     return drafter(*flat, seen, kv).view(2, 8, -1)
 
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from specsot.models.decoder import Decoder
 from specsot.models.drafters.dflash import DFlashDraftModel
+from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.draft.ddtree import tree
 from specsot.ops.tree import ancestors
-from specsot.ops.types import Proposal, Visibility
+from specsot.ops.types import Proposal
 
 RUNS: dict[str, Any] = json.loads((GOLDEN / "ddtree.json").read_text())["runs"]
 GREEDY = [name for name, case in RUNS.items() if not case["temperature"]]
@@ -37,7 +38,7 @@ def answers(run: Pooled, root: int, start: int, drafted: Proposal) -> list[int]:
             tokens[None],
             positions[None],
             slots[None],
-            Visibility(mask, torch.zeros(1, extent, dtype=torch.int64)),
+            AttentionMetadata.dense(mask, torch.zeros(1, extent, dtype=torch.int64)),
             run.kv,
             run.model.full_plan,
             torch.arange(len(tokens)),

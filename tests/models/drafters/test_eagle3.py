@@ -14,8 +14,9 @@ from specsot.models.decoder import Decoder
 from specsot.models.drafters.eagle3 import Eagle3
 from specsot.models.files import ModelError
 from specsot.models.load.weights import load_eagle3, load_target
+from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.types import HiddenDrafter, Target, Visibility
+from specsot.ops.types import HiddenDrafter, Target
 
 LIMIT = 1e-4
 CASES = {"e3_llama": ("llama", "llama_eagle3"), "e3_qwen3": ("qwen3", "qwen3_eagle3")}
@@ -44,7 +45,12 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 
 
 def draft(
-    drafter: Eagle3, kv: KVCache, ids: Tensor, hidden: Tensor, start: int, visible: Visibility
+    drafter: Eagle3,
+    kv: KVCache,
+    ids: Tensor,
+    hidden: Tensor,
+    start: int,
+    visible: AttentionMetadata,
 ) -> Tensor:
     """Rows at consecutive slots from `start`, at the positions of those slots."""
     slots = torch.arange(start, start + len(ids))[None]
@@ -88,7 +94,7 @@ def test_verification_of_a_tree(golden: Golden) -> None:
             at["tree.draft_tokens"].long()[None],
             at["verify.position_ids"].long()[None],
             slots,
-            Visibility(mask, torch.zeros(1, length + nodes, dtype=torch.int64)),
+            AttentionMetadata.dense(mask, torch.zeros(1, length + nodes, dtype=torch.int64)),
             run.kv,
             golden.target.full_plan,
             torch.arange(nodes),
@@ -122,7 +128,7 @@ def test_every_level_of_the_first_tree(golden: Golden) -> None:
                 at[f"level{level}.in_hidden"][None],
                 at[f"level{level}.position_ids"].long()[None],
                 slots,
-                Visibility(mask, torch.zeros(1, start + rows, dtype=torch.int64)),
+                AttentionMetadata.dense(mask, torch.zeros(1, start + rows, dtype=torch.int64)),
                 kv,
             )[0]
         golden.near(out, f"level{level}.out_hidden")
@@ -133,8 +139,8 @@ def test_the_second_draft_continues_the_kept_rows(golden: Golden) -> None:
     at, kv = golden.at, pool(golden.drafter, 100)
     prefill(golden, kv)
     rows, start = len(at["round1.in_ids"]), golden.length
-    full = causal(start + rows)
-    visible = Visibility(full.mask_BQK[:, start:], full.positions_BK)
+    mask_BQK = causal(start + rows).mask_BQK[:, start:]
+    visible = AttentionMetadata.dense(mask_BQK, torch.arange(start + rows)[None])
     hidden = golden.drafter.fuse(at["round1.in_hidden"])
     out = draft(golden.drafter, kv, at["round1.in_ids"], hidden, start, visible)
     golden.near(out, "round1.root.out_hidden")
@@ -233,7 +239,7 @@ def test_switches_of_speculators(name: str, tmp_path: Path) -> None:
     shifted = torch.cat((ids[1:], torch.zeros(1, dtype=ids.dtype)))
     slots = torch.arange(rows, 2 * rows)[None]
     positions = torch.arange(1, rows + 1)[None]
-    visible = Visibility(mask, torch.zeros(1, 2 * rows, dtype=torch.int64))
+    visible = AttentionMetadata.dense(mask, torch.zeros(1, 2 * rows, dtype=torch.int64))
     with torch.inference_mode():
         out = drafter(shifted[None], out[None], positions, slots, visible, kv)[0]
     near(kept[1], "step1.layer_out")

@@ -7,58 +7,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.sight import Forward, drawn, pool, sight
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from specsot.ops.attention.backends import window_mask
-from specsot.ops.attention.masks import build, chain_visible, committed_visible
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.kv.slots import NOBODY
-from specsot.ops.types import Rows, no_trees
+from specsot.ops.kv.slots import FREE, NOBODY
+from specsot.ops.masks import build
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "specsot"
-PREFIX = 0  # owner of the shared rows; branch i is owner i + 1
+PREFIX = 0  # segment of the shared rows; branch i is segment i + 1
+BACKENDS = ("dense", "grouped")
+BEHIND_PREFIX = {PREFIX: NOBODY} | dict.fromkeys(range(1, 9), PREFIX)
+
+pytestmark = pytest.mark.parametrize("attention", BACKENDS)
 
 
-def drawn(mask_QK: Any) -> str:
-    """A mask as a picture: one line per query row, `#` where it sees the slot."""
-    return "\n".join("".join("#" if cell else "." for cell in row) for row in mask_QK)
-
-
-def pool(capacity: int = 64) -> KVCache:
-    return KVCache(1, 1, 2, capacity)
-
-
-def history(kv: KVCache, owners: list[int], positions: list[int]) -> np.ndarray:
-    """Committed rows in this order; their slots."""
-    slots = kv.append_(owners, positions)
-    kv.commit_(slots, positions)
-    return slots
-
-
-def rows_of(
-    slots: Any, owners: list[int], positions: list[int], ancestors_STT: Tensor | None = None
-) -> Rows:
-    """Rows of one forward; every branch has the prefix PREFIX, the prefix itself has none."""
-    prefixes = [NOBODY if owner == PREFIX else PREFIX for owner in owners]
-    return Rows(
-        torch.zeros(1, len(owners), dtype=torch.int64),
-        torch.tensor([positions]),
-        torch.tensor(np.asarray(slots, np.int64))[None],
-        torch.tensor([owners], dtype=torch.int32),
-        torch.tensor([prefixes], dtype=torch.int32),
-        *trees_of(ancestors_STT),
-        torch.tensor([], dtype=torch.int64),
-    )
-
-
-def trees_of(ancestors_STT: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Nodes and ancestors of trees that are the first rows of a forward."""
-    if ancestors_STT is None:
-        return no_trees(torch.device("cpu"))
-    trees, nodes, _ = ancestors_STT.shape
-    return torch.arange(trees * nodes).view(trees, nodes), ancestors_STT
+def picture(forward: Forward, attention: str) -> str:
+    """What the rows of a forward see of the slots in use."""
+    told = build(forward.rows(), forward.kv, attention=attention)
+    seen, _ = sight(told, forward.kv, len(forward.owners))
+    assert not seen[:, forward.kv.owner == FREE].any()
+    return drawn(seen[:, : forward.kv.extents()[0]])
 
 
 def owners_of(bim: list[int]) -> list[int]:
@@ -75,117 +46,244 @@ def positions_in(bim: list[int], prefix: int) -> list[int]:
     return found
 
 
+def prompts(forward: Forward, owners: list[int], positions: list[int], slots: Any = None) -> None:
+    """Rows that are in no tree, one by one."""
+    for at, (owner, position) in enumerate(zip(owners, positions, strict=True)):
+        forward.add_prompt(owner, [position], [] if slots is None else [int(slots[at])])
+
+
 PREFILLS = json.loads((GOLDEN / "bim_prefill_masks.json").read_text())
 
 
 @pytest.mark.parametrize("case", PREFILLS, ids=lambda c: f"{c['prefix_len']}+{c['branch_lens']}")
-def test_prompts_behind_a_shared_prefix_see_what_the_golden_masks_say(case: Any) -> None:
-    kv, prefix = pool(), case["prefix_len"]
+def test_prompts_behind_a_shared_prefix_see_what_the_golden_masks_say(
+    case: Any, attention: str
+) -> None:
+    forward, prefix = Forward(pool(), BEHIND_PREFIX), case["prefix_len"]
     owners = owners_of(case["bim"])
-    history(kv, owners[:prefix], list(range(prefix)))
-    slots = kv.append_(owners[prefix:], case["position_ids"])
-    visible = build(rows_of(slots, owners[prefix:], case["position_ids"]), kv)
-    assert drawn(visible.mask_BQK[0]) == drawn(case["visible"])
+    forward.history(owners[:prefix], list(range(prefix)))
+    prompts(forward, owners[prefix:], case["position_ids"])
+    assert picture(forward, attention) == drawn(case["visible"])
 
 
 @pytest.mark.parametrize("case", PREFILLS, ids=lambda c: f"{c['prefix_len']}+{c['branch_lens']}")
-def test_a_prefix_in_the_same_forward_is_seen_as_one_that_was_there_before(case: Any) -> None:
+def test_a_prefix_in_the_same_forward_is_seen_as_one_that_was_there_before(
+    case: Any, attention: str
+) -> None:
     """Text common to all branch prompts is hoisted into the prefix and prefilled with them."""
-    kv, prefix = pool(), case["prefix_len"]
-    owners, positions = owners_of(case["bim"]), [*range(prefix), *case["position_ids"]]
-    visible = build(rows_of(kv.append_(owners, positions), owners, positions), kv)
+    forward, prefix = Forward(pool(), BEHIND_PREFIX), case["prefix_len"]
+    owners = owners_of(case["bim"])
+    prompts(forward, owners, [*range(prefix), *case["position_ids"]])
     causal = [[int(k <= q) for k in range(len(owners))] for q in range(prefix)]
-    assert drawn(visible.mask_BQK[0]) == drawn(causal + case["visible"])
+    assert picture(forward, attention) == drawn(causal + case["visible"])
 
 
 @pytest.mark.parametrize("case", PREFILLS, ids=lambda c: f"{c['prefix_len']}+{c['branch_lens']}")
-def test_the_order_of_slots_does_not_matter(case: Any) -> None:
-    kv, prefix = pool(), case["prefix_len"]
+def test_the_order_of_slots_does_not_matter(case: Any, attention: str) -> None:
+    forward, prefix = Forward(pool(), BEHIND_PREFIX), case["prefix_len"]
     owners, positions = owners_of(case["bim"]), [*range(prefix), *case["position_ids"]]
     order = np.random.default_rng(prefix).permutation(len(owners))  # row r goes to slot order[r]
     back = np.argsort(order)
-    kv.append_([owners[r] for r in back], [positions[r] for r in back])
+    kv = forward.kv
+    kv.append_([owners[r] for r in back], [positions[r] for r in back], root=PREFIX)
     kv.commit_(order[:prefix], positions[:prefix])
-    visible = build(rows_of(order[prefix:], owners[prefix:], case["position_ids"]), kv)
-    assert drawn(visible.mask_BQK[0][:, order]) == drawn(case["visible"])
+    prompts(forward, owners[prefix:], case["position_ids"], order[prefix:])
+    lines = picture(forward, attention).splitlines()
+    assert "\n".join("".join(line[s] for s in order) for line in lines) == drawn(case["visible"])
 
 
 CONTINUOUS = json.loads((GOLDEN / "continuous_mask.json").read_text())
 
 
 @pytest.mark.parametrize("case", CONTINUOUS)
-def test_trees_and_newcomers_in_one_forward_see_what_the_golden_mask_says(case: Any) -> None:
-    kv, past = pool(), case["history_bim"]
-    prefix, nodes, old = past.count(-1), case["num_nodes"], case["num_old"]
-    history(kv, owners_of(past), positions_in(past, prefix))
-    tree_TT = torch.tensor(case["tree_mask"], dtype=torch.bool)
-    owners = owners_of(case["input_bim"])
-    depths = (tree_TT.sum(1) - 1).tolist()
-    positions = [prefix + past.count(b) + d for b in range(old) for d in depths]
-    positions += [prefix + i for length in case["new_prompt_lens"] for i in range(length)]
-    slots = kv.append_(owners, [0] * (old * nodes) + positions[old * nodes :])
-    visible = build(rows_of(slots, owners, positions, tree_TT.repeat(old, 1, 1)), kv)
-    assert drawn(visible.mask_BQK[0]) == drawn(case["visible"])
+def test_trees_and_newcomers_in_one_forward_see_what_the_golden_mask_says(
+    case: Any, attention: str
+) -> None:
+    forward, past = Forward(pool(), BEHIND_PREFIX), case["history_bim"]
+    prefix, old = past.count(-1), case["num_old"]
+    forward.history(owners_of(past), positions_in(past, prefix))
+    above_TT = torch.tensor(case["tree_mask"], dtype=torch.bool)
+    for branch in range(old):
+        forward.add_tree(branch + 1, prefix + past.count(branch), above_TT)
+    for branch, length in enumerate(case["new_prompt_lens"], old):
+        forward.add_prompt(branch + 1, [prefix + i for i in range(length)])
+    assert forward.owners == owners_of(case["input_bim"])
+    assert picture(forward, attention) == drawn(case["visible"])
 
 
-def test_fresh_rows_count_with_their_true_positions_and_the_table_stays_as_it_was() -> None:
+def test_fresh_rows_count_with_their_true_positions_and_the_table_stays_as_it_was(
+    attention: str,
+) -> None:
     """A tree's positions are known on the device only; a sliding window must see them."""
-    kv = pool()
-    history(kv, [PREFIX] * 3, [0, 1, 2])
-    chain_STT = torch.ones(1, 3, 3, dtype=torch.bool).tril()
-    slots = kv.append_([1] * 3, [0] * 3)
-    visible = build(rows_of(slots, [1] * 3, [3, 4, 5], chain_STT), kv)
-    assert visible.positions_BK.tolist() == [[0, 1, 2, 3, 4, 5]]
-    assert kv.position[slots].tolist() == [0, 0, 0]
-    near = window_mask(visible.mask_BQK, torch.tensor([[3, 4, 5]]), visible.positions_BK, 3)
+    forward = Forward(pool(), BEHIND_PREFIX)
+    kv = forward.kv
+    forward.history([PREFIX] * 3, [0, 1, 2])
+    forward.add_tree(1, 3, torch.ones(3, 3, dtype=torch.bool).tril())
+    told = build(forward.rows(), kv, attention=attention)
+    (group,) = told.groups
+    assert group.positions_GK.tolist() == [[0, 1, 2, 3, 4, 5]]
+    assert kv.position[3:6].tolist() == [0, 0, 0]
+    near = window_mask(told.mask_BQK, torch.tensor([[3, 4, 5]]), group.positions_GK, 3)
     assert drawn(near[0]) == ".###..\n..###.\n...###"
 
 
-def test_a_window_counts_positions_and_not_slots() -> None:
+def test_what_attention_is_told_is_a_copy(attention: str) -> None:
+    forward = Forward(pool(), BEHIND_PREFIX)
+    kv = forward.kv
+    forward.history([PREFIX, 1], [0, 1])
+    forward.add_prompt(1, [2])
+    for group in build(forward.rows(), kv, attention=attention).groups:
+        group.positions_GK.zero_()
+        group.mask_GqK.zero_()
+    assert kv.owner[:3].tolist() == [PREFIX, 1, 1]
+    assert kv.position[:3].tolist() == [0, 1, 2]
+    assert kv.committed[:3].tolist() == [True, True, False]
+
+
+def test_a_window_counts_positions_and_not_slots(attention: str) -> None:
     """In BIM, branches lie one after another, but their positions start again."""
-    kv = pool()
-    history(kv, [PREFIX, PREFIX, 1, 1, 2, 2], [0, 1, 2, 3, 2, 3])
-    visible = build(rows_of(kv.append_([1, 2], [4, 4]), [1, 2], [4, 4]), kv)
-    near = window_mask(visible.mask_BQK, torch.tensor([[4, 4]]), visible.positions_BK, 3)
+    forward = Forward(pool(), BEHIND_PREFIX)
+    forward.history([PREFIX, PREFIX, 1, 1, 2, 2], [0, 1, 2, 3, 2, 3])
+    prompts(forward, [1, 2], [4, 4])
+    told = build(forward.rows(), forward.kv, attention=attention)
+    positions_GK = told.groups[0].positions_GK
+    near = window_mask(told.mask_BQK, torch.tensor([[4, 4]]), positions_GK, 3)
     assert drawn(near[0]) == "..##..#.\n....##.#"
 
 
-def test_stale_fresh_rows_of_the_same_owner_stay_hidden() -> None:
+def test_stale_fresh_rows_of_the_same_owner_stay_hidden(attention: str) -> None:
     """Rows that were never committed (other levels, an unfinished round) belong to nobody."""
-    kv = pool()
-    history(kv, [PREFIX, 1], [0, 1])
-    kv.append_([1, PREFIX], [0, 0])
-    visible = build(rows_of(kv.append_([1], [2]), [1], [2]), kv)
-    assert drawn(visible.mask_BQK[0]) == "##..#"
+    forward = Forward(pool(), BEHIND_PREFIX)
+    forward.history([PREFIX, 1], [0, 1])
+    forward.kv.append_([1, PREFIX], [0, 0], root=PREFIX)
+    forward.add_prompt(1, [2])
+    assert picture(forward, attention) == "##..#"
 
 
-def test_a_row_without_prefix_does_not_see_free_slots_or_others_without_prefix() -> None:
-    """NOBODY and FREE are no owners: what they mark is seen by no row."""
-    kv = pool()
-    history(kv, [3, 4], [0, 0])
-    kv.release_([0])
-    slots = kv.append_([5, 6], [0, 0])
-    visible = build(rows_of(slots, [5, 6], [0, 0]), kv)
-    picture = drawn(visible.mask_BQK[0][:, slots.tolist()])
-    assert picture == "#.\n.#"
-    assert not visible.mask_BQK[0, :, 1].any()
+def test_a_root_sees_neither_free_slots_nor_other_roots(attention: str) -> None:
+    """NOBODY and FREE are no segments: what they mark is seen by no row."""
+    forward = Forward(pool(), dict.fromkeys((3, 4, 5, 6), NOBODY))
+    forward.history([3, 4], [0, 0])
+    forward.kv.release_([0])
+    forward.add_prompt(5, [0])
+    forward.add_prompt(6, [0])
+    seen, _ = sight(build(forward.rows(), forward.kv, attention=attention), forward.kv, 2)
+    assert drawn(seen[:, forward.slots]) == "#.\n.#"
+    assert seen.sum() == 2
 
 
-ROW = st.tuples(st.integers(0, 4), st.sampled_from([NOBODY, 0, 1]), st.integers(0, 6))
+def test_padding_sees_nothing_and_every_row_of_the_pool_is_read_by_itself(attention: str) -> None:
+    """As ``batching`` has it: each branch in a row of its own, behind a copy of the prefix."""
+    kv = KVCache(1, 1, 2, 8, 3)
+    for row in (1, 2):
+        slots = kv.append_([PREFIX] * 2, [0, 1], row, PREFIX)
+        kv.commit_(slots, [0, 1])
+    kv.commit_(kv.append_([1], [2], 1, PREFIX), [2])
+    forward = Forward(kv, BEHIND_PREFIX)
+    new = [*kv.append_([1], [3], 1, PREFIX), *kv.append_([2, 2, 2], [2, 3, 4], 2, PREFIX)]
+    prompts(forward, [NOBODY, NOBODY, 1, 2, 2, 2], [0, 0, 3, 2, 3, 4], [kv.scratch] * 2 + new)
+    rows = forward.rows_of_pool(height=2, first_row=1)
+    told = build(rows, kv, attention=attention)
+    seen, _ = sight(told, kv, 6)
+    dark = "........"
+    assert [drawn([line[8:16]]) for line in seen] == [dark, dark, "####....", *[dark] * 3]
+    assert [drawn([line[16:]]) for line in seen] == [
+        *[dark] * 3,
+        "###.....",
+        "####....",
+        "#####...",
+    ]
+    assert not seen[:, :8].any(), "row 0 is nobody's"
+    assert len(told.groups) == 1, "rows of the pool lie at equal distances"
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(ROW, min_size=1, max_size=8), st.lists(st.tuples(ROW, st.booleans()), max_size=12))
-def test_history_and_chain_rule_are_the_naive_ones(
-    queries: list[tuple[int, int, int]], slots: list[tuple[tuple[int, int, int], bool]]
+@pytest.mark.parametrize(("drafted", "newcomer"), [(1, 3), (3, 1)])
+@pytest.mark.parametrize("prompt", [1, 6])
+def test_shared_rows_of_trees_beside_another_requests_prompt(
+    drafted: int, newcomer: int, prompt: int, attention: str
 ) -> None:
-    kv = pool()
-    for slot, ((owner, _, position), committed) in enumerate(slots):
-        kv.owner[slot], kv.position[slot], kv.committed[slot] = owner, position, committed
-    rows_BQ = [torch.tensor([column]) for column in zip(*queries, strict=True)]
-    seen = committed_visible(*rows_BQ, kv.table(len(slots)))[0]
-    naive = [[c and o in (q[0], q[1]) and p <= q[2] for (o, _, p), c in slots] for q in queries]
-    assert drawn(seen) == drawn(naive)
-    chain = chain_visible(*rows_BQ)[0]
-    naive = [[k[0] in (q[0], q[1]) and k[2] <= q[2] for k in queries] for q in queries]
-    assert drawn(chain) == drawn(naive)
+    """Which rows are whose is not known on the host, wherever the other request's slots lie."""
+    forward = Forward(pool(), {0: NOBODY, 1: 0, 2: NOBODY, 3: 2})
+    for root in (0, 2):
+        forward.kv.open_(root, 24)
+        forward.history([root] * 3, [0, 1, 2])
+    above_TT = torch.ones(3, 3, dtype=torch.bool).tril()
+    valid_SN = torch.tensor([[True, False]])
+    forward.share_trees([(drafted, 3)], above_TT[None], valid_SN, 2)
+    forward.add_prompt(newcomer, [3 + i for i in range(prompt)])
+    seen, _ = sight(
+        build(forward.rows(), forward.kv, attention=attention), forward.kv, len(forward.owners)
+    )
+    assert drawn(seen) == drawn(forward.naive())
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_any_forward_is_told_what_a_naive_reading_says(attention: str, data: st.DataObject) -> None:
+    """Requests, branches behind branches, trees and prompts, wherever their slots lie."""
+    forward = any_forward(data)
+    told = build(forward.rows(), forward.kv, attention=attention)
+    seen, place = sight(told, forward.kv, len(forward.owners))
+    assert drawn(seen) == drawn(forward.naive())
+    own = dict(zip(forward.slots, forward.positions, strict=True))
+    table = [own.get(slot, at) for slot, at in enumerate(forward.kv.position.tolist())]
+    assert (place == table)[seen].all(), "the slots that it sees stand where they truly do"
+    if attention == "dense":
+        assert len(told.groups) == 1
+
+
+def any_forward(data: st.DataObject) -> Forward:
+    draw = data.draw
+    requests = draw(st.integers(1, 4))
+    parents: dict[int, int] = {}
+    lengths: dict[int, tuple[int, int]] = {}  # position of the first row, rows
+    for _ in range(requests):
+        root = len(parents)
+        parents[root], lengths[root] = NOBODY, (0, draw(st.integers(0, 3)))
+        for _ in range(draw(st.integers(1, 3))):
+            parent = draw(st.sampled_from([s for s in parents if s >= root]))
+            start, rows = lengths[parent]
+            lengths[len(parents)] = start + rows, draw(st.integers(0, 3))
+            parents[len(parents)] = parent
+    forward = Forward(KVCache(1, 1, 2, 120), parents)
+    for segment, parent in parents.items():
+        if parent == NOBODY:
+            forward.kv.open_(segment, draw(st.sampled_from((0, 12, 24))))
+    held = [(s, start + i) for s, (start, rows) in lengths.items() for i in range(rows)]
+    for segment, position in draw(st.permutations(held)):
+        forward.history([segment], [position])
+    _add_rows(forward, lengths, data)
+    return forward
+
+
+def _add_rows(forward: Forward, lengths: dict[int, tuple[int, int]], data: st.DataObject) -> None:
+    """Trees of some segments, prompts of others; and fresh slots that were left behind."""
+    draw, kv = data.draw, forward.kv
+    order = draw(st.permutations(sorted(lengths)))
+    with_tree = order[: draw(st.integers(0, len(order)))]
+    for segment in draw(st.lists(st.sampled_from(order), max_size=3)):
+        kv.append_([segment], [0], root=forward.root(segment))
+    parents = draw(st.lists(st.integers(-1, 9), max_size=3))
+    above_TT = torch.eye(len(parents) + 1, dtype=torch.bool)
+    for node, parent in enumerate(parents, 1):
+        above_TT[node] |= above_TT[min(parent + 1, node - 1)]
+    ends = {segment: sum(lengths[segment]) for segment in order}
+    if with_tree and draw(st.booleans()):
+        valid = [draw(st.lists(st.booleans(), min_size=3, max_size=3)) for _ in with_tree]
+        valid_SN = _with_parents(torch.tensor(valid)[:, : len(parents)], above_TT)
+        shared = int(valid_SN.sum()) + draw(st.integers(0, 2))
+        trees = [(segment, ends[segment]) for segment in with_tree]
+        forward.share_trees(trees, above_TT.expand(len(trees), -1, -1), valid_SN, shared)
+    else:
+        for segment in with_tree:
+            forward.add_tree(segment, ends[segment], above_TT)
+    others = [segment for segment in order if segment not in with_tree]
+    for segment in others or ([] if forward.trees else order[:1]):
+        count = draw(st.integers(0 if forward.owners else 1, 4))
+        forward.add_prompt(segment, [ends[segment] + i for i in range(count)])
+
+
+def _with_parents(valid_SN: torch.Tensor, above_TT: torch.Tensor) -> torch.Tensor:
+    """Nodes whose ancestors are all valid."""
+    missing_SN = ~valid_SN
+    return ~(missing_SN[:, None] & above_TT[1:, 1:]).any(-1)

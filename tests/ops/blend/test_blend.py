@@ -97,9 +97,13 @@ def test_a_later_check_picks_among_the_rows_left() -> None:
 def test_room_for_rows_that_may_be_left() -> None:
     """A budget in two tensor rows may be spent in either; one with padding has less of it."""
     rows = rows_of(["ppprrrrs", "....rrss"], ["00000000", "11111111"])
-    assert made(rows, ratios=(0.5,)).widths_C == (3,)
+    both_Gq = np.arange(16).reshape(2, 8)
+    assert made(rows, ratios=(0.5,)).width(both_Gq, 0) == 3
     blend = made(rows, ratios=(0.5,), budget="per_prompt")
-    assert (blend.widths_C, blend.suffix_width, blend.counts_CG) == ((4,), 2, ((3, 0),))
+    assert (blend.width(both_Gq, 0), blend.width(both_Gq, None)) == (4, 2)
+    assert [blend.width(both_Gq[b : b + 1], 0) for b in (0, 1)] == [4, 4]
+    assert [blend.width(both_Gq[b : b + 1], None) for b in (0, 1)] == [1, 2]
+    assert blend.counts_CG == ((3, 0),)
     assert blend.index_R.tolist() == [0, 1, 2, 3, 4, 5, 6, 12, 13]
 
 

@@ -1,11 +1,13 @@
-"""The KV pool: slots, labels, moves, and a table that stays consistent whatever happens."""
+"""The KV pool: slots, labels, copies, and a table that stays consistent whatever happens."""
+
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 from helpers.pools import DIM, HEADS, LAYERS, commit, content, mark_, pool
 
-from specsot.ops.kv.slots import FREE, PoolFullError
+from specsot.ops.kv.slots import FREE, NOBODY, PoolFullError, SlotRun
 
 
 def test_new_rows_take_the_lowest_free_slots_in_their_order() -> None:
@@ -14,7 +16,7 @@ def test_new_rows_take_the_lowest_free_slots_in_their_order() -> None:
     kv.release_([1])
     assert kv.append_([7, 7], [3, 4]).tolist() == [1, 3]
     assert kv.owner.tolist() == [5, 7, 5, 7, *[FREE] * 4]
-    assert (kv.current_length, kv.extent, kv.peak_length) == (4, 4, 4)
+    assert (kv.current_length, kv.extents(), kv.peak_length) == (4, [4], 4)
     assert not kv.committed.any(), "a new row is fresh until it is committed"
 
 
@@ -36,7 +38,7 @@ def test_no_rows_are_no_fault() -> None:
     assert kv.append_([], []).tolist() == []
     kv.release_([])
     kv.retire_([])
-    assert (kv.current_length, kv.extent) == (0, 0)
+    assert (kv.current_length, kv.extents()) == (0, [0])
 
 
 def test_committing_sets_positions_that_were_not_known_before() -> None:
@@ -103,41 +105,41 @@ def test_copying_takes_content_and_labels_along_and_is_counted() -> None:
     assert kv.data.data_ptr() == address
 
 
-def test_compaction_closes_the_holes_and_keeps_every_history() -> None:
+def test_what_is_committed_stays_where_it_is_and_holes_go_to_whoever_comes_next() -> None:
     kv = pool(12)
     for owner in (1, 2, 3):
         for slot in commit(kv, owner, [0, 1, 2]):
             mark_(kv, slot, float(slot))
     kv.retire_([2])
     kv.release_([0])
+    assert kv.append_([4] * 5, range(5)).tolist() == [0, 3, 4, 5, 9]
     expected = {1: [1.0, 2.0], 3: [6.0, 7.0, 8.0]}
-    assert kv.compact_() == 3
-    assert kv.extent == kv.current_length == 5
     for owner, values in expected.items():
+        assert kv.slots_of(owner).tolist() == values
         assert [content(kv, int(s)) for s in kv.slots_of(owner)] == values
-    assert kv.compact_() == 0, "nothing is left to move"
-    assert kv.ledger.bytes == {"compact": 3 * kv.slot_bytes}
+    assert not kv.ledger.bytes, "nothing is ever moved"
 
 
 def test_what_a_layer_reads_is_a_view_of_the_pool() -> None:
     kv = pool()
     mark_(kv, 2, 5.0)
-    keys, values = kv.get_valid(1, 3)
-    assert keys.shape == values.shape == (1, HEADS, 3, DIM)
-    for part in (keys, values):
-        assert part.untyped_storage().data_ptr() == kv.data.untyped_storage().data_ptr()
-    assert (keys[0, :, 2] == 5.125).all() and (values[0, :, 2] == -5.125).all()
+    for first, length, at in ((0, 3, 2), (1, 4, 1), (2, 1, 0)):
+        keys, values = kv.get_valid(1, SlotRun(first, length))
+        assert keys.shape == values.shape == (1, HEADS, length, DIM)
+        for part in (keys, values):
+            assert part.untyped_storage().data_ptr() == kv.data.untyped_storage().data_ptr()
+        assert (keys[0, :, at] == 5.125).all() and (values[0, :, at] == -5.125).all()
+        assert int((keys != 0).sum()) == HEADS * DIM, "nothing else was written"
 
 
-def test_the_table_that_forwards_get_is_a_copy() -> None:
+def test_slots_that_lie_apart_are_gathered() -> None:
     kv = pool()
-    commit(kv, 1, [0, 1])
-    table = kv.table(2)
-    for part in table.owner_BK, table.position_BK, table.committed_BK:
-        part.zero_()
-    assert kv.owner[:2].tolist() == [1, 1]
-    assert kv.position[:2].tolist() == [0, 1]
-    assert kv.committed[:2].all()
+    for slot in range(8):
+        mark_(kv, slot, float(slot))
+    keys, values = kv.get_valid(1, torch.tensor([1, 4, 6]))
+    assert keys.shape == values.shape == (1, HEADS, 3, DIM)
+    assert keys[0, 0, :, 0].tolist() == [1.125, 4.125, 6.125]
+    assert values[0, 2, :, 3].tolist() == [-1.125, -4.125, -6.125]
 
 
 @pytest.mark.parametrize(
@@ -147,12 +149,16 @@ def test_the_table_that_forwards_get_is_a_copy() -> None:
         (lambda kv: kv.position.__setitem__(1, 0), "a position is held twice"),
         (lambda kv: kv.position.__setitem__(2, 5), "owner 1 has a gap"),
         (lambda kv: kv.release_([1]), "owner 1 has a gap"),
+        (lambda kv: kv.owner.__setitem__(3, 2), "slots in use are counted wrongly"),
+        (lambda kv: kv.regions[NOBODY].include_(np.array([0])), None),
+        (lambda kv: setattr(kv.regions[NOBODY], "high", 2), "slots outside region"),
+        (lambda kv: setattr(kv.regions[NOBODY], "low", 1), "slots outside region"),
     ],
 )
-def test_an_inconsistent_table_is_noticed(break_: object, message: str) -> None:
+def test_an_inconsistent_table_is_noticed(break_: object, message: str | None) -> None:
     kv = pool()
     commit(kv, 1, [0, 1, 2])
     kv.check_integrity()
     break_(kv)  # type: ignore[operator]
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(AssertionError, match=message) if message else nullcontext():
         kv.check_integrity()

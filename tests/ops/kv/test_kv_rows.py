@@ -1,10 +1,11 @@
-"""A pool of several rows: each is packed, read, compacted and checked by itself."""
+"""A pool of several rows: each is packed, read and checked by itself."""
 
 import numpy as np
 import pytest
+import torch
 from helpers.pools import DIM, HEADS, commit, content, mark_, pool
 
-from specsot.ops.kv.slots import FREE, PoolFullError
+from specsot.ops.kv.slots import FREE, PoolFullError, SlotRun
 
 
 def test_new_slots_are_the_lowest_free_ones_of_their_row() -> None:
@@ -28,16 +29,18 @@ def test_one_full_row_is_full_while_others_have_room_and_nothing_changes() -> No
     assert all(map(np.array_equal, before, (kv.owner, kv.position, kv.committed)))
 
 
-def test_the_extent_is_that_of_the_longest_row_and_holes_are_counted_in_each() -> None:
+def test_every_row_has_an_extent_of_its_own() -> None:
     kv = pool(6, 3)
-    assert (kv.extent, kv.holes, kv.current_length) == (0, 0, 0)
+    assert (kv.extents(), kv.current_length) == ([0, 0, 0], 0)
     commit(kv, 1, [0, 1, 2, 3], row=0)
     commit(kv, 2, [0, 1], row=2)
-    assert (kv.extent, kv.holes, kv.current_length) == (4, 0, 6), "row 1 is empty"
+    assert (kv.extents(), kv.current_length) == ([4, 0, 2], 6), "row 1 is empty"
     kv.release_([0, 1, 12])
-    assert (kv.extent, kv.holes, kv.current_length) == (4, 3, 3)
+    assert (kv.extents(), kv.current_length) == ([4, 0, 2], 3), "holes lie below the end"
     commit(kv, 3, range(6), row=1)
-    assert (kv.extent, kv.holes) == (6, 3), "a row that is full has no end behind it"
+    assert kv.extents() == [4, 6, 2], "a row that is full has no end behind it"
+    kv.release_([3, 13])
+    assert kv.extents() == [3, 6, 0]
 
 
 def test_an_owner_is_retired_in_one_row_or_in_all() -> None:
@@ -86,7 +89,7 @@ def test_relabelling_and_truncating_reach_every_row() -> None:
     assert not kv.ledger.bytes
 
 
-def test_every_row_is_compacted_by_itself() -> None:
+def test_every_row_fills_its_own_holes_and_nothing_moves() -> None:
     kv = pool(5, 3)
     for row in range(3):
         for slot in commit(kv, row, range(5), row):
@@ -95,19 +98,19 @@ def test_every_row_is_compacted_by_itself() -> None:
     kv.position[[1, 3, 4]] = [0, 1, 2]
     kv.retire_([1])
     kv.truncate_(2, 3)
-    assert kv.compact_() == 2, "rows without holes move nothing"
-    assert (kv.holes, kv.extent) == (0, 3)
+    assert commit(kv, 7, [0, 1], 0) == [0, 2] and commit(kv, 7, [0], 1) == [5]
+    assert kv.extents() == [5, 1, 3]
     assert [content(kv, int(s)) for s in kv.slots_of(0)] == [2.0, 4.0, 5.0]
-    assert (kv.slots_of(0) < 5).all()
+    assert kv.slots_of(0).tolist() == [1, 3, 4]
     assert [content(kv, int(s)) for s in kv.slots_of(2, 2)] == [11.0, 12.0, 13.0]
-    assert kv.ledger.bytes == {"compact": 2 * kv.slot_bytes}
+    assert not kv.ledger.bytes
 
 
 def test_what_a_layer_reads_is_a_view_of_a_range_of_rows() -> None:
     kv = pool(4, 3)
     mark_(kv, 6, 5.0)  # slot 2 of row 1
     for first, rows, at in ((0, 3, 1), (1, 2, 0), (1, 1, 0)):
-        keys, values = kv.get_valid(1, 3, first, rows)
+        keys, values = kv.get_valid(1, SlotRun(first * 4, 3, 4, rows))
         assert keys.shape == values.shape == (rows, HEADS, 3, DIM)
         for part in (keys, values):
             assert part.untyped_storage().data_ptr() == kv.data.untyped_storage().data_ptr()
@@ -115,15 +118,17 @@ def test_what_a_layer_reads_is_a_view_of_a_range_of_rows() -> None:
         assert int((keys != 0).sum()) == HEADS * DIM, "nothing else was written"
 
 
-def test_the_table_of_a_range_of_rows() -> None:
+def test_runs_may_lie_at_any_equal_distance_and_a_list_of_slots_may_cross_rows() -> None:
     kv = pool(4, 3)
-    commit(kv, 1, [3, 4], row=1)
-    kv.append_([2], [9], 2)
-    table = kv.table(2, 1, 2)
-    assert table.owner_BK.tolist() == [[1, 1], [2, FREE]]
-    assert table.position_BK[:, 0].tolist() == [3, 9] and table.position_BK[0, 1] == 4
-    assert table.committed_BK.tolist() == [[True, True], [False, False]]
-    assert kv.table(1).owner_BK.tolist() == [[FREE]]
+    for slot in range(12):
+        mark_(kv, slot, float(slot))
+    run = SlotRun(1, 2, 5, 3)
+    assert run.slots_GK.tolist() == [[1, 2], [6, 7], [11, 12]], "12 is the scratch slot"
+    keys, values = kv.get_valid(0, run)
+    assert keys[:, 1, :, 2].tolist() == [[1.0, 2.0], [6.0, 7.0], [11.0, 0.0]]
+    assert torch.equal(values, -keys)
+    keys, values = kv.get_valid(0, torch.tensor([3, 8, 9]))
+    assert keys[0, 2, :, 0].tolist() == [3.0, 8.0, 9.0] and torch.equal(values, -keys)
 
 
 def test_a_history_is_checked_in_each_row_by_itself() -> None:

@@ -1,14 +1,16 @@
 """Acceptance: the path that the target confirms, against a naive walk down each tree."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specsot.ops.attention.target import compile_plan
+from specsot.ops.attention.metadata import Lineages
+from specsot.ops.forward import compile_plan
 from specsot.ops.tree import ancestors
 from specsot.ops.types import LayerStatus, Proposal, Rows
 from specsot.ops.verify.first_tokens import root
@@ -58,12 +60,14 @@ def rows_of(proposal: Proposal, tips: int = 0, bound: tuple[int, ...] = ()) -> R
         whole,
         index,
         index,
-        index.int(),
-        index.int(),
+        Lineages(np.zeros(1, np.int32), np.zeros((1, 1), np.int32), np.zeros(1, np.int32)),
+        np.zeros(count, np.int32),
+        (),
+        np.arange(count - tips, count, dtype=np.int32),
         torch.arange(count - tips).view(-1, proposal.tokens_SN.shape[1] + 1),
         ancestors(proposal.parents_SN, proposal.levels),
         torch.arange(count - tips, count),
-        bound,
+        bound_trees=bound,
     )
 
 
@@ -217,15 +221,6 @@ def test_the_layer_plan_says_whether_trees_are_verified() -> None:
         compile_plan(_Layers(), rows_of(proposal_of([Tree([], [], [], [0])])))
         == (LayerStatus.DECODE,) * 3
     )
-    none = rows_of(proposal)
-    prefill = Rows(
-        none.tokens_BQ,
-        none.positions_BQ,
-        none.slots_BQ,
-        none.owner_BQ,
-        none.prefix_BQ,
-        none.nodes_ST[:0],
-        none.ancestors_STT[:0],
-        none.tips_R,
-    )
+    trees = rows_of(proposal)
+    prefill = replace(trees, nodes_ST=trees.nodes_ST[:0], ancestors_STT=trees.ancestors_STT[:0])
     assert compile_plan(_Layers(), prefill) == (LayerStatus.FULL,) * 3

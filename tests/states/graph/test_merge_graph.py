@@ -9,8 +9,9 @@ from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.states.graph.source import GraphError
 from specsot.states.requests.branch import Branch, Finish, Request
-from specsot.states.requests.folding import Folding
+from specsot.states.requests.folding import FoldState
 from specsot.states.text.outline import parse_outline
+from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.text.prompts import PromptBook
 from specsot.states.text.template import TemplateError, load_template
 from tools.embedded.documents import combined_facts_sample
@@ -82,11 +83,13 @@ def test_a_fold_is_laid_out_as_the_embedded_model_learned_it(tokenizer, seed: in
     ends = [i for i, p in enumerate(trunk) if p.text == END and i > at + 1]
     texts = [tokenizer.encode(trunk[i - 1].text, add_special_tokens=False) for i in ends]
     book = PromptBook(tokenizer, load_template("embedded"))
-    request = Request("0", 0, "?", [], [], frozenset(), 9, 9, outline=outline)
+    request = Request(
+        "0", 0, "?", PromptTokens(), PromptTokens(), frozenset(), 9, 9, outline=outline
+    )
     for number, (point, text) in enumerate(zip(outline.points, texts, strict=True)):
         branch = Branch(request, number, number, 9, point, tokens=text, finish=Finish.STOP)
         request.branches.append(branch)
-    written = Folding(book).written(request)
+    written = FoldState(book).prompt(request)
     assert written is not None and len(texts) > 1
     hoist, _ = book.branch(outline.points[0], outline, ())
     assert [*hoist, *written.ids] == ids_of(tokenizer, trunk[at + 1 :])

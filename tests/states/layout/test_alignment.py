@@ -8,15 +8,17 @@ import torch
 from specsot.ops.host import HostReader
 from specsot.ops.kv.align import AlignmentManager, AlignmentState, ContinuousDecodingState
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.kv.slots import NOBODY, PADDING
-from specsot.ops.types import DraftRows, Proposal, Rows
+from specsot.ops.kv.slots import NOBODY
+from specsot.ops.types import DraftRows, Proposal
 from specsot.ops.verify.first_tokens import root
 from specsot.ops.verify.verify import accept
 from specsot.states.graph.drafters import Eagle3Drafter
 from specsot.states.graph.graph import BatchingBlock
+from specsot.states.requests.batch import Batch
 from specsot.states.requests.branch import Request, RoundSummary
 from specsot.states.requests.manager import BranchStateManager
 from specsot.states.requests.request_table import RunLimits
+from specsot.states.text.prompt_tokens import PromptTokens
 
 VOCAB = 99
 
@@ -27,12 +29,12 @@ def manager(rows: int) -> BranchStateManager:
     """Pools of one layer and no models: what a forward says is said by the test."""
     kv, kv_draft = (KVCache(1, 1, 2, 400, rows) for _ in range(2))
     shape = BatchingBlock(kind="batching", max_active=rows)
-    rules = RunLimits(shape, Eagle3Drafter(kind="eagle3", nodes=2), True, 1000, 50)
-    return BranchStateManager(kv, kv_draft, rules, lambda branch: branch.prompt)
+    limits = RunLimits(shape, Eagle3Drafter(kind="eagle3", nodes=2), True, 1000, 50)
+    return BranchStateManager(kv, kv_draft, limits, lambda branch: branch.prompt)
 
 
 def submit(book: BranchStateManager, key: str, prefix: int, tail: int) -> Request:
-    ids = [1] * prefix, list(range(tail))
+    ids = PromptTokens((1,) * prefix), PromptTokens(tuple(range(tail)))
     request = Request(key, 0, "", *ids, frozenset(), 20, 0)
     book.submit(request)
     return request
@@ -49,7 +51,7 @@ def chains(trees: int, nodes: int) -> Proposal:
 
 def commit(
     book: BranchStateManager,
-    rows: Rows,
+    batch: Batch,
     tips: list[int],
     proposal: Proposal | None = None,
     kept: Sequence[int] = (),
@@ -59,6 +61,7 @@ def commit(
     Its own token behind tree i is 60 + i, those behind prompts are `tips`. Each row's feature says
     which row it is.
     """
+    rows = batch.rows
     said = [
         30 + node if node + 1 < count else 60 + tree
         for tree, count in enumerate(kept)
@@ -67,7 +70,7 @@ def commit(
     logits = torch.nn.functional.one_hot(torch.tensor([*said, *tips]), VOCAB).float()
     features = torch.arange(rows.tokens_BQ.numel())[:, None].float()
     accepted = None if proposal is None else accept(rows, logits, proposal)
-    return book.commit_(HostReader(), features, accepted, root(rows, logits))
+    return book.commit_(batch, HostReader(), features, accepted, root(rows, logits))
 
 
 def opened(lengths: list[int], prefix: int = 0) -> BranchStateManager:
@@ -75,8 +78,7 @@ def opened(lengths: list[int], prefix: int = 0) -> BranchStateManager:
     book = manager(3)
     for i, length in enumerate(lengths):
         submit(book, str(i), prefix, length - prefix)
-    rows = book.open_requests_()
-    commit(book, rows, [7 + i for i in range(len(lengths))])
+    commit(book, book.open_requests_(), [7 + i for i in range(len(lengths))])
     assert [b.length for b in book.active] == lengths
     book.intake_()
     return book
@@ -90,10 +92,11 @@ def unequal() -> DraftRows:
     """Three branches at 100, 98 and 99 cached positions, of whose trees 3, 1 and 2 rows stay."""
     book = opened([100, 98, 99])
     proposal = chains(3, 2)
-    rows = book.tree_rows_(proposal)
+    batch = book.tree_rows_(proposal)
+    rows = batch.rows
     assert rows.alignment == AlignmentManager.align_for_decode([3, 3, 3]), "equal trees"
     assert rows.positions_BQ.tolist() == [[n, n + 1, n + 2] for n in (100, 98, 99)]
-    summary = commit(book, rows, [], proposal, (3, 1, 2))
+    summary = commit(book, batch, [], proposal, (3, 1, 2))
     assert summary.committed == (3, 1, 2) and summary.accepted == (2, 0, 1)
     assert [b.length for b in book.active] == [103, 99, 101]
     return book.intake_()
@@ -131,37 +134,36 @@ def test_each_row_has_its_own_tokens_features_and_slots(unequal: DraftRows) -> N
         [scratch, scratch, 400 + 98],
         [scratch, 800 + 99, 800 + 100],
     ]
-    padding = torch.from_numpy(~rows.alignment.padding_mask)
-    assert (rows.owner_BQ[padding] == PADDING).all() and (rows.prefix_BQ[padding] == NOBODY).all()
-    assert len(rows.owner_BQ.unique()) == 4
+    padding_N = ~rows.alignment.padding_mask.reshape(-1)
+    assert (rows.owner_N[padding_N] == NOBODY).all() and (rows.owner_N[~padding_N] >= 0).all()
+    assert (rows.segment_N[padding_N] == len(rows.lineages.ids_S)).all(), "which sees nothing"
+    assert len(set(rows.owner_N.tolist())) == 4
 
 
 # -- seed 000 section 5.3 -----------------------------------------------------------------------
 
 
 @pytest.fixture
-def joined() -> tuple[Rows, BranchStateManager]:
+def joined() -> tuple[Batch, BranchStateManager]:
     """A prefix of 50, two branches at 150 with one draft each, and a newcomer of 200 tokens."""
     book = manager(3)
     request = submit(book, "0", 50, 100)
-    rows = book.open_requests_()
-    commit(book, rows, [7])
+    commit(book, book.open_requests_(), [7])
     for index, size in ((1, 100), (2, 200)):
-        branch = book.new_branch(request, index, 20)
-        branch.prompt = list(range(size))
+        branch = book.table.new_branch(request, index, 20)
+        branch.prompt = PromptTokens(tuple(range(size)))
         request.branches.append(branch)
         if index == 1:
-            rows = book.fork_()
-            commit(book, rows, [8])
+            commit(book, book.fork_(), [8])
     assert [b.length for b in book.active] == [150, 150]
     book.intake_()
     return book.admit_(chains(2, 1)), book
 
 
 def test_a_newcomers_prompt_rides_beside_the_running_rows(
-    joined: tuple[Rows, BranchStateManager],
+    joined: tuple[Batch, BranchStateManager],
 ) -> None:
-    rows, _ = joined
+    rows = joined[0].rows
     state = rows.alignment
     assert isinstance(state, ContinuousDecodingState)
     assert rows.tokens_BQ.shape == (3, 200)
@@ -173,8 +175,8 @@ def test_a_newcomers_prompt_rides_beside_the_running_rows(
     assert state.padding_mask[:2, -2:].all() and not state.padding_mask[:2, :-2].any()
 
 
-def test_each_row_keeps_its_own_positions(joined: tuple[Rows, BranchStateManager]) -> None:
-    rows, _ = joined
+def test_each_row_keeps_its_own_positions(joined: tuple[Batch, BranchStateManager]) -> None:
+    rows = joined[0].rows
     assert rows.alignment.position_ids is rows.positions_BQ
     for old in (0, 1):
         assert rows.positions_BQ[old, -2:].tolist() == [150, 151]
@@ -188,10 +190,10 @@ def test_each_row_keeps_its_own_positions(joined: tuple[Rows, BranchStateManager
 
 
 def test_the_valid_lengths_are_what_the_rows_hold_afterwards(
-    joined: tuple[Rows, BranchStateManager],
+    joined: tuple[Batch, BranchStateManager],
 ) -> None:
-    rows, book = joined
-    commit(book, rows, [5], chains(2, 1), (2, 2))
+    batch, book = joined
+    commit(book, batch, [5], chains(2, 1), (2, 2))
     held = [int((book.kv.owner[r * 400 : r * 400 + 400] >= 0).sum()) for r in range(3)]
     assert held == [152, 152, 250] == [b.length for b in book.active]
     assert [b.tokens for b in book.active] == [[7, 30, 60], [8, 30, 61], [5]]
