@@ -3,8 +3,8 @@
 from enum import IntEnum
 
 from ..models.files import ModelError
-from ..states.graph.source import GraphError
 from ..states.text.outline_file import OutlineError
+from ..states.yaml.source import GraphError
 
 
 class Code(IntEnum):

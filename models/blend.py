@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ..ops.attention.metadata import AttentionGroup, AttentionMetadata
 from ..ops.blend.blend import Blend, BlendReport, RowRole, deviation, pick, where_true
-from ..ops.blend.layer_plan import compile_layer_plan
 from ..ops.kv.pool import KVCache
 from ..ops.types import LayerPlan, LayerStatus, TargetOutput
+from .blend_check import check_blend
 from .layers import AttentionInputs, DecoderLayer, DecoderParts
 from .rope import rotate, rotation
 
@@ -222,7 +222,7 @@ def blended(
 ) -> TargetOutput:
     """`Target.forward` with cached rows. ValueError, before anything is computed, if they, the
     plan or the model do not fit together."""
-    _check(decoder, tokens_BQ, plan, taps, blend)
+    check_blend(decoder, tokens_BQ, plan, taps, blend)
     blender = Blender(decoder, place, blend)
     step, taps_MH = blender.enter(tokens_BQ, plan), list[Tensor]()
     for index, status in enumerate(plan):
@@ -240,39 +240,6 @@ def blended(
         torch.cat(taps_MH, -1) if taps_MH else None,
         BlendReport(plan, step.written, step.picked, reused, protected, suffix),
     )
-
-
-def _check(
-    decoder: DecoderParts, tokens_BQ: Tensor, plan: LayerPlan, taps: tuple[int, ...], blend: Blend
-) -> None:
-    settings, cached = blend.settings, blend.cached
-    compiled = compile_layer_plan(settings, decoder.num_layers)
-    if plan != compiled:
-        raise ValueError(f"the layer plan {_numbers(plan)} is not the blend's {_numbers(compiled)}")
-    if blend.rows.role_BQ.shape != tokens_BQ.shape:
-        raise ValueError(
-            f"the blend is for {blend.rows.role_BQ.shape} rows, not for {tuple(tokens_BQ.shape)}"
-        )
-    shape = (decoder.num_layers, cached.rows, decoder.kv_heads, decoder.head_dim)
-    model = decoder.embed
-    for name, value in (("keys", cached.keys_LRgd), ("values", cached.values_LRgd)):
-        if (value.shape, value.dtype, value.device) != (shape, model.dtype, model.device):
-            raise ValueError(
-                f"the cached {name} are {tuple(value.shape)} in {value.dtype} on {value.device}, "
-                f"the model has {shape} in {model.dtype} on {model.device}"
-            )
-    if settings.mask == "bottom_right" and any(decoder.config.sliding):
-        raise ValueError(
-            f"`mask: bottom_right` cannot have the model's sliding window {decoder.config.window}"
-        )
-    width, found = len(set(taps)) * decoder.hidden_size, cached.features_RF
-    if width and (found is None or found.shape != (cached.rows, width)):
-        shapes = None if found is None else tuple(found.shape), (cached.rows, width)
-        raise ValueError(f"the cached features are {shapes[0]}, the drafter needs {shapes[1]}")
-
-
-def _numbers(plan: LayerPlan) -> list[int]:
-    return [int(status) for status in plan]
 
 
 def _rows(group: AttentionGroup, query_GW: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...states.graph.source import GraphError, Problem
 from ...states.text.outline_file import OutlineError
+from ...states.yaml.source import GraphError, Problem
 from ..errors import UsageError
 from ..prepare.files import FOLDER, PACKAGE, is_graph
 from ..prepare.inputs import Prompts, read_file

@@ -10,8 +10,8 @@ from ...ops.blend.blend import ChunkKV
 from ...ops.blend.layer_plan import compile_layer_plan
 from ...states.graph.blend_spec import BlendBlock
 from ...states.graph.program import Program
-from ...states.graph.source import GraphError
 from ...states.text.prompt_tokens import Chunk
+from ...states.yaml.source import GraphError
 from .maker import ChunkMaker, chunk_maker
 from .store import ChunkStore
 

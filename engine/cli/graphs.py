@@ -13,7 +13,7 @@ import typer
 from ...states.graph.graph import json_schema
 from ...states.graph.load import op_table
 from ...states.graph.program import Program
-from ...states.graph.source import GraphError, Problem
+from ...states.yaml.source import GraphError, Problem
 from ..prepare.environment import embedded_layers
 from ..prepare.files import graph_names, open_graph
 from ..prepare.repeat import graph_yaml

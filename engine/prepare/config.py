@@ -10,8 +10,8 @@ from typing import Any, get_args
 from pydantic import ValidationError, create_model
 
 from ...states.graph.schema import check_mapping, problem
-from ...states.graph.source import GraphError, Source, decode
-from ...states.graph.spec import Spec
+from ...states.yaml.source import GraphError, Source, decode
+from ...states.yaml.spec import Spec
 from ..errors import UsageError
 from .files import PACKAGE, read_source
 from .options import SETTINGS, RunOptions, flag_of

@@ -12,8 +12,8 @@ from ...states.graph.extends import base_of, extend
 from ...states.graph.graph import EXTENDS
 from ...states.graph.load import load_program, op_table
 from ...states.graph.program import Program
-from ...states.graph.source import GraphError, Problem, Source, decode, hint, quoted
-from ...states.graph.yaml12 import MAX_BYTES
+from ...states.yaml.source import GraphError, Problem, Source, decode, hint, quoted
+from ...states.yaml.yaml12 import MAX_BYTES
 
 PACKAGE = __name__.split(".")[0]
 FOLDER = "graphs"

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ...states.graph.spec import Int, Text
+from ...states.yaml.spec import Int, Text
 
 JSONL = "(id, prompt|question|turns|task, seed, max_new_tokens, documents)"
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$")]

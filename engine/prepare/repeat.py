@@ -13,11 +13,11 @@ from pydantic import Field, ValidationError
 
 from ...states.graph.graph import KINDS, Graph
 from ...states.graph.schema import problem
-from ...states.graph.source import GraphError, Source
-from ...states.graph.spec import Int, Spec
-from ...states.graph.yaml12 import plain_scalar
 from ...states.text.documents import Document
 from ...states.text.outline import Outline, render_outline
+from ...states.yaml.source import GraphError, Source
+from ...states.yaml.spec import Int, Spec
+from ...states.yaml.yaml12 import plain_scalar
 from .inputs import Prompt, read_file
 from .options import SETTINGS, RunOptions
 

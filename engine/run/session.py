@@ -13,13 +13,12 @@ from ...ops.sampling.settings import SamplingRules
 from ...states.graph.drafter_spec import Drafter
 from ...states.graph.graph import Graph
 from ...states.graph.program import Program
-from ...states.graph.source import GraphError
 from ...states.machine import Run
+from ...states.manager.manager import BranchStateManager
 from ...states.requests.blending import BlendState
 from ...states.requests.branch import Request
 from ...states.requests.drafting import Drafting, OutlineSide
 from ...states.requests.folding import FoldState
-from ...states.requests.manager import BranchStateManager
 from ...states.requests.prompt_builder import PromptBuilder
 from ...states.requests.request_table import RunLimits
 from ...states.text.documents import CHUNK_TOKENS
@@ -29,6 +28,7 @@ from ...states.text.prompt_tokens import PromptTokens
 from ...states.text.prompts import PromptBook
 from ...states.text.template import load_template
 from ...states.trace import Sink
+from ...states.yaml.source import GraphError
 from ..chunks.cache import ChunkLibrary, chunks_for
 from ..chunks.store import ChunkStore
 from ..models import Models, new_pool, with_drafter

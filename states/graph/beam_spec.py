@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema, field_validator
 from pydantic_core import PydanticCustomError
 
-from .spec import Int, Spec
+from ..yaml.spec import Int, Spec
 
 EarlyStopping = Annotated[
     bool | Literal["never"],

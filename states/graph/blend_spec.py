@@ -16,7 +16,7 @@ from ...ops.blend.layer_plan import (
     compile_layer_plan,
     decode_plan,
 )
-from .spec import Bool, Int, Spec
+from ..yaml.spec import Bool, Int, Spec
 
 Layer = Annotated[Int, Field(ge=1, le=1 << 16)]
 Share = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)]

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 from ...ops.registry import OpTable
 from ...ops.sampling.settings import fitting_rules
+from ..yaml.source import Problem, Source
 from .graph import Graph
-from .source import Problem, Source
 
 FOLD = "branch.fold_"
 

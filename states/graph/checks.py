@@ -9,12 +9,12 @@ from typing import Any
 
 from ...ops.registry import OpSetting, OpTable, RegistryError
 from ...ops.sampling.settings import Draws
+from ..yaml.source import Problem, Source, hint, quoted
+from ..yaml.yaml12 import Path
 from .drafter_spec import Drafter, most_of
 from .graph import SETTING_BLOCKS, TOP_SETTINGS, Call, Graph
 from .plugins import named_function
 from .schema import kind_of
-from .source import Problem, Source, hint, quoted
-from .yaml12 import Path
 
 MISSING = object()
 OPTIONAL_BLOCKS = [name for name, field in Graph.model_fields.items() if field.default is None]

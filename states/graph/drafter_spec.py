@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from ...ops.draft.gamma_settings import GammaSettings
 from ...ops.sampling.settings import Draws
-from .spec import Int, Spec
+from ..yaml.spec import Int, Spec
 
 MAX_NODES = 4096
 MAX_SHARED = 1 << 16

@@ -8,8 +8,8 @@ from pydantic_core import PydanticCustomError
 
 from ...ops.draft.static_tree import MC_SIM_7B_63, Node, fault, lay_out
 from ...ops.sampling.settings import Draws
+from ..yaml.spec import Int, Text
 from .drafter_spec import Nodes, Takes, TreeDrafter, sane_nodes
-from .spec import Int, Text
 
 
 class DynamicTree(TreeDrafter):

@@ -2,9 +2,9 @@
 
 import copy
 
+from ..yaml.source import GraphError, Source
 from .graph import EXTENDS, MACHINE
 from .schema import check_mapping, check_version, kind_of
-from .source import GraphError, Source
 
 
 def base_of(source: Source) -> str | None:

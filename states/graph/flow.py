@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ...ops.registry import OpEntry, OpTable
+from ..yaml.source import Problem, Source
+from ..yaml.yaml12 import Path
 from .board import LINEAR_KEYS
 from .graph import Edge, Graph
 from .program import OpStep
-from .source import Problem, Source
-from .yaml12 import Path
 
 Steps = dict[str, tuple[OpStep, ...]]
 Ways = dict[str, list[str]]  # state -> states one transition away

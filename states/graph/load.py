@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...ops.registry import OpTable, Room, read_table
+from ..yaml.source import GraphError, Problem, Source
 from .block_checks import (
     check_beam,
     check_blend,
@@ -21,7 +22,6 @@ from .overrides import override
 from .plugins import with_installed
 from .program import OpStep, Program
 from .schema import validate
-from .source import GraphError, Problem, Source
 
 
 def rooms() -> tuple[Room, ...]:

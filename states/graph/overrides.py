@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..yaml.source import GraphError, Problem, Source, quoted
+from ..yaml.yaml12 import Path
 from .graph import KINDS
-from .source import GraphError, Problem, Source, quoted
-from .yaml12 import Path
 
 OPTION = "--set"
 

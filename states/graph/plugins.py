@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ...ops.registry import OpEntry, OpTable, RegistryError, declarations, parse
+from ..yaml.source import hint, quoted
 from .drafter_spec import Drafter
-from .source import hint, quoted
 
 OPS, DRAFTERS = "specsot.ops", "specsot.drafters"
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...ops.registry import OpEntry
+from ..yaml.source import Source
 from .graph import Graph
-from .source import Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from pydantic import Field, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ...ops.sampling.settings import FilterOrder, SamplingRules
-from .spec import Bool, Int, Spec
+from ..yaml.spec import Bool, Int, Spec
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Id = Annotated[Int, Field(ge=0, le=1 << 30)]

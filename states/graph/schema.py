@@ -6,15 +6,15 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from ..yaml.source import MOST, GraphError, Problem, Source, hint, quoted
+from ..yaml.spec import Spec
+from ..yaml.yaml12 import Path
 from .beam_spec import BeamBlock
 from .blend_spec import BlendBlock
 from .drafters import drafter_class
 from .graph import EXTENDS, KINDS, LAYOUTS, VERSION, Call, Edge, Graph, Limits, Skeleton, StateSpec
 from .plugins import installed_kinds
 from .sampling_spec import Sampling
-from .source import MOST, GraphError, Problem, Source, hint, quoted
-from .spec import Spec
-from .yaml12 import Path
 
 # Names that `transitions` binds on what it moves, or that the machine uses itself.
 RESERVED = frozenset({"start", "state", "advance", "trigger", "run", "may_trigger"})

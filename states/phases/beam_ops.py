@@ -4,10 +4,10 @@ from ...ops.beam import Chosen, Searches
 from ...ops.host import HostReader
 from ...ops.registry import op
 from ...ops.types import Proposal
-from ..requests.batch import Batch
-from ..requests.beam import BeamState
+from ..manager.batch import Batch
+from ..manager.beam import BeamState
+from ..manager.manager import BranchStateManager
 from ..requests.branch import RoundSummary
-from ..requests.manager import BranchStateManager
 
 
 def _beams(branches: BranchStateManager) -> BeamState:

@@ -1,8 +1,8 @@
 """The conditions a transition may name: host integers only, nothing is read from a device."""
 
 from ...ops.registry import guard
+from ..manager.manager import BranchStateManager
 from ..requests.branch import Stage
-from ..requests.manager import BranchStateManager
 
 
 @guard("outlines_finished")

@@ -7,8 +7,8 @@ import torch
 
 from ...ops.registry import op
 from ...ops.types import Proposal
+from ..manager.manager import BranchStateManager
 from ..requests.branch import Branch, Finish, Request, Stage
-from ..requests.manager import BranchStateManager
 from ..requests.prompt_builder import PromptBuilder
 from ..text.documents import CHUNK_TOKENS
 from ..text.outline import Outline, parse_outline
@@ -116,17 +116,17 @@ def parse_(
             direct = branches.table.new_branch(request, 0, direct_tokens)
             direct.prompt = PromptTokens(tuple(pending)) + builder.direct(request)
             request.branches = [direct]
-            branches.check_fit_(direct)
+            branches.lifecycle.check_fit_(direct)
         request.stage = Stage.RUNNING
-    branches.retire_and_prepare_()
+    branches.lifecycle.retire_and_prepare_()
 
 
 def _close_root_(branches: BranchStateManager, request: Request, root: Branch) -> list[int]:
     """Keep the outline's rows as prefix, or give them back; its tokens that have no row yet."""
     if branches.limits.share_outline:
-        branches.promote_root_(request)
+        branches.lifecycle.promote_root_(request)
         return root.pending
-    branches.retire_([root.owner])
+    branches.lifecycle.retire_([root.owner])
     return []
 
 

@@ -9,10 +9,10 @@ from ...ops.registry import op
 from ...ops.types import DraftRows, Proposal, Rows
 from ...ops.verify.first_tokens import FirstTokens
 from ...ops.verify.verify import Accepted
-from ..requests.batch import Batch
+from ..manager.batch import Batch
+from ..manager.manager import BranchStateManager
 from ..requests.branch import Branch, RoundSummary
 from ..requests.drafting import Drafting
-from ..requests.manager import BranchStateManager
 
 
 @op("request.admit_", writes="batch rows")

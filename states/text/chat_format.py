@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from ..graph.source import Problem
+from ..yaml.source import Problem
 from .template import Piece, Template, TemplateError, Turns, pieces
 
 Ids = list[int]

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..graph.source import Source
+from ..yaml.source import Source
 from .outline import (
     MAX_LENGTH,
     MAX_TITLE,

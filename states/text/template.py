@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from ..graph.schema import check_mapping, problem
-from ..graph.source import GraphError, Problem, Source, decode, hint
-from ..graph.spec import Spec
+from ..yaml.source import GraphError, Problem, Source, decode, hint
+from ..yaml.spec import Spec
 
 FOLDER = Path(__file__).parents[2] / "graphs" / "templates"
 SHIPPED = ("embedded", "instruct")

@@ -14,9 +14,9 @@ from specsot.ops.verify.score import GrammarRows
 from specsot.ops.verify.verify import Accepted
 from specsot.states.graph.drafters import DRAFTERS
 from specsot.states.graph.graph import LAYOUTS
-from specsot.states.requests.batch import Batch
+from specsot.states.manager.batch import Batch
+from specsot.states.manager.manager import BranchStateManager
 from specsot.states.requests.branch import Branch, Request, Stage
-from specsot.states.requests.manager import BranchStateManager
 from specsot.states.requests.request_table import RunLimits
 from specsot.states.text.prompt_tokens import PromptTokens
 
@@ -69,13 +69,13 @@ def fan_out_(
     made: BranchStateManager, one: Request, hoist: Sequence[int], prompts: Sequence[Sequence[int]]
 ) -> list[Branch]:
     """A finished outline becomes the prefix, and branches wait behind it, as parsing makes them."""
-    made.promote_root_(one)
+    made.lifecycle.promote_root_(one)
     one.hoist, one.stage = PromptTokens(tuple(hoist)), Stage.RUNNING
     for index, ids in enumerate(prompts):
         branch = made.table.new_branch(one, index, one.budget)
         branch.prompt = PromptTokens(tuple(ids))
         one.branches.append(branch)
-    made.retire_and_prepare_()
+    made.lifecycle.retire_and_prepare_()
     return one.branches
 
 

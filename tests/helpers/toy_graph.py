@@ -6,7 +6,7 @@ from pathlib import Path
 from specsot.ops.registry import OpTable, read_table
 from specsot.states.graph.load import load_program
 from specsot.states.graph.program import Program
-from specsot.states.graph.source import GraphError, Source
+from specsot.states.yaml.source import GraphError, Source
 
 GRAPH = """\
 version: 1

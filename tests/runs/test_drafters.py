@@ -24,7 +24,7 @@ from helpers.support import (
 
 from specsot.engine.prepare.files import graph_names, open_graph, open_source
 from specsot.engine.prepare.inputs import Prompt
-from specsot.states.graph.source import GraphError
+from specsot.states.yaml.source import GraphError
 
 Make = Callable[..., Tiny]
 FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen3": {}, "mistral": {"window": 17}}

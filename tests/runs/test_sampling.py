@@ -24,7 +24,7 @@ from helpers.support import (
 )
 
 from specsot.engine.prepare.inputs import Prompt
-from specsot.states.graph.source import GraphError
+from specsot.states.yaml.source import GraphError
 
 CASE: dict[str, Any] = {
     "drafter": ("eagle3", 0),

@@ -27,7 +27,7 @@ from specsot.engine.prepare.environment import model_folder
 from specsot.engine.record.run_folder import RunFolder
 from specsot.engine.shell import user_errors
 from specsot.models.files import ModelError
-from specsot.states.graph.source import hint
+from specsot.states.yaml.source import hint
 
 from .reading_prompts import KINDS, SetSettings, reading_prompts
 

@@ -30,7 +30,7 @@ from specsot.ops.sampling.settings import SamplingRules
 from specsot.ops.verify import rejection_rounds as accept_rejection
 from specsot.ops.verify import verify
 from specsot.ops.verify.rejection import Acceptance
-from specsot.states.requests import manager
+from specsot.states.manager import manager
 from specsot.states.requests.branch import Branch, Finish
 from specsot.states.requests.draft_state import Features, PairState
 

@@ -13,7 +13,7 @@ from specsot.engine.cli.main import main
 from specsot.engine.prepare.files import graph_names, open_graph, open_source
 from specsot.engine.view.diagram import mermaid
 from specsot.states.graph.graph import Graph
-from specsot.states.graph.source import Source
+from specsot.states.yaml.source import Source
 
 ROOT = Path(__file__).parents[3]
 Printed = pytest.CaptureFixture[str]

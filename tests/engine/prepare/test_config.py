@@ -10,7 +10,7 @@ from specsot.engine.errors import UsageError
 from specsot.engine.prepare import config as module
 from specsot.engine.prepare.files import graph_names
 from specsot.engine.prepare.options import SETTINGS, RunOptions
-from specsot.states.graph.source import GraphError
+from specsot.states.yaml.source import GraphError
 
 
 def read_config(folder: Path, **given: Any) -> RunOptions:

@@ -19,8 +19,8 @@ from specsot.engine.prepare.repeat import (
     to_yaml,
     too_long,
 )
-from specsot.states.graph.source import Source
 from specsot.states.text.documents import Document
+from specsot.states.yaml.source import Source
 
 BEES, RAIN = Document("bees.txt", "Bees make honey.\nAnd wax."), Document("Rain", "It falls.")
 

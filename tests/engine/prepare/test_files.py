@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specsot.engine.prepare.files import graph_names, open_graph, open_source
-from specsot.states.graph.source import GraphError
+from specsot.states.yaml.source import GraphError
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,8 @@ from specsot.engine.prepare.repeat import (
     to_yaml,
 )
 from specsot.states.graph.load import load_program, op_table
-from specsot.states.graph.source import Source
 from specsot.states.text.outline import Outline, parse_outline, render_outline
+from specsot.states.yaml.source import Source
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1)
 PROGRAM = open_graph("bim_eagle")

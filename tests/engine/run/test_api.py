@@ -10,7 +10,7 @@ import pytest
 
 from specsot.engine.prepare.options import SessionOptions
 from specsot.engine.run.api import open_session
-from specsot.states.graph.source import GraphError
+from specsot.states.yaml.source import GraphError
 
 ROOT = Path(__file__).parents[3]
 

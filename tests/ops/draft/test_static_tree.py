@@ -4,7 +4,7 @@ import pytest
 
 from specsot.engine.prepare.files import open_graph
 from specsot.ops.draft.static_tree import MC_SIM_7B_63, Node, StaticTree, lay_out
-from specsot.states.graph.source import GraphError
+from specsot.states.yaml.source import GraphError
 
 
 def nodes_of(tree: StaticTree) -> list[Node]:

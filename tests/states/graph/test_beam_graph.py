@@ -8,7 +8,7 @@ from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.repeat import graph_yaml
 from specsot.states.graph.graph import Graph
 from specsot.states.graph.load import load_program, op_table
-from specsot.states.graph.source import GraphError, Source
+from specsot.states.yaml.source import GraphError, Source
 
 FILE = "g.yaml"
 BEAM = graph_yaml(open_graph("beam").graph)

@@ -7,7 +7,7 @@ import pytest
 from specsot.engine.prepare.files import graph_names, open_graph
 from specsot.engine.view.diagram import describe_graph
 from specsot.ops.blend.layer_plan import BlendSettings
-from specsot.states.graph.source import GraphError
+from specsot.states.yaml.source import GraphError
 
 
 def refused(*sets: str, graph: str = "blend_eagle") -> list[str]:

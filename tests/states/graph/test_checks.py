@@ -11,7 +11,7 @@ from specsot.engine.prepare.files import graph_names, open_graph, open_source
 from specsot.states.graph.drafters import DRAFTERS
 from specsot.states.graph.graph import LAYOUTS
 from specsot.states.graph.load import op_table
-from specsot.states.graph.source import GraphError, Source
+from specsot.states.yaml.source import GraphError, Source
 
 FULL = (
     "skeleton",

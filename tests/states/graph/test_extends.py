@@ -11,7 +11,7 @@ from specsot.engine.prepare.repeat import canonical, graph_yaml
 from specsot.states.graph.drafters import Eagle3Drafter
 from specsot.states.graph.graph import BatchingBlock
 from specsot.states.graph.load import load_program, op_table
-from specsot.states.graph.source import GraphError, Source
+from specsot.states.yaml.source import GraphError, Source
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 
 from specsot.ops.registry import OpTable
 from specsot.states.graph.load import load_program, op_table
-from specsot.states.graph.source import GraphError, Source
+from specsot.states.yaml.source import GraphError, Source
 
 MARK = "¦"
 GROW = "[draft.grow_tree_, outline.force]"

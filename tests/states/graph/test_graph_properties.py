@@ -13,7 +13,7 @@ from specsot.engine.prepare.repeat import graph_yaml
 from specsot.ops.registry import Declaration, OpEntry, OpTable
 from specsot.states.graph.board import LINEAR_KEYS
 from specsot.states.graph.load import load_program, op_table
-from specsot.states.graph.source import GraphError, Source
+from specsot.states.yaml.source import GraphError, Source
 
 GIVEN = frozenset({"k0"})
 KEYS = ["k0", "k1", "k2", "proposal"]

@@ -7,13 +7,13 @@ import yaml
 
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
-from specsot.states.graph.source import GraphError
 from specsot.states.requests.branch import Branch, Finish, Request
 from specsot.states.requests.folding import FoldState
 from specsot.states.text.outline import parse_outline
 from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.text.prompts import PromptBook
 from specsot.states.text.template import TemplateError, load_template
+from specsot.states.yaml.source import GraphError
 from tools.embedded.documents import combined_facts_sample
 from tools.embedded.pieces import END, Pieces
 

@@ -9,7 +9,7 @@ from specsot.ops.registry import OpTable
 from specsot.states.graph.drafters import Eagle3Drafter, NoDrafter
 from specsot.states.graph.load import op_table
 from specsot.states.graph.program import Program
-from specsot.states.graph.source import GraphError
+from specsot.states.yaml.source import GraphError
 
 
 @pytest.fixture(scope="module")

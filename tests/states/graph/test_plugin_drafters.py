@@ -16,12 +16,12 @@ from specsot.models.files import ModelError
 from specsot.ops.registry import RegistryError
 from specsot.states.graph.drafters import DRAFTERS, drafter_class
 from specsot.states.graph.graph import Graph, json_schema
-from specsot.states.graph.source import GraphError
+from specsot.states.yaml.source import GraphError
 
 DRAFTER = """\
 from typing import Literal
 from specsot.states.graph.drafter_spec import Drafter
-from specsot.states.graph.spec import Int
+from specsot.states.yaml.spec import Int
 
 class Echo(Drafter):
     kind: Literal["echo"]

@@ -11,8 +11,8 @@ from specsot.engine.prepare.files import open_graph
 from specsot.engine.view.diagram import describe_graph, describe_words, mermaid
 from specsot.states.graph.load import load_program, op_table
 from specsot.states.graph.plugins import module_file, named_function, with_installed
-from specsot.states.graph.source import GraphError, Source
 from specsot.states.machine import Run
+from specsot.states.yaml.source import GraphError, Source
 
 # -- where a module is ---------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ from specsot.ops.verify.first_tokens import root
 from specsot.ops.verify.verify import accept
 from specsot.states.graph.drafters import Eagle3Drafter
 from specsot.states.graph.graph import BatchingBlock
-from specsot.states.requests.batch import Batch
+from specsot.states.manager.batch import Batch
+from specsot.states.manager.manager import BranchStateManager
 from specsot.states.requests.branch import Request, RoundSummary
-from specsot.states.requests.manager import BranchStateManager
 from specsot.states.requests.request_table import RunLimits
 from specsot.states.text.prompt_tokens import PromptTokens
 

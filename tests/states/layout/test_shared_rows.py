@@ -5,7 +5,7 @@ import pytest
 from specsot.engine.prepare.files import open_graph
 from specsot.ops.registry import OpTable
 from specsot.states.graph.load import op_table
-from specsot.states.graph.source import GraphError
+from specsot.states.yaml.source import GraphError
 
 SMALL = (
     *("limits.max_new_tokens=1", "skeleton.max_tokens=1", "skeleton.direct_tokens=1"),

@@ -58,7 +58,7 @@ def test_a_share_is_used_again_when_its_request_has_ended() -> None:
     made_branches = running(made, *(request(key) for key in "abcd"))
     second = made_branches[1].request
     made.cancel("b")
-    made.retire_and_prepare_()
+    made.lifecycle.retire_and_prepare_()
     assert second.prefix_owner not in made.kv.regions
     late = request("e")
     made.submit(late)

@@ -86,7 +86,7 @@ def test_a_request_that_is_cancelled_before_it_starts_never_does() -> None:
     made.submit(late)
     made.cancel("b")
     made.cancel("unknown")
-    made.retire_and_prepare_()
+    made.lifecycle.retire_and_prepare_()
     assert late.finished and [b.finish for b in late.branches] == [Finish.CANCELLED]
     assert made.unfinished == made.requests[:1]
 

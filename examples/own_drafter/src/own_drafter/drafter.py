@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from specsot.states.graph.drafter_spec import Drafter
-from specsot.states.graph.spec import Int
+from specsot.states.yaml.spec import Int
 
 
 class EchoDrafter(Drafter):

@@ -7,13 +7,13 @@ from ...ops.kv.pool import KVCache
 from ...ops.types import Proposal
 from ..layout.layout import Layout, Span
 from ..layout.tree_rows import Trees
+from ..requests.admission import Admission
+from ..requests.blending import BlendState
+from ..requests.branch import Branch, Finish, Request, Stage
+from ..requests.request_table import RequestTable
+from ..requests.samplers import Samplers
 from ..text.prompt_tokens import PromptTokens
-from .admission import Admission
 from .batch import Batch
-from .blending import BlendState
-from .branch import Branch, Finish, Request, Stage
-from .request_table import RequestTable
-from .samplers import Samplers
 
 
 class Placer:

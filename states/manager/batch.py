@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ...ops.types import Rows
 from ..layout.layout import Span
 from ..layout.tree_rows import PlacedRows
-from .branch import Branch, Request
+from ..requests.branch import Branch, Request
 
 
 @dataclass(frozen=True, slots=True)

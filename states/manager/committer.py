@@ -11,14 +11,23 @@ from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
 from ...ops.verify.first_tokens import FirstTokens
 from ...ops.verify.verify import Accepted
+from ..requests.blending import BlendState, picked_rows
+from ..requests.branch import Branch, Finish, RoundSummary
+from ..requests.draft_state import Features
+from ..requests.drafting import Drafting
+from ..requests.explain import explain
+from ..requests.folding import FoldState
+from ..requests.rounds import (
+    Pick,
+    RoundResult,
+    Walk,
+    bound_path,
+    free_path,
+    legal_pick,
+    read_round,
+    take,
+)
 from .batch import Batch
-from .blending import BlendState, picked_rows
-from .branch import Branch, Finish, RoundSummary
-from .draft_state import Features
-from .drafting import Drafting
-from .explain import explain
-from .folding import FoldState
-from .rounds import Pick, RoundResult, Walk, bound_path, free_path, legal_pick, read_round, take
 
 
 class Committer:

@@ -23,14 +23,14 @@ from ...ops.types import Proposal
 from ..graph.beam_spec import BeamBlock
 from ..layout.layout import Layout
 from ..layout.tree_rows import Trees
-from .admission import Admission
+from ..requests.admission import Admission
+from ..requests.blending import BlendState
+from ..requests.branch import Branch, Finish, RoundSummary
+from ..requests.request_table import RequestTable
+from ..requests.rounds import Ids, split
+from ..requests.samplers import Samplers
 from .batch import Batch
-from .blending import BlendState
-from .branch import Branch, Finish, RoundSummary
 from .placer import Placer
-from .request_table import RequestTable
-from .rounds import Ids, split
-from .samplers import Samplers
 
 
 @dataclass(eq=False, slots=True)

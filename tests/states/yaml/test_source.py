@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsot.states.graph.source import MOST, GraphError, Problem, Source, decode, hint, quoted
-from specsot.states.graph.yaml12 import MAX_BYTES, MAX_DEPTH, MAX_EVENTS, plain_scalar
+from specsot.states.yaml.source import MOST, GraphError, Problem, Source, decode, hint, quoted
+from specsot.states.yaml.yaml12 import MAX_BYTES, MAX_DEPTH, MAX_EVENTS, plain_scalar
 
 
 def read(text: str) -> Any:

@@ -14,7 +14,7 @@ from helpers.managers import (
 
 from specsot.ops.kv.slots import FREE
 from specsot.states.layout.layout import Span
-from specsot.states.requests.batch import Batch
+from specsot.states.manager.batch import Batch
 from specsot.states.requests.branch import Finish, Stage
 
 LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching"])

@@ -1,0 +1,171 @@
+"""Between two forwards: who ends gives rows back, whose turn it is gets a prompt, never a hang."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ...ops.kv.pool import KVCache
+from ..layout.layout import Layout
+from ..requests.admission import Admission
+from ..requests.blending import BlendState
+from ..requests.branch import Branch, Finish, Request, Stage
+from ..requests.drafting import Drafting
+from ..requests.folding import FoldState
+from ..requests.request_table import RequestTable
+from ..requests.samplers import Samplers
+from ..text.prompt_tokens import PromptTokens
+from .beam import BeamState
+
+BuildPrompt = Callable[[Branch], PromptTokens]
+
+
+class Lifecycle:
+    """Requests and branches from submission to the end.
+
+    Args:
+        build_prompt: a branch's own prompt, once all that it depends on is finished.
+    """
+
+    def __init__(
+        self,
+        table: RequestTable,
+        layout: Layout,
+        pools: Sequence[KVCache],
+        admission: Admission,
+        samplers: Samplers,
+        draftings: Sequence[Drafting],
+        build_prompt: BuildPrompt,
+        blend: BlendState | None,
+        fold: FoldState | None,
+        beams: BeamState | None,
+    ) -> None:
+        self.table, self.layout, self.pools, self.admission = table, layout, pools, admission
+        self.samplers, self.draftings, self.build_prompt = samplers, draftings, build_prompt
+        self.blend, self.fold, self.beams = blend, fold, beams
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; it starts at the next admission that has room for it."""
+        self.table.add(request)
+        if why := self.admission.why_never(request):
+            self._refuse(request, why)
+
+    def _refuse(self, request: Request, why: str) -> None:
+        self.table.end_unstarted(request, Finish.REFUSED, why)
+        self.table.close(request)
+        self.retire_([request.prefix_owner, *(b.owner for b in request.branches)])
+
+    def waiting(self) -> tuple[list[Branch], list[Request]]:
+        """Branches and requests that could start now."""
+        return self.admission.choose(self.table.unfinished, len(self.table.active))
+
+    def retire_and_prepare_(self, ran: Iterable[Branch] = ()) -> None:
+        """Retire what ended, prepare prompts that became known, refuse what can never run."""
+        for request in [r for r in self.table.unfinished if r.cancelled]:
+            self._cancel_(request)
+        everyone = dict.fromkeys((*self.table.active, *ran))
+        self.table.active = [b for b in everyone if b.stage is Stage.RUNNING]
+        for request in [*self.table.unfinished]:
+            self._go_on_(request)
+        self._break_deadlock_()
+
+    def _cancel_(self, request: Request) -> None:
+        for branch in request.all_branches():
+            if branch.stage is not Stage.DONE:
+                branch.end(Finish.CANCELLED)
+        if not request.branches:
+            self.table.end_unstarted(request, Finish.CANCELLED)
+        self._close_(request)
+        self.retire_([b.owner for b in request.all_branches()])
+
+    def _close_(self, request: Request) -> None:
+        """All of a request's branches have ended: nothing of it stays in the pools."""
+        self.table.close(request)
+        for drafting in self.draftings:
+            drafting.memory.close(request)
+        if self.fold is not None:
+            self.fold.forget_(request)
+        self.retire_([request.prefix_owner])
+
+    def _go_on_(self, request: Request) -> None:
+        ended = [b.owner for b in request.branches if b.stage is Stage.DONE]
+        self.retire_([owner for owner in ended if owner in self.table.segments])
+        for branch in request.branches:
+            if branch.stage is Stage.WAITING and not len(branch.prompt):
+                self._prepare_(branch)
+        if _all_done(request):
+            self._fold_(request)
+        if _all_done(request):
+            self._close_(request)
+        elif request.branches and not any(b.stage is Stage.WAITING for b in request.branches):
+            self.layout.prune_(request.prefix_owner, self.pools)
+
+    def _fold_(self, request: Request) -> None:
+        """The last branch of a request whose parts are all done, if they are to be combined."""
+        if self.fold is None or request.branches[-1].combines:
+            return
+        prompt = self.fold.prompt(request)
+        if prompt is not None:
+            branch = self.table.new_branch(request, len(request.branches), request.budget)
+            branch.combines, branch.prompt = True, prompt
+            request.branches.append(branch)
+            self.check_fit_(branch)
+
+    def _prepare_(self, branch: Branch) -> None:
+        """Build the prompt once everything the branch depends on is finished."""
+        request, point = branch.request, branch.point
+        needs = set(point.deps) if point else set()
+        others = [b for b in request.branches if b.point and b.point.id in needs]
+        if all(b.stage is Stage.DONE for b in others):
+            branch.prompt = self.build_prompt(branch)
+            self.check_fit_(branch)
+
+    def check_fit_(self, branch: Branch) -> None:
+        """Refuse a branch, by name and with the numbers, whose prompt can never be run."""
+        if why := self.admission.why_never_branch(branch):
+            branch.end(Finish.REFUSED, why)
+
+    def _break_deadlock_(self) -> None:
+        """If nothing runs and nobody fits, the first who waits is refused: never a hang."""
+        while not self.table.active and not any(self.waiting()):
+            stuck = [
+                b for r in self.table.unfinished for b in r.branches if b.stage is Stage.WAITING
+            ]
+            late = [r for r in self.table.unfinished if r.stage is Stage.WAITING]
+            if any(r.stage is Stage.OUTLINE for r in self.table.unfinished) or not (stuck or late):
+                return
+            if stuck:
+                stuck[0].end(Finish.REFUSED, "no room beside the other requests")
+                self._go_on_(stuck[0].request)
+            else:
+                self._refuse(late[0], "no room beside the other requests")
+
+    def retire_(self, owners: Sequence[int]) -> None:
+        """Give back all rows of these owners, in both pools and in the drafter's inbox."""
+        if not owners:
+            return
+        if self.beams is not None:
+            owners = [*owners, *self.beams.forget(owners)]
+        for pool in self.pools:
+            pool.retire_(owners)
+        self.layout.leave_(owners)
+        self.table.segments.remove(owners)
+        self.samplers.forget(owners)
+        for drafting in self.draftings:
+            drafting.memory.forget(owners)
+        if self.blend is not None:
+            self.blend.forget_(owners)
+
+    def promote_root_(self, request: Request) -> None:
+        """The outline's rows stay and become the prefix: relabelled, 0 bytes moved."""
+        root = request.root
+        assert root is not None
+        for pool in self.pools:
+            pool.relabel_(root.owner, request.prefix_owner)
+        self.layout.leave_([root.owner])
+        for drafting in self.draftings:
+            drafting.memory.promote(root)
+        self.table.segments.absorb(root.owner, request.prefix_owner)
+        request.prefix_length = root.length
+        request.context += [*root.prompt, *root.tokens[: root.kept]]
+
+
+def _all_done(request: Request) -> bool:
+    return bool(request.branches) and all(b.stage is Stage.DONE for b in request.branches)
