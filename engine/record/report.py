@@ -176,7 +176,7 @@ def summary_page(
         for s in _all(item)
     ]
     tables = (
-        (f"# {title}", (" ", " "), facts.items()),
+        (f"# {title}", ("", ""), facts.items()),
         ("## Figures", ("metric", "value"), figures),
         ("## States", ("state", "visits", "ms", "ms per visit"), states),
         ("## Parts", ("request", "part", "title", "tokens", "finish", "note"), parts),

@@ -1,6 +1,6 @@
 """The lines of trace.jsonl; their keys are documented in docs/cli.md."""
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from ...ops.kv.align import AlignmentState, ContinuousDecodingState
@@ -30,11 +30,8 @@ def _alignment(state: AlignmentState | ContinuousDecodingState | None) -> dict[s
     """The lengths of each tensor row, under the names of the state; None under ``bim``."""
     if state is None:
         return None
-    if isinstance(state, AlignmentState):
-        names: tuple[str, ...] = ("padding_lengths", "valid_lengths", "position_offsets")
-    else:
-        names = ("cache_length", "valid_lengths", "input_lengths", "is_prefill")
-    return {"state": type(state).__name__} | {name: getattr(state, name) for name in names}
+    numbers = {f.name: getattr(state, f.name) for f in fields(state) if f.compare}  # no tensors
+    return {"state": type(state).__name__, **numbers}
 
 
 def _op(at: int, event: OpRan) -> dict[str, Any]:

@@ -62,13 +62,21 @@ class RunWriter:
 
     def __init__(self, folder: RunFolder, job: Job, made: Provenance) -> None:
         self.folder, self.job, self.made = folder, job, made
+        self.options = replace(
+            job.options,
+            graph=redact(job.options.graph),
+            model=redact(job.options.model),
+            drafter_model=redact(job.options.drafter_model),
+            threads=job.threads,
+        )
         self._manifest: dict[str, Any] = {}
         self._document: dict[str, Any] = {}
 
     def begin(self, environ: Mapping[str, str]) -> None:
         """manifest.json and run.yaml, before the first step."""
-        job, options = self.job, self.job.options
-        graph = job.program.graph
+        graph, options, made = self.job.program.graph, self.options, self.made
+        drafter = {"name": options.drafter_model, "hash": made.drafter_hash}
+        settings = ("seed", "dtype", "device", "threads", "max_new_tokens")
         self._manifest = {
             "schema_version": SCHEMA,
             "status": Status.RUNNING,
@@ -77,38 +85,25 @@ class RunWriter:
             "started": _now(),
             "graph": {
                 "name": graph.name,
-                "file": redact(options.graph),
+                "file": options.graph,
                 "hash": hashlib.sha256(canonical(graph).encode()).hexdigest(),
                 "resolved": graph.model_dump(by_alias=True, exclude_none=True),
             },
             "models": {
-                "target": {"name": redact(options.model), "hash": self.made.model_hash},
-                "drafter": {"name": redact(options.drafter_model), "hash": self.made.drafter_hash}
-                if self.made.drafter_hash
-                else None,
+                "target": {"name": options.model, "hash": made.model_hash},
+                "drafter": drafter if made.drafter_hash else None,
             },
-            "versions": self.made.versions,
-            "seed": options.seed,
-            "dtype": options.dtype,
-            "device": options.device,
-            "threads": job.threads,
-            "max_new_tokens": options.max_new_tokens,
-            "requests": len(job.prompts),
+            "versions": made.versions,
+            **{name: getattr(options, name) for name in settings},
+            "requests": len(self.job.prompts),
             "machine": machine(),
         }
         self._document = self._run_document()
         self._write()
 
     def _run_document(self) -> dict[str, Any]:
-        job, given = self.job, self.job.options
-        options = replace(
-            given,
-            graph=redact(given.graph),
-            model=redact(given.model),
-            drafter_model=redact(given.drafter_model),
-            threads=job.threads,
-        )
-        document = run_document(options, job.program.graph, job.prompts, job.outline)
+        job = self.job
+        document = run_document(self.options, job.program.graph, job.prompts, job.outline)
         self._keep_template(document)
         if too_long(document):
             self.folder.write_lines(PROMPTS_FILE, document["prompts"])
@@ -148,12 +143,12 @@ class RunWriter:
         return outcome
 
     def _summary(self, outcome: RunOutcome) -> str:
-        graph, options = self.job.program.graph, self.job.options
+        graph, options = self.job.program.graph, self.options
         facts = {
             "status": str(outcome.status),
             "graph": f"{graph.name} (layout {graph.layout.kind}, drafter {graph.drafter.kind})",
-            "model": redact(options.model),
-            "dtype, device, threads": f"{options.dtype}, {options.device}, {self.job.threads}",
+            "model": options.model,
+            "dtype, device, threads": f"{options.dtype}, {options.device}, {options.threads}",
             "seed": str(options.seed),
             "sampling": graph.sampling.words(),
             "digest": outcome.digest,

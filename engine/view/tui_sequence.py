@@ -88,36 +88,32 @@ def _append_runs(text: Text, codes: Codes) -> None:
             text.append(char * run.size, style=style)
 
 
+CELLS = {  # character, style and name; characters differ too, for eyes that see no colours
+    PREFIX: ("█", "grey74", "prefix"),
+    TREE: ("+", "#202020 on yellow", "tree"),
+    OUTLINE: ("O", "#202020 on white", "outline"),
+    PADDING: ("-", "grey37", "padding"),
+    REUSED: ("▒", "dodger_blue2", "cached"),
+    PICKED: ("*", "#202020 on orange1", "picked"),
+    FREE: ("·", "grey37", "free"),
+}
+
+
 def cell_of(code: int) -> tuple[str, Style]:
-    """Character and style of one cell; characters differ too, for eyes that see no colours."""
-    if code == FREE:
-        return "·", Style.parse("grey37")
-    if code == PREFIX:
-        return "█", Style.parse("grey74")
-    if code == TREE:
-        return "+", Style.parse("#202020 on yellow")
-    if code == OUTLINE:
-        return "O", Style.parse("#202020 on white")
-    if code == PADDING:
-        return "-", Style.parse("grey37")
-    if code == REUSED:
-        return "▒", Style.parse("dodger_blue2")
-    if code == PICKED:
-        return "*", Style.parse("#202020 on orange1")
+    """Character and style of one cell."""
     index = code - BRANCH
-    return "123456789"[index % 9], Style.parse(f"#101010 on {color_of(index)}")
+    branch = ("123456789"[index % 9], f"#101010 on {color_of(index)}", "")
+    char, style, _ = CELLS.get(code, branch)
+    return char, Style.parse(style)
 
 
 def legend(codes: Codes) -> Text:
-    """What the cells mean; only those that are there."""
-    present = sorted(set(np.unique(codes).tolist()))
-    names = {FREE: "free", PREFIX: "prefix", TREE: "tree", OUTLINE: "outline", PADDING: "padding"}
-    names |= {REUSED: "cached", PICKED: "picked"}
+    """What the cells mean; only those that are there, free ones last."""
     text = Text(no_wrap=True)
-    for code in [c for c in present if c != FREE] + [c for c in present if c == FREE]:
+    for code in sorted(set(np.unique(codes).tolist()), key=lambda code: (code == FREE, code)):
         char, style = cell_of(code)
         text.append(char, style=style)
-        text.append(f" {names.get(code, '')} " if code < BRANCH else " ", style="dim")
+        text.append(f" {CELLS[code][2]} " if code in CELLS else " ", style="dim")
     return text
 
 

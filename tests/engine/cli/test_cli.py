@@ -9,6 +9,7 @@ import pytest
 
 from specsot.engine.cli.main import COMMANDS, main
 from specsot.engine.errors import Code
+from specsot.engine.prepare.options import OPTIONS, SESSION, flag_of
 from specsot.engine.shell import DEBUG
 
 
@@ -50,6 +51,32 @@ def test_wrong_usage_is_2(words: list[str], says: str, capsys: pytest.CaptureFix
     assert call(*words) == Code.USAGE
     captured = capsys.readouterr()
     assert says in captured.err and "Traceback" not in captured.err
+
+
+def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert call(command, "--help") == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_run_offers_every_option_with_its_help_and_its_variable(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = help_of("run", capsys)
+    for name, text in OPTIONS.items():
+        assert text.help in page
+        assert text.argument or f" {flag_of(name)} " in page
+    mirrors = {"SPECSOT_GRAPH", "SPECSOT_MAX_NEW_TOKENS", "SPECSOT_JSON", "SPECSOT_DOCUMENT"}
+    assert all(f"[env var: {name}]" in page for name in mirrors) and "SPECSOT_SET" not in page
+
+
+@pytest.mark.parametrize("command", ["compare", "certify"])
+def test_commands_with_sessions_offer_their_options_alone(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = help_of(command, capsys)
+    offered = {*SESSION, "prompts", "as_json"}
+    assert {name for name in OPTIONS if f" {flag_of(name)} " in page} == offered
+    assert OPTIONS["prompts"].help not in page and "[ten packaged ones]" in page
 
 
 def test_options_mirror_the_environment(

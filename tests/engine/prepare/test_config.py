@@ -9,6 +9,7 @@ import pytest
 from specsot.engine.errors import UsageError
 from specsot.engine.prepare import config as module
 from specsot.engine.prepare.files import graph_names
+from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import SETTINGS, RunOptions
 from specsot.states.yaml.source import GraphError
 
@@ -101,6 +102,13 @@ def test_a_folder_of_that_name_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "specsot.yaml").mkdir()
     with pytest.raises(GraphError, match="this is a directory, not a file"):
         read_config(tmp_path)
+
+
+def test_a_job_leaves_no_setting_open(tmp_path: Path) -> None:
+    job = prepare(RunOptions(graph="bim_plain", seed=3), tmp_path)
+    left = [name for name in SETTINGS if getattr(job.options, name) is None]
+    assert left == ["threads", "max_new_tokens"] == module.OPEN and 1 <= job.threads <= 4
+    assert (job.options.graph, job.options.seed) == ("graphs/bim_plain.yaml", 3)
 
 
 def test_every_key_is_an_option_and_nothing_else_is_a_key(tmp_path: Path) -> None:
