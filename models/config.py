@@ -11,6 +11,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 RENAMED = ("rope_type", "type", "rope_theta")  # keys with a field of their own in RopeConfig
 ORIGINAL = "original_max_position_embeddings"
+TRAINED = "max_position_embeddings"
 PARTIAL = "partial_rotary_factor"
 LAYER_TYPES = ("full_attention", "sliding_attention")
 CUSTOM_CODE = {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
@@ -40,29 +41,54 @@ class RopeConfig:
         return min(self.trained, original) if self.kind == "longrope" and original else self.trained
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderShape:
+    """What the layers of a target and of any drafter are made of, and their vocabulary.
+
+    qkv_bias, o_bias, mlp_bias: projections with a bias. qk_norm: queries and keys have norms.
+    """
+
+    path: Path
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    rope: RopeConfig
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+    def shape_json(self) -> dict[str, Any]:
+        """The keys of a config.json that say it, of an untied model; scaled angles are left out."""
+        return {
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.eps,
+            TRAINED: self.rope.trained,
+            "rope_theta": self.rope.theta,
+            "tie_word_embeddings": False,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig(DecoderShape):
     """The shape of a Llama, Mistral, Qwen2 or Qwen3 decoder.
 
     sliding: for each layer whether it sees only `window` positions back.
     max_positions: rows one sequence may have; see `RopeConfig.limit`.
     """
 
-    path: Path
     family: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
     num_layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    eps: float
-    rope: RopeConfig
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
     tied: bool
     window: int
     sliding: tuple[bool, ...]
@@ -119,31 +145,54 @@ def _check_rope(settings: Fields, kind: str, head_dim: int) -> None:
             raise ModelError(settings.path, f"`{key}` must hold {head_dim // 2} numbers")
 
 
+def shape_fields(fields: Fields, trained: int, head_dim: int = 0) -> dict[str, Any]:
+    """The fields of a `DecoderShape` without its biases and norms; ModelError names a wrong key.
+
+    Args:
+        trained: positions, and head_dim: of a head (0: hidden size / heads), where the file is
+            silent.
+    """
+    heads, kv_heads, head_dim = head_shape(fields, head_dim)
+    return {
+        "path": fields.path,
+        "vocab_size": fields.integer("vocab_size"),
+        "hidden_size": fields.integer("hidden_size"),
+        "intermediate_size": fields.integer("intermediate_size"),
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "eps": fields.number("rms_norm_eps", 1e-6),
+        "rope": rope_config(fields, fields.integer(TRAINED, trained), head_dim),
+    }
+
+
+def check_supported(fields: Fields, layer: Fields) -> None:
+    """Raise ModelError for numbers or arithmetic that nothing is built from here.
+
+    Args:
+        layer: the part of the file that describes its layers.
+    """
+    if fields.get("quantization_config"):
+        raise ModelError(fields.path, "quantised checkpoints are not supported")
+    if layer.get("hidden_act") not in (None, "silu"):
+        raise ModelError(fields.path, f"`hidden_act` {layer.get('hidden_act')!r} is not supported")
+
+
 def decoder_config(folder: Path) -> DecoderConfig:
     """The target's config.json, checked; ModelError names the key that is wrong."""
     fields = read_fields(folder)
     _refuse_foreign(fields)
     family = fields.get("model_type")
-    heads, kv_heads, head_dim = head_shape(fields, 128 if family == "qwen3" else 0)
-    trained = fields.integer("max_position_embeddings", MAX_POSITIONS[family])
+    shape = shape_fields(fields, MAX_POSITIONS[family], 128 if family == "qwen3" else 0)
     layers = fields.integer("num_hidden_layers")
-    rope = rope_config(fields, trained, head_dim)
     window, sliding = _sliding(fields, family, layers)
-    if window >= rope.limit:  # reaches back over every sequence there can be
+    if window >= shape["rope"].limit:  # reaches back over every sequence there can be
         sliding = (False,) * layers
     attention_bias = family in ("llama", "qwen3") and fields.flag("attention_bias")
     return DecoderConfig(
-        path=fields.path,
+        **shape,
         family=family,
-        vocab_size=fields.integer("vocab_size"),
-        hidden_size=fields.integer("hidden_size"),
-        intermediate_size=fields.integer("intermediate_size"),
         num_layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        eps=fields.number("rms_norm_eps", 1e-6),
-        rope=rope,
         qkv_bias=attention_bias or family == "qwen2",
         o_bias=attention_bias,
         mlp_bias=family == "llama" and fields.flag("mlp_bias"),
@@ -165,10 +214,7 @@ def _refuse_foreign(fields: Fields) -> None:
         raise ModelError(
             fields.path, f"{what} is not supported ({_or(FAMILIES)}); remote code is never executed"
         )
-    if fields.get("quantization_config"):
-        raise ModelError(fields.path, "quantised checkpoints are not supported")
-    if fields.get("hidden_act") not in (None, "silu"):
-        raise ModelError(fields.path, f"`hidden_act` {fields.get('hidden_act')!r} is not supported")
+    check_supported(fields, fields)
 
 
 def head_shape(fields: Fields, default_dim: int = 0) -> tuple[int, int, int]:

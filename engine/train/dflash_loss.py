@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from ...models.drafters.dflash import Angles, DFlashDraftModel
+from ...models.drafters.dflash import DFlashDraftModel
 from ...models.drafters.dflash_config import Reach
+from ...models.drafters.parts import Angles
 from .dflash_blocks import Blocks, Packing, sample_anchors
 
 GAMMAS = {16: 7.0, 10: 5.0, 8: 4.0}  # block size -> decay, from the paper

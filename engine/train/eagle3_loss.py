@@ -116,10 +116,10 @@ class _Chain:
         """One step of all rows: [B, S, H] -> [B, S, H]."""
         drafter, shape = self.drafter, hidden_BSH.shape
         tokens_BS = shift(self.lesson.tokens_BS, step)
-        cos, sin = drafter.angles((self.lesson.positions_BS + step).flatten())
+        angles = drafter.angles((self.lesson.positions_BS + step).flatten())
         embedded_NH = drafter.embed_tokens(tokens_BS.flatten()).to(drafter.fc.weight.dtype)
         mixed_NW, residual_NH = drafter.midlayer.mix(embedded_NH, hidden_BSH.flatten(0, 1))
-        q, k, v = drafter.midlayer.self_attn.project(mixed_NW, cos, sin)
+        q, k, v = drafter.midlayer.self_attn.project(mixed_NW, angles)
         groups = q.shape[1] // k.shape[1]
         self.keys.append(_by_head(k.repeat_interleave(groups, 1), shape))
         self.values.append(_by_head(v.repeat_interleave(groups, 1), shape))

@@ -17,12 +17,9 @@ from torch import Tensor, nn
 from ...ops.attention.backends import Attend, dense, window_mask
 from ...ops.attention.metadata import AttentionMetadata
 from ...ops.kv.pool import KVCache
-from ..layers import AttentionInputs, RMSNorm, add_linear, attend_pool, group_inputs
-from ..rope import inverse_frequencies, rotate, rotation
+from ..layers import AttentionInputs, RMSNorm, attend_pool, group_inputs
 from .dflash_config import DFlashConfig, Reach
-
-Angles = tuple[Tensor, Tensor]
-"""cos and signed sin, each [N, 1, head_dim]."""
+from .parts import Angles, DrafterLayer, DrafterModel, wide_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,99 +30,43 @@ class TargetEnds:
     head_VH: Tensor
 
 
-class DFlashAttention(nn.Module):
-    """Queries come from block rows only; keys and values from block rows and from the context."""
+class DFlashLayer(DrafterLayer):
+    """One decoder layer in two halves, between which a forward or a training step attends.
+
+    Queries come from block rows only, keys and values from block rows and from the context.
+    """
 
     def __init__(self, config: DFlashConfig) -> None:
-        super().__init__()
-        hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
-        self.head_dim = dim
-        self.q_proj = nn.Linear(hidden, config.heads * dim, bias=bias)
-        self.k_proj = nn.Linear(hidden, config.kv_heads * dim, bias=bias)
-        self.v_proj = nn.Linear(hidden, config.kv_heads * dim, bias=bias)
-        self.o_proj = nn.Linear(config.heads * dim, hidden, bias=bias)
-        self.q_norm = RMSNorm(dim, config.eps)
-        self.k_norm = RMSNorm(dim, config.eps)
-
-    def queries(self, x_NH: Tensor, angles: Angles) -> Tensor:
-        """[N, H] -> rotated [N, heads, d]."""
-        q_Nhd = self.q_proj(x_NH).view(len(x_NH), -1, self.head_dim)
-        return rotate(self.q_norm(q_Nhd), *angles)
-
-    def keys_values(self, x_NH: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
-        """[N, H] -> rotated keys and values, each [N, kv_heads, d]."""
-        k_Ngd = self.k_proj(x_NH).view(len(x_NH), -1, self.head_dim)
-        v_Ngd = self.v_proj(x_NH).view(len(x_NH), -1, self.head_dim)
-        return rotate(self.k_norm(k_Ngd), *angles), v_Ngd
-
-
-class DFlashMLP(nn.Module):
-    def __init__(self, config: DFlashConfig) -> None:
-        super().__init__()
-        hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = nn.Linear(hidden, inner, bias=False)
-        self.up_proj = nn.Linear(hidden, inner, bias=False)
-        self.down_proj = nn.Linear(inner, hidden, bias=False)
-
-
-class DFlashLayer(nn.Module):
-    """One decoder layer in two halves, between which a forward or a training step attends."""
-
-    def __init__(self, config: DFlashConfig) -> None:
-        super().__init__()
-        self.self_attn = DFlashAttention(config)
-        self.mlp = DFlashMLP(config)
+        super().__init__(config, config.hidden_size)
         self.input_layernorm = RMSNorm(config.hidden_size, config.eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.eps)
 
     def project(self, x_NH: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
         """Block rows [N, H] -> queries [N, heads, d], keys and values [N, kv_heads, d]."""
-        normed_NH = self.input_layernorm(x_NH)
-        keys, values = self.self_attn.keys_values(normed_NH, angles)
-        return self.self_attn.queries(normed_NH, angles), keys, values
-
-    def finish(self, x_NH: Tensor, attended_ND: Tensor) -> Tensor:
-        """Everything after attention: output projection, residual, SwiGLU."""
-        x_NH = add_linear(x_NH, attended_ND, self.self_attn.o_proj)
-        y_NH = self.post_attention_layernorm(x_NH)
-        inner_NI = F.silu(self.mlp.gate_proj(y_NH)) * self.mlp.up_proj(y_NH)
-        return add_linear(x_NH, inner_NI, self.mlp.down_proj)
+        return self.self_attn.project(self.input_layernorm(x_NH), angles)
 
 
-class DFlashDraftModel(nn.Module):
+class DFlashDraftModel(DrafterModel):
     """Implements `BlockDrafter`. Its parameters are exactly the tensors of a published file.
 
     Attributes:
         ends: the target's embedding and head; no parameters of this module.
-        notes: what the loader found worth telling.
     """
 
     def __init__(self, config: DFlashConfig, ends: TargetEnds, attend: Attend = dense) -> None:
-        super().__init__()
-        self.config, self.ends, self.attend = config, ends, attend
-        self.num_layers, self.kv_heads = config.num_layers, config.kv_heads
-        self.head_dim, self.tap_ids = config.head_dim, config.tap_ids
+        super().__init__(config, config.num_layers, config.tap_ids, attend)
+        self.config, self.ends, self.notes = config, ends, config.notes
         self.block_size, self.mask_token_id = config.block_size, config.mask_token_id
-        self.notes: tuple[str, ...] = config.notes
         hidden = config.hidden_size
         self.fc = nn.Linear(len(config.layer_ids) * hidden, hidden, bias=False)
         self.hidden_norm = RMSNorm(hidden, config.eps)
         self.layers = nn.ModuleList(DFlashLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(hidden, config.eps)
-        # On the CPU even inside a meta-device build: it is computed, not loaded.
-        with torch.device("cpu"):
-            frequencies, self.rope_scaling = inverse_frequencies(config.rope, config.head_dim)
-        self.register_buffer("frequencies", frequencies, persistent=False)
-        self.frequencies: Tensor
 
     @property
     def stack(self) -> tuple[DFlashLayer, ...]:
         """The layers, under their type."""
         return cast(tuple[DFlashLayer, ...], tuple(self.layers))
-
-    def angles(self, positions_N: Tensor) -> Angles:
-        """cos and signed sin of these positions."""
-        return rotation(positions_N, self.frequencies, self.rope_scaling, self.fc.weight.dtype)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """int64 [...] -> [..., H], the target's embedding in the drafter's dtype."""
@@ -172,23 +113,20 @@ class DFlashDraftModel(nn.Module):
         self, positions_BQ: Tensor, slots_BQ: Tensor, attention: AttentionMetadata
     ) -> dict[Reach, AttentionInputs]:
         """What the layers see, by how far they reach; only reaches that exist."""
-        config, positions_N = self.config, positions_BQ.flatten()
-        groups, dtype = config.heads // config.kv_heads, self.fc.weight.dtype
-        angles, slots_N = self.angles(positions_N), slots_BQ.flatten()
+        positions_N, slots_N = positions_BQ.flatten(), slots_BQ.flatten()
+        angles, see = self.angles(positions_N), partial(group_inputs, attention, positions_N)
         return {
             reach: AttentionInputs(
-                group_inputs(attention, positions_N, groups, dtype, partial(within, reach=reach)),
+                see(self.groups, self.fc.weight.dtype, partial(within, reach=reach)),
                 *angles,
                 slots_N,
             )
-            for reach in set(config.reaches)
+            for reach in set(self.config.reaches)
         }
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """See `BlockDrafter.logits`; float64 drafters return float64."""
-        head_VH = self.ends.head_VH.to(hidden_RH.dtype)
-        logits_RV = F.linear(hidden_RH, head_VH)
-        return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+        """See `BlockDrafter.logits`."""
+        return wide_logits(hidden_RH, self.ends.head_VH.to(hidden_RH.dtype))
 
     def published(self) -> dict[str, Tensor]:
         """The parameters under their published names."""

@@ -4,15 +4,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config import DecoderConfig, RopeConfig, head_shape, layer_types, rope_config
+from ..config import DecoderConfig, DecoderShape, check_supported, layer_types, shape_fields
 from ..files import Fields, ModelError, read_fields
+from .eagle_config import check_target, layer_section
 
 ARCHITECTURE = "DFlashDraftModel"
 SECTION = "dflash_config"
 TAPS_KEY = "target_layer_ids"
 STATES_KEY = "aux_hidden_state_layer_ids"
 MASK_KEY = "mask_token_id"
-TRAINED = 32768  # Qwen3's default of `max_position_embeddings`
+POSITIONS = 32768  # Qwen3's default of `max_position_embeddings`
 # Later drafters (Domino, DSpark, DFlash 2) keep the architecture's name and add parts to it.
 LATER = (
     "projector_type",
@@ -41,8 +42,8 @@ class Reach(NamedTuple):
     causal: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DFlashConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashConfig(DecoderShape):
     """A block drafter for one target, whose embedding and head it uses.
 
     layer_ids: the target's layers (from 0) whose outputs are joined, in the order of `fc`.
@@ -54,21 +55,12 @@ class DFlashConfig:
     notes: what was assumed where files of this kind disagree.
     """
 
-    path: Path
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    eps: float
-    rope: RopeConfig
     reaches: tuple[Reach, ...]
     layer_ids: tuple[int, ...]
     block_size: int
     mask_token_id: int
     target_layers: int
-    attention_bias: bool = False
+    qk_norm: bool = True
     speculators: bool = False
     notes: tuple[str, ...] = ()
 
@@ -95,21 +87,11 @@ class DFlashConfig:
         return ({} if ruled else {"is_causal": causal == {True}}) | {
             "architectures": [ARCHITECTURE],
             "model_type": "qwen3",
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
             "num_hidden_layers": self.num_layers,
             "num_target_layers": self.target_layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "hidden_act": "silu",
-            "attention_bias": self.attention_bias,
-            "rms_norm_eps": self.eps,
-            "max_position_embeddings": self.rope.trained,
-            "rope_theta": self.rope.theta,
+            **self.shape_json(),
+            "attention_bias": self.qkv_bias,
             "rope_scaling": None if self.rope.kind == "default" else scaling,
-            "tie_word_embeddings": False,
             "layer_types": [
                 "full_attention" if reach.window is None else "sliding_attention"
                 for reach in self.reaches
@@ -136,32 +118,24 @@ def dflash_config(folder: Path, target: DecoderConfig) -> DFlashConfig:
         ModelError: not a DFlash drafter, or one that belongs to another target.
     """
     fields = read_fields(folder)
-    speculators = fields.get("speculators_model_type") is not None
-    layer = fields.section("transformer_layer_config") if speculators else fields
+    layer, speculators = layer_section(fields, "dflash")
     # Block size and mask id stand at the top here and inside the section there.
     inner = Fields(fields.path, {**fields.values, **fields.section(SECTION).values})
     _check_kind(fields, inner, layer, speculators)
-    heads, kv_heads, head_dim = head_shape(layer, 128)
-    trained = layer.integer("max_position_embeddings", TRAINED)
+    shape = shape_fields(layer, POSITIONS, 128)
     layers = layer.integer("num_hidden_layers")
-    reaches, notes = _reaches(layer, _said_causal(inner, speculators), layers)
     target_layers = fields.integer("num_target_layers", target.num_layers)
+    reaches, notes = _reaches(layer, _said_causal(inner, speculators), layers)
+    bias = layer.flag("attention_bias")
     config = DFlashConfig(
-        path=fields.path,
-        vocab_size=layer.integer("vocab_size"),
-        hidden_size=layer.integer("hidden_size"),
-        intermediate_size=layer.integer("intermediate_size"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        eps=layer.number("rms_norm_eps", 1e-6),
-        rope=rope_config(layer, trained, head_dim),
+        **shape,
         reaches=reaches,
         layer_ids=_layer_ids(inner, speculators, target_layers, layers),
         block_size=inner.integer("block_size"),
         mask_token_id=_mask_id(inner),
         target_layers=target_layers,
-        attention_bias=layer.flag("attention_bias"),
+        qkv_bias=bias,
+        o_bias=bias,
         speculators=speculators,
         notes=notes,
     )
@@ -171,25 +145,19 @@ def dflash_config(folder: Path, target: DecoderConfig) -> DFlashConfig:
 
 
 def _check_kind(fields: Fields, inner: Fields, layer: Fields, speculators: bool) -> None:
-    kind, names = fields.get("speculators_model_type"), fields.get("architectures")
-    if speculators and kind != "dflash":
-        raise ModelError(fields.path, f"speculators_model_type {kind!r} is not supported (dflash)")
+    names = fields.get("architectures")
     if not speculators and names != [ARCHITECTURE]:
         raise ModelError(
             fields.path, f"`architectures` is {names!r}; a DFlash drafter has [{ARCHITECTURE!r}]"
         )
-    later = [key for key in LATER if inner.get(key)]
-    if later:
+    if later := next((key for key in LATER if inner.get(key)), None):
         raise ModelError(
-            fields.path, f"is a later kind of drafter than DFlash: `{later[0]}` is not supported"
+            fields.path, f"is a later kind of drafter than DFlash: `{later}` is not supported"
         )
     whole, own = layer.integer("vocab_size"), fields.get("draft_vocab_size")
     if own not in (None, whole):
         raise ModelError(fields.path, f"drafts {own} of {whole} tokens, which is not supported")
-    if layer.get("hidden_act") not in (None, "silu"):
-        raise ModelError(fields.path, f"`hidden_act` {layer.get('hidden_act')!r} is not supported")
-    if fields.get("quantization_config"):
-        raise ModelError(fields.path, "quantised checkpoints are not supported")
+    check_supported(fields, layer)
 
 
 def _mask_id(inner: Fields) -> int:
@@ -256,18 +224,8 @@ def _check_block(config: DFlashConfig) -> None:
 
 
 def _check_target(config: DFlashConfig, target: DecoderConfig) -> None:
-    """A drafter of another target would load and draft nonsense: compare what can be compared."""
-    pairs = (
-        ("a vocabulary of", config.vocab_size, target.vocab_size),
-        ("hidden states of width", config.hidden_size, target.hidden_size),
-        ("a number of layers of", config.target_layers, target.num_layers),
-    )
-    for what, mine, theirs in pairs:
-        if mine != theirs:
-            raise ModelError(
-                config.path,
-                f"drafts for another target: {what} {mine}, and {target.path} has {theirs}",
-            )
+    features = "hidden states of width", config.hidden_size
+    check_target(config, target, features, config.target_layers)
     if not 0 <= min(config.layer_ids) <= max(config.layer_ids) < target.num_layers:
         raise ModelError(
             config.path,

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from ...ops.attention.backends import Attend, dense
 from ...ops.kv.pool import KVCache
 from ..layers import AttentionInputs, RMSNorm
-from .eagle import EagleDecoderLayer, EagleHead
+from .eagle import EMBEDDING, EagleDecoderLayer, EagleHead
 from .eagle3_config import Eagle3Config
+from .parts import wide_logits
 
 
 class Eagle3Layer(EagleDecoderLayer):
@@ -49,13 +50,13 @@ class Eagle3(EagleHead):
     Attributes:
         d2t: int64 [draft vocabulary], offset from a draft id to its target id.
         t2d: bool [vocabulary], True for target ids that the drafter knows.
-        owns_embedding: the embedding came with the drafter.
     """
 
+    ends = frozenset((EMBEDDING,))
+
     def __init__(self, config: Eagle3Config, attend: Attend = dense) -> None:
-        super().__init__(config, attend)
+        super().__init__(config, config.taps, attend)
         self.config, self.notes = config, config.notes
-        self.owns_embedding = False
         hidden, features = config.hidden_size, len(config.taps) * config.target_hidden_size
         self.fc = nn.Linear(features, hidden, bias=False)
         self.midlayer = Eagle3Layer(config)
@@ -98,24 +99,17 @@ class Eagle3(EagleHead):
         return self.norm(out_NH) if self.config.norm_output else out_NH
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """See `HiddenDrafter.logits`; float64 drafters return float64."""
+        """See `HiddenDrafter.logits`."""
         normed_RH = hidden_RH if self.config.norm_output else self.norm(hidden_RH)
-        logits_RV = F.linear(normed_RH, self.lm_head.weight)
-        return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+        return wide_logits(normed_RH, self.lm_head.weight)
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """See `HiddenDrafter.to_target`."""
         return draft_ids + self.d2t[draft_ids]
 
     def published(self) -> dict[str, Tensor]:
-        """Parameters and maps under published names; the embedding only where it is the
-        drafter's own."""
-        found: dict[str, Tensor] = dict(self.named_parameters()) | {
-            "d2t": self.d2t,
-            "t2d": self.t2d,
-        }
-        if not self.owns_embedding:
-            del found["embed_tokens.weight"]
+        """Parameters and maps under published names; the embedding only where it is its own."""
+        tensors = {**super().published(), "d2t": self.d2t, "t2d": self.t2d}
         if self.config.speculators:
-            found = {k.replace("midlayer.", "layers.0."): v for k, v in found.items()}
-        return found
+            tensors = {k.replace("midlayer.", "layers.0."): v for k, v in tensors.items()}
+        return tensors

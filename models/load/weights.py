@@ -1,33 +1,29 @@
-"""Checkpoints into modules: everything is compared by name, shape and dtype before it is built."""
+"""Checkpoints into models: targets, and drafters that fit one."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from itertools import groupby
+from collections.abc import Container
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..config import DecoderConfig, decoder_config
 from ..decoder import Decoder
 from ..drafters.dflash import DFlashDraftModel, TargetEnds
 from ..drafters.dflash_config import dflash_config
+from ..drafters.eagle import EMBEDDING, LM_HEAD, Eagle, EagleHead
 from ..drafters.eagle3 import Eagle3
-from ..drafters.eagle3_config import Eagle3Config, eagle3_config
+from ..drafters.eagle3_config import eagle3_config
+from ..drafters.eagle_config import eagle_config
 from ..files import ModelError
-from .checkpoint import FLOATS, StoredTensor, check_finite, entries, read_tensors
+from .checkpoint import StoredTensor, entries, read_tensors
+from .filling import MAPS, Stored, compare, fill, listed, materialise, on_meta
 from .tokenizers import check_same_tokens
 
-SHOWN = 8  # names in one message
-LM_HEAD = "lm_head.weight"
-EMBEDDING = "embed_tokens.weight"  # of drafters
 LAYER = re.compile(r"(?:model\.)?layers\.(\d{1,6})\.")
-DERIVED = ".rotary_emb.inv_freq"  # old Llama files store what config.json says already
-MAPS = {"d2t": {"I64", "I32"}, "t2d": {"BOOL"}}  # between vocabularies; all else is floats
 
-
-Built = TypeVar("Built", bound=nn.Module)
+Drafter = TypeVar("Drafter", Eagle, Eagle3, DFlashDraftModel)
 
 
 def load_target(
@@ -51,18 +47,12 @@ def load_target(
     stored = entries(folder)
     _check_layers(config.path, config.num_layers, stored)
     decoder = on_meta(config.path, lambda: Decoder(config))
-    expected = {name: tuple(view.shape) for name, view in decoder.published().items()}
-    tied = config.tied and LM_HEAD not in stored
-    if tied:
-        del expected[LM_HEAD]
-    extra = compare(folder, stored, expected)
-    if extra and strict:
-        raise ModelError(stored[extra[0]].path, f"unexpected tensors: {listed(extra)}")
+    tied = (LM_HEAD,) if config.tied and LM_HEAD not in stored else ()
+    extra = compare(folder, stored, _views(decoder, tied), strict=strict)
     materialise(decoder, dtype, device)
     if tied:
         decoder.lm_head = decoder.embed
-    views = {name: view for name, view in decoder.published().items() if name in expected}
-    fill(views, stored, scan=scan)
+    fill(_views(decoder, tied), stored, scan=scan)
     decoder.notes = (f"unexpected tensors ignored: {listed(extra)}",) if extra else ()
     return decoder.eval()
 
@@ -90,23 +80,45 @@ def load_eagle3(
     """
     config = eagle3_config(folder, target.config, taps)
     stored = {n: e for n, e in entries(folder).items() if not n.startswith("verifier_")}
-    _check_fc(config, stored)
+    if not config.speculators:
+        _refuse(
+            stored, "layers.0.self_attn.q_proj.weight", "EAGLE-1 or EAGLE-2 drafter, not EAGLE-3"
+        )
+    _check_width(stored, config.taps, config.target_hidden_size)
     drafter = on_meta(config.path, lambda: Eagle3(config))
-    drafter.owns_embedding = EMBEDDING in stored
-    expected = {name: tuple(view.shape) for name, view in drafter.published().items()}
+    _borrow_(drafter, config.path, stored, target)
     same_vocabulary = config.draft_vocab_size == config.vocab_size
-    maps = [] if same_vocabulary and "d2t" not in stored else list(MAPS)
-    expected = {name: shape for name, shape in expected.items() if name not in MAPS or name in maps}
-    extra = compare(folder, stored, expected)
-    if extra:
-        raise ModelError(stored[extra[0]].path, f"unexpected tensors: {listed(extra)}")
-    materialise(drafter, dtype, device)
-    if not drafter.owns_embedding:
-        _share(drafter, target.embed)
-    fill({n: v for n, v in drafter.published().items() if n in expected}, stored, scan=scan)
-    if maps:
+    absent = tuple(MAPS) if same_vocabulary and "d2t" not in stored else ()
+    _complete_(drafter, folder, stored, (dtype, device), scan=scan, absent=absent)
+    if not absent:
         _check_maps(stored["d2t"].path, drafter)
-    return drafter.eval()
+    return drafter
+
+
+def load_eagle(
+    folder: Path,
+    target: Decoder,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    *,
+    scan: bool = True,
+) -> Eagle:
+    """An EAGLE-1 or EAGLE-2 drafter in the published layout, for one target.
+
+    Every tensor of the file must be known and every parameter filled.
+
+    Args:
+        target: lends its embedding and its head, unless the file holds its own.
+
+    Raises:
+        ModelError: the checkpoint is refused, or belongs to another target.
+    """
+    config = eagle_config(folder, target.config)
+    stored = entries(folder)
+    _refuse(stored, "midlayer.", "EAGLE-3 drafter, not EAGLE-1 or EAGLE-2")
+    drafter = on_meta(config.path, lambda: Eagle(config))
+    _borrow_(drafter, config.path, stored, target)
+    return _complete_(drafter, folder, stored, (dtype, device), scan=scan)
 
 
 def load_vanilla(
@@ -150,13 +162,51 @@ def load_dflash(
     _check_width(stored, config.layer_ids, config.hidden_size)
     ends = TargetEnds(target.embed, target.lm_head)
     drafter = on_meta(config.path, lambda: DFlashDraftModel(config, ends))
-    expected = {name: tuple(view.shape) for name, view in drafter.published().items()}
-    extra = compare(folder, stored, expected)
-    if extra:
-        raise ModelError(stored[extra[0]].path, f"unexpected tensors: {listed(extra)}")
-    materialise(drafter, dtype, device)
-    fill(drafter.published(), stored, scan=scan)
+    return _complete_(drafter, folder, stored, (dtype, device), scan=scan)
+
+
+def _views(module: Decoder | Drafter, absent: Container[str]) -> dict[str, Tensor]:
+    """What a file has to hold of a module: all that is published but what may be absent."""
+    return {name: view for name, view in module.published().items() if name not in absent}
+
+
+def _complete_(
+    drafter: Drafter,
+    folder: Path,
+    stored: Stored,
+    place: tuple[torch.dtype, torch.device | str],
+    *,
+    scan: bool,
+    absent: tuple[str, ...] = (),
+) -> Drafter:
+    """A drafter without memory is compared with its file, and then filled from it."""
+    compare(folder, stored, _views(drafter, absent), strict=True)
+    materialise(drafter, *place)
+    fill(_views(drafter, absent), stored, scan=scan)
     return drafter.eval()
+
+
+def _borrow_(drafter: EagleHead, path: Path, stored: Stored, target: Decoder) -> None:
+    """Let the drafter share of the target's embedding and head what its own file lacks."""
+    drafter.owned = drafter.ends & stored.keys()
+    for name, theirs in ((EMBEDDING, target.embed), (LM_HEAD, target.lm_head)):
+        if name in drafter.ends - drafter.owned:
+            module = name.partition(".")[0]
+            own, shape = list(drafter.get_parameter(name).shape), list(theirs.shape)
+            if own != shape:
+                raise ModelError(
+                    path,
+                    f"has no `{module}` of its own, and would need one of shape {own}: the"
+                    f" target's is {shape}",
+                )
+            drafter.get_submodule(module).weight = theirs
+
+
+def _refuse(stored: Stored, prefix: str, kind: str) -> None:
+    """Another member of the family, whose config.json may look the same."""
+    other = next((name for name in stored if name.startswith(prefix)), None)
+    if other is not None:
+        raise ModelError(stored[other].path, f"is an {kind}")
 
 
 def _check_copy(name: str, entry: StoredTensor | None, theirs: Tensor) -> None:
@@ -173,14 +223,7 @@ def _check_copy(name: str, entry: StoredTensor | None, theirs: Tensor) -> None:
         raise ModelError(entry.path, f"`{name}` is not the target's")
 
 
-def _check_fc(config: Eagle3Config, stored: Mapping[str, StoredTensor]) -> None:
-    if "layers.0.self_attn.q_proj.weight" in stored and not config.speculators:
-        path = stored["layers.0.self_attn.q_proj.weight"].path
-        raise ModelError(path, "is an EAGLE-1 or EAGLE-2 drafter, not EAGLE-3")
-    _check_width(stored, config.taps, config.target_hidden_size)
-
-
-def _check_width(stored: Mapping[str, StoredTensor], taps: tuple[int, ...], hidden: int) -> None:
+def _check_width(stored: Stored, taps: tuple[int, ...], hidden: int) -> None:
     """How many taps a drafter was trained on stands only in the width of what joins them."""
     entry = stored.get("fc.weight")
     if entry is None or len(entry.shape) != 2 or entry.shape[1] == len(taps) * hidden:
@@ -190,17 +233,6 @@ def _check_width(stored: Mapping[str, StoredTensor], taps: tuple[int, ...], hidd
         f"`fc.weight` takes {entry.shape[1]} features, and the {len(taps)} taps {taps} of a target"
         f" of width {hidden} are {len(taps) * hidden}",
     )
-
-
-def _share(drafter: Eagle3, embedding: nn.Parameter) -> None:
-    own, theirs = list(drafter.embed_tokens.weight.shape), list(embedding.shape)
-    if own != theirs:
-        raise ModelError(
-            drafter.config.path,
-            f"has no `embed_tokens` of its own, and would need one of shape {own}: the target's"
-            f" is {theirs}",
-        )
-    drafter.embed_tokens.weight = embedding
 
 
 def _check_maps(path: Path, drafter: Eagle3) -> None:
@@ -217,65 +249,13 @@ def _check_maps(path: Path, drafter: Eagle3) -> None:
         raise ModelError(path, "`d2t` and `t2d` do not describe the same tokens")
 
 
-def on_meta(path: Path, build: Callable[[], Built]) -> Built:
-    """The module without memory: its names and shapes are wanted first."""
-    try:
-        with torch.device("meta"):
-            return build()
-    except Exception as error:  # torch and transformers, given sizes and settings of a file
-        cause = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ModelError(path, f"describes no possible model ({cause})") from None
-
-
-def _check_layers(path: Path, claimed: int, stored: Mapping[str, StoredTensor]) -> None:
+def _check_layers(path: Path, claimed: int, stored: Stored) -> None:
     """Before a module is built for every layer that the config claims."""
     held = {int(found[1]) for name in stored if (found := LAYER.match(name))}
     if claimed > len(held):
         raise ModelError(
             path, f"`num_hidden_layers` is {claimed}, the weights hold {len(held)} layers"
         )
-
-
-def compare(
-    folder: Path, stored: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]]
-) -> list[str]:
-    """Raise ModelError for missing, misshapen and non-float tensors; return unexpected names."""
-    missing = [name for name in expected if name not in stored]
-    if missing:
-        raise ModelError(folder, f"{len(missing)} tensors are missing: {listed(missing)}")
-    for name, shape in expected.items():
-        entry = stored[name]
-        if entry.dtype not in MAPS.get(name, FLOATS):
-            raise ModelError(entry.path, f"`{name}` is {entry.dtype}: unsupported quantisation")
-        if entry.shape != shape:
-            raise ModelError(
-                entry.path,
-                f"`{name}` has shape {list(entry.shape)}, config.json makes it {list(shape)}",
-            )
-    return [n for n in stored if n not in expected and not n.endswith(DERIVED)]
-
-
-def materialise(module: nn.Module, dtype: torch.dtype, device: torch.device | str) -> None:
-    """Give a module built on `meta` real parameters, all NaN so that an unfilled one is seen."""
-    for part in module.modules():
-        for name, value in list(part.named_parameters(recurse=False)):
-            empty = torch.full(value.shape, torch.nan, dtype=dtype, device=device)
-            setattr(part, name, nn.Parameter(empty, requires_grad=False))
-        for name, buffer in list(part.named_buffers(recurse=False)):
-            setattr(part, name, buffer.to(device))
-
-
-def fill(views: Mapping[str, Tensor], stored: Mapping[str, StoredTensor], *, scan: bool) -> None:
-    """Copy the stored tensors into the views, file by file."""
-    order = sorted(views, key=lambda name: (stored[name].path, name))
-    for path, group in groupby(order, key=lambda name: stored[name].path):
-        for name in group:
-            (value,) = read_tensors(path, [name])
-            value = value.to(views[name].dtype) if value.is_floating_point() else value
-            if scan:
-                check_finite(path, name, value)
-            with torch.no_grad():
-                views[name].copy_(value)
 
 
 def check_tokenizer(config: DecoderConfig, max_id: int) -> None:
@@ -285,10 +265,3 @@ def check_tokenizer(config: DecoderConfig, max_id: int) -> None:
             config.path,
             f"the tokenizer's highest id is {max_id}, the embedding has {config.vocab_size} rows",
         )
-
-
-def listed(names: Iterable[str]) -> str:
-    """The first names, and how many more there are."""
-    every = list(names)
-    rest = len(every) - SHOWN
-    return ", ".join(every[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")

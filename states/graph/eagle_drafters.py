@@ -52,7 +52,7 @@ class Eagle2Drafter(DynamicTree):
     """A head of EAGLE-1 or EAGLE-2 (one format) drafts a dynamic token tree per branch."""
 
     kind: Literal["eagle2"]
-    loader: ClassVar[str] = "...models.load.eagle_weights:load_eagle"
+    loader: ClassVar[str] = "...models.load.weights:load_eagle"
 
 
 def _tree(tree: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -71,7 +71,7 @@ class Eagle1Drafter(TreeDrafter):
 
     kind: Literal["eagle1"]
     takes: ClassVar[Takes] = "pairs"
-    loader: ClassVar[str] = "...models.load.eagle_weights:load_eagle"
+    loader: ClassVar[str] = "...models.load.weights:load_eagle"
     tree: Annotated[tuple[Ranks, ...], AfterValidator(_tree)] = Field(
         default=MC_SIM_7B_63,
         min_length=1,

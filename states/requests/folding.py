@@ -82,7 +82,7 @@ class FoldState:
         size = len(branch.prompt)
         # Whether the last token has a row is a matter of how it was drafted: it is computed anew.
         said = max(min(branch.kept, len(branch.tokens) - 1), 0)
-        head, tail = matched(self._own(branch), branch.prompt.ids)
+        head, tail = matched(self._own(branch).ids, branch.prompt.ids)
         index = [*range(head), *range(size - tail, size + said)]
         data = kv.take_out(slots[index], "fold")
         where_R = torch.tensor(index, device=data.device)
@@ -110,20 +110,20 @@ class FoldState:
         for branch in parts[1:]:
             assert branch.point is not None
             before, own = self.prompts.next_part(branch.point, request.outline)
-            prompt += PromptTokens(tuple(before)) + self._part(branch, own, is_first=False)
+            prompt += before + self._part(branch, own, is_first=False)
         return prompt + self.prompts.combine()
 
-    def _own(self, branch: Branch) -> list[int]:
+    def _own(self, branch: Branch) -> PromptTokens:
         """A part's own prompt without documents and quotes."""
         assert branch.point is not None and branch.request.outline is not None
         return self.prompts.branch(branch.point, branch.request.outline, ())[1]
 
-    def _part(self, branch: Branch, own: Sequence[int], *, is_first: bool) -> PromptTokens:
+    def _part(self, branch: Branch, own: PromptTokens, *, is_first: bool) -> PromptTokens:
         """A part's prompt and answer; chunks are the rows that it has of them."""
         ids, kept = (*own, *branch.tokens), self.parts.get(branch.owner)
         if kept is None:
             return PromptTokens(ids)
-        head, tail = matched(own, kept.ids[: kept.prompt])
+        head, tail = matched(own.ids, kept.ids[: kept.prompt])
         source = [*range(head), *[NEW] * (len(own) - head - tail)]
         source += [*range(kept.prompt - tail, len(kept.ids))]
         name = f"part {branch.index + 1}"

@@ -20,6 +20,7 @@ from .template import OF_A_BRANCH, Piece, Template, pieces
 Share = Literal["outline", "prompt"]
 
 MAX_CHARACTERS = 200_000
+NOTHING = PromptTokens()
 
 
 class PromptError(ValueError):
@@ -86,31 +87,32 @@ class PromptBook:
         self._turns = {name: self._encoder.literals(found) for name, found in user.items()}
         self._dependency = self._encoder.literals(pieces(template.dependency))
         self._document = self._encoder.literals(pieces(template.document))
-        self.gap: Ids = self._fill(self._encoder.literals(pieces(template.document_gap)))
+        self.gap = self._fill(self._encoder.literals(pieces(template.document_gap)))
         self.stop_ids = self._stop_ids(tokenizer, stop_ids)
 
-    def plain(self, question: str) -> Ids:
-        """The whole prompt of a plain answer."""
-        return list(self.plain_with(question, PromptTokens()).ids)
+    def plain(self, question: str, documents: PromptTokens = NOTHING) -> PromptTokens:
+        """The whole prompt of a plain answer; documents stand right before the question."""
+        return self._fill(self._turns["plain"], question=documents + self._question(question))
 
-    def plain_with(self, question: str, documents: PromptTokens) -> PromptTokens:
-        """The same with documents right before the question."""
-        return self._write(self._turns["plain"], question=documents + self._question(question))
+    def skeleton(
+        self, question: str, documents: PromptTokens = NOTHING
+    ) -> tuple[PromptTokens, PromptTokens]:
+        """The prompt that asks for an outline: up to and including the question, and the rest.
 
-    def skeleton(self, question: str) -> tuple[Ids, Ids]:
-        """The prompt that asks for an outline: up to and including the question, and the rest."""
-        before, after = self.skeleton_with(question, PromptTokens())
-        return list(before.ids), after
-
-    def skeleton_with(self, question: str, documents: PromptTokens) -> tuple[PromptTokens, Ids]:
-        """The same with documents right before the question."""
+        Documents stand right before the question.
+        """
         before, after = self._split("skeleton")
-        asked = documents + self._question(question)
-        return self._write(before, question=asked), self._fill(after)
+        text = documents + self._question(question)
+        return self._fill(before, question=text), self._fill(after)
 
     def branch(
-        self, point: Point, outline: Outline, dep_ids: Sequence[tuple[int, Sequence[int]]]
-    ) -> tuple[Ids, Ids]:
+        self,
+        point: Point,
+        outline: Outline,
+        dep_ids: Sequence[tuple[int, Sequence[int]]],
+        shared: PromptTokens = NOTHING,
+        own: PromptTokens = NOTHING,
+    ) -> tuple[PromptTokens, PromptTokens]:
         """The prompt of one part: what all branches of the request have in common, and the rest.
 
         It continues after the outline's generated ids without their stop token (share: outline;
@@ -118,21 +120,6 @@ class PromptBook:
 
         Args:
             dep_ids: id and generated ids of each point that this one depends on.
-        """
-        hoist, rest = self.branch_with(point, outline, dep_ids, PromptTokens(), PromptTokens())
-        return list(hoist.ids), list(rest.ids)
-
-    def branch_with(
-        self,
-        point: Point,
-        outline: Outline,
-        dep_ids: Sequence[tuple[int, Sequence[int]]],
-        shared: PromptTokens,
-        own: PromptTokens,
-    ) -> tuple[PromptTokens, PromptTokens]:
-        """The same with documents.
-
-        Args:
             shared: documents of all branches, before everything that the turn says (share:
                 outline) or right behind the question (share: prompt).
             own: those of this branch, right before what it quotes of others.
@@ -159,39 +146,34 @@ class PromptBook:
         plan_ids = self._encoder.text(plan)
         values = {"id": str(point.id), "title": point.title, "length": str(point.length)}
         filled = {name: self._encoder.text(value) for name, value in values.items()}
-        hoist = self._write(turn[:first], plan=plan_ids, documents=shared)
-        return hoist, self._write(turn[first:], plan=plan_ids, deps=deps, **filled)
+        hoist = self._fill(turn[:first], plan=plan_ids, documents=shared)
+        return hoist, self._fill(turn[first:], plan=plan_ids, deps=deps, **filled)
 
-    def next_part(self, point: Point, outline: Outline) -> tuple[Ids, Ids]:
+    def next_part(self, point: Point, outline: Outline) -> tuple[PromptTokens, PromptTokens]:
         """What asks for a part behind another part's answer, cut where `branch` cuts it.
 
         Neither documents nor other parts' results stand in it.
         """
-        turn = self._turns["outline.branch"]
-        before, own = self._part(turn, point, outline, PromptTokens(), PromptTokens())
-        return list(before.ids), list(own.ids)
+        return self._part(self._turns["outline.branch"], point, outline, NOTHING, NOTHING)
 
-    def combine(self) -> Ids:
+    def combine(self) -> PromptTokens:
         """What asks for one answer behind the finished parts."""
         return self._fill(self._turns["outline.combine"])
 
-    def direct(self, share: Share | None = None) -> Ids:
-        """What follows when there is no outline to follow; continues where `branch` does."""
-        if (share or self.share) == "outline":
-            return self._fill(self._turns["outline.direct"])
-        return self._fill(self._split("prompt.direct")[1])
+    def direct(self, share: Share | None = None, documents: PromptTokens = NOTHING) -> PromptTokens:
+        """What follows when there is no outline to follow; continues where `branch` does.
 
-    def direct_with(self, documents: PromptTokens) -> PromptTokens:
-        """The same with documents, each behind its gap."""
-        turn = self._turns["outline.found"]
-        if self.share == "prompt":
-            turn = self._split("prompt.found")[1]
-        return self._write(turn, documents=documents)
+        Documents stand behind it, each behind its gap.
+        """
+        name = "found" if documents.ids else "direct"
+        whole = (share or self.share) == "outline"
+        turn = self._turns[f"outline.{name}"] if whole else self._split(f"prompt.{name}")[1]
+        return self._fill(turn, documents=documents)
 
     def document(self, title: str, text: str) -> Ids:
         """A document as it stands in a prompt, without what separates it from its neighbours."""
         values = {"title": self._encoder.text(title), "text": self._encoder.text(text)}
-        return self._fill(self._document, **values)
+        return list(self._fill(self._document, **values))
 
     def outline_ids(self, points: Sequence[Point]) -> Ids:
         """A given outline as the model would write it, without the end of its turn."""
@@ -207,7 +189,7 @@ class PromptBook:
 
     def _quote(self, dep: int, ids: Sequence[int]) -> Ids:
         kept = [i for i in ids if i not in self._encoder.special and i not in self.stop_ids]
-        return self._fill(self._dependency, id=self._encoder.text(str(dep)), text=kept)
+        return list(self._fill(self._dependency, id=self._encoder.text(str(dep)), text=kept))
 
     def _split(self, name: str) -> tuple[list[Ids | str], list[Ids | str]]:
         """A turn cut behind its question."""
@@ -215,19 +197,16 @@ class PromptBook:
         cut = turn.index("question") + 1
         return turn[:cut], turn[cut:]
 
-    def _fill(self, turn: Iterable[Ids | str], **values: Ids) -> Ids:
-        return list(self._write(turn, **values).ids)
-
-    def _write(self, turn: Iterable[Ids | str], **values: Ids | PromptTokens) -> PromptTokens:
-        written = PromptTokens()
+    def _fill(self, turn: Iterable[Ids | str], **values: Ids | PromptTokens) -> PromptTokens:
+        prompt = NOTHING
         for piece in turn:
             if not isinstance(piece, str):
-                written += piece
+                prompt += piece
             elif piece in self._facts:
-                written += self._encoder.text(self._facts[piece])
+                prompt += self._encoder.text(self._facts[piece])
             else:
-                written += values[piece]
-        return written
+                prompt += values[piece]
+        return prompt
 
     def _stop_ids(self, tokenizer: ChatTokenizer, more: Sequence[int]) -> tuple[int, ...]:
         """The tokenizer's end, the template's end of turn, and what the model's files add."""

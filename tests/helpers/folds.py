@@ -11,6 +11,7 @@ from specsot.engine.run.session import Session
 from specsot.states.requests.branch import Branch, Finish, Request
 from specsot.states.text.outline import Outline, Point
 from specsot.states.text.prompt_tokens import PromptTokens
+from specsot.states.text.prompts import NOTHING
 
 GRAPH = "bim_blend_merge"
 REUSED = ("blend.ratios=[0.3]",)
@@ -28,36 +29,46 @@ TREES = ("drafter.nodes={1: 10, 2: 6, 4: 3}", "drafter.levels=4", "drafter.top_k
 class FoldBook(DocumentBook):
     """What follows a part begins otherwise than what follows the prefix."""
 
-    def branch_with(
-        self, point: Point, outline: Outline, dep_ids: Any, shared: PromptTokens, own: PromptTokens
+    def branch(
+        self,
+        point: Point,
+        outline: Outline,
+        dep_ids: Any,
+        shared: PromptTokens = NOTHING,
+        own: PromptTokens = NOTHING,
     ) -> tuple[PromptTokens, PromptTokens]:
         """A branch's documents stand behind the first token of its prompt."""
-        hoist, rest = self.branch(point, outline, dep_ids)
-        return PromptTokens((8,)) + shared + hoist, PromptTokens((rest[0],)) + own + rest[1:]
+        hoist, rest = super().branch(point, outline, dep_ids, shared)
+        return hoist, PromptTokens((rest.ids[0],)) + own + rest[1:]
 
-    def next_part(self, point: Point, outline: Outline) -> tuple[list[int], list[int]]:
-        return [11, 12, 13], self.branch(point, outline, ())[1]
+    def next_part(self, point: Point, outline: Outline) -> tuple[PromptTokens, PromptTokens]:
+        return PromptTokens((11, 12, 13)), self.branch(point, outline, ())[1]
 
-    def combine(self) -> list[int]:
-        return [14, 15, 16, 17]
+    def combine(self) -> PromptTokens:
+        return PromptTokens((14, 15, 16, 17))
 
 
 class FrontBook(FoldBook):
     """A branch's documents stand before everything else of its prompt."""
 
-    def branch_with(
-        self, point: Point, outline: Outline, dep_ids: Any, shared: PromptTokens, own: PromptTokens
+    def branch(
+        self,
+        point: Point,
+        outline: Outline,
+        dep_ids: Any,
+        shared: PromptTokens = NOTHING,
+        own: PromptTokens = NOTHING,
     ) -> tuple[PromptTokens, PromptTokens]:
-        hoist, rest = self.branch(point, outline, dep_ids)
-        return PromptTokens((8,)) + shared + hoist, own + rest
+        hoist, rest = super().branch(point, outline, dep_ids, shared)
+        return hoist, own + rest
 
 
 class OtherBook(FoldBook):
     """And what it says differs in the middle."""
 
-    def next_part(self, point: Point, outline: Outline) -> tuple[list[int], list[int]]:
+    def next_part(self, point: Point, outline: Outline) -> tuple[PromptTokens, PromptTokens]:
         before, own = super().next_part(point, outline)
-        return before, [*own[: len(own) // 2], 18, 19, *own[len(own) // 2 :]]
+        return before, PromptTokens((*own[: len(own) // 2], 18, 19, *own[len(own) // 2 :]))
 
 
 def book_of(made: Tiny, share: str = "outline", stop_ids: Sequence[int] = ()) -> FoldBook:
@@ -99,7 +110,7 @@ def fold_of(request: Request, book: Any) -> list[int]:
         assert branch.point is not None
         before, own = book.next_part(branch.point, request.outline)
         if not found:
-            before, own = [], book.branch(branch.point, request.outline, ())[1]
+            before, own = NOTHING, book.branch(branch.point, request.outline, ())[1]
         found += [*before, *own, *branch.tokens]
     return [*found, *book.combine()]
 

@@ -15,6 +15,7 @@ from specsot.states.requests.branch import BlendSummary, RoundSummary
 from specsot.states.text.documents import Document
 from specsot.states.text.outline import Outline, Point
 from specsot.states.text.prompt_tokens import PromptTokens
+from specsot.states.text.prompts import NOTHING
 from specsot.states.trace import OpRan
 
 BLENDED = ("blend_eagle", "bim_blend_eagle")
@@ -34,28 +35,38 @@ NO_BLOCK = ("eagle", "bim_eagle")
 class DocumentBook(TokenBook):
     """Prompts with documents: ids drawn from their texts, 30 to 50 of each."""
 
-    gap = (7,)
+    gap = PromptTokens((7,))
 
     def document(self, title: str, text: str) -> list[int]:
         return self.ids(f"document {title} {text}", 30, 50)
 
-    def plain_with(self, question: str, documents: PromptTokens) -> PromptTokens:
-        return PromptTokens((5, 6)) + documents + self.plain(question)
+    def plain(self, question: str, documents: PromptTokens = NOTHING) -> PromptTokens:
+        return _led(5, documents, super().plain(question))
 
-    def skeleton_with(
-        self, question: str, documents: PromptTokens
-    ) -> tuple[PromptTokens, list[int]]:
-        prefix, tail = self.skeleton(question)
-        return PromptTokens((5, 6)) + documents + prefix, tail
-
-    def branch_with(
-        self, point: Point, outline: Outline, dep_ids: Any, shared: PromptTokens, own: PromptTokens
+    def skeleton(
+        self, question: str, documents: PromptTokens = NOTHING
     ) -> tuple[PromptTokens, PromptTokens]:
-        hoist, rest = self.branch(point, outline, dep_ids)
-        return PromptTokens((8,)) + shared + hoist, PromptTokens((9,)) + own + rest
+        prefix, tail = super().skeleton(question)
+        return _led(5, documents, prefix), tail
 
-    def direct_with(self, documents: PromptTokens) -> PromptTokens:
-        return PromptTokens(tuple(self.direct())) + documents
+    def branch(
+        self,
+        point: Point,
+        outline: Outline,
+        dep_ids: Any,
+        shared: PromptTokens = NOTHING,
+        own: PromptTokens = NOTHING,
+    ) -> tuple[PromptTokens, PromptTokens]:
+        hoist, rest = super().branch(point, outline, dep_ids)
+        return _led(8, shared, hoist), _led(9, own, rest)
+
+    def direct(self, share: str | None = None, documents: PromptTokens = NOTHING) -> PromptTokens:
+        return super().direct(share) + documents
+
+
+def _led(token: int, documents: PromptTokens, text: PromptTokens) -> PromptTokens:
+    """A text with documents before it, and a token before these."""
+    return PromptTokens((token,)) + documents + text if documents.ids else text
 
 
 def book_of(made: Tiny, share: str = "outline", stop_ids: Sequence[int] = ()) -> DocumentBook:

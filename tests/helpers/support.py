@@ -23,6 +23,8 @@ from specsot.states.graph.load import op_table
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Branch, Finish, Request, Stage
 from specsot.states.text.outline import Outline, Point
+from specsot.states.text.prompt_tokens import PromptTokens
+from specsot.states.text.prompts import NOTHING
 
 SEED = int(os.environ.get("SPECSOT_TEST_SEED", "20"))  # what the grids' parts are drawn by
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -44,22 +46,31 @@ class TokenBook:
         draw = random.Random(text)
         return [draw.randrange(self.vocab) for _ in range(draw.randint(low, high))]
 
-    def plain(self, question: str) -> list[int]:
-        return [*self.skeleton(question)[0], *self.direct("prompt")]
+    def plain(self, question: str, documents: PromptTokens = NOTHING) -> PromptTokens:
+        return self.skeleton(question)[0] + self.direct("prompt")
 
-    def skeleton(self, question: str) -> tuple[list[int], list[int]]:
-        return self.ids(f"prefix {question}", 3, 40), self.ids(f"tail {question}", 1, 9)
+    def skeleton(
+        self, question: str, documents: PromptTokens = NOTHING
+    ) -> tuple[PromptTokens, PromptTokens]:
+        tail = NOTHING + self.ids(f"tail {question}", 1, 9)
+        return NOTHING + self.ids(f"prefix {question}", 3, 40), tail
 
     def branch(
-        self, point: Point, outline: Outline, dep_ids: Sequence[tuple[int, Sequence[int]]]
-    ) -> tuple[list[int], list[int]]:
-        own = self.ids(f"own {point.id} {point.title}", 1, 12)
-        for dep, ids in dep_ids:
-            own += [dep, *ids]
-        return self.ids("hoist", 1, 1) * self.hoist, own
+        self,
+        point: Point,
+        outline: Outline,
+        dep_ids: Sequence[tuple[int, Sequence[int]]],
+        shared: PromptTokens = NOTHING,
+        own: PromptTokens = NOTHING,
+    ) -> tuple[PromptTokens, PromptTokens]:
+        quoted = [i for dep, ids in dep_ids for i in (dep, *ids)]
+        return NOTHING + self.ids("hoist", 1, 1) * self.hoist, NOTHING + self.own(point) + quoted
 
-    def direct(self, share: str | None = None) -> list[int]:
-        return self.ids(f"direct {share or self.share}", 1, 9)
+    def own(self, point: Point) -> list[int]:
+        return self.ids(f"own {point.id} {point.title}", 1, 12)
+
+    def direct(self, share: str | None = None, documents: PromptTokens = NOTHING) -> PromptTokens:
+        return NOTHING + self.ids(f"direct {share or self.share}", 1, 9)
 
     def outline_ids(self, points: Sequence[Point]) -> list[int]:
         return self.ids(f"outline {len(points)}", 5, 30)
@@ -75,18 +86,15 @@ class FixedBook(TokenBook):
         super().__init__(0, "outline", stop_ids)
         self.prompts = prompts
 
-    def plain(self, question: str) -> list[int]:
-        return list(self.prompts[question])
+    def plain(self, question: str, documents: PromptTokens = NOTHING) -> PromptTokens:
+        return NOTHING + self.prompts[question]
 
 
 class SizedBook(TokenBook):
     """A branch's own prompt is as long as its point says."""
 
-    def branch(
-        self, point: Point, outline: Outline, dep_ids: Sequence[tuple[int, Sequence[int]]]
-    ) -> tuple[list[int], list[int]]:
-        own = self.ids(f"own {point.id}", point.length, point.length)
-        return self.ids("hoist", 1, 1) * self.hoist, own
+    def own(self, point: Point) -> list[int]:
+        return self.ids(f"own {point.id}", point.length, point.length)
 
 
 class PlanBook(TokenBook):

@@ -1,5 +1,6 @@
 """Room is checked before work starts: in the pool, and in the model's context."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ from specsot.ops.kv.slots import FREE, PoolFullError
 from specsot.states.requests.admission import request_slots
 from specsot.states.requests.branch import Finish
 from specsot.states.text.outline import Outline, Point
+from specsot.states.text.prompt_tokens import PromptTokens
 
 Make = Callable[..., Tiny]
 
@@ -230,7 +232,7 @@ def test_a_prompt_without_room_for_one_token_is_refused_and_others_run(
     made = tiny("llama", max_positions=90)
     book = made.book(stop_ids=())
     book.skeleton = _long_for("long", 60, 30, book.skeleton)
-    book.plain = lambda question: [i for part in book.skeleton(question) for i in part]
+    book.plain = lambda question, documents: operator.add(*book.skeleton(question, documents))
     session = graphs.session(graph, made.models, book, budget=5)
     run = run_all(session, ["long", "hello"])
     refused, fine = requests_of(run)
@@ -240,8 +242,9 @@ def test_a_prompt_without_room_for_one_token_is_refused_and_others_run(
 
 
 def _long_for(question: str, prefix: int, tail: int, otherwise: Callable[..., Any]) -> Any:
-    def skeleton(text: str) -> tuple[list[int], list[int]]:
-        return ([5] * prefix, [6] * tail) if text == question else otherwise(text)
+    def skeleton(text: str, documents: PromptTokens) -> tuple[PromptTokens, PromptTokens]:
+        long = PromptTokens((5,) * prefix), PromptTokens((6,) * tail)
+        return long if text == question else otherwise(text)
 
     return skeleton
 

@@ -374,11 +374,11 @@ def test_a_cancelled_request_is_not_combined_any_further(
 class FoldSized(SizedBook):
     """Branch prompts as long as their points say."""
 
-    def next_part(self, point: Point, outline: Outline) -> tuple[list[int], list[int]]:
-        return [11], self.branch(point, outline, ())[1]
+    def next_part(self, point: Point, outline: Outline) -> tuple[PromptTokens, PromptTokens]:
+        return PromptTokens((11,)), self.branch(point, outline, ())[1]
 
-    def combine(self) -> list[int]:
-        return [14, 15]
+    def combine(self) -> PromptTokens:
+        return PromptTokens((14, 15))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -36,7 +36,7 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Finish, Stage
-from specsot.states.text.outline import Outline, Point
+from specsot.states.text.outline import Point
 
 Make = Callable[..., Tiny]
 LAYOUTS = ("bim", "batching")
@@ -56,9 +56,8 @@ class ClassBook(TokenBook):
 
     low, high = 1, 12
 
-    def branch(self, point: Point, outline: Outline, dep_ids: Any) -> tuple[list[int], list[int]]:
-        own = self.ids(f"own {point.id} {point.title}", self.low, self.high)
-        return self.ids("hoist", 1, 1) * self.hoist, own
+    def own(self, point: Point) -> list[int]:
+        return self.ids(f"own {point.id} {point.title}", self.low, self.high)
 
 
 def check_case(case: dict[str, Any], made: Tiny, graphs: Graphs, **more: Any) -> int:

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from specsot.models.config import DecoderConfig, RopeConfig, decoder_config
 from specsot.models.decoder import Decoder
-from specsot.models.drafters.eagle import EagleAttention
 from specsot.models.drafters.eagle3 import Eagle3
 from specsot.models.drafters.eagle3_config import Eagle3Config, default_taps
+from specsot.models.drafters.parts import DrafterAttention
 from specsot.models.load.checkpoint import SINGLE
 from specsot.models.load.weights import load_target
 
@@ -189,7 +189,7 @@ def _aim_(drafter: Eagle3, target: Decoder, feature: float, draw: torch.Generato
     drafter.t2d.zero_()[known] = True
 
 
-def attend_to_itself_(attention: EagleAttention, hidden: int, draw: torch.Generator) -> None:
+def attend_to_itself_(attention: DrafterAttention, hidden: int, draw: torch.Generator) -> None:
     """Each row sees mostly itself, and passes on the first `hidden` numbers of its input."""
     one = torch.eye(hidden)
     focus, _ = torch.linalg.qr(torch.randn(hidden, hidden, generator=draw))

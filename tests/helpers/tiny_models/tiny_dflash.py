@@ -15,8 +15,9 @@ from torch import Tensor
 from helpers.tiny_models.tiny import likely_ids, save, write_json
 from specsot.models.config import DecoderConfig, RopeConfig
 from specsot.models.decoder import Decoder
-from specsot.models.drafters.dflash import DFlashAttention, DFlashDraftModel, TargetEnds
+from specsot.models.drafters.dflash import DFlashDraftModel, TargetEnds
 from specsot.models.drafters.dflash_config import DFlashConfig, Reach
+from specsot.models.drafters.parts import DrafterAttention
 from specsot.models.load.weights import load_target
 
 SHARP = 6.0  # weight of the query and key norms: a head sees one distance and nearly nothing else
@@ -101,7 +102,7 @@ def _aim_(drafter: DFlashDraftModel, target: Decoder) -> None:
     attention.o_proj.weight.add_(LOUD * torch.eye(hidden).repeat(1, len(maps_dHH)))
 
 
-def _look_back_(attention: DFlashAttention, frequencies: Tensor, heads: int) -> None:
+def _look_back_(attention: DrafterAttention, frequencies: Tensor, heads: int) -> None:
     """Head d - 1 attends to the position d back.
 
     Its queries and keys are constant, read from the residual stream's constant first dimension;

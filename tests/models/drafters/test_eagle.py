@@ -17,8 +17,7 @@ from specsot.models.decoder import Decoder
 from specsot.models.drafters.eagle import Eagle
 from specsot.models.files import ModelError
 from specsot.models.load.checkpoint import model_hash
-from specsot.models.load.eagle_weights import load_eagle
-from specsot.models.load.weights import load_target
+from specsot.models.load.weights import load_eagle, load_target
 from specsot.ops.types import HiddenDrafter
 
 WEIGHTS = "model.safetensors"

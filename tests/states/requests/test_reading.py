@@ -51,11 +51,11 @@ class InPieces(Random):
 def test_the_embedded_model_reads_documents_as_it_learned_to() -> None:
     book, texts = book_of(), [BEES.text, RAIN.text]
     front = in_front((BEES, RAIN), book, 512)
-    asked = book.plain_with("Who?", front)
+    asked = book.plain("Who?", front)
     learned = opening(InPieces(), texts) + given("Who?", ANSWER)
     assert list(asked.ids) == ids_of(learned)
     own = behind((BEES, RAIN), book, 512)
-    hoist, rest = book.branch_with(POINTS[0], OUTLINE, (), PromptTokens(), own)
+    hoist, rest = book.branch(POINTS[0], OUTLINE, (), PromptTokens(), own)
     head = branch_turn(1, POINTS[0].title)[:-1]
     for text in texts:
         head += given("\nDocument: ", text)
@@ -69,13 +69,13 @@ def test_the_embedded_model_reads_documents_as_it_learned_to() -> None:
 def test_chunks_stand_where_they_are_said_to(share: str, template: str) -> None:
     book = book_of(template, share)
     written = [
-        book.plain_with("Who?", in_front((BEES, RAIN), book, 4)),
-        book.skeleton_with("Who?", in_front((BEES,), book, 4))[0],
-        book.direct_with(behind((TEA,), book, 4)),
+        book.plain("Who?", in_front((BEES, RAIN), book, 4)),
+        book.skeleton("Who?", in_front((BEES,), book, 4))[0],
+        book.direct(documents=behind((TEA,), book, 4)),
     ]
     shared = (in_front if share == "outline" else behind)((TEA,), book, 4)
     own = behind((RAIN,), book, 4)
-    written += book.branch_with(POINTS[1], OUTLINE, [(1, [20, 21])], shared, own)
+    written += book.branch(POINTS[1], OUTLINE, [(1, [20, 21])], shared, own)
     found = [[book.decode(c.ids) for c in one.chunks] for one in written]
     wanted = [(BEES, RAIN), (BEES,), (TEA,), (TEA,), (RAIN,)]
     for one, texts, documents in zip(written, found, wanted, strict=True):
@@ -87,23 +87,12 @@ def test_chunks_stand_where_they_are_said_to(share: str, template: str) -> None:
             assert 0 < len(chunk.ids) <= 4
 
 
-@pytest.mark.parametrize("share", ["outline", "prompt"])
-def test_without_documents_prompts_are_what_they_were(share: str) -> None:
-    book = book_of(share=share)
-    assert list(book.plain_with("Who?", PromptTokens()).ids) == book.plain("Who?")
-    assert list(book.direct_with(PromptTokens()).ids) == book.direct()
-    hoist, rest = book.branch_with(POINTS[0], OUTLINE, (), PromptTokens(), PromptTokens())
-    assert ([*hoist.ids], [*rest.ids]) == book.branch(POINTS[0], OUTLINE, ())
-
-
 def test_shared_documents_come_before_what_the_turn_says() -> None:
     """The branch's own half does not change with them."""
     book = book_of()
     shared = in_front((TEA,), book, 512)
-    hoist, rest = book.branch_with(POINTS[0], OUTLINE, (), shared, PromptTokens())
-    assert (
-        rest.ids == book.branch_with(POINTS[0], OUTLINE, (), PromptTokens(), PromptTokens())[1].ids
-    )
+    hoist, rest = book.branch(POINTS[0], OUTLINE, (), shared)
+    assert rest.ids == book.branch(POINTS[0], OUTLINE, ())[1].ids
     assert book.decode(hoist.ids).endswith("user\nDocument: Tea grows in Assam.\nWrite part ")
 
 

@@ -3,7 +3,7 @@
 import logging
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from specsot.states.text.outline import Outline, Point, parse_outline
+from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.text.prompts import (
     MAX_CHARACTERS,
     PromptBook,
@@ -109,8 +110,12 @@ def ids_of(*texts: str) -> list[int]:
     return [i for text in texts for i in tokenizer.encode(text, add_special_tokens=False)]
 
 
-def shown(ids: Sequence[int]) -> str:
-    return str(tokenizer_of("chatml").decode(ids, skip_special_tokens=False))
+def prompt_of(*texts: str) -> PromptTokens:
+    return PromptTokens(tuple(ids_of(*texts)))
+
+
+def shown(ids: Iterable[int]) -> str:
+    return str(tokenizer_of("chatml").decode(list(ids), skip_special_tokens=False))
 
 
 ANSWER = "<|im_end|>\n<|im_start|>assistant\n"
@@ -119,39 +124,37 @@ ANSWER = "<|im_end|>\n<|im_start|>assistant\n"
 def test_the_embedded_prompts_are_exactly_those_of_the_training() -> None:
     for share in SHARES:
         prompts = book(share=share)
-        assert prompts.plain("Why?") == ids_of("<|im_start|>user\n", "Why?", ANSWER)
+        assert prompts.plain("Why?") == prompt_of("<|im_start|>user\n", "Why?", ANSWER)
         assert prompts.skeleton("Why?") == (
-            ids_of("<|im_start|>user\n", "Why?"),
-            ids_of(f"\nWrite an outline.{ANSWER}"),
+            prompt_of("<|im_start|>user\n", "Why?"),
+            prompt_of(f"\nWrite an outline.{ANSWER}"),
         )
         assert prompts.stop_ids == (2,)
 
 
 def test_embedded_branches_after_the_outline() -> None:
     prompts = book(share="outline")
-    hoist = ids_of("<|im_end|>\n<|im_start|>user\nWrite part ")
+    hoist = prompt_of("<|im_end|>\n<|im_start|>user\nWrite part ")
     assert prompts.branch(OUTLINE.points[0], OUTLINE, ()) == (
         hoist,
-        ids_of("1", ": ", "How rain forms", ANSWER),
+        prompt_of("1", ": ", "How rain forms", ANSWER),
     )
-    quoted = [(1, ids_of("It rains.")), (2, ids_of("in", "in"))]
+    quoted = [(1, prompt_of("It rains.")), (2, prompt_of("in", "in"))]
     assert prompts.branch(OUTLINE.points[2], OUTLINE, quoted) == (
         hoist,
-        [
-            *ids_of("3", ": ", "Summary", "\nPart ", "1", " says: ", "It rains."),
-            *ids_of("\nPart ", "2", " says: ", "in", "in", ANSWER),
-        ],
+        prompt_of("3", ": ", "Summary", "\nPart ", "1", " says: ", "It rains.")
+        + prompt_of("\nPart ", "2", " says: ", "in", "in", ANSWER),
     )
-    assert prompts.direct() == ids_of(f"<|im_end|>\n<|im_start|>user\nAnswer directly.{ANSWER}")
+    assert prompts.direct() == prompt_of(f"<|im_end|>\n<|im_start|>user\nAnswer directly.{ANSWER}")
 
 
 def test_embedded_branches_after_the_prompt() -> None:
     prompts = book(share="prompt")
     lines = "1. How rain forms\n2. Floods\n3. Summary"
-    hoist = ids_of("\nThe plan:\n", lines, "\nWrite part ")
-    assert prompts.branch(OUTLINE.points[1], OUTLINE, [(1, ids_of("Rain."))]) == (
+    hoist = prompt_of("\nThe plan:\n", lines, "\nWrite part ")
+    assert prompts.branch(OUTLINE.points[1], OUTLINE, [(1, prompt_of("Rain."))]) == (
         hoist,
-        ids_of("2", ": ", "Floods", "\nPart ", "1", " says: ", "Rain.", ANSWER),
+        prompt_of("2", ": ", "Floods", "\nPart ", "1", " says: ", "Rain.", ANSWER),
     )
     assert prompts.skeleton("Why?")[0] + prompts.direct() == prompts.plain("Why?")
     assert prompts.direct("outline") == book(share="outline").direct()
@@ -172,8 +175,8 @@ def test_the_embedded_models_own_tokenizer() -> None:
     for share in SHARES:
         prompts = PromptBook(tokenizer, load_template("embedded"), share)
         first, tail = prompts.skeleton("How does rain form?")
-        assert first[0] == 1 and first.count(1) == 1
-        assert tail[-3:] == [1, *tokenizer.encode("assistant\n", add_special_tokens=False)]
+        assert first.ids[0] == 1 and first.ids.count(1) == 1
+        assert tail[-3:] == (1, *tokenizer.encode("assistant\n", add_special_tokens=False))
         assert prompts.stop_ids == (2,)
         text = prompts.outline_ids(OUTLINE.points)
         assert parse_outline(prompts.decode(text), max_branches=8) == OUTLINE
@@ -250,10 +253,11 @@ def test_a_beginning_of_text_stands_there_once() -> None:
             for share in SHARES:
                 prompts = PromptBook(tokenizer, load_template("instruct"), share)
                 expected = 1 if chat == "trimming" or bos else 0
-                assert prompts.plain("Hi").count(4) == expected
-                assert prompts.skeleton("Hi")[0].count(4) == expected
-                assert prompts.skeleton("Hi")[0][:1] == ([4] if expected else [*ids_of("Y")])
-                assert 4 not in [*prompts.direct(), *prompts.branch(OUTLINE.points[0], OUTLINE, ())]
+                assert prompts.plain("Hi").ids.count(4) == expected
+                assert prompts.skeleton("Hi")[0].ids.count(4) == expected
+                assert prompts.skeleton("Hi")[0][:1] == ((4,) if expected else (*ids_of("Y"),))
+                hoist, own = prompts.branch(OUTLINE.points[0], OUTLINE, ())
+                assert 4 not in [*prompts.direct(), *hoist, *own]
                 assert 4 not in prompts.outline_ids(OUTLINE.points)
 
 
