@@ -254,6 +254,15 @@ def test_counts_of_a_request_know_its_prompt() -> None:
     assert tree.tokens == (3, 4)
 
 
+def test_nothing_is_counted_twice() -> None:
+    state, branch = NgramState(), repeated()
+    for _ in range(2):
+        state.count_(branch, nodes=1, levels=1, longest=2, width=1, scope="branch")
+    assert state.tables is not None
+    *_, own = state.tables.tables_(branch.request.key, OWNER)
+    assert [own.count(gram) for gram in ((4, 5), (5, 1), (1, 2))] == [1] * 3
+
+
 def test_what_else_the_target_found_likely_is_counted_along_the_path() -> None:
     """In the places of the path's own tokens; those before them came without any."""
     state, branch, other = NgramState(), repeated((9,)), repeated()
