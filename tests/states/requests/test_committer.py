@@ -222,7 +222,8 @@ def test_what_a_round_committed_waits_for_the_drafter(layout: str) -> None:
         (branch.owner, 2, [7, 20]),
         (branch.owner, 4, [50, 90]),
     ]
-    rows = made.intake_()
-    assert not made.draft.inbox and made.kv_draft is not None
+    assert made.kv_draft is not None
+    tips = [(branch.owner, branch.length, branch.tokens[-1])]
+    rows = made.layout.place_draft_(made.kv_draft, made.draft.inbox, tips)
     assert made.kv_draft.slots_of(branch.owner).size == 4
-    assert rows.start_S.tolist() == [branch.length] and rows.root_S.tolist() == [90]  # type: ignore[union-attr]
+    assert rows.start_S.tolist() == [branch.length] and rows.root_S.tolist() == [90]
