@@ -167,11 +167,11 @@ def test_under_a_grammar_the_best_legal_token_is_taken_at_every_node() -> None:
     assert (first.tokens, second.tokens) == ([33], [73])
     offer = proposal(chain(60, 61), chain(51, 53), chain(51, 53))
     batch = made.tree_rows_(offer)
-    bound = best([4, 51], [6, 8], [1, 3], [55, 51], [1, 3], [1, 3])
+    bound = best([4, 51], [6, 8], [1, 3], [2, 4], [1, 3], [1, 3])
     commit_(made, batch, outcome=accepted(batch, offer, [[1], [], []], [90] * 3, bound=bound))
     assert free.tokens == [20, 60, 90]
     assert first.tokens == [33, 51, 73], "the draft is legal, and behind it only the second row"
-    assert second.tokens == [73, 55], "the best legal token was not drafted"
+    assert second.tokens == [73, 77], "its own row, the fourth; that token was not drafted"
     for root in (first, second):
         assert root.matcher.tokens == root.tokens  # type: ignore[union-attr]
 
