@@ -55,8 +55,13 @@ def test_drafters_forget_whom_they_drafted_for(
     check(serve(session, TEXTS[:4], 5), 20)
 
 
-def test_parts_that_were_combined_are_forgotten(tiny: Make, graphs: Graphs) -> None:
-    session = folds.session(graphs, tiny("llama"), *folds.REUSED, outline=outline_of(3), budget=4)
+@pytest.mark.parametrize("parts", [1, 3])
+def test_parts_that_were_kept_to_be_combined_are_forgotten(
+    parts: int, tiny: Make, graphs: Graphs
+) -> None:
+    """One part alone is the answer already: what was kept of it is never asked for."""
+    outline = outline_of(parts)
+    session = folds.session(graphs, tiny("llama"), *folds.REUSED, outline=outline, budget=4)
     check(serve(session, TEXTS[:3], 5), 15)
 
 

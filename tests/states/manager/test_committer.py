@@ -22,9 +22,9 @@ from specsot.ops.draft.budget import share
 from specsot.ops.kv.slots import FREE
 from specsot.ops.types import Proposal
 from specsot.ops.verify.score import GrammarRows
-from specsot.states.manager.batch import Batch
-from specsot.states.manager.manager import BranchStateManager
+from specsot.states.requests.batch import Batch
 from specsot.states.requests.branch import Branch, Finish, RoundSummary, Stage
+from specsot.states.requests.manager import BranchStateManager
 
 LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching"])
 
@@ -167,11 +167,11 @@ def test_under_a_grammar_the_best_legal_token_is_taken_at_every_node() -> None:
     assert (first.tokens, second.tokens) == ([33], [73])
     offer = proposal(chain(60, 61), chain(51, 53), chain(51, 53))
     batch = made.tree_rows_(offer)
-    bound = best([4, 51], [6, 8], [1, 3], [55, 51], [1, 3], [1, 3])
+    bound = best([4, 51], [6, 8], [1, 3], [2, 4], [1, 3], [1, 3])
     commit_(made, batch, outcome=accepted(batch, offer, [[1], [], []], [90] * 3, bound=bound))
     assert free.tokens == [20, 60, 90]
     assert first.tokens == [33, 51, 73], "the draft is legal, and behind it only the second row"
-    assert second.tokens == [73, 55], "the best legal token was not drafted"
+    assert second.tokens == [73, 77], "its own row, the fourth; that token was not drafted"
     for root in (first, second):
         assert root.matcher.tokens == root.tokens  # type: ignore[union-attr]
 
@@ -222,7 +222,8 @@ def test_what_a_round_committed_waits_for_the_drafter(layout: str) -> None:
         (branch.owner, 2, [7, 20]),
         (branch.owner, 4, [50, 90]),
     ]
-    rows = made.draftings[0].intake_()
-    assert not made.draft.inbox and made.kv_draft is not None
+    assert made.kv_draft is not None
+    tips = [(branch.owner, branch.length, branch.tokens[-1])]
+    rows = made.layout.place_draft_(made.kv_draft, made.draft.inbox, tips)
     assert made.kv_draft.slots_of(branch.owner).size == 4
-    assert rows.start_S.tolist() == [branch.length] and rows.root_S.tolist() == [90]  # type: ignore[union-attr]
+    assert rows.start_S.tolist() == [branch.length] and rows.root_S.tolist() == [90]

@@ -18,10 +18,10 @@ def admission(capacity: int, most: int) -> Admission:
 
 
 def test_whoever_fits_into_an_equal_share_gets_one() -> None:
-    one = request(prefix=[1] * 30, tail=[2] * 20, budget=13)  # and the root of its tree
-    assert admission(256, 4).region(one) == 64
+    one = request(prefix=[1] * 30, tail=[2] * 16, budget=13)  # and the root of its tree
+    assert admission(240, 4).region(one) == 60
     one.budget += 1
-    assert admission(256, 4).region(one) == 2 * REGION, "65 slots are more than a share"
+    assert admission(240, 4).region(one) == REGION, "61 slots are more than a share"
 
 
 @given(st.integers(8, 3000), st.integers(1, 9), st.integers(0, 400), st.integers(1, 400))

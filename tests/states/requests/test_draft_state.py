@@ -1,5 +1,7 @@
 """What each kind of drafter has yet to take in after every step of a branch's life."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -252,16 +254,29 @@ def test_counts_of_a_request_know_its_prompt() -> None:
     assert tree.tokens == (3, 4)
 
 
+def test_nothing_is_counted_twice() -> None:
+    state, branch = NgramState(), repeated()
+    for _ in range(2):
+        state.count_(branch, nodes=1, levels=1, longest=2, width=1, scope="branch")
+    assert state.tables is not None
+    *_, own = state.tables.tables_(branch.request.key, OWNER)
+    assert [own.count(gram) for gram in ((4, 5), (5, 1), (1, 2))] == [1] * 3
+
+
 def test_what_else_the_target_found_likely_is_counted_along_the_path() -> None:
-    state, branch = NgramState(), repeated((9,))
-    state.count_(branch, nodes=1, levels=1, longest=1, width=2, scope="branch")
+    """In the places of the path's own tokens; those before them came without any."""
+    state, branch, other = NgramState(), repeated((9,)), repeated()
+    other.owner = OWNER + 1
+    count = partial(state.count_, nodes=2, levels=1, longest=1, width=2, scope="branch")
+    count(other)  # tables are there from the first round on
     side = [[60, 61, 62, 63, 64, 65]]  # two best tokens after each of three nodes
     state.learn([branch], result(1, side), [[0, 2]])
     branch.tokens += [60, 64]
-    state.count_(branch, nodes=1, levels=1, longest=1, width=2, scope="branch")
+    count(branch)
     branch.tokens += [9]
-    found = state.count_(branch, nodes=2, levels=1, longest=1, width=2, scope="branch")
-    assert set(found.tokens) == {60, 61}, "61 was likely where 60 was taken"
+    assert set(count(branch).tokens) == {60, 61}, "61 was likely where 60 was taken"
+    branch.tokens += [60]
+    assert set(count(branch).tokens) == {64, 65}, "the second node of the path was number 2"
 
 
 def test_a_request_that_ended_leaves_nothing_behind() -> None:
