@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 
 from specsot.models.config import ModelError
 from specsot.models.load.weights import load_target
-from specsot.ops.attention.backends import plain
 from specsot.ops.types import LayerStatus
 
 LENGTH = 24
@@ -207,10 +206,3 @@ def test_a_longer_sequence_than_the_angles_allow_is_refused(tmp_path: Path) -> N
     model.config.check_length(32)
     with pytest.raises(ModelError, match="33 positions asked, 32 possible; `rope_type: longrope`"):
         model.config.check_length(33)
-
-
-def test_backends_agree(small: Pooled) -> None:
-    before = ask(small).logits_RV
-    for layer in small.model.layers:
-        layer.attend = plain
-    close(ask(small).logits_RV, before, 1e-5)
