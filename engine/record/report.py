@@ -1,12 +1,13 @@
 """What a run hands over: answers as a JSON document and as text, the digest, the summary page."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ...states.phases.outline_ops import Answer, Section, answer
 from ...states.requests.branch import Request
 from ...states.text.outline import Outline
-from .digest import digest
 from .metrics import NS, Marks, Meter
 from .text_stream import printable
 
@@ -21,6 +22,15 @@ def answers_of(requests: Sequence[Request], prompts: Any) -> tuple[Answer, ...]:
 def output_digest(answers: Iterable[Answer]) -> str:
     """sha256 over all generated ids in reading order: the outline's, then each branch's."""
     return digest({a.key: [a.outline_tokens, *(s.tokens for s in _all(a))] for a in answers})
+
+
+def digest(token_ids: Mapping[str, Sequence[Sequence[int]]]) -> str:
+    """sha256 over the token ids of each request's branches in reading order."""
+    lines = [
+        f"{key}:{';'.join(' '.join(map(str, branch)) for branch in branches)}"
+        for key, branches in token_ids.items()
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _all(item: Answer) -> tuple[Section, ...]:
@@ -64,8 +74,8 @@ def outline_document(outline: Outline | None) -> dict[str, Any] | None:
             }
             for p in outline.points
         ],
-        "skipped": [{"line": s.line, "text": s.text, "reason": s.reason} for s in outline.skipped],
-        "mended": [{"line": m.line, "text": m.text, "reason": m.reason} for m in outline.mended],
+        "skipped": [asdict(note) for note in outline.skipped],
+        "mended": [asdict(note) for note in outline.mended],
     }
 
 
@@ -97,13 +107,8 @@ def _section_document(section: Section) -> dict[str, Any]:
 
 
 def _times(marks: Marks | None) -> dict[str, float | None]:
-    known = marks or Marks()
-    names = {
-        "to_first_token": known.first_token,
-        "to_outline": known.outline,
-        "to_last_token": known.last_token,
-    }
-    return {name: None if at is None else at / NS for name, at in names.items()}
+    times = asdict(marks or Marks()).items()
+    return {f"to_{name}": None if at is None else at / NS for name, at in times}
 
 
 def finish_of(item: Answer) -> str:

@@ -4,7 +4,6 @@ A frame is a function of the recorder's last picture; the view never touches the
 """
 
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -59,16 +58,11 @@ class LiveView:
             return Text(f"the view failed: {type(error).__name__}: {error}")
 
     def __enter__(self) -> Self:
-        self._live.__enter__()
+        self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
         self.recorder.look()
         self._leave_last_frame()
 

@@ -24,6 +24,15 @@ from ..record.snapshot import (
 from .tui_parts import color_of
 
 SHADES = " ▁▂▃▄▅▆▇█"
+CELLS = {  # character, style and name of what a slot holds
+    FREE: ("·", "grey37", "free"),
+    PREFIX: ("█", "grey74", "prefix"),
+    TREE: ("+", "#202020 on yellow", "tree"),
+    OUTLINE: ("O", "#202020 on white", "outline"),
+    PADDING: ("-", "grey37", "padding"),
+    REUSED: ("▒", "dodger_blue2", "cached"),
+    PICKED: ("*", "#202020 on orange1", "picked"),
+}
 
 # -- the sequence ---------------------------------------------------------------------------------
 
@@ -90,20 +99,9 @@ def _append_runs(text: Text, codes: Codes) -> None:
 
 def cell_of(code: int) -> tuple[str, Style]:
     """Character and style of one cell; characters differ too, for eyes that see no colours."""
-    if code == FREE:
-        return "·", Style.parse("grey37")
-    if code == PREFIX:
-        return "█", Style.parse("grey74")
-    if code == TREE:
-        return "+", Style.parse("#202020 on yellow")
-    if code == OUTLINE:
-        return "O", Style.parse("#202020 on white")
-    if code == PADDING:
-        return "-", Style.parse("grey37")
-    if code == REUSED:
-        return "▒", Style.parse("dodger_blue2")
-    if code == PICKED:
-        return "*", Style.parse("#202020 on orange1")
+    if code < BRANCH:
+        char, style, _ = CELLS[code]
+        return char, Style.parse(style)
     index = code - BRANCH
     return "123456789"[index % 9], Style.parse(f"#101010 on {color_of(index)}")
 
@@ -111,13 +109,11 @@ def cell_of(code: int) -> tuple[str, Style]:
 def legend(codes: Codes) -> Text:
     """What the cells mean; only those that are there."""
     present = sorted(set(np.unique(codes).tolist()))
-    names = {FREE: "free", PREFIX: "prefix", TREE: "tree", OUTLINE: "outline", PADDING: "padding"}
-    names |= {REUSED: "cached", PICKED: "picked"}
     text = Text(no_wrap=True)
     for code in [c for c in present if c != FREE] + [c for c in present if c == FREE]:
         char, style = cell_of(code)
         text.append(char, style=style)
-        text.append(f" {names.get(code, '')} " if code < BRANCH else " ", style="dim")
+        text.append(f" {CELLS[code][2]} " if code < BRANCH else " ", style="dim")
     return text
 
 

@@ -12,15 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..graph.source import Source
-from .outline import (
-    MAX_LENGTH,
-    MAX_TITLE,
-    Outline,
-    RepairedLine,
-    SkippedLine,
-    parse_outline,
-    title_problem,
-)
+from .outline import MAX_LENGTH, MAX_TITLE, Outline, parse_outline, title_problem
 
 MAX_BYTES = 1_000_000
 USUAL_LENGTH = 60
@@ -147,8 +139,7 @@ def _line(number: int, item: dict[str, Any]) -> str:
 
 def _problems(outline: Outline, name: str, place: Place) -> Iterator[str]:
     """Everything that was skipped or mended, and a missing END."""
-    notes: list[SkippedLine | RepairedLine] = [*outline.skipped, *outline.mended]
-    notes.sort(key=lambda note: note.line)
+    notes = sorted((*outline.skipped, *outline.mended), key=lambda note: note.line)
     for note in notes:
         yield f"{place(note.line)}: {note.reason}"
     if not notes and outline.status not in ("ok", "direct"):
