@@ -70,7 +70,7 @@ def new_drafter(settings: DFlashTraining, teacher: Teacher) -> DFlashDraftModel:
 
 
 class DFlashCourse:
-    """See `train_loop.Course`."""
+    """See `loop.Course`."""
 
     name = "dflash"
 

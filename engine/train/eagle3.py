@@ -80,7 +80,7 @@ def chain_tau(accuracies: list[Tensor]) -> Tensor:
 
 
 class Eagle3Course:
-    """See `train_loop.Course`."""
+    """See `loop.Course`."""
 
     name = "eagle3"
 
