@@ -1,7 +1,7 @@
 """The shape of a target as its config.json gives it, checked key by key; without torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,10 @@ class DecoderShape:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+
+    def sizes(self) -> dict[str, Any]:
+        """What a drafter of the same shape is built with: all but biases and norms."""
+        return {f.name: getattr(self, f.name) for f in fields(DecoderShape) if f.default is MISSING}
 
     def shape_json(self) -> dict[str, Any]:
         """The keys of a config.json that say it, of an untied model; scaled angles are left out."""

@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from .files import ChunkFiles, ChunkInfo, ChunkKey, DamagedChunk
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Entry:
     """A chunk in memory; `versions` are torch's counts of what was done to its tensors in place."""
 
     info: ChunkInfo
@@ -56,7 +56,7 @@ class ChunkStore:
         self.files = None if folder is None else ChunkFiles(folder)
         self.hits = self.misses = self.bytes = 0
         self.notes: list[str] = []
-        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
 
     def get(self, key: ChunkKey) -> ChunkKV | None:
         """The chunk of this key, now the most recently used one; None if it has to be made.
@@ -65,18 +65,18 @@ class ChunkStore:
             RuntimeError: somebody wrote into the chunk.
         """
         digest = key.digest
-        held = self._held.get(digest) or self._load(key)
-        if held is None:
+        entry = self._entries.get(digest) or self._load(key)
+        if entry is None:
             self.misses += 1
             return None
-        if _versions(held.chunk) != held.versions:
+        if _versions(entry.chunk) != entry.versions:
             self._forget(digest)
-            raise RuntimeError(f"the cached chunk {digest[:12]} ({held.info.name}) was written to")
+            raise RuntimeError(f"the cached chunk {digest[:12]} ({entry.info.name}) was written to")
         self.hits += 1
-        self._keep(digest, held)
+        self._keep(digest, entry)
         if self.files is not None:
             self.files.touch(digest)
-        return held.chunk
+        return entry.chunk
 
     def put(self, key: ChunkKey, chunk: ChunkKV, name: str = "") -> bool:
         """Keep a copy of a chunk; False if it alone is larger than the store.
@@ -91,42 +91,42 @@ class ChunkStore:
         if chunk.bytes > self.max_bytes:
             return False
         info = _info(key, chunk, name)
-        copy = _copy(chunk, self.device)
-        held = _Held(info, copy, _versions(copy))
+        copy = _on(chunk, self.device, copy=True)
+        entry = _Entry(info, copy, _versions(copy))
         filed = self.files is not None and self._write(self.files, info, copy)
         if filed and self.device.type == "cpu":
-            held = self._load(key) or held  # the mapped file: memory that can be reclaimed
-        self._keep(info.digest, held)
+            entry = self._load(key) or entry  # the mapped file: memory that can be reclaimed
+        self._keep(info.digest, entry)
         return True
 
     def drop(self, digest: str) -> bool:
         """Forget a chunk, in memory and on disk; False if there was none."""
-        held = self._forget(digest)
+        entry = self._forget(digest)
         filed = self.files is not None and self.files.drop(digest)
-        return held or filed
+        return entry or filed
 
     def list(self) -> list[ChunkInfo]:
         """The chunks, least recently used first: those in the folder, or without one in memory."""
         if self.files is None:
-            return [held.info for held in self._held.values()]
+            return [entry.info for entry in self._entries.values()]
         found, problems = self.files.list()
         self.notes += problems
         return found
 
-    def _keep(self, digest: str, held: _Held) -> None:
+    def _keep(self, digest: str, entry: _Entry) -> None:
         """As the most recently used one; others go until the bytes fit."""
         self._forget(digest)
-        self._held[digest] = held
-        self.bytes += held.chunk.bytes
+        self._entries[digest] = entry
+        self.bytes += entry.chunk.bytes
         while self.bytes > self.max_bytes:
-            self._forget(next(iter(self._held)))
+            self._forget(next(iter(self._entries)))
 
     def _forget(self, digest: str) -> bool:
-        held = self._held.pop(digest, None)
-        self.bytes -= 0 if held is None else held.chunk.bytes
-        return held is not None
+        entry = self._entries.pop(digest, None)
+        self.bytes -= 0 if entry is None else entry.chunk.bytes
+        return entry is not None
 
-    def _load(self, key: ChunkKey) -> _Held | None:
+    def _load(self, key: ChunkKey) -> _Entry | None:
         """From the folder, if it is there and intact."""
         if self.files is None:
             return None
@@ -142,17 +142,17 @@ class ChunkStore:
         except ValueError as error:
             self.notes.append(f"{self.files.path(key.digest)}: {error}")
             return None
-        kept = _moved(chunk, self.device)
+        kept = _on(chunk, self.device)
         if kept.bytes > self.max_bytes:
             return None
-        return _Held(info, kept, _versions(kept))
+        return _Entry(info, kept, _versions(kept))
 
     def _write(self, files: ChunkFiles, info: ChunkInfo, chunk: ChunkKV) -> bool:
         """A folder that cannot be written to costs the cache on disk and nothing else."""
         try:
             part = files.new_part(info.digest)
             try:
-                tensors = _named(_moved(chunk, torch.device("cpu")))
+                tensors = _named(_on(chunk, torch.device("cpu")))
                 save_file(tensors, part, info.header(_checksum(tensors)))
                 part.replace(files.path(info.digest))
                 files.touch(info.digest)
@@ -184,17 +184,8 @@ def _check(key: ChunkKey, chunk: ChunkKV) -> None:
 
 
 def _info(key: ChunkKey, chunk: ChunkKV, name: str) -> ChunkInfo:
-    return ChunkInfo(
-        key.digest,
-        name,
-        chunk.rows,
-        chunk.bytes,
-        key.model_hash,
-        key.dtype,
-        key.bos,
-        key.taps,
-        time.time(),
-    )
+    size, now = (chunk.rows, chunk.bytes), time.time()
+    return ChunkInfo(key.digest, name, *size, key.model_hash, key.dtype, key.bos, key.taps, now)
 
 
 def _named(chunk: ChunkKV) -> dict[str, Tensor]:
@@ -205,24 +196,16 @@ def _named(chunk: ChunkKV) -> dict[str, Tensor]:
     return found
 
 
-def _copy(chunk: ChunkKV, device: torch.device) -> ChunkKV:
-    """Tensors of the store's own."""
-    layout = torch.contiguous_format
-    return _each(chunk, lambda one: one.detach().to(device, copy=True, memory_format=layout))
+def _on(chunk: ChunkKV, device: torch.device, *, copy: bool = False) -> ChunkKV:
+    """A chunk on a device; copies are the store's own, and contiguous.
 
-
-def _moved(chunk: ChunkKV, device: torch.device) -> ChunkKV:
-    return _each(chunk, lambda one: one.to(device))
-
-
-def _each(chunk: ChunkKV, change: Callable[[Tensor], Tensor]) -> ChunkKV:
-    """A chunk with every tensor changed; those of inference mode have no version counters."""
-    features_RF = chunk.features_RF
+    Tensors of inference mode have no version counters.
+    """
+    layout = torch.contiguous_format if copy else torch.preserve_format
     with torch.inference_mode(False):
+        tensors = _named(chunk).values()
         return ChunkKV(
-            change(chunk.keys_LRgd),
-            change(chunk.values_LRgd),
-            None if features_RF is None else change(features_RF),
+            *(one.detach().to(device, copy=copy, memory_format=layout) for one in tensors)
         )
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ...states.requests.branch import BlendSummary, RoundSummary
@@ -228,9 +228,7 @@ def _seconds(meter: Meter) -> dict[str, float | None]:
     marks = list(meter.marks.values())
     return {
         "total": max(meter.last_move, meter.in_run) / NS,
-        "to_first_token": _mean_of([m.first_token for m in marks]),
-        "to_outline": _mean_of([m.outline for m in marks]),
-        "to_last_token": _mean_of([m.last_token for m in marks]),
+        **{f"to_{f.name}": _mean_of([getattr(m, f.name) for m in marks]) for f in fields(Marks)},
     }
 
 

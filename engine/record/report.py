@@ -31,6 +31,15 @@ def output_digest(answers: Iterable[Answer]) -> str:
     return sha256("\n".join(lines).encode()).hexdigest()
 
 
+def digest(token_ids: Mapping[str, Sequence[Sequence[int]]]) -> str:
+    """sha256 over the token ids of each request's branches in reading order."""
+    lines = [
+        f"{key}:{';'.join(' '.join(map(str, branch)) for branch in branches)}"
+        for key, branches in token_ids.items()
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
 def _all(item: Answer) -> tuple[Section, ...]:
     """The sections, and the answer that combines them, if there is one."""
     return item.sections if item.combined is None else (*item.sections, item.combined)
@@ -105,13 +114,8 @@ def _section_document(section: Section) -> dict[str, Any]:
 
 
 def _times(marks: Marks | None) -> dict[str, float | None]:
-    known = marks or Marks()
-    names = {
-        "to_first_token": known.first_token,
-        "to_outline": known.outline,
-        "to_last_token": known.last_token,
-    }
-    return {name: None if at is None else at / NS for name, at in names.items()}
+    times = asdict(marks or Marks()).items()
+    return {f"to_{name}": None if at is None else at / NS for name, at in times}
 
 
 def finish_of(item: Answer) -> str:

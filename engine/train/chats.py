@@ -156,9 +156,7 @@ class CompactSample:
     @property
     def tokens(self) -> Tokens:
         """A sample of one segment."""
-        size = len(self.ids)
-        weights = [GOLD * flag for flag in self.written]
-        return Tokens(self.ids.tolist(), weights, [0] * size, list(range(size)))
+        return Tokens.linear(self.ids.tolist(), [GOLD * flag for flag in self.written])
 
 
 Part = tuple[list[int], bool]
@@ -272,4 +270,4 @@ def _starts(whole: list[tuple[int, list[int], bool]], turn: int, prompt: list[in
 def _tokens(parts: Sequence[Part]) -> Tokens:
     ids = [i for part, _ in parts for i in part]
     weights = [GOLD if written else 0.0 for part, written in parts for _ in part]
-    return Tokens(ids, weights, [0] * len(ids), list(range(len(ids))))
+    return Tokens.linear(ids, weights)

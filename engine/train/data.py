@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -19,6 +19,11 @@ class Tokens:
     weights: list[float]
     segments: list[int]
     positions: list[int]
+
+    @classmethod
+    def linear(cls, ids: list[int], weights: list[float]) -> Tokens:
+        """One text without branches."""
+        return cls(ids, weights, [0] * len(ids), list(range(len(ids))))
 
 
 Source = Callable[[int], Tokens]
@@ -47,20 +52,14 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same on a device."""
-        parts = (self.ids, self.positions, self.labels, self.weights, self.mask)
-        return Batch(*(part.to(device) for part in parts))
+        return Batch(*(getattr(self, part.name).to(device) for part in fields(self)))
 
 
 def trimmed(tokens: Tokens, length: int) -> Tokens:
     """The sample without what goes past ``length``."""
     if len(tokens.ids) <= length:
         return tokens
-    return Tokens(
-        tokens.ids[:length],
-        tokens.weights[:length],
-        tokens.segments[:length],
-        tokens.positions[:length],
-    )
+    return Tokens(*(getattr(tokens, part.name)[:length] for part in fields(tokens)))
 
 
 def pack(rows: list[list[Tokens]], length: int) -> Batch:
@@ -119,3 +118,8 @@ class Packer:
                 rows[best].append(tokens)
                 room[best] -= len(tokens.ids)
             yield pack(rows, self.length)
+
+
+def by_head(x_Nhd: Tensor, batch: int) -> Tensor:
+    """[B * rows, heads, d] -> [B, heads, rows, d]."""
+    return torch.unflatten(x_Nhd, 0, (batch, -1)).transpose(1, 2)

@@ -42,16 +42,12 @@ def drafter_config(settings: DFlashTraining, teacher: Teacher) -> DFlashConfig:
         raise UsageError(f"--target-layer-ids {ids}: the target has {target.num_layers} layers")
     if not 0 <= mask < target.vocab_size:
         raise UsageError(f"--mask-token-id {mask}: the target has {target.vocab_size} tokens")
+    own = {
+        "path": settings.out / "config.json",
+        "intermediate_size": settings.intermediate or target.intermediate_size,
+    }
     return DFlashConfig(
-        path=settings.out / "config.json",
-        vocab_size=target.vocab_size,
-        hidden_size=target.hidden_size,
-        intermediate_size=settings.intermediate or target.intermediate_size,
-        heads=target.heads,
-        kv_heads=target.kv_heads,
-        head_dim=target.head_dim,
-        eps=target.eps,
-        rope=target.rope,
+        **target.sizes() | own,
         reaches=(Reach(),) * settings.layers,
         layer_ids=ids,
         block_size=settings.block_size,
@@ -74,7 +70,7 @@ def new_drafter(settings: DFlashTraining, teacher: Teacher) -> DFlashDraftModel:
 
 
 class DFlashCourse:
-    """See `train_loop.Course`."""
+    """See `loop.Course`."""
 
     name = "dflash"
 

@@ -19,6 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from ...models.drafters.dflash import DFlashDraftModel
 from ...models.drafters.dflash_config import Reach
 from ...models.drafters.parts import Angles
+from .data import by_head
 from .dflash_blocks import Blocks, Packing, sample_anchors
 
 GAMMAS = {16: 7.0, 10: 5.0, 8: 4.0}  # block size -> decay, from the paper
@@ -177,10 +178,10 @@ class OnlineDFlashModel(nn.Module):
         sources = layer.self_attn.keys_values(context_RH, before)
         q, *mine = layer.project(x_NH, own)
         keys, values = (
-            torch.cat((_by_head(c, batch), _by_head(m, batch)), 2)
+            torch.cat((by_head(c, batch), by_head(m, batch)), 2)
             for c, m in zip(sources, mine, strict=True)
         )
-        attended = attend(_by_head(q, batch), keys, values, mask)
+        attended = attend(by_head(q, batch), keys, values, mask)
         return layer.finish(x_NH, attended.transpose(1, 2).flatten(2).flatten(0, 1))
 
     def _score(self, hidden_BQH: Tensor, labels_BMP: Tensor, counted_BMP: Tensor) -> TrainingStep:
@@ -195,8 +196,3 @@ class OnlineDFlashModel(nn.Module):
         tiny = torch.finfo(weight.dtype).tiny  # fixed blocks may count nothing
         accuracy = right_R.sum() / max(len(rows), 1)
         return TrainingStep(loss_sum / weight.clamp_min(tiny), accuracy, loss_sum, weight)
-
-
-def _by_head(x_Nhd: Tensor, batch: int) -> Tensor:
-    """[B * rows, heads, d] -> [B, heads, rows, d]."""
-    return torch.unflatten(x_Nhd, 0, (batch, -1)).transpose(1, 2)

@@ -40,18 +40,15 @@ def draft_vocabulary(source: Source, samples: int, size: int, vocabulary: int) -
 def drafter_config(settings: Eagle3Training, teacher: Teacher) -> Eagle3Config:
     """The drafter's shape: the target's width and heads, one layer."""
     target = teacher.config
+    own = {
+        "path": settings.out / "config.json",
+        "intermediate_size": settings.intermediate,
+        "rope": RopeConfig("default", target.rope.theta, {}, target.rope.trained),
+    }
     return Eagle3Config(
-        path=settings.out / "config.json",
-        vocab_size=target.vocab_size,
+        **target.sizes() | own,
         draft_vocab_size=settings.draft_vocabulary,
-        hidden_size=target.hidden_size,
         target_hidden_size=target.hidden_size,
-        intermediate_size=settings.intermediate,
-        heads=target.heads,
-        kv_heads=target.kv_heads,
-        head_dim=target.head_dim,
-        eps=target.eps,
-        rope=RopeConfig("default", target.rope.theta, {}, target.rope.trained),
         taps=default_taps(target.num_layers),
     )
 
@@ -83,7 +80,7 @@ def chain_tau(accuracies: list[Tensor]) -> Tensor:
 
 
 class Eagle3Course:
-    """See `train_loop.Course`."""
+    """See `loop.Course`."""
 
     name = "eagle3"
 

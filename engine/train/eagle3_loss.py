@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...models.drafters.eagle3 import Eagle3
+from .data import by_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,6 @@ def shift(x: Tensor, by: int = 1) -> Tensor:
     if by == 0:
         return x
     return torch.cat((x[:, by:], torch.zeros_like(x[:, :by])), 1)
-
-
-def causal(length: int, rows: int = 1) -> Tensor:
-    """bool [rows, length, length]: every row sees itself and what came before."""
-    return torch.ones(length, length, dtype=torch.bool).tril().expand(rows, -1, -1)
 
 
 def rehearse(drafter: Eagle3, lesson: Lesson, steps: int) -> LossTerms:
@@ -121,9 +117,9 @@ class _Chain:
         mixed_NW, residual_NH = drafter.midlayer.mix(embedded_NH, hidden_BSH.flatten(0, 1))
         q, k, v = drafter.midlayer.self_attn.project(mixed_NW, angles)
         groups = q.shape[1] // k.shape[1]
-        self.keys.append(_by_head(k.repeat_interleave(groups, 1), shape))
-        self.values.append(_by_head(v.repeat_interleave(groups, 1), shape))
-        attended = self._attend(_by_head(q, shape)).transpose(1, 2).flatten(2).flatten(0, 1)
+        self.keys.append(by_head(k.repeat_interleave(groups, 1), shape[0]))
+        self.values.append(by_head(v.repeat_interleave(groups, 1), shape[0]))
+        attended = self._attend(by_head(q, shape[0])).transpose(1, 2).flatten(2).flatten(0, 1)
         out_NH = drafter.midlayer.finish(residual_NH, attended)
         if drafter.config.norm_output:
             out_NH = drafter.norm(out_NH)
@@ -140,8 +136,3 @@ class _Chain:
         for i, value in enumerate(self.values[1:]):
             out = out + weights[..., length + i, None] * value
         return out
-
-
-def _by_head(x_Nhd: Tensor, shape: torch.Size) -> Tensor:
-    """[B * S, heads, d] -> [B, heads, S, d]."""
-    return x_Nhd.view(shape[0], shape[1], *x_Nhd.shape[1:]).transpose(1, 2)

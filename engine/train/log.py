@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -48,12 +47,7 @@ class TrainingLog:
             self.bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.bar:
             self.bar.stop()
 

@@ -43,7 +43,7 @@ def model_config(settings: VanillaTraining, teacher: Teacher) -> Qwen3Config:
 
 
 class VanillaCourse:
-    """See `train_loop.Course`."""
+    """See `loop.Course`."""
 
     name = "vanilla"
 

@@ -3,7 +3,6 @@
 A frame is a function of the recorder's last picture; the view never touches the run.
 """
 
-import io
 from dataclasses import replace
 
 from rich.console import Console, Group, RenderableType
@@ -144,12 +143,3 @@ def _key(snap: Snapshot, step: int) -> Text:
 
 def _panel(body: RenderableType, title: str) -> Panel:
     return Panel(body, title=title, title_align="left", border_style="grey50", padding=(0, 1))
-
-
-def screenshot(scene: Scene, snap: Snapshot, width: int, height: int) -> Console:
-    """A console that has recorded one frame; export it with `export_svg` or `export_text`."""
-    console = Console(
-        record=True, width=width, height=height, force_terminal=True, file=io.StringIO()
-    )
-    console.print(frame(scene, snap, width, height), height=height)
-    return console

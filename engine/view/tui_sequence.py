@@ -24,6 +24,15 @@ from ..record.snapshot import (
 from .tui_parts import color_of
 
 SHADES = " ▁▂▃▄▅▆▇█"
+CELLS = {  # character, style and name of what a slot holds
+    FREE: ("·", "grey37", "free"),
+    PREFIX: ("█", "grey74", "prefix"),
+    TREE: ("+", "#202020 on yellow", "tree"),
+    OUTLINE: ("O", "#202020 on white", "outline"),
+    PADDING: ("-", "grey37", "padding"),
+    REUSED: ("▒", "dodger_blue2", "cached"),
+    PICKED: ("*", "#202020 on orange1", "picked"),
+}
 
 # -- the sequence ---------------------------------------------------------------------------------
 

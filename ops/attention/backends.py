@@ -15,7 +15,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def to_bias(mask_BQK: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """bool visibility -> additive [B, 1, groups * Q, K] for `dense` and `plain`.
+    """bool visibility -> additive [B, 1, groups * Q, K] for `dense`.
 
     What is hidden gets the dtype's finite minimum, so that a row without any visible slot
     (padding) yields a finite value nobody reads instead of NaN.
@@ -55,12 +55,3 @@ def dense(
     folded = group_queries(queries_BQhd, keys_BgKd.shape[1])
     out = F.scaled_dot_product_attention(folded, keys_BgKd, values_BgKd, attn_mask=bias_B1QK)
     return ungroup_queries(out, queries_BQhd.shape[1])
-
-
-def plain(
-    queries_BQhd: Tensor, keys_BgKd: Tensor, values_BgKd: Tensor, bias_B1QK: Tensor
-) -> Tensor:
-    """The same with its scores written out: two matrix products and a softmax."""
-    folded = group_queries(queries_BQhd, keys_BgKd.shape[1]) * keys_BgKd.shape[-1] ** -0.5
-    scores = torch.softmax(folded @ keys_BgKd.transpose(-1, -2) + bias_B1QK, -1)
-    return ungroup_queries(scores @ values_BgKd, queries_BQhd.shape[1])

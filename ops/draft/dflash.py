@@ -82,9 +82,7 @@ def _block(drafter: BlockDrafter, frontier: DraftRows, kv: KVCache, size: int) -
     seen_SQQ = torch.ones(trees, size, size, dtype=torch.bool, device=device)
     hidden_BQH = drafter.forward(
         work.frame.spread(tokens_SQ),
-        work.frame.spread(position_SQ),
-        work.slots_BQ(0, size),
-        work.attention(seen_SQQ, position_SQ),
+        *work.fresh(seen_SQQ, position_SQ),
         kv,
     )
     work.close_()

@@ -163,9 +163,7 @@ class _Growth:
         out_BQH = self.drafter.forward(
             frame.spread(self.tokens_SK),
             frame.spread(self.hidden_SKH),
-            frame.spread(position_SM[:, -width:]),
-            self.work.slots_BQ((level - 1) * width, width),
-            self.work.attention(self.seen_SKM, position_SM),
+            *self.work.fresh(self.seen_SKM, position_SM),
             self.kv,
         )
         return frame.collect(out_BQH)

@@ -120,16 +120,14 @@ class _Growth:
 
     def _forward(self, level: Level, tokens_SE: Tensor, hidden_SEH: Tensor) -> Tensor:
         """hidden_SEH of a level's inner nodes, of all branches in one forward."""
-        width, frame = len(level.inner), self.work.frame
+        frame = self.work.frame
         depth_M = torch.tensor(level.inner_depths, device=self.device)
         seen_EM = torch.tensor(level.seen, device=self.device)
         position_SM = self.position_S1 + depth_M - 1
         out_BQH = self.drafter.forward(
             frame.spread(tokens_SE),
             frame.spread(hidden_SEH),
-            frame.spread(position_SM[:, -width:]),
-            self.work.slots_BQ(len(depth_M) - width, width),
-            self.work.attention(seen_EM.expand(len(tokens_SE), -1, -1), position_SM),
+            *self.work.fresh(seen_EM.expand(len(tokens_SE), -1, -1), position_SM),
             self.kv,
         )
         return frame.collect(out_BQH)

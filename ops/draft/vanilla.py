@@ -152,9 +152,7 @@ def _next_logits(
     seen_S1M = torch.ones(len(start.states), 1, step, dtype=torch.bool, device=device)
     return drafter.forward(
         frame.spread(tokens[-1][:, None]),
-        frame.spread(position_SM[:, -1:]),
-        work.slots_BQ(step - 1, 1),
-        work.attention(seen_S1M, position_SM),
+        *work.fresh(seen_S1M, position_SM),
         work.kv,
         (LayerStatus.DECODE,) * drafter.num_layers,
         frame.flat(),

@@ -117,9 +117,17 @@ class Workspace:
         """Branches' places in a forward, empty ones included."""
         return len(self.frame.rows_S) if self.frame.packed else self.frame.height
 
-    def slots_BQ(self, first: int, count: int) -> Tensor:
-        """Where `count` fresh rows of each branch are written; padding goes to the scratch slot."""
-        return self.frame.spread(self.slots_SM[:, first : first + count], self.kv.scratch)
+    def fresh(
+        self, seen_SKM: Tensor, position_SM: Tensor
+    ) -> tuple[Tensor, Tensor, AttentionMetadata]:
+        """positions_BQ, slots_BQ and attention of the last K of M fresh rows of each branch.
+
+        See `attention`. Padding is written to the scratch slot.
+        """
+        fresh, spread = position_SM.shape[1], self.frame.spread
+        rows = slice(fresh - seen_SKM.shape[1], fresh)
+        slots_BQ = spread(self.slots_SM[:, rows], self.kv.scratch)
+        return spread(position_SM[:, rows]), slots_BQ, self.attention(seen_SKM, position_SM)
 
     def close_(self) -> None:
         """Give the slots back."""

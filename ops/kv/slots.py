@@ -12,9 +12,6 @@ Ints = npt.NDArray[np.int32]
 FREE = -1  # owner of a slot that nobody uses
 NOBODY = -2  # no segment
 UNKNOWN = -4  # owner of a fresh slot of which the device alone knows whose it is
-ALIGNED = (
-    64  # regions are multiples of so many slots, so that equal requests lie at equal distances
-)
 
 
 class PoolFullError(RuntimeError):

@@ -37,20 +37,6 @@ class Past:
     path_RC: Tensor
 
 
-def tree_past(
-    seen_SV: Tensor, counts_SV: Tensor, answered_S: Tensor, tokens_ST: Tensor, ancestors_STT: Tensor
-) -> Past:
-    """The past of all rows of trees, branch by branch.
-
-    Args:
-        seen_SV, counts_SV, answered_S: without the trees' roots, which are in every path.
-        tokens_ST: root and drafted tokens. ancestors_STT: as in `types.Rows`.
-    """
-    nodes = tokens_ST.shape[1]
-    tokens_RT = tokens_ST.repeat_interleave(nodes, dim=0, output_size=tokens_ST.numel())
-    return Past(seen_SV, counts_SV, answered_S, tokens_RT, ancestors_STT.flatten(0, 1))
-
-
 def take_in_(seen_SV: Tensor, counts_SV: Tensor, branch_C: Tensor, ids_C: Tensor) -> None:
     """Count committed answer tokens: ids_C[i] was written by branch_C[i]."""
     seen_SV[branch_C, ids_C] = True

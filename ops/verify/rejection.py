@@ -67,16 +67,6 @@ def inverse_cdf(weights_RV: Tensor, u_R: Tensor) -> Tensor:
     return torch.minimum(found_R, ((weights_RV > 0) * ids_V).amax(-1))
 
 
-def residual(p_RV: Tensor, q_RV: Tensor) -> Tensor:
-    """[R, V]: max(0, p - q) normalised; p where nothing is left (p equals q)."""
-    return _normalised((p_RV - q_RV).clamp(min=0), p_RV)
-
-
-def overlap(p_RV: Tensor, q_RV: Tensor) -> Tensor:
-    """[R]: sum of min(p, q), the probability that one draft from q is accepted against p."""
-    return torch.minimum(p_RV, q_RV).sum(-1)
-
-
 def accept_chain(
     p_STV: Tensor,
     q_SNV: Tensor | None,

@@ -99,24 +99,11 @@ class VanillaDrafter(Drafter):
     egag_h_ref: Annotated[float, Field(strict=True, gt=0)] | None = Field(
         default=None, description="entropy in nats that counts as no confidence; ln V if not given"
     )
-    first_target: Bool = Field(
-        default=True,
-        description="the target draws an answer's first token; always so here, for the forward "
-        "that takes in the prompt draws it at no cost",
-    )
     draws: Literal["best", "sampled"] = Field(
         default="best",
         description="drafts are the best tokens, or drawn, if the target's are",
     )
     model: Text | None = Field(default=None, description="checkpoint of the small model")
-
-    @field_validator("first_target")
-    @classmethod
-    def _the_prompt_draws(cls, value: bool) -> bool:
-        if not value:
-            what = "must be true: the prompt's forward draws the first token, no pass is saved"
-            raise PydanticCustomError("first_target", what)
-        return value
 
     @model_validator(mode="after")
     def _lengths_are_sane(self) -> Self:

@@ -11,7 +11,7 @@ llguidance is imported when a grammar is built, not before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -212,8 +212,3 @@ class OutlineMatcher:
         Each is the only legal token of its state. An end-of-turn token is never among them.
         """
         return [] if self._inner.is_stopped() else self._inner.compute_ff_tokens()
-
-
-def first_legal(matcher: OutlineMatcher, candidates: Iterable[int]) -> int | None:
-    """The first of the candidates that may come next, None if there is none."""
-    return next((token for token in candidates if matcher.is_legal(token)), None)

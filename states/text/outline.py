@@ -76,17 +76,8 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class SkippedLine:
-    """A line that was not used. Lines count from 1; their text is cut to 80 characters."""
-
-    line: int
-    text: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class RepairedLine:
-    """A line that was used after a change."""
+class LineNote:
+    """A line that was skipped or mended. Lines count from 1; their text is cut to 80 letters."""
 
     line: int
     text: str
@@ -106,9 +97,9 @@ class Outline:
 
     mode: Mode
     points: tuple[Point, ...]
-    skipped: tuple[SkippedLine, ...]
+    skipped: tuple[LineNote, ...]
     status: Status
-    mended: tuple[RepairedLine, ...] = ()
+    mended: tuple[LineNote, ...] = ()
 
 
 class _Unusable(Exception):
@@ -121,15 +112,15 @@ class _Reader:
     tools: Sequence[str] | None
     max_length: int
     points: list[Point] = field(default_factory=list)
-    written: dict[int, int] = field(default_factory=dict)  # id as written -> id of the point
-    skipped: list[SkippedLine] = field(default_factory=list)
-    mended: list[RepairedLine] = field(default_factory=list)
+    numbers: dict[int, int] = field(default_factory=dict)  # id in the text -> id of the point
+    skipped: list[LineNote] = field(default_factory=list)
+    mended: list[LineNote] = field(default_factory=list)
 
     def skip(self, line: int, text: str, reason: str) -> None:
-        self.skipped.append(SkippedLine(line, text[:_SHOWN], reason))
+        self.skipped.append(LineNote(line, text[:_SHOWN], reason))
 
     def mend(self, line: int, text: str, reasons: Iterable[str]) -> None:
-        self.mended += [RepairedLine(line, text[:_SHOWN], reason) for reason in reasons]
+        self.mended += [LineNote(line, text[:_SHOWN], reason) for reason in reasons]
 
     def outline(self, mode: Mode, status: Status) -> Outline:
         return Outline(mode, tuple(self.points), tuple(self.skipped), status, tuple(self.mended))
@@ -137,12 +128,12 @@ class _Reader:
     def read_line(self, line: int, text: str) -> None:
         changes: list[str] = []
         try:
-            written, point = self._point(text, changes)
+            number, point = self._point(text, changes)
         except _Unusable as why:
             self.skip(line, text, str(why))
             return
         self.points.append(point)
-        self.written[written] = point.id
+        self.numbers[number] = point.id
         self.mend(line, text, changes)
 
     def _point(self, text: str, changes: list[str]) -> tuple[int, Point]:
@@ -165,7 +156,7 @@ class _Reader:
         number = _number(text)
         if number is None:
             raise _Unusable("the id is not a number")
-        if number in self.written:
+        if number in self.numbers:
             raise _Unusable(f"the id {number} was given before")
         if number != len(self.points) + 1:
             changes.append(f"id {number} became {len(self.points) + 1}")
@@ -193,10 +184,10 @@ class _Reader:
         found = set()
         for part in () if text in ("", "-") else text.split(","):
             number = _number(part.strip())
-            if number is None or number not in self.written:
+            if number is None or number not in self.numbers:
                 changes.append(f"no earlier point {part.strip()[:12]!r} to depend on")
             else:
-                found.add(self.written[number])
+                found.add(self.numbers[number])
         return tuple(sorted(found))
 
 

@@ -147,8 +147,7 @@ def _line(number: int, item: dict[str, Any]) -> str:
 
 def _problems(outline: Outline, name: str, place: Place) -> Iterator[str]:
     """Everything that was skipped or mended, and a missing END."""
-    notes: list[SkippedLine | RepairedLine] = [*outline.skipped, *outline.mended]
-    notes.sort(key=lambda note: note.line)
+    notes = sorted((*outline.skipped, *outline.mended), key=lambda note: note.line)
     for note in notes:
         yield f"{place(note.line)}: {note.reason}"
     if not notes and outline.status not in ("ok", "direct"):

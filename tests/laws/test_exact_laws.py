@@ -28,7 +28,6 @@ from specsot.ops.verify.rejection import (
     accept_block,
     accept_chain,
     inverse_cdf,
-    residual,
 )
 
 ENUMERATION = vectors("enumeration")
@@ -92,7 +91,8 @@ def unscaled(p_STV: Tensor, q_SNV: Tensor, *others: Tensor) -> Acceptance:
     verdict = accept_block(p_STV, q_SNV, *others)
     row_S, last_S = torch.arange(len(p_STV)), verdict.path_ST.sum(1) - 1
     q_SV = q_SNV[row_S, last_S.clamp(max=q_SNV.shape[1] - 1)]
-    left_SV = residual(p_STV[row_S, last_S], q_SV)
+    left_SV = (p_STV[row_S, last_S] - q_SV).clamp(min=0)
+    left_SV = left_SV / left_SV.sum(-1, keepdim=True)
     whole_S1 = (last_S == others[1].sum(1))[:, None]
     return replace(verdict, weights_SV=verdict.weights_SV.where(whole_S1, left_SV))
 

@@ -249,10 +249,3 @@ def test_a_longer_sequence_than_the_angles_allow_is_refused(tmp_path: Path) -> N
     model.config.check_length(32)
     with pytest.raises(ModelError, match="33 positions asked, 32 possible; `rope_type: longrope`"):
         model.config.check_length(33)
-
-
-def test_backends_agree(small: Pooled) -> None:
-    before = ask(small).logits_RV
-    for layer in small.model.layers:
-        layer.attend = plain
-    close(ask(small).logits_RV, before, 1e-5)

@@ -72,7 +72,7 @@ def test_a_second_run_finds_everything_and_says_the_same(
 
 
 def _copies(store: ChunkStore, digest: str) -> list[torch.Tensor]:
-    chunk = store._held[digest].chunk
+    chunk = store._entries[digest].chunk
     return [t.clone() for t in (chunk.keys_LRgd, chunk.values_LRgd, chunk.features_RF)]
 
 
@@ -202,5 +202,5 @@ def test_chunks_of_another_drafter_are_other_chunks(made: Tiny, graphs: Graphs) 
     for sets in ((), ("drafter.kind=none",), ()):
         run_all(session(graphs, made, "blend_eagle", *sets, chunks=store), asked(1))
     assert len(store.list()) == 8
-    chunk: ChunkKV = next(iter(store._held.values())).chunk
+    chunk: ChunkKV = next(iter(store._entries.values())).chunk
     assert chunk.rows > 0

@@ -22,7 +22,7 @@ from helpers.support import (
     tokens_of,
 )
 
-from specsot.engine.prepare.files import graph_names, open_graph, open_source
+from specsot.engine.prepare.files import graph_names, open_source
 from specsot.engine.prepare.inputs import Prompt
 from specsot.states.yaml.source import GraphError
 
@@ -135,8 +135,3 @@ def test_graphs_of_other_drafters_differ_in_nothing_else(twin: str, graphs: Grap
 
 def _layout_of(name: str) -> str:
     return next((p for p in ("bim_", "batching_") if name.startswith(p)), "")
-
-
-def test_the_target_draws_the_first_token_in_any_case(graphs: Graphs) -> None:
-    with pytest.raises(GraphError, match="no pass is saved"):
-        open_graph("speculative", sets=["drafter.first_target=false"], table=graphs.table)

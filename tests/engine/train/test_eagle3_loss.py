@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specsot.engine.train.eagle3_loss import Lesson, causal, rehearse, shift
+from specsot.engine.train.eagle3_loss import Lesson, rehearse, shift
 from specsot.models.drafters.eagle3 import Eagle3
 from specsot.models.load.weights import load_eagle3, load_target
 
@@ -33,7 +33,7 @@ def lesson(step: dict[str, torch.Tensor]) -> Lesson:
         teacher_BSV=step["target_logits_shifted"],
         counted_BS=step["loss_mask"].float(),
         positions_BS=torch.arange(length).expand(rows, -1),
-        visible_BSS=causal(length, rows) & keys,
+        visible_BSS=torch.ones(length, length, dtype=torch.bool).tril() & keys,
     )
 
 

@@ -6,6 +6,7 @@ from time import sleep
 
 import numpy as np
 import pytest
+from helpers.screens import screenshot
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -26,7 +27,7 @@ from specsot.engine.record.snapshot import (
     slot_codes,
 )
 from specsot.engine.terminal import usable
-from specsot.engine.view.tui import FRAMES, LiveView, screenshot
+from specsot.engine.view.tui import FRAMES, LiveView
 from specsot.engine.view.tui_parts import LIT, branches_text, states_text, trace_text
 from specsot.engine.view.tui_sequence import downsample, histogram_bars, strip_text
 from specsot.ops.kv.pool import KVCache

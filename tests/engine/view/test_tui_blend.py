@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.screens import screenshot
 
 from specsot.engine.record.snapshot import BRANCH, PICKED, REUSED, slot_codes
-from specsot.engine.view.tui import screenshot
 from specsot.engine.view.tui_sequence import STATUS_STYLES, cell_of, layers_line
 from specsot.ops.blend.layer_plan import LayerStatus
 from specsot.ops.kv.pool import KVCache

@@ -1,5 +1,6 @@
 """Logits processors: golden distributions, transformers' own processors, and what a row sees."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,7 +28,6 @@ from specsot.ops.sampling.processors import (
     probabilities,
     process,
     take_in_,
-    tree_past,
 )
 from specsot.ops.sampling.rules import SamplingColumns, columns
 from specsot.ops.sampling.settings import TIES, SamplingRules
@@ -146,13 +146,20 @@ def test_presence_and_frequency_look_at_the_branchs_own_answer_only() -> None:
     assert found.tolist() == [[0, -0.75, -1.25, 0, 0, 0]]
 
 
+def on_paths(past: Past, tokens_ST: torch.Tensor, above_STT: torch.Tensor) -> Past:
+    """What the rows of trees have behind them: `past`, and the tokens on their own paths."""
+    nodes = tokens_ST.shape[1]
+    tokens_RC, path_RC = tokens_ST.repeat_interleave(nodes, 0), above_STT.flatten(0, 1)
+    return replace(past, tokens_RC=tokens_RC, path_RC=path_RC)
+
+
 def test_a_node_of_a_tree_has_its_own_path_behind_it() -> None:
     """Root 1 with children 2 and 3, and below the first of them 2 again."""
     parents_SN = torch.tensor([[-1, -1, 0]])
     above_STT = ancestors(parents_SN, 2)
     past = wrote(6, [5], [4])
     tokens_ST = torch.tensor([[1, 2, 3, 2]])
-    past = tree_past(past.seen_SV, past.counts_SV, past.answered_S, tokens_ST, above_STT)
+    past = on_paths(past, tokens_ST, above_STT)
     counted = scores_of(torch.zeros(4, 6), SamplingRules(frequency_penalty=1.0), past)
     assert (-counted).tolist() == [
         [0, 1, 0, 0, 1, 0],
@@ -178,7 +185,7 @@ def test_a_node_of_a_tree_has_its_own_path_behind_it() -> None:
 def test_padding_tokens_outside_of_every_path_are_not_counted() -> None:
     past = wrote(4, [], [])
     tokens_ST, above_STT = torch.tensor([[1, -1]]), torch.eye(2, dtype=torch.bool)[None]
-    past = tree_past(past.seen_SV, past.counts_SV, past.answered_S, tokens_ST, above_STT)
+    past = on_paths(past, tokens_ST, above_STT)
     found = scores_of(torch.zeros(2, 4), SamplingRules(frequency_penalty=1.0), past)
     assert found[0].tolist() == [0, -1, 0, 0]
 

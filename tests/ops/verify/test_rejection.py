@@ -15,8 +15,6 @@ from specsot.ops.verify.rejection import (
     accept_chain,
     accept_tree,
     inverse_cdf,
-    overlap,
-    residual,
 )
 
 KINDS = pytest.mark.parametrize("kind", [torch.float64, torch.float32], ids=["64", "32"])
@@ -44,9 +42,23 @@ def test_inverse_cdf(case: Any, kind: torch.dtype) -> None:
 @KINDS
 @pytest.mark.parametrize("case", cases("residual"))
 def test_residual(case: Any, kind: torch.dtype) -> None:
-    p_RV, q_RV = tensor([case["p"]], kind), tensor([case["q"]], kind)
-    assert close(residual(p_RV, q_RV), [case["residual"]], kind)
-    assert close(overlap(p_RV, q_RV), [case["acceptance"]], kind)
+    """What a rejected draft leaves of p, and the probability that one from q is accepted."""
+    p_V, q_V = tensor(case["p"], kind), tensor(case["q"], kind)
+    size = len(p_V)
+    tokens_S1 = torch.arange(size)[:, None]
+    verdict = accept_chain(
+        p_V.expand(size, 2, -1),
+        q_V.expand(size, 1, -1),
+        tokens_S1,
+        torch.ones_like(tokens_S1, dtype=torch.bool),
+        torch.ones(size, 1),
+        torch.zeros(size),
+    )
+    rejected_S = ~verdict.path_ST[:, 1]
+    left_SV = verdict.weights_SV[rejected_S]
+    assert close(left_SV, [case["residual"]] * len(left_SV), kind)
+    accepted = (verdict.chance_SN[:, 0] * q_V).sum()
+    assert close(accepted[None], [case["acceptance"]], kind)
 
 
 def chain_arguments(case: Any, coin: str, kind: torch.dtype) -> tuple[Tensor, ...]:

@@ -25,7 +25,6 @@ from specsot.states.text.grammar import (
     GrammarError,
     OutlineGrammar,
     OutlineMatcher,
-    first_legal,
     outline_grammar,
 )
 from specsot.states.text.outline import (
@@ -426,14 +425,6 @@ def test_padding_and_truncation_of_the_tokenizer_do_not_matter() -> None:
         matcher.advance(token)
     assert 0 not in forced
     assert len(tokenizer.encode("x").ids) == 8
-
-
-def test_first_legal() -> None:
-    matcher = grammar_of("bytes").matcher()
-    p, d, x = (spell("bytes", c)[0] for c in "PDX")
-    assert first_legal(matcher, [x, 2, d, p]) == d
-    assert first_legal(matcher, [x, 2]) is None
-    assert first_legal(matcher, []) is None
 
 
 def test_bad_settings() -> None:
