@@ -31,15 +31,6 @@ def output_digest(answers: Iterable[Answer]) -> str:
     return sha256("\n".join(lines).encode()).hexdigest()
 
 
-def digest(token_ids: Mapping[str, Sequence[Sequence[int]]]) -> str:
-    """sha256 over the token ids of each request's branches in reading order."""
-    lines = [
-        f"{key}:{';'.join(' '.join(map(str, branch)) for branch in branches)}"
-        for key, branches in token_ids.items()
-    ]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
 def _all(item: Answer) -> tuple[Section, ...]:
     """The sections, and the answer that combines them, if there is one."""
     return item.sections if item.combined is None else (*item.sections, item.combined)

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from ...ops.draft.gamma_settings import GammaSettings
 from ...ops.registry import RegistryError
 from ...ops.sampling.settings import Draws
-from ..yaml.spec import Bool, Int, Text
+from ..yaml.spec import Int, Text
 from .drafter_spec import Drafter, Nodes, Takes, TreeDrafter, sane_nodes
 from .eagle_drafters import Eagle1Drafter, Eagle2Drafter, Eagle3Drafter
 from .plugins import installed_drafter

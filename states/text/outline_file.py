@@ -16,8 +16,6 @@ from .outline import (
     MAX_LENGTH,
     MAX_TITLE,
     Outline,
-    RepairedLine,
-    SkippedLine,
     parse_outline,
     title_problem,
 )

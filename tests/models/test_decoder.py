@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 
 from specsot.models.config import ModelError
 from specsot.models.load.weights import load_target
-from specsot.ops.attention.backends import plain
 from specsot.ops.attention.metadata import AttentionGroup, AttentionMetadata
 from specsot.ops.kv.slots import SlotRun
 from specsot.ops.types import LayerStatus

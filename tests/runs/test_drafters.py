@@ -24,7 +24,6 @@ from helpers.support import (
 
 from specsot.engine.prepare.files import graph_names, open_source
 from specsot.engine.prepare.inputs import Prompt
-from specsot.states.yaml.source import GraphError
 
 Make = Callable[..., Tiny]
 FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen3": {}, "mistral": {"window": 17}}

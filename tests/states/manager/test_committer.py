@@ -22,9 +22,9 @@ from specsot.ops.draft.budget import share
 from specsot.ops.kv.slots import FREE
 from specsot.ops.types import Proposal
 from specsot.ops.verify.score import GrammarRows
-from specsot.states.requests.batch import Batch
+from specsot.states.manager.batch import Batch
+from specsot.states.manager.manager import BranchStateManager
 from specsot.states.requests.branch import Branch, Finish, RoundSummary, Stage
-from specsot.states.requests.manager import BranchStateManager
 
 LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching"])
 
