@@ -6,25 +6,28 @@ takes most of an hour; SPECSOT_GRID_PART=2/8 runs the second of eight parts.
 """
 
 import os
+import random
 from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import pytest
-from helpers.support import Graphs, Tiny, named
+from helpers.support import SEED, Graphs, Tiny, named
 from runs.test_lossless import SINGLE, WHOLE, check_case
 
 
 def whole(factors: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Every combination; settings that mean nothing for one are not repeated."""
-    found = {}
-    for values in product(*factors.values()):
-        case = dict(zip(factors, values, strict=True))
+    """Every combination, each with one of the attention backends, drawn by the seed; settings that
+    mean nothing for one are not repeated."""
+    found, draw = {}, random.Random(SEED)
+    others = {name: values for name, values in factors.items() if name != "attention"}
+    for values in product(*others.values()):
+        case = dict(zip(others, values, strict=True))
         if "eagle" not in case["graph"]:
             case["nodes"] = factors["nodes"][0]
         if case.get("parts", 2) < 2:
             case["deps"] = "none"
-        found[named(case)] = case
+        found.setdefault(named(case), case | {"attention": draw.choice(factors["attention"])})
     return list(found.values())
 
 

@@ -304,6 +304,19 @@ def check_rows(run: Run) -> None:
     _check_target_rows(run)
     if run.board["kv_draft"] is not None:
         _check_draft_rows(run)
+    _check_keys(run)
+
+
+def _check_keys(run: Run) -> None:
+    """What a forward reads of a request in the shared row is all that it has there."""
+    book = run.board["branches"]
+    for pool in (pool for pool in book.pools if pool.rows == 1):
+        for request in book.unfinished:
+            owners = [request.prefix_owner, *(b.owner for b in request.all_branches())]
+            own = np.flatnonzero(np.isin(pool.owner, owners))
+            keys = pool.keys_of((request.prefix_owner,))
+            read = np.arange(keys[0], sum(keys)) if isinstance(keys, tuple) else keys
+            assert np.isin(own, read).all(), "rows of a request that its forwards do not read"
 
 
 def _check_target_rows(run: Run) -> None:

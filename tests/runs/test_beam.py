@@ -157,4 +157,4 @@ def test_a_cancelled_search_gives_everything_back(layout: str, rig: Any) -> None
     first, second = branches_of(run)
     assert first.finish is Finish.CANCELLED and first.tokens[: len(known)] == known
     assert second.finish is Finish.LENGTH and len(second.tokens) == 20
-    assert run.board["kv"].current_length == 0 and not book.searches
+    assert run.board["kv"].current_length == 0 and not book.beams.searches

@@ -196,8 +196,8 @@ def test_what_all_branches_find_stands_in_the_prefix(
         session(graphs, made, "bim_eagle", *of_one_block("bim"), "skeleton.found=8", outline=parts),
         prompts,
     )
-    assert [b.prompt for b in requests_of(plain)[0].branches] == [
-        b.prompt for b in request.branches
+    assert [b.prompt.ids for b in requests_of(plain)[0].branches] == [
+        b.prompt.ids for b in request.branches
     ]
 
 

@@ -75,7 +75,7 @@ def test_a_dependency_that_was_cut_is_quoted_as_far_as_it_got(
     run = run_all(session, ["hello"])
     first, second = branches_of(run)
     assert first.finish is Finish.LENGTH and len(first.tokens) == 6
-    assert second.prompt[-7:] == [1, *first.tokens]
+    assert second.prompt[-7:] == (1, *first.tokens)
     check_lossless(run, book, made.reference, plain=False)
 
 

@@ -44,6 +44,7 @@ WHOLE: dict[str, tuple[Any, ...]] = {
     "requests": (1, 2),
     "stops": ((2,), ()),  # with an end, some branches stop early
     "nodes": ("{1: 10, 2: 6, 4: 3}", "1", "7"),
+    "attention": ("dense", "grouped"),
 }
 SINGLE: dict[str, tuple[Any, ...]] = {
     "family": tuple(FAMILIES),
@@ -53,6 +54,7 @@ SINGLE: dict[str, tuple[Any, ...]] = {
     "requests": (1, 2),
     "stops": ((2,), ()),  # with an end, some branches stop early
     "nodes": ("{1: 10, 2: 6}", "1", "9"),
+    "attention": ("dense", "grouped"),
 }
 
 
@@ -75,6 +77,7 @@ def check_case(case: dict[str, Any], tiny: Callable[..., Tiny], graphs: Graphs) 
     book = made.book(case.get("share", "outline"), case["stops"])
     sets = [f"layout.{key}={case[key]}" for key in ("max_active", "order") if key in case]
     sets += [f"layout.kind={case['layout']}"] if "layout" in case else []
+    sets.append(f"attention={case['attention']}")
     if "eagle" in case["graph"]:
         sets.append(f"drafter.nodes={case['nodes']}")
     parts = case.get("parts", 0)

@@ -2,8 +2,11 @@
 lies never matters."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from operator import le
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.pool_watch import GATHER, branching, permute_, pools_of, watched
@@ -21,7 +24,8 @@ from helpers.support import (
 )
 
 from specsot.engine.run.session import Session
-from specsot.ops.kv.pool import KVCache
+from specsot.ops.attention.metadata import SPARE, WASTE
+from specsot.ops.kv.pool import SPREAD, KVCache
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Stage
 
@@ -53,32 +57,86 @@ def test_no_op_of_a_whole_run_copies_rows_out_of_a_pool(
 
 
 @pytest.mark.parametrize("graph", ["bim_eagle", "batching_eagle"])
-def test_what_a_compaction_moves_is_what_the_ledger_names(graph: str, session: Any) -> None:
-    """Beside forks the only copies; the run is long enough and its holes are large enough."""
-    run = start(session(graph, budget=40), QUESTIONS)
-    scattered = False
+def test_rows_that_lie_scattered_are_read_where_they_are_and_not_moved(
+    graph: str, session: Any
+) -> None:
+    """A request whose slots lie far apart is gathered for attention, layer by layer; its rows stay,
+    and so does all that the ledger names."""
+    made = session(graph, budget=40)
+    plain = drive(start(made, QUESTIONS))
+    run, where = start(made, QUESTIONS), dict[tuple[int, int, int], int]()
 
     def scatter(run: Run) -> bool:
-        nonlocal scattered
-        if run.state == "verify" and not scattered:
-            scattered = True
+        if run.state == "verify" and not where:
             for pool in pools_of(run):
                 permute_(pool, 3)
+        check_places(run, where)
         return False
 
     watch = watched(run, until=scatter)
-    assert all(pool.ledger.bytes["compact"] > 0 for pool in pools_of(run))
+    assert tokens_of(run) == tokens_of(plain)
     moved = sum(pool.ledger.bytes.total() for pool in pools_of(run))
     permuted = watch.copied.pop("aten.index.Tensor")
-    assert watch.copied == {GATHER: moved} and permuted > 0
-    assert all(set(pool.ledger.bytes) <= {"compact", "fork"} for pool in pools_of(run))
+    assert set(watch.copied) == {GATHER} and permuted > 0
+    gathered = watch.copied[GATHER] - moved
+    assert gathered > 0 if graph == "bim_eagle" else gathered == 0, "rows of a pool are runs"
+    assert all(set(p.ledger.bytes) <= {"fork"} for p in pools_of(run))
+
+
+def check_places(run: Run, where: dict[tuple[int, int, int], int]) -> None:
+    """What is committed lies where it lay before: pool, owner and position -> slot; of a prefix
+    with copies, where the first one lies."""
+    for number, pool in enumerate(pools_of(run)):
+        slots = [int(s) for s in (pool.committed.nonzero()[0])]
+        for slot in slots:
+            key = number, int(pool.owner[slot]), int(pool.position[slot])
+            copied = pool.rows > 1 and int(pool.root[slot]) == int(pool.owner[slot])
+            assert where.setdefault(key, slot) == slot or copied
+
+
+class Reads:
+    """A target that counts what its attention reads: mask entries, and those of own rows alone."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.entries, self.bounds = inner, list[int](), list[float]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def forward(
+        self, tokens: Any, positions: Any, slots: Any, told: Any, kv: Any, *more: Any
+    ) -> Any:
+        self.entries.append(sum(group.mask_GqK.numel() for group in told.groups))
+        roots, rows = np.unique(kv.root[slots.flatten().numpy()], return_counts=True)
+        own = [2 * int((kv.root == root).sum()) + SPREAD for root in roots]
+        self.bounds.append(WASTE * float(rows @ own) + SPARE * len(told.groups))
+        return self.inner.forward(tokens, positions, slots, told, kv, *more)
+
+
+@pytest.mark.parametrize("graph", ["autoregressive", "eagle"])
+def test_what_attention_reads_is_little_more_than_each_requests_own_rows(
+    graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    """However many run beside it; a mask over the whole pool costs everybody everybody's rows."""
+    made, found = tiny("llama"), dict[str, tuple[int, Any]]()
+    for backend in ("grouped", "dense"):
+        reads = Reads(made.models.target)
+        models = replace(made.models, target=reads)
+        sets = (f"attention={backend}", "layout.max_active=8")
+        opened = graphs.session(graph, models, made.book(stop_ids=()), budget=40, sets=sets)
+        run = drive(start(opened, [*"abcdefghijkl"]))
+        found[backend] = sum(reads.entries), tokens_of(run)
+        if backend == "grouped":
+            assert all(map(le, reads.entries, reads.bounds))
+    assert found["dense"][0] > 4 * found["grouped"][0]
+    assert found["dense"][1] == found["grouped"][1]
 
 
 def test_the_watch_notices_a_copy(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test of the test: a cache that hands out copies is caught."""
     views = KVCache.get_valid
 
-    def copies(kv: KVCache, *where: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def copies(kv: KVCache, *where: Any) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = views(kv, *where)
         return keys.clone(), values.contiguous()
 

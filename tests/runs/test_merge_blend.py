@@ -34,6 +34,7 @@ from specsot.engine.record.report import answers_of, finish_of, left_apart, outp
 from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.blend.blend import ChunkKV
 from specsot.ops.kv.pool import KVCache
+from specsot.ops.kv.slots import Ints
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Branch, Finish, Request, Stage
 from specsot.states.requests.folding import NEW, matched, runs
@@ -68,7 +69,7 @@ def test_plain_is_the_target_itself_behind_the_folded_parts(
     run = run_all(session(graphs, made, *sets, outline=outline_of(4), book=book), TEXTS)
     for request in requests_of(run):
         branch = combined_of(request)
-        assert branch.prompt == fold_of(request, book)
+        assert [*branch.prompt] == fold_of(request, book)
         made.reference.check(branch, [*request.context, *branch.prompt], (2,))
         assert len(branch.tokens) > 0
 
@@ -162,16 +163,15 @@ def test_parts_lie_in_the_fold_as_they_were_written(
     outline, book, target = outline_of(3), book_of(made), made.models.target
     opened = session(graphs, made, "blend.plan=reuse", layout, outline=outline, book=book)
     run, lay = start(opened, ["hello"]), {}
-    manager = run.board["branches"]
-    keep = manager.keep_parts_
+    fold = run.board["branches"].fold
+    keep = fold.keep_
 
-    def looking(ran: list[Branch]) -> None:
-        for branch in ran:
-            if branch.stage is Stage.DONE and branch.point is not None:
-                lay[branch.index] = rows_of(run, branch)
-        keep(ran)
+    def looking(branch: Branch, kv: KVCache, slots: Ints) -> None:
+        if branch.point is not None:
+            lay[branch.index] = rows_of(run, branch)
+        keep(branch, kv, slots)
 
-    manager.keep_parts_ = looking
+    fold.keep_ = looking
     folded(run)
     (request,) = requests_of(run)
     combined, at = combined_of(request), 0
@@ -213,14 +213,15 @@ def test_a_drafter_gets_the_features_that_the_parts_rows_had(
 ) -> None:
     run = start(session(graphs, made, *REUSED, layout, outline=outline_of(3)), ["hello"])
     found: list[ChunkKV] = []
-    folding = run.board["branches"].fold
-    written = folding.written
+    fold = run.board["branches"].fold
+    prompt = fold.prompt
 
     def looking(request: Request) -> PromptTokens | None:
-        found.extend(b.part.rows for b in request.branches if b.part is not None)
-        return written(request)
+        parts = [fold.parts.get(branch.owner) for branch in request.branches]
+        found.extend(part.rows for part in parts if part is not None)
+        return prompt(request)
 
-    folding.written = looking
+    fold.prompt = looking
     drive(run)
     (request,) = requests_of(run)
     assert len(found) == 3
@@ -267,7 +268,7 @@ def test_documents_and_quotes_are_left_out_of_the_fold(
     run, rounds = watched(opened, asked(1))
     (request,), fold = requests_of(run), rounds.blends[-1]
     parts = request.branches[:-1]
-    assert combined_of(request).prompt == fold_of(request, book)
+    assert [*combined_of(request).prompt] == fold_of(request, book)
     assert parts[0].documents and parts[1].documents and len(parts[2].prompt) > 14
     assert fold.protected == before, "so many rows stand before the first part's documents"
     own = [len(book.branch(b.point, request.outline, ())[1]) for b in parts if b.point]
@@ -299,7 +300,7 @@ def test_a_prompt_that_only_begins_and_ends_as_before_is_reused_there(
         sets = (*REUSED, layout, drafter)
         run, rounds = watched(session(graphs, made, *sets, outline=outline_of(3), book=book))
         for request in requests_of(run):
-            assert combined_of(request).prompt == fold_of(request, book)
+            assert [*combined_of(request).prompt] == fold_of(request, book)
         assert rounds.blends
         found.append(tokens_of(run))
     assert found[0] == found[1]
@@ -392,7 +393,7 @@ def test_a_refused_part_is_left_out(which: int, layout: str, made: Tiny, graphs:
     (request,), (answer,) = requests_of(run), run.board["answers"]
     assert request.branches[which - 1].finish is Finish.REFUSED
     combined = combined_of(request)
-    assert combined.prompt == fold_of(request, book) and len(combined.tokens) == 14
+    assert [*combined.prompt] == fold_of(request, book) and len(combined.tokens) == 14
     assert finish_of(answer) == "refused" and answer.text == book.decode(combined.tokens)
 
 

@@ -21,6 +21,7 @@ from helpers.support import (
     accepted_of,
     branches_of,
     check_lossless,
+    contexts,
     drive,
     named,
     outline_of,
@@ -48,6 +49,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "order": ("fcfs", "longest_first", "shortest_first"),
     "prompts": tuple(SIZES),
     "graph": ("plain", "eagle"),
+    "attention": ("dense", "grouped"),
 }
 
 
@@ -67,7 +69,7 @@ def check_case(case: dict[str, Any], made: Tiny, graphs: Graphs, **more: Any) ->
     )
     book.low, book.high = SIZES[case["prompts"]]
     sets = [f"layout.{key}={case[key]}" for key in ("max_active", "order")]
-    sets += FIXED if case["graph"] == "eagle" else ()
+    sets += [f"attention={case['attention']}", *(FIXED if case["graph"] == "eagle" else ())]
     runs = []
     for layout in LAYOUTS:
         session = graphs.session(
@@ -168,9 +170,9 @@ def _cancelled(session: Session, doomed: str) -> Run:
 
 
 def _check_kept(run: Run, key: str, book: PlanBook, made: Tiny) -> None:
-    everyone = run.board["branches"].requests
-    everyone[:] = [r for r in everyone if r.key == key]
-    check_lossless(run, book, made.reference, plain=False)
+    (request,) = (r for r in requests_of(run) if r.key == key)
+    for branch, context in contexts(request, book, plain=False):
+        made.reference.check(branch, context, book.stop_ids)
 
 
 # -- the graphs ----------------------------------------------------------------------------------

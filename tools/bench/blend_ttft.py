@@ -105,9 +105,7 @@ def prompt_of(tokens: int, suffix: int, vocabulary: int) -> PromptTokens:
 
 def first_token(session: Session, written: PromptTokens, *, fill: bool) -> tuple[float, int]:
     """(seconds, rows that the last layer computed)."""
-    request = Request(
-        "1", 0, "", [], list(written.ids), frozenset(), 2, 0, tail_chunks=written.chunks
-    )
+    request = Request("1", 0, "", PromptTokens(), written, frozenset(), 2, 0)
     board = session.board()
     board["branches"].submit(request)
     with Run(session.program, board, lambda event: None) as run:
