@@ -166,10 +166,12 @@ def stacks(
     """
     if backend == "dense":
         return [_dense(kv, members)]
+    members = [member for member in members if len(member.rows)]
     keys = _keys(kv, members)
     apart = [i for i, one in enumerate(keys) if i < alone or isinstance(one, np.ndarray)]
     groups = [[i] for i in apart]
-    runs = sorted((int(keys[i][0]), i) for i in {*range(len(keys))}.difference(apart))
+    # a row of the pool that holds nothing has rows of padding only, which nobody computes
+    runs = sorted((int(one[0]), i) for i, one in enumerate(keys) if i not in apart and one[1])
     group = _Group()
     for first, i in runs:
         queries, length = len(members[i].rows), int(keys[i][1])

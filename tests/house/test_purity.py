@@ -23,8 +23,8 @@ from specsot.ops.kv.pool import KVCache
 from specsot.states import machine
 from specsot.states.graph.program import OpStep
 from specsot.states.machine import Run
+from specsot.states.manager.manager import BranchStateManager
 from specsot.states.requests.branch import Request
-from specsot.states.requests.request_table import RequestTable
 
 Make = Callable[..., Tiny]
 ATOMS = (bool, int, float, str, bytes, type(None), torch.device, torch.dtype, np.generic)
@@ -198,8 +198,8 @@ def test_guards_change_nothing_they_were_given(graphs: Graphs, tiny: Make) -> No
         lambda kv, book, tensor: tensor.__setitem__(0, 7),
         lambda kv, book, tensor: kv.data[0, 0, 0, 3].fill_(2.0),
         lambda kv, book, tensor: kv.append_([1], [0]),
-        lambda kv, book, tensor: book.requests[0].prefix.append(1),
-        lambda kv, book, tensor: book.new_branch(book.requests[0], 0, 1),
+        lambda kv, book, tensor: book.requests[0].context.append(1),
+        lambda kv, book, tensor: book.table.new_branch(book.requests[0], 0, 1),
         lambda kv, book, tensor: kv.ledger.add("test", 0),
     ],
 )
@@ -210,7 +210,7 @@ def test_the_watch_sees_small_changes(
     made = tiny("qwen3")
     run = start(graphs.session("eagle", made.models, made.book()), ["hello"])
     kv, book, tensor = run.board["kv"], run.board["branches"], torch.zeros(3)
-    assert isinstance(kv, KVCache) and isinstance(book, RequestTable)
+    assert isinstance(kv, KVCache) and isinstance(book, BranchStateManager)
     assert isinstance(book.requests[0], Request) and isinstance(run.board["host"], HostReader)
     before = snapshot((kv, book, tensor))
     assert snapshot((kv, book, tensor)) == before

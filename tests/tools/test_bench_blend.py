@@ -83,9 +83,9 @@ def test_what_the_pool_holds_is_looked_up_row_by_row() -> None:
     (asked, *_) = blend_quality.questions(models, 140, 1, 0)
     with blend_quality.prefilled(session, asked) as run:
         (request,) = run.board["branches"].requests
-        rows = [at for c in request.tail_chunks for at in range(c.at, c.at + len(c.ids))]
+        rows = [at for c in request.tail.chunks for at in range(c.at, c.at + len(c.ids))]
         kv_L2x = blend_quality.held(run, rows)
-    kept = [store.get(session.maker.key(chunk.ids)).values_LRgd for chunk in request.tail_chunks]
+    kept = [store.get(session.maker.key(chunk.ids)).values_LRgd for chunk in request.tail.chunks]
     there_Lgrd = kv_L2x[:, 1].view(models.target.num_layers, -1, len(rows), models.target.head_dim)
     assert torch.equal(there_Lgrd.transpose(1, 2), torch.cat(kept, 1))
 

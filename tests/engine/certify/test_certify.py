@@ -30,7 +30,7 @@ from specsot.ops.sampling.settings import SamplingRules
 from specsot.ops.verify import rejection_rounds as accept_rejection
 from specsot.ops.verify import verify
 from specsot.ops.verify.rejection import Acceptance
-from specsot.states.manager import manager
+from specsot.states.manager import committer
 from specsot.states.requests.branch import Branch, Finish
 from specsot.states.requests.draft_state import Features, PairState
 
@@ -176,7 +176,7 @@ def test_an_end_missed_inside_an_accepted_path_is_caught(
     bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the last token of a path is looked at."""
-    good = manager.take
+    good = committer.take
 
     def careless(branch: Branch, tokens: Sequence[int]) -> int:
         stops, branch.request.stop_ids = branch.request.stop_ids, frozenset()
@@ -186,7 +186,7 @@ def test_an_end_missed_inside_an_accepted_path_is_caught(
 
     rig, gate = Rig(bench()), GATES["an end inside an accepted path"]
     assert rig.free and not gate(rig)[2]
-    monkeypatch.setattr(manager, "take", careless)
+    monkeypatch.setattr(committer, "take", careless)
     _, figures, wrong = gate(rig)
     assert wrong and "stop token" in wrong[0], figures
 
@@ -259,7 +259,7 @@ def test_a_run_that_dies_fails_its_gate(bench: Make, monkeypatch: pytest.MonkeyP
     def die(*given: Any) -> int:
         raise IndexError("planted")
 
-    monkeypatch.setattr(manager, "take", die)
+    monkeypatch.setattr(committer, "take", die)
     checks = [check for check in gate_checks(bench()) if not check.passed]
     assert "the run died" in checks[0].text and "planted" in checks[0].text
 

@@ -152,7 +152,7 @@ def test_list_ops_is_the_vocabulary_for_writers(capsys: Printed) -> None:
         "branch.commit_",
         "newcomers_fit",
         "kv_draft",
-        "drops visible plan",
+        "drops attention plan",
         "max_branches",
     ):
         assert word in text

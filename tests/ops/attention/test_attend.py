@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
+from helpers.attention import plain
 from torch import Tensor
 
 from specsot.ops.attention.backends import (
     Attend,
     dense,
     group_queries,
-    plain,
     to_bias,
     ungroup_queries,
     window_mask,

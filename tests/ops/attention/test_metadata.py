@@ -6,13 +6,13 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from helpers.attention import plain
 from helpers.forwards import DIM, HEADS, KV_HEADS, attend_naively, scene
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from specsot.models.layers import AttentionInputs, attend_pool, group_inputs
-from specsot.ops.attention.backends import plain
 from specsot.ops.attention.metadata import (
     AttentionMetadata,
     Member,
