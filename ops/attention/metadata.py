@@ -112,7 +112,7 @@ class Stack(NamedTuple):
 
 
 def stacks(kv: KVCache, members: Sequence[Member], backend: str, even: bool = False) -> list[Stack]:
-    """Members as groups.
+    """Members as groups; those that have no slots to see are in none.
 
     Args:
         backend: `dense` attends to the whole pool (a row of it), `grouped` to what members may see,
@@ -123,7 +123,9 @@ def stacks(kv: KVCache, members: Sequence[Member], backend: str, even: bool = Fa
         return [_dense(kv, members)]
     keys = _keys(kv, members)
     groups = [[i] for i, one in enumerate(keys) if isinstance(one, np.ndarray)]
-    runs = sorted((int(one[0]), i) for i, one in enumerate(keys) if isinstance(one, tuple))
+    runs = sorted(
+        (int(one[0]), i) for i, one in enumerate(keys) if isinstance(one, tuple) and one[1]
+    )
     group = _Group()
     for first, i in runs:
         queries, length = len(members[i].rows), int(keys[i][1])
