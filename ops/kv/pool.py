@@ -50,7 +50,8 @@ class KVCache:
         size = (layers, 2, kv_heads, self.slots + 1, head_dim)
         self.data = _zeros(size, dtype, torch.device(device))
         self._heads = kv_heads
-        self._offsets = [tuple(part.storage_offset() for part in layer) for layer in self.data]
+        parts = [layer.unbind() for layer in self.data.unbind()]
+        self._offsets = [(keys.storage_offset(), values.storage_offset()) for keys, values in parts]
         self.owner: Ints = np.full(self.slots, FREE, np.int32)
         self.root: Ints = np.full(self.slots, NOBODY, np.int32)
         self.position: Ints = np.zeros(self.slots, np.int32)

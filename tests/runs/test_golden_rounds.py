@@ -125,7 +125,8 @@ def test_lengths_follow_the_heuristic_schedule(
     table = iter(rows)
     for state in states_of(run):
         if state == "verify" and (row := next(table, None)):
-            summary, memory = run.board["committed"], branch_of(run).gamma
+            summary, lengths = run.board["committed"], run.board["branches"].draft.lengths
+            memory = lengths[branch_of(run).owner]
             assert (summary.drafted, summary.accepted) == (row["gamma"], (row["matches"],))
             assert memory is not None and memory.gamma == row["next"]
     assert next(table, None) is None

@@ -114,7 +114,7 @@ def drawn(request: pytest.FixtureRequest, tiny: Make, graphs: Graphs) -> Iterato
 
 
 def bim(run: Run, owners: Any) -> list[int]:
-    return [run.board["branches"].bim(int(owner)) for owner in owners]
+    return [run.board["branches"].table.bim(int(owner)) for owner in owners]
 
 
 def history(call: Call, owners: set[int], up_to: int) -> set[int]:

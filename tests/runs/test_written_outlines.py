@@ -233,7 +233,7 @@ def test_a_user_cannot_write_an_outline_or_a_special_token(writer: Writer) -> No
     run = drive(start(session, [question]))
     (request,) = requests_of(run)
     start_id = writer.tokenizer.convert_tokens_to_ids("<|im_start|>")
-    assert request.prefix.count(start_id) == 1, "the template's own"
+    assert request.prefix.ids.count(start_id) == 1, "the template's own"
     assert all(p.title != "Mine" for p in request.outline.points)
     _check_parts(run, session, writer)
 

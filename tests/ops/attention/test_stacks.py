@@ -119,6 +119,19 @@ def test_rows_of_a_pool_are_read_as_far_as_they_are_used(backend: str) -> None:
     assert stack.keys == SlotRun(100, 50, 100, 3) and stack.rows_Gq.tolist() == rows.tolist()
 
 
+def test_an_empty_row_of_a_pool_is_in_no_group() -> None:
+    """Its queries are padding: attention over no slots has no result."""
+    kv = KVCache(1, 1, 2, 100, 3)
+    for row in (0, 2):
+        kv.append_([row] * 5, range(5), row, row)
+    rows = np.arange(6).reshape(3, 2)
+    members = [Member(rows[b], b, ()) for b in range(3)]
+    (stack,) = stacks(kv, members, "grouped")
+    assert stack.keys == SlotRun(0, 5, 200, 2) and stack.rows_Gq.tolist() == [[0, 1], [4, 5]]
+    (stack,) = stacks(kv, members, "dense")
+    assert stack.keys == SlotRun(0, 5, 100, 3)
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 120), min_size=1, max_size=8),
