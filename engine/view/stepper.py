@@ -6,8 +6,8 @@ from typing import TextIO
 from ...ops.kv.pool import KVCache
 from ...states.graph.program import Program
 from ...states.machine import START, Run
+from ...states.manager.manager import BranchStateManager
 from ...states.requests.branch import Stage
-from ...states.requests.request_table import RequestTable
 from ...states.trace import describe
 
 HELP = "[Enter] one step, [c] to the end, [q] quit > "
@@ -43,7 +43,7 @@ def picture(program: Program, run: Run) -> str:
 
 def _short(value: object, longest: int = 160) -> str:
     """One line about a value; the book and the pools say how full they are."""
-    if isinstance(value, RequestTable):
+    if isinstance(value, BranchStateManager):
         waiting = sum(b.stage is Stage.WAITING for r in value.requests for b in r.branches)
         text = f"{len(value.requests)} requests, {len(value.active)} active, {waiting} waiting"
     elif isinstance(value, KVCache):

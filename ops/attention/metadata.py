@@ -153,8 +153,10 @@ class Stack(NamedTuple):
         return np.searchsorted(self.keys, slots_EX)
 
 
-def stacks(kv: KVCache, members: Sequence[Member], backend: str, even: bool = False) -> list[Stack]:
-    """Members as groups; those that have no slots to see are in none.
+def stacks(
+    kv: KVCache, members: Sequence[Member], backend: str, even: bool = False, alone: int = 0
+) -> list[Stack]:
+    """Members as groups.
 
     Args:
         backend: `dense` attends to the whole pool (a row of it), `grouped` to what members may see,
@@ -166,10 +168,10 @@ def stacks(kv: KVCache, members: Sequence[Member], backend: str, even: bool = Fa
         return [_dense(kv, members)]
     members = [member for member in members if len(member.rows)]
     keys = _keys(kv, members)
-    groups = [[i] for i, one in enumerate(keys) if isinstance(one, np.ndarray)]
-    runs = sorted(
-        (int(one[0]), i) for i, one in enumerate(keys) if isinstance(one, tuple) and one[1]
-    )
+    apart = [i for i, one in enumerate(keys) if i < alone or isinstance(one, np.ndarray)]
+    groups = [[i] for i in apart]
+    # a row of the pool that holds nothing has rows of padding only, which nobody computes
+    runs = sorted((int(one[0]), i) for i, one in enumerate(keys) if i not in apart and one[1])
     group = _Group()
     for first, i in runs:
         queries, length = len(members[i].rows), int(keys[i][1])

@@ -143,7 +143,7 @@ class Layout:
             return self._chains(kv, packed, tips)
         shared = trees.proposal.shared or None if self.packed else None
         count = len(trees.owners) + bool(shared)
-        rows = self._chains(kv, packed, tips, count, trees.segments, shared is not None)
+        rows = self._chains(kv, packed, tips, count, trees.segments)
         shape = (-1, trees.nodes) if shared is None else (-1,)
         none = np.zeros(0, np.int32)
         flat, slots = (
@@ -159,14 +159,12 @@ class Layout:
         tips: Sequence[int],
         trees: int = 0,
         histories: Sequence[Sequence[int]] | None = None,
-        shared: bool = False,
     ) -> Rows:
         """All rows of a forward as if there were no trees.
 
         Args:
             trees: how many of the runs, from the first on, are those of trees.
             histories: for each tree the segments whose history its nodes see; None for its own.
-            shared: whether the trees' rows are shared.
         """
         runs = packed.runs
         owners = [[run.owner] * run.size for run in runs]
@@ -182,13 +180,13 @@ class Layout:
             packed.tensor(kv.scratch, packed.slots).to(self.device),
             self.segments.lineages(ids),
             packed.spread(len(ids), numbers),
-            self._members(packed, trees, shared),
+            self._members(packed, trees),
             np.concatenate([*prompt_slots, np.zeros(0, np.int32)]),
             *no_trees(self.device),
             self._ids(tips),
         )
 
-    def _members(self, packed: PackedQueries, trees: int, shared: bool) -> tuple[Member, ...]:
+    def _members(self, packed: PackedQueries, trees: int) -> tuple[Member, ...]:
         """Who sees what part of the pool: requests, or rows of the pool with all their padding.
 
         Where the trees' rows are shared, the device alone knows whose they are: then the requests
@@ -199,6 +197,7 @@ class Layout:
             count, first = packed.height, packed.first_row
             rows = np.arange(count * size).reshape(count, size)
             return tuple(Member(rows[b], first + b, ()) for b in range(count)) if size else ()
+        shared = any(run.owner < 0 for run in packed.runs[:trees])
         drafted = tuple(dict.fromkeys(run.root for run in packed.runs[:trees]))
         parts: dict[tuple[int, ...], list[Ints]] = {}
         for at, (run, flat) in enumerate(zip(packed.runs, packed.flat, strict=True)):
