@@ -119,13 +119,10 @@ def stacks(kv: KVCache, members: Sequence[Member], backend: str, even: bool = Fa
             `auto` is `grouped`.
         even: whether only members with the same number of rows lie side by side.
     """
-    if backend == "dense":
-        return [_dense(kv, members)]
-    keys = _keys(kv, members)
+    members, keys = _dense(kv, members) if backend == "dense" else (members, _keys(kv, members))
     groups = [[i] for i, one in enumerate(keys) if isinstance(one, np.ndarray)]
-    runs = sorted(
-        (int(one[0]), i) for i, one in enumerate(keys) if isinstance(one, tuple) and one[1]
-    )
+    pairs = ((one, i) for i, one in enumerate(keys) if isinstance(one, tuple))
+    runs = sorted((int(first), i) for (first, length), i in pairs if length)
     group = _Group()
     for first, i in runs:
         queries, length = len(members[i].rows), int(keys[i][1])
@@ -176,14 +173,14 @@ def _keys(kv: KVCache, members: Iterable[Member]) -> list[Keys]:
     return keys
 
 
-def _dense(kv: KVCache, members: Sequence[Member]) -> Stack:
+def _dense(kv: KVCache, members: Sequence[Member]) -> tuple[Sequence[Member], list[Keys]]:
+    """The whole pool for all; of several rows as much of each as of the fullest."""
     extents = kv.extents()
     if kv.rows == 1:
         rows = np.sort(np.concatenate([member.rows for member in members]))
-        return _stack([Member(rows, 0, ())], [(0, extents[0])], [0])
+        return [Member(rows, 0, ())], [(0, extents[0])]
     most = max(extents[member.row] for member in members)
-    keys = [(member.row * kv.capacity, most) for member in members]
-    return _stack(members, keys, range(len(members)))
+    return members, [(member.row * kv.capacity, most) for member in members]
 
 
 def _stack(members: Sequence[Member], keys: Sequence[Keys], group: Sequence[int]) -> Stack:
