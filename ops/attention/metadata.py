@@ -222,14 +222,14 @@ def _keys(kv: KVCache, members: Iterable[Member]) -> list[Keys]:
     return keys
 
 
-def _dense(kv: KVCache, members: Sequence[Member]) -> Stack:
+def _dense(kv: KVCache, members: Sequence[Member]) -> tuple[Sequence[Member], list[Keys]]:
+    """The whole pool for all; of several rows as much of each as of the fullest."""
     extents = kv.extents()
     if kv.rows == 1:
         rows = np.sort(np.concatenate([member.rows for member in members]))
-        return _stack([Member(rows, 0, ())], [(0, extents[0])], [0])
+        return [Member(rows, 0, ())], [(0, extents[0])]
     most = max(extents[member.row] for member in members)
-    keys = [(member.row * kv.capacity, most) for member in members]
-    return _stack(members, keys, range(len(members)))
+    return members, [(member.row * kv.capacity, most) for member in members]
 
 
 def _stack(members: Sequence[Member], keys: Sequence[Keys], group: Sequence[int]) -> Stack:

@@ -132,6 +132,23 @@ def test_an_empty_row_of_a_pool_is_in_no_group() -> None:
     assert stack.keys == SlotRun(0, 5, 100, 3)
 
 
+@pytest.mark.parametrize("backend", ["dense", "grouped"])
+def test_rows_of_a_pool_come_in_any_order_and_with_gaps(backend: str) -> None:
+    """A drafter's branches, in the order in which they run."""
+    kv = KVCache(1, 1, 2, 400, 5)
+    for row in range(5):
+        kv.append_([row] * 300, range(300), row, row)
+    members = [Member(np.array([s]), row, ()) for s, row in enumerate((4, 0, 2, 3))]
+    made = stacks(kv, members, backend)
+    found = {
+        (int(rows[0]), int(slots[0] // 400))
+        for stack in made
+        for rows, slots in zip(stack.rows_Gq, stack.slots_GK, strict=True)
+    }
+    assert found == {(0, 4), (1, 0), (2, 2), (3, 3)}
+    assert [stack.keys for stack in made] == [SlotRun(0, 300, 800, 2), SlotRun(1200, 300, 400, 2)]
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 120), min_size=1, max_size=8),
