@@ -164,10 +164,10 @@ def stacks(
         even: whether only members with the same number of rows lie side by side.
         alone: so many of the first members have nobody beside them.
     """
-    if backend == "dense":
-        return [_dense(kv, members)]
     members = [member for member in members if len(member.rows)]
     keys = _keys(kv, members)
+    if backend == "dense" and members:
+        members, keys = _dense(kv, members)
     apart = [i for i, one in enumerate(keys) if i < alone or isinstance(one, np.ndarray)]
     groups = [[i] for i in apart]
     # a row of the pool that holds nothing has rows of padding only, which nobody computes
