@@ -1,6 +1,5 @@
 """What of a run is kept: the files of its folder, written when it begins and when it ends."""
 
-import hashlib
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from ..prepare.repeat import (
     PROMPTS_FILE,
     TEMPLATE_FILE,
     Provenance,
-    canonical,
+    graph_hash,
     run_document,
     to_yaml,
     too_long,
@@ -49,7 +48,7 @@ def made_with(job: Job) -> Provenance:
     target, drafter = model_folders(job)
     return Provenance(
         model_hash=model_hash(target),
-        drafter_hash=model_hash(drafter) if drafter is not None else None,
+        drafter_hash=None if drafter is None else model_hash(drafter),
         versions=versions(),
         dtype=job.options.dtype,
         device=job.options.device,
@@ -67,8 +66,10 @@ class RunWriter:
 
     def begin(self, environ: Mapping[str, str]) -> None:
         """manifest.json and run.yaml, before the first step."""
-        job, options = self.job, self.job.options
+        job, options, made = self.job, self.job.options, self.made
         graph = job.program.graph
+        target = {"name": redact(options.model), "hash": made.model_hash}
+        drafter = {"name": redact(options.drafter_model), "hash": made.drafter_hash}
         self._manifest = {
             "schema_version": SCHEMA,
             "status": Status.RUNNING,
@@ -78,20 +79,15 @@ class RunWriter:
             "graph": {
                 "name": graph.name,
                 "file": redact(options.graph),
-                "hash": hashlib.sha256(canonical(graph).encode()).hexdigest(),
+                "hash": graph_hash(graph),
                 "resolved": graph.model_dump(by_alias=True, exclude_none=True),
             },
-            "models": {
-                "target": {"name": redact(options.model), "hash": self.made.model_hash},
-                "drafter": {"name": redact(options.drafter_model), "hash": self.made.drafter_hash}
-                if self.made.drafter_hash
-                else None,
-            },
-            "versions": self.made.versions,
+            "models": {"target": target, "drafter": drafter if made.drafter_hash else None},
+            "versions": made.versions,
             "seed": options.seed,
-            "dtype": options.dtype,
-            "device": options.device,
-            "threads": job.threads,
+            "dtype": made.dtype,
+            "device": made.device,
+            "threads": made.threads,
             "max_new_tokens": options.max_new_tokens,
             "requests": len(job.prompts),
             "machine": machine(),
