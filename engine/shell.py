@@ -1,11 +1,12 @@
 """Manners towards the shell: encodings, closed pipes, and no traceback for anybody."""
 
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
-from typing import ParamSpec, TextIO, TypeVar
+from typing import Any, ParamSpec, TextIO, TypeVar
 
 import typer
 
@@ -45,6 +46,24 @@ def ended(error: BaseException) -> Code:
         raise error
     complain("interrupted" if isinstance(error, KeyboardInterrupt) else message_of(error))
     return code_of(error)
+
+
+def exit_code(command: Callable[P, int]) -> Callable[P, int]:
+    """Let a command return its exit code also where a user's mistake ends it with one message."""
+
+    @wraps(command)
+    def called(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            return command(*args, **kwargs)
+        except (Exception, KeyboardInterrupt) as error:
+            return ended(error)
+
+    return called
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """A document for stdout."""
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
 @contextmanager

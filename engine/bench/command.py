@@ -1,6 +1,5 @@
 """`specsot compare`: the same prompts through several graphs; equal tokens, and what each costs."""
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from ..prepare.files import FOLDER, PACKAGE, is_graph
 from ..prepare.inputs import Prompts, read_file
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
-from ..shell import complain, ended, writer
+from ..shell import complain, exit_code, json_text, writer
 
 if TYPE_CHECKING:
     from .report import Comparison
@@ -29,6 +28,7 @@ def ten_prompts() -> Path:
     return Path(str(files(PACKAGE) / FOLDER / "prompts" / "ten.txt"))
 
 
+@exit_code
 def compare_command(sides: Sequence[str], options: RunOptions) -> int:
     """Compare and return the exit code; what a user can mend ends as one message.
 
@@ -36,18 +36,16 @@ def compare_command(sides: Sequence[str], options: RunOptions) -> int:
         sides: GRAPH, or GRAPH@SET,SET... with settings of its own.
         options: of every graph, as of `specsot run`.
     """
-    try:
-        return _compare(sides, options)
-    except (Exception, KeyboardInterrupt) as error:
-        return ended(error)
-
-
-def _compare(sides: Sequence[str], options: RunOptions) -> int:
     prompts = read_file(options.prompts or ten_prompts())
     comparison = compare_jobs(prepare_all(sides, options, prompts))
     count, failures = len(comparison.prompts), comparison.failures
-    if count or options.as_json:
-        writer(sys.stdout)(_output(comparison, options))
+    if options.as_json:
+        writer(sys.stdout)(json_text(comparison.document()))
+    elif count:
+        # Here and not above: a mistyped graph is an error at once, torch takes seconds to import.
+        from .table import render
+
+        writer(sys.stdout)(render(comparison, sys.stdout, dict(os.environ)))
     for line in comparison.problems:
         complain(line)
     if failures:
@@ -56,17 +54,6 @@ def _compare(sides: Sequence[str], options: RunOptions) -> int:
     if count < len(prompts.items):
         complain(f"{comparison.status} after {count} of {len(prompts.items)} prompts")
     return comparison.code
-
-
-def _output(comparison: "Comparison", options: RunOptions) -> str:
-    """The tables or the document."""
-    if options.as_json:
-        from .report import document
-
-        return json.dumps(document(comparison), indent=2, ensure_ascii=False) + "\n"
-    from .table import render
-
-    return render(comparison, sys.stdout, dict(os.environ))
 
 
 def prepare_all(sides: Sequence[str], options: RunOptions, prompts: Prompts) -> list[Job]:

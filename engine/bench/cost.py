@@ -33,7 +33,8 @@ class Cost:
 
     def document(self) -> dict[str, Any]:
         """The figures under their documented names."""
-        meter, drafter = self.meter, self.drafter
+        meter = self.meter
+        pools = {"target": asdict(self.target), "drafter": self.drafter and asdict(self.drafter)}
         return {
             "tau_step": meter.tau_step,
             "target_forwards": meter.forwards,
@@ -45,10 +46,7 @@ class Cost:
             "padding_rows": meter.padding,
             "padding_waste": meter.padding_waste,
             "states": state_figures(meter),
-            "kv": {
-                "target": asdict(self.target),
-                "drafter": None if drafter is None else asdict(drafter),
-            },
+            "kv": pools,
         }
 
 

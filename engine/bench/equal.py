@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ...states.graph.sampling_spec import Sampling
 from ...states.requests.branch import Branch, Finish, Request
 from ..run.contexts import contexts, next_order
 from .sides import ComparedPrompt, Side
@@ -96,18 +95,13 @@ def _facts(side: Side) -> dict[str, Any]:
         "beam": graph.beam,
         "blend": graph.blend,
     }
-    facts |= {f"sampling.{key}": value for key, value in _drawn_by(graph.sampling).items()}
+    # How drafts are accepted decides on no token, as long as that is exact.
+    no_facts = {"accept", "rule"} if graph.sampling.exact else None
+    sampling = graph.sampling.model_dump(exclude=no_facts)
+    facts |= {f"sampling.{key}": value for key, value in sampling.items()}
     if graph.skeleton is not None:
         facts["outline"] = side.job.outline
         facts |= {f"skeleton.{key}": value for key, value in graph.skeleton.model_dump().items()}
-    return facts
-
-
-def _drawn_by(sampling: Sampling) -> dict[str, Any]:
-    """What decides on a token; how drafts are accepted does not, as long as that is exact."""
-    facts = sampling.model_dump()
-    for key in ("accept", "rule") if sampling.exact else ():
-        del facts[key]
     return facts
 
 
@@ -137,7 +131,8 @@ def compare_branches(pair: GraphPair, answers: ComparedPrompt) -> list[BranchCom
     if any(result.difference for result in results):
         return results
     # Nothing to follow from: contexts differ that must not, unless one side was not finished.
-    alone = BranchAnswer.DIFFERENT if _complete(one) and _complete(two) else BranchAnswer.UNFINISHED
+    complete = all(map(_finished, (*one.all_branches(), *two.all_branches())))
+    alone = BranchAnswer.DIFFERENT if complete else BranchAnswer.UNFINISHED
     follows = BranchAnswer.FOLLOWS
     return [replace(r, result=alone) if r.result is follows else r for r in results]
 
@@ -146,16 +141,9 @@ Decoded = tuple[Branch, list[int]]  # with the ids that its answer stands behind
 
 
 def _decoded(side: Side, request: Request) -> dict[str, Decoded]:
+    """By the name of the branch: `outline`, or its number."""
     pairs = contexts(request, side.session.prompts)
-    return {_name(branch): (branch, ids) for branch, ids in pairs}
-
-
-def _name(branch: Branch) -> str:
-    return "outline" if branch.is_root else str(branch.index + 1)
-
-
-def _complete(request: Request) -> bool:
-    return all(_finished(branch) for branch in request.all_branches())
+    return {"outline" if b.is_root else str(b.index + 1): (b, ids) for b, ids in pairs}
 
 
 def _finished(branch: Branch) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from ..errors import Code
@@ -39,7 +40,7 @@ class PromptComparison:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that was found out, complete or as far as it got.
+    """Everything that came out, complete or as far as it got.
 
     status: OK, INTERRUPTED or TERMINATED; prompts: those that every graph has answered.
     """
@@ -87,34 +88,27 @@ class Comparison:
             return STATUS_CODES[self.status]
         return Code.UNEQUAL if self.failures else Code.FAILED if self.problems else Code.OK
 
+    def document(self) -> dict[str, Any]:
+        """The one JSON document of `--json`; its keys are documented in docs/cli.md."""
+        return {
+            "schema_version": SCHEMA,
+            "status": str(self.status),
+            "exit_code": int(self.code),
+            "graphs": {side.letter: _graph(side) for side in self.sides},
+            "equality": [_pair(self, pair) for pair in self.pairs],
+            "prompts": [_prompt(self, prompt) for prompt in self.prompts],
+            "total": {s.letter: self.total(s).document() for s in self.sides if self.prompts},
+            "problems": self.problems,
+        }
+
 
 def judge(status: Status, sides: list[Side], prompts: list[ComparedPrompt]) -> Comparison:
     """Hold the answers against each other; a difference costs one forward of the target."""
     pairs = pairs_of(sides)
     compared = [pair for pair in pairs if not pair.why_not]
-    results = [
-        PromptComparison(pair, prompt, compare_branches(pair, prompt))
-        for prompt in prompts
-        for pair in compared
-    ]
+    both = product(prompts, compared)
+    results = [PromptComparison(pair, one, compare_branches(pair, one)) for one, pair in both]
     return Comparison(status, sides, pairs, prompts, results)
-
-
-def document(comparison: Comparison) -> dict[str, Any]:
-    """The one JSON document of `--json`; its keys are documented in docs/cli.md."""
-    sides = comparison.sides
-    return {
-        "schema_version": SCHEMA,
-        "status": str(comparison.status),
-        "exit_code": int(comparison.code),
-        "graphs": {side.letter: _graph(side) for side in sides},
-        "equality": [_pair(comparison, pair) for pair in comparison.pairs],
-        "prompts": [_prompt(comparison, prompt) for prompt in comparison.prompts],
-        "total": {side.letter: comparison.total(side).document() for side in sides}
-        if comparison.prompts
-        else {},
-        "problems": comparison.problems,
-    }
 
 
 def _graph(side: Side) -> dict[str, Any]:
@@ -146,7 +140,7 @@ def _pair(comparison: Comparison, pair: GraphPair) -> dict[str, Any]:
 
 
 def _prompt(comparison: Comparison, prompt: ComparedPrompt) -> dict[str, Any]:
-    results = [result for result in comparison.results if result.prompt is prompt]
+    results = [(r.pair, r.branches) for r in comparison.results if r.prompt is prompt]
     return {
         "id": prompt.prompt.key,
         "prompt": prompt.prompt.text,
@@ -155,11 +149,8 @@ def _prompt(comparison: Comparison, prompt: ComparedPrompt) -> dict[str, Any]:
             for letter, run in prompt.runs.items()
         },
         "equality": [
-            {
-                **_letters(result.pair),
-                "branches": [_branch(result.pair.reference, one) for one in result.branches],
-            }
-            for result in results
+            {**_letters(pair), "branches": [_branch(pair.reference, one) for one in branches]}
+            for pair, branches in results
         ],
     }
 

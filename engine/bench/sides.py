@@ -69,15 +69,14 @@ class SharedModels:
     def take(self, job: Job, target: Path, drafter: Path | None) -> Models:
         """A job's models; raises ModelError."""
         device, dtype = job.options.device, job.options.dtype
-        plain = self._loaded.get((target, None, device, dtype))
-        if plain is None:
-            plain = load_models(target, None, device=device, dtype=dtype)
-            self._loaded[target, None, device, dtype] = plain
-        if drafter is None:
-            return plain
         key = (target, drafter, device, dtype)
         if key not in self._loaded:
-            self._loaded[key] = with_drafter(plain, drafter, job.program.graph.drafter.kind)
+            if drafter is None:
+                models = load_models(target, None, device=device, dtype=dtype)
+            else:
+                plain = self.take(job, target, None)
+                models = with_drafter(plain, drafter, job.program.graph.drafter.kind)
+            self._loaded[key] = models
         return self._loaded[key]
 
 
@@ -117,10 +116,7 @@ def warm_up(sides: Sequence[Side], prompts: Sequence[Prompt], halt: Halt) -> Non
 
 
 def answer_all(
-    sides: Sequence[Side],
-    prompts: Sequence[Prompt],
-    halt: Halt,
-    show: Callable[[str], None],
+    sides: Sequence[Side], prompts: Sequence[Prompt], halt: Halt, show: Callable[[str], None]
 ) -> Iterator[ComparedPrompt]:
     """Every prompt through every graph, prompt by prompt, so that all share the machine's moods.
 

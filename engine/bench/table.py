@@ -12,7 +12,7 @@ from rich.text import Text
 from ..record.metrics import state_figures
 from ..record.text_stream import printable
 from ..terminal import usable
-from .cost import Cost, PoolUse
+from .cost import Cost
 from .equal import CUT, END, TIE, BranchAnswer, BranchComparison, Difference, counts
 from .report import Comparison, PromptComparison, count_words
 from .sides import Side
@@ -45,7 +45,11 @@ def _parts(comparison: Comparison, lines: box.Box) -> Iterator[RenderableType]:
         yield from map(Text, _moves(comparison))
     yield Text("\nEquality", style="bold")
     yield from (Text(f"  {line}") for line in _equality(comparison))
-    yield from (Text(line) for line in _differences(comparison))
+    every = comparison.differences
+    for result, branch in every[:MOST]:
+        yield from map(Text, ("", *_difference(result, branch)))
+    if len(every) > MOST:
+        yield Text(f"\n{len(every) - MOST} more; --json has all")
 
 
 def _table(title: str, lines: box.Box) -> Table:
@@ -183,14 +187,11 @@ def _moves(comparison: Comparison) -> Iterator[str]:
         cost = comparison.total(side)
         for name, pool in (("target", cost.target), ("drafter", cost.drafter)):
             if pool is not None and pool.moved:
-                yield f"KV moved by {side.letter} in the {name}'s pool: {_causes(pool)}"
-
-
-def _causes(pool: PoolUse) -> str:
-    return ", ".join(
-        f"{cause} {size:,} bytes in {pool.moves[cause]} moves"
-        for cause, size in pool.moved_bytes.items()
-    )
+                causes = (
+                    f"{cause} {size:,} bytes in {pool.moves[cause]} moves"
+                    for cause, size in pool.moved_bytes.items()
+                )
+                yield f"KV moved by {side.letter} in the {name}'s pool: {', '.join(causes)}"
 
 
 def _equality(comparison: Comparison) -> Iterator[str]:
@@ -203,15 +204,6 @@ def _equality(comparison: Comparison) -> Iterator[str]:
         tokens = counts(branches)["equal_tokens"]
         note = "" if pair.promised else f" (not promised in {pair.other.job.options.dtype})"
         yield f"{names}: {count_words(branches)} ({tokens:,} tokens){note}"
-
-
-def _differences(comparison: Comparison) -> Iterator[str]:
-    every = comparison.differences
-    for result, branch in every[:MOST]:
-        yield ""
-        yield from _difference(result, branch)
-    if len(every) > MOST:
-        yield f"\n{len(every) - MOST} more; --json has all"
 
 
 def _difference(result: PromptComparison, branch: BranchComparison) -> Iterator[str]:

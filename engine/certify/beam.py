@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...states.requests.branch import Branch, Finish
-from ..run.contexts import contexts
 from .probe import ProbedRun, Trial, probe
 from .teacher import TeacherTally
 from .workbench import Bench, Check
@@ -34,10 +33,9 @@ def beam_checks(bench: Bench) -> Iterator[Check]:
 def _check(bench: Bench, name: str, title: str, trials: list[Trial]) -> Check:
     tally, worst = TeacherTally(), 0.0
     for run in (probe(bench, trial) for trial in trials):
-        for request in run.requests:
-            tally.requests += 1
-            for branch, context in contexts(request, run.side.session.prompts):
-                worst = max(worst, _hold(bench, run, branch, context, tally))
+        tally.prompts += len(run.requests)
+        for branch, context in run.answers():
+            worst = max(worst, _hold(bench, run, branch, context, tally))
     figures = {**tally.figures, "worst_score": worst, "score_tolerance": NEAR[bench.dtype]}
     text = f"{title}: {tally.words}; scores differ by {worst:.1e} at most"
     return Check(name, tally.good, figures, text)
@@ -66,9 +64,9 @@ def _off(bench: Bench, branch: Branch, context: list[int], dtype: str) -> float 
     beam = bench.job.program.graph.beam
     assert beam is not None
     tokens, score = bench.reference.beams(branch, context, dtype, **beam.model_dump())
-    ended = branch.finish is Finish.STOP
-    said = tokens[:-1] if ended and tokens[-1] in branch.request.stop_ids else tokens
-    if said != branch.tokens:
+    if branch.finish is Finish.STOP and tokens[-1] in branch.request.stop_ids:
+        tokens = tokens[:-1]
+    if tokens != branch.tokens:
         return None
     return 0.0 if score is None or branch.score is None else abs(score - branch.score)
 

@@ -1,15 +1,21 @@
-"""Making one graph's certificate: its checks one after another, and what to know beside them."""
+"""One graph's certificate: its checks one after another, as data and as a page."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from math import inf
 from time import perf_counter
+from typing import Any
 
 from ...states.graph.load import op_table
 from ..bench.sides import SharedModels
+from ..errors import Code
 from ..prepare.environment import model_folders
 from ..prepare.job import Job
 from ..prepare.options import SESSION, RunOptions, flag_of
+from ..prepare.repeat import graph_hash
 from ..prepare.texts import redact
+from ..run.writer import made_with
 from ..shell import complain
 from ..terminal import working
 from . import workbench
@@ -17,12 +23,114 @@ from .beam import beam_checks
 from .gates import gate_checks
 from .greedy import greedy_checks
 from .reference import Transformers
-from .report import Certificate, Part, facts_of
 from .sampled import sampled_checks
 from .whole import acceptance_checks
 from .workbench import Bench, Check, Tell
 
-"""Options that a certificate's own command repeats."""
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One group of checks. not_applicable: why there is none; empty if there are some."""
+
+    name: str
+    title: str
+    not_applicable: str = ""
+    checks: tuple[Check, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The findings of one graph; `facts` say about what exactly."""
+
+    graph: str
+    quick: bool
+    facts: dict[str, Any]
+    parts: tuple[Part, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def checks(self) -> list[Check]:
+        return [check for part in self.parts for check in part.checks]
+
+    @property
+    def failed(self) -> list[Check]:
+        return [check for check in self.checks if not check.passed]
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.checks) and not self.failed
+
+    @property
+    def ties(self) -> int:
+        return sum(int(check.figures.get("ties", 0)) for check in self.checks)
+
+    @property
+    def verdict(self) -> str:
+        count = len(self.checks)
+        if self.passed:
+            return f"lossless: all {count} checks passed, {self.ties or 'no'} numeric ties"
+        return f"NOT lossless: {len(self.failed)} of {count} checks failed"
+
+    def document(self) -> dict[str, Any]:
+        """The JSON of a certificate; its keys are documented in docs/cli.md."""
+        parts = [asdict(part) for part in self.parts]
+        for check in (check for part in parts for check in part["checks"]):
+            values = check["figures"].items()  # JSON has no infinity
+            check["figures"] = {k: v if abs(v) != inf else "infinite" for k, v in values}
+        return {
+            "schema_version": SCHEMA,
+            "graph": self.graph,
+            "passed": self.passed,
+            "exit_code": int(Code.OK if self.passed else Code.UNEQUAL),
+            "verdict": self.verdict,
+            "quick": self.quick,
+            "numeric_ties": self.ties,
+            **{key: value for key, value in self.facts.items() if key != "graph"},
+            "resolved": self.facts["graph"],
+            "parts": parts,
+            "notes": list(self.notes),
+        }
+
+    def page(self) -> str:
+        """The certificate in Markdown."""
+        facts = self.facts
+        graph, models = facts["graph"], facts["models"]
+        verdict = f"**{self.verdict[0].upper()}{self.verdict[1:]}.**"
+        lines = [f"# Certificate: {self.graph}", "", verdict]
+        if self.quick:
+            lines += ["", "Made with `--quick`: the checks of a full certificate, on less."]
+        rows = {
+            "command": f"`{facts['command']}`",
+            "graph": f"{graph['file']} (layout {graph['layout']}, drafter {graph['drafter']}, "
+            f"sampling: {graph['sampling']})",
+            "graph hash": f"`{graph['hash']}`",
+            **{name: f"{one['name']} `{one['hash']}`" for name, one in models.items()},
+            "dtype, device, threads": f"{facts['dtype']}, {facts['device']}, {facts['threads']}",
+            "prompts": str(facts["prompts"]),
+            "versions": ", ".join(f"{name} {number}" for name, number in facts["versions"].items()),
+        }
+        lines += ["", "| | |", "|---|---|", *(f"| {key} | {_cell(rows[key])} |" for key in rows)]
+        for part in self.parts:
+            lines += ["", f"## {part.title}", ""]
+            if part.not_applicable:
+                lines += [f"Does not apply: {part.not_applicable}."]
+                continue
+            lines += ["| check | | found |", "|---|---|---|", *map(_row, part.checks)]
+        if self.notes:
+            lines += ["", "## Notes", "", *(f"- {note}" for note in self.notes)]
+        return "\n".join(lines) + "\n"
+
+
+def _row(check: Check) -> str:
+    mark = "passed" if check.passed else "**FAILED**"
+    return f"| {_cell(check.name.partition('/')[2])} | {mark} | {_cell(check.text)} |"
+
+
+def _cell(text: str) -> str:
+    """A cell of a Markdown table."""
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def certificate(job: Job, options: RunOptions, quick: bool) -> Certificate:
@@ -35,7 +143,7 @@ def certificate(job: Job, options: RunOptions, quick: bool) -> Certificate:
     with working(f"{name}: loading models ...") as tell:
         bench = bench_of(job, quick, lambda text: tell(f"{name}: {text}"))
         parts = tuple(_parts(bench))
-        facts = facts_of(bench, command_of(job, options, quick))
+        facts = _facts(bench, command_of(job, options, quick))
         return Certificate(name, quick, facts, parts, tuple(_notes(bench)))
 
 
@@ -108,6 +216,33 @@ def _notes(bench: Bench) -> Iterator[str]:
             "Nothing was reused from cached documents here: with them the reference is plain "
             "decoding on the same blended cache, not this one."
         )
+
+
+def _facts(bench: Bench, command: str) -> dict[str, Any]:
+    """About what a certificate speaks: nothing in it depends on when or where it was made."""
+    job, graph = bench.job, bench.job.program.graph
+    made = made_with(job)
+    models = {"target": {"name": redact(job.options.model), "hash": made.model_hash}}
+    if made.drafter_hash is not None:
+        models["drafter"] = {"name": redact(job.options.drafter_model), "hash": made.drafter_hash}
+    return {
+        "command": command,
+        "graph": {
+            "name": graph.name,
+            "file": redact(job.options.graph),
+            "hash": graph_hash(graph),
+            "layout": graph.layout.kind,
+            "drafter": graph.drafter.kind,
+            "sampling": graph.sampling.words(),
+            "lossless": graph.sampling.lossless,
+        },
+        "models": models,
+        "dtype": job.options.dtype,
+        "device": job.options.device,
+        "threads": job.threads,
+        "prompts": len(bench.prompts),
+        "versions": made.versions,
+    }
 
 
 def command_of(job: Job, options: RunOptions, quick: bool) -> str:

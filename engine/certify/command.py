@@ -1,6 +1,5 @@
 """`specsot certify`: whether a graph's text is its target's own, and the proof."""
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +13,15 @@ from ..prepare.inputs import read_file
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
 from ..record.run_folder import RunFolder
-from ..shell import complain, ended, writer
+from ..shell import complain, exit_code, json_text, writer
 
 if TYPE_CHECKING:
-    from .report import Certificate
+    from .certificate import Certificate
 
 PROMISED = ("float32", "float64")
 
 
+@exit_code
 def certify_command(
     graphs: tuple[str, ...],
     options: RunOptions,
@@ -37,40 +37,29 @@ def certify_command(
         out: where `<graph>.md` and `<graph>.json` go; None prints the page.
         every: all shipped graphs; one whose models are not there is named and left out.
     """
-    try:
-        return _certify(graphs, options, quick, out, every)
-    except (Exception, KeyboardInterrupt) as error:
-        return ended(error)
-
-
-def _certify(
-    graphs: tuple[str, ...], options: RunOptions, quick: bool, out: Path | None, every: bool
-) -> int:
     if bool(graphs) == every:
         raise UsageError("name the graphs to certify, or give --all")
     jobs = [_prepared(name, options) for name in (graph_names() if every else graphs)]
     folder = None if out is None else _folder(out)
     # Here and not above: a mistyped graph is an error at once, torch takes seconds to import.
-    from .certificate import certificate
+    from .certificate import SCHEMA, certificate
 
     certificates: list[Certificate] = []
-    code = Code.OK
     for job in jobs:
         try:
-            made = certificate(job, options, quick)
+            certificates.append(certificate(job, options, quick))
         except ModelError as error:
             if not every:
                 raise
             complain(f"{job.program.graph.name} is not certified: {error}")
-            code = Code.MODEL
-            continue
-        certificates.append(made)
-        _show(made, folder, options.as_json)
-    if not all(made.passed for made in certificates):
-        code = Code.UNEQUAL
+        else:
+            _show(certificates[-1], folder, options.as_json)
+    code = Code.OK if all(one.passed for one in certificates) else Code.UNEQUAL
     if options.as_json:
-        _print_json(certificates)
-    return code
+        documents = [one.document() for one in certificates]
+        document = {"schema_version": SCHEMA, "exit_code": code, "certificates": documents}
+        writer(sys.stdout)(json_text(document))
+    return Code.MODEL if code is Code.OK and len(certificates) < len(jobs) else code
 
 
 def _prepared(graph: str, options: RunOptions) -> Job:
@@ -78,15 +67,13 @@ def _prepared(graph: str, options: RunOptions) -> Job:
     prompts = read_file(options.prompts or ten_prompts())
     job = prepare(replace(options, graph=graph), prompts=prompts)
     if job.options.dtype not in PROMISED:
-        raise UsageError(
-            f"--dtype {job.options.dtype}: tokens are promised in {' and '.join(PROMISED)} only"
-        )
+        which = " and ".join(PROMISED)
+        raise UsageError(f"--dtype {job.options.dtype}: tokens are promised in {which} only")
     own = job.program.graph
     searched = own.skeleton is not None and own.skeleton.documents == "branches"
     if any(prompt.documents for prompt in job.prompts) and (own.blend is not None or searched):
-        raise UsageError(
-            f"{own.name} reads documents in a way of its own: certify it with prompts without any"
-        )
+        reason = "reads documents in a way of its own: certify it with prompts without any"
+        raise UsageError(f"{own.name} {reason}")
     return job
 
 
@@ -98,21 +85,11 @@ def _folder(out: Path) -> RunFolder:
     return RunFolder(out)
 
 
-def _show(made: "Certificate", folder: RunFolder | None, as_json: bool) -> None:
-    from .report import document, page
-
+def _show(certificate: "Certificate", folder: RunFolder | None, as_json: bool) -> None:
+    name = certificate.graph
     if folder is not None:
-        folder.write_text(f"{made.graph}.md", page(made))
-        folder.write_json(f"{made.graph}.json", document(made))
+        folder.write_text(f"{name}.md", certificate.page())
+        folder.write_json(f"{name}.json", certificate.document())
     elif not as_json:
-        writer(sys.stdout)(page(made))
-    complain(f"{made.graph}: {made.verdict}")
-
-
-def _print_json(certificates: "list[Certificate]") -> None:
-    from .report import SCHEMA, document
-
-    code = Code.OK if all(made.passed for made in certificates) else Code.UNEQUAL
-    documents = [document(made) for made in certificates]
-    made = {"schema_version": SCHEMA, "exit_code": int(code), "certificates": documents}
-    writer(sys.stdout)(json.dumps(made, indent=2, ensure_ascii=False) + "\n")
+        writer(sys.stdout)(certificate.page())
+    complain(f"{name}: {certificate.verdict}")

@@ -5,19 +5,16 @@ comparison of answers can find it. Here a branch's rows are computed again, by t
 over the branch's ids alone, and held against what the pool has.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ...ops.attention.metadata import AttentionMetadata
-from ...ops.kv.pool import KVCache
 from ...ops.types import LayerStatus
 from ...states.machine import Run
 from ...states.requests.branch import Branch
 from ..bench.sides import Side
-from ..models import Models
-from ..run.contexts import contexts
+from ..models import Models, new_pool
+from ..run.contexts import contexts, full_prefill
 
 
 def off_by(side: Side, run: Run, branch: Branch) -> float | None:
@@ -37,10 +34,10 @@ def off_by(side: Side, run: Run, branch: Branch) -> float | None:
     slots = [slot for owner in owners for slot in pool.slots_of(owner, row).tolist()]
     if pool.position[slots].tolist() != list(range(rows)):
         return float("inf")
-    held = pool.data[:, :, :, slots]
+    stored = pool.data[:, :, :, slots]
     with torch.inference_mode():
         fresh = fresh_rows(side.session.models, takes, [*context, *branch.tokens], rows)
-    off = ((held - fresh).abs().max() / fresh.abs().max()).nan_to_num(nan=torch.inf)
+    off = ((stored - fresh).abs().max() / fresh.abs().max()).nan_to_num(nan=torch.inf)
     return float(off)
 
 
@@ -51,7 +48,7 @@ def fresh_rows(models: Models, takes: str, ids: list[int], rows: int) -> Tensor:
         takes: of the drafter (`drafter_spec.Drafter`). ids: one more than rows, if it pairs.
     """
     drafter, device = models.drafter, models.device
-    kv = _pool(drafter, rows, models)
+    kv = new_pool(drafter, rows, 1, models)
     ids_1Q = torch.tensor([ids[:rows]], device=device)
     steps_1Q = torch.arange(rows, device=device)[None]
     attention = AttentionMetadata.causal(rows, device)
@@ -59,27 +56,11 @@ def fresh_rows(models: Models, takes: str, ids: list[int], rows: int) -> Tensor:
         plan = (LayerStatus.FULL,) * drafter.num_layers
         drafter.forward(ids_1Q, steps_1Q, steps_1Q, attention, kv, plan, steps_1Q[0, -1:], ())
         return kv.data[:, :, :, :rows]
-    target = models.target
-    plan = (LayerStatus.FULL,) * target.num_layers
-    own = _pool(target, rows, models)
-    taps_QF = target.forward(
-        ids_1Q, steps_1Q, steps_1Q, attention, own, plan, steps_1Q[0, -1:], tuple(drafter.tap_ids)
-    ).taps_QF
-    fused_QH = drafter.fuse(taps_QF)
+    output, _ = full_prefill(models.target, ids[:rows], models.dtype, device, drafter.tap_ids)
+    fused_QH = drafter.fuse(output.taps_QF)
     if takes == "features":
         drafter.write_context_(fused_QH, steps_1Q[0], steps_1Q[0], kv)
     else:
         following_1Q = torch.tensor([ids[1 : rows + 1]], device=device)
         drafter.forward(following_1Q, fused_QH[None], steps_1Q, steps_1Q, attention, kv)
     return kv.data[:, :, :, :rows]
-
-
-def _pool(model: Any, slots: int, models: Models) -> KVCache:
-    return KVCache(
-        model.num_layers,
-        model.kv_heads,
-        model.head_dim,
-        slots,
-        dtype=models.dtype,
-        device=models.device,
-    )

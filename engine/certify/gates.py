@@ -7,13 +7,12 @@ follows from its answers.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 from ...states.requests.admission import request_slots
 from ...states.requests.branch import Branch, Finish, Request
 from ..bench.sides import Side
 from ..errors import is_ours, message_of
-from ..run.contexts import contexts
 from .filters import FILTERS, filter_gate
 from .probe import ProbedRun, Trial, Watch, cut, drafted, probe
 from .teacher import SHOWN, Repeat, TeacherForcing, TeacherTally, repeat_in_float64
@@ -24,19 +23,17 @@ ROWS_OFF = {"float32": 1e-3, "float64": 1e-9}
 """How far a drafter's row may be from the same row computed again (`certify_draft_rows`)."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Rig:
-    """What the gates share; `free` is the run without stop ids."""
+    """What the gates share."""
 
     bench: Bench
     watch: Watch = field(default_factory=Watch)
-    _free: ProbedRun | None = None
 
-    @property
+    @cached_property
     def free(self) -> ProbedRun:
-        if self._free is None:
-            self._free = self.probe(Trial())
-        return self._free
+        """The run without stop ids."""
+        return self.probe(Trial())
 
     @property
     def teacher(self) -> TeacherForcing:
@@ -64,7 +61,7 @@ class Rig:
         tally, repeat = TeacherTally(), self._repeat(run)
         if len(run.branches) != len(expected):
             return [f"{len(run.branches)} branches, expected were {len(expected)}"]
-        ids = {b: c for r in run.requests for b, c in contexts(r, run.side.session.prompts)}
+        ids = dict(run.answers())
         for branch, tokens in zip(run.branches, expected, strict=True):
             if branch not in ids or branch.finish not in (Finish.STOP, Finish.LENGTH):
                 tally.wrong.append(f"{branch.name} is {branch.finish}: {branch.note}")
@@ -85,15 +82,15 @@ def gate_checks(bench: Bench) -> Iterator[Check]:
     if bench.job.program.graph.beam is None:
         for name, gate in GATES.items():
             bench.tell(f"gate: {name} ...")
-            yield _tried(name, gate, rig)
+            yield _check(name, gate, rig)
         for name in FILTERS:
             bench.tell(f"gate: {name} ...")
-            yield _tried(f"{name} is applied", partial(_filter, name), rig)
-    yield _tried("a run to the end", _written, rig)
+            yield _check(f"{name} is applied", partial(_filter, name), rig)
+    yield _check("a run to the end", _to_the_end, rig)
     yield from memory_checks(bench, rig.watch)
 
 
-def _tried(name: str, gate: Gate, rig: Rig) -> Check:
+def _check(name: str, gate: Gate, rig: Rig) -> Check:
     try:
         text, figures, wrong = gate(rig)
     except Exception as error:
@@ -103,23 +100,26 @@ def _tried(name: str, gate: Gate, rig: Rig) -> Check:
     return Check(f"gates/{name}", not wrong, figures, "; ".join([text, *wrong[:SHOWN]]))
 
 
+def _comparison(rig: Rig, title: str, run: ProbedRun) -> GateResult:
+    tally = rig.hold(run)
+    return f"{title}: {tally.words}", tally.figures, tally.wrong
+
+
 def _free_run(rig: Rig) -> GateResult:
-    tally = rig.hold(rig.free)
-    return f"branches that nothing ends but their budget: {tally.words}", tally.figures, tally.wrong
+    return _comparison(rig, "branches that nothing ends but their budget", rig.free)
 
 
 def _end_inside(rig: Rig) -> GateResult:
     """The stop id is one that is drafted and accepted, with further accepted drafts behind it."""
     chosen = next(filter(None, map(_early, rig.free.branches)), None)
     inside = chosen is not None
-    stops = frozenset([chosen if chosen is not None else rig.free.branches[0].tokens[2]])
+    stops = frozenset([rig.free.branches[0].tokens[2] if chosen is None else chosen])
     ended = rig.probe(Trial(stops=stops))
     wrong = rig.agree(ended, [cut(b.tokens, stops) for b in rig.free.branches])
     stopped = [branch for branch in ended.branches if branch.finish is Finish.STOP]
     within = sum(bool(b.accepted) and b.accepted[-1] > b.emitted[-1] for b in stopped)
-    text = (
-        f"{len(stopped)} of {len(ended.branches)} branches end at a token that a longer answer has"
-    )
+    text = f"{len(stopped)} of {len(ended.branches)} branches"
+    text += " end at a token that a longer answer has"
     text += f", {within} of them inside an accepted path" if inside else "; no path had two drafts"
     return text, {"ended": len(stopped), "inside": within}, wrong
 
@@ -144,17 +144,15 @@ def _budgets(rig: Rig) -> GateResult:
 
 
 def _one_branch(rig: Rig) -> GateResult:
-    tally = rig.hold(rig.probe(Trial(parts=1)))
-    return f"one branch alone: {tally.words}", tally.figures, tally.wrong
+    return _comparison(rig, "one branch alone", rig.probe(Trial(parts=1)))
 
 
 def _same_round(rig: Rig) -> GateResult:
     active = max(rig.bench.job.program.graph.layout.max_active, 4)
     run = rig.probe(Trial((f"layout.max_active={active}",), tokens=2))
     wrong = rig.agree(run, [branch.tokens[:2] for branch in rig.free.branches])
-    wrong += [
-        f"{b.name} had {len(b.accepted)} rounds" for b in run.branches if len(b.accepted) != 1
-    ]
+    rounds = {branch.name: len(branch.accepted) for branch in run.branches}
+    wrong += [f"{name} had {count} rounds" for name, count in rounds.items() if count != 1]
     return f"{len(run.branches)} branches end in one round", {"ended": len(run.branches)}, wrong
 
 
@@ -193,9 +191,9 @@ def _endless(rig: Rig) -> GateResult:
 def _full_pool(rig: Rig) -> GateResult:
     """As many slots as the largest request or branch needs alone, and then one fewer."""
     free = rig.free
-    tree = free.room.tree_slots(1)
-    needs = [request_slots(replace(r, branches=[])) + tree for r in free.requests]
-    needs += [free.room.alone(b.start, len(b.prompt), b.budget) for b in free.branches]
+    room = free.run.board["branches"].room
+    needs = [request_slots(replace(r, branches=[])) + room.tree_slots(1) for r in free.requests]
+    needs += [room.alone(b.start, len(b.prompt), b.budget) for b in free.branches]
     budget = f"limits.max_new_tokens={rig.bench.extent.gate_tokens}"
     small: tuple[str, ...] = ("layout.max_active=1", budget)
     if free.side.job.program.graph.skeleton is not None:
@@ -215,27 +213,25 @@ def _odd_tokens(rig: Rig) -> GateResult:
     tokenizer = rig.free.side.session.models.tokenizer
     pad = getattr(tokenizer, "pad_token_id", None) or 0
     run = rig.probe(Trial((f"sampling.forced=[0, {pad}]",)))
-    tally = rig.hold(run)
-    heads = [branch.name for branch in run.branches if branch.tokens[:2] != [0, pad]]
-    wrong = tally.wrong + [f"{name} does not begin with them" for name in heads]
     which = f"the tokens 0 and {pad}" if pad else "token 0, which is the pad token or there is none"
-    return f"answers that begin with {which}: {tally.words}", tally.figures, wrong
+    text, figures, wrong = _comparison(rig, f"answers that begin with {which}", run)
+    others = [branch.name for branch in run.branches if branch.tokens[:2] != [0, pad]]
+    return text, figures, wrong + [f"{name} does not begin with them" for name in others]
 
 
 def _filter(name: str, rig: Rig) -> GateResult:
     return filter_gate(rig.bench, name)
 
 
-def _written(rig: Rig) -> GateResult:
+def _to_the_end(rig: Rig) -> GateResult:
     """Two requests beside each other, two branches at a time, until the model stops by itself."""
     sets = ("layout.max_active=2",)
-    run = rig.probe(Trial(sets, stops=None, prompts=rig.bench.job.prompts[:2], written=True))
+    run = rig.probe(Trial(sets, stops=None, prompts=rig.bench.job.prompts[:2], own_outline=True))
     text = f"{len(run.requests)} requests beside each other, two branches at a time"
     if rig.bench.job.program.graph.beam is not None:
         wrong = [f"{r.key} never ended" for r in run.requests if not r.finished]
         return text, {"requests": len(run.requests)}, wrong
-    tally = rig.hold(run)
-    return f"{text}: {tally.words}", tally.figures, tally.wrong
+    return _comparison(rig, text, run)
 
 
 GATES: dict[str, Gate] = {

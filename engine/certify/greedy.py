@@ -60,29 +60,29 @@ def _hold_generated(
     bench: Bench, side: Side, request: Request, tally: TeacherTally, repeat: Repeat | None
 ) -> None:
     """Branches whose rules `generate` has too; others are held by teacher forcing alone."""
-    tally.requests += 1
+    tally.prompts += 1
     teacher = TeacherForcing(bench.reference, bench.dtype)
     for branch, context in contexts(request, side.session.prompts):
         simple = branch.matcher is not None or rules_of(branch).plain
         if not simple or branch.finish not in (Finish.STOP, Finish.LENGTH):
             continue
-        written = bench.reference.greedy(branch, context, bench.dtype)
-        ended = branch.finish is Finish.STOP and written[-1] in branch.request.stop_ids
-        if branch.tokens in (written, written[:-1] if ended else written):
+        text = bench.reference.greedy(branch, context, bench.dtype)
+        ended = branch.finish is Finish.STOP and text[-1] in branch.request.stop_ids
+        if branch.tokens in (text, text[:-1] if ended else text):
             tally.branches += 1
             tally.tokens += len(branch.tokens)
             continue
         before = len(tally.wrong), tally.ties
         teacher.hold_branch(branch, context, tally, repeat)
         if before == (len(tally.wrong), tally.ties):  # one forward and many do not agree
-            tally.wrong.append(f"{branch.name}: `generate` writes {_difference(branch, written)}")
+            tally.wrong.append(f"{branch.name}: `generate` writes {_difference(branch, text)}")
 
 
-def _difference(branch: Branch, written: Sequence[int]) -> str:
-    for place, (own, token) in enumerate(zip(branch.tokens, written, strict=False), 1):
+def _difference(branch: Branch, text: Sequence[int]) -> str:
+    for place, (own, token) in enumerate(zip(branch.tokens, text, strict=False), 1):
         if own != token:
             return f"{token} at {place}, the answer has {own}"
-    return f"{len(written)} tokens, the answer has {len(branch.tokens)}"
+    return f"{len(text)} tokens, the answer has {len(branch.tokens)}"
 
 
 def _texts(side: Side, requests: Sequence[Request]) -> Check:

@@ -1,6 +1,6 @@
 """Runs that are looked at after every phase, with stop ids and budgets of their own."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from ...states.text.outline import Outline, Point
 from ...states.trace import Event, OpRan
 from ..bench.sides import Side
 from ..prepare.inputs import Prompt
+from ..run.contexts import contexts
 from .draft_rows import off_by
 from .workbench import Bench
 
@@ -48,7 +49,7 @@ class Trial:
     """A run of `parts` branches: of one given outline, or of as many requests.
 
     sets: as of `--set`. tokens: the budget of every branch. stops: stop ids; None for the model's
-    own. prompts: instead of the first ones of the certificate. written: the model writes the
+    own. prompts: instead of the first ones of the certificate. own_outline: the model writes the
     outlines itself. Greedy, unless `sets` say otherwise.
     """
 
@@ -57,7 +58,7 @@ class Trial:
     tokens: int | None = None
     stops: frozenset[int] | None = frozenset()
     prompts: tuple[Prompt, ...] = ()
-    written: bool = False
+    own_outline: bool = False
     dtype: str = ""
 
 
@@ -76,9 +77,10 @@ class ProbedRun:
         """All but the outlines."""
         return [branch for request in self.requests for branch in request.branches]
 
-    @property
-    def room(self) -> Any:
-        return self.run.board["branches"].room
+    def answers(self) -> Iterator[tuple[Branch, list[int]]]:
+        """Every branch that was decoded, outlines too, with the ids that it stands behind."""
+        for request in self.requests:
+            yield from contexts(request, self.side.session.prompts)
 
     def again(self) -> "ProbedRun":
         """The same in float64."""
@@ -90,10 +92,10 @@ def probe(bench: Bench, trial: Trial, watch: Watch | None = None) -> ProbedRun:
     greedy = () if bench.job.program.graph.beam is not None else ("sampling.temperature=0",)
     job = bench.changed(*greedy, *trial.sets, tokens=bench.extent.gate_tokens, dtype=trial.dtype)
     skeleton = job.program.graph.skeleton
-    given = None
-    if skeleton is not None and not trial.written:
-        given = outline_of(min(trial.parts, skeleton.max_branches))
-    side = bench.side(job, outline=given)
+    outline = None
+    if skeleton is not None and not trial.own_outline:
+        outline = outline_of(min(trial.parts, skeleton.max_branches))
+    side = bench.side(job, outline=outline)
     prompts = trial.prompts or bench.job.prompts[: trial.parts if skeleton is None else 1]
     requests = [side.session.request(prompt) for prompt in prompts]
     if trial.tokens is not None:
@@ -116,37 +118,38 @@ def _drive(side: Side, requests: Sequence[Request], watch: Watch) -> Run:
     Raises:
         RuntimeError: it does not come to an end.
     """
-    drafted: list[bool] = []
+    drafts: list[bool] = []
 
     def sink(event: Event) -> None:
         if isinstance(event, OpRan):
             watch.forwards += event.op == FORWARD
-            drafted.append(event.op == DRAFTED)
+            drafts.append(event.op == DRAFTED)
 
     board = side.session.board()
     for request in requests:
         board["branches"].submit(request)
     run, pools = Run(side.job.program, board, sink), _pools(board)
     places = [pool.data.data_ptr() for pool in pools]
-    compared = watch.compared
+    most = watch.compared + COMPARED
     while not run.finished:
         if run.steps >= MOST_STEPS:
             raise RuntimeError(f"no end after {MOST_STEPS} transitions")
-        drafted.clear()
+        drafts.clear()
         run.advance()
         watch.phases += 1
         watch.joined += run.state == "continuous_decode"
         _look(run, watch)
-        if any(drafted) and watch.compared - compared < COMPARED:
-            _compare_draft_rows(side, run, watch)
+        for branch in board["branches"].active if any(drafts) and watch.compared < most else ():
+            if (off := off_by(side, run, branch)) is not None:
+                watch.compared += 1
+                watch.worst = max(watch.worst, off)
     watch.runs += 1
     watch.reads += board["host"].reads
     watch.forked += sum(pool.ledger.bytes["fork"] for pool in pools)
     if places != [pool.data.data_ptr() for pool in pools]:
         watch.fault("moved", "a pool was allocated anew during a run")
-    for pool in pools:
-        if pool.current_length:
-            watch.fault("left", f"{pool.current_length} slots are in use after the end of a run")
+    for used in filter(None, (pool.current_length for pool in pools)):
+        watch.fault("left", f"{used} slots are in use after the end of a run")
     return run
 
 
@@ -162,12 +165,12 @@ def _look(run: Run, watch: Watch) -> None:
             pool.check_integrity()
         except AssertionError as error:
             watch.fault("integrity", f"{run.state}: {error}")
-    if book.limits.drafter.kind == "none" and book.beams is not None:
+    if book.beams is not None:
         return  # a search's rows are a tree, which its own tests look at
     expected = sum(_rows(book, request) for request in book.requests)
-    held = run.board["kv"].current_length
-    if held != expected:
-        watch.fault("rows", f"{run.state}: {held} slots in use for {expected} rows")
+    used = run.board["kv"].current_length
+    if used != expected:
+        watch.fault("rows", f"{run.state}: {used} slots in use for {expected} rows")
     for branch in book.active:
         positions = _positions(book, run.board["kv"], branch)
         if positions != list(range(branch.length)):
@@ -190,14 +193,6 @@ def _positions(book: Any, pool: Any, branch: Branch) -> list[int]:
     own = np.isin(pool.owner, [branch.owner, branch.request.prefix_owner]) & pool.committed
     own &= np.arange(pool.slots) // pool.capacity == row
     return sorted(pool.position[own].tolist())
-
-
-def _compare_draft_rows(side: Side, run: Run, watch: Watch) -> None:
-    for branch in run.board["branches"].active:
-        off = off_by(side, run, branch)
-        if off is not None:
-            watch.compared += 1
-            watch.worst = max(watch.worst, off)
 
 
 def drafted(branch: Branch) -> list[int]:

@@ -46,9 +46,7 @@ class Transformers:
         processors = []
         if branch.matcher is not None and branch.request.new_matcher is not None:
             processors = [only_legal(branch.request.new_matcher(), len(context))]
-        output = self._generate(branch, context, dtype, logits_processor=processors)
-        written: list[int] = output.sequences[0, len(context) :].tolist()
-        return written
+        return self._generate(branch, context, dtype, logits_processor=processors)[0]
 
     def beams(
         self, branch: Branch, context: Sequence[int], dtype: str, **settings: Any
@@ -58,15 +56,14 @@ class Transformers:
         Args:
             settings: num_beams, length_penalty, early_stopping.
         """
-        output = self._generate(branch, context, dtype, **settings)
-        scores = getattr(output, "sequences_scores", None)
-        tokens: list[int] = output.sequences[0, len(context) :].tolist()
-        return tokens, None if scores is None else float(scores[0])
+        return self._generate(branch, context, dtype, **settings)
 
-    def _generate(self, branch: Branch, context: Sequence[int], dtype: str, **settings: Any) -> Any:
+    def _generate(
+        self, branch: Branch, context: Sequence[int], dtype: str, **settings: Any
+    ) -> tuple[list[int], float | None]:
         ids = self._ids(context)
         with torch.inference_mode():
-            return self.model(dtype).generate(
+            output = self.model(dtype).generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 do_sample=False,
@@ -77,6 +74,9 @@ class Transformers:
                 output_scores=True,
                 **settings,
             )
+        scores = getattr(output, "sequences_scores", None)
+        tokens: list[int] = output.sequences[0, len(context) :].tolist()
+        return tokens, None if scores is None else float(scores[0])
 
 
 def only_legal(matcher: Any, start: int) -> Callable[[Tensor, Tensor], Tensor]:
@@ -104,7 +104,6 @@ def _load(folder: Path, dtype: str) -> Any:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         reason = str(error).strip().split("\n", 1)[0]
-        raise ModelError(
-            folder, f"transformers cannot load it, so nothing can be held to it: {reason}"
-        ) from None
+        message = f"transformers cannot load it, so nothing can be held to it: {reason}"
+        raise ModelError(folder, message) from None
     return model.train(False)

@@ -5,7 +5,6 @@ transformers' logits with the processors and coins of the ops, the graph's token
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ..bench.equal import BranchAnswer, BranchComparison, GraphPair, compare_branches
 from ..bench.sides import answer_all
@@ -19,37 +18,33 @@ FILTERS = ("sampling.top_k=20", "sampling.top_p=0.9")
 FIRST_SEED = 1
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingCase:
-    """One way of drawing; `sets` as of `--set`."""
-
-    name: str
-    sets: tuple[str, ...]
+Sets = tuple[str, ...]  # as of `--set`
 
 
-def settings_of(bench: Bench) -> list[SamplingCase]:
-    """The graph's own sampling, with filters, and a temperature of exactly 1."""
+def settings_of(bench: Bench) -> dict[str, Sets]:
+    """By name: the graph's own sampling, with filters, and a temperature of exactly 1."""
     own = bench.job.program.graph.sampling
     one = "sampling.temperature=1.0"
     base = MATCH if own.temperature > 0 else (*MATCH, one)
     name = f"temperature {own.temperature or 1.0:g}"
-    cases = [
-        SamplingCase(name, base),
-        SamplingCase(f"{name}, top_k 20, top_p 0.9", (*base, *FILTERS)),
-    ]
+    cases: dict[str, Sets] = {name: base, f"{name}, top_k 20, top_p 0.9": (*base, *FILTERS)}
     if own.temperature not in (0, 1):
-        cases.append(SamplingCase("temperature 1", (*MATCH, one)))
+        cases["temperature 1"] = (*MATCH, one)
     return cases
 
 
 def sampled_checks(bench: Bench) -> Iterator[Check]:
     """Two findings for every setting: the graph and its twin, the twin and transformers."""
-    for setting in settings_of(bench):
-        yield from _setting_checks(bench, setting)
+    seeds = bench.extent.seeds
+    for name, sets in settings_of(bench).items():
+        forced = TeacherTally()
+        yield _twins(bench, name, sets, forced)
+        text = f"{name}, {seeds} seeds, drawn from transformers' logits: {forced.words}"
+        yield Check(f"sampled/{name}/own", forced.good, {**forced.figures, "seeds": seeds}, text)
     skeleton = bench.job.program.graph.skeleton
     if skeleton is not None and skeleton.merge == "blend":
         sets = (*MATCH, "sampling.temperature=1.0", "skeleton.merge=blend")
-        yield _twins(bench, SamplingCase("combined on a blended cache", sets), None)
+        yield _twins(bench, "combined on a blended cache", sets, None)
 
 
 def twin_of(bench: Bench) -> tuple[str, ...]:
@@ -59,33 +54,25 @@ def twin_of(bench: Bench) -> tuple[str, ...]:
     return ("drafter.kind=none", *(f"layout.{one}" for one in layout))
 
 
-def _setting_checks(bench: Bench, setting: SamplingCase) -> Iterator[Check]:
-    forced, seeds = TeacherTally(), bench.extent.seeds
-    yield _twins(bench, setting, forced)
-    figures = {**forced.figures, "seeds": seeds}
-    text = f"{setting.name}, {seeds} seeds, drawn from transformers' logits: {forced.words}"
-    yield Check(f"sampled/{setting.name}/own", forced.good, figures, text)
-
-
-def _twins(bench: Bench, setting: SamplingCase, forced: TeacherTally | None) -> Check:
+def _twins(bench: Bench, name: str, sets: Sets, forced: TeacherTally | None) -> Check:
     """The graph and its twin; the twin is held to transformers if there is a tally for that."""
     extent, comparisons = bench.extent, list[BranchComparison]()
     teacher = TeacherForcing(bench.reference, bench.dtype)
     for seed in range(FIRST_SEED, FIRST_SEED + extent.seeds):
         most = extent.drawn_tokens
-        own = bench.changed(*setting.sets, seed=seed, tokens=most)
-        alone = bench.changed(*setting.sets, *twin_of(bench), seed=seed, tokens=most)
+        own = bench.changed(*sets, seed=seed, tokens=most)
+        alone = bench.changed(*sets, *twin_of(bench), seed=seed, tokens=most)
         sides = [bench.side(alone, "A"), bench.side(own, "B")]
         prompts = bench.prompts[: extent.drawn_prompts]
-        for asked in answer_all(sides, prompts, Halt(), bench.tell):
-            comparisons += compare_branches(GraphPair(sides[0], sides[1]), asked)
+        for answer in answer_all(sides, prompts, Halt(), bench.tell):
+            comparisons += compare_branches(GraphPair(sides[0], sides[1]), answer)
             if forced is not None:
-                repeat = repeated(bench, alone, asked.prompt)
-                teacher.hold(sides[0], asked.runs["A"].request, forced, repeat)
-    return _equal(bench, setting, comparisons)
+                repeat = repeated(bench, alone, answer.prompt)
+                teacher.hold(sides[0], answer.runs["A"].request, forced, repeat)
+    return _equal(bench, name, comparisons)
 
 
-def _equal(bench: Bench, setting: SamplingCase, comparisons: list[BranchComparison]) -> Check:
+def _equal(bench: Bench, name: str, comparisons: list[BranchComparison]) -> Check:
     exact = bench.dtype == "float64"
     ties = [v for v in comparisons if v.result is BranchAnswer.TIE]
     wrong = [v for v in comparisons if v.result is BranchAnswer.DIFFERENT] + (ties if exact else [])
@@ -101,13 +88,12 @@ def _equal(bench: Bench, setting: SamplingCase, comparisons: list[BranchComparis
         "differences": len(wrong),
     }
     text = (
-        f"{setting.name}, {bench.extent.seeds} seeds, with its drafter and without one: {tokens} "
+        f"{name}, {bench.extent.seeds} seeds, with its drafter and without one: {tokens} "
         f"tokens in {len(alike)} of {len(comparisons)} branches are equal"
     )
     text += f", {len(ties)} numeric ties" if ties and not exact else ""
-    parts = [text, *map(_difference, wrong[:SHOWN])]
-    good = not wrong and tokens > 0
-    return Check(f"sampled/{setting.name}/twin", good, figures, "; ".join(parts))
+    text = "; ".join([text, *map(_difference, wrong[:SHOWN])])
+    return Check(f"sampled/{name}/twin", not wrong and tokens > 0, figures, text)
 
 
 def _difference(verdict: BranchComparison) -> str:

@@ -5,7 +5,7 @@ token by token writes this answer: by induction, the same as running it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 
 from torch import Tensor
@@ -24,7 +24,7 @@ Repeat = Callable[[], bool]
 """Whether all is as it must be when the same is done in float64."""
 
 
-def counted(number: int, one: str, more: str) -> str:
+def number_of(number: int, one: str, more: str) -> str:
     """A number with its word."""
     return f"{number} {one if number == 1 else more}"
 
@@ -33,33 +33,28 @@ def counted(number: int, one: str, more: str) -> str:
 class TeacherTally:
     """What was held to transformers.
 
-    unfinished: branches that were refused. wrong: a line for each that differs or never ended.
+    refused: branches. wrong: a line for each that differs or never ended.
     """
 
-    requests: int = 0
+    prompts: int = 0
     branches: int = 0
     tokens: int = 0
     ties: int = 0
-    unfinished: int = 0
+    refused: int = 0
     wrong: list[str] = field(default_factory=list)
 
     @property
     def figures(self) -> dict[str, float]:
-        return {
-            "prompts": self.requests,
-            "branches": self.branches,
-            "tokens": self.tokens,
-            "ties": self.ties,
-            "refused": self.unfinished,
-            "differences": len(self.wrong),
-        }
+        figures = asdict(self)
+        wrong = figures.pop("wrong")
+        return {**figures, "differences": len(wrong)}
 
     @property
     def words(self) -> str:
-        text = f"{self.tokens} tokens in {counted(self.branches, 'branch', 'branches')}"
-        text += f" of {counted(self.requests, 'request', 'requests')}"
-        text += f", {counted(self.ties, 'numeric tie', 'numeric ties')}" if self.ties else ""
-        text += f", {counted(self.unfinished, 'refusal', 'refusals')}" if self.unfinished else ""
+        text = f"{self.tokens} tokens in {number_of(self.branches, 'branch', 'branches')}"
+        text += f" of {number_of(self.prompts, 'request', 'requests')}"
+        text += f", {number_of(self.ties, 'numeric tie', 'numeric ties')}" if self.ties else ""
+        text += f", {number_of(self.refused, 'refusal', 'refusals')}" if self.refused else ""
         return "; ".join([text, *self.wrong[:SHOWN]])
 
     @property
@@ -83,11 +78,11 @@ class TeacherForcing:
         Args:
             repeat: called at a numeric tie; None where there can be none.
         """
-        tally.requests += 1
+        tally.prompts += 1
         for branch in request.all_branches():
             if branch.finish in (None, Finish.CANCELLED):
                 tally.wrong.append(f"{branch.name} never ended")
-            tally.unfinished += branch.finish is Finish.REFUSED
+            tally.refused += branch.finish is Finish.REFUSED
         for branch, context in contexts(request, side.session.prompts):
             if branch.finish in (Finish.STOP, Finish.LENGTH):
                 self.hold_branch(branch, context, tally, repeat)
@@ -112,18 +107,18 @@ class TeacherForcing:
         self, branch: Branch, context: Sequence[int]
     ) -> tuple[str, float | None] | None:
         """What is wrong first, and by how much the target prefers another token."""
-        said = [*branch.tokens, *([END] if branch.finish is Finish.STOP else [])]
+        answer = [*branch.tokens, *([END] if branch.finish is Finish.STOP else [])]
         stops = sorted(branch.request.stop_ids)
         for place, token in enumerate(branch.tokens):
             if token in branch.request.stop_ids:
                 return f"the stop token {token} stands inside the answer at {place + 1}", None
-        if branch.finish is Finish.LENGTH and len(said) != branch.budget:
-            return f"{len(said)} tokens, the budget is {branch.budget}", None
+        if branch.finish is Finish.LENGTH and len(answer) != branch.budget:
+            return f"{len(answer)} tokens, the budget is {branch.budget}", None
         ids = [*context, *branch.tokens]
         logits_QV = self.reference.logits(ids, self.dtype)[len(context) - 1 :]
         # An answer that left its grammar has fewer places than tokens.
         for place, (token, (own, order_V)) in enumerate(
-            zip(said, own_tokens(branch, context, logits_QV), strict=False), 1
+            zip(answer, own_tokens(branch, context, logits_QV), strict=False), 1
         ):
             if token != (END if own in branch.request.stop_ids else own):
                 name = "the end" if token == END else str(token)

@@ -93,9 +93,8 @@ def _answers(bench: Bench, side: Side, ids: Sequence[int]) -> tuple[Counter[Answ
         bench.tell(f"whole runs: answer {first} of {answers} ...")
         board = side.session.board()
         for seed in range(first, min(first + AT_ONCE, answers)):
-            asked = side.session.request(Prompt(str(seed), "?", seed=seed))
             plain = replace(
-                asked,
+                side.session.request(Prompt(str(seed), "?", seed=seed)),
                 prefix=PromptTokens(),
                 tail=PromptTokens(tuple(ids)),
                 stop_ids=frozenset(),

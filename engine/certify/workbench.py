@@ -92,22 +92,19 @@ class Bench:
             GraphError: the graph cannot be so.
         """
         source = deepcopy(self.job.program.source)
-        program = load_program(source, self.table, sets=(*self._exact(), *sets))
-        given = self.job.options
-        own = given.max_new_tokens or program.graph.limits.max_new_tokens
+        skeleton, options = self.job.program.graph.skeleton, self.job.options
+        # A blended fold is an approximation: transformers has nothing to hold it to.
+        if skeleton is not None and skeleton.merge == "blend":
+            sets = ("skeleton.merge=plain", *sets)
+        program = load_program(source, self.table, sets=sets)
+        own = options.max_new_tokens or program.graph.limits.max_new_tokens
         options = replace(
-            given,
-            seed=given.seed if seed is None else seed,
+            options,
+            seed=options.seed if seed is None else seed,
             max_new_tokens=own if tokens is None else min(own, tokens),
-            dtype=dtype or given.dtype,
+            dtype=dtype or options.dtype,
         )
         return replace(self.job, program=program, options=options)
-
-    def _exact(self) -> tuple[str, ...]:
-        """A blended fold is an approximation: transformers has nothing to hold it to."""
-        skeleton = self.job.program.graph.skeleton
-        folds = skeleton is not None and skeleton.merge == "blend"
-        return ("skeleton.merge=plain",) if folds else ()
 
     def side(self, job: Job, letter: str = "A", outline: Outline | None = None) -> Side:
         """A job with its models, loaded when they are first asked for; raises ModelError."""

@@ -100,26 +100,19 @@ def _self_test(
     try:
         for run in try_graphs(threads):
             runs.append(run)
-            say(
-                f"{run.graph}: {run.tokens} tokens in {run.seconds:.2f} s, tau_step "
-                f"{run.tau_step:.2f}, digest {run.digest[:16]}"
-            )
+            pace = f"{run.tokens} tokens in {run.seconds:.2f} s, tau_step {run.tau_step:.2f}"
+            say(f"{run.graph}: {pace}, digest {run.digest[:16]}")
         report["self_test"] = list(map(asdict, runs))
         report["problems"] += unequal(runs)
         meter = measure_overhead(threads, rounds)
     except Exception as error:
         report["problems"].append(message_of(error))
         return code_of(error) if is_ours(error) else Code.FAILED
-    report["overhead"] = {
-        "share": meter.overhead_share,
-        "rounds": meter.rounds,
-        "seconds": meter.seconds,
-        "tokens_per_second": meter.tokens_per_second,
-    }
-    say(
-        f"overhead: {100 * meter.overhead_share:.1f} % of {meter.rounds} rounds outside ops, "
-        f"{meter.tokens_per_second:.0f} tokens/s"
-    )
+    names = ("rounds", "seconds", "tokens_per_second")
+    share, figures = meter.overhead_share, {name: getattr(meter, name) for name in names}
+    report["overhead"] = {"share": share, **figures}
+    outside = f"{100 * share:.1f} % of {meter.rounds} rounds outside ops"
+    say(f"overhead: {outside}, {meter.tokens_per_second:.0f} tokens/s")
     return Code.UNEQUAL if report["problems"] else Code.OK
 
 

@@ -14,13 +14,12 @@ from ...states.graph.graph import json_schema
 from ...states.graph.load import op_table
 from ...states.graph.program import Program
 from ...states.yaml.source import GraphError, Problem
+from ..errors import Code
 from ..prepare.environment import embedded_layers
 from ..prepare.files import graph_names, open_graph
 from ..prepare.repeat import graph_yaml
 from ..view.diagram import describe_graph, describe_words, mermaid
 from .options import Sets
-
-GOOD, BAD_GRAPH = 0, 3
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
 
@@ -48,7 +47,7 @@ def check(
             states, ways = len(program.graph.states), len(program.graph.transitions)
             typer.echo(f"{program.source.file}: good ({states} states, {ways} transitions)")
         print_problems(problems)
-    raise typer.Exit(BAD_GRAPH if problems else GOOD)
+    raise typer.Exit(Code.GRAPH if problems else Code.OK)
 
 
 def show(
@@ -116,7 +115,7 @@ def _open(ref: str, sets: list[str] | None) -> Program:
         return open_graph(ref, sets or ())
     except GraphError as error:
         print_problems(error.problems)
-        raise typer.Exit(BAD_GRAPH) from None
+        raise typer.Exit(Code.GRAPH) from None
 
 
 def _plain(problem: Problem) -> dict[str, Any]:

@@ -1,30 +1,36 @@
-"""A run that somebody watches: driven with its view, kept whatever happens."""
+"""A run that somebody watches: driven with its view, kept whatever happens, and what it says."""
 
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from ...states.machine import Run
 from ...states.trace import Event
+from ..errors import Code, UnequalError
 from ..prepare.job import Job
 from ..prepare.repeat import Provenance
 from ..record.kv_trace import trace_pools
 from ..record.recorder import Recorder
+from ..record.report import answer_text, closing_lines, left_apart, refusals
 from ..record.run_folder import RunFolder
 from ..record.snapshot import scene_of
 from ..run.blend_probe import probe_blends
-from ..run.runner import Halt, Status, drive
+from ..run.runner import STATUS_CODES, Halt, Status, drive
 from ..run.session import Session
 from ..run.writer import RunOutcome, RunWriter
-from ..shell import writer
+from ..shell import complain, json_text, writer
 from ..terminal import usable
 from ..view.plain import PlainView
 from ..view.rounds_view import RoundsView
 from ..view.stepper import Stepper
 from ..view.tui import LiveView
+
+SCHEMA = 1
 
 
 def perform(job: Job, session: Session, made: Provenance, folder: RunFolder) -> RunOutcome:
@@ -80,9 +86,8 @@ def _view(job: Job, run: Run, recorder: Recorder, plain: PlainView) -> Iterator[
     """
     console, options = Console(stderr=True), job.options
     silent = options.quiet or options.step
-    if not (silent or options.no_tui or options.explain_rounds) and usable(
-        console, dict(os.environ)
-    ):
+    lines = silent or options.no_tui or options.explain_rounds
+    if not lines and usable(console, dict(os.environ)):
         scene = scene_of(job.program.graph, options.model, len(job.prompts))
         with LiveView(recorder, scene, console):
             yield
@@ -93,3 +98,53 @@ def _view(job: Job, run: Run, recorder: Recorder, plain: PlainView) -> Iterator[
         yield
     finally:
         plain.look()
+
+
+def print_result(job: Job, folder: RunFolder, outcome: RunOutcome) -> None:
+    """The answer to stdout; how the run went to stderr."""
+    out, say = writer(sys.stdout), writer(sys.stderr)
+    if job.options.as_json:
+        out(json_text(document(folder, outcome)))
+    elif sys.stdout.isatty():
+        Console(highlight=False).print(Text(answer_text(outcome.answers)), end="")  # whole words
+    else:
+        out(answer_text(outcome.answers))
+    if not job.options.quiet:
+        for line in closing_lines(outcome.answers, outcome.metrics, str(outcome.status)):
+            say(f"{line}\n")
+        say(f"run folder {folder.path}\ndigest {outcome.digest}\n")
+
+
+def document(folder: RunFolder, outcome: RunOutcome) -> dict[str, Any]:
+    """The one JSON document of `--json`."""
+    return {
+        "schema_version": SCHEMA,
+        "status": str(outcome.status),
+        "answers": outcome.outputs,
+        "metrics": outcome.metrics,
+        "digest": outcome.digest,
+        "run_folder": str(folder.path),
+    }
+
+
+def exit_code(job: Job, outcome: RunOutcome) -> int:
+    """The exit code of a run that came to some end.
+
+    Raises:
+        UnequalError: its digest is not the one that was asked for.
+    """
+    if outcome.status is Status.LIMIT:
+        most = job.program.graph.limits.max_rounds
+        complain(f"stopped after {most} rounds (limits.max_rounds); the answer is incomplete")
+    if outcome.status is not Status.OK:
+        return STATUS_CODES[outcome.status]
+    refused = refusals(outcome.answers)
+    for line in (*refused, *left_apart(outcome.answers)):
+        complain(line)
+    digest, expected = outcome.digest, (job.options.expect_digest or "").lower()
+    if not digest.startswith(expected):
+        raise UnequalError(f"the digest is {digest}, expected was {expected}")
+    before = job.result
+    if before is not None and before.status == Status.OK and before.digest != digest:
+        raise UnequalError(f"the digest is {digest}, the repeated run had {before.digest}")
+    return Code.FAILED if refused else Code.OK

@@ -27,9 +27,9 @@ class Command:
 
 
 COMMANDS = (
-    Command("run", "run", "run", "Answer a prompt, live, from a graph."),
-    Command("compare", "compare", "compare", "Compare graphs: equal tokens, and the cost."),
-    Command("certify", "certify", "certify", "Certify that a graph is lossless."),
+    Command("run", "decoding", "run", "Answer a prompt, live, from a graph."),
+    Command("compare", "decoding", "compare", "Compare graphs: equal tokens, and the cost."),
+    Command("certify", "decoding", "certify", "Certify that a graph is lossless."),
     Command("check", "graphs", "check", "Check graphs: every problem with its place."),
     Command("show", "graphs", "show", "Print a graph; --full, --resolved, --mermaid."),
     Command("list", "graphs", "list_graphs", "The shipped graphs, and what each is for."),
@@ -96,6 +96,5 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     names = [command.name for command in COMMANDS]
     first = next((word for word in words if not word.startswith("-")), "")
-    needed = names if COMPLETING in os.environ else [first] if first in names else []
     with one_line_for_faults():
-        build(needed)(args=words, prog_name=PROGRAM)
+        build(names if COMPLETING in os.environ else [first])(args=words, prog_name=PROGRAM)

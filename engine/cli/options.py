@@ -1,15 +1,16 @@
-"""From the fields of `RunOptions` to the parameters of commands, as typer reads them."""
+"""From the fields of dataclasses to the parameters of commands, as typer reads them."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, fields
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 
 from ..prepare.options import OPTIONS, OptionText, RunOptions, flag_of
+from ..shell import user_errors
 
 FIELDS = {field.name: field for field in fields(RunOptions)}
 LISTS = {Sequence[str]: list[str], Sequence[Path]: list[Path]}  # as typer wants them
@@ -59,3 +60,31 @@ def _parameter(name: str, text: OptionText) -> Parameter:
     kind = Annotated[LISTS.get(kind, kind) | None, option(name, text)]
     default = FIELDS[name].default or None
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def flat_options(action: Callable[..., None]) -> Callable[..., None]:
+    """A command with an option for every `Annotated` field of the dataclasses that `action` takes.
+
+    A user's mistake ends the command with one line and its exit code.
+    """
+    kinds = {name: kind for name, kind in get_type_hints(action).items() if name != "return"}
+    options = {name: list(_fields(kind)) for name, kind in kinds.items()}
+
+    @wraps(action)
+    def command(**values: Any) -> None:
+        with user_errors():
+            own = {name: {one.name: values[one.name] for one in options[name]} for name in kinds}
+            action(**{name: kind(**own[name]) for name, kind in kinds.items()})
+
+    parameters = [one for own in options.values() for one in own]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def _fields(kind: Any) -> Iterator[Parameter]:
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        if get_origin(hint := hints[field.name]) is Annotated:
+            default = Parameter.empty if field.default is MISSING else field.default
+            yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)

@@ -23,8 +23,7 @@ def run_command(options: RunOptions) -> int:
             # Here and not above: a mistyped graph is told at once, torch takes seconds to import.
             from ..run.api import load, notes_of
             from ..run.writer import made_with
-            from .live_run import perform
-            from .print_result import exit_code, print_result
+            from .live_run import exit_code, perform, print_result
 
             session, made = load(job), made_with(job)
         sampling = job.program.graph.sampling

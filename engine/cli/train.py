@@ -5,7 +5,7 @@ from functools import partial
 import typer
 
 from ..train.settings import ConversationFile, DFlashTraining, Eagle3Training, VanillaTraining
-from .dataclass_options import flat_options
+from .options import flat_options
 
 train = typer.Typer(help="Train drafters for any target.", no_args_is_help=True)
 

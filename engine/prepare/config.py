@@ -7,9 +7,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
-from pydantic import ValidationError, create_model
+from pydantic import create_model
 
-from ...states.graph.schema import check_mapping, problem
+from ...states.graph.schema import check_mapping, validated
 from ...states.yaml.source import GraphError, Source, decode
 from ...states.yaml.spec import Spec
 from ..errors import UsageError
@@ -50,10 +50,9 @@ def read_config(
 
 def _checked(source: Source) -> dict[str, Any]:
     try:
-        return Settings.model_validate(source.data).model_dump()
-    except ValidationError as error:
-        errors = error.errors(include_url=False)
-    wrong = GraphError(problem(source, one, lambda loc, data: Settings) for one in errors)
-    if any(one.line for one in wrong.problems):
-        raise wrong
-    raise UsageError("\n".join(f"{one.file}: {one.message}" for one in wrong.problems))
+        return validated(Settings, source).model_dump()
+    except GraphError as error:
+        if any(one.line for one in error.problems):
+            raise
+        lines = [f"{one.file}: {one.message}" for one in error.problems]
+    raise UsageError("\n".join(lines))

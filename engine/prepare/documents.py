@@ -1,19 +1,16 @@
 """Documents beside the prompts: text files, JSONL files of many, the field of a prompt's line."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
 from ...states.text.documents import Document, check_document
 from ...states.text.prompts import PromptError
 from ..errors import UsageError
-from .texts import json_value, read_text
+from .texts import is_jsonl, json_value, lines_of, read_text
 
 MANY = 10_000  # documents of one file, or of one prompt
 FIELDS = ("title", "text")
-JSONL = (".jsonl", ".ndjson")
 
 
 def read_documents(files: Iterable[Path]) -> tuple[Document, ...]:
@@ -30,15 +27,14 @@ def read_documents(files: Iterable[Path]) -> tuple[Document, ...]:
 
 def _documents(file: Path) -> Iterator[Document]:
     text = read_text(file).replace("\r\n", "\n")
-    if file.suffix.lower() not in JSONL:
+    if not is_jsonl(file):
         name = file.name if file.name.isprintable() else file.name.encode("unicode_escape").decode()
         yield _checked(Document(name, text.strip("\n")), str(file))
         return
-    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    lines = lines_of(text)
     if not lines:
         raise UsageError(f"{file}: no documents in it")
-    if len(lines) > MANY:
-        raise UsageError(f"{file}: {len(lines)} documents, at most {MANY}")
+    _check_number(lines, str(file))
     for at, (number, line) in enumerate(lines, 1):
         place = f"{file}:{number}"
         yield document_of(json_value(line, place), at, place)
@@ -46,17 +42,19 @@ def _documents(file: Path) -> Iterator[Document]:
 
 def documents_of(value: Mapping[str, Any], place: str) -> tuple[Document, ...]:
     """The field `documents` of a prompt's line: a list of what `document_of` takes."""
-    given = value.get("documents")
-    if given is None:
+    documents = value.get("documents")
+    if documents is None:
         return ()
-    if not isinstance(given, list):
+    if not isinstance(documents, list):
         raise UsageError(f"{place}: 'documents' must be a list")
-    if len(given) > MANY:
-        raise UsageError(f"{place}: {len(given)} documents, at most {MANY}")
-    return tuple(
-        document_of(one, number, f"{place}: document {number}")
-        for number, one in enumerate(given, 1)
-    )
+    _check_number(documents, place)
+    numbers = enumerate(documents, 1)
+    return tuple(document_of(one, n, f"{place}: document {n}") for n, one in numbers)
+
+
+def _check_number(documents: Sized, place: str) -> None:
+    if len(documents) > MANY:
+        raise UsageError(f"{place}: {len(documents)} documents, at most {MANY}")
 
 
 def document_of(value: Any, number: int, place: str) -> Document:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...ops.registry import OpTable
-from ...states.graph.extends import base_of, extend
 from ...states.graph.graph import EXTENDS
 from ...states.graph.load import load_program, op_table
+from ...states.graph.overrides import base_of, extend
 from ...states.graph.program import Program
 from ...states.yaml.source import GraphError, Problem, Source, decode, hint, quoted
 from ...states.yaml.yaml12 import MAX_BYTES
@@ -118,19 +118,18 @@ def read_source(ref: str, shown: str = "", wrong: Callable[[str], Problem] | Non
             raise GraphError([problem(_odd(mode))])
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
+    except GraphError:
+        raise
     except OSError as error:
         raise GraphError([problem(_why(ref, error))]) from None
-    except ValueError as error:
-        if isinstance(error, GraphError):
-            raise
+    except ValueError:
         raise GraphError([problem("a path cannot hold a NUL character")]) from None
     return Source(decode(data, shown or ref), shown or ref)
 
 
 def _odd(mode: int) -> str:
-    if stat.S_ISDIR(mode):
-        return "this is a directory, not a file"
-    return f"this is a {'pipe' if stat.S_ISFIFO(mode) else 'device or socket'}, not a file"
+    pipe = "pipe" if stat.S_ISFIFO(mode) else "device or socket"
+    return f"this is a {'directory' if stat.S_ISDIR(mode) else pipe}, not a file"
 
 
 def _why(ref: str, error: OSError) -> str:

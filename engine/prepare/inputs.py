@@ -10,7 +10,7 @@ from ...states.text.documents import Document
 from ...states.text.prompts import PromptError, check_question
 from ..errors import UsageError
 from .documents import documents_of
-from .texts import MAX_BYTES, decode_text, json_value, read_text
+from .texts import MAX_BYTES, decode_text, is_jsonl, json_value, lines_of, read_text
 
 TEXT_KEYS = ("prompt", "question", "turns", "task")
 ID_KEYS = ("id", "question_id", "task_id")
@@ -54,8 +54,7 @@ def read_prompts(prompt: str | None, file: Path | None, default: str) -> Prompts
 
 
 def _stdin() -> str:
-    data = sys.stdin.buffer.read(MAX_BYTES + 1)
-    return decode_text(data, "standard input").strip("\n")
+    return decode_text(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input").strip("\n")
 
 
 def read_file(file: Path) -> Prompts:
@@ -64,31 +63,23 @@ def read_file(file: Path) -> Prompts:
     The keys of plain lines are their line numbers; an object has its own `id`, or else its line
     number too.
     """
-    lines = list(enumerate(read_text(file).split("\n"), 1))
-    notes: list[str] = []
-    if file.suffix.lower() in (".jsonl", ".ndjson"):
+    lines, notes = lines_of(read_text(file)), list[str]()
+    if is_jsonl(file):
         prompts = list(_from_json(file, lines, notes))
     else:
-        prompts = [
-            _checked(Prompt(str(n), line.strip()), f"{file}:{n}")
-            for n, line in lines
-            if line.strip()
-        ]
+        prompts = [_checked(Prompt(str(n), line.strip()), f"{file}:{n}") for n, line in lines]
     if not prompts:
         raise UsageError(f"{file}: no prompts in it")
     return Prompts(tuple(prompts), tuple(notes))
 
 
 def _from_json(file: Path, lines: list[tuple[int, str]], notes: list[str]) -> Iterator[Prompt]:
-    seen: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for number, line in lines:
-        if not line.strip():
-            continue
         place = f"{file}:{number}"
         prompt, dropped = _object(json_object(line, place, TEXT_KEYS), place, number)
-        if prompt.key in seen:
-            raise UsageError(f"{place}: id {prompt.key!r} is that of line {seen[prompt.key]} too")
-        seen[prompt.key] = number
+        if (same := numbers.setdefault(prompt.key, number)) != number:
+            raise UsageError(f"{place}: id {prompt.key!r} is that of line {same} too")
         if dropped:
             notes.append(f"{place}: only the first of {dropped + 1} turns is asked")
         yield _checked(prompt, place)
@@ -108,20 +99,19 @@ def json_object(line: str, place: str, keys: Sequence[str]) -> dict[str, Any]:
 
 def _object(value: Mapping[str, Any], place: str, number: int) -> tuple[Prompt, int]:
     """The prompt of one object, and how many further turns were left out."""
-    given = [key for key in TEXT_KEYS if value.get(key) is not None]
-    if len(given) != 1:
-        which = f"has {' and '.join(given)}" if given else "has none"
+    names = [key for key in TEXT_KEYS if value.get(key) is not None]
+    if len(names) != 1:
+        which = f"has {' and '.join(names)}" if names else "has none"
         raise UsageError(f"{place}: needs one of {', '.join(TEXT_KEYS)}; it {which}")
-    text, dropped = value[given[0]], 0
-    if isinstance(text, list) and text and given[0] == "turns":
+    text, dropped = value[names[0]], 0
+    if isinstance(text, list) and text and names[0] == "turns":
         text, dropped = text[0], len(text) - 1
     if not isinstance(text, str):
-        raise UsageError(f"{place}: {given[0]!r} must be a text")
+        raise UsageError(f"{place}: {names[0]!r} must be a text")
     key = next((value[k] for k in ID_KEYS if value.get(k) is not None), number)
     seed = _integer(value, "seed", place, 0)
     budget = _integer(value, "max_new_tokens", place, 1)
-    documents = documents_of(value, place)
-    return Prompt(_key(key, place), text, seed, budget, documents=documents), dropped
+    return Prompt(_key(key, place), text, seed, budget, documents_of(value, place)), dropped
 
 
 def _key(key: Any, place: str) -> str:

@@ -60,13 +60,11 @@ def prepare(options: RunOptions, folder: Path = Path(), prompts: Prompts | None 
         config = read_config(folder, options, saved.options, source.file)
         graph, name = graph_source(source), saved.graph_file
     program = _with_requests(load_program(graph, op_table(), sets=options.sets), options)
-    if prompts is None:
-        repeats = saved is not None and options.prompt is None and options.prompts is None
-        prompts = (
-            Prompts(prompts_of(saved, source))
-            if saved is not None and repeats
-            else read_prompts(options.prompt, options.prompts, config.prompt)
-        )
+    asks = options.prompt is not None or options.prompts is not None
+    if prompts is None and saved is not None and not asks:
+        prompts = Prompts(prompts_of(saved, source))
+    elif prompts is None:
+        prompts = read_prompts(options.prompt, options.prompts, config.prompt)
     prompts = _with_documents(prompts, options)
     outline = _outline(options.outline, program)
     if saved is None:
@@ -113,11 +111,10 @@ def _with_drafter(config: RunOptions, program: Program, given: str | None) -> Ru
     if named := given or getattr(drafter, "model", None):
         return replace(config, drafter_model=named)
     if drafter.has_model and config.model != EMBEDDED and config.drafter_model == EMBEDDED:
-        raise UsageError(
-            f"graph {program.graph.name!r} drafts with {drafter.kind}, and the embedded drafter "
-            f"fits the embedded model only: give --drafter-model for {config.model}, or "
-            f"--set drafter.kind=none"
-        )
+        reason = f"graph {program.graph.name!r} drafts with {drafter.kind}"
+        reason += ", and the embedded drafter fits the embedded model only"
+        advice = f"give --drafter-model for {config.model}, or --set drafter.kind=none"
+        raise UsageError(f"{reason}: {advice}")
     return config
 
 

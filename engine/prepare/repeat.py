@@ -5,17 +5,18 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from ...states.graph.graph import KINDS, Graph
-from ...states.graph.schema import problem
+from ...states.graph.schema import validated
 from ...states.text.documents import Document
 from ...states.text.outline import Outline, render_outline
-from ...states.yaml.source import GraphError, Source
+from ...states.yaml.source import Source
 from ...states.yaml.spec import Int, Spec
 from ...states.yaml.yaml12 import plain_scalar
 from .inputs import Prompt, read_file
@@ -74,13 +75,7 @@ def is_run_file(source: Source) -> bool:
 
 def read_run(source: Source) -> RunFile:
     """Raises GraphError with every problem of the file."""
-    try:
-        return RunFile.model_validate(source.data)
-    except ValidationError as error:
-        errors = error.errors(include_url=False)
-    raise GraphError(
-        problem(source, one, lambda loc, data: None if loc else RunFile) for one in errors
-    )
+    return validated(RunFile, source)
 
 
 def graph_source(source: Source) -> Source:
@@ -146,11 +141,10 @@ def run_document(
 
 
 def _prompt(prompt: Prompt) -> dict[str, Any]:
-    values: dict[str, Any] = {"seed": prompt.seed, "max_new_tokens": prompt.max_new_tokens}
-    given = {name: value for name, value in values.items() if value is not None}
-    if prompt.documents:
-        given["documents"] = list(map(asdict, prompt.documents))
-    return {"id": prompt.key, "prompt": prompt.text, **given}
+    values = asdict(prompt)
+    names = {"id": values.pop("key"), "prompt": values.pop("text")}
+    rest = {name: value for name, value in values.items() if value not in (None, ())}
+    return {**names, **_plain(rest)}
 
 
 def _plain(value: Any) -> Any:
@@ -215,6 +209,7 @@ def _dump(document: Mapping[str, Any], flow: bool | None) -> str:
     return text
 
 
-def canonical(graph: Graph) -> str:
-    """The resolved graph as JSON that does not depend on how its file was written."""
-    return json.dumps(_plain(graph.model_dump(by_alias=True)), sort_keys=True, ensure_ascii=True)
+def graph_hash(graph: Graph) -> str:
+    """sha256 of the resolved graph, which does not depend on how its file was written."""
+    document = _plain(graph.model_dump(by_alias=True))
+    return sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

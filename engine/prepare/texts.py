@@ -24,6 +24,16 @@ def read_text(file: Path) -> str:
     return decode_text(data, str(file))
 
 
+def is_jsonl(file: Path) -> bool:
+    """Whether a file's name says that each of its lines is a JSON value."""
+    return file.suffix.lower() in (".jsonl", ".ndjson")
+
+
+def lines_of(text: str) -> list[tuple[int, str]]:
+    """The lines that say something, with their numbers from 1."""
+    return [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+
+
 def decode_text(data: bytes, name: str) -> str:
     """Bytes from ``name`` as text; raises UsageError as `read_text` does."""
     if len(data) > MAX_BYTES:

@@ -28,10 +28,10 @@ def probe_blends(run: Run) -> ProbeFigures:
     Returns:
         What was found, which grows with the run.
     """
-    probed, told = ProbeFigures(), run.sink
+    probed, before = ProbeFigures(), run.sink
 
     def sink(event: Event) -> None:
-        told(event)
+        before(event)
         # Before the commit: branches that end with their first token lose their rows there.
         forward = isinstance(event, OpRan) and event.op == "target.forward_"
         if forward and run.board["rows"].blend is not None:
@@ -48,28 +48,27 @@ def _compare(probed: ProbeFigures, board: Mapping[str, Any]) -> None:
         draws = owner in tips and (owner in cached or prefix in cached)
         if not (draws or owner in cached):
             continue
-        full_V, full = full_prefill(board["target"], ids, kv.data.dtype, kv.data.device)
+        output, full = full_prefill(board["target"], ids, kv.data.dtype, kv.data.device)
         if owner in cached:
             slots, positions = cached[owner]
-            probed.errors.append(relative_errors(_held(kv, slots), _held(full, positions)))
+            probed.errors.append(relative_errors(_rows(kv, slots), _rows(full, positions)))
             probed.rows += slots.size
         if draws:
-            probed.kl.append(divergence(_log(full_V), _log(tips[owner])))
+            probed.kl.append(divergence(_log(output.logits_RV[0]), _log(tips[owner])))
 
 
 def _cached(rows: Rows) -> dict[int, tuple[Ints, Ints]]:
     """Slots and positions of every owner's reused rows; of several copies those of the first."""
     assert rows.blend is not None
     role_M, branch_M = (a.reshape(-1) for a in (rows.blend.rows.role_BQ, rows.blend.rows.branch_BQ))
-    owner_M, (slot_M, position_M) = (
-        rows.owner_N,
-        (values_BQ.reshape(-1).cpu().numpy() for values_BQ in (rows.slots_BQ, rows.positions_BQ)),
+    slot_M, position_M = (
+        values_BQ.reshape(-1).cpu().numpy() for values_BQ in (rows.slots_BQ, rows.positions_BQ)
     )
-    found: dict[int, tuple[Ints, Ints]] = {}
+    reused: dict[int, tuple[Ints, Ints]] = {}
     for branch in np.unique(branch_M[role_M == RowRole.REUSED]):
         mine = np.flatnonzero((branch_M == branch) & (role_M == RowRole.REUSED))
-        found.setdefault(int(owner_M[mine[0]]), (slot_M[mine], position_M[mine]))
-    return found
+        reused.setdefault(int(rows.owner_N[mine[0]]), (slot_M[mine], position_M[mine]))
+    return reused
 
 
 def _tips(rows: Rows, logits_RV: Tensor) -> dict[int, Tensor]:
@@ -87,7 +86,7 @@ def _prompts(requests: Sequence[Request]) -> Iterator[tuple[int, int, list[int]]
             yield branch.owner, prefix, branch.context()
 
 
-def _held(pool: KVCache, slots: Ints) -> Tensor:
+def _rows(pool: KVCache, slots: Ints) -> Tensor:
     """[L, 2, x], float64."""
     slots_R = torch.as_tensor(slots.astype(np.int64), device=pool.data.device)
     return pool.data.index_select(3, slots_R).flatten(2).double()

@@ -11,7 +11,7 @@ from ...ops.kv.pool import KVCache
 from ...ops.sampling.coins import branch_key, perturbed, token_keys
 from ...ops.sampling.processors import Past, process, take_in_
 from ...ops.sampling.rules import columns
-from ...ops.types import LayerStatus
+from ...ops.types import LayerStatus, TargetOutput
 from ...states.requests.branch import Branch, Finish, Request
 from ...states.requests.samplers import rules_of
 from ..models import Models
@@ -26,18 +26,18 @@ def contexts(request: Request, book: Any) -> Iterator[tuple[Branch, list[int]]]:
     Args:
         book: states.prompts.PromptBook of the run.
     """
-    asked = [*request.prefix, *request.tail]
+    question = [*request.prefix, *request.tail]
     root = request.root
     if request.outline_budget == 0:
-        yield from ((branch, asked) for branch in _started(request))
+        yield from ((branch, question) for branch in _started(request))
         return
     if root is not None and request.given is None:
-        yield root, asked
+        yield root, question
     if root is None or request.outline is None:
         return
     shared = list(request.prefix)
     if book.share == "outline":
-        shared = [*asked, *(request.given_ids or root.tokens)]
+        shared = [*question, *(request.given_ids or root.tokens)]
     for branch in _started(request):
         # Which documents a branch got, and what of the parts was folded, the book alone knows.
         if request.documents or branch.combines:
@@ -63,22 +63,20 @@ def _own(branch: Branch, book: Any) -> list[int]:
 
 def next_logits(models: Models, ids: Sequence[int]) -> Tensor:
     """[V] the target's logits behind these ids, by one forward of its own in a fresh pool."""
-    return full_prefill(models.target, ids, models.dtype, models.device)[0]
+    output, _ = full_prefill(models.target, ids, models.dtype, models.device)
+    return output.logits_RV[0]
 
 
 def full_prefill(
-    target: Any, ids: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, KVCache]:
-    """[V] the target's logits behind these ids, and a fresh pool with their rows in order."""
-    count = len(ids)
-    kv = KVCache(
-        target.num_layers,
-        target.kv_heads,
-        target.head_dim,
-        count,
-        dtype=dtype,
-        device=device,
-    )
+    target: Any,
+    ids: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    taps: Sequence[int] = (),
+) -> tuple[TargetOutput, KVCache]:
+    """What the target says behind these ids (logits_RV has one row), and a fresh pool with them."""
+    count, shape = len(ids), (target.num_layers, target.kv_heads, target.head_dim)
+    kv = KVCache(*shape, count, dtype=dtype, device=device)
     steps_1Q = torch.arange(count, device=device)[None]
     with torch.inference_mode():
         output = target.forward(
@@ -89,9 +87,9 @@ def full_prefill(
             kv,
             (LayerStatus.FULL,) * target.num_layers,
             steps_1Q[0, -1:],
-            (),
+            tuple(taps),
         )
-    return output.logits_RV[0], kv
+    return output, kv
 
 
 def next_order(models: Models, branch: Branch, context: Sequence[int], place: int) -> Tensor:

@@ -70,9 +70,9 @@ class Session:
         self.prompts = prompts or prompt_book(graph, models)
         self.new_matcher = self._grammar(graph)
         self.maker = chunks_for(program, models, chunks)
-        found = graph.skeleton.found if graph.skeleton is not None else 0
+        documents = graph.skeleton.found if graph.skeleton is not None else 0
         most = graph.blend.chunk_tokens if graph.blend is not None else CHUNK_TOKENS
-        self.reading = PromptBuilder(self.prompts, found, most)
+        self.reading = PromptBuilder(self.prompts, documents, most)
 
     def _outline_drafter(self) -> Any:
         """The drafter that outlines have for themselves, loaded; None without one."""
@@ -87,12 +87,10 @@ class Session:
         """The graph's rules, whose token ids the model must know."""
         sampling, source = self.program.graph.sampling, self.program.source
         size = self.models.target.vocab_size
-        given = {"logit_bias": sampling.logit_bias, "banned": sampling.banned}
-        given["forced"] = sampling.forced
         wrong = [
             source.problem(("sampling", name), f"no token {token}: the model has {size} of them")
-            for name, ids in given.items()
-            for token in ids
+            for name in ("logit_bias", "banned", "forced")
+            for token in getattr(sampling, name)
             if token >= size
         ]
         if wrong:
@@ -183,10 +181,8 @@ class Session:
         if self.maker is not None and graph.blend is not None:
             library = ChunkLibrary(self.maker, graph.blend.collect)
             blend = BlendState(graph.blend.settings, library)
-        build, fold = self.reading.branch, self._folding()
-        branches = BranchStateManager(
-            kv, kv_draft, limits, build, blend, fold, graph.beam, kv_outline
-        )
+        build, fold, beam = self.reading.branch, self._folding(), graph.beam
+        branches = BranchStateManager(kv, kv_draft, limits, build, blend, fold, beam, kv_outline)
         drafting, *others = branches.draftings
         side = OutlineSide(self.outline_drafter, kv_outline, others[0]) if others else None
         return {

@@ -1,6 +1,5 @@
 """What of a run is kept: the files of its folder, written when it begins and when it ends."""
 
-import hashlib
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from ..prepare.repeat import (
     PROMPTS_FILE,
     TEMPLATE_FILE,
     Provenance,
-    canonical,
+    graph_hash,
     run_document,
     to_yaml,
     too_long,
@@ -86,7 +85,7 @@ class RunWriter:
             "graph": {
                 "name": graph.name,
                 "file": options.graph,
-                "hash": hashlib.sha256(canonical(graph).encode()).hexdigest(),
+                "hash": graph_hash(graph),
                 "resolved": graph.model_dump(by_alias=True, exclude_none=True),
             },
             "models": {

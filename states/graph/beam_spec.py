@@ -2,13 +2,21 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema, field_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from ..yaml.spec import Int, Spec
 
+
+def _three_words(value: Any) -> Any:
+    if not (isinstance(value, bool) or value == "never"):
+        raise PydanticCustomError("early_stopping", "must be true, false or never")
+    return value
+
+
 EarlyStopping = Annotated[
     bool | Literal["never"],
+    BeforeValidator(_three_words),
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "never"}]}),
 ]
 
@@ -16,22 +24,15 @@ EarlyStopping = Annotated[
 class BeamBlock(Spec):
     """Beam search, with the words and the meaning that transformers gives them."""
 
-    num_beams: Int = Field(default=4, ge=1, le=256, description="hypotheses that live side by side")
+    num_beams: Int = Field(4, ge=1, le=256, description="hypotheses that live side by side")
     length_penalty: Annotated[float, Field(strict=True)] = Field(
-        default=1.0,
+        1.0,
         ge=-5.0,
         le=5.0,
         description="a hypothesis scores its log-probability / its length to this power",
     )
     early_stopping: EarlyStopping = Field(
-        default=False,
+        False,
         description="true: end when num_beams hypotheses have ended; false: when no live one can "
         "get better at its present length; never: when none can at any length",
     )
-
-    @field_validator("early_stopping", mode="before")
-    @classmethod
-    def _three_words(cls, value: Any) -> Any:
-        if not (isinstance(value, bool) or value == "never"):
-            raise PydanticCustomError("early_stopping", "must be true, false or never")
-        return value

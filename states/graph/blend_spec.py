@@ -1,5 +1,6 @@
 """The block `blend` of a graph. No torch here."""
 
+from dataclasses import fields
 from typing import Annotated
 
 from pydantic import Field
@@ -16,10 +17,9 @@ from ...ops.blend.layer_plan import (
     compile_layer_plan,
     decode_plan,
 )
-from ..yaml.spec import Bool, Int, Spec
+from ..yaml.spec import Bool, Int, Share, Spec, Tokens
 
 Layer = Annotated[Int, Field(ge=1, le=1 << 16)]
-Share = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)]
 
 
 class BlendBlock(Spec):
@@ -29,62 +29,46 @@ class BlendBlock(Spec):
     """
 
     plan: PlanKind = Field(
-        default="blend",
+        "blend",
         description="blend: recompute the cached rows that deviate most; reuse: recompute none; "
         "plain: compute everything",
     )
     check_layers: tuple[Layer, ...] = Field(
-        default=(1,),
+        (1,),
         json_schema_extra={"minItems": 1},
         description="layers (from 0) where rows are picked, increasing; nothing deviates in 0",
     )
     ratios: tuple[Share, ...] = Field(
-        default=(0.15,),
-        description="for each check layer the share of the cached rows that is recomputed",
+        (0.15,), description="for each check layer the share of the cached rows that is recomputed"
     )
-    metric: Metric = Field(default="v", description="what deviates: V, K or both (kv)")
+    metric: Metric = Field("v", description="what deviates: V, K or both (kv)")
     check_update: CheckUpdate = Field(
-        default="full",
+        "full",
         description="whether a check layer keeps all K and V that it computes, or (partial) those "
         "of the rows that it picks",
     )
     mask: MaskKind = Field(
-        default="exact",
+        "exact",
         description="exact hides what lies behind a row; bottom_right is the original code's, for "
         "comparisons of one sequence",
     )
-    budget: Budget = Field(default="per_branch", description="the rows over which a share is taken")
+    budget: Budget = Field("per_branch", description="the rows over which a share is taken")
     min_tokens: Int = Field(
-        default=256,
+        256,
         ge=0,
         le=1 << 24,
         description="a prompt with fewer cached tokens is computed as a whole",
     )
-    on_miss: OnMiss = Field(
-        default="full", description="a chunk that is not cached is computed where it stands"
-    )
+    on_miss: OnMiss = Field("full", description="a chunk that is not cached is computed in place")
     collect: Bool = Field(
-        default=True,
-        description="read a chunk that is not cached alone first, once, and keep it",
+        True, description="read a chunk that is not cached alone first, once, and keep it"
     )
-    chunk_tokens: Int = Field(
-        default=512, ge=1, le=1 << 20, description="most tokens of a chunk of a document"
-    )
+    chunk_tokens: Tokens = Field(512, description="most tokens of a chunk of a document")
 
     @property
     def settings(self) -> BlendSettings:
         """The same for the ops."""
-        return BlendSettings(
-            self.plan,
-            self.check_layers,
-            self.ratios,
-            self.metric,
-            self.check_update,
-            self.mask,
-            self.budget,
-            self.min_tokens,
-            self.on_miss,
-        )
+        return BlendSettings(**{f.name: getattr(self, f.name) for f in fields(BlendSettings)})
 
     def plans(self, num_layers: int) -> dict[str, LayerPlan]:
         """The plans that a run can follow, by name.
@@ -93,7 +77,7 @@ class BlendBlock(Spec):
             ValueError: a check layer does not exist in a model of so many layers.
         """
         plain = compile_layer_plan(BlendSettings(), num_layers)
-        found = {"prefill": plain, "rounds": decode_plan(num_layers)}
+        plans = {"prefill": plain, "rounds": decode_plan(num_layers)}
         if self.settings.kind_for(1 << 62) != "plain":
-            found[self.plan] = compile_layer_plan(self.settings, num_layers)
-        return found
+            plans[self.plan] = compile_layer_plan(self.settings, num_layers)
+        return plans

@@ -4,34 +4,49 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ...ops.registry import OpTable
-from ...ops.sampling.settings import fitting_rules
+from ...ops.sampling.settings import Draws, fitting_rules
 from ..yaml.source import Problem, Source
-from .graph import Graph
+from .beam_spec import BeamBlock
+from .blend_spec import BlendBlock
+from .drafter_spec import Drafter
+from .graph import Graph, Skeleton
+from .sampling_spec import Sampling
 
 FOLD = "branch.fold_"
 
 
-def check_beam(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]:
+def check_blocks(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]:
+    """Every check of this module."""
+    yield from _check_sampling(graph, src)
+    if graph.outline_graph is not None:
+        yield from _check_two_drafters(graph, graph.outline_graph.drafter, src)
+    if graph.skeleton is not None:
+        yield from _check_skeleton(graph, graph.skeleton, src)
+    if graph.blend is not None:
+        yield from _check_blend(graph, graph.blend, src)
+    if graph.beam is not None:
+        yield from _check_beam(graph, graph.beam, src)
+        yield from _foreign_ops(graph, src, table)
+
+
+def _check_beam(graph: Graph, beam: BeamBlock, src: Source) -> Iterator[Problem]:
     """A search writes whole answers, undrafted and undrawn; its rows must fit."""
-    if graph.beam is None:
-        return
     if graph.drafter.kind != "none":
         message = f"beam search takes no drafter: the kind must be none, not {graph.drafter.kind}"
         yield src.problem(("drafter", "kind"), message)
     if graph.skeleton is not None:
         message = "beam search writes one answer: a graph with the block `beam` has no skeleton"
         yield src.problem(("skeleton",), message, key=True)
-    for name, field in type(graph.sampling).model_fields.items():
-        usual = field.get_default(call_default_factory=True)
+    for name, usual in Sampling.model_validate({}):
         if getattr(graph.sampling, name) != usual:
             message = f"beam search draws nothing: {name} must be {usual}"
             yield src.problem(("sampling", name), message)
-    yield from _foreign_ops(graph, src, table)
-    rows = graph.beam.num_beams * graph.limits.max_new_tokens
-    if rows + 2 > graph.layout.capacity:
-        size = f"1 prompt token + {graph.beam.num_beams} beams with {graph.limits.max_new_tokens}"
-        message = f"{size} tokens + 1 = {rows + 2} slots, but layout.capacity is"
-        yield src.problem(("beam", "num_beams"), f"{message} {graph.layout.capacity}")
+    tokens = graph.limits.max_new_tokens
+    slots = 2 + beam.num_beams * tokens
+    if slots > graph.layout.capacity:
+        size = f"1 prompt token + {beam.num_beams} beams with {tokens} tokens + 1 = {slots} slots"
+        message = f"{size}, but layout.capacity is {graph.layout.capacity}"
+        yield src.problem(("beam", "num_beams"), message)
 
 
 def _foreign_ops(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]:
@@ -44,11 +59,8 @@ def _foreign_ops(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]
                 yield src.problem(("states", name, "ops", i), message)
 
 
-def check_blend(graph: Graph, src: Source) -> Iterator[Problem]:
+def _check_blend(graph: Graph, blend: BlendBlock, src: Source) -> Iterator[Problem]:
     """Check layers and ratios go together; what the rest of the graph allows."""
-    blend = graph.blend
-    if blend is None:
-        return
     if not blend.check_layers:
         yield src.problem(("blend", "check_layers"), "must not be empty")
         return
@@ -72,32 +84,36 @@ def check_blend(graph: Graph, src: Source) -> Iterator[Problem]:
         yield src.problem(("blend", "mask"), message)
 
 
-def check_documents(graph: Graph, src: Source) -> Iterator[Problem]:
-    """Documents for branches are searched for, so a branch must be able to search."""
-    skeleton = graph.skeleton
-    if skeleton is not None and skeleton.documents == "branches" and "Search" not in skeleton.tools:
+def _check_skeleton(graph: Graph, skeleton: Skeleton, src: Source) -> Iterator[Problem]:
+    """A branch that gets documents must be able to search for them.
+
+    Parts that are combined must be folded somewhere, and reused as a block says.
+    """
+    if skeleton.documents == "branches" and "Search" not in skeleton.tools:
         message = "branches get what they search for, but skeleton.tools has no 'Search'"
         yield src.problem(("skeleton", "documents"), message)
-
-
-def check_merge(graph: Graph, src: Source) -> Iterator[Problem]:
-    """Parts that are combined must be folded somewhere, and reused as a block says."""
-    if graph.skeleton is None or graph.skeleton.merge == "concat":
+    at, merge = ("skeleton", "merge"), skeleton.merge
+    if merge == "concat":
         return
-    at, merge = ("skeleton", "merge"), graph.skeleton.merge
     if all(call.op != FOLD for state in graph.states.values() for call in state.ops):
         yield src.problem(at, f"{merge}, but no state runs the op {FOLD!r} that folds the parts")
     if merge == "blend" and graph.blend is None:
         yield src.problem(at, "blend needs the block `blend`, which says what is recomputed")
 
 
-def check_sampling(graph: Graph, src: Source) -> Iterator[Problem]:
-    """A rule of rejection sampling is exact only for drafts that were drawn as it assumes."""
+def _check_sampling(graph: Graph, src: Source) -> Iterator[Problem]:
+    """A rule of rejection sampling is exact only for drafts that were drawn as it assumes.
+
+    Draws that are kept for how probable they are do not follow the law they were drawn from.
+    """
     drafter, rule = graph.drafter, graph.sampling.rule
-    if graph.sampling.accept != "rejection" or not drafter.drafts or rule is None:
+    if graph.sampling.accept != "rejection" or not drafter.drafts:
         return
+    if drafter.shared is not None and drafter.draws_as is not Draws.BEST:
+        message = "under accept: rejection, drafts that are drawn cannot be ranked: draws: best"
+        yield src.problem(("drafter", "rows_per_round"), message)
     fitting = fitting_rules(drafter.draws_as, drafter.is_chain)
-    if rule not in fitting:
+    if rule is not None and rule not in fitting:
         how = f"{drafter.kind} drafts {'chains' if drafter.is_chain else 'trees'}"
         which = {"best": "of the best tokens", "sampled": "of independent draws"}
         made = which.get(drafter.draws_as, "of draws without replacement")
@@ -105,16 +121,14 @@ def check_sampling(graph: Graph, src: Source) -> Iterator[Problem]:
         yield src.problem(("sampling", "rule"), message)
 
 
-def check_two_drafters(graph: Graph, src: Source) -> Iterator[Problem]:
+def _check_two_drafters(graph: Graph, outlines: Drafter, src: Source) -> Iterator[Problem]:
     """What outlines and parts that are drafted for by different drafters cannot have."""
-    assert graph.skeleton is not None
-    both = {("skeleton", "drafter"): graph.skeleton.drafter, ("drafter",): graph.drafter}
-    for place, drafter in both.items():
+    at = ("skeleton", "drafter")
+    for place, drafter in ((at, outlines), (("drafter",), graph.drafter)):
         for name in ("rows_per_round", "filler_top_k"):
             if (getattr(drafter, name, None) or 1) > 1:
                 message = "must be left out where outlines have a drafter of their own"
                 yield src.problem((*place, name), message, key=True)
-    at = ("skeleton", "drafter")
     if graph.sampling.accept == "rejection":
         yield src.problem(at, "a second drafter takes `sampling.accept: match`", key=True)
     if graph.blend is not None:

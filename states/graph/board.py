@@ -33,12 +33,7 @@ VOCABULARY: tuple[Key, ...] = (
     Key("host", "run", "HostReader: the only way from device values to host ints"),
     Key("prompts", "run", "PromptBook: templates and tokenizer, the text side of a run"),
     Key("taps", "run", "which of the target's hidden states the drafter reads (HF indices)"),
-    Key(
-        "batch",
-        "round",
-        "Batch: rows of the forward in flight, whom they belong to; what commits it drops it",
-        linear=True,
-    ),
+    Key("batch", "round", "Batch: rows of the forward in flight, and whose they are", linear=True),
     Key("rows", "round", "Rows: tokens, positions, slots, segments of the next target forward"),
     Key("attention", "round", "AttentionMetadata: groups of rows, the slots each may see, masks"),
     Key("plan", "round", "LayerPlan: one LayerStatus per layer of the next target forward"),

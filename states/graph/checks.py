@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ...ops.registry import OpSetting, OpTable, RegistryError
-from ...ops.sampling.settings import Draws
 from ..yaml.source import Problem, Source, hint, quoted
 from ..yaml.yaml12 import Path
 from .drafter_spec import Drafter, most_of
@@ -93,14 +92,10 @@ def _check_call(
             yield src.problem((*at, "with", key), message, key=True)
         elif message := _wrong_value(graph, settings[key], value):
             yield src.problem((*at, "with", key), message)
-    for setting in entry.settings:
-        if setting.required and _nobody_gives(graph, call, setting.name):
-            message = f"{call.op!r} needs the setting {setting.name!r}: no block gives it"
+    for name in (s.name for s in entry.settings if s.required and s.name not in call.with_):
+        if find_setting(graph, call, name) is MISSING:
+            message = f"{call.op!r} needs the setting {name!r}: no block gives it"
             yield src.problem(at, f"{message}, nor does `with`")
-
-
-def _nobody_gives(graph: Graph, call: Call, name: str) -> bool:
-    return name not in call.with_ and find_setting(graph, call, name) is MISSING
 
 
 def find_setting(graph: Graph, call: Call, name: str) -> Any:
@@ -131,25 +126,22 @@ def _wrong_value(graph: Graph, setting: OpSetting, value: Any) -> str:
             known = _references(graph)
             return f"{quoted(value)} names nothing in this graph{hint(value, known)}"
     kinds = {k.strip() for k in setting.kind.split("|")}
-    if not kinds <= _FITS.keys() or any(_FITS[k](value) for k in kinds):
+    if not kinds <= _KINDS.keys() or any(_KINDS[k][1](value) for k in kinds):
         return ""
-    wanted = " or ".join(_WORDS[k] for k in sorted(kinds))
+    wanted = " or ".join(_KINDS[k][0] for k in sorted(kinds))
     return f"{setting.name!r} must be {wanted}, not {kind_of(value)}"
 
 
-_WORDS = {
-    "int": "an integer",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "a string",
-    "None": "null",
-}
-_FITS: Mapping[str, Callable[[Any], bool]] = {
-    "int": lambda v: isinstance(v, int) and not isinstance(v, bool),
-    "float": lambda v: isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < 1e300,
-    "bool": lambda v: isinstance(v, bool),
-    "str": lambda v: isinstance(v, str),
-    "None": lambda v: v is None,
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+_KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "int": ("an integer", lambda v: isinstance(v, int) and not isinstance(v, bool)),
+    "float": ("a number", _is_number),
+    "bool": ("true or false", lambda v: isinstance(v, bool)),
+    "str": ("a string", lambda v: isinstance(v, str)),
+    "None": ("null", lambda v: v is None),
 }
 
 
@@ -170,13 +162,9 @@ def _check_blocks(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem
                     at = ("states", name, "ops", i)
                     yield src.problem(at, f"{call.op!r} needs the block {block!r} in this graph")
     for block in OPTIONAL_BLOCKS:
-        users = sorted(
-            name
-            for name, variants in table.ops.items()
-            if any(block in entry.declared.needs for entry in variants)
-        )
+        users = {e.name for es in table.ops.values() for e in es if block in e.declared.needs}
         if users and block not in needed and getattr(graph, block) is not None:
-            message = f"no state runs an op that reads this block: {', '.join(users)}"
+            message = f"no state runs an op that reads this block: {', '.join(sorted(users))}"
             yield src.problem((block,), message, key=True)
 
 
@@ -187,7 +175,6 @@ def check_sizes(graph: Graph, src: Source) -> Iterator[Problem]:
     first = _drafted(drafter, 1, 1)
     if most > room:
         yield src.problem(("drafter", "nodes"), f"{most} nodes are too many: {shape}")
-    yield from _check_shared(graph, src)
     budgets = {("limits", "max_new_tokens"): graph.limits.max_new_tokens}
     if outline is not None:
         budgets[("skeleton", "max_tokens")] = outline.max_tokens
@@ -205,16 +192,6 @@ def check_sizes(graph: Graph, src: Source) -> Iterator[Problem]:
         trees = f"{side} nodes each" if apart else f"{drafter.shared} nodes together"
         message = f"{layout.max_active} branches with {trees} need {need} slots"
         yield src.problem(("layout", "max_active"), f"{message}, capacity is {layout.capacity}")
-
-
-def _check_shared(graph: Graph, src: Source) -> Iterator[Problem]:
-    """Draws that are kept for how probable they are do not follow the law they were drawn from."""
-    drafter = graph.drafter
-    if drafter.shared is None or drafter.draws_as is Draws.BEST:
-        return
-    if graph.sampling.accept == "rejection":
-        message = "under accept: rejection, drafts that are drawn cannot be ranked: draws: best"
-        yield src.problem(("drafter", "rows_per_round"), message)
 
 
 def _drafted(drafter: Drafter, active: int, trees: int) -> int:

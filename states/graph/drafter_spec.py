@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from ...ops.draft.gamma_settings import GammaSettings
@@ -20,7 +20,7 @@ MAX_SHARED = 1 << 16
 Takes = Literal["nothing", "pairs", "features", "text", "history"]
 
 
-def sane_nodes(value: Any) -> Any:
+def _sane_nodes(value: Any) -> Any:
     """An int, or {active branches: int} with an entry for one branch."""
     context = {"most": MAX_NODES}
     if not isinstance(value, dict):
@@ -44,23 +44,17 @@ def _count(value: Any, most: int = MAX_NODES) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
 
 
+_ONE_SIZE = {"type": "integer", "minimum": 1, "maximum": MAX_NODES}
+_BY_ACTIVE = {
+    "type": "object",
+    "patternProperties": {"^[1-9][0-9]*$": _ONE_SIZE},
+    "required": ["1"],
+    "additionalProperties": False,
+}
 Nodes = Annotated[
     int | dict[int, int],
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 1, "maximum": MAX_NODES},
-                {
-                    "type": "object",
-                    "patternProperties": {
-                        "^[1-9][0-9]*$": {"type": "integer", "minimum": 1, "maximum": MAX_NODES}
-                    },
-                    "required": ["1"],
-                    "additionalProperties": False,
-                },
-            ]
-        }
-    ),
+    BeforeValidator(_sane_nodes),
+    WithJsonSchema({"anyOf": [_ONE_SIZE, _BY_ACTIVE]}),
 ]
 
 
@@ -73,11 +67,13 @@ class Drafter(Spec):
     """What all kinds have. A kind is known by the words of its `kind`, a Literal of one string.
 
     takes: what it takes in of what the target commits (`states/requests/draft_state.py`).
+    drafts: whether anything is ever drafted.
     loader: the function that loads its model, "module:function", leading dots as in an import of
         the module that says so; empty without a model.
     """
 
     takes: ClassVar[Takes] = "nothing"
+    drafts: ClassVar[bool] = True
     loader: ClassVar[str] = ""
 
     @classmethod
@@ -91,9 +87,9 @@ class Drafter(Spec):
         """Import what `loader` names; raises ImportError, AttributeError or ValueError."""
         home = next(one for one in cls.__mro__ if "loader" in vars(one)).__module__
         module, _, function = cls.loader.partition(":")
-        loaded: Callable[..., Any]
-        loaded = getattr(import_module(module, home.rpartition(".")[0]), function)
-        return loaded
+        loader: Callable[..., Any]
+        loader = getattr(import_module(module, home.rpartition(".")[0]), function)
+        return loader
 
     @property
     def has_model(self) -> bool:
@@ -105,19 +101,14 @@ class Drafter(Spec):
         return 0
 
     @property
-    def drafts(self) -> bool:
-        """Whether anything is ever drafted."""
-        return True
-
-    @property
     def is_chain(self) -> bool:
         """Whether its trees have one path only."""
         return False
 
     @property
     def draws_as(self) -> Draws:
-        """How the children of a node are chosen."""
-        return Draws.BEST
+        """How the children of a node are chosen: as a setting `draws` says, if there is one."""
+        return Draws(getattr(self, "draws", Draws.BEST))
 
     @property
     def shared(self) -> int | None:
@@ -144,7 +135,7 @@ class TreeDrafter(Drafter):
     """A drafter whose branches may share the rows of a round."""
 
     rows_per_round: Annotated[Int, Field(ge=1, le=MAX_SHARED)] | None = Field(
-        default=None,
+        None,
         description="drafted tokens of a round, of all branches together: the most probable nodes "
         "over all their trees; what says how large a tree is then says how large one may be",
     )

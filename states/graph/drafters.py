@@ -1,24 +1,25 @@
 """The block `drafter` of a graph: one model per kind."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
+    AfterValidator,
     Field,
     SerializeAsAny,
     ValidatorFunctionWrapHandler,
     WrapValidator,
-    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from ...ops.draft.gamma_settings import GammaSettings
+from ...ops.draft.static_tree import MC_SIM_7B_63, Node, fault, lay_out
 from ...ops.registry import RegistryError
 from ...ops.sampling.settings import Draws
-from ..yaml.spec import Int, Text
-from .drafter_spec import Drafter, Nodes, Takes, TreeDrafter, sane_nodes
-from .eagle_drafters import Eagle1Drafter, Eagle2Drafter, Eagle3Drafter
+from ..yaml.spec import Count, Int, Text
+from .drafter_spec import Drafter, Nodes, Takes, TreeDrafter
 from .plugins import installed_drafter
 
 
@@ -27,9 +28,98 @@ class NoDrafter(Drafter):
 
     kind: Literal["none"]
 
+    drafts: ClassVar[bool] = False
+
+
+class DynamicTree(TreeDrafter):
+    """A dynamic token tree per branch: the nodes that the drafter believes in most."""
+
+    takes: ClassVar[Takes] = "pairs"
+    nodes: Nodes = Field(
+        10,
+        description="drafted tokens of a tree, root not counted; a map {active branches: nodes} "
+        "applies the entry with the largest key that is not above the number of active branches",
+    )
+    levels: Int = Field(5, ge=1, le=64, description="drafted levels of a tree")
+    top_k: Int = Field(4, ge=1, le=256, description="children per node while drafting")
+    model: Text | None = Field(None, description="checkpoint of the head")
+
     @property
-    def drafts(self) -> bool:
-        return False
+    def offered(self) -> int | Mapping[int, int]:
+        return self.nodes
+
+    @property
+    def scratch(self) -> int:
+        return self.top_k * (self.levels - 1)
+
+    @property
+    def room(self) -> tuple[int, str]:
+        most = self.top_k + (self.levels - 1) * self.top_k**2
+        return most, f"levels {self.levels} and top_k {self.top_k} draft at most {most}"
+
+
+class Eagle3Drafter(DynamicTree):
+    """An EAGLE-3 head drafts a dynamic token tree per branch."""
+
+    kind: Literal["eagle3"]
+    loader: ClassVar[str] = "...models.load.weights:load_eagle3"
+
+
+class Eagle2Drafter(DynamicTree):
+    """A head of EAGLE-1 or EAGLE-2 (one format) drafts a dynamic token tree per branch."""
+
+    kind: Literal["eagle2"]
+    loader: ClassVar[str] = "...models.load.weights:load_eagle"
+
+
+def _tree(tree: tuple[Node, ...]) -> tuple[Node, ...]:
+    wrong = fault(tree)
+    if wrong is not None:
+        raise PydanticCustomError("tree", "{why}", {"at": wrong[0], "why": wrong[1]})
+    return tree
+
+
+Rank = Annotated[Int, Field(ge=0, le=255)]
+Ranks = Annotated[tuple[Rank, ...], Field(max_length=64)]
+
+
+class Eagle1Drafter(TreeDrafter):
+    """A head of EAGLE-1 or EAGLE-2 drafts a tree of the same shape in every round."""
+
+    kind: Literal["eagle1"]
+    takes: ClassVar[Takes] = "pairs"
+    loader: ClassVar[str] = "...models.load.weights:load_eagle"
+    tree: Annotated[tuple[Ranks, ...], AfterValidator(_tree)] = Field(
+        MC_SIM_7B_63,
+        min_length=1,
+        max_length=1024,
+        description="the nodes, each by its child ranks from the root on: [0, 2] is the third "
+        "best child of the best first token",
+    )
+    draws: Literal["best", "sampled", "distinct"] = Field(
+        "best",
+        description="children are the best tokens, or, if the target's are drawn, independent "
+        "draws or draws without their earlier siblings",
+    )
+    model: Text | None = Field(None, description="checkpoint of the head")
+
+    @model_validator(mode="after")
+    def _draws_are_sane(self) -> Self:
+        """Without its earlier siblings means that these are drafted too."""
+        known = {(), *self.tree}
+        for node in self.tree if self.draws == "distinct" else ():
+            if any((*node[:-1], rank) not in known for rank in range(node[-1])):
+                what = "draws: distinct needs all siblings before {node} in the tree"
+                raise PydanticCustomError("draws", what, {"at": "draws", "node": str(list(node))})
+        return self
+
+    @property
+    def offered(self) -> int | Mapping[int, int]:
+        return len(self.tree)
+
+    @property
+    def scratch(self) -> int:
+        return lay_out(self.tree).inner
 
 
 class DflashDrafter(TreeDrafter):
@@ -38,25 +128,21 @@ class DflashDrafter(TreeDrafter):
     kind: Literal["dflash"]
     takes: ClassVar[Takes] = "features"
     loader: ClassVar[str] = "...models.load.weights:load_dflash"
-    block_size: Int = Field(
-        default=8, ge=2, le=1024, description="rows of a block, the root token included"
-    )
+    block_size: Int = Field(8, ge=2, le=1024, description="rows of a block, with its root token")
     grow: Literal["chain", "ddtree"] = Field(
-        default="chain", description="one path through the block, or its best tree (DDTree)"
+        "chain", description="one path through the block, or its best tree (DDTree)"
     )
     draws: Literal["best", "sampled"] = Field(
-        default="best",
+        "best",
         description="tokens of a chain: the best, as published, or drawn, if the target's are; a "
         "DDTree is made of the best",
     )
     nodes: Nodes = Field(
-        default=16,
+        16,
         description="drafted tokens of a DDTree, or a map {active branches: nodes}; a chain has "
         "block_size - 1",
     )
-    model: Text | None = Field(default=None, description="checkpoint of the drafter")
-
-    _nodes_are_sane = field_validator("nodes", mode="before")(sane_nodes)
+    model: Text | None = Field(None, description="checkpoint of the drafter")
 
     @property
     def offered(self) -> int | Mapping[int, int]:
@@ -81,29 +167,25 @@ class VanillaDrafter(Drafter):
     kind: Literal["vanilla"]
     takes: ClassVar[Takes] = "text"
     loader: ClassVar[str] = "...models.load.weights:load_vanilla"
-    gamma: Int = Field(default=5, ge=0, le=1024, description="drafts per branch and round")
+    gamma: Int = Field(5, ge=0, le=1024, description="drafts per branch and round")
     gamma_policy: Literal["fixed", "egag", "heuristic", "svip", "confidence", "adaedl"] = Field(
-        default="fixed", description="who decides how many drafts a branch gets"
+        "fixed", description="who decides how many drafts a branch gets"
     )
-    gamma_min: Int = Field(default=1, ge=0, le=1024, description="fewest drafts of a policy")
-    gamma_max: Annotated[Int, Field(ge=1, le=1024)] | None = Field(
-        default=None, description="most drafts of a policy; gamma if not given"
-    )
+    gamma_min: Int = Field(1, ge=0, le=1024, description="fewest drafts of a policy")
+    gamma_max: Count | None = Field(None, description="most drafts of a policy; gamma if not given")
     egag_mode: Literal["linear", "seed"] = Field(
-        default="linear",
-        description="from entropy to length, between the bounds or up to gamma_max",
+        "linear", description="from entropy to length, between the bounds or up to gamma_max"
     )
     egag_ema_beta: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
-        default=0.0, description="share of the past in EGAG's moving average"
+        0.0, description="share of the past in EGAG's moving average"
     )
     egag_h_ref: Annotated[float, Field(strict=True, gt=0)] | None = Field(
-        default=None, description="entropy in nats that counts as no confidence; ln V if not given"
+        None, description="entropy in nats that counts as no confidence; ln V if not given"
     )
     draws: Literal["best", "sampled"] = Field(
-        default="best",
-        description="drafts are the best tokens, or drawn, if the target's are",
+        "best", description="drafts are the best tokens, or drawn, if the target's are"
     )
-    model: Text | None = Field(default=None, description="checkpoint of the small model")
+    model: Text | None = Field(None, description="checkpoint of the small model")
 
     @model_validator(mode="after")
     def _lengths_are_sane(self) -> Self:
@@ -116,15 +198,7 @@ class VanillaDrafter(Drafter):
     @property
     def lengths(self) -> GammaSettings:
         """The draft-length policy."""
-        return GammaSettings.of(
-            self.gamma,
-            self.gamma_policy,
-            self.gamma_min,
-            self.gamma_max,
-            self.egag_mode,
-            self.egag_ema_beta,
-            self.egag_h_ref,
-        )
+        return GammaSettings.of(**{f.name: getattr(self, f.name) for f in fields(GammaSettings)})
 
     @property
     def offered(self) -> int | Mapping[int, int]:
@@ -133,10 +207,6 @@ class VanillaDrafter(Drafter):
     @property
     def is_chain(self) -> bool:
         return True
-
-    @property
-    def draws_as(self) -> Draws:
-        return Draws(self.draws)
 
     @property
     def scratch(self) -> int:
@@ -149,24 +219,18 @@ class NgramDrafter(TreeDrafter):
     kind: Literal["ngram"]
     takes: ClassVar[Takes] = "history"
     method: Literal["lookup", "nasd"] = Field(
-        default="lookup", description="prompt lookup, or count tables filled as the target speaks"
+        "lookup", description="prompt lookup, or count tables filled as the target speaks"
     )
-    nodes: Nodes = Field(
-        default=6, description="drafted tokens of a tree, or a map {active branches: nodes}"
-    )
-    levels: Int = Field(default=6, ge=1, le=256, description="drafted levels of a tree")
-    longest: Int = Field(default=3, ge=1, le=32, description="most context tokens that must match")
-    width: Int = Field(
-        default=2, ge=1, le=64, description="continuations followed side by side; 1 drafts a chain"
-    )
+    nodes: Nodes = Field(6, description="drafted tokens of a tree, or {active branches: nodes}")
+    levels: Int = Field(6, ge=1, le=256, description="drafted levels of a tree")
+    longest: Int = Field(3, ge=1, le=32, description="most context tokens that must match")
+    width: Int = Field(2, ge=1, le=64, description="continuations side by side; 1 drafts a chain")
     scope: Literal["branch", "request", "session"] = Field(
-        default="request", description="whose text NASD counts together"
+        "request", description="whose text NASD counts together"
     )
     filler_top_k: Int = Field(
-        default=1, ge=1, le=64, description="NASD also counts the target's best tokens, if above 1"
+        1, ge=1, le=64, description="NASD also counts the target's best tokens, if above 1"
     )
-
-    _nodes_are_sane = field_validator("nodes", mode="before")(sane_nodes)
 
     @property
     def offered(self) -> int | Mapping[int, int]:

@@ -1,12 +1,12 @@
 """Ways through a graph: reachability, dead ends, values on every path, cycles that progress."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from ...ops.registry import OpEntry, OpTable
 from ..yaml.source import Problem, Source
 from ..yaml.yaml12 import Path
 from .board import LINEAR_KEYS
-from .graph import Edge, Graph
+from .graph import Graph
 from .program import OpStep
 
 Steps = dict[str, tuple[OpStep, ...]]
@@ -18,10 +18,10 @@ NOBODY_WRITES = "which no op of this graph writes"
 
 def check_shape(graph: Graph, src: Source) -> Iterator[Problem]:
     """Every state can be reached and left, and from everywhere there is a way to the end."""
-    ways = _ways(graph.transitions)
+    ways = _ways((e.from_, e.to) for e in graph.transitions)
     finals = [name for name, state in graph.states.items() if state.final]
     reachable = _closure([graph.initial], ways)
-    ending = _closure(finals, _reverse(ways))
+    ending = _closure(finals, _ways((e.to, e.from_) for e in graph.transitions))
     yield from _never_taken(graph, src)
     for name, state in graph.states.items():
         here, out = ("states", name), graph.edges_from(name)
@@ -33,9 +33,8 @@ def check_shape(graph: Graph, src: Source) -> Iterator[Problem]:
             yield src.problem(here, "no final state can be reached from here", key=True)
         if out and out[-1].when is not None and all(e.when is not None for e in out):
             last = max(i for i, e in enumerate(graph.transitions) if e is out[-1])
-            yield src.problem(
-                _place(src, last), f"the last way out of {name!r} must have no `when`"
-            )
+            message = f"the last way out of {name!r} must have no `when`"
+            yield src.problem(_place(src, last), message)
         if name not in reachable:
             yield src.problem(here, "cannot be reached", key=True)
     if not reachable.intersection(finals):
@@ -65,19 +64,11 @@ def _place(src: Source, i: int) -> Path:
     return at if at in src.origins else at[:2]
 
 
-def _ways(edges: Iterable[Edge]) -> Ways:
+def _ways(pairs: Iterable[tuple[str, str]]) -> Ways:
     ways: Ways = {}
-    for edge in edges:
-        ways.setdefault(edge.from_, []).append(edge.to)
+    for source, target in pairs:
+        ways.setdefault(source, []).append(target)
     return ways
-
-
-def _reverse(ways: Ways) -> Ways:
-    back: Ways = {}
-    for source, targets in ways.items():
-        for target in targets:
-            back.setdefault(target, []).append(source)
-    return back
 
 
 def _closure(first: Iterable[str], ways: Ways) -> set[str]:
@@ -143,16 +134,16 @@ def _fixpoint(
 ) -> dict[str, Keys]:
     """The keys at the entry of every state, `meet` joining those that its ways in bring."""
     todo = list(graph.states)
-    ways = _ways(graph.transitions)
+    ways = _ways((e.from_, e.to) for e in graph.transitions)
     while todo:
         name = todo.pop()
         keys = at_entry[name]
         for step in steps[name]:
             keys = _after(step, keys)
         for target in ways.get(name, []):
-            met = meet(at_entry[target], keys)
-            if met != at_entry[target]:
-                at_entry[target] = met
+            joint = meet(at_entry[target], keys)
+            if joint != at_entry[target]:
+                at_entry[target] = joint
                 todo.append(target)
     return at_entry
 
@@ -160,39 +151,25 @@ def _fixpoint(
 def check_progress(graph: Graph, src: Source, steps: Steps) -> Iterator[Problem]:
     """Every cycle passes an op that commits something, or the run could go round for ever."""
     idle = {n for n, ops in steps.items() if not any(s.entry.declared.commits for s in ops)}
-    ways = {
-        name: [t for t in targets if t in idle]
-        for name, targets in _ways(graph.transitions).items()
-        if name in idle
-    }
+    edges = {i: e for i, e in enumerate(graph.transitions) if {e.from_, e.to} <= idle}
+    ways = _ways((e.from_, e.to) for e in edges.values())
     reported: set[str] = set()
-    for i, edge in enumerate(graph.transitions):
-        if edge.from_ in idle and edge.to in idle and not reported & {edge.from_, edge.to}:
-            path = _path(edge.to, edge.from_, ways)
-            if path:
-                reported.update(path)
-                cycle = " > ".join((edge.from_, *path))
-                message = f"the cycle {cycle} commits no token: a run could stay in it for ever"
-                yield src.problem(_place(src, i), message)
+    for i, edge in edges.items():
+        if reported & {edge.from_, edge.to}:
+            continue
+        if path := _path(edge.to, edge.from_, ways):
+            reported.update(path)
+            cycle = " > ".join((edge.from_, *path))
+            message = f"the cycle {cycle} commits no token: a run could stay in it for ever"
+            yield src.problem(_place(src, i), message)
 
 
 def _path(first: str, last: str, ways: Ways) -> list[str]:
     """A shortest path from `first` to `last`, both ends named; empty if there is none."""
-    previous: dict[str, str | None] = {first: None}
-    todo = [first]
+    paths, todo = {first: [first]}, [first]
     for name in todo:
-        if name == last:
-            return _walk_back(name, previous)
         for target in ways.get(name, []):
-            if target not in previous:
-                previous[target] = name
+            if target not in paths:
+                paths[target] = [*paths[name], target]
                 todo.append(target)
-    return []
-
-
-def _walk_back(name: str | None, previous: Mapping[str, str | None]) -> list[str]:
-    path: list[str] = []
-    while name is not None:
-        path.append(name)
-        name = previous[name]
-    return path[::-1]
+    return paths.get(last, [])

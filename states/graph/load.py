@@ -6,14 +6,7 @@ from pathlib import Path
 
 from ...ops.registry import OpTable, Room, read_table
 from ..yaml.source import GraphError, Problem, Source
-from .block_checks import (
-    check_beam,
-    check_blend,
-    check_documents,
-    check_merge,
-    check_sampling,
-    check_two_drafters,
-)
+from .block_checks import check_blocks
 from .board import RUN_KEYS
 from .checks import MISSING, check_names, check_sizes, find_setting, with_named_functions
 from .flow import check_dataflow, check_progress, check_shape
@@ -22,6 +15,8 @@ from .overrides import override
 from .plugins import with_installed
 from .program import OpStep, Program
 from .schema import validate
+
+OF_DRAFTERS = {"drafting", "draft_rows", "frontier"}  # an op that reads one works for a drafter
 
 
 def rooms() -> tuple[Room, ...]:
@@ -52,15 +47,9 @@ def load_program(
     override(source, sets)
     graph = validate(source)
     table, unread = with_named_functions(graph, source, table)
-    blocks = [check_sizes(graph, source), check_sampling(graph, source)]
-    if graph.outline_graph is not None:
-        blocks += [
-            check_names(graph.outline_graph, source, table),
-            check_two_drafters(graph, source),
-        ]
-    search = check_beam(graph, source, table)
-    reading = [check(graph, source) for check in (check_blend, check_documents, check_merge)]
-    _report(unread, check_names(graph, source, table), *blocks, *reading, search)
+    graphs = filter(None, (graph, graph.outline_graph))
+    names = (problem for one in graphs for problem in check_names(one, source, table))
+    _report(unread, names, check_sizes(graph, source), check_blocks(graph, source, table))
     _report(check_shape(graph, source))
     steps = {name: _resolve(graph, source, table, name) for name in graph.states}
     _report(check_dataflow(graph, source, table, steps, given))
@@ -81,13 +70,9 @@ def _resolve(graph: Graph, source: Source, table: OpTable, state: str) -> tuple[
         return steps
     twins = _own_steps(graph.outline_graph, source, table, state)
     return tuple(
-        replace(step, outline=twin) if "drafting" in step.entry.reads or _drafts(step) else step
+        step if OF_DRAFTERS.isdisjoint(step.entry.reads) else replace(step, outline=twin)
         for step, twin in zip(steps, twins, strict=True)
     )
-
-
-def _drafts(step: OpStep) -> bool:
-    return not {"draft_rows", "frontier"}.isdisjoint(step.entry.reads)
 
 
 def _own_steps(graph: Graph, source: Source, table: OpTable, state: str) -> tuple[OpStep, ...]:

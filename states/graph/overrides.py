@@ -1,13 +1,52 @@
-"""`--set path=value`: typed changes to a graph's plain data before it is validated."""
+"""Changes to a graph's plain data before it is validated: `extends: NAME`, `--set path=value`."""
 
+import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..yaml.source import GraphError, Problem, Source, quoted
 from ..yaml.yaml12 import Path
-from .graph import KINDS
+from .graph import EXTENDS, KINDS, MACHINE
+from .schema import check_mapping, check_version, kind_of
 
 OPTION = "--set"
+
+
+def base_of(source: Source) -> str | None:
+    """What a file extends; None if it stands alone.
+
+    Raises:
+        GraphError: `extends` is no name, or stands beside states.
+    """
+    if not isinstance(source.data, dict) or EXTENDS not in source.data:
+        return None
+    name = source.data[EXTENDS]
+    why = "a graph that extends another replaces blocks only: states stand in machine files"
+    problems = [source.problem((k,), why, key=True) for k in MACHINE if k in source.data]
+    if not isinstance(name, str) or not name:
+        message = f"must be the name of a graph or the path of a file, not {kind_of(name)}"
+        problems.append(source.problem((EXTENDS,), message))
+    if problems:
+        raise GraphError(problems)
+    return str(name)
+
+
+def extend(own: Source, base: Source) -> Source:
+    """The keys of a file, and those of its base that it does not give; each keeps its place.
+
+    Keys are taken as they are: a block of `own` has the defaults of the schema, not the base's.
+
+    Raises:
+        GraphError: the base is no mapping, or needs a later version.
+    """
+    check_mapping(base, "graph")
+    check_version(base)
+    whole, rest = copy.copy(own), base.data.keys() - own.data.keys()
+    whole.data = {k: v for k, v in {**base.data, **own.data}.items() if k != EXTENDS}
+    whole.files = {key: base.files.get(key, base.file) for key in rest} | own.files
+    whole.keys = {p: at for p, at in base.keys.items() if p[0] in rest} | own.keys
+    whole.values = {p: at for p, at in base.values.items() if p[:1] and p[0] in rest} | own.values
+    return whole
 
 
 def override(source: Source, sets: Iterable[str]) -> None:
@@ -25,9 +64,8 @@ def override(source: Source, sets: Iterable[str]) -> None:
     parsed.sort(key=lambda one: one[0] not in _KIND_PATHS)  # stable: kinds first
     for path, value, option in parsed:
         if path in _KIND_PATHS:
-            _put(source, path[:1], {"kind": value}, option)
-        else:
-            _put(source, path, value, option)
+            path, value = path[:1], {"kind": value}
+        _put(source, path, value, option)
 
 
 _KIND_PATHS = tuple((block, "kind") for block in KINDS)
@@ -37,9 +75,8 @@ def _parse(text: str) -> tuple[Path, Any, str]:
     option = f"{OPTION} {text}"
     path, equals, value = text.partition("=")
     if not equals or not all(path.split(".")):
-        raise GraphError(
-            [Problem(option, 0, 0, "option", "write path=value, e.g. drafter.top_k=8")]
-        )
+        message = "write path=value, e.g. drafter.top_k=8"
+        raise GraphError([Problem(option, 0, 0, "option", message)])
     try:
         return tuple(path.split(".")), Source(value, option).data, option
     except GraphError as error:
@@ -52,22 +89,15 @@ def _put(source: Source, path: Path, value: Any, option: str) -> None:
         return  # the schema will say that the file is no mapping
     node: Any = source.data
     done: Path = ()
-    for part in path[:-1]:
-        key = _key(node, str(part))
-        if key is None or not _has(node, key):
-            if not isinstance(node, dict):
-                raise GraphError([Problem(option, 0, 0, _dotted(path), _no_way(done, node))])
-            node[part] = {}
-            _forget(source, (*done, part))
-            source.options[(*done, part)] = option
-            key = part
+    for i, part in enumerate(map(str, path)):
+        key, last = _key(node, part), i == len(path) - 1
+        if key is None:
+            raise GraphError([Problem(option, 0, 0, ".".join(map(str, path)), _no_way(done, node))])
+        if last or (isinstance(node, dict) and key not in node):
+            node[key] = value if last else {}
+            _forget(source, (*done, key))
+            source.options[(*done, key)] = option
         node, done = node[key], (*done, key)
-    key = _key(node, str(path[-1]))
-    if key is None:
-        raise GraphError([Problem(option, 0, 0, _dotted(path), _no_way(done, node))])
-    node[key] = value
-    _forget(source, (*done, key))
-    source.options[(*done, key)] = option
 
 
 def _key(node: Any, part: str) -> str | int | None:
@@ -83,10 +113,6 @@ def _number(part: str) -> bool:
     return part.isascii() and part.isdigit() and len(part) < 7
 
 
-def _has(node: Any, key: str | int) -> bool:
-    return isinstance(node, list) or key in node
-
-
 def _forget(source: Source, path: Path) -> None:
     """What stood at and under `path` is gone, with its positions and older options."""
     for table in (source.keys, source.values, source.options):
@@ -94,10 +120,6 @@ def _forget(source: Source, path: Path) -> None:
             del table[known]
 
 
-def _dotted(path: Path) -> str:
-    return ".".join(map(str, path))
-
-
 def _no_way(done: Path, node: Any) -> str:
     what = f"a list of {len(node)}" if isinstance(node, list) else f"{quoted(node)}, not a mapping"
-    return f"{_dotted(done)} is {what}"
+    return f"{'.'.join(map(str, done))} is {what}"

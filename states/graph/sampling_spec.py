@@ -1,86 +1,72 @@
 """The block `sampling` of a graph. No torch here."""
 
+from dataclasses import fields
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, WithJsonSchema, field_validator, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from ...ops.sampling.settings import FilterOrder, SamplingRules
-from ..yaml.spec import Bool, Int, Spec
+from ..yaml.spec import Bool, Int, Number, Share, Spec
 
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Penalty = Annotated[Number, Field(ge=-1e4, le=1e4)]
 Id = Annotated[Int, Field(ge=0, le=1 << 30)]
-Biases = Annotated[
-    dict[int, Number],
-    WithJsonSchema(
-        {
-            "type": "object",
-            "patternProperties": {"^(0|[1-9][0-9]*)$": {"type": "number"}},
-            "additionalProperties": False,
-        }
-    ),
-]
+_BIAS_SCHEMA = {
+    "type": "object",
+    "patternProperties": {"^(0|[1-9][0-9]*)$": {"type": "number"}},
+    "additionalProperties": False,
+}
+
+
+def _sane_ids(biases: Any) -> Any:
+    for key in biases if isinstance(biases, dict) else ():
+        if not isinstance(key, int) or isinstance(key, bool) or key < 0:
+            what = "a token id is an integer from 0 on"
+            raise PydanticCustomError("bias_key", what, {"at": key})
+    return biases
+
+
+Biases = Annotated[dict[int, Number], BeforeValidator(_sane_ids), WithJsonSchema(_BIAS_SCHEMA)]
 
 
 class Sampling(Spec):
     """How a token is drawn, and how drafts are accepted."""
 
     temperature: Number = Field(
-        default=0.0, ge=0, le=1e4, description="0 takes the best token, whatever the filters say"
+        0.0, ge=0, le=1e4, description="0 takes the best token, whatever the filters say"
     )
-    top_k: Int = Field(default=0, ge=0, le=1 << 30, description="keep the k best; 0 for all")
-    top_p: Number = Field(
-        default=1.0, gt=0, le=1, description="keep the best until their mass reaches p"
-    )
-    min_p: Number = Field(
-        default=0.0, ge=0, le=1, description="least share of the best token's probability"
-    )
+    top_k: Int = Field(0, ge=0, le=1 << 30, description="keep the k best; 0 for all")
+    top_p: Number = Field(1.0, gt=0, le=1, description="keep the best until their mass reaches p")
+    min_p: Share = Field(0.0, description="least share of the best token's probability")
     filter_order: FilterOrder = Field(
-        default="temperature_first",
+        "temperature_first",
         description="whether the filters see the scores after temperature, as in transformers",
     )
     repetition_penalty: Number = Field(
-        default=1.0, gt=0, le=1e4, description="above 1: less of what prompt and answer hold"
+        1.0, gt=0, le=1e4, description="above 1: less of what prompt and answer hold"
     )
-    presence_penalty: Number = Field(
-        default=0.0, ge=-1e4, le=1e4, description="subtracted once for ids of the own answer"
-    )
-    frequency_penalty: Number = Field(
-        default=0.0, ge=-1e4, le=1e4, description="subtracted per occurrence in the own answer"
-    )
-    logit_bias: Biases = Field(default={}, description="what is added to the logits, by token id")
-    banned: tuple[Id, ...] = Field(default=(), description="token ids that are never drawn")
-    forced: tuple[Id, ...] = Field(
-        default=(), description="token ids that every answer begins with"
-    )
-    min_new_tokens: Int = Field(
-        default=0, ge=0, le=1 << 20, description="tokens before which no stop id is drawn"
-    )
+    presence_penalty: Penalty = Field(0.0, description="subtracted once for ids of the own answer")
+    frequency_penalty: Penalty = Field(0.0, description="subtracted per occurrence in that answer")
+    logit_bias: Biases = Field({}, description="what is added to the logits, by token id")
+    banned: tuple[Id, ...] = Field((), description="token ids that are never drawn")
+    forced: tuple[Id, ...] = Field((), description="token ids that every answer begins with")
+    min_new_tokens: Int = Field(0, ge=0, le=1 << 20, description="tokens before a stop id is drawn")
     accept: Literal["match", "rejection"] = Field(
-        default="match",
+        "match",
         description="drafts must equal the target's own draw with the position's coin (the same "
         "text for every layout and drafter), or rejection sampling (the same distribution)",
     )
     rule: Literal["chain", "block", "with_replacement", "without_replacement", "topk"] | None = (
         Field(
-            default=None,
+            None,
             description="the rule of rejection sampling; by default the usual one for how the "
             "drafter draws",
         )
     )
     skip_sample_adjustment: Bool = Field(
-        default=False,
+        False,
         description="debug, not lossless: draw the token after a rejection without the residual",
     )
-
-    @field_validator("logit_bias", mode="before")
-    @classmethod
-    def _ids_are_sane(cls, biases: Any) -> Any:
-        for key in biases if isinstance(biases, dict) else ():
-            if not isinstance(key, int) or isinstance(key, bool) or key < 0:
-                what = "a token id is an integer from 0 on"
-                raise PydanticCustomError("bias_key", what, {"at": key})
-        return biases
 
     @model_validator(mode="after")
     def _adjusts_something(self) -> Self:
@@ -96,11 +82,9 @@ class Sampling(Spec):
 
     def words(self) -> str:
         """The same for people: what differs from the defaults."""
-        given = {
-            name: value for name, value in self if value != type(self).model_fields[name].default
-        }
-        shown = ", ".join(f"{name} {value}" for name, value in given.items())
-        return shown or "greedy"
+        usual = type(self).model_fields
+        changes = (f"{name} {value}" for name, value in self if value != usual[name].default)
+        return ", ".join(changes) or "greedy"
 
     @property
     def exact(self) -> bool:
@@ -109,17 +93,5 @@ class Sampling(Spec):
 
     def rules(self) -> SamplingRules:
         """The same for the ops."""
-        return SamplingRules(
-            self.temperature,
-            self.top_k,
-            self.top_p,
-            self.min_p,
-            self.repetition_penalty,
-            self.presence_penalty,
-            self.frequency_penalty,
-            tuple(sorted(self.logit_bias.items())),
-            self.banned,
-            self.forced,
-            self.min_new_tokens,
-            self.filter_order,
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(SamplingRules)}
+        return SamplingRules(**values | {"logit_bias": tuple(sorted(self.logit_bias.items()))})

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from ..yaml.source import MOST, GraphError, Problem, Source, hint, quoted
-from ..yaml.spec import Spec
 from ..yaml.yaml12 import Path
 from .beam_spec import BeamBlock
 from .blend_spec import BlendBlock
@@ -20,9 +20,9 @@ from .sampling_spec import Sampling
 RESERVED = frozenset({"start", "state", "advance", "trigger", "run", "may_trigger"})
 STATE_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 PREFIXES = ("to_", "may_", "is_", "on_enter_", "on_exit_")
-
-
 OUTLINE_DRAFTER: Path = ("skeleton", "drafter")
+
+Block = TypeVar("Block", bound=BaseModel)
 
 
 def validate(source: Source) -> Graph:
@@ -39,24 +39,31 @@ def validate(source: Source) -> Graph:
     try:
         graph = Graph.model_validate(data)
     except ValidationError as error:
-        taken = {(p.file, p.line, p.column, p.where) for p in problems}
+        places = {replace(p, message="") for p in problems}
         errors = error.errors(include_url=False)[: 10 * MOST]
-        said = ("union_tag_invalid",)  # by _kinds, in better words
-        found = (problem(source, e, _model_at) for e in errors if e["type"] not in said)
-        problems += [p for p in found if (p.file, p.line, p.column, p.where) not in taken]
-        raise GraphError(problems) from None
+        # `_kinds` has better words for an unknown kind.
+        rest = (problem(source, e, _model_at) for e in errors if e["type"] != "union_tag_invalid")
+        problems += [p for p in rest if replace(p, message="") not in places]
     if problems:
         raise GraphError(problems)
     return graph
 
 
+def validated(model: type[Block], source: Source) -> Block:
+    """A file that is no graph as its model; raises GraphError with every problem."""
+    try:
+        return model.model_validate(source.data)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    raise GraphError(problem(source, e, lambda loc, data: None if loc else model) for e in errors)
+
+
 def check_mapping(source: Source, what: str) -> None:
     """Raise unless the text holds a mapping at its top."""
-    if source.data is None:
-        raise GraphError([source.problem((), f"the file is empty; a {what} is a mapping of keys")])
     if not isinstance(source.data, dict):
-        message = f"{kind_of(source.data)} at the top; a {what} is a mapping of keys"
-        raise GraphError([source.problem((), message)])
+        empty = source.data is None
+        reason = "the file is empty" if empty else f"{kind_of(source.data)} at the top"
+        raise GraphError([source.problem((), f"{reason}; a {what} is a mapping of keys")])
 
 
 def flatten_edges(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Path, Path]]:
@@ -70,22 +77,21 @@ def flatten_edges(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Path, P
     order = list(states) if isinstance(states := data.get("states"), dict) else []
     flat = sorted(_single_edges(edges), key=lambda one: _rank(order, one[0]))
     origins: dict[Path, Path] = {}
-    for i, (_, at, state_at) in enumerate(flat):
-        origins["transitions", i] = ("transitions", *at)
-        if state_at:
-            origins["transitions", i, "from"] = ("transitions", *state_at)
-    return {**data, "transitions": [edge for edge, _, _ in flat]}, origins
+    for i, (_, at) in enumerate(flat):
+        origins["transitions", i] = ("transitions", at[0])
+        if at[1:]:
+            origins["transitions", i, "from"] = ("transitions", *at)
+    return {**data, "transitions": [edge for edge, _ in flat]}, origins
 
 
-def _single_edges(edges: list[Any]) -> Iterator[tuple[Any, Path, Path]]:
-    """Edges with one state under `from`, the place of each, and that of its state in a list."""
+def _single_edges(edges: list[Any]) -> Iterator[tuple[Any, Path]]:
+    """Edges with one state under `from`, and the place of each, or of its state in a list."""
     for i, edge in enumerate(edges):
         states = edge.get("from") if isinstance(edge, dict) else None
         if isinstance(states, list) and states:
-            for j, state in enumerate(states):
-                yield {**edge, "from": state}, (i,), (i, "from", j)
+            yield from (({**edge, "from": s}, (i, "from", j)) for j, s in enumerate(states))
         else:
-            yield edge, (i,), ()
+            yield edge, (i,)
 
 
 def _rank(order: list[str], edge: Any) -> int:
@@ -115,16 +121,15 @@ def _nulls(source: Source, value: Any, path: Path) -> Iterator[Problem]:
 def _state_names(source: Source) -> Iterator[Problem]:
     states = source.data.get("states")
     for name in states if isinstance(states, dict) else ():
-        if message := _wrong_name(name):
-            yield source.problem(("states", name), message, key=True)
-
-
-def _wrong_name(name: Any) -> str:
-    if not isinstance(name, str) or not STATE_NAME.fullmatch(name):
-        return f"{quoted(name)} is no state name: a small letter, then small letters, digits, _"
-    if name in RESERVED or name.startswith(PREFIXES):
-        return f"a state cannot be called {name!r}: the machine uses that name itself"
-    return ""
+        if not isinstance(name, str) or not STATE_NAME.fullmatch(name):
+            message = (
+                f"{quoted(name)} is no state name: a small letter, then small letters, digits, _"
+            )
+        elif name in RESERVED or name.startswith(PREFIXES):
+            message = f"a state cannot be called {name!r}: the machine uses that name itself"
+        else:
+            continue
+        yield source.problem(("states", name), message, key=True)
 
 
 def _kinds(source: Source) -> Iterator[Problem]:
@@ -197,32 +202,18 @@ def _extra(key: str, parent: Path, model_at: Any, data: Any) -> str:
     known = [f.alias or name for name, f in model.model_fields.items()] if model else []
     known += [EXTENDS] if model is Graph else []
     block = str(parent[-1]) if len(parent) == 1 or parent == OUTLINE_DRAFTER else ""
-    other = [k for k, m in KINDS.get(block, {}).items() if _has(m, key)]
+    other = [kind for kind, one in KINDS.get(block, {}).items() if key in one.model_fields]
     if other:
         mine = _kind_at(parent, data)
         return f"{quoted(key)} belongs to the {block} {' or '.join(other)}, this is {mine}"
     return f"unknown key {quoted(key)}{hint(key, known)}"
 
 
-def _has(model: type[Spec], key: str) -> bool:
-    return key in model.model_fields
-
-
 def _plain(error: Any) -> str:
     """Pydantic's message without Python's words for things."""
     kind, given, context = error["type"], error["input"], error.get("ctx", {})
-    wanted = {
-        "int_type": "an integer",
-        "float_type": "a number",
-        "string_type": "a string",
-        "bool_type": "true or false",
-        "model_type": "a mapping",
-        "model_attributes_type": "a mapping",
-        "dict_type": "a mapping",
-        "tuple_type": "a list",
-    }
-    if kind in wanted:
-        return f"must be {wanted[kind]}, not {kind_of(given)}"
+    if kind in _WANTED:
+        return f"must be {_WANTED[kind]}, not {kind_of(given)}"
     if kind == "literal_error":
         return f"must be {context['expected']}, not {quoted(given)}"
     for side, bound in (("at least", "ge"), ("at most", "le"), ("below", "lt"), ("above", "gt")):
@@ -236,6 +227,16 @@ def _plain(error: Any) -> str:
         return f"{quoted(given)} must match {context['pattern']}"
     message: str = error["msg"]
     return message[:1].lower() + message[1:]
+
+
+_WANTED = {
+    "int_type": "an integer",
+    "float_type": "a number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "a mapping"),
+}
 
 
 def kind_of(value: Any) -> str:

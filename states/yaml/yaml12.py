@@ -110,7 +110,9 @@ def _events(text: str) -> Iterator[yaml.Event]:
                 raise YamlError(_place(event.start_mark), f"more than {MAX_EVENTS} YAML items")
             yield event
     except yaml.MarkedYAMLError as error:
-        message = _said(error.problem or str(error))
+        problem = error.problem or str(error)  # in PyYAML's words, where these need no help
+        message = "a tab where blanks belong" if "'\\t'" in problem else problem
+        message = message.replace("'\\x00'", "the end of the text")
         raise YamlError(_place(error.problem_mark or error.context_mark), message) from None
     except (ValueError, OverflowError) as error:
         if isinstance(error, YamlError):
@@ -119,13 +121,6 @@ def _events(text: str) -> Iterator[yaml.Event]:
         raise YamlError(_place(reader.get_mark()), message) from None
     finally:
         reader.dispose()
-
-
-def _said(message: str) -> str:
-    """PyYAML's words, where they need help."""
-    if "'\\t'" in message:
-        return "a tab where blanks belong"
-    return message.replace("'\\x00'", "the end of the text")
 
 
 class Tree:

@@ -22,7 +22,7 @@ from specsot.engine.bench.command import (
 )
 from specsot.engine.bench.cost import total
 from specsot.engine.bench.equal import CUT, END, BranchAnswer, BranchComparison, counts, pairs_of
-from specsot.engine.bench.report import Comparison, document, judge
+from specsot.engine.bench.report import Comparison, judge
 from specsot.engine.bench.sides import Side
 from specsot.engine.bench.table import WIDTH, render
 from specsot.engine.errors import Code
@@ -155,7 +155,7 @@ def test_padding_is_the_share_of_query_rows(found: Comparison) -> None:
 
 
 def test_the_document_has_every_figure_per_prompt_and_in_total(found: Comparison) -> None:
-    made = json.loads(json.dumps(document(found)))
+    made = json.loads(json.dumps(found.document()))
     assert made["schema_version"] == 1 and made["status"] == "ok" and made["exit_code"] == 0
     assert made["graphs"]["B"]["drafter"] == "eagle3" and made["graphs"]["B"]["layout"] == "bim"
     assert [p["id"] for p in made["prompts"]] == ["plan [1]", "bees"]
@@ -206,7 +206,7 @@ def test_a_planted_difference_is_found_at_its_place(
     text = render(judged, StringIO(), {})
     assert "B and A, prompt plan [1], branch 2: DIFFERENT at token 4" in text
     assert "!" in text and "1 DIFFERENT" in text and "margin" in text
-    made = document(judged)["prompts"][0]["equality"][0]["branches"][2]["difference"]
+    made = judged.document()["prompts"][0]["equality"][0]["branches"][2]["difference"]
     assert made["position"] == 3 and made["graph"]["id"] == own[3] + 1
 
 

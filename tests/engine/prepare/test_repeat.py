@@ -11,8 +11,8 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.prepare.repeat import (
     Provenance,
-    canonical,
     differences,
+    graph_hash,
     graph_source,
     is_run_file,
     prompts_of,
@@ -53,7 +53,7 @@ def test_the_graph_survives_and_keeps_its_positions() -> None:
     assert is_run_file(source)
     inner = graph_source(source)
     program = load_program(inner, op_table())
-    assert canonical(program.graph) == canonical(PROGRAM.graph)
+    assert graph_hash(program.graph) == graph_hash(PROGRAM.graph)
     line = int(program.steps["verify"][0].at.split(":")[1])
     text = to_yaml(run_document(OPTIONS, PROGRAM.graph, (Prompt("1", "?"),), None))
     assert "branch.tree_" in text.split("\n")[line - 1]
@@ -68,7 +68,7 @@ def test_a_run_holds_the_whole_graph_and_needs_no_base(tmp_path: Path) -> None:
     base.unlink()
     own.unlink()
     again = load_program(graph_source(Source(text, "run.yaml")), op_table()).graph
-    assert again == graph and canonical(again) == canonical(graph)
+    assert again == graph and graph_hash(again) == graph_hash(graph)
     assert (again.limits.max_new_tokens, again.attention) == (9, "dense")
 
 

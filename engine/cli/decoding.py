@@ -1,0 +1,80 @@
+"""The options of `specsot run | compare | certify`. What they do is imported when one is called."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..prepare.options import JSONL, OPTIONS, SESSION, RunOptions
+from .options import takes
+
+PROMPTS = replace(
+    OPTIONS["prompts"], help=f".txt (one per line) or .jsonl {JSONL} [ten packaged ones]."
+)
+Sides = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="GRAPH GRAPH...",
+        help="Shipped graphs or graph files; GRAPH@PATH=VALUE,... with settings of its own.",
+    ),
+]
+Graphs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="GRAPH...", help="Shipped graphs or graph files.", show_default=False),
+]
+Quick = Annotated[
+    bool,
+    typer.Option("--quick", envvar="SPECSOT_QUICK", help="Fewer prompts, seeds and tokens."),
+]
+Every = Annotated[bool, typer.Option("--all", help="All shipped graphs.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Write DIR/GRAPH.md and .json, print no page."),
+]
+
+
+@takes(*OPTIONS)
+def run(options: RunOptions) -> None:
+    """Answer a prompt: outline, parallel branches, speculative decoding, live.
+
+    Examples: `specsot run`, `specsot run graphs/bim_eagle.yaml "How do bees make honey?"`,
+    `specsot run eagle --prompts questions.jsonl --json`, `specsot run runs/latest/run.yaml`.
+    """
+    from .run_command import run_command
+
+    raise typer.Exit(run_command(replace(options, argv=tuple(sys.argv))))
+
+
+@takes("as_json", *SESSION, prompts=PROMPTS)
+def compare(options: RunOptions, sides: Sides) -> None:
+    """Compare graphs: whether their tokens are equal where they must be, and what each costs.
+
+    Examples: `specsot compare bim_plain bim_eagle`,
+    `specsot compare bim_eagle bim_eagle@layout.kind=batching,drafter.nodes=8`,
+    `specsot compare graphs/bim_eagle.yaml mine.yaml --prompts questions.txt --json`.
+    """
+    from ..bench.command import compare_command
+
+    raise typer.Exit(compare_command(tuple(sides), options))
+
+
+@takes("as_json", *SESSION, prompts=PROMPTS)
+def certify(
+    options: RunOptions,
+    graphs: Graphs = None,
+    quick: Quick = False,
+    every: Every = False,
+    out: Out = None,
+) -> None:
+    """Certify graphs: whether their text is the target's own, held to transformers.
+
+    Examples: `specsot certify bim_eagle --quick`,
+    `specsot certify graphs/bim_eagle.yaml --dtype float64 --set drafter.nodes=12`,
+    `specsot certify --all --out docs/certificates`.
+    """
+    from ..certify.command import certify_command
+
+    names = tuple(graphs or ())
+    raise typer.Exit(certify_command(names, options, quick=quick, out=out, every=every))
