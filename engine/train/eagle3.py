@@ -6,7 +6,6 @@ from collections import Counter
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,26 +14,16 @@ from ...models.config import RopeConfig
 from ...models.drafters.eagle3 import Eagle3
 from ...models.drafters.eagle3_config import Eagle3Config, default_taps
 from ..errors import UsageError
-from .data import GOLD, Batch, Source
+from .data import GOLD, Batch
 from .eagle3_loss import Lesson, guesses, rehearse, shift
 from .files import export_drafter, load_checkpoint
-from .held_out import HeldOutPrompt
-from .lessons import Lessons, LessonSource
+from .lessons import HeldOutPrompt, Lessons, LessonSource
 from .loop import LossReport, train
 from .optim import MuonAdamW
 from .settings import Eagle3Training
 from .teacher import Teacher, load_teacher
 
 COUNTED = 4000  # samples that the draft vocabulary is chosen from
-
-
-def draft_vocabulary(source: Source, samples: int, size: int, vocabulary: int) -> Tensor:
-    """The most frequent ids of the texts to be written, increasing, int64 [size]."""
-    counts: Counter[int] = Counter(dict.fromkeys(range(vocabulary), 0))
-    for index in range(samples):
-        tokens = source(index)
-        counts.update(i for i, w in zip(tokens.ids, tokens.weights, strict=True) if w >= GOLD)
-    return torch.tensor(sorted(i for i, _ in counts.most_common(size)))
 
 
 def drafter_config(settings: Eagle3Training, teacher: Teacher) -> Eagle3Config:
@@ -98,11 +87,11 @@ class Eagle3Course:
         Args:
             exact: hidden states in float32, as in a run.
         """
-        seen = self.teacher.look(batch, self.model.config.taps, exact=exact)
+        features_BSF, hidden_BSH = self.teacher.look(batch, self.model.config.taps, exact=exact)
         return Lesson(
-            taps_BSF=seen.features_BSF,
+            taps_BSF=features_BSF,
             tokens_BS=batch.labels,
-            teacher_BSV=shift(self.teacher.logits(seen.hidden_BSH)),
+            teacher_BSV=shift(self.teacher.logits(hidden_BSH)),
             counted_BS=(shift(batch.weights) >= GOLD).float(),
             positions_BS=batch.positions,
             visible_BSS=batch.mask[:, 0],
@@ -116,7 +105,7 @@ class Eagle3Course:
         accuracies = list(verdict.accuracies)
         steps = {f"acc{i}": value for i, value in enumerate(accuracies)}
         figures = {"accuracy": accuracies[0], **steps, "tau": chain_tau(accuracies)}
-        return LossReport(loss, figures)
+        return loss, figures
 
     def hits(self, sample: HeldOutPrompt) -> Tensor:
         lesson = self.lesson(sample.batch(self.teacher.device), exact=True)
@@ -129,21 +118,25 @@ class Eagle3Course:
         return right_SK
 
     def export(self, out: Path) -> None:
-        export_drafter(self.model.published(), self.model.config.to_json(), out)
+        export_drafter(self.model, out)
 
 
 def _vocabulary(settings: Eagle3Training, lessons: Lessons, whole: int) -> Tensor:
-    """As the checkpoint has it, else counted."""
+    """What it can draft: the checkpoint's ids, else the most frequent ones to be written."""
+    size = settings.draft_vocabulary
     if settings.resume and settings.checkpoint.exists():
-        state: dict[str, Any] = load_checkpoint(settings.checkpoint)
+        state = load_checkpoint(settings.checkpoint)
         ids: Tensor = state["model"].get("t2d", torch.zeros(0)).nonzero().flatten()
-        if len(ids) != settings.draft_vocabulary:
+        if len(ids) != size:
             raise UsageError(
                 f"{settings.checkpoint}: of a training that drafts {len(ids)} different ids"
             )
         return ids
-    samples = min(COUNTED, lessons.distinct or COUNTED)
-    return draft_vocabulary(lessons.source, samples, settings.draft_vocabulary, whole)
+    counts: Counter[int] = Counter(dict.fromkeys(range(whole), 0))
+    for index in range(min(COUNTED, lessons.distinct or COUNTED)):
+        tokens = lessons.source(index)
+        counts.update(i for i, w in zip(tokens.ids, tokens.weights, strict=True) if w >= GOLD)
+    return torch.tensor(sorted(i for i, _ in counts.most_common(size)))
 
 
 def train_eagle3(settings: Eagle3Training, source: LessonSource) -> Path:

@@ -5,6 +5,7 @@ predicts token j + i + 2. It sees the rows of step 0 that a causal mask allows a
 only itself: the tree mask of an unrolled chain.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -56,16 +57,9 @@ def shift(x: Tensor, by: int = 1) -> Tensor:
 
 def rehearse(drafter: Eagle3, lesson: Lesson, steps: int) -> LossTerms:
     """Unroll `steps` drafted steps; gradients flow through the fed-back features."""
-    chain = _Chain(drafter, lesson)
-    hidden_BSH = drafter.fuse(lesson.taps_BSF)
-    losses: list[Tensor] = []
-    accuracies: list[Tensor] = []
-    for step in range(steps):
-        hidden_BSH = chain.advance(hidden_BSH, step)
-        loss, accuracy = _score(drafter, hidden_BSH, lesson, step)
-        losses.append(loss)
-        accuracies.append(accuracy)
-    return LossTerms(tuple(losses), tuple(accuracies))
+    unrolled = enumerate(unroll(drafter, lesson, steps))
+    scores = [_score(drafter, hidden_BSH, lesson, step) for step, hidden_BSH in unrolled]
+    return LossTerms(*zip(*scores, strict=True))
 
 
 def guesses(drafter: Eagle3, lesson: Lesson, steps: int) -> Tensor:
@@ -74,14 +68,11 @@ def guesses(drafter: Eagle3, lesson: Lesson, steps: int) -> Tensor:
     Row j drafts behind token j + 1, so its guess at step i is compared with token j + i + 2. What
     it drafts at step i is what a chain of drafts would, if its earlier guesses were right.
     """
-    chain = _Chain(drafter, lesson)
-    hidden_BSH = drafter.fuse(lesson.taps_BSF)
-    found: list[Tensor] = []
-    for step in range(steps):
-        hidden_BSH = chain.advance(hidden_BSH, step)
+    drafts = []
+    for hidden_BSH in unroll(drafter, lesson, steps):
         best_BS = drafter.logits(hidden_BSH.flatten(0, 1)).argmax(-1).view(hidden_BSH.shape[:2])
-        found.append(drafter.to_target(best_BS))
-    return torch.stack(found, -1)
+        drafts.append(drafter.to_target(best_BS))
+    return torch.stack(drafts, -1)
 
 
 def _score(drafter: Eagle3, hidden_BSH: Tensor, lesson: Lesson, step: int) -> tuple[Tensor, Tensor]:
@@ -98,41 +89,39 @@ def _score(drafter: Eagle3, hidden_BSH: Tensor, lesson: Lesson, step: int) -> tu
     return (losses_R * weights_R).sum() / known_BS.numel(), accuracy.detach()
 
 
-class _Chain:
-    """Keys and values of all steps so far."""
-
-    def __init__(self, drafter: Eagle3, lesson: Lesson) -> None:
-        self.drafter, self.lesson = drafter, lesson
-        self.keys: list[Tensor] = []  # one [B, heads, S, d] per step
-        self.values: list[Tensor] = []
-        hidden = torch.zeros(lesson.visible_BSS.shape)
-        self.bias_B1SS = hidden.masked_fill(~lesson.visible_BSS, float("-inf"))[:, None]
-
-    def advance(self, hidden_BSH: Tensor, step: int) -> Tensor:
-        """One step of all rows: [B, S, H] -> [B, S, H]."""
-        drafter, shape = self.drafter, hidden_BSH.shape
-        tokens_BS = shift(self.lesson.tokens_BS, step)
-        angles = drafter.angles((self.lesson.positions_BS + step).flatten())
+def unroll(drafter: Eagle3, lesson: Lesson, steps: int) -> Iterator[Tensor]:
+    """The hidden states of all rows after each step, [B, S, H]."""
+    keys: list[Tensor] = []  # one [B, heads, S, d] per step
+    values: list[Tensor] = []
+    visible = lesson.visible_BSS
+    zeros_BSS = torch.zeros(visible.shape, device=visible.device)
+    bias_B1SS = zeros_BSS.masked_fill(~visible, float("-inf"))[:, None]
+    hidden_BSH = drafter.fuse(lesson.taps_BSF)
+    shape = hidden_BSH.shape
+    for step in range(steps):
+        tokens_BS = shift(lesson.tokens_BS, step)
+        angles = drafter.angles((lesson.positions_BS + step).flatten())
         embedded_NH = drafter.embed_tokens(tokens_BS.flatten()).to(drafter.fc.weight.dtype)
         mixed_NW, residual_NH = drafter.midlayer.mix(embedded_NH, hidden_BSH.flatten(0, 1))
         q, k, v = drafter.midlayer.self_attn.project(mixed_NW, angles)
         groups = q.shape[1] // k.shape[1]
-        self.keys.append(by_head(k.repeat_interleave(groups, 1), shape[0]))
-        self.values.append(by_head(v.repeat_interleave(groups, 1), shape[0]))
-        attended = self._attend(by_head(q, shape[0])).transpose(1, 2).flatten(2).flatten(0, 1)
-        out_NH = drafter.midlayer.finish(residual_NH, attended)
-        if drafter.config.norm_output:
-            out_NH = drafter.norm(out_NH)
-        return out_NH.view(shape)
+        keys.append(by_head(k.repeat_interleave(groups, 1), shape[0]))
+        values.append(by_head(v.repeat_interleave(groups, 1), shape[0]))
+        attended_BhSd = _attend(by_head(q, shape[0]), keys, values, bias_B1SS)
+        attended_NW = attended_BhSd.transpose(1, 2).flatten(2).flatten(0, 1)
+        out_NH = drafter.midlayer.finish(residual_NH, attended_NW)
+        hidden_BSH = (drafter.norm(out_NH) if drafter.config.norm_output else out_NH).view(shape)
+        yield hidden_BSH
 
-    def _attend(self, q_BhSd: Tensor) -> Tensor:
-        """One softmax over the visible rows of step 0 and, of later steps, the row itself."""
-        scale = q_BhSd.shape[-1] ** -0.5
-        scores = [(q_BhSd @ self.keys[0].transpose(-1, -2)).float() * scale + self.bias_B1SS]
-        scores += [(q_BhSd * k).sum(-1, keepdim=True).float() * scale for k in self.keys[1:]]
-        weights = torch.cat(scores, -1).softmax(-1).to(self.values[0].dtype)
-        length = q_BhSd.shape[2]
-        out = weights[..., :length] @ self.values[0]
-        for i, value in enumerate(self.values[1:]):
-            out = out + weights[..., length + i, None] * value
-        return out
+
+def _attend(q_BhSd: Tensor, keys: list[Tensor], values: list[Tensor], bias_B1SS: Tensor) -> Tensor:
+    """One softmax over the visible rows of step 0 and, of later steps, the row itself."""
+    scale = q_BhSd.shape[-1] ** -0.5
+    scores = [(q_BhSd @ keys[0].transpose(-1, -2)).float() * scale + bias_B1SS]
+    scores += [(q_BhSd * k).sum(-1, keepdim=True).float() * scale for k in keys[1:]]
+    weights = torch.cat(scores, -1).softmax(-1).to(values[0].dtype)
+    length = q_BhSd.shape[2]
+    out = weights[..., :length] @ values[0]
+    for i, value in enumerate(values[1:]):
+        out = out + weights[..., length + i, None] * value
+    return out

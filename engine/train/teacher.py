@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,6 @@ from ...models.load.weights import check_tokenizer
 from ..prepare.environment import model_folder, set_up_torch
 from .data import Batch
 from .settings import DrafterTraining
-
-
-@dataclass(frozen=True, slots=True)
-class TeacherOutput:
-    """features_BSF: the tapped hidden states, joined. hidden_BSH: the input of the head."""
-
-    features_BSF: Tensor
-    hidden_BSH: Tensor
 
 
 class Teacher:
@@ -67,11 +58,14 @@ class Teacher:
     @torch.no_grad()
     def look(
         self, batch: Batch, taps: tuple[int, ...] = (), *, exact: bool = False
-    ) -> TeacherOutput:
+    ) -> tuple[Tensor, Tensor]:
         """One forward over packed rows; taps are indices of `hidden_states`, 0 the embedding.
 
         Args:
             exact: in float32, as a run would be.
+
+        Returns:
+            The tapped hidden states, joined, [B, S, F]; the input of the head, [B, S, H].
         """
         with self.low_precision(not exact):
             out = self.model.base_model(
@@ -83,7 +77,7 @@ class Teacher:
             )
         last: Tensor = out.last_hidden_state
         features = [out.hidden_states[tap] for tap in taps] or [last[..., :0]]
-        return TeacherOutput(torch.cat(features, -1).float(), last)
+        return torch.cat(features, -1).float(), last
 
     @torch.no_grad()
     def logits(self, hidden_RH: Tensor) -> Tensor:

@@ -117,12 +117,6 @@ def test_a_chunk_larger_than_the_store_is_not_kept(store: ChunkStore) -> None:
     assert store.get(key()) is not None, "it has driven nothing out"
 
 
-def test_dropped_chunks_are_gone(store: ChunkStore) -> None:
-    store.put(key(), chunk())
-    assert store.drop(key().digest) and not store.drop(key().digest)
-    assert store.get(key()) is None and store.bytes == 0 and store.list() == []
-
-
 @pytest.mark.parametrize(
     "wrong, says",
     [
