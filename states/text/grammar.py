@@ -62,8 +62,7 @@ def outline_grammar(max_branches: int, tools: Sequence[str] = ()) -> str:
 
 
 def _line(number: int, last: int) -> str:
-    deps = "-" if number == 1 else f'("-" | upto_{number - 1})'
-    deps = f'"{deps}"' if number == 1 else deps
+    deps = '"-"' if number == 1 else f'("-" | upto_{number - 1})'
     more = '"END"' if number == last else f'(line_{number + 1} | "END")'
     return f'line_{number}: "{number}|" LENGTH "|" TOOL "|" {deps} "|" TITLE "\\n" {more}'
 

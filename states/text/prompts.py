@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from .chat_format import ChatTokenizer, ChatWriter, Ids
+from .chat_format import ChatWriter, Ids
 from .outline import Outline, Point, render_outline
 from .prompt_tokens import PromptTokens
 from .template import OF_A_BRANCH, Piece, Template, pieces
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 Share = Literal["outline", "prompt"]
 
@@ -59,7 +62,7 @@ class PromptBook:
 
     def __init__(
         self,
-        tokenizer: ChatTokenizer,
+        tokenizer: PreTrainedTokenizerFast,
         template: Template,
         share: Share = "outline",
         stop_ids: Sequence[int] = (),
@@ -69,6 +72,7 @@ class PromptBook:
     ) -> None:
         self.share: Share = share
         self._template = template
+        self._tokenizer = tokenizer
         self._encoder = _Encoder(tokenizer)
         self._facts = {"max_branches": str(max_branches), "tools": ", ".join(tools) or "none"}
         writer = ChatWriter(tokenizer, template)
@@ -181,7 +185,8 @@ class PromptBook:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of generated ids, special tokens left out."""
-        return self._encoder.decode(ids)
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return str(self._tokenizer.decode(list(ids), **options))
 
     def _question(self, question: str) -> Ids:
         check_question(question)
@@ -208,7 +213,7 @@ class PromptBook:
                 prompt += values[piece]
         return prompt
 
-    def _stop_ids(self, tokenizer: ChatTokenizer, more: Sequence[int]) -> tuple[int, ...]:
+    def _stop_ids(self, tokenizer: PreTrainedTokenizerFast, more: Sequence[int]) -> tuple[int, ...]:
         """The tokenizer's end, the template's end of turn, and what the model's files add."""
         stops = {int(i) for i in more}
         if tokenizer.eos_token_id is not None:
@@ -222,7 +227,7 @@ class PromptBook:
 class _Encoder:
     """Text to ids, in two ways that are never mixed up."""
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder
         self.special = frozenset(tokenizer.all_special_ids) | {
@@ -250,7 +255,8 @@ class _Encoder:
 
     def _encode(self, text: str, **options: bool) -> Ids:
         # Not verbose: whether a prompt is too long is counted elsewhere, in whole prompts.
-        return self._tokenizer.encode(text, add_special_tokens=False, verbose=False, **options)
+        more = {"add_special_tokens": False, "verbose": False}
+        return list(self._tokenizer.encode(text, **more, **options))
 
     def _without_added_tokens(self, text: str) -> Ids:
         """The tokenizer's own steps, without the one that looks for added tokens."""
@@ -261,7 +267,3 @@ class _Encoder:
         if backend.pre_tokenizer is not None:
             parts = [part for part, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
         return [token.id for part in parts for token in backend.model.tokenize(part)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-        return str(self._tokenizer.decode(list(ids), **options))

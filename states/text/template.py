@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from string import Formatter
 from typing import Annotated, Any, Literal
@@ -17,32 +18,27 @@ SHIPPED = ("embedded", "instruct")
 MAX_BYTES = 100_000
 
 Text = Annotated[str, Field(max_length=20_000)]
-Where = tuple[str, ...]
 
 # Slots that differ between the branches of a request; what stands before them is shared.
 OF_A_BRANCH = frozenset({"id", "title", "length", "deps"})
 # For each text: the slots it must have, and those it may have. Each at most once.
-SLOTS: tuple[tuple[Where, frozenset[str], frozenset[str]], ...] = (
-    (("plain",), frozenset({"question"}), frozenset()),
-    (("skeleton",), frozenset({"question"}), frozenset({"max_branches", "tools"})),
-    (("outline", "branch"), frozenset({"id", "deps"}), frozenset({"title", "length", "plan"})),
-    (("outline", "direct"), frozenset(), frozenset()),
-    (
-        ("prompt", "branch"),
-        frozenset({"question", "id", "deps"}),
-        frozenset({"title", "length", "plan"}),
-    ),
-    (("prompt", "direct"), frozenset({"question"}), frozenset()),
-    (("dependency",), frozenset({"text"}), frozenset({"id"})),
-    (("combine",), frozenset(), frozenset()),
-    (("plan_line",), frozenset({"title"}), frozenset({"id"})),
-    (("document",), frozenset({"text"}), frozenset({"title"})),
-    (("document_gap",), frozenset(), frozenset()),
-    (("turns", "system"), frozenset({"text"}), frozenset()),
-    (("turns", "user"), frozenset({"text"}), frozenset()),
-    (("turns", "assistant"), frozenset({"text"}), frozenset()),
-    (("turns", "generation"), frozenset(), frozenset()),
-)
+SLOTS = {
+    "plain": ("question", ""),
+    "skeleton": ("question", "max_branches tools"),
+    "outline.branch": ("id deps", "title length plan"),
+    "outline.direct": ("", ""),
+    "prompt.branch": ("question id deps", "title length plan"),
+    "prompt.direct": ("question", ""),
+    "dependency": ("text", "id"),
+    "combine": ("", ""),
+    "plan_line": ("title", "id"),
+    "document": ("text", "title"),
+    "document_gap": ("", ""),
+    "turns.system": ("text", ""),
+    "turns.user": ("text", ""),
+    "turns.assistant": ("text", ""),
+    "turns.generation": ("", ""),
+}
 
 
 class TemplateError(GraphError):
@@ -91,30 +87,23 @@ class Template(Spec):
     document_gap: Text = "\n"
     turns: Turns | None = None
 
-    def text(self, where: Where) -> str | None:
-        """The text at a place of SLOTS, None if it is not given."""
-        value: Any = self
-        for part in where:
-            value = None if value is None else getattr(value, part)
-        return value if isinstance(value, str) else None
-
 
 Piece = tuple[str, bool]  # a literal text, or (True) the name of a slot
 
 
 def pieces(text: str) -> list[Piece]:
     """Cut a template's text at its slots; ValueError if its braces do not match."""
-    found: list[Piece] = []
+    cut: list[Piece] = []
     for literal, slot, spec, conversion in Formatter().parse(text):
-        if literal and found and not found[-1][1]:  # a brace cuts a literal in two
-            found[-1] = (found[-1][0] + literal, False)
+        if literal and cut and not cut[-1][1]:  # a brace cuts a literal in two
+            cut[-1] = (cut[-1][0] + literal, False)
         elif literal:
-            found.append((literal, False))
+            cut.append((literal, False))
         if slot is not None:
             if spec or conversion or not slot.isidentifier():
                 raise ValueError(f"{{{slot}...}} is no slot; a slot is a name in braces")
-            found.append((slot, True))
-    return found
+            cut.append((slot, True))
+    return cut
 
 
 def load_template(name: str | Path) -> Template:
@@ -136,11 +125,8 @@ def load_template(name: str | Path) -> Template:
     try:
         return _template(Source(decode(data, str(path)), str(path)))
     except GraphError as error:
-        raise TemplateError(map(_renamed, error.problems)) from None
-
-
-def _renamed(found: Problem) -> Problem:
-    return replace(found, where="template") if found.where == "graph" else found
+        own = (replace(p, where="template") if p.where == "graph" else p for p in error.problems)
+        raise TemplateError(own) from None
 
 
 def _template(source: Source) -> Template:
@@ -162,22 +148,21 @@ def _model_at(loc: tuple[str | int, ...], _: Any) -> type[BaseModel] | None:
 
 
 def _wrong_slots(template: Template, source: Source) -> Iterator[Problem]:
-    for where, needed, allowed in SLOTS:
-        text = template.text(where)
-        if text is None:
+    for name, (must, may) in SLOTS.items():
+        where, needed, known = tuple(name.split(".")), must.split(), (*must.split(), *may.split())
+        if where[0] == "turns" and template.turns is None:
             continue
         try:
-            slots = [name for name, is_slot in pieces(text) if is_slot]
+            slots = [slot for slot, is_slot in pieces(attrgetter(name)(template)) if is_slot]
         except ValueError as error:
             yield source.problem(where, str(error).lower())
             continue
         for slot in sorted(set(slots)):
-            if slot not in needed | allowed:
-                known = needed | allowed
+            if slot not in known:
                 yield source.problem(where, f"no slot {{{slot}}} here{hint(slot, known)}")
             if slots.count(slot) > 1:
                 yield source.problem(where, f"the slot {{{slot}}} stands here twice")
-        for slot in sorted(needed - set(slots)):
+        for slot in sorted(set(needed) - set(slots)):
             yield source.problem(where, f"the slot {{{slot}}} is missing")
 
 
@@ -193,5 +178,5 @@ def _wrong_chat(template: Template, source: Source) -> Iterator[Problem]:
 
 def _opening(text: str) -> list[Piece]:
     """What stands before the question."""
-    found = pieces(text)
-    return found[: found.index(("question", True))]
+    cut = pieces(text)
+    return cut[: cut.index(("question", True))]
