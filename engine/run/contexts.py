@@ -35,7 +35,7 @@ def contexts(request: Request, book: Any) -> Iterator[tuple[Branch, list[int]]]:
         yield root, question
     if root is None or request.outline is None:
         return
-    shared = list(request.prefix)
+    shared = [*request.prefix, *request.opening]
     if book.share == "outline":
         shared = [*question, *(request.given_ids or root.tokens)]
     for branch in _started(request):

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
 from ...ops.sampling.settings import SamplingRules
 from ...states.graph.drafter_spec import Drafter
-from ...states.graph.graph import Graph
+from ...states.graph.graph import Graph, Skeleton
 from ...states.graph.program import Program
 from ...states.machine import Run
 from ...states.manager.manager import BranchStateManager
@@ -97,7 +98,7 @@ class Session:
             raise GraphError(wrong)
         return sampling.rules()
 
-    def _grammar(self, graph: Graph) -> Callable[[], Any] | None:
+    def _grammar(self, graph: Graph) -> Callable[[str], Any] | None:
         if graph.skeleton is None or not graph.skeleton.grammar or self.outline is not None:
             return None
         try:
@@ -107,6 +108,7 @@ class Session:
                 self.prompts.stop_ids,
                 graph.skeleton.max_branches,
                 graph.skeleton.tools,
+                self.prompts.outline_format,
             )
         except GrammarError as error:  # of the tokenizer: the settings were checked with the graph
             raise ModelError(self.models.target.config.path.parent, str(error)) from None
@@ -122,11 +124,12 @@ class Session:
         searched = skeleton is not None and skeleton.documents == "branches"
         documents = () if searched else prompt.documents
         reading.check(prompt.documents)
-        prefix = tail = PromptTokens()
+        prefix = tail = opening = PromptTokens()
         if skeleton is None:
             tail = reading.plain(prompt.text, documents)
         else:
             prefix, tail = reading.skeleton(prompt.text, documents)
+            opening = reading.opening(prompt.text, documents)
         seed = prompt.seed if prompt.seed is not None else derive_seed(self.seed, prompt.key)
         given = self.outline if skeleton is not None else None
         return Request(
@@ -139,9 +142,10 @@ class Session:
             prompt.max_new_tokens or self.budget,
             skeleton.max_tokens if skeleton is not None else 0,
             self.sampling,
+            opening=opening,
             given=given,
             given_ids=list(self.prompts.outline_ids(given.points)) if given is not None else [],
-            new_matcher=self.new_matcher,
+            new_matcher=partial(self.new_matcher, prompt.text) if self.new_matcher else None,
             documents=prompt.documents if searched else (),
         )
 
@@ -225,10 +229,10 @@ def prompt_book(graph: Graph, models: Models) -> PromptBook:
     """The graph's template over the model's tokenizer."""
     skeleton, tokenizer, stops = graph.skeleton, models.tokenizer, models.stop_ids
     if skeleton is None:
-        return PromptBook(tokenizer, load_template(_plain_template(models)), stop_ids=stops)
+        return PromptBook(tokenizer, load_template(template_for(None, models)), stop_ids=stops)
     return PromptBook(
         tokenizer,
-        load_template(skeleton.template),
+        load_template(template_for(skeleton, models)),
         skeleton.share,
         stops,
         max_branches=skeleton.max_branches,
@@ -236,11 +240,24 @@ def prompt_book(graph: Graph, models: Models) -> PromptBook:
     )
 
 
-def _plain_template(models: Models) -> str:
-    """Graphs without a skeleton only need the model's own chat format, and documents as the model
-    learned to read them."""
-    own = models.target.config.path.parent == embedded_folder("target")
-    return "instruct" if models.tokenizer.chat_template and not own else "embedded"
+def template_for(skeleton: Skeleton | None, models: Models) -> str:
+    """The template that the graph names, or the one for this model.
+
+    The embedded model's own is for models that write conversations exactly as it does. Others are
+    asked for the format that the graph names, `list` by default.
+    """
+    own = embedded_folder("target") / "chat_template.jinja"
+    chat = models.tokenizer.chat_template
+    embedded = bool(chat) and chat == own.read_text(encoding="utf-8")
+    if skeleton is None:
+        return "instruct" if chat and not embedded else "embedded"
+    if skeleton.template != "auto":
+        return skeleton.template
+    if skeleton.format == "list":
+        return "list"
+    if embedded:
+        return "embedded"
+    return "instruct" if skeleton.format == "fields" else "list"
 
 
 def derive_seed(seed: int, key: str) -> int:

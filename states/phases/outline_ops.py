@@ -11,7 +11,7 @@ from ..manager.manager import BranchStateManager
 from ..requests.branch import Branch, Finish, Request, Stage
 from ..requests.prompt_builder import PromptBuilder
 from ..text.documents import CHUNK_TOKENS
-from ..text.outline import Outline, parse_outline
+from ..text.outline import Outline
 from ..text.prompt_tokens import PromptTokens
 from ..text.prompts import PromptBook
 
@@ -106,15 +106,16 @@ def parse_(
         root = request.root
         if request.stage is not Stage.OUTLINE or root is None or root.stage is not Stage.DONE:
             continue
-        request.outline = request.given or parse_outline(
-            prompts.decode(root.tokens), max_branches=max_branches, tools=tools
+        request.outline = request.given or prompts.read_outline(
+            root.tokens, max_branches=max_branches, tools=tools
         )
         pending = _close_root_(branches, request, root)
         if request.outline.points:
             _fan_out_(branches, builder, request, pending)
         else:
             direct = branches.table.new_branch(request, 0, direct_tokens)
-            direct.prompt = PromptTokens(tuple(pending)) + builder.direct(request)
+            before = PromptTokens(tuple(pending)) + request.opening
+            direct.prompt = before + builder.direct(request)
             request.branches = [direct]
             branches.lifecycle.check_fit_(direct)
         request.stage = Stage.RUNNING
@@ -136,7 +137,7 @@ def _fan_out_(
     assert request.outline is not None
     points = request.outline.points
     hoist, own = builder.shared(request)
-    request.hoist = PromptTokens(tuple(pending)) + hoist
+    request.hoist = PromptTokens(tuple(pending)) + request.opening + hoist
     for index, (point, documents) in enumerate(zip(points, own, strict=True)):
         branch = branches.table.new_branch(request, index, request.budget)
         branch.point, branch.documents = point, documents

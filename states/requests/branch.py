@@ -123,7 +123,8 @@ class Request:
     Attributes:
         key: stable name (given id or line number); `seed` keys its coins, never arrival order.
         prefix: token ids that all branches share at admission; `tail` the root branch's prompt;
-            `hoist` what all branches' prompts begin with, until it is a part of the prefix.
+            `hoist` what all branches' prompts begin with, until it is a part of the prefix, and
+            `opening` what of it is known before there is an outline.
         prefix_length: rows of the shared prefix in the pool; `context` their token ids.
         sampling: how its tokens are drawn.
         given: outline ids of `--outline FILE`, prefilled instead of being written.
@@ -146,6 +147,7 @@ class Request:
     prefix_length: int = 0
     context: list[int] = field(default_factory=list)
     hoist: PromptTokens = field(default_factory=PromptTokens)
+    opening: PromptTokens = field(default_factory=PromptTokens)
     outline: Outline | None = None
     given: Outline | None = None
     given_ids: list[int] = field(default_factory=list)

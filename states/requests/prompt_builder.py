@@ -36,6 +36,10 @@ class PromptBuilder:
         """The two halves of the prompt that asks for an outline, documents before the question."""
         return self.prompts.skeleton(question, in_front(documents, self.prompts, self.most))
 
+    def opening(self, question: str, documents: Iterable[Document]) -> PromptTokens:
+        """What the parts' prompts begin with behind the prefix, where they ask the question again."""
+        return self.prompts.opening(question, in_front(documents, self.prompts, self.most))
+
     def shared(self, request: Request) -> tuple[PromptTokens, list[tuple[Document, ...]]]:
         """What all branches' prompts begin with, and the documents that each has for itself."""
         assert request.outline is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..yaml.source import Problem
@@ -27,11 +27,20 @@ def leading_id(tokenizer: PreTrainedTokenizerFast) -> int | None:
 
 
 class ChatWriter:
-    """Writes conversations in the model's chat format, with marks for slots, and cuts them up."""
+    """Writes conversations in the model's chat format, with marks for slots, and cuts them up.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, template: Template) -> None:
+    examples: turns that stand before the question where they are asked for.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        template: Template,
+        examples: Sequence[Message] = (),
+    ) -> None:
         self._tokenizer = tokenizer
         self._template = template
+        self._examples = [*examples]
         chat = template.chat and bool(tokenizer.chat_template)
         self._turns: Turns | None = None if chat else template.turns
         if self._turns is None and not chat:
@@ -40,32 +49,36 @@ class ChatWriter:
         texts = f"{template.model_dump()}{tokenizer.chat_template}"
         self._mark = next(m for n in range(10**6) if (m := f"Slot{n}Mark") not in texts)
 
-    def opening(self, text: str, *, system: bool = True) -> list[Piece]:
+    def opening(self, text: str, *, system: bool = True, examples: bool = False) -> list[Piece]:
         """A conversation that begins with this user turn, up to the start of the answer."""
-        return self._cut(text, self._conversation(text, system=system))
+        return self._cut(text, self._conversation(text, system=system, examples=examples))
 
     def following(self, text: str) -> list[Piece]:
         """What follows an answer when this is the next user turn: from the end of its turn on."""
         answer = f"{self._mark}Answer"
-        before = self._conversation("Question", system=True)
+        before = self._conversation("Question")
         turns = [*before, {"role": "assistant", "content": answer}]
         turn = self._cut(text, [*turns, {"role": "user", "content": text}], answer)
         if not turn or turn[0][1]:
             raise self._error("in the model's chat format nothing stands behind an answer")
         return turn
 
-    def _conversation(self, text: str, *, system: bool) -> list[Message]:
-        user = {"role": "user", "content": text}
+    def _conversation(
+        self, text: str, *, system: bool = True, examples: bool = False
+    ) -> list[Message]:
+        """Rules and examples, if they are asked for, and a user's turn."""
+        messages = [*(self._examples if examples else ()), {"role": "user", "content": text}]
         if not (system and self._template.system):
-            return [user]
+            return messages
         rules = self._template.system.strip()
-        messages = [{"role": "system", "content": rules}, user]
+        with_rules = [{"role": "system", "content": rules}, *messages]
         try:
-            if rules in self._render(messages):
-                return messages
+            if rules in self._render(with_rules):
+                return with_rules
         except Exception:  # chat formats raise what they like for roles that they do not know
             pass
-        return [{"role": "user", "content": f"{rules}\n\n{text}"}]
+        first = messages[0] | {"content": f"{rules}\n\n{messages[0]['content']}"}
+        return [first, *messages[1:]]
 
     def _cut(self, text: str, messages: list[Message], after: str = "") -> list[Piece]:
         """Write the conversation with marks in the last turn, and cut it at them."""

@@ -3,8 +3,9 @@
 A mask looks at the whole text of every token, as bytes (llguidance): a token is legal if some
 outline goes on with its text. Where the text that must follow is fixed, only the token with which
 the tokenizer itself would write it is legal, so that drafting `forced()` is never in vain. Every
-state has a legal token, and the language is finite, so an outline always comes to an end. What the
-grammar allows, `parse_outline` reads without skipping or mending anything.
+state has a legal token: where a tokenizer has no way on (some lack single bytes, or a line's end of
+its own), the turn may end. The language is finite, so an outline always comes to an end. What the
+grammar allows in full, `parse_outline` and `parse_list` read without skipping or mending anything.
 
 llguidance is imported when a grammar is built, not before.
 """
@@ -13,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .outline import BIDI, MAX_TITLE, TOOL_NAME, WORDS
+from .outline_list import repeats
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -39,9 +41,7 @@ _TITLE = (
     rf"/[\p{{L}}\p{{N}}]([^{_BARRED}]{{0,{MAX_TITLE - 2}}}[^{_BARRED}{_BLANKS}])?/"
     rf" & ~/{'|'.join(WORDS)}/"
 )
-# Bytes that an outline may be spelled with. With a token for each of them alone no state is a dead
-# end, whatever the other tokens are.
-_NEEDED = (0x0A, *range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF5))
+OutlineFormat = Literal["fields", "list"]
 
 
 def outline_grammar(max_branches: int, tools: Sequence[str] = ()) -> str:
@@ -79,6 +79,20 @@ def _tool(name: str) -> str:
     return f'"{name}"'
 
 
+def list_grammar(max_branches: int) -> str:
+    """The grammar of the format `list`: two lines at least, if so many are allowed.
+
+    That no title stands there twice is the matcher's business.
+    """
+    if max_branches < 1:
+        raise GrammarError("max_branches must be at least 1")
+    rules = [f'start: "1. " TITLE{" line_2" if max_branches > 1 else ""}']
+    for number in range(2, max_branches + 1):
+        more = "" if number == max_branches else f" line_{number + 1}?"
+        rules.append(f'line_{number}: "\\n{number}. " TITLE{more}')
+    return "\n".join([*rules, f"TITLE: {_TITLE}"])
+
+
 class OutlineGrammar:
     """The grammar compiled for one tokenizer; `matcher()` gives each root branch its own state.
 
@@ -87,10 +101,11 @@ class OutlineGrammar:
         vocab_size: width of the model's logits; ids that the tokenizer lacks are never legal.
         eos_ids: the tokens that end a turn, all of them legal after the end and nowhere else.
         max_branches: most lines of an outline.
-        tools: names that a line may give beside `-`.
+        tools: names that a line may give beside `-`; a list has none.
+        form: how an outline looks.
 
     Raises:
-        GrammarError: bad settings, or a tokenizer that cannot spell every byte.
+        GrammarError: bad settings, or a tokenizer that cannot begin an outline.
     """
 
     def __init__(
@@ -100,26 +115,48 @@ class OutlineGrammar:
         eos_ids: Sequence[int],
         max_branches: int,
         tools: Sequence[str] = (),
+        form: OutlineFormat = "fields",
     ) -> None:
         from llguidance import LLMatcher
 
         if not eos_ids or not all(0 <= e < vocab_size for e in eos_ids):
             raise GrammarError(f"no usable end-of-turn tokens: {list(eos_ids)}")
-        self.vocab_size = vocab_size
         self.eos_ids = tuple(eos_ids)
-        self.text = outline_grammar(max_branches, tools)
+        lists = form == "list"
+        self.text = list_grammar(max_branches) if lists else outline_grammar(max_branches, tools)
         grammar = LLMatcher.grammar_from_lark(self.text)
-        self._first = LLMatcher(_token_table(tokenizer, vocab_size, eos_ids), grammar, log_level=0)
+        self._vocabulary = _Vocabulary(tokenizer, vocab_size, eos_ids, titles_once=lists)
+        self._first = LLMatcher(self._vocabulary.table, grammar, log_level=0)
         if self._first.is_error():
             raise GrammarError(self._first.get_error())
+        if not any(self._first.compute_bitmask()):
+            raise GrammarError("the tokenizer has no token that an outline could begin with")
 
-    def matcher(self) -> OutlineMatcher:
-        """A fresh state at the outline's beginning."""
-        return OutlineMatcher(self._first.deep_copy(), self.vocab_size, self.eos_ids)
+    def matcher(self, question: str = "") -> OutlineMatcher:
+        """A fresh state at the outline's beginning; no title of a list repeats the question."""
+        return OutlineMatcher(self._first.deep_copy(), self._vocabulary, question)
+
+
+class _Vocabulary:
+    """The bytes of every token, as a trie; and the tokens that may end a title of a list."""
+
+    def __init__(
+        self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int], *, titles_once: bool
+    ) -> None:
+        self.size, self.eos_ids = vocab_size, tuple(eos_ids)
+        self.table = _token_table(tokenizer, vocab_size, eos_ids)
+        self.closing_C: NDArray[np.int64] | None = None
+        if titles_once:
+            ends = [b"\n" in self.table.decode_bytes([token]) for token in range(vocab_size)]
+            ends = [end and token not in self.eos_ids for token, end in enumerate(ends)]
+            self.closing_C = np.concatenate([np.flatnonzero(ends), self.eos_ids])
+
+    def before_end(self, token: int) -> bytes:
+        """What a token adds to the line that it ends."""
+        return b"" if token in self.eos_ids else self.table.decode_bytes([token]).split(b"\n")[0]
 
 
 def _token_table(tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> LLTokenizer:
-    """The bytes of every token, as a trie."""
     from llguidance import LLTokenizer
 
     backend = copy(getattr(tokenizer, "backend_tokenizer", tokenizer))
@@ -131,13 +168,9 @@ def _token_table(tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> LLT
             f"the model's logits {vocab_size}"
         )
     try:
-        table = LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=list(eos_ids))
+        return LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=list(eos_ids))
     except ValueError as error:
         raise GrammarError(f"the tokenizer cannot be used with a grammar: {error}") from error
-    alone = {table.decode_bytes([token]) for token in range(vocab_size)}
-    if missing := [f"{b:02x}" for b in _NEEDED if bytes([b]) not in alone]:
-        raise GrammarError(f"the tokenizer has no token for the bytes {' '.join(missing)}")
-    return table
 
 
 class OutlineMatcher:
@@ -147,52 +180,66 @@ class OutlineMatcher:
     that follows a complete outline and would roll back one token too many.
     """
 
-    def __init__(self, inner: LLMatcher, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+    def __init__(self, inner: LLMatcher, vocabulary: _Vocabulary, question: str) -> None:
         self._inner = inner
-        self._vocab_size = vocab_size
-        self._eos_ids = eos_ids
-        self._mask: bytes | None = None
-        self.consumed = 0  # tokens, the end-of-turn token included
+        self._vocabulary = vocabulary
+        self._question = question
+        self._legal_V: NDArray[np.bool_] | None = None
+        self._tokens: list[int] = []
         self.finished = False  # an end-of-turn token was consumed; nothing is legal any more
+
+    @property
+    def consumed(self) -> int:
+        """Tokens so far, the end-of-turn token included."""
+        return len(self._tokens)
 
     def is_legal(self, token: int) -> bool:
         """Whether the token may come next."""
-        if self.finished or not 0 <= token < self._vocab_size:
-            return False
-        if self._inner.is_stopped():
-            return token in self._eos_ids
-        return bool(self._bits()[token >> 3] >> (token & 7) & 1)
+        return 0 <= token < self._vocabulary.size and bool(self.legal_mask()[token])
 
     def legal_mask(self) -> NDArray[np.bool_]:
-        """bool [vocab_size]: the tokens that may come next."""
-        if self.finished or self._inner.is_stopped():
-            mask = np.zeros(self._vocab_size, dtype=np.bool_)
-            mask[list(self._eos_ids)] = not self.finished
-            return mask
-        bits = np.frombuffer(self._bits(), dtype=np.uint8)
-        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        """bool [vocab_size]: the tokens that may come next; computed once per state."""
+        if self._legal_V is None:
+            self._legal_V = self._legal()
+        return self._legal_V
 
-    def _bits(self) -> bytes:
-        """llguidance's mask of this state, one bit per token, computed once.
-
-        Not `validate_tokens`: where the text is fixed it takes every spelling, the mask only one.
-        """
-        if self._mask is None:
-            self._mask = self._inner.compute_bitmask()
+    def _legal(self) -> NDArray[np.bool_]:
+        size, ends = self._vocabulary.size, list(self._vocabulary.eos_ids)
+        legal_V = np.zeros(size, dtype=np.bool_)
+        if self.finished:
+            return legal_V
+        if not self._inner.is_stopped():
+            # Not `validate_tokens`: where the text is fixed it takes every spelling, this only one.
+            bits = np.frombuffer(self._inner.compute_bitmask(), dtype=np.uint8)
             if self._inner.is_error():  # a limit of llguidance's, never a token that we let through
                 raise GrammarError(self._inner.get_error())
-        return self._mask
+            legal_V |= np.unpackbits(bits, count=size, bitorder="little").view(np.bool_)
+            self._bar_repeats_(legal_V)
+        if not legal_V.any():
+            legal_V[ends] = True
+        return legal_V
+
+    def _bar_repeats_(self, legal_V: NDArray[np.bool_]) -> None:
+        """A title of a list may not end as one that stood before, nor as the question."""
+        closing_C = self._vocabulary.closing_C
+        if closing_C is None or not legal_V[closing_C].any():
+            return
+        *earlier, line = self._vocabulary.table.decode_bytes(self._tokens).split(b"\n")
+        titles = [_title_of(text) for text in earlier]
+        for token in closing_C[legal_V[closing_C]]:
+            title = _title_of(line + self._vocabulary.before_end(token))
+            legal_V[token] = not repeats(title, titles, self._question)
 
     def advance(self, token: int) -> None:
         """Take a token; ValueError if it is not legal, the state then stays as it was."""
         if not self.is_legal(token):
             raise ValueError(f"token {token} is not legal here")
-        if self._inner.is_stopped():
+        if token in self._vocabulary.eos_ids:
             self.finished = True
         else:
             self._inner.consume_token(token)
-        self._mask = None
-        self.consumed += 1
+        self._legal_V = None
+        self._tokens.append(token)
 
     def rollback(self, count: int) -> None:
         """Take the last `count` tokens back."""
@@ -201,9 +248,9 @@ class OutlineMatcher:
         if count == 0:
             return
         self._inner.rollback(count - self.finished)
-        self._mask = None
+        del self._tokens[-count:]
+        self._legal_V = None
         self.finished = False
-        self.consumed -= count
 
     def forced(self) -> list[int]:
         """The tokens that come next whatever the model says; empty where there is a choice.
@@ -211,3 +258,8 @@ class OutlineMatcher:
         Each is the only legal token of its state. An end-of-turn token is never among them.
         """
         return [] if self._inner.is_stopped() else self._inner.compute_ff_tokens()
+
+
+def _title_of(line: bytes) -> str:
+    """What stands behind the number."""
+    return line.decode("utf-8", errors="replace").partition(". ")[2]

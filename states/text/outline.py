@@ -102,12 +102,14 @@ class Outline:
     mended: tuple[LineNote, ...] = ()
 
 
-class _Unusable(Exception):
+class Unusable(Exception):
     """Why a line cannot become a point."""
 
 
 @dataclass(slots=True)
-class _Reader:
+class OutlineReader:
+    """What was read so far, line by line."""
+
     max_branches: int
     tools: Sequence[str] | None
     max_length: int
@@ -125,11 +127,21 @@ class _Reader:
     def outline(self, mode: Mode, status: Status) -> Outline:
         return Outline(mode, tuple(self.points), tuple(self.skipped), status, tuple(self.mended))
 
+    def lines_of(self, text: str) -> list[tuple[int, str]]:
+        """The lines that hold something, with their numbers, behind a reasoning block if any."""
+        lines = text.split("\n")  # splitlines() would let Unicode's line ends cut a title in two
+        opened = next((i for i, content in enumerate(lines) if content.strip()), 0)
+        if lines[opened].lstrip().startswith("<think>") and "</think>" in text:
+            before, _, after = text.partition("</think>")
+            self.mend(opened + 1, lines[opened], ["reasoning block dropped"])
+            lines = [""] * before.count("\n") + after.split("\n")
+        return [(i, content) for i, content in enumerate(lines, 1) if content.strip()]
+
     def read_line(self, line: int, text: str) -> None:
         changes: list[str] = []
         try:
             number, point = self._point(text, changes)
-        except _Unusable as why:
+        except Unusable as why:
             self.skip(line, text, str(why))
             return
         self.points.append(point)
@@ -139,25 +151,25 @@ class _Reader:
     def _point(self, text: str, changes: list[str]) -> tuple[int, Point]:
         fields = [f.strip() for f in text.split("|")]
         if len(self.points) >= self.max_branches:
-            raise _Unusable(f"more than {self.max_branches} points")
+            raise Unusable(f"more than {self.max_branches} points")
         if len(fields) != 5:
-            raise _Unusable(f"{len(fields)} fields between `|`, not 5")
+            raise Unusable(f"{len(fields)} fields between `|`, not 5")
         number = self._id(fields[0], changes)
         point = Point(
             id=len(self.points) + 1,
             length=self._length(fields[1], changes),
             tool=self._tool(fields[2], changes),
             deps=self._deps(fields[3], changes),
-            title=_title(fields[4], changes),
+            title=read_title(fields[4], changes),
         )
         return number, point
 
     def _id(self, text: str, changes: list[str]) -> int:
         number = _number(text)
         if number is None:
-            raise _Unusable("the id is not a number")
+            raise Unusable("the id is not a number")
         if number in self.numbers:
-            raise _Unusable(f"the id {number} was given before")
+            raise Unusable(f"the id {number} was given before")
         if number != len(self.points) + 1:
             changes.append(f"id {number} became {len(self.points) + 1}")
         return number
@@ -165,7 +177,7 @@ class _Reader:
     def _length(self, text: str, changes: list[str]) -> int:
         number = _number(text)
         if number is None:
-            raise _Unusable("the length is not a number")
+            raise Unusable("the length is not a number")
         length = min(max(number, MIN_LENGTH), self.max_length)
         if length != number:
             changes.append(f"length {text[:12]} became {length}")
@@ -212,12 +224,13 @@ def title_problem(title: str) -> str | None:
     return None
 
 
-def _title(text: str, changes: list[str]) -> str:
+def read_title(text: str, changes: list[str]) -> str:
+    """A title, cut to its most; raises Unusable."""
     if problem := title_problem(text):
-        raise _Unusable(problem)
+        raise Unusable(problem)
     title = text[:MAX_TITLE].rstrip()
     if title in WORDS:  # what is left of "END", sixty blanks and a letter
-        raise _Unusable("marker text in the title")
+        raise Unusable("marker text in the title")
     if title != text:
         changes.append(f"title cut to {len(title)} characters")
     return title
@@ -236,8 +249,8 @@ def parse_outline(
     points are kept. `tools` are the names that a line may give (None for any, () for none),
     `max_length` is the upper end of the expected lengths.
     """
-    reader = _Reader(max_branches, tools, max_length)
-    lines = _numbered(text, reader)
+    reader = OutlineReader(max_branches, tools, max_length)
+    lines = reader.lines_of(text)
     if not lines:
         reader.skip(1, "", "nothing was written")
         return reader.outline("direct", "unparsable")
@@ -252,7 +265,7 @@ def parse_outline(
     return _read_plan(reader, rest, closed=text.endswith("\n"))
 
 
-def _read_plan(reader: _Reader, lines: list[tuple[int, str]], *, closed: bool) -> Outline:
+def _read_plan(reader: OutlineReader, lines: list[tuple[int, str]], *, closed: bool) -> Outline:
     ends = [i for i, (_, content) in enumerate(lines) if content.strip() == "END"]
     stop = ends[0] if ends else len(lines)
     for line, content in lines[:stop]:
@@ -265,18 +278,6 @@ def _read_plan(reader: _Reader, lines: list[tuple[int, str]], *, closed: bool) -
     if not ends and not closed and lines[-1][0] not in {s.line for s in reader.skipped}:
         reader.mend(*lines[-1], ["the text ends inside this line"])
     return reader.outline("plan", "ok" if complete else "partial")
-
-
-def _numbered(text: str, reader: _Reader) -> list[tuple[int, str]]:
-    """The lines that hold something, with their numbers, behind a reasoning block if any."""
-    lines = text.split("\n")  # not splitlines(): Unicode's line ends would let a title end a line
-    opened = next((i for i, content in enumerate(lines) if content.strip()), 0)
-    if lines[opened].lstrip().startswith("<think>") and "</think>" in text:
-        before, _, after = text.partition("</think>")
-        reader.mend(opened + 1, lines[opened], ["reasoning block dropped"])
-        skipped = before.count("\n")
-        lines = [""] * skipped + after.split("\n")
-    return [(i, content) for i, content in enumerate(lines, 1) if content.strip()]
 
 
 def render_outline(points: Sequence[Point]) -> str:

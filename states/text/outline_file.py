@@ -20,9 +20,9 @@ from .outline import (
     render_outline,
     title_problem,
 )
+from .outline_list import USUAL_LENGTH
 
 MAX_BYTES = 1_000_000
-USUAL_LENGTH = 60
 KEYS = ("title", "length", "tool", "deps")
 
 

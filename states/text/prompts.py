@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Literal
 
-from .chat_format import ChatWriter, Ids
-from .outline import Outline, Point, render_outline
+from .chat_format import ChatWriter, Ids, Message
+from .grammar import OutlineFormat
+from .outline import Outline, Point, parse_outline, render_outline
+from .outline_list import USUAL_LENGTH, parse_list, render_list
 from .prompt_tokens import PromptTokens
 from .template import OF_A_BRANCH, Piece, Template, pieces
 
@@ -75,10 +78,10 @@ class PromptBook:
         self._tokenizer = tokenizer
         self._encoder = _Encoder(tokenizer)
         self._facts = {"max_branches": str(max_branches), "tools": ", ".join(tools) or "none"}
-        writer = ChatWriter(tokenizer, template)
+        writer = ChatWriter(tokenizer, template, self._examples())
         user: dict[str, list[Piece]] = {
             "plain": writer.opening(template.plain, system=False),
-            "skeleton": writer.opening(template.skeleton),
+            "skeleton": writer.opening(template.skeleton, examples=True),
             "outline.branch": writer.following(template.outline.branch),
             "outline.direct": writer.following(template.outline.direct),
             "outline.combine": writer.following(template.combine),
@@ -88,7 +91,7 @@ class PromptBook:
             "outline.found": writer.following(f"{template.outline.direct}{{documents}}"),
             "prompt.found": writer.opening(f"{template.prompt.direct}{{documents}}"),
         }
-        self._turns = {name: self._encoder.literals(found) for name, found in user.items()}
+        self._turns = {name: self._encoder.literals(turn) for name, turn in user.items()}
         self._dependency = self._encoder.literals(pieces(template.dependency))
         self._document = self._encoder.literals(pieces(template.document))
         self.gap = self._fill(self._encoder.literals(pieces(template.document_gap)))
@@ -101,13 +104,26 @@ class PromptBook:
     def skeleton(
         self, question: str, documents: PromptTokens = NOTHING
     ) -> tuple[PromptTokens, PromptTokens]:
-        """The prompt that asks for an outline: up to and including the question, and the rest.
+        """The prompt that asks for an outline: what parts' prompts share with it, and the rest.
 
-        Documents stand right before the question.
+        They share all up to and including the question; under a template with examples, which stand
+        before the outline's question only, what the chat format begins with. Documents stand right
+        before the question.
         """
         before, after = self._split("skeleton")
-        text = documents + self._question(question)
-        return self._fill(before, question=text), self._fill(after)
+        if self._apart:
+            first, *rest = before
+            before, after = [first[: self._common]], [first[self._common :], *rest, *after]
+        asked = documents + self._question(question)
+        return self._fill(before, question=asked), self._fill(after, question=asked)
+
+    def opening(self, question: str, documents: PromptTokens = NOTHING) -> PromptTokens:
+        """What stands between the first half of `skeleton` and the prompts of the parts."""
+        if not self._apart:
+            return NOTHING
+        first, *rest = self._split("prompt.branch")[0]
+        turn = [first[self._common :], *rest]
+        return self._fill(turn, question=documents + self._question(question))
 
     def branch(
         self,
@@ -120,7 +136,8 @@ class PromptBook:
         """The prompt of one part: what all branches of the request have in common, and the rest.
 
         It continues after the outline's generated ids without their stop token (share: outline;
-        it begins with the end of that turn) or after the first half of `skeleton` (share: prompt).
+        it begins with the end of that turn) or after the first half of `skeleton` and the `opening`
+        (share: prompt).
 
         Args:
             dep_ids: id and generated ids of each point that this one depends on.
@@ -179,9 +196,43 @@ class PromptBook:
         values = {"title": self._encoder.text(title), "text": self._encoder.text(text)}
         return list(self._fill(self._document, **values))
 
+    @property
+    def outline_format(self) -> OutlineFormat:
+        """How outlines look."""
+        return self._template.format
+
     def outline_ids(self, points: Sequence[Point]) -> Ids:
         """A given outline as the model would write it, without the end of its turn."""
-        return self._encoder.text(render_outline(points))
+        lists = self._template.format == "list"
+        return self._encoder.text(render_list(points) if lists else render_outline(points))
+
+    def read_outline(
+        self, ids: Sequence[int], *, max_branches: int, tools: Sequence[str]
+    ) -> Outline:
+        """The outline that a model wrote; never raises."""
+        if self._template.format == "list":
+            return parse_list(self.decode(ids), max_branches=max_branches)
+        return parse_outline(self.decode(ids), max_branches=max_branches, tools=tools)
+
+    def _examples(self) -> list[Message]:
+        """The template's examples as turns, in the words in which a question is asked."""
+        turns = []
+        for example in self._template.examples:
+            points = [
+                Point(i, USUAL_LENGTH, None, (), title) for i, title in enumerate(example.titles, 1)
+            ]
+            lists = self._template.format == "list"
+            part = points[example.part - 1]
+            slots = self._facts | {"question": example.question, "deps": "", "plan": ""}
+            slots |= {"id": str(part.id), "title": part.title, "length": str(part.length)}
+            turns += [
+                self._template.skeleton.format_map(slots),
+                render_list(points) if lists else render_outline(points),
+                self._template.outline.branch.format_map(slots),
+                example.text,
+            ]
+        roles = ("user", "assistant")
+        return [{"role": roles[i % 2], "content": text.strip()} for i, text in enumerate(turns)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of generated ids, special tokens left out."""
@@ -195,6 +246,17 @@ class PromptBook:
     def _quote(self, dep: int, ids: Sequence[int]) -> Ids:
         kept = [i for i in ids if i not in self._encoder.special and i not in self.stop_ids]
         return list(self._fill(self._dependency, id=self._encoder.text(str(dep)), text=kept))
+
+    @property
+    def _apart(self) -> bool:
+        """Whether the question is asked again for the parts: examples stood before it."""
+        return self.share == "prompt" and bool(self._template.examples)
+
+    @property
+    def _common(self) -> int:
+        """How many ids the prompts of outline and parts begin with alike."""
+        firsts = (self._turns[name][0] for name in ("skeleton", "prompt.branch"))
+        return next(i for i, (a, b) in enumerate(zip_longest(*firsts)) if a != b)
 
     def _split(self, name: str) -> tuple[list[Ids | str], list[Ids | str]]:
         """A turn cut behind its question."""

@@ -11,10 +11,11 @@ from pydantic import BaseModel, Field, ValidationError
 
 from ..graph.schema import check_mapping, problem
 from ..yaml.source import GraphError, Problem, Source, decode, hint
-from ..yaml.spec import Spec
+from ..yaml.spec import Int, Spec
+from .grammar import OutlineFormat
 
 FOLDER = Path(__file__).parents[2] / "graphs" / "templates"
-SHIPPED = ("embedded", "instruct")
+SHIPPED = ("embedded", "instruct", "list")
 MAX_BYTES = 100_000
 
 Text = Annotated[str, Field(max_length=20_000)]
@@ -25,9 +26,9 @@ OF_A_BRANCH = frozenset({"id", "title", "length", "deps"})
 SLOTS = {
     "plain": ("question", ""),
     "skeleton": ("question", "max_branches tools"),
-    "outline.branch": ("id deps", "title length plan"),
+    "outline.branch": ("", "id deps title length plan"),
     "outline.direct": ("", ""),
-    "prompt.branch": ("question id deps", "title length plan"),
+    "prompt.branch": ("question", "id deps title length plan"),
     "prompt.direct": ("question", ""),
     "dependency": ("text", "id"),
     "combine": ("", ""),
@@ -61,21 +62,33 @@ class Turns(Spec):
     generation: Text
 
 
+class Example(Spec):
+    """A conversation that stands before the question: what an outline and a part look like."""
+
+    question: Text
+    titles: Annotated[tuple[Text, ...], Field(min_length=1, max_length=64)]
+    part: Annotated[Int, Field(ge=1, le=64)]
+    text: Text
+
+
 class Template(Spec):
     """The texts of a run's prompts; slots in braces are filled in, `{{` is a brace.
 
     plain, skeleton, prompt.branch and prompt.direct are user turns that begin a conversation;
     outline.branch and outline.direct are the user turns after the outline. `combine` is the user
     turn after the finished parts, each with its own `outline.branch` before it. `system` stands
-    before all but `plain`. `document_gap` stands between a document and what comes before or after
-    it.
+    before all but `plain`. The `examples` stand before `skeleton`, as turns in the same words: a
+    question, its outline, one of its parts. `format` is how an outline looks. `document_gap` stands
+    between a document and what comes before or after it.
     """
 
     version: Literal[1]
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
     doc: str = ""
     chat: Annotated[bool, Field(strict=True)] = True
+    format: OutlineFormat = "fields"
     system: Text = ""
+    examples: Annotated[tuple[Example, ...], Field(max_length=16)] = ()
     plain: Text
     skeleton: Text
     outline: TurnPair
@@ -136,7 +149,7 @@ def _template(source: Source) -> Template:
     except ValidationError as error:
         errors = error.errors(include_url=False)
         raise GraphError([problem(source, e, _model_at) for e in errors]) from None
-    for check in (_wrong_slots, _wrong_chat):
+    for check in (_wrong_slots, _wrong_parts, _wrong_chat):
         if problems := list(check(template, source)):
             raise GraphError(problems)
     return template
@@ -144,6 +157,7 @@ def _template(source: Source) -> Template:
 
 def _model_at(loc: tuple[str | int, ...], _: Any) -> type[BaseModel] | None:
     models: dict[Any, type[BaseModel]] = {"outline": TurnPair, "prompt": TurnPair, "turns": Turns}
+    models["examples"] = Example
     return models.get(loc[0]) if loc else Template
 
 
@@ -164,6 +178,22 @@ def _wrong_slots(template: Template, source: Source) -> Iterator[Problem]:
                 yield source.problem(where, f"the slot {{{slot}}} stands here twice")
         for slot in sorted(set(needed) - set(slots)):
             yield source.problem(where, f"the slot {{{slot}}} is missing")
+
+
+def _wrong_parts(template: Template, source: Source) -> Iterator[Problem]:
+    """A part is named by its number or its title; parts of `fields` may quote others."""
+    fields = ("deps",) if template.format == "fields" else ()
+    for name in ("outline", "prompt"):
+        slots = [slot for slot, is_slot in pieces(getattr(template, name).branch) if is_slot]
+        for slot in fields:
+            if slot not in slots:
+                yield source.problem((name, "branch"), f"the slot {{{slot}}} is missing")
+        if not {"id", "title"} & set(slots):
+            yield source.problem((name, "branch"), "the slot {id} or {title} is missing")
+    for at, example in enumerate(template.examples):
+        if example.part > len(example.titles):
+            what = f"there are {len(example.titles)} titles, no part {example.part}"
+            yield source.problem(("examples", at, "part"), what)
 
 
 def _wrong_chat(template: Template, source: Source) -> Iterator[Problem]:
