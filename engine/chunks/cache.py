@@ -15,8 +15,8 @@ from ...ops.blend.blend import ChunkKV
 from ...ops.blend.layer_plan import compile_layer_plan
 from ...states.graph.blend_spec import BlendBlock
 from ...states.graph.program import Program
-from ...states.text.chat_format import leading_id
 from ...states.text.prompt_tokens import Chunk
+from ...states.text.template import leading_id
 from ...states.yaml.source import GraphError
 from .files import ChunkKey
 from .store import ChunkStore

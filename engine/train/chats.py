@@ -204,9 +204,8 @@ class ChatCoder:
         """(turn, ids) of what is said, (-1, ids) of what the format adds."""
         pieces = MARK.split(self._render(conversation, generation))
         if [int(number) for number in pieces[1::2]] != list(range(len(conversation.turns))):
-            raise UsageError(
-                f"{conversation.place}: the target's chat format drops or moves a turn"
-            )
+            message = "the target's chat format drops or moves a turn"
+            raise UsageError(f"{conversation.place}: {message}")
         for index, piece in enumerate(pieces):
             if index % 2 == 0:
                 yield -1, self._encode(piece, split_special_tokens=False)

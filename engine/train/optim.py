@@ -75,10 +75,8 @@ class MuonAdamW:
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, object]:
-        """The state of both optimizers."""
         return {"muon": self.muon.state_dict(), "adam": self.adam.state_dict()}
 
     def load_state_dict(self, state: dict[str, dict[str, object]]) -> None:
-        """Take over a saved state."""
         self.muon.load_state_dict(state["muon"])
         self.adam.load_state_dict(state["adam"])

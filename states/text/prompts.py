@@ -12,10 +12,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from .chat_format import ChatWriter, Ids
 from .outline import Outline, Point, render_outline
 from .prompt_tokens import PromptTokens
-from .template import OF_A_BRANCH, Piece, Template, pieces
+from .template import OF_A_BRANCH, ChatWriter, Ids, Piece, Template, pieces
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -42,8 +41,8 @@ def check_question(text: str, what: str = "prompt") -> None:
         raise PromptError(f"the {what} is {'blank' if text else 'empty'}")
     if "\x00" in text:
         raise PromptError(f"the {what} has a NUL character at {text.index(chr(0))}")
-    if found := re.search("[\ud800-\udfff]", text):
-        raise PromptError(f"the {what} has a lone surrogate at {found.start()}: not valid Unicode")
+    if lone := re.search("[\ud800-\udfff]", text):
+        raise PromptError(f"the {what} has a lone surrogate at {lone.start()}: not valid Unicode")
 
 
 class PromptBook:
@@ -76,7 +75,7 @@ class PromptBook:
         self._encoder = _Encoder(tokenizer)
         self._facts = {"max_branches": str(max_branches), "tools": ", ".join(tools) or "none"}
         writer = ChatWriter(tokenizer, template)
-        user: dict[str, list[Piece]] = {
+        texts: dict[str, list[Piece]] = {
             "plain": writer.opening(template.plain, system=False),
             "skeleton": writer.opening(template.skeleton),
             "outline.branch": writer.following(template.outline.branch),
@@ -87,11 +86,12 @@ class PromptBook:
             "outline.shared": writer.following(f"{{documents}}{template.outline.branch}"),
             "outline.found": writer.following(f"{template.outline.direct}{{documents}}"),
             "prompt.found": writer.opening(f"{template.prompt.direct}{{documents}}"),
+            "dependency": pieces(template.dependency),
+            "document": pieces(template.document),
+            "document_gap": pieces(template.document_gap),
         }
-        self._turns = {name: self._encoder.literals(found) for name, found in user.items()}
-        self._dependency = self._encoder.literals(pieces(template.dependency))
-        self._document = self._encoder.literals(pieces(template.document))
-        self.gap = self._fill(self._encoder.literals(pieces(template.document_gap)))
+        self._turns = {name: self._encoder.literals(cut) for name, cut in texts.items()}
+        self.gap = self._fill(self._turns["document_gap"])
         self.stop_ids = self._stop_ids(tokenizer, stop_ids)
 
     def plain(self, question: str, documents: PromptTokens = NOTHING) -> PromptTokens:
@@ -177,7 +177,7 @@ class PromptBook:
     def document(self, title: str, text: str) -> Ids:
         """A document as it stands in a prompt, without what separates it from its neighbours."""
         values = {"title": self._encoder.text(title), "text": self._encoder.text(text)}
-        return list(self._fill(self._document, **values))
+        return list(self._fill(self._turns["document"], **values))
 
     def outline_ids(self, points: Sequence[Point]) -> Ids:
         """A given outline as the model would write it, without the end of its turn."""
@@ -193,8 +193,10 @@ class PromptBook:
         return self._encoder.text(question)
 
     def _quote(self, dep: int, ids: Sequence[int]) -> Ids:
-        kept = [i for i in ids if i not in self._encoder.special and i not in self.stop_ids]
-        return list(self._fill(self._dependency, id=self._encoder.text(str(dep)), text=kept))
+        text = [i for i in ids if i not in self._encoder.special and i not in self.stop_ids]
+        return list(
+            self._fill(self._turns["dependency"], id=self._encoder.text(str(dep)), text=text)
+        )
 
     def _split(self, name: str) -> tuple[list[Ids | str], list[Ids | str]]:
         """A turn cut behind its question."""
@@ -215,13 +217,9 @@ class PromptBook:
 
     def _stop_ids(self, tokenizer: PreTrainedTokenizerFast, more: Sequence[int]) -> tuple[int, ...]:
         """The tokenizer's end, the template's end of turn, and what the model's files add."""
-        stops = {int(i) for i in more}
-        if tokenizer.eos_token_id is not None:
-            stops.add(int(tokenizer.eos_token_id))
-        end = self._turns["outline.direct"][:1]
-        if end and not isinstance(end[0], str) and end[0][0] in self._encoder.special:
-            stops.add(end[0][0])
-        return tuple(sorted(stops))
+        stops = {int(i) for i in (*more, tokenizer.eos_token_id) if i is not None}
+        end = self._turns["outline.direct"][0][:1]
+        return tuple(sorted(stops | self._encoder.special.intersection(end)))
 
 
 class _Encoder:
@@ -236,11 +234,11 @@ class _Encoder:
         # Some control tokens (`<think>`, `<tool_call>`) are added tokens that are not special.
         self._control = self.special | {i for i, t in added.items() if str(t).strip()}
 
-    def literals(self, found: Sequence[Piece]) -> list[Ids | str]:
+    def literals(self, cut: Sequence[Piece]) -> list[Ids | str]:
         """A template's pieces: literals as ids, special tokens included; slots by their names."""
         return [
             piece if is_slot else self._encode(piece, split_special_tokens=False)
-            for piece, is_slot in found
+            for piece, is_slot in cut
         ]
 
     def text(self, text: str) -> Ids:
