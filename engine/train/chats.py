@@ -181,7 +181,7 @@ class ChatCoder:
                 for i, prompt in zip(answers, prompts, strict=True)
             ]
         for parts in samples:
-            weights = [GOLD if written else 0.0 for _, ids, written in parts for _ in ids]
+            weights = [GOLD * counts for _, ids, counts in parts for _ in ids]
             if sum(weight >= GOLD for weight in weights[:length]) > 1:
                 yield Tokens.linear([i for _, ids, _ in parts for i in ids], weights)
 

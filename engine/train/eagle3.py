@@ -121,19 +121,6 @@ def rehearse(drafter: Eagle3, lesson: Lesson, steps: int) -> LossTerms:
     return LossTerms(*zip(*scores, strict=True))
 
 
-def guesses(drafter: Eagle3, lesson: Lesson, steps: int) -> Tensor:
-    """int64 [B, S, steps]: the best id of every row at every step, in the target's vocabulary.
-
-    Row j drafts behind token j + 1, so its guess at step i is compared with token j + i + 2. What
-    it drafts at step i is what a chain of drafts would, if its earlier guesses were right.
-    """
-    drafts = []
-    for hidden_BSH in unroll(drafter, lesson, steps):
-        best_BS = drafter.logits(hidden_BSH.flatten(0, 1)).argmax(-1).view(hidden_BSH.shape[:2])
-        drafts.append(drafter.to_target(best_BS))
-    return torch.stack(drafts, -1)
-
-
 def _score(drafter: Eagle3, hidden_BSH: Tensor, lesson: Lesson, step: int) -> tuple[Tensor, Tensor]:
     """Cross-entropy with the target's distribution over the draft vocabulary, and accuracy."""
     teacher_BSV, counted_BS = shift(lesson.teacher_BSV, step), shift(lesson.counted_BS, step)
@@ -226,13 +213,14 @@ class Eagle3Course:
         return loss, figures
 
     def hits(self, sample: HeldOutPrompt) -> Tensor:
-        lesson = self.lesson(sample.batch(self.teacher.device), exact=True)
         steps = self.settings.unroll
-        drafts_SK = guesses(self.model, lesson, steps)[0]
-        right_SK = torch.zeros_like(drafts_SK, dtype=torch.bool)
-        for step in range(steps):  # row j drafts behind the root token j + 1
-            wanted_S = lesson.tokens_BS[0, step + 1 :]
-            right_SK[1 : len(wanted_S) + 1, step] = drafts_SK[: len(wanted_S), step] == wanted_S
+        lesson = self.lesson(sample.batch(self.teacher.device), exact=True)
+        right_SK = lesson.tokens_BS.new_zeros((len(sample.ids), steps), dtype=torch.bool)
+        # What is drafted at a step is what a chain of drafts would, if its earlier ones were right.
+        for step, hidden_BSH in enumerate(unroll(self.model, lesson, steps)):
+            drafts_S = self.model.to_target(self.model.logits(hidden_BSH[0]).argmax(-1))
+            wanted_S = lesson.tokens_BS[0, step + 1 :]  # row j drafts behind the root token j + 1
+            right_SK[1 : len(wanted_S) + 1, step] = drafts_S[: len(wanted_S)] == wanted_S
         return right_SK
 
     def export(self, out: Path) -> None:
