@@ -229,9 +229,8 @@ class ChatCoder:
             ) from None
 
     def _encode(self, text: str, **options: bool) -> list[int]:
-        return list(
-            self._tokenizer.encode(text, add_special_tokens=False, verbose=False, **options)
-        )
+        encode = self._tokenizer.encode
+        return list(encode(text, add_special_tokens=False, verbose=False, **options))
 
 
 def _starts(whole: list[Part], turn: int, prompt: list[int]) -> bool:

@@ -103,12 +103,12 @@ class Packer:
                 tokens = trimmed(self.source(self.index), self.length)
                 fits = [i for i, free in enumerate(room) if free >= len(tokens.ids)]
                 self.index += 1
-                if not fits:
+                if fits:
+                    best = min(fits, key=lambda i: room[i])
+                    rows[best].append(tokens)
+                    room[best] -= len(tokens.ids)
+                else:
                     misses += 1
-                    continue
-                best = min(fits, key=lambda i: room[i])
-                rows[best].append(tokens)
-                room[best] -= len(tokens.ids)
             yield pack(rows, self.length)
 
 

@@ -36,11 +36,9 @@ COUNTED = 4000  # samples that the draft vocabulary is chosen from
 def drafter_config(settings: Eagle3Training, teacher: Teacher) -> Eagle3Config:
     """The drafter's shape: the target's width and heads, one layer."""
     target = teacher.config
-    own = {
-        "path": settings.out / "config.json",
-        "intermediate_size": settings.intermediate,
-        "rope": RopeConfig("default", target.rope.theta, {}, target.rope.trained),
-    }
+    file = settings.out / "config.json"
+    rope = RopeConfig("default", target.rope.theta, {}, target.rope.trained)
+    own = {"path": file, "intermediate_size": settings.intermediate, "rope": rope}
     return Eagle3Config(
         **target.sizes() | own,
         draft_vocab_size=settings.draft_vocabulary,

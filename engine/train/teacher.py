@@ -42,6 +42,10 @@ class Teacher:
         ends = {*self.config.eos_ids, self.tokenizer.eos_token_id} - {None}
         self.stops = tuple(sorted(ends))
 
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text whose special tokens are meant as such."""
+        return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+
     @torch.no_grad()
     def look(
         self, batch: Batch, taps: tuple[int, ...] = (), *, exact: bool = False

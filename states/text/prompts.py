@@ -194,9 +194,8 @@ class PromptBook:
 
     def _quote(self, dep: int, ids: Sequence[int]) -> Ids:
         text = [i for i in ids if i not in self._encoder.special and i not in self.stop_ids]
-        return list(
-            self._fill(self._turns["dependency"], id=self._encoder.text(str(dep)), text=text)
-        )
+        number = self._encoder.text(str(dep))
+        return list(self._fill(self._turns["dependency"], id=number, text=text))
 
     def _split(self, name: str) -> tuple[list[Ids | str], list[Ids | str]]:
         """A turn cut behind its question."""

@@ -37,12 +37,7 @@ def corpus_lessons(settings: DrafterTraining, teacher: Teacher) -> Lessons:
     Raises:
         UsageError: the target has another tokenizer than the embedded family.
     """
-    backend = teacher.tokenizer.backend_tokenizer  # special tokens are meant as such
-
-    @lru_cache(1 << 16)
-    def encode(text: str) -> list[int]:
-        return list(backend.encode(text, add_special_tokens=False).ids)
-
+    encode = lru_cache(1 << 16)(teacher.encode)
     marks = encode(USER[: USER.index("user")] + END)
     if len(teacher.tokenizer) != VOCABULARY or marks != [1, 2]:
         raise UsageError(f"{settings.target} has another tokenizer than the embedded family")
