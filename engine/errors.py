@@ -30,7 +30,7 @@ class UnequalError(ValueError):
 
 def code_of(error: BaseException) -> Code:
     """The exit code that an error ends the program with."""
-    from ..states.text.prompts import PromptError
+    from ..states.text.encoder import PromptError
     from ..states.text.template import TemplateError
 
     kinds: list[tuple[type[BaseException] | tuple[type[BaseException], ...], Code]] = [

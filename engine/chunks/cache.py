@@ -95,12 +95,12 @@ class ChunkLibrary:
             return cached
         begun = time.perf_counter_ns()
         try:
-            cached, made = self.maker.chunk(chunk.ids, chunk.name)
+            cached, is_new = self.maker.chunk(chunk.ids, chunk.name)
         except ModelError:  # longer than the model's sequences: so is the prompt, which is refused
             self.missed += 1
             return None
-        self.hits += not made
-        if made:
+        self.hits += not is_new
+        if is_new:
             self.made_nanos += time.perf_counter_ns() - begun
             self.made_sizes.append(len(chunk.ids))
         return cached

@@ -100,14 +100,6 @@ class ChunkStore:
         self._keep(info.digest, entry)
         return True
 
-    def list(self) -> list[ChunkInfo]:
-        """The chunks, least recently used first: those in the folder, or without one in memory."""
-        if self.files is None:
-            return [entry.info for entry in self._entries.values()]
-        chunks, problems = self.files.list()
-        self.notes += problems
-        return chunks
-
     def _keep(self, digest: str, entry: _Entry) -> None:
         """As the most recently used one; others go until the bytes fit."""
         self._forget(digest)

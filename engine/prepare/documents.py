@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ...states.text.documents import Document, check_document
-from ...states.text.prompts import PromptError
+from ...states.text.encoder import PromptError
 from ..errors import UsageError
 from .texts import is_jsonl, json_value, lines_of, read_text
 

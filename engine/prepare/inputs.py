@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...states.text.documents import Document
-from ...states.text.prompts import PromptError, check_question
+from ...states.text.encoder import PromptError, check_question
 from ..errors import UsageError
 from .documents import documents_of
 from .texts import MAX_BYTES, decode_text, is_jsonl, json_value, lines_of, read_text

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...models.files import ModelError
-from ...states.text.prompts import PromptError, check_question
+from ...states.text.encoder import PromptError, check_question
 from ..errors import UsageError
 from ..prepare.inputs import json_object
 from .data import GOLD, Tokens
@@ -181,7 +181,7 @@ class ChatCoder:
                 for i, prompt in zip(answers, prompts, strict=True)
             ]
         for parts in samples:
-            weights = [GOLD if written else 0.0 for _, ids, written in parts for _ in ids]
+            weights = [GOLD * counts for _, ids, counts in parts for _ in ids]
             if sum(weight >= GOLD for weight in weights[:length]) > 1:
                 yield Tokens.linear([i for _, ids, _ in parts for i in ids], weights)
 
@@ -204,9 +204,8 @@ class ChatCoder:
         """(turn, ids) of what is said, (-1, ids) of what the format adds."""
         pieces = MARK.split(self._render(conversation, generation))
         if [int(number) for number in pieces[1::2]] != list(range(len(conversation.turns))):
-            raise UsageError(
-                f"{conversation.place}: the target's chat format drops or moves a turn"
-            )
+            message = "the target's chat format drops or moves a turn"
+            raise UsageError(f"{conversation.place}: {message}")
         for index, piece in enumerate(pieces):
             if index % 2 == 0:
                 yield -1, self._encode(piece, split_special_tokens=False)
@@ -230,9 +229,8 @@ class ChatCoder:
             ) from None
 
     def _encode(self, text: str, **options: bool) -> list[int]:
-        return list(
-            self._tokenizer.encode(text, add_special_tokens=False, verbose=False, **options)
-        )
+        encode = self._tokenizer.encode
+        return list(encode(text, add_special_tokens=False, verbose=False, **options))
 
 
 def _starts(whole: list[Part], turn: int, prompt: list[int]) -> bool:

@@ -22,13 +22,10 @@ from .teacher import Teacher, load_teacher
 
 def mask_id(teacher: Teacher) -> int:
     """The tokenizer's mask, else an unused row of the embedding, else the pad or end token."""
-    tokenizer, rows = teacher.tokenizer, teacher.config.vocab_size
-    if tokenizer.mask_token_id is not None:
-        return int(tokenizer.mask_token_id)
-    if len(tokenizer) < rows:
-        return len(tokenizer)
-    ends = [tokenizer.pad_token_id, tokenizer.eos_token_id]
-    return next(int(i) for i in [*ends, *teacher.stops] if i is not None)
+    tokenizer, size = teacher.tokenizer, len(teacher.tokenizer)
+    unused = size if size < teacher.config.vocab_size else None
+    ends = (tokenizer.pad_token_id, tokenizer.eos_token_id, *teacher.stops)
+    return next(int(i) for i in (tokenizer.mask_token_id, unused, *ends) if i is not None)
 
 
 def drafter_config(settings: DFlashTraining, teacher: Teacher) -> DFlashConfig:
@@ -40,10 +37,7 @@ def drafter_config(settings: DFlashTraining, teacher: Teacher) -> DFlashConfig:
         raise UsageError(f"--target-layer-ids {ids}: the target has {target.num_layers} layers")
     if not 0 <= mask < target.vocab_size:
         raise UsageError(f"--mask-token-id {mask}: the target has {target.vocab_size} tokens")
-    own = {
-        "path": settings.out / "config.json",
-        "intermediate_size": settings.intermediate or target.intermediate_size,
-    }
+    own = {"path": settings.out / "config.json", "intermediate_size": settings.intermediate}
     return DFlashConfig(
         **target.sizes() | own,
         reaches=(Reach(),) * settings.layers,
@@ -75,9 +69,7 @@ class DFlashCourse:
     def __init__(self, settings: DFlashTraining, teacher: Teacher) -> None:
         self.teacher = teacher
         self.model = new_drafter(settings, teacher)
-        self.online = OnlineDFlashModel(
-            self.model, settings.num_anchors, gamma=settings.loss_decay_gamma
-        )
+        self.online = OnlineDFlashModel(self.model, settings.num_anchors, settings.loss_decay_gamma)
         self.optimizer = MuonAdamW(self.model, settings.lr, settings.head_lr)
 
     def teach(self, batch: Batch, draw: torch.Generator) -> LossReport:

@@ -59,9 +59,7 @@ class Blocks:
     @property
     def positions_BMP(self) -> Tensor:
         """int64, positions of the blocks' rows."""
-        if self.packing is None:
-            return self.places_BMP
-        return self._from(self.packing.positions_BS.gather(1, self.anchors_BM))
+        return self._from(self.sources_BS.gather(1, self.anchors_BM))
 
     @property
     def sources_BS(self) -> Tensor:

@@ -96,8 +96,8 @@ def _epochs(samples: list[tuple[array[int], array[int]]], seed: int) -> Source:
 
     def sample(index: int) -> Tokens:
         epoch, place = divmod(index, len(samples))
-        ids, written = samples[shuffled(epoch)[place]]
-        return Tokens.linear(ids.tolist(), [GOLD * flag for flag in written])
+        ids, flags = samples[shuffled(epoch)[place]]
+        return Tokens.linear(ids.tolist(), [GOLD * flag for flag in flags])
 
     return sample
 

@@ -36,20 +36,11 @@ class Teacher:
         check_tokenizer(self.config, len(self.tokenizer) - 1)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.model: Any = model.requires_grad_(False).eval().to(self.device)
+        # [V, H] both, and the same where they are tied.
+        self.embedding: Tensor = self.model.get_input_embeddings().weight.detach()
+        self.head: Tensor = self.model.get_output_embeddings().weight.detach()
         ends = {*self.config.eos_ids, self.tokenizer.eos_token_id} - {None}
         self.stops = tuple(sorted(ends))
-
-    @property
-    def embedding(self) -> Tensor:
-        """[V, H]."""
-        weight: Tensor = self.model.get_input_embeddings().weight
-        return weight.detach()
-
-    @property
-    def head(self) -> Tensor:
-        """[V, H]; the embedding where the two are tied."""
-        weight: Tensor = self.model.get_output_embeddings().weight
-        return weight.detach()
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text whose special tokens are meant as such."""
@@ -96,10 +87,9 @@ class Teacher:
         ids = torch.tensor([[0] * (width - len(row)) + row for row in prompts])
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts])
         # The folder's own settings may ask for sampling or punish repetition.
-        settings = {"max_new_tokens": limit, "do_sample": False, "pad_token_id": 0}
-        self.model.generation_config = GenerationConfig.from_dict(
-            settings | {"eos_token_id": list(self.stops)}
-        )
+        settings: dict[str, Any] = {"max_new_tokens": limit, "do_sample": False, "pad_token_id": 0}
+        settings["eos_token_id"] = list(self.stops)
+        self.model.generation_config = GenerationConfig.from_dict(settings)
         out = self.model.generate(ids.to(self.device), attention_mask=mask.to(self.device))
         return [self._ended(row) for row in out[:, width:].tolist()]
 

@@ -37,7 +37,7 @@ class PromptBuilder:
         return self.prompts.skeleton(question, in_front(documents, self.prompts, self.most))
 
     def opening(self, question: str, documents: Iterable[Document]) -> PromptTokens:
-        """What the parts' prompts begin with behind the prefix, where they ask the question again."""
+        """What parts' prompts begin with behind the prefix, if they ask the question again."""
         return self.prompts.opening(question, in_front(documents, self.prompts, self.most))
 
     def shared(self, request: Request) -> tuple[PromptTokens, list[tuple[Document, ...]]]:

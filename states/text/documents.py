@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .prompts import PromptError, check_question
+from .encoder import PromptError, check_question
 
 MAX_TITLE = 200
 WORD = re.compile(r"\w+")

@@ -42,6 +42,7 @@ _TITLE = (
     rf" & ~/{'|'.join(WORDS)}/"
 )
 OutlineFormat = Literal["fields", "list"]
+NO_WAY_ON = "NoExtensionBias"  # llguidance: the grammar goes on, the tokenizer cannot
 
 
 def outline_grammar(max_branches: int, tools: Sequence[str] = ()) -> str:
@@ -121,20 +122,20 @@ class OutlineGrammar:
 
         if not eos_ids or not all(0 <= e < vocab_size for e in eos_ids):
             raise GrammarError(f"no usable end-of-turn tokens: {list(eos_ids)}")
-        self.eos_ids = tuple(eos_ids)
+        self.vocab_size, self.eos_ids = vocab_size, tuple(eos_ids)
         lists = form == "list"
-        self.text = list_grammar(max_branches) if lists else outline_grammar(max_branches, tools)
-        grammar = LLMatcher.grammar_from_lark(self.text)
+        text = list_grammar(max_branches) if lists else outline_grammar(max_branches, tools)
+        grammar = LLMatcher.grammar_from_lark(text)
         self._vocabulary = _Vocabulary(tokenizer, vocab_size, eos_ids, titles_once=lists)
         self._first = LLMatcher(self._vocabulary.table, grammar, log_level=0)
         if self._first.is_error():
             raise GrammarError(self._first.get_error())
-        if not any(self._first.compute_bitmask()):
+        if set(self.eos_ids) == set(np.flatnonzero(self.matcher().legal_mask()).tolist()):
             raise GrammarError("the tokenizer has no token that an outline could begin with")
 
     def matcher(self, question: str = "") -> OutlineMatcher:
         """A fresh state at the outline's beginning; no title of a list repeats the question."""
-        return OutlineMatcher(self._first.deep_copy(), self._vocabulary, question)
+        return OutlineMatcher(self._first, self._vocabulary, question)
 
 
 class _Vocabulary:
@@ -162,11 +163,8 @@ def _token_table(tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> LLT
     backend = copy(getattr(tokenizer, "backend_tokenizer", tokenizer))
     backend.no_padding()  # both would touch the forced tokens, which the table tokenizes itself
     backend.no_truncation()
-    if backend.get_vocab_size(with_added_tokens=True) > vocab_size:
-        raise GrammarError(
-            f"the tokenizer has {backend.get_vocab_size(with_added_tokens=True)} tokens, "
-            f"the model's logits {vocab_size}"
-        )
+    if (size := backend.get_vocab_size(with_added_tokens=True)) > vocab_size:
+        raise GrammarError(f"the tokenizer has {size} tokens, the model's logits {vocab_size}")
     try:
         return LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=list(eos_ids))
     except ValueError as error:
@@ -180,8 +178,8 @@ class OutlineMatcher:
     that follows a complete outline and would roll back one token too many.
     """
 
-    def __init__(self, inner: LLMatcher, vocabulary: _Vocabulary, question: str) -> None:
-        self._inner = inner
+    def __init__(self, first: LLMatcher, vocabulary: _Vocabulary, question: str) -> None:
+        self._first, self._inner = first, first.deep_copy()
         self._vocabulary = vocabulary
         self._question = question
         self._legal_V: NDArray[np.bool_] | None = None
@@ -211,9 +209,13 @@ class OutlineMatcher:
         if not self._inner.is_stopped():
             # Not `validate_tokens`: where the text is fixed it takes every spelling, this only one.
             bits = np.frombuffer(self._inner.compute_bitmask(), dtype=np.uint8)
-            if self._inner.is_error():  # a limit of llguidance's, never a token that we let through
+            if not self._inner.is_error():
+                legal_V |= np.unpackbits(bits, count=size, bitorder="little").view(np.bool_)
+            elif not self._inner.get_error().startswith(NO_WAY_ON):  # a limit of llguidance's
                 raise GrammarError(self._inner.get_error())
-            legal_V |= np.unpackbits(bits, count=size, bitorder="little").view(np.bool_)
+            else:  # what has stopped cannot be rolled back
+                self._inner = self._first.deep_copy()
+                self._inner.consume_tokens(self._tokens)
             self._bar_repeats_(legal_V)
         if not legal_V.any():
             legal_V[ends] = True

@@ -25,7 +25,6 @@ from .outline_list import USUAL_LENGTH
 MAX_BYTES = 1_000_000
 KEYS = ("title", "length", "tool", "deps")
 
-
 Place = Callable[[int], str]  # number of an outline line -> where it comes from
 
 
@@ -109,7 +108,13 @@ def _wrong(item: Any) -> Iterator[str]:
     for key in item:
         if key not in KEYS:
             yield f"no key {key!r}{hint(str(key), KEYS)}"
-    yield from _wrong_title(item.get("title"))
+    title = item.get("title")
+    if not isinstance(title, str):
+        yield "title is missing" if title is None else "title is not a text"
+    elif problem := title_problem(title):
+        yield problem
+    elif len(title.strip()) > MAX_TITLE:
+        yield f"the title has more than {MAX_TITLE} characters"
     if not _is_count(item.get("length", USUAL_LENGTH)):
         yield "length is not a positive number"
     tool = item.get("tool") or ""
@@ -118,15 +123,6 @@ def _wrong(item: Any) -> Iterator[str]:
     deps = item.get("deps") or []
     if not isinstance(deps, list) or not all(map(_is_count, deps)):
         yield "deps is not a list of numbers of earlier points"
-
-
-def _wrong_title(title: Any) -> Iterator[str]:
-    if not isinstance(title, str):
-        yield "title is missing" if title is None else "title is not a text"
-    elif problem := title_problem(title):
-        yield problem
-    elif len(title.strip()) > MAX_TITLE:
-        yield f"the title has more than {MAX_TITLE} characters"
 
 
 def _is_count(value: Any) -> bool:

@@ -8,12 +8,12 @@ user or a model wrote can become a special token or part of the template: it nev
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Literal
 
 from .chat_format import ChatWriter, Ids, Message
+from .encoder import Encoder, check_question
 from .grammar import OutlineFormat
 from .outline import Outline, Point, parse_outline, render_outline
 from .outline_list import USUAL_LENGTH, parse_list, render_list
@@ -25,28 +25,7 @@ if TYPE_CHECKING:
 
 Share = Literal["outline", "prompt"]
 
-MAX_CHARACTERS = 200_000
 NOTHING = PromptTokens()
-
-
-class PromptError(ValueError):
-    """A text that cannot be a prompt, with the reason."""
-
-
-def check_question(text: str, what: str = "prompt") -> None:
-    """Refuse what cannot be a prompt, or ``what`` else it is; needs no tokenizer.
-
-    Raises:
-        PromptError: longer than MAX_CHARACTERS, empty, blank, or with a NUL or a lone surrogate.
-    """
-    if len(text) > MAX_CHARACTERS:
-        raise PromptError(f"the {what} has {len(text)} characters, at most {MAX_CHARACTERS} fit")
-    if not text.strip():
-        raise PromptError(f"the {what} is {'blank' if text else 'empty'}")
-    if "\x00" in text:
-        raise PromptError(f"the {what} has a NUL character at {text.index(chr(0))}")
-    if found := re.search("[\ud800-\udfff]", text):
-        raise PromptError(f"the {what} has a lone surrogate at {found.start()}: not valid Unicode")
 
 
 class PromptBook:
@@ -76,10 +55,10 @@ class PromptBook:
         self.share: Share = share
         self._template = template
         self._tokenizer = tokenizer
-        self._encoder = _Encoder(tokenizer)
+        self._encoder = Encoder(tokenizer)
         self._facts = {"max_branches": str(max_branches), "tools": ", ".join(tools) or "none"}
         writer = ChatWriter(tokenizer, template, self._examples())
-        user: dict[str, list[Piece]] = {
+        texts: dict[str, list[Piece]] = {
             "plain": writer.opening(template.plain, system=False),
             "skeleton": writer.opening(template.skeleton, examples=True),
             "outline.branch": writer.following(template.outline.branch),
@@ -90,11 +69,12 @@ class PromptBook:
             "outline.shared": writer.following(f"{{documents}}{template.outline.branch}"),
             "outline.found": writer.following(f"{template.outline.direct}{{documents}}"),
             "prompt.found": writer.opening(f"{template.prompt.direct}{{documents}}"),
+            "dependency": pieces(template.dependency),
+            "document": pieces(template.document),
+            "document_gap": pieces(template.document_gap),
         }
-        self._turns = {name: self._encoder.literals(turn) for name, turn in user.items()}
-        self._dependency = self._encoder.literals(pieces(template.dependency))
-        self._document = self._encoder.literals(pieces(template.document))
-        self.gap = self._fill(self._encoder.literals(pieces(template.document_gap)))
+        self._turns = {name: self._encoder.literals(cut) for name, cut in texts.items()}
+        self.gap = self._fill(self._turns["document_gap"])
         self.stop_ids = self._stop_ids(tokenizer, stop_ids)
 
     def plain(self, question: str, documents: PromptTokens = NOTHING) -> PromptTokens:
@@ -194,7 +174,7 @@ class PromptBook:
     def document(self, title: str, text: str) -> Ids:
         """A document as it stands in a prompt, without what separates it from its neighbours."""
         values = {"title": self._encoder.text(title), "text": self._encoder.text(text)}
-        return list(self._fill(self._document, **values))
+        return list(self._fill(self._turns["document"], **values))
 
     @property
     def outline_format(self) -> OutlineFormat:
@@ -244,8 +224,9 @@ class PromptBook:
         return self._encoder.text(question)
 
     def _quote(self, dep: int, ids: Sequence[int]) -> Ids:
-        kept = [i for i in ids if i not in self._encoder.special and i not in self.stop_ids]
-        return list(self._fill(self._dependency, id=self._encoder.text(str(dep)), text=kept))
+        text = [i for i in ids if i not in self._encoder.special and i not in self.stop_ids]
+        number = self._encoder.text(str(dep))
+        return list(self._fill(self._turns["dependency"], id=number, text=text))
 
     @property
     def _apart(self) -> bool:
@@ -277,55 +258,6 @@ class PromptBook:
 
     def _stop_ids(self, tokenizer: PreTrainedTokenizerFast, more: Sequence[int]) -> tuple[int, ...]:
         """The tokenizer's end, the template's end of turn, and what the model's files add."""
-        stops = {int(i) for i in more}
-        if tokenizer.eos_token_id is not None:
-            stops.add(int(tokenizer.eos_token_id))
-        end = self._turns["outline.direct"][:1]
-        if end and not isinstance(end[0], str) and end[0][0] in self._encoder.special:
-            stops.add(end[0][0])
-        return tuple(sorted(stops))
-
-
-class _Encoder:
-    """Text to ids, in two ways that are never mixed up."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._tokenizer = tokenizer
-        added = tokenizer.added_tokens_decoder
-        self.special = frozenset(tokenizer.all_special_ids) | {
-            i for i, token in added.items() if token.special
-        }
-        # Some control tokens (`<think>`, `<tool_call>`) are added tokens that are not special.
-        self._control = self.special | {i for i, t in added.items() if str(t).strip()}
-
-    def literals(self, found: Sequence[Piece]) -> list[Ids | str]:
-        """A template's pieces: literals as ids, special tokens included; slots by their names."""
-        return [
-            piece if is_slot else self._encode(piece, split_special_tokens=False)
-            for piece, is_slot in found
-        ]
-
-    def text(self, text: str) -> Ids:
-        """Text that somebody wrote; no part of it becomes a control token."""
-        ids = self._encode(text, split_special_tokens=True)
-        if self._control.isdisjoint(ids):
-            return ids
-        ids = self._without_added_tokens(text)
-        if not self.special.isdisjoint(ids):
-            raise PromptError("the text holds a control token that this tokenizer cannot write out")
-        return ids
-
-    def _encode(self, text: str, **options: bool) -> Ids:
-        # Not verbose: whether a prompt is too long is counted elsewhere, in whole prompts.
-        more = {"add_special_tokens": False, "verbose": False}
-        return list(self._tokenizer.encode(text, **more, **options))
-
-    def _without_added_tokens(self, text: str) -> Ids:
-        """The tokenizer's own steps, without the one that looks for added tokens."""
-        backend = self._tokenizer.backend_tokenizer
-        if backend.normalizer is not None:
-            text = backend.normalizer.normalize_str(text)
-        parts = [text]
-        if backend.pre_tokenizer is not None:
-            parts = [part for part, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
-        return [token.id for part in parts for token in backend.model.tokenize(part)]
+        stops = {int(i) for i in (*more, tokenizer.eos_token_id) if i is not None}
+        end = self._turns["outline.direct"][0][:1]
+        return tuple(sorted(stops | self._encoder.special.intersection(end)))

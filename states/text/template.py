@@ -1,11 +1,16 @@
-"""Prompt templates: data in YAML, checked with the place of every mistake."""
+"""Prompt templates: data in YAML, checked with the place of every mistake.
+
+A model's own chat format makes conversations of them, cut into literal text and slots.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from string import Formatter
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -13,6 +18,9 @@ from ..graph.schema import check_mapping, problem
 from ..yaml.source import GraphError, Problem, Source, decode, hint
 from ..yaml.spec import Int, Spec
 from .grammar import OutlineFormat
+
+if TYPE_CHECKING:
+    pass
 
 FOLDER = Path(__file__).parents[2] / "graphs" / "templates"
 SHIPPED = ("embedded", "instruct", "list")

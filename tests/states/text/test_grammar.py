@@ -467,13 +467,31 @@ def test_no_limit_is_hit_however_many_outlines_are_written() -> None:
         matcher.rollback(len(title))
 
 
-def test_a_tokenizer_that_cannot_spell_every_outline_is_refused() -> None:
+def little_tokenizer(text: str) -> Tokenizer:
+    """Byte-level, without most bytes of its own."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=SPECIAL, show_progress=False)
-    tokenizer.train_from_iterator(TEXTS[:2], trainer)
-    with pytest.raises(GrammarError, match="no token for the bytes"):
+    tokenizer.train_from_iterator([text], trainer)
+    return tokenizer
+
+
+def test_a_tokenizer_that_lacks_bytes_writes_what_it_can_spell() -> None:
+    """Where there is no way on, the turn may end; where there is one, it goes on."""
+    tokenizer = little_tokenizer("PLAN 1|60|-|-|Rain\n")
+    matcher = OutlineGrammar(tokenizer, tokenizer.get_vocab_size(), [2], 3).matcher()
+    rng = np.random.default_rng(0)
+    while not matcher.finished:
+        legal = np.flatnonzero(matcher.legal_mask())
+        assert len(legal) > 0 and (2 not in legal or len(legal) == 1)
+        matcher.advance(int(rng.choice(legal)))
+        assert matcher.consumed < 300
+
+
+def test_a_tokenizer_that_cannot_begin_an_outline_is_refused() -> None:
+    tokenizer = little_tokenizer("rain")
+    with pytest.raises(GrammarError, match="no token that an outline could begin with"):
         OutlineGrammar(tokenizer, tokenizer.get_vocab_size(), [2], 3)
 
 

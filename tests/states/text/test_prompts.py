@@ -13,15 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from specsot.states.text.encoder import MAX_CHARACTERS, PromptError, check_question
 from specsot.states.text.outline import Outline, Point, parse_outline
 from specsot.states.text.prompt_tokens import PromptTokens
-from specsot.states.text.prompts import (
-    MAX_CHARACTERS,
-    PromptBook,
-    PromptError,
-    Share,
-    check_question,
-)
+from specsot.states.text.prompts import PromptBook, Share
 from specsot.states.text.template import SHIPPED, TemplateError, load_template, pieces
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>", "<s>", "</s>"]
@@ -196,6 +191,10 @@ def test_whole_conversations_read_as_the_chat_format_writes_them(template: str, 
     text = data.skeleton.replace("{question}", question)
     text = text.replace("{max_branches}", "8").replace("{tools}", "none")
     user = {"role": "user", "content": text}
+    if data.examples:
+        assert shown(whole).count(data.examples[0].text) == 1
+        assert shown(whole).index(data.examples[0].text) < shown(whole).index(question)
+        return
     if chat == "none":
         assert question in shown(whole) and shown(whole).endswith(data.turns.generation)  # type: ignore[union-attr]
         return
