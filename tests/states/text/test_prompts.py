@@ -520,3 +520,25 @@ def test_torch_is_not_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"] * 3
+
+
+def test_examples_stand_before_the_outline_only() -> None:
+    """What is shared is what the two prompts begin with; the question is asked again for parts."""
+    template, question = load_template("list"), "Why does it rain in May?"
+    prompts = PromptBook(tokenizer_of("chatml"), template, "prompt")
+    prefix, tail = prompts.skeleton(question)
+    hoist, own = prompts.branch(OUTLINE.points[0], OUTLINE, ())
+    asked = shown([*prefix, *prompts.opening(question), *hoist, *own])
+    title = OUTLINE.points[0].title
+    assert (
+        asked
+        == shown(
+            prompt_of(
+                f"<|im_start|>user\n{question}\n\nWrite one short paragraph, only about: {title}"
+            )
+        )
+        + ANSWER
+    )
+    assert template.examples[0].text in shown(tail) and question in shown(tail)
+    assert len(prefix) > 0
+    assert not PromptBook(tokenizer_of("chatml"), template, "outline").opening(question).ids
