@@ -1,9 +1,14 @@
 """Cached chunks for a run: looked up in a store, read alone first where they are missing."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from ...models.collect import collect
+from ...models.decoder import Decoder
 from ...models.files import ModelError
 from ...models.load.checkpoint import model_hash
 from ...ops.blend.blend import ChunkKV
@@ -11,14 +16,55 @@ from ...ops.blend.layer_plan import compile_layer_plan
 from ...states.graph.blend_spec import BlendBlock
 from ...states.graph.program import Program
 from ...states.text.prompt_tokens import Chunk
+from ...states.text.template import leading_id
 from ...states.yaml.source import GraphError
-from .maker import ChunkMaker, chunk_maker
+from .files import ChunkKey
 from .store import ChunkStore
 
 if TYPE_CHECKING:
     from ..models import Models
 
 CHUNK_BYTES = 8 << 30  # of chunks in memory and in a folder, if nobody says otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkMaker:
+    """Keys and makes chunks.
+
+    model_hash: of the target's weights. bos: what stands before every chunk that is made.
+    taps: whose features the drafter reads; empty for drafters that read text.
+    """
+
+    store: ChunkStore
+    target: Decoder
+    model_hash: str
+    bos: int | None
+    taps: tuple[int, ...]
+
+    def key(self, token_ids: Sequence[int]) -> ChunkKey:
+        dtype = str(self.target.embed.dtype).removeprefix("torch.")
+        return ChunkKey(self.model_hash, dtype, self.bos, self.taps, tuple(token_ids))
+
+    def chunk(self, token_ids: Sequence[int], name: str = "") -> tuple[ChunkKV, bool]:
+        """The chunk of these ids, not to be written to, and whether it was made just now.
+
+        Raises:
+            ModelError: it is longer than the model's sequences.
+        """
+        key = self.key(token_ids)
+        if (chunk := self.store.get(key)) is not None:
+            return chunk, False
+        with torch.no_grad():
+            chunk = collect(self.target, token_ids, self.bos, self.taps)
+        self.store.put(key, chunk, name)
+        return chunk, True
+
+
+def chunk_maker(store: ChunkStore, models: "Models", model_hash: str) -> ChunkMaker:
+    """For the models of a session."""
+    taps = tuple(getattr(models.drafter, "tap_ids", ()))
+    bos = None if models.tokenizer is None else leading_id(models.tokenizer)
+    return ChunkMaker(store, models.target, model_hash, bos, taps)
 
 
 @dataclass(slots=True)
@@ -43,20 +89,21 @@ class ChunkLibrary:
     def find(self, chunk: Chunk) -> ChunkKV | None:
         """K, V and features of these ids, not to be written to; None if they must be computed."""
         if not self.collect:
-            found = self.maker.store.get(self.maker.key(chunk.ids))
-            self.hits, self.missed = self.hits + (found is not None), self.missed + (found is None)
-            return found
+            cached = self.maker.store.get(self.maker.key(chunk.ids))
+            self.hits += cached is not None
+            self.missed += cached is None
+            return cached
         begun = time.perf_counter_ns()
         try:
-            found, made = self.maker.chunk(chunk.ids, chunk.name)
+            cached, is_new = self.maker.chunk(chunk.ids, chunk.name)
         except ModelError:  # longer than the model's sequences: so is the prompt, which is refused
             self.missed += 1
             return None
-        self.hits += not made
-        if made:
+        self.hits += not is_new
+        if is_new:
             self.made_nanos += time.perf_counter_ns() - begun
             self.made_sizes.append(len(chunk.ids))
-        return found
+        return cached
 
 
 def chunks_for(program: Program, models: "Models", store: ChunkStore | None) -> ChunkMaker | None:

@@ -7,9 +7,11 @@ has a digest of the tensors. Needs no torch: headers and file times are all that
 import hashlib
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from ..errors import UsageError
 FORMAT = 1
 SUFFIX, PART = ".safetensors", ".part"
 ABANDONED = 3600  # seconds after which a half-written file has no writer any more
-HEX = frozenset("0123456789abcdef")
+DIGEST = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +117,9 @@ class ChunkFiles:
 
     def digests(self) -> list[str]:
         """Of all files that are named as chunks, least recently used first; others are ignored."""
-        found = []
-        for path in self._files(SUFFIX):
-            digest = path.name.removesuffix(SUFFIX)
-            if len(digest) == 64 and set(digest) <= HEX:
-                found.append((_used(path), digest))
-        return [digest for _, digest in sorted(found)]
+        names = [path.name.removesuffix(SUFFIX) for path in self._files(SUFFIX)]
+        digests = [name for name in names if DIGEST.fullmatch(name)]
+        return sorted(digests, key=lambda digest: (_stat(self.path(digest))[0], digest))
 
     def list(self) -> tuple[list[ChunkInfo], list[str]]:
         """What the headers say, least recently used first; and what is wrong with other files."""
@@ -143,12 +142,21 @@ class ChunkFiles:
             DamagedChunk: it is not what its name says.
         """
         path = self.path(digest)
-        header, used = read_header(path), _used(path) / 1e9
+        try:
+            with safe_open(path, framework="np") as file:
+                header: Mapping[str, str] = file.metadata() or {}
+        except FileNotFoundError:
+            raise
+        except (SafetensorError, OSError, ValueError) as error:
+            raise DamagedChunk(f"{path}: is no intact safetensors file: {error}") from None
+        if header.get("specsot_chunk") != str(FORMAT):
+            raise DamagedChunk(f"{path}: is no chunk of format {FORMAT}")
         try:
             model_hash, dtype, bos, taps = json.loads(header["facts"])
             tokens, name = int(header["tokens"]), header["name"]
-            size = path.stat().st_size
-            info = ChunkInfo(digest, name, tokens, size, model_hash, dtype, bos, tuple(taps), used)
+            used, size = _stat(path)
+            facts = (model_hash, dtype, bos, tuple(taps))
+            info = ChunkInfo(digest, name, tokens, size, *facts, used / 1e9)
         except (KeyError, ValueError, TypeError):
             raise DamagedChunk(f"{path}: its header is not that of a chunk") from None
         if header.get("key") != digest:
@@ -157,11 +165,9 @@ class ChunkFiles:
 
     def touch(self, digest: str) -> None:
         """Note that a chunk was used now, if the folder can be written to."""
-        try:
+        with suppress(OSError):
             # The kernel's own "now" is some milliseconds behind, and would mix up the order.
             os.utime(self.path(digest), ns=(time.time_ns(),) * 2)
-        except OSError:
-            return
 
     def drop(self, digest: str) -> bool:
         """Remove a chunk's file; whoever has it mapped keeps it. False if there was none.
@@ -179,21 +185,20 @@ class ChunkFiles:
         return True
 
     def trim(self, max_bytes: int) -> None:
-        """Drop the least recently used files until the rest have at most so many bytes."""
-        self._sweep()
-        sizes = {digest: _size(self.path(digest)) for digest in self.digests()}
+        """Drop the least recently used files until the rest have at most so many bytes.
+
+        What writers left that were killed goes first.
+        """
+        for path in self._files(PART):
+            if time.time_ns() - _stat(path)[0] > ABANDONED * 1e9:
+                path.unlink(missing_ok=True)
+        sizes = {digest: _stat(self.path(digest))[1] for digest in self.digests()}
         total = sum(sizes.values())
         for digest, size in sizes.items():
             if total <= max_bytes:
                 return
             self.drop(digest)
             total -= size
-
-    def _sweep(self) -> None:
-        """Remove what writers left that were killed."""
-        for path in self._files(PART):
-            if time.time_ns() - _used(path) > ABANDONED * 1e9:
-                path.unlink(missing_ok=True)
 
     def _files(self, ending: str) -> Iterator[Path]:
         try:
@@ -205,30 +210,10 @@ class ChunkFiles:
         yield from (self.folder / name for name in names if name.endswith(ending))
 
 
-def read_header(path: Path) -> Mapping[str, str]:
-    """The texts in the header of a chunk's file; raises as `ChunkFiles.read_info`."""
+def _stat(path: Path) -> tuple[int, int]:
+    """When it was used, in nanoseconds since 1970, and its bytes; zeros if it is gone."""
     try:
-        with safe_open(path, framework="np") as file:
-            header: Mapping[str, str] = file.metadata() or {}
-    except FileNotFoundError:
-        raise
-    except (SafetensorError, OSError, ValueError) as error:
-        raise DamagedChunk(f"{path}: is no intact safetensors file: {error}") from None
-    if header.get("specsot_chunk") != str(FORMAT):
-        raise DamagedChunk(f"{path}: is no chunk of format {FORMAT}")
-    return header
-
-
-def _used(path: Path) -> int:
-    """Nanoseconds since 1970."""
-    try:
-        return path.stat().st_mtime_ns
+        stat = path.stat()
     except OSError:
-        return 0
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+        return 0, 0
+    return stat.st_mtime_ns, stat.st_size

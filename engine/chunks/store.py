@@ -90,7 +90,8 @@ class ChunkStore:
         _check(key, chunk)
         if chunk.bytes > self.max_bytes:
             return False
-        info = _info(key, chunk, name)
+        size, now = (chunk.rows, chunk.bytes), time.time()
+        info = ChunkInfo(key.digest, name, *size, key.model_hash, key.dtype, key.bos, key.taps, now)
         copy = _on(chunk, self.device, copy=True)
         entry = _Entry(info, copy, _versions(copy))
         filed = self.files is not None and self._write(self.files, info, copy)
@@ -98,20 +99,6 @@ class ChunkStore:
             entry = self._load(key) or entry  # the mapped file: memory that can be reclaimed
         self._keep(info.digest, entry)
         return True
-
-    def drop(self, digest: str) -> bool:
-        """Forget a chunk, in memory and on disk; False if there was none."""
-        entry = self._forget(digest)
-        filed = self.files is not None and self.files.drop(digest)
-        return entry or filed
-
-    def list(self) -> list[ChunkInfo]:
-        """The chunks, least recently used first: those in the folder, or without one in memory."""
-        if self.files is None:
-            return [entry.info for entry in self._entries.values()]
-        found, problems = self.files.list()
-        self.notes += problems
-        return found
 
     def _keep(self, digest: str, entry: _Entry) -> None:
         """As the most recently used one; others go until the bytes fit."""
@@ -121,10 +108,9 @@ class ChunkStore:
         while self.bytes > self.max_bytes:
             self._forget(next(iter(self._entries)))
 
-    def _forget(self, digest: str) -> bool:
+    def _forget(self, digest: str) -> None:
         entry = self._entries.pop(digest, None)
         self.bytes -= 0 if entry is None else entry.chunk.bytes
-        return entry is not None
 
     def _load(self, key: ChunkKey) -> _Entry | None:
         """From the folder, if it is there and intact."""
@@ -142,10 +128,8 @@ class ChunkStore:
         except ValueError as error:
             self.notes.append(f"{self.files.path(key.digest)}: {error}")
             return None
-        kept = _on(chunk, self.device)
-        if kept.bytes > self.max_bytes:
-            return None
-        return _Entry(info, kept, _versions(kept))
+        chunk = _on(chunk, self.device)
+        return None if chunk.bytes > self.max_bytes else _Entry(info, chunk, _versions(chunk))
 
     def _write(self, files: ChunkFiles, info: ChunkInfo, chunk: ChunkKV) -> bool:
         """A folder that cannot be written to costs the cache on disk and nothing else."""
@@ -183,17 +167,12 @@ def _check(key: ChunkKey, chunk: ChunkKV) -> None:
         raise ValueError(f"features of {len(chunk.features_RF)} rows for {tokens} tokens")
 
 
-def _info(key: ChunkKey, chunk: ChunkKV, name: str) -> ChunkInfo:
-    size, now = (chunk.rows, chunk.bytes), time.time()
-    return ChunkInfo(key.digest, name, *size, key.model_hash, key.dtype, key.bos, key.taps, now)
-
-
 def _named(chunk: ChunkKV) -> dict[str, Tensor]:
     """A chunk's tensors as they are called in a file."""
-    found = {"keys": chunk.keys_LRgd, "values": chunk.values_LRgd}
+    tensors = {"keys": chunk.keys_LRgd, "values": chunk.values_LRgd}
     if chunk.features_RF is not None:
-        found["features"] = chunk.features_RF
-    return found
+        tensors["features"] = chunk.features_RF
+    return tensors
 
 
 def _on(chunk: ChunkKV, device: torch.device, *, copy: bool = False) -> ChunkKV:
@@ -223,16 +202,16 @@ def _read(path: Path) -> ChunkKV:
     try:
         with torch.inference_mode(False), safe_open(path, framework="pt") as file:
             wanted = (file.metadata() or {}).get("sha256")
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise
     except (SafetensorError, OSError) as error:
         raise DamagedChunk(f"{path}: cannot be read: {error}") from None
-    if set(found) - {"features"} != {"keys", "values"}:
-        raise DamagedChunk(f"{path}: holds {', '.join(sorted(found))}, not keys and values")
-    if _checksum(found) != wanted:
+    if set(tensors) - {"features"} != {"keys", "values"}:
+        raise DamagedChunk(f"{path}: holds {', '.join(sorted(tensors))}, not keys and values")
+    if _checksum(tensors) != wanted:
         raise DamagedChunk(f"{path}: is damaged, its digest is not that of its header")
-    return ChunkKV(found["keys"], found["values"], found.get("features"))
+    return ChunkKV(tensors["keys"], tensors["values"], tensors.get("features"))
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from ...models.load.checkpoint import model_hash
 from ...states.requests.passages import chunks_of
+from ..chunks.cache import ChunkMaker, chunk_maker
 from ..chunks.files import ChunkFiles, ChunkInfo
-from ..chunks.maker import ChunkMaker, chunk_maker
 from ..chunks.store import ChunkStore
 from ..errors import UsageError
 from ..prepare.documents import read_documents

@@ -30,65 +30,62 @@ class Regeneration:
 
     def answered(self, conversations: list[Conversation]) -> list[Conversation]:
         """The conversations with the target's answers; without those that are too long."""
-        questions = [_unanswered(conversation) for conversation in conversations]
         questions = [
-            c
-            for c in questions
-            if len(self.coder.prompt(c.head(c.user_turns[0] + 1))) < self.length
+            question
+            for question in map(_unanswered, conversations)
+            if len(self.coder.prompt(question.head(question.user_turns[0] + 1))) < self.length
         ]
-        done = self._kept(questions)
+        done = self._already(questions)
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.write_text("".join(map(_line, done)), encoding="utf-8")
         starts = range(len(done), len(questions), TOGETHER)
-        console = Console(stderr=True)
-        shown = track(starts, "answers", console=console, disable=not sys.stderr.isatty())
+        screen, hidden = Console(stderr=True), not sys.stderr.isatty()
         with self.file.open("a", encoding="utf-8") as file:
-            for start in shown:
+            for start in track(starts, "answers", console=screen, disable=hidden):
                 batch = self._answer(questions[start : start + TOGETHER])
                 file.write("".join(map(_line, batch)))
                 file.flush()
                 done += batch
         return done
 
-    def _kept(self, questions: list[Conversation]) -> list[Conversation]:
+    def _already(self, questions: list[Conversation]) -> list[Conversation]:
         """What an earlier run of the same prompts has answered, in whole batches."""
         if not self.file.exists():
             return []
         lines = self.file.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-        kept = []
+        done: list[Conversation] = []
         for line, conversation in zip(lines, questions, strict=False):
-            again = _read(line, conversation)
-            if again is None:
+            if (again := _read(line, conversation)) is None:
                 break
-            kept.append(again)
-        whole = len(kept) if len(kept) == len(questions) else len(kept) // TOGETHER * TOGETHER
-        return kept[:whole]
+            done.append(again)
+        return done if len(done) == len(questions) else done[: len(done) // TOGETHER * TOGETHER]
 
     def _answer(self, batch: list[Conversation]) -> list[Conversation]:
         """All turns of a few conversations, one turn of each at a time."""
         done = list(batch)
         for number in range(max(len(c.user_turns) for c in batch)):
-            prompts = {}
+            prompts: dict[int, list[int]] = {}
             for index, conversation in enumerate(done):
                 if number < len(conversation.user_turns):
-                    head = conversation.head(conversation.user_turns[number] + 1)
-                    prompts[index] = self.coder.prompt(head)
-            fitting = {i: ids for i, ids in prompts.items() if len(ids) < self.length}
-            for index in prompts.keys() - fitting.keys():
-                done[index] = done[index].head(done[index].user_turns[number])
-            if fitting:
-                room = self.length - min(map(len, fitting.values()))
-                answers = self.teacher.answer(list(fitting.values()), room)
-                for index, ids in zip(fitting, answers, strict=True):
+                    place = conversation.user_turns[number]
+                    ids = self.coder.prompt(conversation.head(place + 1))
+                    if len(ids) < self.length:
+                        prompts[index] = ids
+                    else:
+                        done[index] = conversation.head(place)
+            if prompts:
+                room = self.length - min(map(len, prompts.values()))
+                answers = self.teacher.answer([*prompts.values()], room)
+                for index, ids in zip(prompts, answers, strict=True):
                     done[index] = self._with(done[index], number, ids)
         return done
 
     def _with(self, conversation: Conversation, number: int, ids: list[int]) -> Conversation:
         """The conversation with an answer to user turn ``number``."""
         ended = ids[-1] in self.teacher.stops
-        written = ids[:-1] if ended else ids
-        text = self.teacher.tokenizer.decode(written, skip_special_tokens=True)
-        answer = Turn("assistant", str(text), tuple(written), ended)
+        ids = ids[:-1] if ended else ids
+        text = self.teacher.tokenizer.decode(ids, skip_special_tokens=True)
+        answer = Turn("assistant", str(text), tuple(ids), ended)
         place, turns = conversation.user_turns[number], conversation.turns
         return replace(conversation, turns=(*turns[: place + 1], answer, *turns[place + 2 :]))
 

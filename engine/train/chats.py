@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,17 +99,17 @@ def _lines(file: Path, regenerate: bool) -> Iterator[Conversation]:
 
 
 def _turns(value: Mapping[str, Any], place: str) -> Iterator[Turn]:
-    given = [key for key in KEYS if value.get(key) is not None]
-    if len(given) != 1:
-        which = f"has {' and '.join(given)}" if given else "has none"
+    keys = [key for key in KEYS if value.get(key) is not None]
+    if len(keys) != 1:
+        which = f"has {' and '.join(keys)}" if keys else "has none"
         raise UsageError(f"{place}: needs one of {', '.join(KEYS)}; it {which}")
-    content = value[given[0]]
-    if given[0] == "prompt":
+    content = value[keys[0]]
+    if keys[0] == "prompt":
         yield _turn("user", content, f"{place}: 'prompt'")
         return
     if not isinstance(content, list) or not content:
-        raise UsageError(f"{place}: {given[0]!r} must be a list of messages")
-    role, text = ("role", "content") if given[0] == "messages" else ("from", "value")
+        raise UsageError(f"{place}: {keys[0]!r} must be a list of messages")
+    role, text = ("role", "content") if keys[0] == "messages" else ("from", "value")
     for number, message in enumerate(content, 1):
         where = f"{place}: message {number}"
         if not isinstance(message, dict) or not {role, text} <= message.keys():
@@ -141,26 +140,8 @@ def _check_order(turns: Sequence[Turn], place: str) -> None:
             raise UsageError(f"{where} is from {turn.role!r}; it is the turn of {wanted!r}")
 
 
-@dataclass(frozen=True, slots=True)
-class CompactSample:
-    """A sample in little memory: ids, and 1 where the model has to write them."""
-
-    ids: array[int]
-    written: array[int]
-
-    @classmethod
-    def of(cls, tokens: Tokens) -> CompactSample:
-        """The same without what linear samples do not need."""
-        return cls(array("i", tokens.ids), array("b", (w >= GOLD for w in tokens.weights)))
-
-    @property
-    def tokens(self) -> Tokens:
-        """A sample of one segment."""
-        return Tokens.linear(self.ids.tolist(), [GOLD * flag for flag in self.written])
-
-
-Part = tuple[list[int], bool]
-"""Ids, and whether the model has to write them."""
+Part = tuple[int, list[int], bool]
+"""The turn, or -1 for what the format adds; ids; whether the model has to write them."""
 
 
 class ChatCoder:
@@ -193,47 +174,38 @@ class ChatCoder:
         whole = self._until(conversation, answers[-1])
         prompts = [self.prompt(conversation.head(i)) for i in answers]
         if all(_starts(whole, i, ids) for i, ids in zip(answers, prompts, strict=True)):
-            samples = [[(ids, written) for _, ids, written in whole]]
+            samples = [whole]
         else:
             samples = [
-                [
-                    (prompt, False),
-                    *((ids, w) for turn, ids, w in self._until(conversation, i) if turn == i),
-                ]
+                [(-1, prompt, False), *(p for p in self._until(conversation, i) if p[0] == i)]
                 for i, prompt in zip(answers, prompts, strict=True)
             ]
         for parts in samples:
-            tokens = _tokens(parts)
-            if sum(w >= GOLD for w in tokens.weights[:length]) > 1:
-                yield tokens
+            weights = [GOLD * counts for _, ids, counts in parts for _ in ids]
+            if sum(weight >= GOLD for weight in weights[:length]) > 1:
+                yield Tokens.linear([i for _, ids, _ in parts for i in ids], weights)
 
-    def _until(self, conversation: Conversation, last: int) -> list[tuple[int, list[int], bool]]:
-        """All up to the end of turn ``last``: (turn, or -1 for the format's own, ids, written)."""
+    def _until(self, conversation: Conversation, last: int) -> list[Part]:
+        """All up to the end of turn ``last``."""
         turns = conversation.turns[: last + 1]
-        parts: list[tuple[int, list[int], bool]] = []
-        before: Turn | None = None
+        parts: list[Part] = []
         for turn, ids in self._cut(conversation.head(last + 1), generation=False):
-            if turn >= 0:
-                parts.append((turn, ids, turns[turn].role == "assistant"))
-            elif before is not None and before.role == "assistant":
-                end = next((i + 1 for i, token in enumerate(ids) if token in self._stops), 0)
-                parts.append((parts[-1][0], ids[:end], before.ended))
-                parts.append((-1, ids[end:], False))
+            before = turns[parts[-1][0]] if turn < 0 and parts else None
+            if before is None or before.role != "assistant":
+                parts.append((turn, ids, turn >= 0 and turns[turn].role == "assistant"))
             else:
-                parts.append((-1, ids, False))
-            before = turns[turn] if turn >= 0 else None
+                end = next((i + 1 for i, token in enumerate(ids) if token in self._stops), 0)
+                parts += [(parts[-1][0], ids[:end], before.ended), (-1, ids[end:], False)]
         return parts
 
     def _cut(
         self, conversation: Conversation, *, generation: bool
     ) -> Iterator[tuple[int, list[int]]]:
         """(turn, ids) of what is said, (-1, ids) of what the format adds."""
-        written = self._render(conversation, generation)
-        pieces = MARK.split(written)
+        pieces = MARK.split(self._render(conversation, generation))
         if [int(number) for number in pieces[1::2]] != list(range(len(conversation.turns))):
-            raise UsageError(
-                f"{conversation.place}: the target's chat format drops or moves a turn"
-            )
+            message = "the target's chat format drops or moves a turn"
+            raise UsageError(f"{conversation.place}: {message}")
         for index, piece in enumerate(pieces):
             if index % 2 == 0:
                 yield -1, self._encode(piece, split_special_tokens=False)
@@ -257,17 +229,11 @@ class ChatCoder:
             ) from None
 
     def _encode(self, text: str, **options: bool) -> list[int]:
-        encoded = self._tokenizer.encode(text, add_special_tokens=False, verbose=False, **options)
-        return list(encoded)
+        encode = self._tokenizer.encode
+        return list(encode(text, add_special_tokens=False, verbose=False, **options))
 
 
-def _starts(whole: list[tuple[int, list[int], bool]], turn: int, prompt: list[int]) -> bool:
+def _starts(whole: list[Part], turn: int, prompt: list[int]) -> bool:
     """Whether the conversation up to this turn is what the turn's prompt would be."""
     end = next(i for i, (number, _, _) in enumerate(whole) if number == turn)
     return [i for _, ids, _ in whole[:end] for i in ids] == prompt
-
-
-def _tokens(parts: Sequence[Part]) -> Tokens:
-    ids = [i for part, _ in parts for i in part]
-    weights = [GOLD if written else 0.0 for part, written in parts for _ in part]
-    return Tokens.linear(ids, weights)

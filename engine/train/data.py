@@ -51,7 +51,6 @@ class Batch:
         return torch.cat([torch.zeros_like(counted[:, :1]), counted[:, :-1]], dim=1)
 
     def to(self, device: torch.device) -> Batch:
-        """The same on a device."""
         return Batch(*(getattr(self, part.name).to(device) for part in fields(self)))
 
 
@@ -80,16 +79,9 @@ def pack(rows: list[list[Tokens]], length: int) -> Batch:
             start = span.stop
     labels[:, :-1] = ids[:, 1:]
     weights = torch.cat([weights[:, 1:], weights.new_zeros(len(rows), 1)], dim=1)
-    return Batch(ids, positions, labels, weights, visible(samples, segments))
-
-
-def visible(samples: Tensor, segments: Tensor) -> Tensor:
-    """Mask [rows, 1, length, length] from sample and segment numbers [rows, length]."""
-    length = samples.shape[1]
     same = samples[:, :, None] == samples[:, None, :]
     related = (segments[:, :, None] == segments[:, None, :]) | (segments[:, None, :] == 0)
-    causal = torch.ones(length, length, dtype=torch.bool).tril()
-    return (same & related & causal)[:, None]
+    return Batch(ids, positions, labels, weights, (same & related).tril()[:, None])
 
 
 @dataclass(slots=True)
@@ -111,12 +103,12 @@ class Packer:
                 tokens = trimmed(self.source(self.index), self.length)
                 fits = [i for i, free in enumerate(room) if free >= len(tokens.ids)]
                 self.index += 1
-                if not fits:
+                if fits:
+                    best = min(fits, key=lambda i: room[i])
+                    rows[best].append(tokens)
+                    room[best] -= len(tokens.ids)
+                else:
                     misses += 1
-                    continue
-                best = min(fits, key=lambda i: room[i])
-                rows[best].append(tokens)
-                room[best] -= len(tokens.ids)
             yield pack(rows, self.length)
 
 

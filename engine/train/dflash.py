@@ -11,11 +11,9 @@ from ...models.drafters.dflash import DFlashDraftModel, TargetEnds
 from ...models.drafters.dflash_config import DFlashConfig, Reach, default_layer_ids
 from ..errors import UsageError
 from .data import Batch
-from .dflash_blocks import Blocks, Packing
-from .dflash_loss import OnlineDFlashModel
+from .dflash_loss import Blocks, OnlineDFlashModel, Packing
 from .files import export_drafter
-from .held_out import HeldOutPrompt
-from .lessons import LessonSource
+from .lessons import HeldOutPrompt, LessonSource
 from .loop import LossReport, train
 from .optim import MuonAdamW
 from .settings import DFlashTraining
@@ -24,13 +22,10 @@ from .teacher import Teacher, load_teacher
 
 def mask_id(teacher: Teacher) -> int:
     """The tokenizer's mask, else an unused row of the embedding, else the pad or end token."""
-    tokenizer, rows = teacher.tokenizer, teacher.config.vocab_size
-    if tokenizer.mask_token_id is not None:
-        return int(tokenizer.mask_token_id)
-    if len(tokenizer) < rows:
-        return len(tokenizer)
-    ends = [tokenizer.pad_token_id, tokenizer.eos_token_id]
-    return next(int(i) for i in [*ends, *teacher.stops] if i is not None)
+    tokenizer, size = teacher.tokenizer, len(teacher.tokenizer)
+    unused = size if size < teacher.config.vocab_size else None
+    ends = (tokenizer.pad_token_id, tokenizer.eos_token_id, *teacher.stops)
+    return next(int(i) for i in (tokenizer.mask_token_id, unused, *ends) if i is not None)
 
 
 def drafter_config(settings: DFlashTraining, teacher: Teacher) -> DFlashConfig:
@@ -42,10 +37,7 @@ def drafter_config(settings: DFlashTraining, teacher: Teacher) -> DFlashConfig:
         raise UsageError(f"--target-layer-ids {ids}: the target has {target.num_layers} layers")
     if not 0 <= mask < target.vocab_size:
         raise UsageError(f"--mask-token-id {mask}: the target has {target.vocab_size} tokens")
-    own = {
-        "path": settings.out / "config.json",
-        "intermediate_size": settings.intermediate or target.intermediate_size,
-    }
+    own = {"path": settings.out / "config.json", "intermediate_size": settings.intermediate}
     return DFlashConfig(
         **target.sizes() | own,
         reaches=(Reach(),) * settings.layers,
@@ -77,26 +69,24 @@ class DFlashCourse:
     def __init__(self, settings: DFlashTraining, teacher: Teacher) -> None:
         self.teacher = teacher
         self.model = new_drafter(settings, teacher)
-        self.online = OnlineDFlashModel(
-            self.model, settings.num_anchors, gamma=settings.loss_decay_gamma
-        )
+        self.online = OnlineDFlashModel(self.model, settings.num_anchors, settings.loss_decay_gamma)
         self.optimizer = MuonAdamW(self.model, settings.lr, settings.head_lr)
 
     def teach(self, batch: Batch, draw: torch.Generator) -> LossReport:
-        seen = self.teacher.look(batch, self.model.tap_ids)
+        features_BSF, _ = self.teacher.look(batch, self.model.tap_ids)
         packing = Packing(batch.positions, batch.mask[:, 0])
         with self.teacher.low_precision():
             step = self.online(
-                batch.ids, seen.features_BSF, batch.written(), generator=draw, packing=packing
+                batch.ids, features_BSF, batch.written(), generator=draw, packing=packing
             )
-        return LossReport(step.loss, {"accuracy": step.accuracy})
+        return step.loss, {"accuracy": step.accuracy}
 
     def hits(self, sample: HeldOutPrompt) -> Tensor:
         batch = sample.batch(self.teacher.device)
-        seen = self.teacher.look(batch, self.model.tap_ids, exact=True)
+        features_BSF, _ = self.teacher.look(batch, self.model.tap_ids, exact=True)
         roots = torch.arange(sample.first, batch.ids.shape[1], device=batch.ids.device)[None]
         blocks = Blocks(roots, roots >= 0, self.online.block_size, batch.ids.shape[1])
-        hidden_BQH = self.online.hidden(batch.ids, seen.features_BSF, blocks)
+        hidden_BQH = self.online.hidden(batch.ids, features_BSF, blocks)
         drafts_Q = self.model.logits(hidden_BQH[0]).argmax(-1)
         inside_MP = (blocks.places_BMP < blocks.length)[0]
         right_MP = (drafts_Q.view(inside_MP.shape) == blocks.at(batch.ids)[0]) & inside_MP
@@ -104,11 +94,10 @@ class DFlashCourse:
         return torch.cat((before, right_MP))[:, 1:]
 
     def export(self, out: Path) -> None:
-        export_drafter(self.model.published(), self.model.config.to_json(), out)
+        export_drafter(self.model, out)
 
 
 def train_dflash(settings: DFlashTraining, source: LessonSource) -> Path:
     """Train, saving now and then; returns the folder of the exported drafter."""
-    teacher = load_teacher(settings)
-    course = DFlashCourse(settings, teacher)
-    return train(settings, course, source(settings, teacher))
+    course = DFlashCourse(settings, load_teacher(settings))
+    return train(settings, course, source(settings, course.teacher))

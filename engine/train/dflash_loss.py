@@ -18,12 +18,120 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from ...models.drafters.dflash import DFlashDraftModel
 from ...models.drafters.dflash_config import Reach
-from ...models.drafters.parts import Angles
 from .data import by_head
-from .dflash_blocks import Blocks, Packing, sample_anchors
 
 GAMMAS = {16: 7.0, 10: 5.0, 8: 4.0}  # block size -> decay, from the paper
 Mask = Tensor | BlockMask
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Several texts in one sequence, which may share a beginning: a trunk and its branches.
+
+    positions_BS: int64, each token's position in its own text. visible_BSS: bool, True where token
+    q (second axis) follows on token k (third axis) or is it; never True for k > q.
+    """
+
+    positions_BS: Tensor
+    visible_BSS: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Where the blocks of a batch start.
+
+    anchors_BM: int64, the anchors' places in their sequences. kept_BM: bool, False for padding
+    blocks, which see nothing and count nothing. size: P. length: S. packing: None where every
+    sequence is one text, so that a token's place is its position.
+    """
+
+    anchors_BM: Tensor
+    kept_BM: Tensor
+    size: int
+    length: int
+    packing: Packing | None = None
+
+    @property
+    def places_BMP(self) -> Tensor:
+        """int64, what the blocks' rows draft; they may run past the sequence's end."""
+        return self._from(self.anchors_BM)
+
+    @property
+    def positions_BMP(self) -> Tensor:
+        """int64, positions of the blocks' rows."""
+        return self._from(self.sources_BS.gather(1, self.anchors_BM))
+
+    @property
+    def sources_BS(self) -> Tensor:
+        """int64, positions of the context tokens."""
+        if self.packing is not None:
+            return self.packing.positions_BS
+        device = self.anchors_BM.device
+        return torch.arange(self.length, device=device).expand(len(self.anchors_BM), -1)
+
+    @property
+    def before_BMS(self) -> Tensor:
+        """bool, the context of every block: the tokens before its anchor in the anchor's text."""
+        context_S = torch.arange(self.length, device=self.anchors_BM.device)
+        before_BMS = context_S < self.anchors_BM[:, :, None]
+        if self.packing is None:
+            return before_BMS
+        index_BMS = self.anchors_BM[:, :, None].expand(-1, -1, self.length)
+        return before_BMS & self.packing.visible_BSS.gather(1, index_BMS)
+
+    def _from(self, start_BM: Tensor) -> Tensor:
+        return start_BM[:, :, None] + torch.arange(self.size, device=start_BM.device)
+
+    def at(self, value_BS: Tensor) -> Tensor:
+        """A value of every token -> [B, M, P]; past the end, the last token's."""
+        index_BMP = self.places_BMP.clamp(max=self.length - 1)
+        return value_BS.gather(1, index_BMP.flatten(1)).view(index_BMP.shape)
+
+    def noise(self, input_ids_BS: Tensor, mask_token_id: int) -> Tensor:
+        """int64 [B, M * P]: each anchor's token, then masks; a padding block is all masks."""
+        tokens_BMP = torch.full_like(self.positions_BMP, mask_token_id)
+        anchor_BM = input_ids_BS.gather(1, self.anchors_BM)
+        tokens_BMP[:, :, 0] = anchor_BM.where(self.kept_BM, mask_token_id)
+        return tokens_BMP.flatten(1)
+
+    def counted(self, loss_mask_BS: Tensor) -> Tensor:
+        """bool [B, M, P]: rows that are drafted, inside the anchor's text, and the assistant's."""
+        inside_BMP = self.places_BMP < self.length
+        if self.packing is not None:
+            inside_BMP &= self._follow(self.packing)
+        drafted_P = torch.arange(self.size, device=self.anchors_BM.device) > 0
+        assistant_BMP = self.at(loss_mask_BS) > 0.5
+        return assistant_BMP & inside_BMP & drafted_P & self.kept_BM[:, :, None]
+
+    def _follow(self, packing: Packing) -> Tensor:
+        """bool [B, M, P]: the token there follows on the anchor in its text, so many places on."""
+        place_BMP = self.places_BMP.clamp(max=self.length - 1)
+        pair_BMP = place_BMP * self.length + self.anchors_BM[:, :, None]
+        seen_BN = packing.visible_BSS.flatten(1).gather(1, pair_BMP.flatten(1))
+        near_BMP = self.at(packing.positions_BS) == self.positions_BMP
+        return near_BMP & seen_BN.view(place_BMP.shape)
+
+
+def sample_anchors(loss_mask_BS: Tensor, num_anchors: int, size: int, coins_BC: Tensor) -> Blocks:
+    """The candidates with the lowest coins: assistant tokens that an assistant token follows.
+
+    Args:
+        coins_BC: one uniform number per token but the last, [B, S - 1].
+
+    Raises:
+        ValueError: no sequence of the batch has a candidate.
+    """
+    assistant_BS = loss_mask_BS > 0.5
+    candidates_BC = assistant_BS[:, :-1] & assistant_BS[:, 1:]
+    count_B1 = candidates_BC.sum(1, keepdim=True)
+    width = min(num_anchors, int(count_B1.max()))
+    if width == 0:
+        raise ValueError("no two supervised tokens stand side by side in any sequence of the batch")
+    order_BC = coins_BC.masked_fill(~candidates_BC, 2.0).argsort(1)
+    kept_BM = torch.arange(width, device=loss_mask_BS.device) < count_B1
+    last = loss_mask_BS.shape[1]  # sorts padding behind every anchor
+    anchors_BM = order_BC[:, :width].where(kept_BM, last).sort(1).values
+    return Blocks(anchors_BM.where(kept_BM, 0), kept_BM, size, last)
 
 
 def dense_mask(blocks: Blocks, reach: Reach) -> Tensor:
@@ -103,7 +211,6 @@ class OnlineDFlashModel(nn.Module):
 
     Args:
         num_anchors: blocks per sequence, drawn anew for every batch.
-        block_size: rows of a block; the drafter's own if None.
         gamma: row k counts exp(-(k - 1) / gamma); infinity for no decay, None for `decay_of`.
         flex: attend through flex_attention, which is only sparse under torch.compile and only has
             gradients on a GPU; else densely.
@@ -113,14 +220,13 @@ class OnlineDFlashModel(nn.Module):
         self,
         draft_model: DFlashDraftModel,
         num_anchors: int = 512,
-        block_size: int | None = None,
         gamma: float | None = None,
         *,
         flex: bool = False,
     ) -> None:
         super().__init__()
         self.draft_model, self.num_anchors, self.flex = draft_model, num_anchors, flex
-        self.block_size = draft_model.block_size if block_size is None else block_size
+        self.block_size = draft_model.block_size
         self.gamma = decay_of(self.block_size) if gamma is None else gamma
 
     def forward(
@@ -145,8 +251,8 @@ class OnlineDFlashModel(nn.Module):
         if blocks is None:
             shape, device = loss_mask_BS[:, 1:].shape, loss_mask_BS.device
             coins_BC = torch.rand(shape, generator=generator, device=device)
-            drawn = sample_anchors(loss_mask_BS, self.num_anchors, self.block_size, coins_BC)
-            blocks = replace(drawn, packing=packing)
+            sampled = sample_anchors(loss_mask_BS, self.num_anchors, self.block_size, coins_BC)
+            blocks = replace(sampled, packing=packing)
         hidden_BQH = self.hidden(input_ids_BS, hidden_states_BSF, blocks)
         return self._score(hidden_BQH, blocks.at(input_ids_BS), blocks.counted(loss_mask_BS))
 
@@ -159,30 +265,16 @@ class OnlineDFlashModel(nn.Module):
         before = draft.angles(blocks.sources_BS.flatten())
         own = draft.angles(blocks.positions_BMP.flatten())
         x_NH = draft.embed(blocks.noise(input_ids_BS, draft.mask_token_id).flatten())
-        for index, reach in enumerate(draft.config.reaches):
-            x_NH = self._layer(index, x_NH, context_RH, before, own, masks[reach], batch)
+        for layer, reach in zip(draft.stack, draft.config.reaches, strict=True):
+            sources = layer.self_attn.keys_values(context_RH, before)
+            q, *mine = layer.project(x_NH, own)
+            keys, values = (
+                torch.cat((by_head(c, batch), by_head(m, batch)), 2)
+                for c, m in zip(sources, mine, strict=True)
+            )
+            attended = attend(by_head(q, batch), keys, values, masks[reach])
+            x_NH = layer.finish(x_NH, attended.transpose(1, 2).flatten(2).flatten(0, 1))
         return torch.unflatten(draft.norm(x_NH), 0, (batch, -1))
-
-    def _layer(
-        self,
-        index: int,
-        x_NH: Tensor,
-        context_RH: Tensor,
-        before: Angles,
-        own: Angles,
-        mask: Mask,
-        batch: int,
-    ) -> Tensor:
-        """One layer of all blocks, flat [B * M * P, H]; context rows are flat [B * S, H]."""
-        layer = self.draft_model.stack[index]
-        sources = layer.self_attn.keys_values(context_RH, before)
-        q, *mine = layer.project(x_NH, own)
-        keys, values = (
-            torch.cat((by_head(c, batch), by_head(m, batch)), 2)
-            for c, m in zip(sources, mine, strict=True)
-        )
-        attended = attend(by_head(q, batch), keys, values, mask)
-        return layer.finish(x_NH, attended.transpose(1, 2).flatten(2).flatten(0, 1))
 
     def _score(self, hidden_BQH: Tensor, labels_BMP: Tensor, counted_BMP: Tensor) -> TrainingStep:
         """Decayed cross-entropy with the tokens themselves, on the rows that count."""

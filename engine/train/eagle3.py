@@ -1,25 +1,30 @@
-"""Training of an EAGLE-3 drafter: a few drafted steps unrolled behind every token."""
+"""Training of an EAGLE-3 drafter: a few drafted steps unrolled, each scored by the target.
+
+At step i, row j holds the drafter's own feature for token j + i beside the true token j + i + 1 and
+predicts token j + i + 2. It sees the rows of step 0 that a causal mask allows and, of later steps,
+only itself: the tree mask of an unrolled chain.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
-from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...models.config import RopeConfig
 from ...models.drafters.eagle3 import Eagle3
 from ...models.drafters.eagle3_config import Eagle3Config, default_taps
 from ..errors import UsageError
-from .data import GOLD, Batch, Source
-from .eagle3_loss import Lesson, guesses, rehearse, shift
+from .data import GOLD, Batch, by_head
 from .files import export_drafter, load_checkpoint
-from .held_out import HeldOutPrompt
-from .lessons import Lessons, LessonSource
+from .lessons import HeldOutPrompt, Lessons, LessonSource
 from .loop import LossReport, train
 from .optim import MuonAdamW
 from .settings import Eagle3Training
@@ -28,23 +33,12 @@ from .teacher import Teacher, load_teacher
 COUNTED = 4000  # samples that the draft vocabulary is chosen from
 
 
-def draft_vocabulary(source: Source, samples: int, size: int, vocabulary: int) -> Tensor:
-    """The most frequent ids of the texts to be written, increasing, int64 [size]."""
-    counts: Counter[int] = Counter(dict.fromkeys(range(vocabulary), 0))
-    for index in range(samples):
-        tokens = source(index)
-        counts.update(i for i, w in zip(tokens.ids, tokens.weights, strict=True) if w >= GOLD)
-    return torch.tensor(sorted(i for i, _ in counts.most_common(size)))
-
-
 def drafter_config(settings: Eagle3Training, teacher: Teacher) -> Eagle3Config:
     """The drafter's shape: the target's width and heads, one layer."""
     target = teacher.config
-    own = {
-        "path": settings.out / "config.json",
-        "intermediate_size": settings.intermediate,
-        "rope": RopeConfig("default", target.rope.theta, {}, target.rope.trained),
-    }
+    file = settings.out / "config.json"
+    rope = RopeConfig("default", target.rope.theta, {}, target.rope.trained)
+    own = {"path": file, "intermediate_size": settings.intermediate, "rope": rope}
     return Eagle3Config(
         **target.sizes() | own,
         draft_vocab_size=settings.draft_vocabulary,
@@ -79,6 +73,104 @@ def chain_tau(accuracies: list[Tensor]) -> Tensor:
     return 1.0 + torch.stack(list(accumulate(accuracies, mul))).sum()
 
 
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What the target said about a batch of sequences; all but `taps` already shifted by one.
+
+    taps_BSF: the target's tapped hidden states of token j.
+    tokens_BS: int64, token j + 1. teacher_BSV: the target's logits after token j + 1.
+    counted_BS: float, 1 where row j counts at step 0.
+    positions_BS: int64, the position of token j.
+    visible_BSS: bool, True where row j (second axis) sees row k (third axis) of step 0.
+    """
+
+    taps_BSF: Tensor
+    tokens_BS: Tensor
+    teacher_BSV: Tensor
+    counted_BS: Tensor
+    positions_BS: Tensor
+    visible_BSS: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerms:
+    """losses: one scalar per step; accuracies: share of counted rows whose best id is right."""
+
+    losses: tuple[Tensor, ...]
+    accuracies: tuple[Tensor, ...]
+
+    def total(self, decay: float = 0.8) -> Tensor:
+        """Sum of decay ** i times the loss of step i."""
+        weighted = [loss * decay**i for i, loss in enumerate(self.losses)]
+        return torch.stack(weighted).sum()
+
+
+def shift(x: Tensor, by: int = 1) -> Tensor:
+    """Rows moved to the left along axis 1, zeros entering at the end."""
+    if by == 0:
+        return x
+    return torch.cat((x[:, by:], torch.zeros_like(x[:, :by])), 1)
+
+
+def rehearse(drafter: Eagle3, lesson: Lesson, steps: int) -> LossTerms:
+    """Unroll `steps` drafted steps; gradients flow through the fed-back features."""
+    unrolled = enumerate(unroll(drafter, lesson, steps))
+    scores = [_score(drafter, hidden_BSH, lesson, step) for step, hidden_BSH in unrolled]
+    return LossTerms(*zip(*scores, strict=True))
+
+
+def _score(drafter: Eagle3, hidden_BSH: Tensor, lesson: Lesson, step: int) -> tuple[Tensor, Tensor]:
+    """Cross-entropy with the target's distribution over the draft vocabulary, and accuracy."""
+    teacher_BSV, counted_BS = shift(lesson.teacher_BSV, step), shift(lesson.counted_BS, step)
+    known_BS = drafter.t2d[teacher_BSV.argmax(-1)] * counted_BS
+    rows = known_BS.flatten().nonzero().flatten()  # nothing else contributes
+    wanted_RV = teacher_BSV.flatten(0, 1)[rows][:, drafter.t2d].float().softmax(-1)
+    logits_RV = drafter.logits(hidden_BSH.flatten(0, 1)[rows])
+    losses_R = -(wanted_RV * F.log_softmax(logits_RV, -1)).sum(-1)
+    weights_R = known_BS.flatten()[rows]
+    right_R = (logits_RV.argmax(-1) == wanted_RV.argmax(-1)) * weights_R
+    accuracy = right_R.sum() / counted_BS.sum().clamp_min(1e-6)
+    return (losses_R * weights_R).sum() / known_BS.numel(), accuracy.detach()
+
+
+def unroll(drafter: Eagle3, lesson: Lesson, steps: int) -> Iterator[Tensor]:
+    """The hidden states of all rows after each step, [B, S, H]."""
+    keys: list[Tensor] = []  # one [B, heads, S, d] per step
+    values: list[Tensor] = []
+    visible = lesson.visible_BSS
+    zeros_BSS = torch.zeros(visible.shape, device=visible.device)
+    bias_B1SS = zeros_BSS.masked_fill(~visible, float("-inf"))[:, None]
+    hidden_BSH = drafter.fuse(lesson.taps_BSF)
+    shape = hidden_BSH.shape
+    for step in range(steps):
+        tokens_BS = shift(lesson.tokens_BS, step)
+        angles = drafter.angles((lesson.positions_BS + step).flatten())
+        embedded_NH = drafter.embed_tokens(tokens_BS.flatten()).to(drafter.fc.weight.dtype)
+        mixed_NW, residual_NH = drafter.midlayer.mix(embedded_NH, hidden_BSH.flatten(0, 1))
+        q, k, v = drafter.midlayer.self_attn.project(mixed_NW, angles)
+        groups = q.shape[1] // k.shape[1]
+        keys.append(by_head(k.repeat_interleave(groups, 1), shape[0]))
+        values.append(by_head(v.repeat_interleave(groups, 1), shape[0]))
+        attended_BhSd = _attend(by_head(q, shape[0]), keys, values, bias_B1SS)
+        attended_NW = attended_BhSd.transpose(1, 2).flatten(2).flatten(0, 1)
+        out_NH = drafter.midlayer.finish(residual_NH, attended_NW)
+        hidden_BSH = (drafter.norm(out_NH) if drafter.config.norm_output else out_NH).view(shape)
+        yield hidden_BSH
+
+
+def _attend(q_BhSd: Tensor, keys: list[Tensor], values: list[Tensor], bias_B1SS: Tensor) -> Tensor:
+    """One softmax over the visible rows of step 0 and, of later steps, the row itself."""
+    scale = q_BhSd.shape[-1] ** -0.5
+    scores = [(q_BhSd @ keys[0].transpose(-1, -2)).float() * scale + bias_B1SS]
+    scores += [(q_BhSd * k).sum(-1, keepdim=True).float() * scale for k in keys[1:]]
+    weights = torch.cat(scores, -1).softmax(-1).to(values[0].dtype)
+    length = q_BhSd.shape[2]
+    out = weights[..., :length] @ values[0]
+    for i, value in enumerate(values[1:]):
+        out = out + weights[..., length + i, None] * value
+    return out
+
+
 class Eagle3Course:
     """See `loop.Course`."""
 
@@ -98,11 +190,11 @@ class Eagle3Course:
         Args:
             exact: hidden states in float32, as in a run.
         """
-        seen = self.teacher.look(batch, self.model.config.taps, exact=exact)
+        features_BSF, hidden_BSH = self.teacher.look(batch, self.model.config.taps, exact=exact)
         return Lesson(
-            taps_BSF=seen.features_BSF,
+            taps_BSF=features_BSF,
             tokens_BS=batch.labels,
-            teacher_BSV=shift(self.teacher.logits(seen.hidden_BSH)),
+            teacher_BSV=shift(self.teacher.logits(hidden_BSH)),
             counted_BS=(shift(batch.weights) >= GOLD).float(),
             positions_BS=batch.positions,
             visible_BSS=batch.mask[:, 0],
@@ -116,34 +208,39 @@ class Eagle3Course:
         accuracies = list(verdict.accuracies)
         steps = {f"acc{i}": value for i, value in enumerate(accuracies)}
         figures = {"accuracy": accuracies[0], **steps, "tau": chain_tau(accuracies)}
-        return LossReport(loss, figures)
+        return loss, figures
 
     def hits(self, sample: HeldOutPrompt) -> Tensor:
-        lesson = self.lesson(sample.batch(self.teacher.device), exact=True)
         steps = self.settings.unroll
-        drafts_SK = guesses(self.model, lesson, steps)[0]
-        right_SK = torch.zeros_like(drafts_SK, dtype=torch.bool)
-        for step in range(steps):  # row j drafts behind the root token j + 1
-            wanted_S = lesson.tokens_BS[0, step + 1 :]
-            right_SK[1 : len(wanted_S) + 1, step] = drafts_SK[: len(wanted_S), step] == wanted_S
+        lesson = self.lesson(sample.batch(self.teacher.device), exact=True)
+        right_SK = lesson.tokens_BS.new_zeros((len(sample.ids), steps), dtype=torch.bool)
+        # What is drafted at a step is what a chain of drafts would, if its earlier ones were right.
+        for step, hidden_BSH in enumerate(unroll(self.model, lesson, steps)):
+            drafts_S = self.model.to_target(self.model.logits(hidden_BSH[0]).argmax(-1))
+            wanted_S = lesson.tokens_BS[0, step + 1 :]  # row j drafts behind the root token j + 1
+            right_SK[1 : len(wanted_S) + 1, step] = drafts_S[: len(wanted_S)] == wanted_S
         return right_SK
 
     def export(self, out: Path) -> None:
-        export_drafter(self.model.published(), self.model.config.to_json(), out)
+        export_drafter(self.model, out)
 
 
 def _vocabulary(settings: Eagle3Training, lessons: Lessons, whole: int) -> Tensor:
-    """As the checkpoint has it, else counted."""
+    """What it can draft: the checkpoint's ids, else the most frequent ones to be written."""
+    size = settings.draft_vocabulary
     if settings.resume and settings.checkpoint.exists():
-        state: dict[str, Any] = load_checkpoint(settings.checkpoint)
+        state = load_checkpoint(settings.checkpoint)
         ids: Tensor = state["model"].get("t2d", torch.zeros(0)).nonzero().flatten()
-        if len(ids) != settings.draft_vocabulary:
+        if len(ids) != size:
             raise UsageError(
                 f"{settings.checkpoint}: of a training that drafts {len(ids)} different ids"
             )
         return ids
-    samples = min(COUNTED, lessons.distinct or COUNTED)
-    return draft_vocabulary(lessons.source, samples, settings.draft_vocabulary, whole)
+    counts: Counter[int] = Counter(dict.fromkeys(range(whole), 0))
+    for index in range(min(COUNTED, lessons.distinct or COUNTED)):
+        tokens = lessons.source(index)
+        counts.update(i for i, w in zip(tokens.ids, tokens.weights, strict=True) if w >= GOLD)
+    return torch.tensor(sorted(i for i, _ in counts.most_common(size)))
 
 
 def train_eagle3(settings: Eagle3Training, source: LessonSource) -> Path:

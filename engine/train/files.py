@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
 from transformers import PreTrainedModel
+
+from ...models.drafters.dflash import DFlashDraftModel
+from ...models.drafters.eagle3 import Eagle3
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -39,10 +42,9 @@ def save_atomically(state: dict[str, object], path: Path) -> None:
     os.replace(partial, path)
 
 
-def load_checkpoint(path: Path) -> dict[str, object]:
+def load_checkpoint(path: Path) -> dict[str, Any]:
     """A checkpoint written by ``save_atomically``."""
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    assert isinstance(state, dict)
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state
 
 
@@ -60,18 +62,15 @@ def replace_files(out: Path) -> Iterator[Path]:
     folder.rmdir()
 
 
-def save_weights(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """One safetensors file, floats in bf16."""
-    stored = {
+def export_drafter(drafter: Eagle3 | DFlashDraftModel, out: Path) -> None:
+    """Write a drafter's folder: its weights in bf16 and its config; each file is replaced whole."""
+    tensors = {
         name: value.detach().to("cpu", torch.bfloat16 if value.is_floating_point() else value.dtype)
-        for name, value in tensors.items()
+        for name, value in drafter.published().items()
     }
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def rounded(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Weights in bf16, copied."""
-    return {name: p.detach().to("cpu", torch.bfloat16) for name, p in model.state_dict().items()}
+    with replace_files(out) as folder:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        write_json(drafter.config.to_json(), folder / "config.json")
 
 
 def export_beside(model: PreTrainedModel, target: Path, out: Path) -> None:
@@ -80,29 +79,13 @@ def export_beside(model: PreTrainedModel, target: Path, out: Path) -> None:
     Each file is replaced whole.
     """
     with replace_files(out) as folder:
-        write_language_model(model, folder)
+        deepcopy(model).bfloat16().save_pretrained(folder)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config["rope_theta"] = config["rope_parameters"]["rope_theta"]  # where older readers look
+        write_json(config, folder / "config.json")
         for file in TOKENIZER_FILES:
             if (target / file).is_file():
                 shutil.copyfile(target / file, folder / file)
-
-
-def export_drafter(tensors: Mapping[str, torch.Tensor], config: dict[str, Any], out: Path) -> None:
-    """Write a drafter's folder: its weights in bf16 and its config; each file is replaced whole."""
-    with replace_files(out) as folder:
-        save_weights(tensors, folder)
-        write_json(config, folder / "config.json")
-
-
-def write_language_model(model: PreTrainedModel, folder: Path) -> None:
-    """Config and weights in bf16."""
-    copy = type(model)(model.config)
-    copy.load_state_dict(rounded(model), assign=True)
-    copy.tie_weights()
-    copy.config.dtype = torch.bfloat16
-    copy.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config["rope_theta"] = config["rope_parameters"]["rope_theta"]  # where older readers look
-    write_json(config, folder / "config.json")
 
 
 def write_json(content: dict[str, Any], path: Path) -> None:

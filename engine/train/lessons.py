@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 
+import torch
+from torch import Tensor
+
 from ..errors import UsageError
 from .answers import Regeneration
-from .chats import ChatCoder, CompactSample, read_conversations
-from .data import Source, Tokens
-from .held_out import HeldOutPrompt
+from .chats import ChatCoder, read_conversations
+from .data import GOLD, Batch, Source, Tokens, pack
 from .settings import ConversationFile, DrafterTraining
 from .teacher import Teacher
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutPrompt:
+    """A prompt with the target's greedy answer.
+
+    kind: names its group in the log. ids: prompt and answer. first: where the answer begins.
+    """
+
+    kind: str
+    ids: tuple[int, ...]
+    first: int
+
+    def batch(self, device: torch.device) -> Batch:
+        """The sample alone, [1, S]; nothing in it has a weight."""
+        tokens = Tokens.linear(list(self.ids), [0.0] * len(self.ids))
+        return pack([[tokens]], len(self.ids)).to(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +63,15 @@ def conversation_lessons(
     conversations = read_conversations(file.prompts, regenerate=file.regenerate)
     count = len(conversations)
     order = Random(f"held:{settings.seed}").sample(range(count), count)
-    kept = set(order[: min(settings.held_out, max(count // 10, 1)) if count > 1 else 0])
-    trained = [c for i, c in enumerate(conversations) if i not in kept]
-    prompts = [coder.prompt(conversations[i].question) for i in sorted(kept)]
+    set_aside = set(order[: min(settings.held_out, max(count // 10, 1)) if count > 1 else 0])
+    trained = [c for i, c in enumerate(conversations) if i not in set_aside]
+    prompts = [coder.prompt(conversations[i].question) for i in sorted(set_aside)]
     if file.regenerate:
         trained = Regeneration(settings, teacher, coder).answered(trained)
     samples = [
-        CompactSample.of(tokens) for c in trained for tokens in coder.samples(c, settings.length)
+        (array("i", sample.ids), array("b", (w >= GOLD for w in sample.weights)))
+        for conversation in trained
+        for sample in coder.samples(conversation, settings.length)
     ]
     if not samples:
         raise UsageError(
@@ -60,8 +83,12 @@ def conversation_lessons(
     return Lessons(_epochs(samples, settings.seed), len(samples), held_out)
 
 
-def _epochs(samples: list[CompactSample], seed: int) -> Source:
-    """All samples again and again, shuffled anew each time."""
+def _epochs(samples: list[tuple[array[int], array[int]]], seed: int) -> Source:
+    """All samples again and again, shuffled anew each time.
+
+    Args:
+        samples: of one segment each; ids, and 1 where the model has to write them.
+    """
 
     @lru_cache(2)
     def shuffled(epoch: int) -> list[int]:
@@ -69,7 +96,8 @@ def _epochs(samples: list[CompactSample], seed: int) -> Source:
 
     def sample(index: int) -> Tokens:
         epoch, place = divmod(index, len(samples))
-        return samples[shuffled(epoch)[place]].tokens
+        ids, flags = samples[shuffled(epoch)[place]]
+        return Tokens.linear(ids.tolist(), [GOLD * flag for flag in flags])
 
     return sample
 
@@ -83,3 +111,31 @@ def held_out_prompts(
         HeldOutPrompt(kind, (*prompt, *answer), len(prompt))
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
+
+
+def rounds(hits_SK: Tensor, first: int) -> list[int]:
+    """Tokens that each round of a chain of drafts commits, the target's own included.
+
+    Whether a draft is right matters only while all before it were, and then it was made behind the
+    true tokens; so one look at every root gives the rounds that a run would take.
+    """
+    rows: list[list[bool]] = hits_SK.tolist()
+    root, last, gains = first, len(rows) - 1, []
+    while root < last:
+        right = next((k for k, hit in enumerate(rows[root]) if not hit), len(rows[root]))
+        gains.append(min(right + 1, last - root))
+        root += gains[-1]
+    return gains
+
+
+@torch.no_grad()
+def held_out_tau(
+    samples: Iterable[HeldOutPrompt], hits: Callable[[HeldOutPrompt], Tensor]
+) -> dict[str, float]:
+    """Tokens per round over all samples, and for each kind of them; `hits` as in `loop.Course`."""
+    gains: defaultdict[str, list[int]] = defaultdict(list)
+    for sample in samples:
+        tokens = rounds(hits(sample), sample.first)
+        gains[f"held_{sample.kind}"] += tokens
+        gains["held_tau"] += tokens
+    return {kind: sum(tokens) / len(tokens) for kind, tokens in sorted(gains.items()) if tokens}

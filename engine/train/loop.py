@@ -7,24 +7,29 @@ as one that was not.
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
+from rich import progress as bars
+from rich.console import Console
 from torch import Tensor, nn
 
 from ..errors import UsageError
 from .data import Batch, Packer
 from .files import load_checkpoint, save_atomically
-from .held_out import HeldOutPrompt, held_out_tau
-from .lessons import Lessons
-from .log import TrainingLog, keep_lines
+from .lessons import HeldOutPrompt, Lessons, held_out_tau
 from .optim import MuonAdamW
-from .settings import DrafterTraining
+from .settings import MINUTES, DrafterTraining
+
+PRINTED_EVERY = 10.0  # seconds between lines where there is no terminal
 
 
 @dataclass(slots=True)
@@ -38,23 +43,19 @@ class Progress:
 
     def done(self, settings: DrafterTraining) -> float:
         """The share of the training that is over."""
-        return settings.share_done(self.seconds / 60.0, self.tokens, self.step)
+        minutes = self.seconds / 60.0
+        spent = (minutes, self.tokens, self.step)
+        limits = (settings.minutes, settings.tokens, settings.steps)
+        shares = [part / most for part, most in zip(spent, limits, strict=True) if most is not None]
+        return max(shares, default=minutes / MINUTES)
 
 
-@dataclass(frozen=True, slots=True)
-class LossReport:
-    """loss: to be differentiated. figures: what the log says beside it, by name."""
-
-    loss: Tensor
-    figures: dict[str, Tensor]
+LossReport = tuple[Tensor, dict[str, Tensor]]
+"""The loss, to be differentiated, and what the log says beside it, by name."""
 
 
 class Course(Protocol):
-    """What one kind of drafter brings: its model, its loss, and how it is measured and saved.
-
-    Attributes:
-        name: the drafter's kind.
-    """
+    """What one kind of drafter brings: its model, its loss, and how it is measured and saved."""
 
     name: str
     optimizer: MuonAdamW
@@ -92,7 +93,7 @@ def train(settings: DrafterTraining, course: Course, lessons: Lessons) -> Path:
             due = done >= 1.0 or _past(progress, measured, settings.measure_minutes)
             if lessons.held_out and due:
                 measured = progress.seconds
-                tau = measure(course, lessons.held_out)
+                tau = held_out_tau(lessons.held_out, course.hits)
                 log.standing = f"held-out tau {tau['held_tau']:.2f}"
                 values |= tau
             log.report(done, **values, step=progress.step, tokens=progress.tokens)
@@ -101,12 +102,6 @@ def train(settings: DrafterTraining, course: Course, lessons: Lessons) -> Path:
                 _checkpoint(settings, course, progress)
     _checkpoint(settings, course, progress)
     return settings.out
-
-
-def measure(course: Course, held_out: list[HeldOutPrompt]) -> dict[str, float]:
-    """Tokens per round on held-out samples; the model is left as it was."""
-    with torch.no_grad():
-        return held_out_tau(held_out, course.hits)
 
 
 def generator(seed: int, step: int) -> torch.Generator:
@@ -124,12 +119,12 @@ def _step(
     """One update; returns the loss and the course's figures."""
     start = time.monotonic()
     batch = batch.to(torch.device(settings.device))
-    report = course.teach(batch, generator(settings.seed, progress.step))
-    report.loss.backward()  # type: ignore[no-untyped-call]
+    loss, figures = course.teach(batch, generator(settings.seed, progress.step))
+    loss.backward()  # type: ignore[no-untyped-call]
     trained = [p for p in course.model.parameters() if p.requires_grad]
     torch.nn.utils.clip_grad_norm_(trained, 1.0)
     course.optimizer.step(progress.done(settings))
-    values = {"loss": report.loss.item(), **{k: v.item() for k, v in report.figures.items()}}
+    values = {name: value.item() for name, value in {"loss": loss, **figures}.items()}
     if not math.isfinite(values["loss"]):
         raise UsageError(f"the loss of step {progress.step + 1} is not finite: try a lower --lr")
     progress.step += 1
@@ -155,7 +150,7 @@ def _restore(settings: DrafterTraining, course: Course) -> Progress:
         raise UsageError(
             f"{settings.run_folder} holds a training: --resume goes on with it, or another --run"
         )
-    state: dict[str, Any] = load_checkpoint(settings.checkpoint)
+    state = load_checkpoint(settings.checkpoint)
     try:
         course.model.load_state_dict(state["model"])
         course.optimizer.load_state_dict(state["optimizer"])
@@ -165,3 +160,37 @@ def _restore(settings: DrafterTraining, course: Course) -> Progress:
         raise UsageError(
             f"{settings.checkpoint}: of a training with other settings ({reason})"
         ) from None
+
+
+def keep_lines(path: Path, count: int) -> None:
+    """Drop what a log says behind its first ``count`` lines: steps that will be taken again."""
+    if path.exists():
+        lines = path.read_bytes().splitlines(keepends=True)
+        os.truncate(path, sum(map(len, lines[:count])))
+
+
+class TrainingLog(bars.Progress):
+    """Writes one JSON line per report and shows the progress (0..1).
+
+    Attributes:
+        standing: shown behind the latest values until it is replaced.
+    """
+
+    def __init__(self, path: Path, title: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self.title, self.standing, self.printed = path, title, "", 0.0
+        columns = ("{task.description}", bars.BarColumn(), bars.TimeRemainingColumn())
+        screen, shown = Console(stderr=True), sys.stderr.isatty()
+        super().__init__(*columns, "{task.fields[note]}", console=screen, disable=not shown)
+        self.task = self.add_task(title, total=1.0, note="")
+
+    def report(self, done: float, **values: float) -> None:
+        """Log values at this share of the work; the screen is updated now and then."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"done": round(done, 5), **values}) + "\n")
+        note = " ".join(f"{name} {value:.4g}" for name, value in values.items())
+        note = f"{note} {self.standing}".rstrip()
+        self.update(self.task, completed=min(done, 1.0), note=note)
+        if self.disable and time.monotonic() - self.printed > PRINTED_EVERY:
+            self.printed = time.monotonic()
+            print(f"{self.title} {done:.1%} {note}", flush=True)

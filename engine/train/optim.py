@@ -58,8 +58,8 @@ class MuonAdamW:
     def __init__(self, model: nn.Module, lr: float, embedding_lr: float) -> None:
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         matrices = [p for n, p in named if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
-        chosen = {id(p) for p in matrices}
-        others = [p for _, p in named if id(p) not in chosen]
+        of_layers = {id(p) for p in matrices}
+        others = [p for _, p in named if id(p) not in of_layers]
         self.muon = Muon(matrices, lr)
         self.adam = torch.optim.AdamW(
             others, embedding_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
@@ -75,10 +75,8 @@ class MuonAdamW:
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, object]:
-        """The state of both optimizers."""
         return {"muon": self.muon.state_dict(), "adam": self.adam.state_dict()}
 
     def load_state_dict(self, state: dict[str, dict[str, object]]) -> None:
-        """Take over a saved state."""
         self.muon.load_state_dict(state["muon"])
         self.adam.load_state_dict(state["adam"])

@@ -10,29 +10,7 @@ from ..errors import UsageError
 
 MINUTES = 25.0  # of a training that is given no limit
 
-Minutes = Annotated[
-    float | None,
-    Option(
-        min=0.001,
-        help="Stop after this much training; the learning rate then follows the clock, so two runs"
-        f" differ. Default {MINUTES:g}, unless --tokens or --steps is given.",
-    ),
-]
 Intermediate = Annotated[int, Option(min=1, help="Width of the MLP.")]
-TargetLayerIds = Annotated[
-    str | None,
-    Option(
-        help="Layers of the target (from 0) that it reads, e.g. 1,5. Default: evenly from 1 to the"
-        " last but two, one per layer of the drafter."
-    ),
-]
-Conversations = Annotated[
-    Path,
-    Option(
-        help="JSONL: {'prompt': ...} or {'messages': [{'role', 'content'}, ...]} (or ShareGPT's"
-        " 'conversations') per line."
-    ),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +25,14 @@ class DrafterTraining:
     target: Annotated[str, Option(help="`embedded`, a checkpoint folder or a Hub id.")] = "embedded"
     run: Annotated[Path | None, Option(help="Checkpoints and the log; default OUT.run.")] = None
     held_out: Annotated[int, Option(min=0, help="Prompts that acceptance is measured with.")] = 8
-    minutes: Minutes = None
+    minutes: Annotated[
+        float | None,
+        Option(
+            min=0.001,
+            help="Stop after this much training; the learning rate then follows the clock, so two"
+            f" runs differ. Default {MINUTES:g}, unless --tokens or --steps is given.",
+        ),
+    ] = None
     tokens: Annotated[int | None, Option(min=1, help="Stop after this many tokens.")] = None
     steps: Annotated[int | None, Option(min=1, help="Stop after this many updates.")] = None
     lr: Annotated[float, Option(min=0.0, help="Peak learning rate of the layers.")] = 3e-3
@@ -68,12 +53,6 @@ class DrafterTraining:
     @property
     def checkpoint(self) -> Path:
         return self.run_folder / "state.pt"
-
-    def share_done(self, minutes: float, tokens: int, steps: int) -> float:
-        """How much of the training is over after so much of it; from 1.0 on, all of it."""
-        limits = ((minutes, self.minutes), (tokens, self.tokens), (steps, self.steps))
-        shares = [spent / most for spent, most in limits if most is not None]
-        return max(shares, default=minutes / MINUTES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +84,13 @@ class DFlashTraining(DrafterTraining):
             help="Row k counts exp(-(k - 1) / gamma). Default: 7, 5, 4 for blocks of 16, 10, 8.",
         ),
     ] = None
-    target_layer_ids: TargetLayerIds = None
+    target_layer_ids: Annotated[
+        str | None,
+        Option(
+            help="Layers of the target (from 0) that it reads, e.g. 1,5. Default: evenly from 1 to"
+            " the last but two, one per layer of the drafter."
+        ),
+    ] = None
     mask_token_id: Annotated[
         int | None,
         Option(min=0, help="Default: the tokenizer's mask, else an unused row of the embedding."),
@@ -143,7 +128,13 @@ class VanillaTraining(DrafterTraining):
 class ConversationFile:
     """Where a training's texts come from."""
 
-    prompts: Conversations
+    prompts: Annotated[
+        Path,
+        Option(
+            help="JSONL: {'prompt': ...} or {'messages': [{'role', 'content'}, ...]} (or"
+            " ShareGPT's 'conversations') per line."
+        ),
+    ]
     regenerate: Annotated[
         bool,
         Option("--regenerate", help="The target writes all answers itself: RUN/answers.jsonl."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,6 @@ from ...models.load.weights import check_tokenizer
 from ..prepare.environment import model_folder, set_up_torch
 from .data import Batch
 from .settings import DrafterTraining
-
-
-@dataclass(frozen=True, slots=True)
-class TeacherOutput:
-    """features_BSF: the tapped hidden states, joined. hidden_BSH: the input of the head."""
-
-    features_BSF: Tensor
-    hidden_BSH: Tensor
 
 
 class Teacher:
@@ -45,20 +36,11 @@ class Teacher:
         check_tokenizer(self.config, len(self.tokenizer) - 1)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.model: Any = model.requires_grad_(False).eval().to(self.device)
+        # [V, H] both, and the same where they are tied.
+        self.embedding: Tensor = self.model.get_input_embeddings().weight.detach()
+        self.head: Tensor = self.model.get_output_embeddings().weight.detach()
         ends = {*self.config.eos_ids, self.tokenizer.eos_token_id} - {None}
         self.stops = tuple(sorted(ends))
-
-    @property
-    def embedding(self) -> Tensor:
-        """[V, H]."""
-        weight: Tensor = self.model.get_input_embeddings().weight
-        return weight.detach()
-
-    @property
-    def head(self) -> Tensor:
-        """[V, H]; the embedding where the two are tied."""
-        weight: Tensor = self.model.get_output_embeddings().weight
-        return weight.detach()
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text whose special tokens are meant as such."""
@@ -67,11 +49,14 @@ class Teacher:
     @torch.no_grad()
     def look(
         self, batch: Batch, taps: tuple[int, ...] = (), *, exact: bool = False
-    ) -> TeacherOutput:
+    ) -> tuple[Tensor, Tensor]:
         """One forward over packed rows; taps are indices of `hidden_states`, 0 the embedding.
 
         Args:
             exact: in float32, as a run would be.
+
+        Returns:
+            The tapped hidden states, joined, [B, S, F]; the input of the head, [B, S, H].
         """
         with self.low_precision(not exact):
             out = self.model.base_model(
@@ -83,7 +68,7 @@ class Teacher:
             )
         last: Tensor = out.last_hidden_state
         features = [out.hidden_states[tap] for tap in taps] or [last[..., :0]]
-        return TeacherOutput(torch.cat(features, -1).float(), last)
+        return torch.cat(features, -1).float(), last
 
     @torch.no_grad()
     def logits(self, hidden_RH: Tensor) -> Tensor:
@@ -102,10 +87,9 @@ class Teacher:
         ids = torch.tensor([[0] * (width - len(row)) + row for row in prompts])
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts])
         # The folder's own settings may ask for sampling or punish repetition.
-        settings = {"max_new_tokens": limit, "do_sample": False, "pad_token_id": 0}
-        self.model.generation_config = GenerationConfig.from_dict(
-            settings | {"eos_token_id": list(self.stops)}
-        )
+        settings: dict[str, Any] = {"max_new_tokens": limit, "do_sample": False, "pad_token_id": 0}
+        settings["eos_token_id"] = list(self.stops)
+        self.model.generation_config = GenerationConfig.from_dict(settings)
         out = self.model.generate(ids.to(self.device), attention_mask=mask.to(self.device))
         return [self._ended(row) for row in out[:, width:].tolist()]
 

@@ -12,8 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from .data import GOLD, Batch
 from .files import export_beside
-from .held_out import HeldOutPrompt
-from .lessons import LessonSource
+from .lessons import HeldOutPrompt, LessonSource
 from .loop import LossReport, train
 from .optim import MuonAdamW
 from .settings import VanillaTraining
@@ -67,17 +66,17 @@ class VanillaCourse:
     def teach(self, batch: Batch, draw: torch.Generator) -> LossReport:
         rows = (batch.weights.flatten() >= GOLD).nonzero().flatten()
         labels_R = batch.labels.flatten()[rows]
-        seen = self.teacher.look(batch).hidden_BSH.flatten(0, 1)[rows]
-        wanted_RV = log_softmax(self.teacher.logits(seen).float(), -1)
+        _, hidden_BSH = self.teacher.look(batch)
+        wanted_RV = log_softmax(self.teacher.logits(hidden_BSH.flatten(0, 1)[rows]).float(), -1)
         with self.teacher.low_precision():
             logits_RV = self._hidden(batch).flatten(0, 1)[rows] @ self.model.lm_head.weight.T
-        found_RV = log_softmax(logits_RV.float(), -1)
+        drafts_RV = log_softmax(logits_RV.float(), -1)
         plain = cross_entropy(logits_RV.float(), labels_R)
-        distilled = kl_div(found_RV, wanted_RV, reduction="batchmean", log_target=True)
+        distilled = kl_div(drafts_RV, wanted_RV, reduction="batchmean", log_target=True)
         share = self.settings.distillation
-        right = found_RV.argmax(-1) == wanted_RV.argmax(-1)
+        right = drafts_RV.argmax(-1) == wanted_RV.argmax(-1)
         figures = {"accuracy": right.float().mean(), "cross_entropy": plain.detach()}
-        return LossReport((1.0 - share) * plain + share * distilled, figures)
+        return (1.0 - share) * plain + share * distilled, figures
 
     def hits(self, sample: HeldOutPrompt) -> Tensor:
         batch = sample.batch(self.teacher.device)
@@ -93,6 +92,5 @@ class VanillaCourse:
 
 def train_vanilla(settings: VanillaTraining, source: LessonSource) -> Path:
     """Train, saving now and then; returns the folder of the exported drafter."""
-    teacher = load_teacher(settings)
-    course = VanillaCourse(settings, teacher)
-    return train(settings, course, source(settings, teacher))
+    course = VanillaCourse(settings, load_teacher(settings))
+    return train(settings, course, source(settings, course.teacher))

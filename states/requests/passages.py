@@ -7,10 +7,9 @@ stands. They are joined with what stands around them as ids, never as text.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from ..text.documents import Document, split_ids
+from ..text.documents import Document, DocumentSearch, split_ids
 from ..text.outline import Point
 from ..text.prompt_tokens import PromptTokens
-from ..text.retriever import DocumentSearch
 
 SEARCH = "Search"  # the tool of an outline's part that is to be answered from what is found
 

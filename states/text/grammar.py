@@ -62,8 +62,7 @@ def outline_grammar(max_branches: int, tools: Sequence[str] = ()) -> str:
 
 
 def _line(number: int, last: int) -> str:
-    deps = "-" if number == 1 else f'("-" | upto_{number - 1})'
-    deps = f'"{deps}"' if number == 1 else deps
+    deps = '"-"' if number == 1 else f'("-" | upto_{number - 1})'
     more = '"END"' if number == last else f'(line_{number + 1} | "END")'
     return f'line_{number}: "{number}|" LENGTH "|" TOOL "|" {deps} "|" TITLE "\\n" {more}'
 
@@ -108,8 +107,7 @@ class OutlineGrammar:
             raise GrammarError(f"no usable end-of-turn tokens: {list(eos_ids)}")
         self.vocab_size = vocab_size
         self.eos_ids = tuple(eos_ids)
-        self.text = outline_grammar(max_branches, tools)
-        grammar = LLMatcher.grammar_from_lark(self.text)
+        grammar = LLMatcher.grammar_from_lark(outline_grammar(max_branches, tools))
         self._first = LLMatcher(_token_table(tokenizer, vocab_size, eos_ids), grammar, log_level=0)
         if self._first.is_error():
             raise GrammarError(self._first.get_error())
@@ -126,11 +124,8 @@ def _token_table(tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> LLT
     backend = copy(getattr(tokenizer, "backend_tokenizer", tokenizer))
     backend.no_padding()  # both would touch the forced tokens, which the table tokenizes itself
     backend.no_truncation()
-    if backend.get_vocab_size(with_added_tokens=True) > vocab_size:
-        raise GrammarError(
-            f"the tokenizer has {backend.get_vocab_size(with_added_tokens=True)} tokens, "
-            f"the model's logits {vocab_size}"
-        )
+    if (size := backend.get_vocab_size(with_added_tokens=True)) > vocab_size:
+        raise GrammarError(f"the tokenizer has {size} tokens, the model's logits {vocab_size}")
     try:
         table = LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=list(eos_ids))
     except ValueError as error:

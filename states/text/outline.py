@@ -181,14 +181,14 @@ class _Reader:
         return text
 
     def _deps(self, text: str, changes: list[str]) -> tuple[int, ...]:
-        found = set()
+        ids = set()
         for part in () if text in ("", "-") else text.split(","):
             number = _number(part.strip())
             if number is None or number not in self.numbers:
                 changes.append(f"no earlier point {part.strip()[:12]!r} to depend on")
             else:
-                found.add(self.numbers[number])
-        return tuple(sorted(found))
+                ids.add(self.numbers[number])
+        return tuple(sorted(ids))
 
 
 def _number(text: str) -> int | None:
@@ -281,10 +281,8 @@ def _numbered(text: str, reader: _Reader) -> list[tuple[int, str]]:
 
 def render_outline(points: Sequence[Point]) -> str:
     """The text of an outline as a model would write it, without the end of its turn."""
-    if not points:
-        return "DIRECT"
-    return "\n".join(["PLAN", *map(_render, points), "END"])
-
-
-def _render(p: Point) -> str:
-    return f"{p.id}|{p.length}|{p.tool or '-'}|{','.join(map(str, p.deps)) or '-'}|{p.title}"
+    lines = [
+        f"{p.id}|{p.length}|{p.tool or '-'}|{','.join(map(str, p.deps)) or '-'}|{p.title}"
+        for p in points
+    ]
+    return "\n".join(["PLAN", *lines, "END"]) if lines else "DIRECT"

@@ -6,24 +6,24 @@ with its place here.
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..yaml.source import Source
+from ..yaml.source import Source, hint
 from .outline import (
     MAX_LENGTH,
     MAX_TITLE,
     Outline,
+    Point,
     parse_outline,
+    render_outline,
     title_problem,
 )
 
 MAX_BYTES = 1_000_000
 USUAL_LENGTH = 60
 KEYS = ("title", "length", "tool", "deps")
-
 
 Place = Callable[[int], str]  # number of an outline line -> where it comes from
 
@@ -50,20 +50,16 @@ def load_outline(
     """
     text, name = _read(Path(path)), str(path)
     if text.lstrip().split("\n", 1)[0].strip() in ("PLAN", "DIRECT"):
-        place: Place = partial(_line_of, name)
+        place: Place = partial("{}:{}".format, name)
     else:
         items, place = _items(text, name)
         if problems := [f"{place(i)}: {p}" for i, x in enumerate(items, 2) for p in _wrong(x)]:
             raise OutlineError("\n".join(problems))
-        text = "\n".join(["PLAN", *(_line(i, item) for i, item in enumerate(items, 1)), "END"])
+        text = render_outline([_point(i, item) for i, item in enumerate(items, 1)])
     outline = parse_outline(text, max_branches=max_branches, tools=tools, max_length=max_length)
     if problems := list(_problems(outline, name, place)):
         raise OutlineError("\n".join(problems))
     return outline
-
-
-def _line_of(name: str, line: int) -> str:
-    return f"{name}:{line}"
 
 
 def _read(path: Path) -> str:
@@ -111,9 +107,14 @@ def _wrong(item: Any) -> Iterator[str]:
         return
     for key in item:
         if key not in KEYS:
-            close = get_close_matches(str(key), KEYS, n=1)
-            yield f"no key {key!r}" + (f"; did you mean {close[0]!r}?" if close else "")
-    yield from _wrong_title(item.get("title"))
+            yield f"no key {key!r}{hint(str(key), KEYS)}"
+    title = item.get("title")
+    if not isinstance(title, str):
+        yield "title is missing" if title is None else "title is not a text"
+    elif problem := title_problem(title):
+        yield problem
+    elif len(title.strip()) > MAX_TITLE:
+        yield f"the title has more than {MAX_TITLE} characters"
     if not _is_count(item.get("length", USUAL_LENGTH)):
         yield "length is not a positive number"
     tool = item.get("tool") or ""
@@ -124,23 +125,13 @@ def _wrong(item: Any) -> Iterator[str]:
         yield "deps is not a list of numbers of earlier points"
 
 
-def _wrong_title(title: Any) -> Iterator[str]:
-    if not isinstance(title, str):
-        yield "title is missing" if title is None else "title is not a text"
-    elif problem := title_problem(title):
-        yield problem
-    elif len(title.strip()) > MAX_TITLE:
-        yield f"the title has more than {MAX_TITLE} characters"
-
-
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 10**9
 
 
-def _line(number: int, item: dict[str, Any]) -> str:
-    deps = ",".join(map(str, item.get("deps") or [])) or "-"
-    length, tool = item.get("length", USUAL_LENGTH), item.get("tool") or "-"
-    return f"{number}|{length}|{tool}|{deps}|{item['title'].strip()}"
+def _point(number: int, item: dict[str, Any]) -> Point:
+    length, deps = item.get("length", USUAL_LENGTH), tuple(item.get("deps") or ())
+    return Point(number, length, item.get("tool"), deps, item["title"].strip())
 
 
 def _problems(outline: Outline, name: str, place: Place) -> Iterator[str]:

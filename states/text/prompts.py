@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from .chat_format import ChatTokenizer, ChatWriter, Ids
 from .outline import Outline, Point, render_outline
 from .prompt_tokens import PromptTokens
-from .template import OF_A_BRANCH, Piece, Template, pieces
+from .template import OF_A_BRANCH, ChatWriter, Ids, Piece, Template, pieces
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 Share = Literal["outline", "prompt"]
 
@@ -39,8 +41,8 @@ def check_question(text: str, what: str = "prompt") -> None:
         raise PromptError(f"the {what} is {'blank' if text else 'empty'}")
     if "\x00" in text:
         raise PromptError(f"the {what} has a NUL character at {text.index(chr(0))}")
-    if found := re.search("[\ud800-\udfff]", text):
-        raise PromptError(f"the {what} has a lone surrogate at {found.start()}: not valid Unicode")
+    if lone := re.search("[\ud800-\udfff]", text):
+        raise PromptError(f"the {what} has a lone surrogate at {lone.start()}: not valid Unicode")
 
 
 class PromptBook:
@@ -59,7 +61,7 @@ class PromptBook:
 
     def __init__(
         self,
-        tokenizer: ChatTokenizer,
+        tokenizer: PreTrainedTokenizerFast,
         template: Template,
         share: Share = "outline",
         stop_ids: Sequence[int] = (),
@@ -69,10 +71,11 @@ class PromptBook:
     ) -> None:
         self.share: Share = share
         self._template = template
+        self._tokenizer = tokenizer
         self._encoder = _Encoder(tokenizer)
         self._facts = {"max_branches": str(max_branches), "tools": ", ".join(tools) or "none"}
         writer = ChatWriter(tokenizer, template)
-        user: dict[str, list[Piece]] = {
+        texts: dict[str, list[Piece]] = {
             "plain": writer.opening(template.plain, system=False),
             "skeleton": writer.opening(template.skeleton),
             "outline.branch": writer.following(template.outline.branch),
@@ -83,11 +86,12 @@ class PromptBook:
             "outline.shared": writer.following(f"{{documents}}{template.outline.branch}"),
             "outline.found": writer.following(f"{template.outline.direct}{{documents}}"),
             "prompt.found": writer.opening(f"{template.prompt.direct}{{documents}}"),
+            "dependency": pieces(template.dependency),
+            "document": pieces(template.document),
+            "document_gap": pieces(template.document_gap),
         }
-        self._turns = {name: self._encoder.literals(found) for name, found in user.items()}
-        self._dependency = self._encoder.literals(pieces(template.dependency))
-        self._document = self._encoder.literals(pieces(template.document))
-        self.gap = self._fill(self._encoder.literals(pieces(template.document_gap)))
+        self._turns = {name: self._encoder.literals(cut) for name, cut in texts.items()}
+        self.gap = self._fill(self._turns["document_gap"])
         self.stop_ids = self._stop_ids(tokenizer, stop_ids)
 
     def plain(self, question: str, documents: PromptTokens = NOTHING) -> PromptTokens:
@@ -173,7 +177,7 @@ class PromptBook:
     def document(self, title: str, text: str) -> Ids:
         """A document as it stands in a prompt, without what separates it from its neighbours."""
         values = {"title": self._encoder.text(title), "text": self._encoder.text(text)}
-        return list(self._fill(self._document, **values))
+        return list(self._fill(self._turns["document"], **values))
 
     def outline_ids(self, points: Sequence[Point]) -> Ids:
         """A given outline as the model would write it, without the end of its turn."""
@@ -181,15 +185,17 @@ class PromptBook:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of generated ids, special tokens left out."""
-        return self._encoder.decode(ids)
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return str(self._tokenizer.decode(list(ids), **options))
 
     def _question(self, question: str) -> Ids:
         check_question(question)
         return self._encoder.text(question)
 
     def _quote(self, dep: int, ids: Sequence[int]) -> Ids:
-        kept = [i for i in ids if i not in self._encoder.special and i not in self.stop_ids]
-        return list(self._fill(self._dependency, id=self._encoder.text(str(dep)), text=kept))
+        text = [i for i in ids if i not in self._encoder.special and i not in self.stop_ids]
+        number = self._encoder.text(str(dep))
+        return list(self._fill(self._turns["dependency"], id=number, text=text))
 
     def _split(self, name: str) -> tuple[list[Ids | str], list[Ids | str]]:
         """A turn cut behind its question."""
@@ -208,21 +214,17 @@ class PromptBook:
                 prompt += values[piece]
         return prompt
 
-    def _stop_ids(self, tokenizer: ChatTokenizer, more: Sequence[int]) -> tuple[int, ...]:
+    def _stop_ids(self, tokenizer: PreTrainedTokenizerFast, more: Sequence[int]) -> tuple[int, ...]:
         """The tokenizer's end, the template's end of turn, and what the model's files add."""
-        stops = {int(i) for i in more}
-        if tokenizer.eos_token_id is not None:
-            stops.add(int(tokenizer.eos_token_id))
-        end = self._turns["outline.direct"][:1]
-        if end and not isinstance(end[0], str) and end[0][0] in self._encoder.special:
-            stops.add(end[0][0])
-        return tuple(sorted(stops))
+        stops = {int(i) for i in (*more, tokenizer.eos_token_id) if i is not None}
+        end = self._turns["outline.direct"][0][:1]
+        return tuple(sorted(stops | self._encoder.special.intersection(end)))
 
 
 class _Encoder:
     """Text to ids, in two ways that are never mixed up."""
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder
         self.special = frozenset(tokenizer.all_special_ids) | {
@@ -231,11 +233,11 @@ class _Encoder:
         # Some control tokens (`<think>`, `<tool_call>`) are added tokens that are not special.
         self._control = self.special | {i for i, t in added.items() if str(t).strip()}
 
-    def literals(self, found: Sequence[Piece]) -> list[Ids | str]:
+    def literals(self, cut: Sequence[Piece]) -> list[Ids | str]:
         """A template's pieces: literals as ids, special tokens included; slots by their names."""
         return [
             piece if is_slot else self._encode(piece, split_special_tokens=False)
-            for piece, is_slot in found
+            for piece, is_slot in cut
         ]
 
     def text(self, text: str) -> Ids:
@@ -250,7 +252,8 @@ class _Encoder:
 
     def _encode(self, text: str, **options: bool) -> Ids:
         # Not verbose: whether a prompt is too long is counted elsewhere, in whole prompts.
-        return self._tokenizer.encode(text, add_special_tokens=False, verbose=False, **options)
+        more = {"add_special_tokens": False, "verbose": False}
+        return list(self._tokenizer.encode(text, **more, **options))
 
     def _without_added_tokens(self, text: str) -> Ids:
         """The tokenizer's own steps, without the one that looks for added tokens."""
@@ -261,7 +264,3 @@ class _Encoder:
         if backend.pre_tokenizer is not None:
             parts = [part for part, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
         return [token.id for part in parts for token in backend.model.tokenize(part)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-        return str(self._tokenizer.decode(list(ids), **options))

@@ -1,10 +1,17 @@
-"""Prompt templates: data in YAML, checked with the place of every mistake."""
+"""Prompt templates: data in YAML, checked with the place of every mistake.
 
-from collections.abc import Iterator
+A model's own chat format makes conversations of them, cut into literal text and slots.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from string import Formatter
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -12,37 +19,37 @@ from ..graph.schema import check_mapping, problem
 from ..yaml.source import GraphError, Problem, Source, decode, hint
 from ..yaml.spec import Spec
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 FOLDER = Path(__file__).parents[2] / "graphs" / "templates"
 SHIPPED = ("embedded", "instruct")
 MAX_BYTES = 100_000
 
+Ids = list[int]
+Message = dict[str, str]
 Text = Annotated[str, Field(max_length=20_000)]
-Where = tuple[str, ...]
 
 # Slots that differ between the branches of a request; what stands before them is shared.
 OF_A_BRANCH = frozenset({"id", "title", "length", "deps"})
 # For each text: the slots it must have, and those it may have. Each at most once.
-SLOTS: tuple[tuple[Where, frozenset[str], frozenset[str]], ...] = (
-    (("plain",), frozenset({"question"}), frozenset()),
-    (("skeleton",), frozenset({"question"}), frozenset({"max_branches", "tools"})),
-    (("outline", "branch"), frozenset({"id", "deps"}), frozenset({"title", "length", "plan"})),
-    (("outline", "direct"), frozenset(), frozenset()),
-    (
-        ("prompt", "branch"),
-        frozenset({"question", "id", "deps"}),
-        frozenset({"title", "length", "plan"}),
-    ),
-    (("prompt", "direct"), frozenset({"question"}), frozenset()),
-    (("dependency",), frozenset({"text"}), frozenset({"id"})),
-    (("combine",), frozenset(), frozenset()),
-    (("plan_line",), frozenset({"title"}), frozenset({"id"})),
-    (("document",), frozenset({"text"}), frozenset({"title"})),
-    (("document_gap",), frozenset(), frozenset()),
-    (("turns", "system"), frozenset({"text"}), frozenset()),
-    (("turns", "user"), frozenset({"text"}), frozenset()),
-    (("turns", "assistant"), frozenset({"text"}), frozenset()),
-    (("turns", "generation"), frozenset(), frozenset()),
-)
+SLOTS = {
+    "plain": ("question", ""),
+    "skeleton": ("question", "max_branches tools"),
+    "outline.branch": ("id deps", "title length plan"),
+    "outline.direct": ("", ""),
+    "prompt.branch": ("question id deps", "title length plan"),
+    "prompt.direct": ("question", ""),
+    "dependency": ("text", "id"),
+    "combine": ("", ""),
+    "plan_line": ("title", "id"),
+    "document": ("text", "title"),
+    "document_gap": ("", ""),
+    "turns.system": ("text", ""),
+    "turns.user": ("text", ""),
+    "turns.assistant": ("text", ""),
+    "turns.generation": ("", ""),
+}
 
 
 class TemplateError(GraphError):
@@ -91,30 +98,23 @@ class Template(Spec):
     document_gap: Text = "\n"
     turns: Turns | None = None
 
-    def text(self, where: Where) -> str | None:
-        """The text at a place of SLOTS, None if it is not given."""
-        value: Any = self
-        for part in where:
-            value = None if value is None else getattr(value, part)
-        return value if isinstance(value, str) else None
-
 
 Piece = tuple[str, bool]  # a literal text, or (True) the name of a slot
 
 
 def pieces(text: str) -> list[Piece]:
     """Cut a template's text at its slots; ValueError if its braces do not match."""
-    found: list[Piece] = []
+    cut: list[Piece] = []
     for literal, slot, spec, conversion in Formatter().parse(text):
-        if literal and found and not found[-1][1]:  # a brace cuts a literal in two
-            found[-1] = (found[-1][0] + literal, False)
+        if literal and cut and not cut[-1][1]:  # a brace cuts a literal in two
+            cut[-1] = (cut[-1][0] + literal, False)
         elif literal:
-            found.append((literal, False))
+            cut.append((literal, False))
         if slot is not None:
             if spec or conversion or not slot.isidentifier():
                 raise ValueError(f"{{{slot}...}} is no slot; a slot is a name in braces")
-            found.append((slot, True))
-    return found
+            cut.append((slot, True))
+    return cut
 
 
 def load_template(name: str | Path) -> Template:
@@ -136,11 +136,8 @@ def load_template(name: str | Path) -> Template:
     try:
         return _template(Source(decode(data, str(path)), str(path)))
     except GraphError as error:
-        raise TemplateError(map(_renamed, error.problems)) from None
-
-
-def _renamed(found: Problem) -> Problem:
-    return replace(found, where="template") if found.where == "graph" else found
+        own = (replace(p, where="template") if p.where == "graph" else p for p in error.problems)
+        raise TemplateError(own) from None
 
 
 def _template(source: Source) -> Template:
@@ -162,22 +159,21 @@ def _model_at(loc: tuple[str | int, ...], _: Any) -> type[BaseModel] | None:
 
 
 def _wrong_slots(template: Template, source: Source) -> Iterator[Problem]:
-    for where, needed, allowed in SLOTS:
-        text = template.text(where)
-        if text is None:
+    for name, (must, may) in SLOTS.items():
+        where, needed, known = tuple(name.split(".")), must.split(), (*must.split(), *may.split())
+        if where[0] == "turns" and template.turns is None:
             continue
         try:
-            slots = [name for name, is_slot in pieces(text) if is_slot]
+            slots = [slot for slot, is_slot in pieces(attrgetter(name)(template)) if is_slot]
         except ValueError as error:
             yield source.problem(where, str(error).lower())
             continue
         for slot in sorted(set(slots)):
-            if slot not in needed | allowed:
-                known = needed | allowed
+            if slot not in known:
                 yield source.problem(where, f"no slot {{{slot}}} here{hint(slot, known)}")
             if slots.count(slot) > 1:
                 yield source.problem(where, f"the slot {{{slot}}} stands here twice")
-        for slot in sorted(needed - set(slots)):
+        for slot in sorted(set(needed) - set(slots)):
             yield source.problem(where, f"the slot {{{slot}}} is missing")
 
 
@@ -193,5 +189,87 @@ def _wrong_chat(template: Template, source: Source) -> Iterator[Problem]:
 
 def _opening(text: str) -> list[Piece]:
     """What stands before the question."""
-    found = pieces(text)
-    return found[: found.index(("question", True))]
+    cut = pieces(text)
+    return cut[: cut.index(("question", True))]
+
+
+def leading_id(tokenizer: PreTrainedTokenizerFast) -> int | None:
+    """The beginning-of-text token that this tokenizer puts before every text; None if it does not.
+
+    A chunk is prefilled behind it, so that it has the attention sink that the model expects.
+    """
+    first = tokenizer.encode("a")[:1]
+    bos = tokenizer.bos_token
+    return first[0] if bos and first == tokenizer.encode(str(bos))[:1] else None
+
+
+class ChatWriter:
+    """Writes conversations in the model's chat format, with marks for slots, and cuts them up."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, template: Template) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        chat = template.chat and bool(tokenizer.chat_template)
+        self._turns: Turns | None = None if chat else template.turns
+        if self._turns is None and not chat:
+            raise self._error("the model has no chat format, and the template no 'turns'")
+        # Any text will do that no text of ours and no chat format contains.
+        texts = f"{template.model_dump()}{tokenizer.chat_template}"
+        self._mark = next(m for n in range(10**6) if (m := f"Slot{n}Mark") not in texts)
+
+    def opening(self, text: str, *, system: bool = True) -> list[Piece]:
+        """A conversation that begins with this user turn, up to the start of the answer."""
+        return self._cut(text, self._conversation(text, system=system))
+
+    def following(self, text: str) -> list[Piece]:
+        """What follows an answer when this is the next user turn: from the end of its turn on."""
+        answer = f"{self._mark}Answer"
+        before = self._conversation("Question", system=True)
+        turns = [*before, {"role": "assistant", "content": answer}]
+        turn = self._cut(text, [*turns, {"role": "user", "content": text}], answer)
+        if not turn or turn[0][1]:
+            raise self._error("in the model's chat format nothing stands behind an answer")
+        return turn
+
+    def _conversation(self, text: str, *, system: bool) -> list[Message]:
+        user = {"role": "user", "content": text}
+        if not (system and self._template.system):
+            return [user]
+        rules = self._template.system.strip()
+        messages = [{"role": "system", "content": rules}, user]
+        try:
+            if rules in self._render(messages):
+                return messages
+        except Exception:  # chat formats raise what they like for roles that they do not know
+            pass
+        return [{"role": "user", "content": f"{rules}\n\n{text}"}]
+
+    def _cut(self, text: str, messages: list[Message], after: str = "") -> list[Piece]:
+        """Write the conversation with marks in the last turn, and cut it at them."""
+        cut = pieces(text)
+        marked = "".join(f"{self._mark}{piece}Mark" if is_slot else piece for piece, is_slot in cut)
+        last = messages[-1]["content"].removesuffix(text) + marked
+        rendered = self._render([*messages[:-1], {"role": "user", "content": last}])
+        if after:
+            rendered = rendered.partition(after)[2]
+        parts = re.split(f"{self._mark}([a-z_]+)Mark", rendered)
+        if parts[1::2] != [name for name, is_slot in cut if is_slot]:
+            raise self._error("the model's chat format drops or moves text of a user's turn")
+        return [(part, i % 2 == 1) for i, part in enumerate(parts) if part]
+
+    def _render(self, messages: list[Message]) -> str:
+        if self._turns is None:
+            text = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+            )
+            return str(text)
+        turns: Mapping[str, str] = self._turns.model_dump()
+        beginning = "" if leading_id(self._tokenizer) is None else str(self._tokenizer.bos_token)
+        texts = [self._one(turns[m["role"]], m["content"]) for m in messages]
+        return "".join([beginning, *texts, self._one(turns["generation"], "")])
+
+    def _one(self, turn: str, content: str) -> str:
+        return "".join(content if is_slot else piece for piece, is_slot in pieces(turn))
+
+    def _error(self, message: str) -> TemplateError:
+        return TemplateError([Problem(self._template.name, 0, 0, "template", message)])

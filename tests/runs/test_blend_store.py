@@ -60,12 +60,12 @@ def test_a_second_run_finds_everything_and_says_the_same(
     store = ChunkStore(1 << 24)
     opened = session(graphs, made, graph, outline=PARTS, chunks=store)
     first, _ = watched(opened)
-    before = {info.digest: _copies(store, info.digest) for info in store.list()}
+    before = {digest: _copies(store, digest) for digest in store._entries}
     second, _ = watched(opened)
     libraries = [run.board["branches"].blend.library for run in (first, second)]
     assert libraries[0].made_sizes and not libraries[1].made_sizes and libraries[1].hits
     assert tokens_of(first) == tokens_of(second)
-    after = {info.digest: _copies(store, info.digest) for info in store.list()}
+    after = {digest: _copies(store, digest) for digest in store._entries}
     assert before.keys() == after.keys()
     for digest, tensors in before.items():
         assert all(map(torch.equal, tensors, after[digest]))
@@ -201,6 +201,6 @@ def test_chunks_of_another_drafter_are_other_chunks(made: Tiny, graphs: Graphs) 
     store = ChunkStore(1 << 24)
     for sets in ((), ("drafter.kind=none",), ()):
         run_all(session(graphs, made, "blend_eagle", *sets, chunks=store), asked(1))
-    assert len(store.list()) == 8
+    assert len(store._entries) == 8
     chunk: ChunkKV = next(iter(store._entries.values())).chunk
     assert chunk.rows > 0

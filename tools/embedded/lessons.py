@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from specsot.engine.errors import UsageError
-from specsot.engine.train.held_out import HeldOutPrompt
-from specsot.engine.train.lessons import Lessons, held_out_prompts
+from specsot.engine.train.lessons import HeldOutPrompt, Lessons, held_out_prompts
 from specsot.engine.train.settings import DrafterTraining
 from specsot.engine.train.teacher import Teacher
 

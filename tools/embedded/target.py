@@ -23,7 +23,7 @@ from specsot.engine.train.files import (
     save_atomically,
     write_json,
 )
-from specsot.engine.train.log import TrainingLog
+from specsot.engine.train.loop import TrainingLog
 from specsot.engine.train.optim import MuonAdamW
 
 from .corpus import Corpus

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from specsot.engine.chunks.maker import chunk_maker
+from specsot.engine.chunks.cache import chunk_maker
 from specsot.engine.chunks.store import ChunkStore
 from specsot.engine.cli.main import main
 from specsot.engine.errors import Code

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specsot.engine.train.eagle3_loss import Lesson, rehearse, shift
+from specsot.engine.train.eagle3 import Lesson, rehearse, shift
 from specsot.models.drafters.eagle3 import Eagle3
 from specsot.models.load.weights import load_eagle3, load_target
 

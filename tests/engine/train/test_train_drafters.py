@@ -18,7 +18,7 @@ from specsot.engine.cli.train import train
 from specsot.engine.train.dflash import DFlashCourse
 from specsot.engine.train.dflash_loss import OnlineDFlashModel
 from specsot.engine.train.eagle3 import Eagle3Course
-from specsot.engine.train.held_out import HeldOutPrompt, held_out_tau, rounds
+from specsot.engine.train.lessons import HeldOutPrompt, held_out_tau, rounds
 from specsot.engine.train.loop import Progress, generator
 from specsot.engine.train.settings import (
     DFlashTraining,
@@ -206,12 +206,12 @@ def test_held_out_rounds_of_eagle3_are_those_of_a_run(inputs: list[str], tmp_pat
     course = Eagle3Course(config, teacher, torch.arange(32))
     course.model = drafter
     held = answered(teacher, [5, 9, 3, 70, 31, 8], 40)
-    taps = teacher.look(held.batch(teacher.device), drafter.config.taps, exact=True)
+    taps, _ = teacher.look(held.batch(teacher.device), drafter.config.taps, exact=True)
     hits, ids = course.hits(held), list(held.ids)
     lengths = []
     for root in range(held.first, len(ids) - steps):
         with torch.no_grad():
-            drafts = chain(drafter, taps.features_BSF[0], ids, root, steps)
+            drafts = chain(drafter, taps[0], ids, root, steps)
         wanted = ids[root + 1 : root + 1 + steps]
         right = next((k for k in range(steps) if drafts[k] != wanted[k]), steps)
         assert hits[root].long().cumprod(0).sum() == right

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import specsot
-from specsot.states.text.documents import Document, check_document, leading_id, split_ids
+from specsot.states.text.documents import Document, check_document, split_ids
 from specsot.states.text.prompts import PromptBook, PromptError
-from specsot.states.text.template import load_template
+from specsot.states.text.template import leading_id, load_template
 from tools.embedded.documents import opening
 from tools.embedded.pieces import USER
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsot.states.text.documents import Document
-from specsot.states.text.retriever import DocumentSearch, words_of
+from specsot.states.text.documents import Document, DocumentSearch, words_of
 
 WORDS = ("bee", "honey", "tram", "rain", "Zoë", "snow")
 TEXT = st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join)
