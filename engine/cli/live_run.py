@@ -10,15 +10,14 @@ from rich.console import Console
 from rich.text import Text
 
 from ...states.machine import Run
-from ...states.trace import Event
 from ..errors import Code, UnequalError
 from ..prepare.job import Job
 from ..prepare.repeat import Provenance
-from ..record.kv_trace import trace_pools
 from ..record.recorder import Recorder
 from ..record.report import answer_text, closing_lines, left_apart, refusals
 from ..record.run_folder import RunFolder
 from ..record.snapshot import scene_of
+from ..record.trace_records import trace_pools
 from ..run.blend_probe import probe_blends
 from ..run.runner import STATUS_CODES, Halt, Status, drive
 from ..run.session import Session
@@ -26,7 +25,7 @@ from ..run.writer import RunOutcome, RunWriter
 from ..shell import complain, json_text, writer
 from ..terminal import usable
 from ..view.plain import PlainView
-from ..view.rounds_view import RoundsView
+from ..view.rounds_view import rounds_view
 from ..view.stepper import Stepper
 from ..view.tui import LiveView
 
@@ -39,10 +38,9 @@ def perform(job: Job, session: Session, made: Provenance, folder: RunFolder) -> 
         files = RunWriter(folder, job, made)
         files.begin(os.environ)
         recorder = Recorder(session.prompts.decode, folder.trace, tuple(job.program.graph.states))
-        plain = PlainView(recorder, writer(sys.stderr))
-        run = _started(job, session, recorder, plain)
+        run = _started(job, session, recorder)
         try:
-            status = _drive(job, run, recorder, plain)
+            status = _drive(job, run, recorder)
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             files.end(run, recorder, Status.INTERRUPTED if interrupted else Status.FAILED, error)
@@ -52,17 +50,11 @@ def perform(job: Job, session: Session, made: Provenance, folder: RunFolder) -> 
         return outcome
 
 
-def _started(job: Job, session: Session, recorder: Recorder, plain: PlainView) -> Run:
-    """The run with everything that listens to it."""
-    options, rounds = job.options, RoundsView(recorder, writer(sys.stderr))
-
-    def sink(event: Event) -> None:
-        for view in (recorder, plain, rounds):
-            view(event)
-
-    run = session.start(job.prompts, sink)
+def _started(job: Job, session: Session, recorder: Recorder) -> Run:
+    """The run with everything that listens to it but its view."""
+    options, run = job.options, session.start(job.prompts, recorder)
     if options.explain_rounds and not options.quiet:
-        rounds.attach(run)
+        recorder.listeners.append(rounds_view(recorder, run, writer(sys.stderr)))
     if options.trace == "kv":
         trace_pools(run.board, recorder.tell)
     if options.probe_blend:
@@ -71,33 +63,34 @@ def _started(job: Job, session: Session, recorder: Recorder, plain: PlainView) -
     return run
 
 
-def _drive(job: Job, run: Run, recorder: Recorder, plain: PlainView) -> Status:
+def _drive(job: Job, run: Run, recorder: Recorder) -> Status:
     rounds = job.program.graph.limits.max_rounds
     stepper = Stepper(job.program, sys.stdin, writer(sys.stderr)) if job.options.step else None
-    with Halt() as halt, _view(job, run, recorder, plain):
+    with Halt() as halt, _view(job, run, recorder):
         return drive(run, recorder, max_rounds=rounds, halt=halt, pause=stepper)
 
 
 @contextmanager
-def _view(job: Job, run: Run, recorder: Recorder, plain: PlainView) -> Iterator[None]:
+def _view(job: Job, run: Run, recorder: Recorder) -> Iterator[None]:
     """The live view on a terminal, plain lines elsewhere, nothing under -q or --step.
 
     Explained rounds are lines, and a live view leaves no room for lines.
     """
     console, options = Console(stderr=True), job.options
-    silent = options.quiet or options.step
-    lines = silent or options.no_tui or options.explain_rounds
-    if not lines and usable(console, dict(os.environ)):
-        scene = scene_of(job.program.graph, options.model, len(job.prompts))
-        with LiveView(recorder, scene, console):
-            yield
-        return
-    if not silent:
-        plain.attach(run)
-    try:
+    if options.quiet or options.step:
         yield
-    finally:
-        plain.look()
+    elif not (options.no_tui or options.explain_rounds) and usable(console, dict(os.environ)):
+        with LiveView(
+            recorder, scene_of(job.program.graph, options.model, len(job.prompts)), console
+        ):
+            yield
+    else:
+        plain = PlainView(recorder, run, writer(sys.stderr))
+        recorder.listeners.append(plain)
+        try:
+            yield
+        finally:
+            plain.look()
 
 
 def print_result(job: Job, folder: RunFolder, outcome: RunOutcome) -> None:

@@ -5,22 +5,20 @@ asked for one since the last event; a viewer never touches the run.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter_ns
 from typing import Any
 
 from ...states.machine import Run
 from ...states.requests.branch import RoundSummary, Stage
-from ...states.trace import Event, Moved, OpRan
+from ...states.trace import Event, Moved, Sink
 from .metrics import Meter
 from .snapshot import LiveFigures, Move, Snapshot, StateView, branch_view, pool_view, shown_branches
 from .text_stream import Decode, TextStream
-from .trace_records import Happened, trace_record
+from .trace_records import Happened, Record, Write, trace_record
 
 LAST = 64  # moves that are kept for viewers
 BATCH = 256  # trace records that are written together
-
-Write = Callable[[dict[str, Any]], None]
 
 
 class Recorder:
@@ -33,6 +31,7 @@ class Recorder:
 
     Attributes:
         wanted: set by a viewer; the next event then leaves a new `snapshot`.
+        listeners: are called with each event when it has been counted.
     """
 
     def __init__(
@@ -43,11 +42,11 @@ class Recorder:
         clock: Callable[[], int] = perf_counter_ns,
     ) -> None:
         self.decode, self.write, self.clock = decode, write, clock
-        self.meter = Meter()
-        self.states = states
+        self.meter, self.states = Meter(), states
         self.wanted = False
         self.snapshot: Snapshot | None = None
         self.state, self.before = "start", ""
+        self.listeners: list[Sink] = []
         self.moves: deque[Move] = deque(maxlen=LAST)
         self.began = clock()
         self._run: Run | None = None
@@ -63,33 +62,29 @@ class Recorder:
     def __call__(self, event: Event) -> None:
         at = self.now
         self._keep(at, event)
-        if isinstance(event, OpRan):
-            self._op_ran(event, at)
-        else:
+        if isinstance(event, Moved):
             self._moved(event, at)
+        else:
+            self.meter.op_ran(event)
+            if "committed" in event.shapes and self._run is not None:
+                self._forward_done(self._run.board, at)
+        for listener in self.listeners:
+            listener(event)
         if self.wanted:
             self.wanted = False
             self.look()
 
-    def _op_ran(self, event: OpRan, at: int) -> None:
-        self.meter.op_ran(event)
-        if "committed" in event.shapes and self._run is not None:
-            self._forward_done(self._run.board["committed"], at)
-
-    def _forward_done(self, summary: RoundSummary, at: int) -> None:
+    def _forward_done(self, board: Mapping[str, Any], at: int) -> None:
+        summary: RoundSummary = board["committed"]
         if not summary.rows:  # nobody could start, so nothing was computed
             return
         self._committed += sum(summary.committed)
         self.meter.forward_done(summary, at)
-        self._mark_outlines(at)
-        self._keep(at, summary, self.meter.forwards)
-
-    def _mark_outlines(self, at: int) -> None:
-        assert self._run is not None
-        for request in self._run.board["branches"].requests:
+        for request in board["branches"].requests:
             root, marks = request.root, self.meter.marks.get(request.key)
             if root is not None and root.stage is Stage.DONE and marks and marks.outline is None:
                 marks.outline = at
+        self._keep(at, summary, self.meter.forwards)
 
     def _moved(self, event: Moved, at: int) -> None:
         self.meter.moved(event, at)
@@ -98,7 +93,7 @@ class Recorder:
         self.state, self.before = event.target, event.source
         self._committed = 0
 
-    def tell(self, record: dict[str, Any]) -> None:
+    def tell(self, record: Record) -> None:
         """A trace record of somebody else's, in its place among the events."""
         self._keep(self.now, record)
 

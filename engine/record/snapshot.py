@@ -131,11 +131,13 @@ def slot_codes(
 ) -> Codes:
     """What each slot of a pool (ops.kv.KVCache) holds, from its slot table and the branch table."""
     owner = np.asarray(pool.owner)
-    table = np.full(int(owner.max(initial=0)) + 2, TREE, np.int16)  # a beam's rows have own owners
+    known: dict[int, int] = {}
     for request in requests:
-        _set(table, request.prefix_owner, PREFIX)
+        known[request.prefix_owner] = PREFIX
         for branch in request.all_branches():
-            _set(table, branch.owner, OUTLINE if branch.is_root else BRANCH + branch.index)
+            known[branch.owner] = OUTLINE if branch.is_root else BRANCH + branch.index
+    numbers = range(int(owner.max(initial=0)) + 1)  # a beam's rows have owners of their own
+    table = np.array([known.get(number, TREE) for number in numbers], np.int16)
     codes: Codes = table[np.maximum(owner, 0)]
     for whose, rows in (reused or {}).items():
         for positions, code in ((rows.cached, REUSED), (rows.picked, PICKED)):
@@ -152,11 +154,6 @@ def _with_padding(codes_RC: Codes) -> Codes:
     short = ~used & used.any(1)[:, None]
     short[:, longest:] = False
     return np.where(short, np.int16(PADDING), codes_RC)
-
-
-def _set(table: Codes, owner: int, code: int) -> None:
-    if owner < table.size:
-        table[owner] = code
 
 
 def pool_view(board: Mapping[str, Any]) -> PoolView:
@@ -190,10 +187,4 @@ def branch_view(branch: Branch, text: str) -> BranchView:
 
 def shown_branches(requests: Sequence[Request]) -> list[Branch]:
     """In reading order; an outline's root branch only until its branches are there."""
-    branches: list[Branch] = []
-    for request in requests:
-        root = request.root
-        if root is not None and not request.branches:
-            branches.append(root)
-        branches += request.branches
-    return branches
+    return [b for request in requests for b in request.branches or request.all_branches()]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Self
 from ...states.machine import Run
 from ..errors import Code
 from ..prepare.inputs import Prompt
-from ..record.recorder import Recorder, Write
+from ..record.recorder import Recorder
+from ..record.trace_records import Write
 
 if TYPE_CHECKING:
     from .session import Session

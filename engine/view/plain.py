@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 from time import monotonic
-from typing import Any
 
 from ...states.machine import Run
-from ...states.requests.branch import Stage
+from ...states.requests.branch import Request, Stage
 from ...states.trace import Event, Moved
 from ..record.recorder import Recorder
 from ..record.text_stream import printable
@@ -15,24 +14,17 @@ LOOK = 0.1  # seconds between two looks at the branches: a run makes hundreds of
 
 
 class PlainView:
-    """Says when an outline is there and when a branch ends; otherwise one line every 10 s.
+    """Says when an outline is there and when a branch ends; otherwise one line every 10 s."""
 
-    It says nothing of a run that it is not attached to.
-    """
-
-    def __init__(self, recorder: Recorder, say: Callable[[str], None]) -> None:
-        self.recorder, self.say = recorder, say
-        self._run: Run | None = None
+    def __init__(self, recorder: Recorder, run: Run, say: Callable[[str], None]) -> None:
+        self.recorder, self.run, self.say = recorder, run, say
         self._announced: set[int] = set()
         self._parsed: set[str] = set()
         self._last = self._looked = monotonic()
 
-    def attach(self, run: Run) -> None:
-        self._run = run
-
     def __call__(self, event: Event) -> None:
         now = monotonic()
-        if self._run is None or not isinstance(event, Moved) or now - self._looked < LOOK:
+        if not isinstance(event, Moved) or now - self._looked < LOOK:
             return
         self._looked = now
         self.look()
@@ -42,28 +34,21 @@ class PlainView:
 
     def look(self) -> None:
         """Announce what is new."""
-        if self._run is not None and self._run.board:
-            for request in self._run.board["branches"].requests:
-                self._look(request)
+        requests = self.run.board["branches"].requests if self.run.board else ()
+        for request in requests:
+            self._look(request, "" if len(requests) == 1 else f"[{request.key}] ")
 
-    def _look(self, request: Any) -> None:
+    def _look(self, request: Request, name: str) -> None:
         if request.outline is not None and request.key not in self._parsed:
             self._parsed.add(request.key)
             count = len(request.outline.points)
             what = f"{count} parts" if count else f"no parts ({request.outline.status})"
-            self._say(f"{self._name(request)}outline: {what}")
+            self._say(f"{name}outline: {what}")
         for branch in request.branches:
             if branch.stage is Stage.DONE and branch.owner not in self._announced:
                 self._announced.add(branch.owner)
-                self._say(
-                    f"{self._name(request)}{branch.index + 1}. {printable(branch.title, '')}: "
-                    f"{len(branch.tokens)} tokens, {branch.finish}"
-                )
-
-    def _name(self, request: Any) -> str:
-        assert self._run is not None
-        alone = len(self._run.board["branches"].requests) == 1
-        return "" if alone else f"[{request.key}] "
+                title = f"{name}{branch.index + 1}. {printable(branch.title, '')}"
+                self._say(f"{title}: {len(branch.tokens)} tokens, {branch.finish}")
 
     def _say(self, line: str) -> None:
         self._last = monotonic()

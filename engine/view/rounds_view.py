@@ -8,7 +8,7 @@ from ...ops.verify.explain import DraftFigures
 from ...states.machine import Run
 from ...states.requests.branch import RoundSummary
 from ...states.requests.explained import GRAMMAR, MATCH, ExplainedDraft, ExplainedRound, FinalToken
-from ...states.trace import Event, OpRan
+from ...states.trace import Event, OpRan, Sink
 from ..record.recorder import Recorder
 from ..record.text_stream import Decode, printable
 
@@ -19,22 +19,15 @@ ENDS = {
 }
 
 
-class RoundsView:
+def rounds_view(recorder: Recorder, run: Run, say: Callable[[str], None]) -> Sink:
     """Writes a block per branch and round; rounds have the numbers of trace.jsonl."""
 
-    def __init__(self, recorder: Recorder, say: Callable[[str], None]) -> None:
-        self.recorder, self.say = recorder, say
-        self._run: Run | None = None
+    def view(event: Event) -> None:
+        if isinstance(event, OpRan) and "committed" in event.shapes:
+            for block in blocks(recorder.meter.forwards, run.board["committed"], recorder.decode):
+                say(block)
 
-    def attach(self, run: Run) -> None:
-        self._run = run
-
-    def __call__(self, event: Event) -> None:
-        """Called behind the recorder, which counts the rounds."""
-        if isinstance(event, OpRan) and "committed" in event.shapes and self._run is not None:
-            number, summary = self.recorder.meter.forwards, self._run.board["committed"]
-            for block in blocks(number, summary, self.recorder.decode):
-                self.say(block)
+    return view
 
 
 def blocks(number: int, summary: RoundSummary, decode: Decode) -> Iterator[str]:
@@ -42,9 +35,8 @@ def blocks(number: int, summary: RoundSummary, decode: Decode) -> Iterator[str]:
     gamma: Sequence[GammaRecord | None] = summary.gamma or [None] * len(summary.explained)
     for entry, record in zip(summary.explained, gamma, strict=True):
         lines = [f"round {number}  {entry.branch}  {_offer(entry)}", *_rows(entry, decode)]
-        lines.append(f"  {_totals(entry)}")
-        if record is not None:
-            lines.append(f"  {_length(record)}")
+        lines += [f"  {_totals(entry)}"]
+        lines += [] if record is None else [f"  {_length(record)}"]
         yield "\n".join(lines) + "\n"
 
 
@@ -96,9 +88,8 @@ def _places(
 
 
 def _draft(draft: ExplainedDraft, rule: str, decode: Decode, parent: int) -> str:
-    figures, mark = draft.figures, "not reached"
-    if draft.reached:
-        mark = "accepted" if draft.accepted else "rejected"
+    figures, mark = draft.figures, "accepted" if draft.accepted else "rejected"
+    mark = mark if draft.reached else "not reached"
     parts = [mark.ljust(11), *_number("score", figures.score)]
     if draft.reached and figures.draw is not None:
         parts += [*_number("coin", figures.coin), f"target {piece(decode, parent, figures.draw)}"]
