@@ -1,6 +1,5 @@
 """`specsot cache add | list | drop`: what a folder of cached chunks holds."""
 
-import json
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,10 +10,9 @@ from ...states.text.documents import CHUNK_TOKENS
 from ..chunks.files import ChunkFiles, ChunkInfo
 from ..errors import UsageError
 from ..prepare.options import OptionText, RunOptions
-from ..shell import complain, user_errors
+from ..shell import complain, print_json, user_errors
 from .options import Json, takes
 
-SCHEMA = 1
 SHOWN = 12  # digits of a key in a table
 LEAST = 4  # digits of a key that name it
 
@@ -51,7 +49,7 @@ def add(
 
         chunks = add_documents(files, options, cache_dir, max_bytes, chunk_tokens)
     if options.as_json:
-        print(_document(chunks=[{**_plain(info), "made": made} for info, made in chunks]))
+        print_json(chunks=[{**_plain(info), "made": made} for info, made in chunks])
         return
     for info, made in chunks:
         print(f"{'made ' if made else 'there'}  {_line(info)}")
@@ -65,7 +63,7 @@ def list_chunks(cache_dir: CacheDir = Path("chunks"), as_json: Json = False) -> 
     for problem in problems:
         complain(f"warning: {problem}; it is ignored")
     if as_json:
-        print(_document(chunks=[_plain(info) for info in chunks], problems=problems))
+        print_json(chunks=[_plain(info) for info in chunks], problems=problems)
         return
     for info in chunks:
         print(_line(info))
@@ -89,7 +87,10 @@ def drop(
         known = files.digests()
         chosen = known if all_of_them else [_digest(key, known) for key in keys or ()]
         dropped = [digest for digest in dict.fromkeys(chosen) if files.drop(digest)]
-    print(_document(dropped=dropped) if as_json else f"{len(dropped)} chunks dropped")
+    if as_json:
+        print_json(dropped=dropped)
+    else:
+        print(f"{len(dropped)} chunks dropped")
 
 
 def _digest(key: str, known: list[str]) -> str:
@@ -113,7 +114,3 @@ def _line(info: ChunkInfo) -> str:
 def _plain(info: ChunkInfo) -> dict[str, Any]:
     plain = {name: getattr(info, name) for name in ChunkInfo.__slots__}
     return {"key": plain.pop("digest"), **plain}
-
-
-def _document(**parts: Any) -> str:
-    return json.dumps({"schema_version": SCHEMA, **parts}, indent=2)

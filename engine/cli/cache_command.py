@@ -9,8 +9,8 @@ from ..chunks.files import ChunkFiles, ChunkInfo
 from ..chunks.maker import ChunkMaker, chunk_maker
 from ..chunks.store import ChunkStore
 from ..errors import UsageError
-from ..prepare.documents import read_documents
 from ..prepare.environment import model_folders
+from ..prepare.inputs import read_documents
 from ..prepare.job import prepare
 from ..prepare.options import RunOptions
 from ..run.api import load

@@ -34,13 +34,12 @@ def doctor(
 ) -> None:
     """Report the environment, test the installation on the embedded model, measure start-ups."""
     say: Callable[[str], None] = (lambda line: None) if as_json else print
-    report: dict[str, Any] = {"schema_version": SCHEMA, "problems": []}
     for name, value in (environment := describe_environment()).items():
         say(f"{name}: {_words(value)}")
-    report["environment"] = environment
-    report["start_up_seconds"] = start_ups()
-    for name, seconds in report["start_up_seconds"].items():
+    for name, seconds in (times := start_ups()).items():
         say(f"start-up {name}: {seconds:.2f} s")
+    report: dict[str, Any] = {"schema_version": SCHEMA, "problems": []}
+    report |= {"environment": environment, "start_up_seconds": times}
     code = _self_test(report, say, threads, rounds)
     if as_json:
         print(json.dumps(report, indent=2))

@@ -6,7 +6,8 @@ Exit codes: 0 good, 3 a graph has problems.
 
 import json
 import sys
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
@@ -18,6 +19,7 @@ from ..errors import Code
 from ..prepare.environment import embedded_layers
 from ..prepare.files import graph_names, open_graph
 from ..prepare.repeat import graph_yaml
+from ..shell import print_json
 from ..view.diagram import describe_graph, describe_words, mermaid
 from .options import Sets
 
@@ -41,7 +43,7 @@ def check(
         except GraphError as error:
             problems += error.problems
     if as_json:
-        print(_document(graphs=[p.source.file for p in good], problems=list(map(_plain, problems))))
+        print_json(graphs=[p.source.file for p in good], problems=list(map(asdict, problems)))
     else:
         for program in good:
             states, ways = len(program.graph.states), len(program.graph.transitions)
@@ -92,7 +94,7 @@ def list_graphs(
         return
     docs = {name: open_graph(name, table=table).graph.doc.strip() for name in graph_names()}
     if as_json:
-        print(_document(graphs=docs))
+        print_json(graphs=docs)
         return
     width = max(map(len, docs))
     for name, doc in docs.items():
@@ -116,11 +118,3 @@ def _open(ref: str, sets: list[str] | None) -> Program:
     except GraphError as error:
         print_problems(error.problems)
         raise typer.Exit(Code.GRAPH) from None
-
-
-def _plain(problem: Problem) -> dict[str, Any]:
-    return {key: getattr(problem, key) for key in ("file", "line", "column", "where", "message")}
-
-
-def _document(**parts: Any) -> str:
-    return json.dumps({"schema_version": 1, **parts}, indent=2)

@@ -12,6 +12,7 @@ from rich.text import Text
 from ...states.machine import Run
 from ..errors import Code, UnequalError
 from ..prepare.job import Job
+from ..prepare.options import RunOptions
 from ..prepare.repeat import Provenance
 from ..record.recorder import Recorder
 from ..record.report import answer_text, closing_lines, left_apart, refusals
@@ -19,7 +20,7 @@ from ..record.run_folder import RunFolder
 from ..record.snapshot import scene_of
 from ..record.trace_records import trace_pools
 from ..run.blend_probe import probe_blends
-from ..run.runner import STATUS_CODES, Halt, Status, drive
+from ..run.runner import STATUS_CODES, Halt, Status, drive, recorded
 from ..run.session import Session
 from ..run.writer import RunOutcome, RunWriter
 from ..shell import complain, json_text, writer
@@ -37,8 +38,8 @@ def perform(job: Job, session: Session, made: Provenance, folder: RunFolder) -> 
     with closing(folder):
         files = RunWriter(folder, job, made)
         files.begin(os.environ)
-        recorder = Recorder(session.prompts.decode, folder.trace, tuple(job.program.graph.states))
-        run = _started(job, session, recorder)
+        run, recorder = recorded(session, job.prompts, folder.trace)
+        _listen(job.options, run, recorder)
         try:
             status = _drive(job, run, recorder)
         except BaseException as error:
@@ -50,17 +51,14 @@ def perform(job: Job, session: Session, made: Provenance, folder: RunFolder) -> 
         return outcome
 
 
-def _started(job: Job, session: Session, recorder: Recorder) -> Run:
-    """The run with everything that listens to it but its view."""
-    options, run = job.options, session.start(job.prompts, recorder)
+def _listen(options: RunOptions, run: Run, recorder: Recorder) -> None:
+    """What was asked for beside the view."""
     if options.explain_rounds and not options.quiet:
         recorder.listeners.append(rounds_view(recorder, run, writer(sys.stderr)))
     if options.trace == "kv":
         trace_pools(run.board, recorder.tell)
     if options.probe_blend:
         recorder.meter.probed = probe_blends(run)
-    recorder.attach(run)
-    return run
 
 
 def _drive(job: Job, run: Run, recorder: Recorder) -> Status:
@@ -80,9 +78,8 @@ def _view(job: Job, run: Run, recorder: Recorder) -> Iterator[None]:
     if options.quiet or options.step:
         yield
     elif not (options.no_tui or options.explain_rounds) and usable(console, dict(os.environ)):
-        with LiveView(
-            recorder, scene_of(job.program.graph, options.model, len(job.prompts)), console
-        ):
+        scene = scene_of(job.program.graph, options.model, len(job.prompts))
+        with LiveView(recorder, scene, console):
             yield
     else:
         plain = PlainView(recorder, run, writer(sys.stderr))

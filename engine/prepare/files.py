@@ -111,25 +111,21 @@ def read_source(ref: str, shown: str = "", wrong: Callable[[str], Problem] | Non
         wrong: the problem to raise when it cannot be read; by default one of that file.
     """
     problem = wrong or (lambda message: Problem(shown or ref or "''", 0, 0, "file", message))
+    data = None
     try:
-        path = Path(ref)
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            raise GraphError([problem(_odd(mode))])
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except GraphError:
-        raise
+        mode = Path(ref).stat().st_mode
+        if stat.S_ISREG(mode):
+            with Path(ref).open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise GraphError([problem(_why(ref, error))]) from None
     except ValueError:
         raise GraphError([problem("a path cannot hold a NUL character")]) from None
+    if data is None:
+        pipe = "pipe" if stat.S_ISFIFO(mode) else "device or socket"
+        what = "directory" if stat.S_ISDIR(mode) else pipe
+        raise GraphError([problem(f"this is a {what}, not a file")])
     return Source(decode(data, shown or ref), shown or ref)
-
-
-def _odd(mode: int) -> str:
-    pipe = "pipe" if stat.S_ISFIFO(mode) else "device or socket"
-    return f"this is a {'directory' if stat.S_ISDIR(mode) else pipe}, not a file"
 
 
 def _why(ref: str, error: OSError) -> str:

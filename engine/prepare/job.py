@@ -10,9 +10,8 @@ from ...states.text.outline import Outline, parse_outline
 from ...states.text.outline_file import OutlineError, load_outline
 from ..errors import UsageError
 from .config import read_config
-from .documents import read_documents
 from .files import open_source
-from .inputs import Prompt, Prompts, read_prompts
+from .inputs import Prompt, Prompts, read_documents, read_prompts
 from .options import RunOptions
 from .repeat import Provenance, RunResult, graph_source, is_run_file, prompts_of, read_run
 
@@ -120,13 +119,13 @@ def _with_drafter(config: RunOptions, program: Program, given: str | None) -> Ru
 
 def _with_documents(prompts: Prompts, options: RunOptions) -> Prompts:
     """Those of the command line stand before each prompt's own: what prompts share comes first."""
-    shared = dict.fromkeys(read_documents(options.documents))
-    if not shared:
-        return prompts
-    own = ([d for d in prompt.documents if d not in shared] for prompt in prompts.items)
-    pairs = zip(prompts.items, own, strict=True)
-    items = tuple(replace(prompt, documents=(*shared, *rest)) for prompt, rest in pairs)
-    return replace(prompts, items=items)
+    shared = read_documents(options.documents)
+
+    def with_shared(prompt: Prompt) -> Prompt:
+        own = [document for document in prompt.documents if document not in shared]
+        return replace(prompt, documents=(*shared, *own))
+
+    return replace(prompts, items=tuple(map(with_shared, prompts.items))) if shared else prompts
 
 
 def _outline(path: Path | None, program: Program) -> Outline | None:

@@ -82,7 +82,8 @@ def drive(
     while not run.finished:
         if halt is not None and halt.status is not None:
             return halt.status
-        if recorder.meter.rounds >= max_rounds and not _all_ended(run):
+        requests = run.board["branches"].requests
+        if recorder.meter.rounds >= max_rounds and not all(r.finished for r in requests):
             return Status.LIMIT
         if pause is not None and not pause(run):
             return Status.INTERRUPTED
@@ -104,14 +105,19 @@ def perform(
         write: takes the records of its trace.
         max_rounds: None takes what the graph says.
     """
-    graph = session.program.graph
-    recorder = Recorder(session.prompts.decode, write, tuple(graph.states))
-    run = session.start(prompts, recorder)
-    recorder.attach(run)
-    status = drive(run, recorder, max_rounds=max_rounds or graph.limits.max_rounds, halt=halt)
+    run, recorder = recorded(session, prompts, write)
+    most = max_rounds or session.program.graph.limits.max_rounds
+    status = drive(run, recorder, max_rounds=most, halt=halt)
     recorder.flush()
     return run, recorder, status
 
 
-def _all_ended(run: Run) -> bool:
-    return all(request.finished for request in run.board["branches"].requests)
+def recorded(
+    session: "Session", prompts: Sequence[Prompt], write: Write | None
+) -> tuple[Run, Recorder]:
+    """A run before its first transition, with a recorder that takes its events."""
+    states = tuple(session.program.graph.states)
+    recorder = Recorder(session.prompts.decode, write, states)
+    run = session.start(prompts, recorder)
+    recorder.attach(run)
+    return run, recorder

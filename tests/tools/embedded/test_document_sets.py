@@ -14,8 +14,7 @@ from typer import Typer
 from typer.testing import CliRunner, Result
 
 from specsot.engine.errors import Code, UsageError
-from specsot.engine.prepare.documents import read_documents
-from specsot.engine.prepare.inputs import read_file
+from specsot.engine.prepare.inputs import read_documents, read_file
 from specsot.states.text.documents import Document, check_document
 from specsot.states.text.retriever import DocumentSearch
 from tools.embedded.almanac import bucket
