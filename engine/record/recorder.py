@@ -5,7 +5,7 @@ asked for one since the last event; a viewer never touches the run.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import perf_counter_ns
 from typing import Any
 
@@ -13,7 +13,7 @@ from ...states.machine import Run
 from ...states.requests.branch import RoundSummary, Stage
 from ...states.trace import Event, Moved, Sink
 from .metrics import Meter
-from .snapshot import LiveFigures, Move, Snapshot, StateView, branch_view, pool_view, shown_branches
+from .snapshot import Move, Snapshot, branch_view, pool_view, shown_branches
 from .text_stream import Decode, TextStream
 from .trace_records import Happened, Record, Write, trace_record
 
@@ -27,28 +27,21 @@ class Recorder:
     Args:
         decode: token ids to text.
         write: takes one trace record; None for no trace.
-        states: the graph's states in file order.
 
     Attributes:
         wanted: set by a viewer; the next event then leaves a new `snapshot`.
         listeners: are called with each event when it has been counted.
     """
 
-    def __init__(
-        self,
-        decode: Decode,
-        write: Write | None = None,
-        states: tuple[str, ...] = (),
-        clock: Callable[[], int] = perf_counter_ns,
-    ) -> None:
-        self.decode, self.write, self.clock = decode, write, clock
-        self.meter, self.states = Meter(), states
+    def __init__(self, decode: Decode, write: Write | None = None) -> None:
+        self.decode, self.write = decode, write
+        self.meter = Meter()
         self.wanted = False
         self.snapshot: Snapshot | None = None
         self.state, self.before = "start", ""
         self.listeners: list[Sink] = []
         self.moves: deque[Move] = deque(maxlen=LAST)
-        self.began = clock()
+        self.began = perf_counter_ns()
         self._run: Run | None = None
         self._committed = 0
         self._streams: dict[int, TextStream] = {}
@@ -56,7 +49,7 @@ class Recorder:
 
     def attach(self, run: Run) -> None:
         """Say which run the events come from; call it before the first advance."""
-        self._run, self.began = run, self.clock()
+        self._run, self.began = run, perf_counter_ns()
         self.look()
 
     def __call__(self, event: Event) -> None:
@@ -113,31 +106,24 @@ class Recorder:
     @property
     def now(self) -> int:
         """Nanoseconds since the run began."""
-        return self.clock() - self.began
+        return perf_counter_ns() - self.began
 
     def look(self) -> None:
         """Make a new picture; only on the run's own thread."""
         if self._run is None or not self._run.board:
             return
-        board, meter = self._run.board, self.meter
+        board, meter = self._run.board, Meter()
+        meter.add(self.meter)
         shown = shown_branches(board["branches"].requests)
         self.snapshot = Snapshot(
             self.state,
             self.before,
-            tuple(StateView(n, meter.visits[n], meter.nanos[n] / 1e6) for n in self.states),
             tuple(self.moves),
             tuple(branch_view(branch, self._text(branch)) for branch in shown),
             pool_view(board),
-            LiveFigures(
-                meter.tokens,
-                meter.rounds,
-                meter.per_forward,
-                meter.tau_step,
-                meter.acceptance_rate,
-                dict(meter.lengths),
-            ),
+            meter,
             self.now / 1e9,
-            meter.blends[-1] if meter.blends else None,
+            self.meter.blends[-1] if self.meter.blends else None,
         )
 
     def _text(self, branch: Any) -> str:

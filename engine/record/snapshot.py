@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ...states.graph.graph import Graph
 from ...states.requests.blending import Reused
 from ...states.requests.branch import BlendSummary, Branch, Request
+from .metrics import Meter
 
 Codes = npt.NDArray[np.int16]
 
@@ -26,15 +27,6 @@ class Move:
     guard: str | None
     millis: float
     committed: int
-
-
-@dataclass(frozen=True, slots=True)
-class StateView:
-    """One state of the graph: visits, and milliseconds spent in it in all."""
-
-    name: str
-    visits: int
-    millis: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +62,6 @@ class PoolView:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveFigures:
-    """The running figures under the picture."""
-
-    tokens: int
-    rounds: int
-    per_forward: float
-    tau_step: float
-    acceptance_rate: float
-    lengths: Mapping[int, int]
-
-
-@dataclass(frozen=True, slots=True)
 class Scene:
     """What never changes during a run: the title line and the graph's ways."""
 
@@ -98,16 +78,16 @@ class Scene:
 class Snapshot:
     """The whole picture at one moment; `seconds` since the run began.
 
-    blend: the last forward with cached rows, None if there was none.
+    meter: a copy of the run's, without requests and moments. blend: the last forward with cached
+    rows, None if there was none.
     """
 
     state: str
     before: str
-    states: tuple[StateView, ...]
     moves: tuple[Move, ...]
     branches: tuple[BranchView, ...]
     pool: PoolView
-    figures: LiveFigures
+    meter: Meter
     seconds: float
     blend: BlendSummary | None = None
 

@@ -82,8 +82,8 @@ def drive(
     while not run.finished:
         if halt is not None and halt.status is not None:
             return halt.status
-        requests = run.board["branches"].requests
-        if recorder.meter.rounds >= max_rounds and not all(r.finished for r in requests):
+        enough = recorder.meter.rounds >= max_rounds
+        if enough and not all(one.finished for one in run.board["branches"].requests):
             return Status.LIMIT
         if pause is not None and not pause(run):
             return Status.INTERRUPTED
@@ -116,8 +116,7 @@ def recorded(
     session: "Session", prompts: Sequence[Prompt], write: Write | None
 ) -> tuple[Run, Recorder]:
     """A run before its first transition, with a recorder that takes its events."""
-    states = tuple(session.program.graph.states)
-    recorder = Recorder(session.prompts.decode, write, states)
+    recorder = Recorder(session.prompts.decode, write)
     run = session.start(prompts, recorder)
     recorder.attach(run)
     return run, recorder

@@ -80,7 +80,7 @@ def fuller(one: PoolView | None, other: PoolView) -> PoolView:
 def frame(scene: Scene, snap: Snapshot, width: int, height: int) -> RenderableType:
     """One picture of `width` x `height` cells."""
     tall = height >= TALL
-    top = len(snap.states) + 2
+    top = len(scene.states) + 2
     foot = 6 if tall else 3
     middle = max(height - top - foot - 2, 3)
     branches = branches_text(snap.branches, scene.requests > 1, width - 4, middle - 2)
@@ -104,17 +104,17 @@ def _top(scene: Scene, snap: Snapshot, width: int, rows: int) -> RenderableType:
 
 
 def _foot(snap: Snapshot, width: int, height: int, tall: bool) -> RenderableType:
-    fig = snap.figures
+    meter = snap.meter
     if not tall:
         strip, step = strip_text(snap.pool, width, 1)
         key = _key(snap, step) if snap.blend is None else layers_line(snap.blend, width)
-        return Group(strip, key, histogram_line(fig.lengths, fig.tau_step))
+        return Group(strip, key, histogram_line(meter.lengths, meter.tau_step))
     inner = width - BARS - 4
     layers = [] if snap.blend is None else [layers_line(snap.blend, inner - 4)]
     strip, step = strip_text(snap.pool, inner - 4, height - 3 - len(layers))
     sequence = Group(strip, *layers, _key(snap, step))
-    bars = histogram_bars(fig.lengths, height - 3, BARS)
-    title = f"accepted · τ {fig.tau_step:.2f}"
+    bars = histogram_bars(meter.lengths, height - 3, BARS)
+    title = f"accepted · τ {meter.tau_step:.2f}"
     return _beside((sequence, "sequence", inner), (bars, title, BARS + 4))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from ..record.snapshot import BranchView, Move, Scene, Snapshot, StateView
+from ..record.snapshot import BranchView, Move, Scene, Snapshot
 from ..record.text_stream import printable
 
 PALETTE = (
@@ -31,8 +31,7 @@ def states_text(scene: Scene, snap: Snapshot, *, times: bool) -> Text:
     ways = scene.ways.get(snap.state, ())
     arrow = _arrow(scene.states, snap.before, snap.state)
     lines = [
-        _state_line(view, arrow.get(view.name, "  "), snap.state, view.name in ways, times)
-        for view in snap.states
+        _state_line(name, snap, arrow.get(name, "  "), name in ways, times) for name in scene.states
     ]
     return Text("\n").join(lines)
 
@@ -51,19 +50,19 @@ def _arrow(states: Sequence[str], source: str, target: str) -> Mapping[str, str]
     return marks
 
 
-def _state_line(view: StateView, arrow: str, current: str, reachable: bool, times: bool) -> Text:
-    lit = view.name == current
-    style = LIT if lit else "" if view.visits or reachable else "dim"
+def _state_line(name: str, snap: Snapshot, arrow: str, reachable: bool, times: bool) -> Text:
+    lit, visits = name == snap.state, snap.meter.visits[name]
+    style = LIT if lit else "" if visits or reachable else "dim"
     line = Text.assemble(
         (arrow, "bright_green"),
         ("◦" if reachable and not lit else " ", "green"),
-        (set_cell_size(view.name, STATE_WIDTH), style),
-        (f"{view.visits or '·':>4}", "bold" if view.visits else "dim"),
+        (set_cell_size(name, STATE_WIDTH), style),
+        (f"{visits or '·':>4}", "bold" if visits else "dim"),
         no_wrap=True,
     )
     if times:
-        each = view.millis / view.visits if view.visits else 0.0
-        line.append(f"{each:>7.1f} ms" if view.visits else " " * 10, style="dim")
+        each = snap.meter.nanos[name] / 1e6 / max(visits, 1)
+        line.append(f"{each:>7.1f} ms" if visits else " " * 10, style="dim")
     return line
 
 
@@ -161,6 +160,6 @@ def header_line(scene: Scene, snap: Snapshot, width: int) -> Text:
     facts += f" · {scene.requests} requests" if scene.requests > 1 else ""
     parts = ((" specsot ", LIT), (f" {scene.graph}", "bold"), (facts, "dim"))
     left = Text.assemble(*parts, no_wrap=True)
-    right = f"round {snap.figures.rounds}  {snap.seconds:5.1f} s "
+    right = f"round {snap.meter.rounds}  {snap.seconds:5.1f} s "
     left.truncate(max(width - len(right), 8), overflow="ellipsis", pad=True)
     return left.append(right, style="bold")

@@ -174,15 +174,15 @@ def _span(lengths: Mapping[int, int]) -> Iterable[int]:
 
 def figures_line(snap: Snapshot, width: int) -> Text:
     """KV use, tokens per second, tokens per forward, acceptance; what has no room is left out."""
-    pool, fig = snap.pool, snap.figures
-    speed = fig.tokens / snap.seconds if snap.seconds else 0.0
+    pool, meter = snap.pool, snap.meter
+    speed = meter.tokens / snap.seconds if snap.seconds else 0.0
     share = 100 * pool.used / pool.capacity
     parts = [
         ("KV ", f"{pool.used}/{pool.capacity} {share:.0f} %"),
         ("", f"{speed:.0f} tok/s"),
-        ("", f"{fig.per_forward:.2f} tok/forward"),
-        ("", f"{fig.tokens} tokens"),
-        ("accept ", f"{100 * fig.acceptance_rate:.0f} %"),
+        ("", f"{meter.per_forward:.2f} tok/forward"),
+        ("", f"{meter.tokens} tokens"),
+        ("accept ", f"{100 * meter.acceptance_rate:.0f} %"),
         ("", f"{pool.bytes / 1e6:.1f} MB"),
         ("moved ", f"{pool.moved / 1e6:.1f} MB"),
         ("draft KV ", f"{pool.draft_used}/{pool.draft_capacity}"),
