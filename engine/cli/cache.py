@@ -1,5 +1,6 @@
 """`specsot cache add | list | drop`: what a folder of cached chunks holds."""
 
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,12 +23,10 @@ GRAPH = OptionText("The graph whose models read them [specsot.yaml's].")
 CacheDir = Annotated[
     Path, typer.Option(envvar="SPECSOT_CACHE_DIR", help="The folder of cached chunks.")
 ]
-MaxBytes = Annotated[
-    int,
-    typer.Option(
-        min=1, envvar="SPECSOT_CACHE_BYTES", help="Beyond these, those used longest ago go."
-    ),
-]
+MAX_BYTES = typer.Option(
+    min=1, envvar="SPECSOT_CACHE_BYTES", help="Beyond these, those used longest ago go."
+)
+CHUNK = typer.Option(min=1, help="Most tokens of a chunk.")
 
 
 @cache.command()
@@ -38,10 +37,8 @@ def add(
         list[Path], typer.Argument(metavar="FILE...", help="Texts, or .jsonl of (title, text).")
     ],
     cache_dir: CacheDir = Path("chunks"),
-    max_bytes: MaxBytes = 8 << 30,
-    chunk_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens of a chunk.")
-    ] = CHUNK_TOKENS,
+    max_bytes: Annotated[int, MAX_BYTES] = 8 << 30,
+    chunk_tokens: Annotated[int, CHUNK] = CHUNK_TOKENS,
 ) -> None:
     """Prefill documents, each chunk alone, and keep their K, V and drafter features."""
     with user_errors():
@@ -50,9 +47,9 @@ def add(
         chunks = add_documents(files, options, cache_dir, max_bytes, chunk_tokens)
     if options.as_json:
         print_json(chunks=[{**_plain(info), "made": made} for info, made in chunks])
-        return
-    for info, made in chunks:
-        print(f"{'made ' if made else 'there'}  {_line(info)}")
+    else:
+        for info, made in chunks:
+            print(f"{'made ' if made else 'there'}  {_line(info)}")
 
 
 @cache.command("list")
@@ -112,5 +109,5 @@ def _line(info: ChunkInfo) -> str:
 
 
 def _plain(info: ChunkInfo) -> dict[str, Any]:
-    plain = {name: getattr(info, name) for name in ChunkInfo.__slots__}
-    return {"key": plain.pop("digest"), **plain}
+    facts = asdict(info)
+    return {"key": facts.pop("digest"), **facts}

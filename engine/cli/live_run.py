@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -94,7 +93,15 @@ def print_result(job: Job, folder: RunFolder, outcome: RunOutcome) -> None:
     """The answer to stdout; how the run went to stderr."""
     out, say = writer(sys.stdout), writer(sys.stderr)
     if job.options.as_json:
-        out(json_text(document(folder, outcome)))
+        document = {
+            "schema_version": SCHEMA,
+            "status": str(outcome.status),
+            "answers": outcome.outputs,
+            "metrics": outcome.metrics,
+            "digest": outcome.digest,
+            "run_folder": str(folder.path),
+        }
+        out(json_text(document))
     elif sys.stdout.isatty():
         Console(highlight=False).print(Text(answer_text(outcome.answers)), end="")  # whole words
     else:
@@ -103,18 +110,6 @@ def print_result(job: Job, folder: RunFolder, outcome: RunOutcome) -> None:
         for line in closing_lines(outcome.answers, outcome.metrics, str(outcome.status)):
             say(f"{line}\n")
         say(f"run folder {folder.path}\ndigest {outcome.digest}\n")
-
-
-def document(folder: RunFolder, outcome: RunOutcome) -> dict[str, Any]:
-    """The one JSON document of `--json`."""
-    return {
-        "schema_version": SCHEMA,
-        "status": str(outcome.status),
-        "answers": outcome.outputs,
-        "metrics": outcome.metrics,
-        "digest": outcome.digest,
-        "run_folder": str(folder.path),
-    }
 
 
 def exit_code(job: Job, outcome: RunOutcome) -> int:

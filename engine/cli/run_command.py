@@ -2,8 +2,7 @@
 
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 from ..errors import Code, is_ours, message_of
 from ..prepare.job import Job, prepare
@@ -56,13 +55,10 @@ def _keep_traceback(error: BaseException, options: RunOptions, folder: RunFolder
         complain("this is a fault of specsot; its traceback could not be written")
 
 
-@contextmanager
-def _loading(job: Job) -> Iterator[None]:
+def _loading(job: Job) -> AbstractContextManager[object]:
     """A sign of life while models load; only where somebody watches."""
     if job.options.quiet or not sys.stderr.isatty():
-        yield
-        return
+        return nullcontext()
     from ..terminal import working
 
-    with working(f"loading {job.options.model} for {job.program.graph.name} ..."):
-        yield
+    return working(f"loading {job.options.model} for {job.program.graph.name} ...")

@@ -4,6 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,9 +67,7 @@ def _extended(source: Source, chain: tuple[GraphFile, ...]) -> Source:
     beside = (str(Path(place).parent / name) for place in chain[-1])
     base = _find(name, GraphFile(*beside))
 
-    def wrong(message: str) -> Problem:
-        return source.problem((EXTENDS,), message)
-
+    wrong = partial(source.problem, (EXTENDS,))
     way = " > ".join(file.shown for file in (*chain, base))
     if any(os.path.realpath(base.path) == os.path.realpath(file.path) for file in chain):
         raise GraphError([wrong(f"a graph cannot extend itself: {way}")])
@@ -139,9 +138,7 @@ def _why(ref: str, error: OSError) -> str:
 
 def _close(ref: str) -> str:
     """A shipped graph, a machine or a file of the same folder that may have been meant."""
-    words = _name(ref).rpartition("/")
-    folder, stem = words[0].rpartition("/")[2], words[2]
-    beside = {path.stem: path.name for path in Path(ref).parent.glob("*.yaml")}
-    near = [name for at, name in beside.items() if hint(stem, [at])]
-    machine = hint(f"{folder}/{stem}", _machine_names())
-    return hint(stem, graph_names()) or machine or hint(f"{stem}.yaml", near)
+    path = Path(_name(ref))
+    near = [one.name for one in Path(ref).parent.glob("*.yaml") if hint(path.name, [one.stem])]
+    machine = hint(f"{path.parent.name}/{path.name}", _machine_names())
+    return hint(path.name, graph_names()) or machine or hint(f"{path.name}.yaml", near)

@@ -113,7 +113,8 @@ class Meter:
     @property
     def tau_request(self) -> float:
         """Mean over requests of each request's own mean."""
-        return mean([_mean_length(lengths) for lengths in self.requests.values()])
+        means = [_mean_length(lengths) for lengths in self.requests.values()]
+        return ratio(sum(means), len(means))
 
     @property
     def acceptance_rate(self) -> float:
@@ -147,10 +148,6 @@ class Meter:
 def ratio(part: float, whole: float) -> float:
     """0.0 where there is nothing to divide by."""
     return part / whole if whole else 0.0
-
-
-def mean(values: list[float]) -> float:
-    return ratio(sum(values), len(values))
 
 
 def _mean_length(lengths: Counter[int]) -> float:
@@ -213,7 +210,7 @@ def _mean_moment(meter: Meter, name: str) -> float | None:
     """Seconds to a mark, over the requests that came to it."""
     moments = [getattr(marks, name) for marks in meter.marks.values()]
     seconds = [nanos / NS for nanos in moments if nanos is not None]
-    return mean(seconds) if seconds else None
+    return sum(seconds) / len(seconds) if seconds else None
 
 
 def state_figures(meter: Meter) -> dict[str, dict[str, float]]:

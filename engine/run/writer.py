@@ -101,21 +101,17 @@ class RunWriter:
         self._write()
 
     def _run_document(self) -> dict[str, Any]:
+        """What run.yaml says; texts that are too long for it, or not in it, are kept beside it."""
         job = self.job
         document = run_document(self.options, job.program.graph, job.prompts, job.outline)
-        self._keep_template(document)
+        skeleton = document["graph"].get("skeleton")
+        if skeleton is not None and Path(skeleton["template"]).is_file():  # the user's own
+            shutil.copyfile(skeleton["template"], self.folder.path / TEMPLATE_FILE)
+            skeleton["template"] = TEMPLATE_FILE
         if too_long(document):
             self.folder.write_lines(PROMPTS_FILE, document["prompts"])
             document["prompts"] = PROMPTS_FILE
-        document["made_with"] = self.made.model_dump(exclude_none=True)
-        return document
-
-    def _keep_template(self, document: dict[str, Any]) -> None:
-        """A prompt template of the user's own is part of what a repetition needs."""
-        skeleton = document["graph"].get("skeleton")
-        if skeleton is not None and Path(skeleton["template"]).is_file():
-            shutil.copyfile(skeleton["template"], self.folder.path / TEMPLATE_FILE)
-            skeleton["template"] = TEMPLATE_FILE
+        return {**document, "made_with": self.made.model_dump(exclude_none=True)}
 
     def _write(self) -> None:
         self.folder.write_json("manifest.json", self._manifest)

@@ -45,8 +45,7 @@ def strip_text(pool: PoolView, width: int, rows: int) -> tuple[Text, int]:
     if pool.rows > 1:
         return _batch_text(pool, width, rows)
     cells = width * rows
-    used = np.flatnonzero(pool.codes)
-    extent = int(used[-1]) + 1 if used.size else 0
+    extent = int(np.flatnonzero(pool.codes).max(initial=-1)) + 1
     step = max(1, -(-min(extent + extent // 8 + 1, pool.capacity) // cells))
     codes = downsample(pool.codes[: cells * step], step)
     lines = [_cells_text(codes[row * width : (row + 1) * width]) for row in range(rows)]
@@ -56,11 +55,10 @@ def strip_text(pool: PoolView, width: int, rows: int) -> tuple[Text, int]:
 def _batch_text(pool: PoolView, width: int, lines: int) -> tuple[Text, int]:
     """The rows of a batch that hold something, side by side if there are more than lines."""
     codes_RC = pool.codes.reshape(pool.rows, -1)
-    codes_RC = codes_RC[(codes_RC != FREE).any(1)]
+    codes_RC = codes_RC[codes_RC.any(1)]  # FREE is 0
     beside = max(1, -(-len(codes_RC) // lines))  # rows in a line
     each = (width + 1) // beside - 1
-    used = np.flatnonzero((codes_RC != FREE).any(0))
-    extent = int(used[-1]) + 1 if used.size else 0
+    extent = int(np.flatnonzero(codes_RC.any(0)).max(initial=-1)) + 1
     step = max(1, -(-extent // each))
     text = Text(no_wrap=True)
     for number, codes in enumerate(codes_RC):
