@@ -24,8 +24,7 @@ from ..run.session import Session
 from ..run.writer import RunOutcome, RunWriter
 from ..shell import complain, json_text, writer
 from ..terminal import usable
-from ..view.plain import PlainView
-from ..view.rounds_view import rounds_view
+from ..view.lines import PlainView, rounds_view
 from ..view.stepper import Stepper
 from ..view.tui import LiveView
 

@@ -5,10 +5,10 @@ import traceback
 from contextlib import AbstractContextManager, nullcontext
 
 from ..errors import Code, is_ours, message_of
+from ..prepare.environment import redact
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
 from ..prepare.repeat import differences
-from ..prepare.texts import redact
 from ..record.run_folder import RunFolder
 from ..shell import complain, ended
 

@@ -12,7 +12,6 @@ from ...models.files import ModelError
 from ..errors import UsageError
 from .files import PACKAGE
 from .job import EMBEDDED, Job
-from .texts import redact
 
 PACKAGES = ["specsot", "torch", "transformers", "tokenizers", "safetensors", "llguidance"]
 PACKAGES += ["bm25s", "transitions", "numpy", "pydantic", "rich", "typer"]
@@ -92,3 +91,9 @@ def machine() -> dict[str, str | int | None]:
 def shown_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that changed options; no others, they can hold secrets."""
     return {k: redact(v) for k, v in sorted(environ.items()) if k.startswith("SPECSOT_")}
+
+
+def redact(text: str) -> str:
+    """Home directories do not belong into files that people pass on."""
+    home = str(Path.home())
+    return text.replace(home, "~") if len(home) > 1 else text

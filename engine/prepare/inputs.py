@@ -1,5 +1,9 @@
-"""Where prompts and their documents come from: the command line, standard input, files."""
+"""Where prompts and their documents come from: the command line, standard input, files.
 
+A file is read whole up to a limit, in UTF-8; one whose name ends in .jsonl has a JSON value a line.
+"""
+
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -9,8 +13,8 @@ from typing import Any, TypeVar
 from ...states.text.documents import Document, check_document
 from ...states.text.prompts import PromptError, check_question
 from ..errors import UsageError
-from .texts import MAX_BYTES, decode_text, is_jsonl, json_value, lines_of, read_text
 
+MAX_BYTES = 64 << 20  # of a file
 TEXT_KEYS = ("prompt", "question", "turns", "task")
 ID_KEYS = ("id", "question_id", "task_id")
 MAX_ID = 200
@@ -210,3 +214,51 @@ def document_of(value: Any, number: int, place: str) -> Document:
     if title is not None and not isinstance(title, str):
         raise UsageError(f"{place}: 'title' must be a text")
     return _checked(Document(str(number) if title is None else title, fields["text"]), place)
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def read_text(file: Path) -> str:
+    """A file's text without a byte-order mark.
+
+    Raises:
+        UsageError: it cannot be read, is too long or not UTF-8; with the line where there is one.
+    """
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{file}: cannot be read: {reason}") from None
+    return decode_text(data, str(file))
+
+
+def is_jsonl(file: Path) -> bool:
+    return file.suffix.lower() in (".jsonl", ".ndjson")
+
+
+def lines_of(text: str) -> list[tuple[int, str]]:
+    """The lines that say something, with their numbers from 1."""
+    return [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+
+
+def decode_text(data: bytes, name: str) -> str:
+    """Bytes from ``name`` as text; raises UsageError as `read_text` does."""
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{name}: more than {MAX_BYTES} bytes")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{name}:{line}: not UTF-8") from None
+
+
+def json_value(line: str, place: str) -> Any:
+    """What one line of a JSONL file holds; raises UsageError."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{place}:{error.colno}: {error.msg}") from None
+    except (RecursionError, ValueError):
+        raise UsageError(f"{place}: no JSON that can be read") from None

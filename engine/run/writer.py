@@ -10,7 +10,13 @@ from typing import Any
 from ...models.load.checkpoint import model_hash
 from ...states.machine import Run
 from ...states.phases.outline_ops import Answer
-from ..prepare.environment import machine, model_folders, shown_environment, versions
+from ..prepare.environment import (
+    machine,
+    model_folders,
+    redact,
+    shown_environment,
+    versions,
+)
 from ..prepare.job import Job
 from ..prepare.repeat import (
     FILE,
@@ -22,7 +28,6 @@ from ..prepare.repeat import (
     to_yaml,
     too_long,
 )
-from ..prepare.texts import redact
 from ..record.metrics import figures
 from ..record.recorder import Recorder
 from ..record.report import answers_of, output_digest, outputs, summary_page
