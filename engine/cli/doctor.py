@@ -1,6 +1,5 @@
 """`specsot doctor`: what is installed, whether it decodes as it must, how long things take."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,9 +12,8 @@ import typer
 
 from ..errors import Code, code_of, is_ours, message_of
 from ..prepare.environment import embedded_folder, machine, versions
-from ..shell import complain
+from ..shell import complain, print_json
 
-SCHEMA = 1
 EMBEDDED_MODELS = ("target", "eagle3", "dflash", "vanilla")
 START_UPS = {
     "specsot --help": "from specsot.engine.cli.main import main; main(['--help'])",
@@ -38,11 +36,10 @@ def doctor(
         say(f"{name}: {_words(value)}")
     for name, seconds in (times := start_ups()).items():
         say(f"start-up {name}: {seconds:.2f} s")
-    report: dict[str, Any] = {"schema_version": SCHEMA, "problems": []}
-    report |= {"environment": environment, "start_up_seconds": times}
+    report = {"problems": [], "environment": environment, "start_up_seconds": times}
     code = _self_test(report, say, threads, rounds)
     if as_json:
-        print(json.dumps(report, indent=2))
+        print_json(**report)
     for problem in report["problems"]:
         complain(problem)
     say("all good" if code == Code.OK else "not good")

@@ -48,7 +48,8 @@ def check(
         for program in good:
             states, ways = len(program.graph.states), len(program.graph.transitions)
             typer.echo(f"{program.source.file}: good ({states} states, {ways} transitions)")
-        print_problems(problems)
+        for problem in problems:
+            print(problem, file=sys.stderr)
     raise typer.Exit(Code.GRAPH if problems else Code.OK)
 
 
@@ -106,15 +107,9 @@ def schema() -> None:
     print(json.dumps(json_schema(), indent=2))
 
 
-def print_problems(problems: list[Problem]) -> None:
-    """One line each on stderr."""
-    for problem in problems:
-        print(problem, file=sys.stderr)
-
-
 def _open(ref: str, sets: list[str] | None) -> Program:
     try:
         return open_graph(ref, sets or ())
     except GraphError as error:
-        print_problems(error.problems)
+        print(*error.problems, sep="\n", file=sys.stderr)
         raise typer.Exit(Code.GRAPH) from None

@@ -38,8 +38,11 @@ def perform(job: Job, session: Session, made: Provenance, folder: RunFolder) -> 
         files.begin(os.environ)
         run, recorder = recorded(session, job.prompts, folder.trace)
         _listen(job.options, run, recorder)
+        rounds = job.program.graph.limits.max_rounds
+        stepper = Stepper(job.program, sys.stdin, writer(sys.stderr)) if job.options.step else None
         try:
-            status = _drive(job, run, recorder)
+            with Halt() as halt, _view(job, run, recorder):
+                status = drive(run, recorder, max_rounds=rounds, halt=halt, pause=stepper)
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             files.end(run, recorder, Status.INTERRUPTED if interrupted else Status.FAILED, error)
@@ -57,13 +60,6 @@ def _listen(options: RunOptions, run: Run, recorder: Recorder) -> None:
         trace_pools(run.board, recorder.tell)
     if options.probe_blend:
         recorder.meter.probed = probe_blends(run)
-
-
-def _drive(job: Job, run: Run, recorder: Recorder) -> Status:
-    rounds = job.program.graph.limits.max_rounds
-    stepper = Stepper(job.program, sys.stdin, writer(sys.stderr)) if job.options.step else None
-    with Halt() as halt, _view(job, run, recorder):
-        return drive(run, recorder, max_rounds=rounds, halt=halt, pause=stepper)
 
 
 @contextmanager

@@ -60,11 +60,7 @@ def unequal(runs: Sequence[SelfTestRun]) -> list[str]:
 
 
 def measure_overhead(threads: int | None, rounds: int) -> Meter:
-    """Runs until there were that many rounds, with the trace written as in `specsot run`.
-
-    Returns:
-        A meter with the sums: wall time of the runs, and time inside ops.
-    """
+    """The sums of so many rounds at least, with the trace written as in `specsot run`."""
     session, total = _session("bim_eagle", threads, None), Meter()
     with TemporaryDirectory() as folder, closing(RunFolder(Path(folder))) as files:
         while total.rounds < rounds:

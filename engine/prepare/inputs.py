@@ -93,11 +93,7 @@ def _from_json(file: Path, lines: list[tuple[int, str]], notes: list[str]) -> It
 
 
 def json_object(line: str, place: str, keys: Sequence[str]) -> dict[str, Any]:
-    """The object of one line of a JSONL file; ``keys`` tell a user what it may hold.
-
-    Raises:
-        UsageError: no JSON, or no object.
-    """
+    """The object of one line of a JSONL file, which may hold one of ``keys``; raises UsageError."""
     value = json_value(line, place)
     if not isinstance(value, dict):
         raise UsageError(f"{place}: a line is a JSON object with a key {' or '.join(keys)}")
@@ -171,8 +167,7 @@ def _documents(file: Path) -> Iterator[Document]:
         name = file.name if file.name.isprintable() else file.name.encode("unicode_escape").decode()
         yield _checked(Document(name, text.strip("\n")), str(file))
         return
-    lines = lines_of(text)
-    if not lines:
+    if not (lines := lines_of(text)):
         raise UsageError(f"{file}: no documents in it")
     _check_number(lines, str(file))
     for at, (number, line) in enumerate(lines, 1):

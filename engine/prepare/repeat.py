@@ -141,8 +141,7 @@ def _prompt(prompt: Prompt) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Tuples to lists, and no empty `with`, all the way down."""
     if isinstance(value, Mapping):
-        kept = {k: v for k, v in value.items() if not (k == "with" and not v)}
-        return {k: _plain(v) for k, v in kept.items()}
+        return {k: _plain(v) for k, v in value.items() if v or k != "with"}
     return [_plain(v) for v in value] if isinstance(value, tuple | list) else value
 
 

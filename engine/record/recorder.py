@@ -22,11 +22,7 @@ BATCH = 256  # trace records that are written together
 
 
 class Recorder:
-    """Takes every event of one run.
-
-    Args:
-        decode: token ids to text.
-        write: takes one trace record; None for no trace.
+    """Takes every event of one run; without `write` there is no trace.
 
     Attributes:
         wanted: set by a viewer; the next event then leaves a new `snapshot`.

@@ -16,11 +16,7 @@ COMPACT = json.JSONEncoder(separators=(",", ":"))  # `dumps` would make a new on
 
 
 class RunFolder:
-    """`<runs>/<utc>-<graph>-<id>/` with manifest, run.yaml, trace, outputs, metrics and summary.
-
-    Attributes:
-        path: the folder, as the user would write it.
-    """
+    """`<runs>/<utc>-<graph>-<id>/` with manifest, run.yaml, trace, outputs, metrics and summary."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -95,15 +95,9 @@ class Snapshot:
 def scene_of(graph: Graph, model: str, requests: int) -> Scene:
     """The unchanging part for a graph."""
     ways = {name: tuple(e.to for e in graph.edges_from(name)) for name in graph.states}
-    return Scene(
-        graph.name,
-        graph.layout.kind,
-        graph.drafter.kind,
-        model.rstrip("/").rpartition("/")[2],
-        tuple(graph.states),
-        ways,
-        requests,
-    )
+    kinds = (graph.layout.kind, graph.drafter.kind)
+    name = model.rstrip("/").rpartition("/")[2]
+    return Scene(graph.name, *kinds, name, tuple(graph.states), ways, requests)
 
 
 def slot_codes(
@@ -153,16 +147,9 @@ def pool_view(board: Mapping[str, Any]) -> PoolView:
 
 
 def branch_view(branch: Branch, text: str) -> BranchView:
-    return BranchView(
-        branch.request.key,
-        branch.index,
-        branch.title,
-        str(branch.stage),
-        str(branch.finish or ""),
-        len(branch.tokens),
-        branch.budget,
-        text,
-    )
+    name = (branch.request.key, branch.index, branch.title)
+    stage, finish = str(branch.stage), str(branch.finish or "")
+    return BranchView(*name, stage, finish, len(branch.tokens), branch.budget, text)
 
 
 def shown_branches(requests: Sequence[Request]) -> list[Branch]:

@@ -101,9 +101,7 @@ def perform(
 ) -> tuple[Run, Recorder, Status]:
     """A recorded run without a view, driven to its end or until somebody stops it.
 
-    Args:
-        write: takes the records of its trace.
-        max_rounds: None takes what the graph says.
+    Without `max_rounds` it may make as many as the graph says.
     """
     run, recorder = recorded(session, prompts, write)
     most = max_rounds or session.program.graph.limits.max_rounds

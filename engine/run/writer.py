@@ -66,13 +66,9 @@ class RunWriter:
 
     def __init__(self, folder: RunFolder, job: Job, made: Provenance) -> None:
         self.folder, self.job, self.made = folder, job, made
-        self.options = replace(
-            job.options,
-            graph=redact(job.options.graph),
-            model=redact(job.options.model),
-            drafter_model=redact(job.options.drafter_model),
-            threads=job.threads,
-        )
+        names = ("graph", "model", "drafter_model")
+        shown: dict[str, Any] = {name: redact(getattr(job.options, name)) for name in names}
+        self.options = replace(job.options, threads=job.threads, **shown)
         self._manifest: dict[str, Any] = {}
         self._document: dict[str, Any] = {}
 
