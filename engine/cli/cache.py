@@ -46,10 +46,10 @@ def add(
 
         chunks = add_documents(files, options, cache_dir, max_bytes, chunk_tokens)
     if options.as_json:
-        print_json(chunks=[{**_plain(info), "made": made} for info, made in chunks])
+        print_json(chunks=[{**_plain(info), "made": is_new} for info, is_new in chunks])
     else:
-        for info, made in chunks:
-            print(f"{'made ' if made else 'there'}  {_line(info)}")
+        for info, is_new in chunks:
+            print(f"{'made ' if is_new else 'there'}  {_line(info)}")
 
 
 @cache.command("list")
@@ -82,8 +82,8 @@ def drop(
             raise UsageError("give KEYs of `specsot cache list`, or --all")
         files = ChunkFiles(cache_dir)
         known = files.digests()
-        chosen = known if all_of_them else [_digest(key, known) for key in keys or ()]
-        dropped = [digest for digest in dict.fromkeys(chosen) if files.drop(digest)]
+        digests = known if all_of_them else [_digest(key, known) for key in keys or ()]
+        dropped = [digest for digest in dict.fromkeys(digests) if files.drop(digest)]
     if as_json:
         print_json(dropped=dropped)
     else:

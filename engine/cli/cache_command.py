@@ -38,11 +38,11 @@ def add_documents(
 
 def _add(folder: Path, maker: ChunkMaker, name: str, ids: tuple[int, ...]) -> AddedChunk:
     store = maker.store
-    chunk, made = maker.chunk(ids, name)
+    chunk, is_new = maker.chunk(ids, name)
     if chunk.bytes > store.max_bytes:
         raise UsageError(f"--max-bytes {store.max_bytes}: {name} needs {chunk.bytes}")
     try:
-        return ChunkFiles(folder).read_info(maker.key(ids).digest), made
+        return ChunkFiles(folder).read_info(maker.key(ids).digest), is_new
     except FileNotFoundError:
         why = store.notes[-1] if store.notes else f"--max-bytes {store.max_bytes} is too little"
         raise UsageError(f"{name} could not be kept: {why}") from None

@@ -50,8 +50,7 @@ def describe_environment() -> dict[str, Any]:
     """Versions, machine, accelerators, embedded models."""
     import torch
 
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    devices = [torch.cuda.get_device_name(i) for i in range(count)]
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "versions": versions(),
         "machine": machine(),

@@ -1,6 +1,6 @@
 """`specsot check | show | list | schema`: everything about graphs that needs no model and no torch.
 
-The functions are typer commands; `cli.py` mounts them. Output goes to stdout, problems to stderr.
+The functions are typer commands; `main.py` mounts them. Output goes to stdout, problems to stderr.
 Exit codes: 0 good, 3 a graph has problems.
 """
 

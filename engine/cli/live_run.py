@@ -31,10 +31,10 @@ from ..view.tui import LiveView
 SCHEMA = 1
 
 
-def perform(job: Job, session: Session, made: Provenance, folder: RunFolder) -> RunOutcome:
+def perform(job: Job, session: Session, provenance: Provenance, folder: RunFolder) -> RunOutcome:
     """The run from its first transition to its last file; what it made is kept if it fails."""
     with closing(folder):
-        files = RunWriter(folder, job, made)
+        files = RunWriter(folder, job, provenance)
         files.begin(os.environ)
         run, recorder = recorded(session, job.prompts, folder.trace)
         _listen(job.options, run, recorder)

@@ -24,16 +24,16 @@ def run_command(options: RunOptions) -> int:
             from ..run.writer import made_with
             from .live_run import exit_code, perform, print_result
 
-            session, made = load(job), made_with(job)
+            session, provenance = load(job), made_with(job)
         sampling = job.program.graph.sampling
         lines = [f"note: {note}" for note in (*job.notes, *notes_of(session.models))]
         lines += [] if sampling.lossless else [f"warning: not lossless: {sampling.words()}"]
         if job.made_with is not None:
-            lines += [f"warning: {line}" for line in differences(job.made_with, made)]
+            lines += [f"warning: {line}" for line in differences(job.made_with, provenance)]
         for line in lines if not options.quiet else ():
             complain(line)
         folder = RunFolder.create(options.runs_dir, job.program.graph.name)
-        outcome = perform(job, session, made, folder)
+        outcome = perform(job, session, provenance, folder)
         print_result(job, folder, outcome)
         return exit_code(job, outcome)
     except (Exception, KeyboardInterrupt) as error:

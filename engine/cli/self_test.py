@@ -38,11 +38,11 @@ def try_graphs(threads: int | None, max_new_tokens: int = TOKENS) -> Iterator[Se
     for graph in GRAPHS:
         began = perf_counter()
         session = _session(graph, threads, max_new_tokens)
-        loaded = perf_counter() - began
+        load_seconds = perf_counter() - began
         run, recorder, _ = perform(session, [Prompt("1", QUESTION)])
         digest = output_digest(answers_of(run.board["branches"].requests, run.board["prompts"]))
         meter = recorder.meter
-        yield SelfTestRun(graph, digest, meter.tokens, meter.seconds, meter.tau_step, loaded)
+        yield SelfTestRun(graph, digest, meter.tokens, meter.seconds, meter.tau_step, load_seconds)
         run.close()
 
 

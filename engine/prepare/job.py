@@ -72,11 +72,11 @@ def read_config(
     if source.data is None:
         source.data = {}
     check_mapping(source, "configuration")
-    given = {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
-    kept = {} if saved is None else {**dict.fromkeys(OPEN), **saved}
-    source.options.update({(key,): f"{file}: options.{key}" for key in kept})
-    source.options.update({(key,): f"{flag_of(key)} {value}" for key, value in given.items()})
-    source.data = {**packaged.data, **source.data, **kept, **given}
+    changes = {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
+    before = {} if saved is None else {**dict.fromkeys(OPEN), **saved}
+    source.options.update({(key,): f"{file}: options.{key}" for key in before})
+    source.options.update({(key,): f"{flag_of(key)} {value}" for key, value in changes.items()})
+    source.data = {**packaged.data, **source.data, **before, **changes}
     try:
         settings = validated(Settings, source)
     except GraphError as error:

@@ -176,9 +176,9 @@ def graph_yaml(graph: Graph) -> str:
     """A graph file that says everything and extends nothing."""
     document = _plain(graph.model_dump(by_alias=True, exclude_none=True))
     for name, state in graph.states.items():
-        given = _plain(state.model_dump(by_alias=True, exclude_defaults=True))
-        ops = [call["op"] if len(call) == 1 else call for call in given.get("ops", ())]
-        document["states"][name] = {**given, "ops": ops} if ops else given
+        own = _plain(state.model_dump(by_alias=True, exclude_defaults=True))
+        ops = [call["op"] if len(call) == 1 else call for call in own.get("ops", ())]
+        document["states"][name] = {**own, "ops": ops} if ops else own
     for block in KINDS:
         document[block] = {"kind": document[block]["kind"], **document[block]}
     return re.sub(r"^(\w+:)$", r"\n\1", _dump(document, flow=None), flags=re.MULTILINE)

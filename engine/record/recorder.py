@@ -13,7 +13,7 @@ from ...states.machine import Run
 from ...states.requests.branch import RoundSummary, Stage
 from ...states.trace import Event, Moved, Sink
 from .metrics import Meter
-from .snapshot import Move, Snapshot, branch_view, pool_view, shown_branches
+from .snapshot import Move, Snapshot, branch_view, pool_view
 from .text_stream import Decode, TextStream
 from .trace_records import Happened, Record, Write, trace_record
 
@@ -41,7 +41,7 @@ class Recorder:
         self._run: Run | None = None
         self._committed = 0
         self._streams: dict[int, TextStream] = {}
-        self._kept: list[tuple[int, Happened, int]] = []
+        self._pending: list[tuple[int, Happened, int]] = []
 
     def attach(self, run: Run) -> None:
         """Say which run the events come from; call it before the first advance."""
@@ -88,16 +88,16 @@ class Recorder:
 
     def _keep(self, at: int, happened: Happened, number: int = 0) -> None:
         if self.write is not None:
-            self._kept.append((at, happened, number or self._committed))
-            if len(self._kept) >= BATCH:
+            self._pending.append((at, happened, number or self._committed))
+            if len(self._pending) >= BATCH:
                 self.flush()
 
     def flush(self) -> None:
         """Write what is still kept; encoding many records at once costs a fraction of each."""
         if self.write is not None:
-            for at, happened, number in self._kept:
+            for at, happened, number in self._pending:
                 self.write(trace_record(at, happened, number))
-        self._kept.clear()
+        self._pending.clear()
 
     @property
     def now(self) -> int:
@@ -110,7 +110,9 @@ class Recorder:
             return
         board, meter = self._run.board, Meter()
         meter.add(self.meter)
-        shown = shown_branches(board["branches"].requests)
+        requests = board["branches"].requests
+        # An outline's root branch is shown only until its branches are there.
+        shown = [b for request in requests for b in request.branches or request.all_branches()]
         self.snapshot = Snapshot(
             self.state,
             self.before,

@@ -11,8 +11,6 @@ from ...states.text.outline import Outline, Point
 from .metrics import NS, Marks, Meter
 from .text_stream import printable
 
-SCHEMA = 1
-
 
 def answers_of(requests: Sequence[Request], prompts: Any) -> tuple[Answer, ...]:
     """What every request has so far; prompts: states.prompts.PromptBook."""

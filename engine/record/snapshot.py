@@ -1,6 +1,6 @@
 """What a viewer sees of a run: an immutable picture, made on the run's own thread."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,13 +105,13 @@ def slot_codes(
 ) -> Codes:
     """What each slot of a pool (ops.kv.KVCache) holds, from its slot table and the branch table."""
     owner = np.asarray(pool.owner)
-    known: dict[int, int] = {}
+    code_of: dict[int, int] = {}
     for request in requests:
-        known[request.prefix_owner] = PREFIX
+        code_of[request.prefix_owner] = PREFIX
         for branch in request.all_branches():
-            known[branch.owner] = OUTLINE if branch.is_root else BRANCH + branch.index
+            code_of[branch.owner] = OUTLINE if branch.is_root else BRANCH + branch.index
     numbers = range(int(owner.max(initial=0)) + 1)  # a beam's rows have owners of their own
-    table = np.array([known.get(number, TREE) for number in numbers], np.int16)
+    table = np.array([code_of.get(number, TREE) for number in numbers], np.int16)
     codes: Codes = table[np.maximum(owner, 0)]
     for whose, rows in (reused or {}).items():
         for positions, code in ((rows.cached, REUSED), (rows.picked, PICKED)):
@@ -150,8 +150,3 @@ def branch_view(branch: Branch, text: str) -> BranchView:
     name = (branch.request.key, branch.index, branch.title)
     stage, finish = str(branch.stage), str(branch.finish or "")
     return BranchView(*name, stage, finish, len(branch.tokens), branch.budget, text)
-
-
-def shown_branches(requests: Sequence[Request]) -> list[Branch]:
-    """In reading order; an outline's root branch only until its branches are there."""
-    return [b for request in requests for b in request.branches or request.all_branches()]

@@ -79,28 +79,24 @@ def fuller(one: PoolView | None, other: PoolView) -> PoolView:
 
 def frame(scene: Scene, snap: Snapshot, width: int, height: int) -> RenderableType:
     """One picture of `width` x `height` cells."""
-    tall = height >= TALL
+    wide, tall = width >= WIDE, height >= TALL
     top = len(scene.states) + 2
     foot = 6 if tall else 3
+    left = 38 if wide else 28
     middle = max(height - top - foot - 2, 3)
+    states = states_text(scene, snap, times=wide)
+    trace = trace_text(snap.moves, width - left - 4, top - 2)
+    graph = _beside((states, "states", left), (trace, "trace · ms · tokens", width - left))
     branches = branches_text(snap.branches, scene.requests > 1, width - 4, middle - 2)
     layout = Layout()
     layout.split_column(
         Layout(header_line(scene, snap, width), name="header", size=1),
-        Layout(_top(scene, snap, width, top - 2), name="top", size=top),
+        Layout(graph, name="top", size=top),
         Layout(_panel(branches, "branches"), name="branches", size=middle),
         Layout(_foot(snap, width, foot, tall), name="foot", size=foot),
         Layout(figures_line(snap, width), name="figures", size=1),
     )
     return layout
-
-
-def _top(scene: Scene, snap: Snapshot, width: int, rows: int) -> RenderableType:
-    wide = width >= WIDE
-    left = 38 if wide else 28
-    states = states_text(scene, snap, times=wide)
-    trace = trace_text(snap.moves, width - left - 4, rows)
-    return _beside((states, "states", left), (trace, "trace · ms · tokens", width - left))
 
 
 def _foot(snap: Snapshot, width: int, height: int, tall: bool) -> RenderableType:

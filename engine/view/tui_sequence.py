@@ -121,8 +121,8 @@ STATUS_STYLES = {
 def layers_line(blend: BlendSummary, width: int) -> Text:
     """A cell for each layer of the last blended forward: its status, the rows that it computed."""
     text = Text("layers ", style="dim", no_wrap=True)
-    picked = "/".join(map(str, blend.picked)) or "0"
-    tail = f" cached {blend.reused} · picked {picked} · fresh {blend.suffix}"
+    counts = "/".join(map(str, blend.picked)) or "0"
+    tail = f" cached {blend.reused} · picked {counts} · fresh {blend.suffix}"
     cells = [
         (f"{LayerStatus(status).name[0]}{live}", STATUS_STYLES[LayerStatus(status)])
         for status, live in zip(blend.plan, blend.live, strict=True)

@@ -8,7 +8,7 @@
 
 import typer
 
-from specsot.engine.cli.dataclass_options import flat_options
+from specsot.engine.cli.options import flat_options
 from specsot.engine.train.dflash import train_dflash
 from specsot.engine.train.eagle3 import train_eagle3
 from specsot.engine.train.settings import DFlashTraining, Eagle3Training, VanillaTraining
