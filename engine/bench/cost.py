@@ -38,7 +38,7 @@ class Cost:
         return {
             "tau_step": meter.tau_step,
             "target_forwards": meter.forwards,
-            "branch_rounds": meter.steps.branch_rounds,
+            "branch_rounds": meter.branch_rounds,
             "tokens": meter.tokens,
             "seconds": meter.seconds,
             "tokens_per_second": meter.tokens_per_second,

@@ -10,11 +10,10 @@ from typing import Any
 from ...states.graph.load import op_table
 from ..bench.sides import SharedModels
 from ..errors import Code
-from ..prepare.environment import model_folders
+from ..prepare.environment import model_folders, redact
 from ..prepare.job import Job
 from ..prepare.options import SESSION, RunOptions, flag_of
 from ..prepare.repeat import graph_hash
-from ..prepare.texts import redact
 from ..run.writer import made_with
 from ..shell import complain
 from ..terminal import working

@@ -98,19 +98,16 @@ class Session:
         return sampling.rules()
 
     def _grammar(self, graph: Graph) -> Callable[[], Any] | None:
-        if graph.skeleton is None or not graph.skeleton.grammar or self.outline is not None:
+        skeleton, target = graph.skeleton, self.models.target
+        if skeleton is None or not skeleton.grammar or self.outline is not None:
             return None
+        size, stops = target.vocab_size, self.prompts.stop_ids
         try:
-            grammar = OutlineGrammar(
-                self.models.tokenizer,
-                self.models.target.vocab_size,
-                self.prompts.stop_ids,
-                graph.skeleton.max_branches,
-                graph.skeleton.tools,
-            )
+            return OutlineGrammar(
+                self.models.tokenizer, size, stops, skeleton.max_branches, skeleton.tools
+            ).matcher
         except GrammarError as error:  # of the tokenizer: the settings were checked with the graph
-            raise ModelError(self.models.target.config.path.parent, str(error)) from None
-        return grammar.matcher
+            raise ModelError(target.config.path.parent, str(error)) from None
 
     def request(self, prompt: Prompt) -> Request:
         """A request of this graph for one prompt.
@@ -122,16 +119,14 @@ class Session:
         searched = skeleton is not None and skeleton.documents == "branches"
         documents = () if searched else prompt.documents
         reading.check(prompt.documents)
-        prefix = tail = PromptTokens()
         if skeleton is None:
-            tail = reading.plain(prompt.text, documents)
+            prefix, tail = PromptTokens(), reading.plain(prompt.text, documents)
         else:
             prefix, tail = reading.skeleton(prompt.text, documents)
-        seed = prompt.seed if prompt.seed is not None else derive_seed(self.seed, prompt.key)
-        given = self.outline if skeleton is not None else None
+        outline = self.outline if skeleton is not None else None
         return Request(
             prompt.key,
-            seed,
+            derive_seed(self.seed, prompt.key) if prompt.seed is None else prompt.seed,
             prompt.text,
             prefix,
             tail,
@@ -139,8 +134,8 @@ class Session:
             prompt.max_new_tokens or self.budget,
             skeleton.max_tokens if skeleton is not None else 0,
             self.sampling,
-            given=given,
-            given_ids=list(self.prompts.outline_ids(given.points)) if given is not None else [],
+            given=outline,
+            given_ids=[] if outline is None else list(self.prompts.outline_ids(outline.points)),
             new_matcher=self.new_matcher,
             documents=prompt.documents if searched else (),
         )
@@ -151,14 +146,6 @@ class Session:
         for prompt in prompts:
             board["branches"].submit(self.request(prompt))
         return Run(self.program, board, sink)
-
-    def _folding(self) -> FoldState | None:
-        """How finished parts are combined, if the graph does."""
-        skeleton = self.program.graph.skeleton
-        if skeleton is None or skeleton.merge == "concat":
-            return None
-        blends = skeleton.merge == "blend"
-        return FoldState(self.prompts, self.models.target.before_rope if blends else None)
 
     def board(self) -> dict[str, Any]:
         """A fresh blackboard: pools allocated once, at fixed addresses."""
@@ -181,8 +168,13 @@ class Session:
         if self.maker is not None and graph.blend is not None:
             library = ChunkLibrary(self.maker, graph.blend.collect)
             blend = BlendState(graph.blend.settings, library)
-        build, fold, beam = self.reading.branch, self._folding(), graph.beam
-        branches = BranchStateManager(kv, kv_draft, limits, build, blend, fold, beam, kv_outline)
+        fold = None
+        if graph.skeleton is not None and graph.skeleton.merge != "concat":
+            blends = graph.skeleton.merge == "blend"
+            fold = FoldState(self.prompts, models.target.before_rope if blends else None)
+        branches = BranchStateManager(
+            kv, kv_draft, limits, self.reading.branch, blend, fold, graph.beam, kv_outline
+        )
         drafting, *others = branches.draftings
         side = OutlineSide(self.outline_drafter, kv_outline, others[0]) if others else None
         return {
@@ -225,22 +217,12 @@ def prompt_book(graph: Graph, models: Models) -> PromptBook:
     """The graph's template over the model's tokenizer."""
     skeleton, tokenizer, stops = graph.skeleton, models.tokenizer, models.stop_ids
     if skeleton is None:
-        return PromptBook(tokenizer, load_template(_plain_template(models)), stop_ids=stops)
-    return PromptBook(
-        tokenizer,
-        load_template(skeleton.template),
-        skeleton.share,
-        stops,
-        max_branches=skeleton.max_branches,
-        tools=skeleton.tools,
-    )
-
-
-def _plain_template(models: Models) -> str:
-    """Graphs without a skeleton only need the model's own chat format, and documents as the model
-    learned to read them."""
-    own = models.target.config.path.parent == embedded_folder("target")
-    return "instruct" if models.tokenizer.chat_template and not own else "embedded"
+        # Only the model's own chat format is needed, and documents as it learned to read them.
+        own = models.target.config.path.parent == embedded_folder("target")
+        name = "instruct" if tokenizer.chat_template and not own else "embedded"
+        return PromptBook(tokenizer, load_template(name), stop_ids=stops)
+    template, most, tools = load_template(skeleton.template), skeleton.max_branches, skeleton.tools
+    return PromptBook(tokenizer, template, skeleton.share, stops, max_branches=most, tools=tools)
 
 
 def derive_seed(seed: int, key: str) -> int:

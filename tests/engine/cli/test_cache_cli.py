@@ -12,7 +12,7 @@ from specsot.engine.chunks.cache import chunk_maker
 from specsot.engine.chunks.store import ChunkStore
 from specsot.engine.cli.main import main
 from specsot.engine.errors import Code
-from specsot.engine.prepare.documents import read_documents
+from specsot.engine.prepare.inputs import read_documents
 from specsot.engine.run.api import open_session
 from specsot.models.collect import collect
 from specsot.models.load.checkpoint import model_hash

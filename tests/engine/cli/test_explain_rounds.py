@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specsot.engine.errors import Code
-from specsot.engine.view.rounds_view import blocks, piece
+from specsot.engine.view.lines import blocks, piece
 from specsot.ops.draft.gamma import GammaRecord
 from specsot.ops.verify.explain import DraftFigures
 from specsot.states.requests.branch import RoundSummary
