@@ -16,7 +16,7 @@ from .kv.forest import Forest
 from .kv.frame import Frame
 from .kv.pool import KVCache
 from .kv.slots import NOBODY, Ints
-from .sampling.sampler import Sampler
+from .sampling.processors import Sampler
 
 
 def _no_nodes() -> Ints:

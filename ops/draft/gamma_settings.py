@@ -56,15 +56,11 @@ class GammaSettings:
         return cls(gamma, policy, gamma_min, most, egag_mode, egag_ema_beta, egag_h_ref)
 
     def __post_init__(self) -> None:
-        if self.gamma < 0 or not 0 <= self.gamma_min <= self.gamma_max or self.gamma_max < 1:
+        if not self.gamma_min <= self.gamma_max:
             raise ValueError(
                 "draft lengths need 0 <= gamma_min <= gamma_max, gamma_max >= 1 and gamma >= 0, "
                 f"not {self.gamma_min}, {self.gamma_max} and {self.gamma}"
             )
-        if not 0 <= self.egag_ema_beta < 1:
-            raise ValueError(f"egag_ema_beta is from 0 to below 1, not {self.egag_ema_beta}")
-        if self.egag_h_ref is not None and not self.egag_h_ref > 0:
-            raise ValueError(f"egag_h_ref is an entropy above 0, not {self.egag_h_ref}")
 
     @property
     def most(self) -> int:

@@ -8,11 +8,8 @@ appending a token and looking a suffix up cost the same however long the context
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, islice
 from math import log
-from typing import Literal
 
 from .host_tree import HostTree
-
-Prefer = Literal["first", "last"]
 
 
 class SuffixIndex:
@@ -50,18 +47,19 @@ class SuffixIndex:
             for size in range(1, len(self.tail) + 1):
                 self.places.setdefault(self.tail[-size:], []).append(len(self))
 
-    def matches(self, most: int, prefer: Prefer = "first") -> list[int]:
+    def matches(self, most: int) -> list[int]:
         """Up to `most` places that follow an earlier occurrence of the last tokens.
 
-        Longer matches come first; among equally long ones the leftmost, or the latest.
+        Longer matches come first; among equally long ones the leftmost.
         """
-        found: dict[int, None] = {}
-        for size in range(min(self.longest, len(self) - 1), 0, -1):
-            for place in self._places(self.tail[-size:], prefer):
-                if len(found) == most:
-                    return list(found)
-                found.setdefault(place)
-        return list(found)
+        sizes = range(min(self.longest, len(self) - 1), 0, -1)
+        places = chain.from_iterable(self._places(self.tail[-size:]) for size in sizes)
+        different: dict[int, None] = {}
+        for place in places:
+            if len(different) == most:
+                break
+            different.setdefault(place)
+        return list(different)
 
     def following(self, place: int, count: int) -> list[int]:
         """Up to `count` tokens from a place on."""
@@ -69,13 +67,9 @@ class SuffixIndex:
         parts = (one.ids[at : at + count] for one, at in zip(self.layers, begins, strict=True))
         return list(islice(chain.from_iterable(parts), count))
 
-    def _places(self, key: tuple[int, ...], prefer: Prefer) -> Iterator[int]:
+    def _places(self, key: tuple[int, ...]) -> Iterator[int]:
         """Where an n-gram ends, except at the end of the context."""
-        lists = [layer.places.get(key, []) for layer in self.layers]
-        if prefer == "last":
-            places = chain.from_iterable(reversed(one) for one in reversed(lists))
-        else:
-            places = chain.from_iterable(lists)
+        places = chain.from_iterable(layer.places.get(key, []) for layer in self.layers)
         return (place for place in places if place < len(self))
 
 
@@ -85,7 +79,6 @@ def lookup_tree(
     nodes: int,
     levels: int,
     matches: int = 1,
-    prefer: Prefer = "first",
     stop_ids: Collection[int] = (),
 ) -> HostTree:
     """What followed the best `matches`, as a tree: a chain for one match.
@@ -94,13 +87,13 @@ def lookup_tree(
     equals those that were found first, so common beginnings are kept before rare endings. Neither
     a stop token nor anything behind one is drafted.
     """
-    places = index.matches(matches, prefer) if nodes > 0 and levels > 0 else []
-    grown = _Trie()
+    places = index.matches(matches) if nodes > 0 and levels > 0 else []
+    trie = _Trie()
     for place in places:
         following = index.following(place, levels)
         ends = (at for at, token in enumerate(following) if token in stop_ids)
-        grown.add_(following[: next(ends, len(following))])
-    return grown.best(nodes, len(places))
+        trie.add_(following[: next(ends, len(following))])
+    return trie.best(nodes, len(places))
 
 
 class _Trie:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ..sampling.coins import gumbel, perturbed, ranked, token_keys
-from ..sampling.processors import Past, choose, probabilities, process
-from ..sampling.sampler import Sampler
+from ..sampling.processors import Past, Sampler, choose, probabilities, process
 from ..types import Rows
 
 BEST = 64  # scores per node that a grammar walk gets to see without a further read

@@ -25,23 +25,22 @@ def test_one_match_drafts_what_transformers_drafts(case: Any) -> None:
     assert chain_of(tree) == case["draft"]
 
 
-def naive_matches(ids: list[int], longest: int, most: int, last: bool) -> list[int]:
+def naive_matches(ids: list[int], longest: int, most: int) -> list[int]:
     found: list[int] = []
     for size in range(min(longest, len(ids) - 1), 0, -1):
         ends = [e for e in range(size, len(ids)) if ids[e - size : e] == ids[-size:]]
-        found += [e for e in (reversed(ends) if last else ends) if e not in found]
+        found += [e for e in ends if e not in found]
     return found[:most]
 
 
 @settings(max_examples=150, deadline=None)
-@given(IDS, IDS, IDS, st.integers(1, 4), st.integers(1, 6), st.booleans(), st.data())
+@given(IDS, IDS, IDS, st.integers(1, 4), st.integers(1, 6), st.data())
 def test_an_index_that_grew_and_forked_finds_what_a_rescan_finds(
     prompt: list[int],
     own: list[int],
     more: list[int],
     longest: int,
     most: int,
-    last: bool,
     data: st.DataObject,
 ) -> None:
     trunk = SuffixIndex(longest)
@@ -59,8 +58,8 @@ def test_an_index_that_grew_and_forked_finds_what_a_rescan_finds(
         (sibling, prompt + more),
         (leaf, prompt + own + more),
     ):
-        places = index.matches(most, "last" if last else "first")
-        assert places == naive_matches(ids, longest, most, last)
+        places = index.matches(most)
+        assert places == naive_matches(ids, longest, most)
         assert [index.following(p, 5) for p in places] == [ids[p : p + 5] for p in places]
 
 
@@ -80,7 +79,7 @@ def test_a_lookup_tree_holds_the_most_frequent_beginnings(
     index = SuffixIndex(3)
     index.append_(ids)
     tree = lookup_tree(index, nodes=nodes, levels=levels, matches=matches, stop_ids=stop_ids)
-    found = naive_matches(ids, 3, matches, False)
+    found = naive_matches(ids, 3, matches)
     counts: Counter[tuple[int, ...]] = Counter()
     for place in found:
         for end in range(place + 1, min(place + levels, len(ids)) + 1):
@@ -98,5 +97,3 @@ def test_a_common_beginning_comes_before_rare_endings() -> None:
     index.append_([9, 1, 2, 9, 1, 3, 9, 4, 5, 9])
     tree = lookup_tree(index, nodes=3, levels=2, matches=3)
     assert (tree.tokens, tree.parents) == ((1, 2, 3), (-1, 0, 0))
-    tree = lookup_tree(index, nodes=2, levels=2, matches=1, prefer="last")
-    assert tree.tokens == (4, 5)
