@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..tree import Candidates
 from ..types import Proposal
 
 
@@ -29,15 +30,15 @@ def share(proposal: Proposal, rows_per_round: int | None) -> Proposal:
     keep_SN = _best(proposal.scores_SN, proposal.valid_SN, shared)
     pick_SN = (~keep_SN).sort(dim=1, stable=True).indices[:, : min(nodes, shared)]
     valid_SN = keep_SN.gather(1, pick_SN)
-    place_SN, parents_SN = keep_SN.cumsum(1) - 1, proposal.parents_SN.gather(1, pick_SN)
-    place_SN = place_SN.gather(1, parents_SN.clamp(min=0)).where(parents_SN >= 0, -1)
+    nodes_SN = (proposal.tokens_SN, proposal.parents_SN, proposal.depths_SN, proposal.scores_SN)
+    best = Candidates(*nodes_SN).pick(pick_SN)
     return replace(
         proposal,
-        tokens_SN=proposal.tokens_SN.gather(1, pick_SN),
-        parents_SN=place_SN.where(valid_SN, -1),
-        depths_SN=proposal.depths_SN.gather(1, pick_SN).where(valid_SN, 1),
+        tokens_SN=best.tokens_SC,
+        parents_SN=best.parents_SC.where(valid_SN, -1),
+        depths_SN=best.depths_SC.where(valid_SN, 1),
         valid_SN=valid_SN,
-        scores_SN=proposal.scores_SN.gather(1, pick_SN).where(valid_SN, -torch.inf),
+        scores_SN=best.scores_SC.where(valid_SN, -torch.inf),
         shared=shared,
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..types import Proposal
@@ -15,44 +16,26 @@ def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) 
         proposals: None for a drafter whose branches are none of this round's.
         places: for each drafter which of the S trees are its own (host ints).
     """
-    given = [(one, place) for one, place in zip(proposals, places, strict=True) if one is not None]
-    if len(given) == 1:
-        return given[0][0]
-    nodes = max(one.tokens_SN.shape[1] for one, _ in given)
-    order_S = torch.tensor([at for _, place in given for at in place]).argsort()
+    parts = [(one, own) for one, own in zip(proposals, places, strict=True) if one is not None]
+    if len(parts) == 1:
+        return parts[0][0]
+    trees = [one for one, _ in parts]
+    order_S = torch.tensor([place for _, own in parts for place in own]).argsort()
 
-    def joined(name: str, empty: float) -> Tensor:
-        parts = [_wide(getattr(one, name), nodes, empty) for one, _ in given]
-        return torch.cat(parts)[order_S.to(parts[0].device)]
+    def joined(values: Sequence[Tensor], empty: float = 0) -> Tensor:
+        most = max(value.shape[1] for value in values)
+        wide = [F.pad(value, (0, most - value.shape[1]), value=empty) for value in values]
+        return torch.cat(wide)[order_S.to(wide[0].device)]
 
+    notes = [p.tokens_SN[:, :0] if p.side_outputs_SC is None else p.side_outputs_SC for p in trees]
+    notes_SC = joined(notes)
     return Proposal(
-        joined("tokens_SN", 0),
-        joined("parents_SN", -1),
-        joined("depths_SN", 1),
-        joined("valid_SN", False),
-        joined("scores_SN", -torch.inf),
-        max(one.levels for one, _ in given),
-        side_outputs_SC=_side_outputs(given, order_S),
-        is_chain=all(one.is_chain for one, _ in given),
+        joined([one.tokens_SN for one in trees]),
+        joined([one.parents_SN for one in trees], -1),
+        joined([one.depths_SN for one in trees], 1),
+        joined([one.valid_SN for one in trees], False),
+        joined([one.scores_SN for one in trees], -torch.inf),
+        max(one.levels for one in trees),
+        side_outputs_SC=notes_SC if notes_SC.shape[1] else None,
+        is_chain=all(one.is_chain for one in trees),
     )
-
-
-def _wide(value_SN: Tensor, nodes: int, empty: float) -> Tensor:
-    more = value_SN.new_full((len(value_SN), nodes - value_SN.shape[1]), empty)
-    return torch.cat([value_SN, more], 1)
-
-
-def _side_outputs(
-    given: Sequence[tuple[Proposal, Sequence[int]]], order_S: Tensor
-) -> Tensor | None:
-    """[S, C]; a drafter's own columns come first, zeros behind them."""
-    outputs = [one.side_outputs_SC for one, _ in given]
-    columns = max((value.shape[1] for value in outputs if value is not None), default=0)
-    if not columns:
-        return None
-    none_S0 = [one.tokens_SN[:, :0] for one, _ in given]
-    parts = [
-        _wide(none if value is None else value, columns, 0)
-        for value, none in zip(outputs, none_S0, strict=True)
-    ]
-    return torch.cat(parts)[order_S.to(parts[0].device)]

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from ..attention.metadata import (
@@ -98,24 +97,14 @@ class Workspace:
             3, place_GnM[:, :, None].expand(-1, -1, width, -1), seen_SKM[part.branch_Gn]
         )
         part.positions_GK.scatter_(1, place_GnM.flatten(1), position_SM[part.branch_Gn].flatten(1))
-        first_Gn = self._first_rows(part.stack.rows_Gq, width)
+        first_Gn = self.frame.place_S[part.stack.rows_Gq] * width
         rows_Gq = (first_Gn[..., None] + np.arange(width)).reshape(sequences, -1)
         return group_of(
             part.stack._replace(rows_Gq=rows_Gq),
-            self._height() * width,
+            self.frame.places * width,
             mask_GnWK.flatten(1, 2),
             part.positions_GK,
         )
-
-    def _first_rows(self, branch_Gn: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
-        """Flat index of each branch's first row in a forward with `width` rows per branch."""
-        if self.frame.packed:
-            return branch_Gn * width
-        return (np.asarray(self.frame.rows_S)[branch_Gn] - self.frame.first_row) * width
-
-    def _height(self) -> int:
-        """Branches' places in a forward, empty ones included."""
-        return len(self.frame.rows_S) if self.frame.packed else self.frame.height
 
     def fresh(
         self, seen_SKM: Tensor, position_SM: Tensor
