@@ -18,7 +18,7 @@ on the device, and what the host wants to know comes with the round's one read (
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import isnan, log, nan
 
 import numpy as np
@@ -108,8 +108,7 @@ def plan(
     h_S = h_S.double()
     h_norm_S = normalised(h_S, settings.egag_h_ref, vocabulary)
     raw_S = _raw(settings, states, h_norm_S)
-    before_S = torch.tensor([state.ema for state in states], dtype=torch.float64).to(h_S.device)
-    ema_S = _smoothed(settings, raw_S, before_S)
+    ema_S = _smoothed(settings, raw_S, _column([state.ema for state in states], h_S))
     gamma_S = (ema_S + 0.5).floor().long()
     if settings.gamma_policy is not GammaPolicy.FIXED:
         gamma_S = gamma_S.clamp(settings.gamma_min, settings.gamma_max)
@@ -125,9 +124,12 @@ def _raw(settings: GammaSettings, states: Sequence[GammaState], h_norm_S: Tensor
     if policy is GammaPolicy.EGAG:
         return low + (1 - h_norm_S) * (high - low)
     if policy is GammaPolicy.HEURISTIC:
-        lengths = [float(state.gamma) for state in states]
-        return torch.tensor(lengths, dtype=torch.float64).to(h_norm_S.device)
+        return _column([state.gamma for state in states], h_norm_S)
     return torch.full_like(h_norm_S, high if policy in STOPPING else settings.gamma)
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64).to(like.device)
 
 
 def _smoothed(settings: GammaSettings, raw_S: Tensor, before_S: Tensor) -> Tensor:
@@ -149,8 +151,7 @@ def stops_before(
     """
     if settings.gamma_policy is not GammaPolicy.ADAEDL or step < settings.gamma_min:
         return torch.zeros_like(h_S, dtype=torch.bool)
-    limits = [state.threshold for state in states]
-    limit_S = torch.tensor(limits, dtype=torch.float64).to(h_S.device)
+    limit_S = _column([state.threshold for state in states], h_S)
     return 1 - (ADAEDL_SCALE * h_S.double()).sqrt() < limit_S
 
 
@@ -179,7 +180,7 @@ def next_state(
 ) -> GammaState:
     """The state after a round that drafted and accepted so many tokens; ema as in its record."""
     if settings.gamma_policy is GammaPolicy.EGAG:
-        return GammaState(state.gamma, ema, state.acceptance, state.threshold)
+        return replace(state, ema=ema)
     if drafted == 0:  # nothing was learnt
         return state
     if settings.gamma_policy is GammaPolicy.HEURISTIC:
@@ -196,7 +197,7 @@ def _adapted(state: GammaState, seen: float) -> GammaState:
     acceptance = seen if isnan(state.acceptance) else kept * state.acceptance + (1 - kept) * seen
     aim = state.threshold + (THRESHOLD_STEP if acceptance <= WANTED else -THRESHOLD_STEP)
     threshold = KEPT_THRESHOLD * state.threshold + (1 - KEPT_THRESHOLD) * aim
-    return GammaState(state.gamma, state.ema, acceptance, threshold)
+    return replace(state, acceptance=acceptance, threshold=threshold)
 
 
 def packed(lengths: Lengths) -> Tensor:

@@ -48,7 +48,7 @@ class Workspace:
         root_S = lineages.roots_S[segment_S]
         rows = np.repeat(np.asarray(self.frame.rows_S, np.int32), each)
         owner = np.full(rows.size, WORKSPACE)
-        # position 0: only what `attention` says ever sees them
+        # position 0: only what `fresh` says ever sees them
         self.slots = kv.append_(owner, np.zeros(rows.size), rows, np.repeat(root_S, each))
         slots_SM = self.slots.reshape(branches, each)
         self.slots_SM = tensor(slots_SM, self.device)
@@ -81,13 +81,6 @@ class Workspace:
             tensor(place_GnM.reshape(*branch_Gn.shape, -1), self.device),
         )
 
-    def attention(self, seen_SKM: Tensor, position_SM: Tensor) -> AttentionMetadata:
-        """What K rows of each branch see: its history, and of the first M fresh rows those in
-        `seen_SKM` (bool), which stand at `position_SM`."""
-        return AttentionMetadata(
-            tuple(self._group(part, seen_SKM, position_SM) for part in self.parts)
-        )
-
     def _group(self, part: _Part, seen_SKM: Tensor, position_SM: Tensor) -> AttentionGroup:
         width, fresh = seen_SKM.shape[1:]
         sequences = len(part.branch_Gn)
@@ -111,12 +104,14 @@ class Workspace:
     ) -> tuple[Tensor, Tensor, AttentionMetadata]:
         """positions_BQ, slots_BQ and attention of the last K of M fresh rows of each branch.
 
-        See `attention`. Padding is written to the scratch slot.
+        A row sees its branch's history, and of the M fresh rows those in `seen_SKM` (bool), which
+        stand at `position_SM`. Padding is written to the scratch slot.
         """
         fresh, spread = position_SM.shape[1], self.frame.spread
         rows = slice(fresh - seen_SKM.shape[1], fresh)
         slots_BQ = spread(self.slots_SM[:, rows], self.kv.scratch)
-        return spread(position_SM[:, rows]), slots_BQ, self.attention(seen_SKM, position_SM)
+        groups = tuple(self._group(part, seen_SKM, position_SM) for part in self.parts)
+        return spread(position_SM[:, rows]), slots_BQ, AttentionMetadata(groups)
 
     def close_(self) -> None:
         """Give the slots back."""

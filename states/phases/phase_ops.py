@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from ...ops.blend.blend import BlendReport
-from ...ops.draft.budget import share
+from ...ops.draft.proposals import share
 from ...ops.host import HostReader
 from ...ops.registry import op
 from ...ops.types import DraftRows, Proposal, Rows

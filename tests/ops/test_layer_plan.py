@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
-from specsot.ops.blend.cost import LayerShape, blend_flops, prefill_flops
 from specsot.ops.blend.layer_plan import (
     BlendSettings,
+    LayerShape,
     LayerStatus,
+    blend_flops,
     compile_layer_plan,
     decode_plan,
+    prefill_flops,
 )
 
 
