@@ -7,7 +7,7 @@ lie at equal distances are computed side by side.
 Further shape letters: G sequences of a group, q query rows of each.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -195,16 +195,12 @@ class _Group:
         return True
 
 
-def _keys(kv: KVCache, members: Iterable[Member]) -> list[Keys]:
-    extents: list[int] = []
-    keys: list[Keys] = []
-    for member in members:
-        if member.roots:
-            keys.append(kv.keys_of(member.roots))
-            continue
-        extents = extents or kv.extents()
-        keys.append((member.row * kv.capacity, extents[member.row]))
-    return keys
+def _keys(kv: KVCache, members: Sequence[Member]) -> list[Keys]:
+    extents = [] if all(one.roots for one in members) else kv.extents()
+    return [
+        kv.keys_of(one.roots) if one.roots else (one.row * kv.capacity, extents[one.row])
+        for one in members
+    ]
 
 
 def _dense(kv: KVCache, members: Sequence[Member]) -> tuple[Sequence[Member], list[Keys]]:
