@@ -9,8 +9,7 @@ from ...ops.draft.gamma import GammaRecord
 from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
-from ...ops.verify.first_tokens import FirstTokens
-from ...ops.verify.verify import Accepted
+from ...ops.verify.verify import Accepted, FirstTokens
 from ..requests.blending import BlendState, picked_rows
 from ..requests.branch import Branch, Finish, RoundSummary
 from ..requests.draft_state import Features

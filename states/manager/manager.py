@@ -13,8 +13,7 @@ from ...ops.blend.blend import BlendReport
 from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
 from ...ops.types import Proposal
-from ...ops.verify.first_tokens import FirstTokens
-from ...ops.verify.verify import Accepted
+from ...ops.verify.verify import Accepted, FirstTokens
 from ..graph.beam_spec import BeamBlock
 from ..layout.batching import BatchingLayout
 from ..layout.bim import BimLayout

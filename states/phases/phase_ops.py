@@ -3,12 +3,11 @@
 from torch import Tensor
 
 from ...ops.blend.blend import BlendReport
-from ...ops.draft.budget import share
+from ...ops.draft.proposals import share
 from ...ops.host import HostReader
 from ...ops.registry import op
 from ...ops.types import DraftRows, Proposal, Rows
-from ...ops.verify.first_tokens import FirstTokens
-from ...ops.verify.verify import Accepted
+from ...ops.verify.verify import Accepted, FirstTokens
 from ..manager.batch import Batch
 from ..manager.manager import BranchStateManager
 from ..requests.branch import Branch, RoundSummary

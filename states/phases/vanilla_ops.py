@@ -31,7 +31,7 @@ def expand_root_(
 ) -> ChainStart:
     """Catch up with what was committed, in one forward, and plan how much to draft."""
     egag = (egag_mode, egag_ema_beta, egag_h_ref)
-    lengths = GammaSettings.of(gamma, gamma_policy, gamma_min, gamma_max, *egag)
+    lengths = GammaSettings(gamma, gamma_policy, gamma_min, gamma_max, *egag)
     memory, active = drafting.memory, drafting.active
     assert isinstance(memory, TextState)
     remaining = [b.budget - len(b.tokens) for b in active]

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from ...ops.host import HostReader
-from ...ops.verify.first_tokens import FirstTokens
 from ...ops.verify.score import GrammarRows
-from ...ops.verify.verify import Accepted
+from ...ops.verify.verify import Accepted, FirstTokens
 from .branch import Branch, Finish, Matcher
 
 Ids = npt.NDArray[np.int64]

@@ -9,9 +9,8 @@ from specsot.ops.draft.host_tree import HostTree, pack
 from specsot.ops.host import HostReader
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import Proposal
-from specsot.ops.verify.first_tokens import FirstTokens
 from specsot.ops.verify.score import GrammarRows
-from specsot.ops.verify.verify import Accepted
+from specsot.ops.verify.verify import Accepted, FirstTokens
 from specsot.states.graph.drafters import DRAFTERS
 from specsot.states.graph.graph import LAYOUTS
 from specsot.states.manager.batch import Batch

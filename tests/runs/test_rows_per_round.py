@@ -23,7 +23,7 @@ from helpers.support import (
 )
 
 from specsot.engine.prepare.inputs import Prompt
-from specsot.ops.draft.budget import share
+from specsot.ops.draft.proposals import share
 from specsot.ops.types import Proposal
 from specsot.states.layout.layout import Layout
 from specsot.states.phases import phase_ops

@@ -10,8 +10,7 @@ from specsot.ops.kv.align import AlignmentManager, AlignmentState, ContinuousDec
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import NOBODY
 from specsot.ops.types import DraftRows, Proposal
-from specsot.ops.verify.first_tokens import root
-from specsot.ops.verify.verify import accept
+from specsot.ops.verify.verify import accept, root
 from specsot.states.graph.drafters import Eagle3Drafter
 from specsot.states.graph.graph import BatchingBlock
 from specsot.states.manager.batch import Batch

@@ -18,7 +18,7 @@ from helpers.managers import (
     running,
 )
 
-from specsot.ops.draft.budget import share
+from specsot.ops.draft.proposals import share
 from specsot.ops.kv.slots import FREE
 from specsot.ops.types import Proposal
 from specsot.ops.verify.score import GrammarRows
