@@ -1,6 +1,7 @@
 """Between two forwards: who ends gives rows back, whose turn it is gets a prompt, never a hang."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from ...ops.kv.pool import KVCache
 from ..layout.layout import Layout
@@ -17,29 +18,23 @@ from .beam import BeamState
 BuildPrompt = Callable[[Branch], PromptTokens]
 
 
+@dataclass(eq=False, slots=True)
 class Lifecycle:
     """Requests and branches from submission to the end.
 
-    Args:
-        build_prompt: a branch's own prompt, once all that it depends on is finished.
+    build_prompt: a branch's own prompt, once all that it depends on is finished.
     """
 
-    def __init__(
-        self,
-        table: RequestTable,
-        layout: Layout,
-        pools: Sequence[KVCache],
-        admission: Admission,
-        samplers: Samplers,
-        draftings: Sequence[Drafting],
-        build_prompt: BuildPrompt,
-        blend: BlendState | None,
-        fold: FoldState | None,
-        beams: BeamState | None,
-    ) -> None:
-        self.table, self.layout, self.pools, self.admission = table, layout, pools, admission
-        self.samplers, self.draftings, self.build_prompt = samplers, draftings, build_prompt
-        self.blend, self.fold, self.beams = blend, fold, beams
+    table: RequestTable
+    layout: Layout
+    pools: Sequence[KVCache]
+    admission: Admission
+    samplers: Samplers
+    blend: BlendState | None
+    beams: BeamState | None
+    draftings: Sequence[Drafting]
+    fold: FoldState | None
+    build_prompt: BuildPrompt
 
     def submit(self, request: Request) -> None:
         """Queue a request; it starts at the next admission that has room for it."""

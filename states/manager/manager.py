@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ...ops.beam import Chosen
 from ...ops.blend.blend import BlendReport
 from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
@@ -29,7 +28,7 @@ from ..requests.ngram_state import NgramState
 from ..requests.request_table import RequestTable, RunLimits
 from ..requests.samplers import Samplers
 from .batch import Batch
-from .beam import BeamCommitter, BeamPlacer, BeamState
+from .beam import BeamState
 from .committer import Committer
 from .lifecycle import BuildPrompt, Lifecycle
 from .placer import Placer
@@ -73,16 +72,16 @@ class BranchStateManager:
         self.blend, self.fold = blend, fold
         self.pools = [pool for pool in (kv, kv_draft, kv_outline) if pool is not None]
         self.table = RequestTable(limits)
-        alone = limits.layout.kind == "batching"  # every branch in a row of its own
         device, segments = kv.data.device, self.table.segments
-        self.layout: Layout = BimLayout(device, segments)
-        if alone:
-            self.layout = BatchingLayout(device, segments, kv.rows)
-        rows, width = kv.rows if alone else 0, 1 if beam is None else beam.num_beams
-        most, nodes = limits.layout.max_active, limits.nodes
-        self.room = Room(kv.capacity, most, nodes, rows, limits.drafter.shared, width)
-        self.admission = Admission(self.room, limits.layout.order, limits)
         self.samplers = Samplers(limits.vocabulary, device)
+        self.layout: Layout = BimLayout(device, segments)
+        rows = 0
+        if limits.layout.kind == "batching":  # every branch in a row of its own
+            self.layout, rows = BatchingLayout(device, segments, kv.rows), kv.rows
+        width = 1 if beam is None else beam.num_beams
+        most, nodes, shared = limits.layout.max_active, limits.nodes, limits.drafter.shared
+        self.room = Room(kv.capacity, most, nodes, rows, shared, width)
+        self.admission = Admission(self.room, limits.layout.order, limits)
         whole = (self.table, self.layout, self.samplers)
         self.draft, second = DRAFT_STATES[limits.drafter.takes](), limits.outline_drafter
         parts_only = None if second is None else False
@@ -90,16 +89,11 @@ class BranchStateManager:
         if second is not None:
             memory = DRAFT_STATES[second.takes]()
             self.draftings.append(Drafting(*whole, memory, kv_outline, True))
+        self.beams = None if beam is None else BeamState(beam.num_beams, self.table, kv)
         parts = (self.table, self.layout, self.pools, self.admission, self.samplers, blend)
-        self.placer = Placer(*parts)
+        self.placer = Placer(*parts, self.beams)
         self.committer = Committer(self.pools, self.draftings, fold, blend)
-        self.beams: BeamState | None = None
-        if beam is not None:
-            self.beams = BeamState(beam, device)
-            self.placer = BeamPlacer(*parts, self.beams)
-            self.beam_committer = BeamCommitter(self.table, kv, self.beams)
-        lives = (*parts[:5], self.draftings, build_prompt, blend, fold, self.beams)
-        self.lifecycle = Lifecycle(*lives)
+        self.lifecycle = Lifecycle(*parts, self.beams, self.draftings, fold, build_prompt)
 
     # -- who there is -----------------------------------------------------------------------------
 
@@ -186,9 +180,3 @@ class BranchStateManager:
                 self.fold.keep_(branch, self.kv, slots)
         self.lifecycle.retire_and_prepare_(batch.everyone)
         return summary
-
-    def commit_beams_(self, batch: Batch, host: HostReader, chosen: Chosen) -> RoundSummary:
-        """The same for a step of beam searches."""
-        summary = self.beam_committer.commit_(batch, host, chosen)
-        self.lifecycle.retire_and_prepare_(batch.everyone)
-        return replace(summary, target_length=self.kv.current_length)

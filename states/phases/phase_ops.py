@@ -1,7 +1,10 @@
-"""The ops that move requests and branches: which rows the next forward gets, what it committed."""
+"""The ops that move requests, branches and beams: the next forward's rows, what it committed."""
+
+from dataclasses import replace
 
 from torch import Tensor
 
+from ...ops.beam import Chosen, Searches
 from ...ops.blend.blend import BlendReport
 from ...ops.draft.budget import share
 from ...ops.host import HostReader
@@ -10,6 +13,7 @@ from ...ops.types import DraftRows, Proposal, Rows
 from ...ops.verify.first_tokens import FirstTokens
 from ...ops.verify.verify import Accepted
 from ..manager.batch import Batch
+from ..manager.beam import BeamState
 from ..manager.manager import BranchStateManager
 from ..requests.branch import Branch, RoundSummary
 from ..requests.drafting import Drafting
@@ -103,3 +107,39 @@ def intake_(drafting: Drafting, *, attention: str = "auto") -> DraftRows | tuple
     A drafter without a pool takes no rows in: it gets the active branches.
     """
     return drafting.intake_(attention)
+
+
+# -- beam search ----------------------------------------------------------------------------------
+
+
+def _beams(branches: BranchStateManager) -> BeamState:
+    assert branches.beams is not None, "the graph has the block `beam`"
+    return branches.beams
+
+
+@op("beam.expand", writes="proposal", needs="beam")
+def expand_beams(branches: BranchStateManager) -> Proposal:
+    """The last token of every live beam, as the rows of the next forward."""
+    return _beams(branches).offer()
+
+
+@op("beam.gather", writes="searches", needs="beam")
+def gather_beams(branches: BranchStateManager, batch: Batch) -> Searches:
+    """What is known of every search in these rows; those that begin have one beam."""
+    return _beams(branches).known(batch)
+
+
+@op(
+    "beam.commit_",
+    writes="committed",
+    drops="batch rows proposal logits features blended searches chosen",
+    commits=True,
+    needs="beam",
+)
+def commit_beams_(
+    branches: BranchStateManager, batch: Batch, host: HostReader, chosen: Chosen
+) -> RoundSummary:
+    """The step's one host read: beams that live on keep their rows, searches that are over end."""
+    summary = _beams(branches).commit_(batch, host, chosen)
+    branches.lifecycle.retire_and_prepare_(batch.everyone)
+    return replace(summary, target_length=branches.kv.current_length)

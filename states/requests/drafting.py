@@ -8,12 +8,13 @@ import torch
 from ...ops.kv.pool import KVCache
 from ...ops.types import DraftRows
 from ..layout.layout import Layout
-from .branch import Branch
+from .branch import Branch, Stage
 from .draft_state import DraftState
 from .request_table import RequestTable
 from .samplers import Samplers
 
 
+@dataclass(eq=False, slots=True)
 class Drafting:
     """What the ops `branch.intake_` and `draft.*` of one drafter know of the run.
 
@@ -23,17 +24,12 @@ class Drafting:
             for everybody (None).
     """
 
-    def __init__(
-        self,
-        table: RequestTable,
-        layout: Layout,
-        samplers: Samplers,
-        memory: DraftState,
-        kv_draft: KVCache | None,
-        outlines: bool | None = None,
-    ) -> None:
-        self.table, self.layout, self.samplers = table, layout, samplers
-        self.memory, self.kv_draft, self.outlines = memory, kv_draft, outlines
+    table: RequestTable
+    layout: Layout
+    samplers: Samplers
+    memory: DraftState
+    kv_draft: KVCache | None
+    outlines: bool | None = None
 
     @property
     def device(self) -> torch.device:
@@ -41,6 +37,10 @@ class Drafting:
 
     def serves(self, branch: Branch) -> bool:
         return self.outlines in (None, branch.is_root)
+
+    def reads(self, branch: Branch) -> bool:
+        """Whether it takes in a branch's rows: an outline's become those of everybody."""
+        return branch.is_root or (branch.stage is Stage.RUNNING and self.serves(branch))
 
     @property
     def active(self) -> list[Branch]:
