@@ -4,14 +4,11 @@ All decisions are functions of host integers read once per round. Slots belong t
 are laid out by the layout, and the drafter's rows derive from the target's.
 """
 
-from dataclasses import replace
-
 from torch import Tensor
 
 from ...ops.blend.blend import BlendReport
 from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
-from ...ops.types import Proposal
 from ...ops.verify.first_tokens import FirstTokens
 from ...ops.verify.verify import Accepted
 from ..graph.beam_spec import BeamBlock
@@ -135,33 +132,7 @@ class BranchStateManager:
         """Branches that could start to combine finished parts now."""
         return [b for b in self.lifecycle.waiting()[0] if b.combines]
 
-    # -- the next forward -------------------------------------------------------------------------
-
-    def open_requests_(self) -> Batch:
-        """Prompt rows of waiting requests: the shared prefix and the root branch behind it."""
-        return self.placer.place_(None, [], self.waiting()[1])
-
-    def fork_(self) -> Batch:
-        """Rows of waiting branches; text common to all goes into the prefix."""
-        return self.placer.place_(None, self.waiting()[0], [])
-
-    def fold_(self) -> Batch:
-        """Rows of the branches that combine finished parts: the parts, folded."""
-        folds = self.folds()
-        batch = self.placer.place_(None, folds, [])
-        for branch in folds:  # the parts are on their way into the pool
-            assert self.fold is not None
-            self.fold.forget_(branch.request)
-            branch.prompt = replace(branch.prompt, chunks=())
-        return batch
-
-    def tree_rows_(self, proposal: Proposal) -> Batch:
-        """All trees."""
-        return self.placer.place_(proposal, [], [])
-
-    def admit_(self, proposal: Proposal) -> Batch:
-        """All trees, and behind them the prompts of everybody who can start now."""
-        return self.placer.place_(proposal, *self.waiting())
+    # -- the next forward, and what it brought ----------------------------------------------------
 
     def commit_(
         self,

@@ -22,14 +22,14 @@ from ..requests.drafting import Drafting
 @op("request.admit_", writes="batch rows")
 def open_requests_(branches: BranchStateManager) -> tuple[Batch, Rows]:
     """Prompt rows of the waiting requests that fit: shared prefix, then the root branch."""
-    batch = branches.open_requests_()
+    batch = branches.placer.place_(None, [], branches.waiting()[1])
     return batch, batch.rows
 
 
 @op("branch.fork_", writes="batch rows", needs="skeleton")
 def fork_(branches: BranchStateManager) -> tuple[Batch, Rows]:
     """Prompt rows of the waiting branches that fit, behind their prefix. 0 bytes copied."""
-    batch = branches.fork_()
+    batch = branches.placer.place_(None, branches.waiting()[0], [])
     return batch, batch.rows
 
 
@@ -39,7 +39,12 @@ def fold_(branches: BranchStateManager) -> tuple[Batch, Rows]:
 
     Without rows if nobody combines any, or if none of them fits yet.
     """
-    batch = branches.fold_()
+    folds = branches.folds()
+    batch = branches.placer.place_(None, folds, [])
+    for branch in folds:  # the parts are on their way into the pool
+        assert branches.fold is not None
+        branches.fold.forget_(branch.request)
+        branch.prompt = replace(branch.prompt, chunks=())
     return batch, batch.rows
 
 
@@ -49,7 +54,7 @@ def tree_(
 ) -> tuple[Batch, Rows, Proposal]:
     """All trees as rows of one forward, cut down to the rows that the branches share (if any)."""
     proposal = share(proposal, rows_per_round)
-    batch = branches.tree_rows_(proposal)
+    batch = branches.placer.place_(proposal, [], [])
     return batch, batch.rows, proposal
 
 
@@ -59,7 +64,7 @@ def admit_(
 ) -> tuple[Batch, Rows, Proposal]:
     """The same, and the prompts of whoever can start now, as rows of one forward."""
     proposal = share(proposal, rows_per_round)
-    batch = branches.admit_(proposal)
+    batch = branches.placer.place_(proposal, *branches.waiting())
     return batch, batch.rows, proposal
 
 

@@ -86,7 +86,7 @@ class BlendState:
     ) -> BlendSummary:
         """Note for every owner which of its rows were cached and which of these recomputed.
 
-        Of several copies of a prefix the first one is looked at.
+        Of several copies of a prefix the first one is looked at; nothing is read from the device.
         """
         is_cached_M = (blend.rows.role_BQ == RowRole.REUSED).reshape(-1)
         is_picked_M = np.zeros_like(is_cached_M)
@@ -100,7 +100,15 @@ class BlendState:
                 mark = self.reused.setdefault(span.owner, Reused())
                 mark.cached.update(cached.tolist())
                 mark.picked.update(picked.tolist())
-        return blend_summary(report, blend)
+        return BlendSummary(
+            tuple(int(status) for status in report.plan),
+            report.live_L,
+            tuple(len(row_P) for row_P in report.picked.values()),
+            report.reused,
+            report.protected,
+            report.suffix,
+            tuple(_parts(blend.rows.role_BQ, blend.rows.branch_BQ)),
+        )
 
     def forget_(self, owners: Iterable[int]) -> None:
         """Owners whose rows are given back."""
@@ -123,19 +131,6 @@ def _blend_rows(spans: Sequence[Span], placed: PlacedRows) -> BlendRows:
             branch_BQ.reshape(-1)[flat] = branch
             branch += 1
     return BlendRows(role_BQ, prompt_BQ, branch_BQ, np.full(shape, -1, np.int32))
-
-
-def blend_summary(report: BlendReport, blend: Blend) -> BlendSummary:
-    """A report in host ints; nothing is read from the device."""
-    return BlendSummary(
-        tuple(int(status) for status in report.plan),
-        report.live_L,
-        tuple(len(row_P) for row_P in report.picked.values()),
-        report.reused,
-        report.protected,
-        report.suffix,
-        tuple(_parts(blend.rows.role_BQ, blend.rows.branch_BQ)),
-    )
 
 
 def _parts(role_BQ: Ints, branch_BQ: Ints) -> Iterator[tuple[int, int]]:
