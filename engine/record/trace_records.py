@@ -4,7 +4,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from ...ops.kv.align import AlignmentState, ContinuousDecodingState
-from ...states.requests.branch import RoundSummary
+from ...states.requests.summary import RoundSummary
 from ...states.trace import Event, Moved, OpRan
 
 Happened = Event | RoundSummary | dict[str, Any]

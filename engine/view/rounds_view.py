@@ -6,8 +6,14 @@ from math import isfinite
 from ...ops.draft.gamma import GammaRecord
 from ...ops.verify.explain import DraftFigures
 from ...states.machine import Run
-from ...states.requests.branch import RoundSummary
-from ...states.requests.explained import GRAMMAR, MATCH, ExplainedDraft, ExplainedRound, FinalToken
+from ...states.requests.summary import (
+    GRAMMAR,
+    MATCH,
+    ExplainedDraft,
+    ExplainedRound,
+    FinalToken,
+    RoundSummary,
+)
 from ...states.trace import Event, OpRan
 from ..record.recorder import Recorder
 from ..record.text_stream import Decode, printable

@@ -21,9 +21,10 @@ from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import NOBODY, Ints
 from ...ops.types import Proposal
 from ..layout.tree_rows import Trees
-from ..requests.branch import Branch, Finish, RoundSummary
+from ..requests.branch import Branch, Finish
 from ..requests.request_table import RequestTable
 from ..requests.rounds import Ids, read_all
+from ..requests.summary import RoundSummary
 from .batch import Batch
 
 

@@ -13,10 +13,8 @@ from ...ops.kv.slots import Ints
 from ...ops.verify.first_tokens import FirstTokens
 from ...ops.verify.verify import Accepted
 from ..requests.blending import BlendState, picked_rows
-from ..requests.branch import Branch, Finish, RoundSummary
-from ..requests.draft_state import CommittedRows
-from ..requests.drafting import Drafting
-from ..requests.explain import explain
+from ..requests.branch import Branch, Finish
+from ..requests.draft_state import CommittedRows, Drafting
 from ..requests.folding import FoldState
 from ..requests.rounds import (
     RoundResult,
@@ -27,6 +25,7 @@ from ..requests.rounds import (
     take,
     take_legal_,
 )
+from ..requests.summary import RoundSummary, explain
 from .batch import Batch
 
 

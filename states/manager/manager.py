@@ -17,13 +17,13 @@ from ..layout.bim import BimLayout
 from ..layout.layout import Layout
 from ..requests.admission import Admission, Room
 from ..requests.blending import BlendState, Reused
-from ..requests.branch import Branch, Request, RoundSummary, Stage
-from ..requests.draft_state import DraftState, FeatureState, PairState, TextState
-from ..requests.drafting import Drafting
+from ..requests.branch import Branch, Request, Stage
+from ..requests.draft_state import Drafting, DraftState, FeatureState, PairState, TextState
 from ..requests.folding import FoldState
 from ..requests.ngram_state import NgramState
 from ..requests.request_table import RequestTable, RunLimits
 from ..requests.samplers import Samplers
+from ..requests.summary import RoundSummary
 from .batch import Batch
 from .beam import BeamState
 from .committer import Committer

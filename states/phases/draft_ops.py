@@ -14,8 +14,7 @@ from ...ops.kv.pool import KVCache
 from ...ops.registry import op
 from ...ops.types import DraftRows, Proposal, Target
 from ..requests.branch import Branch
-from ..requests.draft_state import TextState
-from ..requests.drafting import Drafting
+from ..requests.draft_state import Drafting, TextState
 from ..requests.ngram_state import NgramState
 
 
@@ -28,7 +27,7 @@ def expand_nothing(draft_rows: tuple[Branch, ...]) -> tuple[Branch, ...]:
 @op("draft.grow_tree_", drafters="none", writes="proposal", drops="frontier")
 def grow_nothing(drafting: Drafting, frontier: tuple[Branch, ...]) -> Proposal:
     """Trees [S, 0]: verifying them is one ordinary decoding step for all branches."""
-    none_S0 = torch.zeros(len(frontier), 0, dtype=torch.int64, device=drafting.device)
+    none_S0 = torch.zeros(len(frontier), 0, dtype=torch.int64, device=drafting.layout.device)
     return Proposal(none_S0, none_S0, none_S0, none_S0.bool(), none_S0.float(), 0, is_chain=True)
 
 
@@ -52,7 +51,7 @@ def grow_ngrams_(
         trees = [memory.lookup_(one, count, levels, longest, width) for one in frontier]
     else:
         trees = [memory.count_(one, count, levels, longest, width, scope) for one in frontier]
-    return pack(trees, drafting.device)
+    return pack(trees, drafting.layout.device)
 
 
 @op("draft.expand_root_", drafters="vanilla", writes="frontier", drops="draft_rows")

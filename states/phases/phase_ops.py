@@ -15,8 +15,9 @@ from ...ops.verify.verify import Accepted
 from ..manager.batch import Batch
 from ..manager.beam import BeamState
 from ..manager.manager import BranchStateManager
-from ..requests.branch import Branch, RoundSummary
-from ..requests.drafting import Drafting
+from ..requests.branch import Branch
+from ..requests.draft_state import Drafting
+from ..requests.summary import RoundSummary
 
 
 @op("request.admit_", writes="batch rows")

@@ -1,4 +1,4 @@
-"""What a drafter remembers between rounds: rows it has yet to take in, and what its drafts became.
+"""One drafter's part of a run: whom it drafts for, and what it remembers between rounds.
 
 What the target committed reaches the drafter at its next forward; how tokens and the target's
 features are paired on the way is the drafter's own, one class for each kind of `takes`.
@@ -6,16 +6,21 @@ features are paired on the way is the drafter's own, one class for each kind of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...ops.draft.gamma import GammaRecord, GammaState, first_state, next_state, records
 from ...ops.draft.gamma_settings import GammaSettings
+from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
-from ..layout.layout import PendingRows
+from ...ops.types import DraftRows
+from ..layout.layout import Layout, PendingRows
 from .branch import Branch, Request, Stage
+from .request_table import RequestTable
 from .rounds import RoundResult
+from .samplers import Samplers
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +196,53 @@ class TextState(DraftState):
         super().forget(owners)
         for owner in owners:
             self.lengths.pop(owner, None)
+
+
+@dataclass(eq=False, slots=True)
+class Drafting:
+    """What the ops `branch.intake_` and `draft.*` of one drafter know of the run.
+
+    Attributes:
+        memory: what it remembers between rounds. kv_draft: its pool, None for drafters without one.
+        outlines: whether it drafts for outlines only (True), for everything else only (False), or
+            for everybody (None).
+    """
+
+    table: RequestTable
+    layout: Layout
+    samplers: Samplers
+    memory: DraftState
+    kv_draft: KVCache | None
+    outlines: bool | None = None
+
+    def serves(self, branch: Branch) -> bool:
+        return self.outlines in (None, branch.is_root)
+
+    def reads(self, branch: Branch) -> bool:
+        """Whether it takes in a branch's rows: an outline's become those of everybody."""
+        return branch.is_root or (branch.stage is Stage.RUNNING and self.serves(branch))
+
+    @property
+    def active(self) -> list[Branch]:
+        """The branches that run and are drafted for, in the order of its [S, ...] tensors."""
+        return [branch for branch in self.table.active if self.serves(branch)]
+
+    def intake_(self, attention: str = "auto") -> DraftRows | tuple[Branch, ...]:
+        """Hand the drafter everything committed since its last forward."""
+        active = self.active
+        if self.kv_draft is None:
+            return tuple(active)
+        pending, self.memory.inbox = self.memory.inbox, []
+        tips = [(branch.owner, branch.length, branch.tokens[-1]) for branch in active]
+        rows = self.layout.place_draft_(self.kv_draft, pending, tips)
+        return replace(rows, sampler=self.samplers.of(active), attention=attention)
+
+
+@dataclass(frozen=True, slots=True)
+class OutlineSide:
+    """The second drafter of a graph with `skeleton.drafter`; the names are those of the blackboard
+    keys that it has in their place."""
+
+    drafter: Any
+    kv_draft: KVCache | None
+    drafting: Drafting

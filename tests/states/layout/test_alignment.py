@@ -17,8 +17,9 @@ from specsot.states.graph.drafters import Eagle3Drafter
 from specsot.states.graph.graph import BatchingBlock
 from specsot.states.manager.batch import Batch
 from specsot.states.manager.manager import BranchStateManager
-from specsot.states.requests.branch import Request, RoundSummary
+from specsot.states.requests.branch import Request
 from specsot.states.requests.request_table import RunLimits
+from specsot.states.requests.summary import RoundSummary
 from specsot.states.text.prompt_tokens import PromptTokens
 
 VOCAB = 99

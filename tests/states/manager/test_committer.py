@@ -27,7 +27,8 @@ from specsot.ops.types import Proposal
 from specsot.ops.verify.score import GrammarRows
 from specsot.states.manager.batch import Batch
 from specsot.states.manager.manager import BranchStateManager
-from specsot.states.requests.branch import Branch, Finish, RoundSummary, Stage
+from specsot.states.requests.branch import Branch, Finish, Stage
+from specsot.states.requests.summary import RoundSummary
 
 LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching"])
 
