@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...models.load.checkpoint import model_hash
-from ...states.requests.passages import chunks_of
+from ...states.requests.prompt_builder import chunks_of
 from ..chunks.cache import ChunkMaker, chunk_maker
 from ..chunks.files import ChunkFiles, ChunkInfo
 from ..chunks.store import ChunkStore

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...ops.blend.layer_plan import LayerShape, blend_flops, prefill_flops
 from ...states.requests.blending import BlendState
-from ...states.requests.branch import BlendSummary
+from ...states.requests.summary import BlendSummary
 from ..chunks.cache import ChunkLibrary
 
 

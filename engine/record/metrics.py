@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ...states.requests.branch import BlendSummary, RoundSummary
+from ...states.requests.summary import BlendSummary, RoundSummary
 from ...states.trace import Moved, OpRan
 from .blend_figures import ProbeFigures, blend_figures
 

@@ -10,7 +10,8 @@ from time import perf_counter_ns
 from typing import Any
 
 from ...states.machine import Run
-from ...states.requests.branch import RoundSummary, Stage
+from ...states.requests.branch import Stage
+from ...states.requests.summary import RoundSummary
 from ...states.trace import Event, Moved, Sink
 from .metrics import Meter
 from .snapshot import Move, Snapshot, branch_view, pool_view

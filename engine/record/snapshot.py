@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from ...states.graph.graph import Graph
 from ...states.requests.blending import Reused
-from ...states.requests.branch import BlendSummary, Branch, Request
+from ...states.requests.branch import Branch, Request
+from ...states.requests.summary import BlendSummary
 from .metrics import Meter
 
 Codes = npt.NDArray[np.int16]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...ops.kv.align import AlignmentState, ContinuousDecodingState
-from ...states.requests.branch import RoundSummary
+from ...states.requests.summary import RoundSummary
 from ...states.trace import Event, Moved, OpRan
 
 Record = dict[str, Any]

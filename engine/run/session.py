@@ -17,7 +17,7 @@ from ...states.machine import Run
 from ...states.manager.manager import BranchStateManager
 from ...states.requests.blending import BlendState
 from ...states.requests.branch import Request
-from ...states.requests.drafting import Drafting, OutlineSide
+from ...states.requests.draft_state import Drafting, OutlineSide
 from ...states.requests.folding import FoldState
 from ...states.requests.prompt_builder import PromptBuilder
 from ...states.requests.request_table import RunLimits

@@ -8,8 +8,15 @@ from time import monotonic
 from ...ops.draft.gamma import GammaRecord
 from ...ops.verify.explain import DraftFigures
 from ...states.machine import Run
-from ...states.requests.branch import Request, RoundSummary, Stage
-from ...states.requests.explained import GRAMMAR, MATCH, ExplainedDraft, ExplainedRound, FinalToken
+from ...states.requests.branch import Request, Stage
+from ...states.requests.summary import (
+    GRAMMAR,
+    MATCH,
+    ExplainedDraft,
+    ExplainedRound,
+    FinalToken,
+    RoundSummary,
+)
 from ...states.trace import Event, Moved, OpRan, Sink
 from ..record.recorder import Recorder
 from ..record.text_stream import Decode, printable

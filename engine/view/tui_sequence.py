@@ -7,7 +7,7 @@ from rich.style import Style
 from rich.text import Text
 
 from ...ops.blend.layer_plan import LayerStatus
-from ...states.requests.branch import BlendSummary
+from ...states.requests.summary import BlendSummary
 from ..record.snapshot import (
     BRANCH,
     FREE,

@@ -28,7 +28,7 @@ from specsot.ops.types import Proposal
 from specsot.states.layout.layout import Layout
 from specsot.states.phases import phase_ops
 from specsot.states.phases.outline_ops import force
-from specsot.states.requests.branch import RoundSummary
+from specsot.states.requests.summary import RoundSummary
 
 Make = Callable[..., Tiny]
 

@@ -32,7 +32,7 @@ from specsot.ops.verify import verify
 from specsot.ops.verify.rejection import Acceptance
 from specsot.states.manager import committer
 from specsot.states.requests.branch import Branch, Finish
-from specsot.states.requests.draft_state import Features, PairState
+from specsot.states.requests.draft_state import CommittedRows, PairState
 
 TINY = Extent(2, 8, 1, 1, 1, 6, 400, 12)
 REJECTING = ("sampling.temperature=1.0", "sampling.accept=rejection")
@@ -196,17 +196,17 @@ def test_a_stale_drafter_row_is_caught(
     layout: str, bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each accepted token's feature is the one of the token before it: worse drafts, same text."""
-    good = PairState.path
+    good = PairState.take_in
 
-    def stale(self: PairState, branch: Branch, rows: Any, features: Features) -> None:
-        good(self, branch, rows, features)
+    def stale(self: PairState, part: CommittedRows) -> None:
+        good(self, part)
         last = self.inbox[-1] if self.inbox else None
-        if last is not None and last.owner == branch.owner and len(last.tokens) > 1:
+        if part.is_path and last is not None and len(last.tokens) > 1:
             assert last.features is not None
             kept = torch.cat([last.features[:1], last.features[:-1]])
             self.inbox[-1] = replace(last, features=kept)
 
-    monkeypatch.setattr(PairState, "path", stale)
+    monkeypatch.setattr(PairState, "take_in", stale)
     rig = Rig(bench(f"{layout}_eagle"))
     assert not GATES["nothing but the budget"](rig)[2], "the text is the same"
     assert failed(list(memory_checks(rig.bench, rig.watch))) == {"memory/the drafter's rows"}
@@ -215,15 +215,15 @@ def test_a_stale_drafter_row_is_caught(
 def test_a_drafter_row_that_is_missing_is_caught(
     bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = PairState.path
+    good = PairState.take_in
 
-    def missing(self: PairState, branch: Branch, rows: Any, features: Features) -> None:
-        good(self, branch, rows, features)
+    def missing(self: PairState, part: CommittedRows) -> None:
+        good(self, part)
         last = self.inbox[-1] if self.inbox else None
-        if last is not None and last.owner == branch.owner:
+        if part.is_path and last is not None:
             self.inbox[-1] = replace(last, position=last.position + 1)
 
-    monkeypatch.setattr(PairState, "path", missing)
+    monkeypatch.setattr(PairState, "take_in", missing)
     rig = Rig(bench())
     GATES["budgets"](rig)
     checks = {check.name: check for check in memory_checks(rig.bench, rig.watch)}
