@@ -11,7 +11,7 @@ from ..prepare.job import Job
 from ..record.report import answers_of
 from ..run.contexts import contexts
 from ..run.runner import Halt
-from .teacher import Repeat, TeacherForcing, TeacherTally, repeat_in_float64
+from .teacher import Repeat, TeacherTally, repeat_in_float64
 from .workbench import Bench, Check
 
 GREEDY = "sampling.temperature=0"
@@ -19,20 +19,20 @@ GREEDY = "sampling.temperature=0"
 
 def greedy_checks(bench: Bench) -> Iterator[Check]:
     """The graph as it is, but greedy: by teacher forcing, and by `generate` on a few prompts."""
-    job = bench.changed(GREEDY, tokens=bench.extent.tokens)
-    side, teacher = bench.side(job), TeacherForcing(bench.reference, bench.dtype)
-    forced, generated, requests = TeacherTally(), TeacherTally(), list[Request]()
+    job, requests = bench.changed(GREEDY, tokens=bench.extent.tokens), list[Request]()
+    forced, generated = (TeacherTally(bench.reference, bench.dtype) for _ in range(2))
+    side = bench.side(job)
     for prompt, request in answered(bench, side, bench.prompts):
         requests.append(request)
         repeat = repeated(bench, job, prompt)
-        teacher.hold(side, request, forced, repeat)
+        forced.hold(side, request, repeat)
         if len(requests) <= bench.extent.generated:
             bench.tell(f"generate: prompt {len(requests)} ...")
-            _hold_generated(bench, side, request, generated, repeat)
-    text = f"greedy decoding of transformers, token by token: {forced.words}"
-    yield Check("greedy/teacher forcing", forced.good, forced.figures, text)
-    text = f"`generate` of transformers, outlines with their grammar: {generated.words}"
-    yield Check("greedy/generate", generated.good, generated.figures, text)
+            _hold_generated(side, request, generated, repeat)
+    title = "greedy decoding of transformers, token by token"
+    yield forced.check("greedy/teacher forcing", title)
+    title = "`generate` of transformers, outlines with their grammar"
+    yield generated.check("greedy/generate", title)
     yield _texts(side, requests)
 
 
@@ -48,32 +48,29 @@ def repeated(bench: Bench, job: Job, prompt: Prompt) -> Repeat | None:
     """The same prompt in float64."""
 
     def rerun() -> Iterator[tuple[Side, Request]]:
-        options = replace(job.options, dtype="float64")
-        side = bench.side(replace(job, options=options))
-        for _, request in answered(bench, side, [prompt]):
-            yield side, request
+        side = bench.side(replace(job, options=replace(job.options, dtype="float64")))
+        return ((side, request) for _, request in answered(bench, side, [prompt]))
 
     return repeat_in_float64(bench, rerun)
 
 
 def _hold_generated(
-    bench: Bench, side: Side, request: Request, tally: TeacherTally, repeat: Repeat | None
+    side: Side, request: Request, tally: TeacherTally, repeat: Repeat | None
 ) -> None:
     """Branches whose rules `generate` has too; others are held by teacher forcing alone."""
     tally.prompts += 1
-    teacher = TeacherForcing(bench.reference, bench.dtype)
     for branch, context in contexts(request, side.session.prompts):
         simple = branch.matcher is not None or rules_of(branch).plain
         if not simple or branch.finish not in (Finish.STOP, Finish.LENGTH):
             continue
-        text = bench.reference.greedy(branch, context, bench.dtype)
+        text, _ = tally.reference.generate(branch, context, tally.dtype)
         ended = branch.finish is Finish.STOP and text[-1] in branch.request.stop_ids
         if branch.tokens in (text, text[:-1] if ended else text):
             tally.branches += 1
             tally.tokens += len(branch.tokens)
             continue
         before = len(tally.wrong), tally.ties
-        teacher.hold_branch(branch, context, tally, repeat)
+        tally.hold_branch(branch, context, repeat)
         if before == (len(tally.wrong), tally.ties):  # one forward and many do not agree
             tally.wrong.append(f"{branch.name}: `generate` writes {_difference(branch, text)}")
 

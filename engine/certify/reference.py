@@ -14,19 +14,28 @@ from ...states.requests.branch import Branch
 
 @dataclass(frozen=True, slots=True)
 class Transformers:
-    """The checkpoint of a folder in transformers, loaded once for each dtype.
-
-    Raises:
-        ModelError: transformers cannot load it.
-    """
+    """The checkpoint of a folder in transformers, loaded once for each dtype."""
 
     folder: Path
     device: str
     _loaded: dict[str, Any] = field(default_factory=dict)
 
     def model(self, dtype: str) -> Any:
+        """Raises ModelError: transformers cannot load it."""
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+
         if dtype not in self._loaded:
-            self._loaded[dtype] = _load(self.folder, dtype).to(self.device)
+            logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+            try:
+                model = AutoModelForCausalLM.from_pretrained(
+                    self.folder, dtype=getattr(torch, dtype)
+                )
+            except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+                reason = str(error).strip().split("\n", 1)[0]
+                message = f"transformers cannot load it, so nothing can be held to it: {reason}"
+                raise ModelError(self.folder, message) from None
+            self._loaded[dtype] = model.train(False).to(self.device)
         return self._loaded[dtype]
 
     def logits(self, ids: Sequence[int], dtype: str) -> Tensor:
@@ -38,30 +47,17 @@ class Transformers:
     def _ids(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor([list(ids)], device=self.device)
 
-    def greedy(self, branch: Branch, context: Sequence[int], dtype: str) -> list[int]:
-        """What `generate` writes for a branch, the stop token included.
+    def generate(
+        self, branch: Branch, context: Sequence[int], dtype: str, **beams: Any
+    ) -> tuple[list[int], float | None]:
+        """What `generate` writes for a branch, the stop token included, and a beam search's score.
 
         A branch under a grammar is written with the grammar as a logits processor.
-        """
-        processors = []
-        if branch.matcher is not None and branch.request.new_matcher is not None:
-            processors = [only_legal(branch.request.new_matcher(), len(context))]
-        return self._generate(branch, context, dtype, logits_processor=processors)[0]
-
-    def beams(
-        self, branch: Branch, context: Sequence[int], dtype: str, **settings: Any
-    ) -> tuple[list[int], float | None]:
-        """What beam search finds: tokens, the stop token included, and the score.
 
         Args:
-            settings: num_beams, length_penalty, early_stopping.
+            beams: num_beams, length_penalty, early_stopping of a beam search.
         """
-        return self._generate(branch, context, dtype, **settings)
-
-    def _generate(
-        self, branch: Branch, context: Sequence[int], dtype: str, **settings: Any
-    ) -> tuple[list[int], float | None]:
-        ids = self._ids(context)
+        ids, grammar = self._ids(context), grammar_of(branch)
         with torch.inference_mode():
             output = self.model(dtype).generate(
                 ids,
@@ -72,19 +68,22 @@ class Transformers:
                 pad_token_id=0,
                 return_dict_in_generate=True,
                 output_scores=True,
-                **settings,
+                logits_processor=[] if grammar is None else [_only_legal(grammar, len(context))],
+                **beams,
             )
         scores = getattr(output, "sequences_scores", None)
         tokens: list[int] = output.sequences[0, len(context) :].tolist()
         return tokens, None if scores is None else float(scores[0])
 
 
-def only_legal(matcher: Any, start: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """A logits processor that leaves the tokens that a grammar allows.
+def grammar_of(branch: Branch) -> Any:
+    """What an answer was written under (states.grammar.Matcher), at its beginning, or None."""
+    new = branch.request.new_matcher
+    return new() if new is not None and branch.matcher is not None else None
 
-    Args:
-        matcher: states.grammar.Matcher at the answer's beginning; start: ids before it.
-    """
+
+def _only_legal(matcher: Any, start: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """A logits processor that leaves the tokens that a grammar allows; start: ids before it."""
 
     def process(ids_1Q: Tensor, scores_1V: Tensor) -> Tensor:
         for token in ids_1Q[0, start + matcher.consumed :].tolist():
@@ -93,17 +92,3 @@ def only_legal(matcher: Any, start: int) -> Callable[[Tensor, Tensor], Tensor]:
         return scores_1V.masked_fill(~legal_V, -torch.inf)
 
     return process
-
-
-def _load(folder: Path, dtype: str) -> Any:
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        reason = str(error).strip().split("\n", 1)[0]
-        message = f"transformers cannot load it, so nothing can be held to it: {reason}"
-        raise ModelError(folder, message) from None
-    return model.train(False)

@@ -6,19 +6,18 @@ given; only settings are changed, as `--set` changes them.
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ...ops.registry import OpTable
-from ...states.graph.load import load_program
-from ...states.text.outline import Outline
+from ...states.graph.load import load_program, op_table
 from ..bench.sides import SharedModels, Side
-from ..prepare.environment import set_up_torch
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from .reference import Transformers
 
-Tell = Callable[[str], None]
+SHOWN = 5  # differences that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +66,10 @@ class Bench:
     target: Path
     drafter: Path | None
     extent: Extent
-    shelf: SharedModels
     reference: Transformers
-    table: OpTable
-    tell: Tell
+    tell: Callable[[str], None]
+    shelf: SharedModels = field(default_factory=SharedModels)
+    table: OpTable = field(default_factory=op_table)
 
     @property
     def dtype(self) -> str:
@@ -80,13 +79,12 @@ class Bench:
     def prompts(self) -> tuple[Prompt, ...]:
         return self.job.prompts[: self.extent.prompts]
 
-    def changed(
-        self, *sets: str, seed: int | None = None, tokens: int | None = None, dtype: str = ""
-    ) -> Job:
+    def changed(self, *sets: str, tokens: int | None = None, **others: Any) -> Job:
         """The graph with other settings. Finished parts that it combines are computed anew.
 
         Args:
             tokens: the most of each branch; fewer if the graph or the command line says so.
+            others: options of `specsot run`.
 
         Raises:
             GraphError: the graph cannot be so.
@@ -98,21 +96,11 @@ class Bench:
             sets = ("skeleton.merge=plain", *sets)
         program = load_program(source, self.table, sets=sets)
         own = options.max_new_tokens or program.graph.limits.max_new_tokens
-        options = replace(
-            options,
-            seed=options.seed if seed is None else seed,
-            max_new_tokens=own if tokens is None else min(own, tokens),
-            dtype=dtype or options.dtype,
-        )
+        most = own if tokens is None else min(own, tokens)
+        options = replace(options, max_new_tokens=most, **others)
         return replace(self.job, program=program, options=options)
 
-    def side(self, job: Job, letter: str = "A", outline: Outline | None = None) -> Side:
+    def side(self, job: Job, letter: str = "A") -> Side:
         """A job with its models, loaded when they are first asked for; raises ModelError."""
-        from ..run.api import tie
-
-        if outline is not None:
-            job = replace(job, outline=outline)
-        set_up_torch(job.threads, job.options.device)
         drafter = self.drafter if job.program.graph.drafter.has_model else None
-        models = self.shelf.take(job, self.target, drafter)
-        return Side(letter, job, tie(job, models), self.target)
+        return self.shelf.side(letter, job, self.target, drafter)
