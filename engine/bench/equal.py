@@ -88,13 +88,8 @@ def pairs_of(sides: Sequence[Side]) -> list[GraphPair]:
 def _facts(side: Side) -> dict[str, Any]:
     """Everything that decides which tokens are the right ones."""
     graph = side.job.program.graph
-    facts: dict[str, Any] = {
-        "model": side.target,
-        "dtype": side.job.options.dtype,
-        "budget": side.session.budget,
-        "beam": graph.beam,
-        "blend": graph.blend,
-    }
+    facts: dict[str, Any] = {"model": side.target, "dtype": side.job.options.dtype}
+    facts |= {"budget": side.session.budget, "beam": graph.beam, "blend": graph.blend}
     # How drafts are accepted decides on no token: what is compared is exact.
     sampling = graph.sampling.model_dump(exclude={"accept", "rule"})
     facts |= {f"sampling.{key}": value for key, value in sampling.items()}

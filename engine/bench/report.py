@@ -62,12 +62,8 @@ class Comparison:
     @property
     def problems(self) -> list[str]:
         """Answers that are not complete, a line each."""
-        return [
-            f"{side.letter} {side.name}: {line}"
-            for prompt in self.prompts
-            for side in self.sides
-            for line in prompt.runs[side.letter].problems
-        ]
+        runs = [run for prompt in self.prompts for run in prompt.runs.values()]
+        return [line for run in runs for line in run.problems]
 
     @property
     def code(self) -> int:
@@ -127,14 +123,11 @@ def _pair(comparison: Comparison, pair: GraphPair) -> dict[str, Any]:
 
 
 def _prompt(comparison: Comparison, prompt: ComparedPrompt) -> dict[str, Any]:
-    branches = comparison.of(prompt).branches
+    branches, runs = comparison.of(prompt).branches, prompt.runs.items()
     return {
         "id": prompt.prompt.key,
         "prompt": prompt.prompt.text,
-        "graphs": {
-            letter: {"status": str(run.status), **run.cost.document()}
-            for letter, run in prompt.runs.items()
-        },
+        "graphs": {k: {"status": str(run.status), **run.cost.document()} for k, run in runs},
         "equality": [
             {**_letters(pair), "branches": list(map(_branch, branches(pair)))}
             for pair in comparison.pairs

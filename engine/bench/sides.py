@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
 from ...states.requests.branch import Request
-from ..models import Models, load_models, with_drafter
+from ..models import load_models, with_drafter
 from ..prepare.environment import model_folders, set_up_torch
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
@@ -102,13 +103,13 @@ def total(costs: Sequence[Cost]) -> Cost:
 class SideRun:
     """One prompt answered by one graph.
 
-    problems: why the answer is not complete, a line each.
+    problems: why the answer is not complete, and whose it is, a line each.
     """
 
     status: Status
     request: Request
     cost: Cost
-    problems: tuple[str, ...]
+    problems: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,26 +124,18 @@ class SharedModels:
     """Models that are loaded when a graph first needs them and shared by all that do."""
 
     def __init__(self) -> None:
-        self._loaded: dict[tuple[Path, Path | None, str, str], Models] = {}
+        self._target, self._drafted = cache(load_models), cache(with_drafter)
 
     def side(
         self, letter: str, job: Job, target: Path, drafter: Path | None, sets: tuple[str, ...] = ()
     ) -> Side:
         """A job with the models of these folders; raises UsageError, ModelError, GraphError."""
-        set_up_torch(job.threads, job.options.device)
-        return Side(letter, job, tie(job, self._take(job, target, drafter)), target, sets)
-
-    def _take(self, job: Job, target: Path, drafter: Path | None) -> Models:
-        device, dtype = job.options.device, job.options.dtype
-        key = (target, drafter, device, dtype)
-        if key not in self._loaded:
-            if drafter is None:
-                models = load_models(target, None, device=device, dtype=dtype)
-            else:
-                plain = self._take(job, target, None)
-                models = with_drafter(plain, drafter, job.program.graph.drafter.kind)
-            self._loaded[key] = models
-        return self._loaded[key]
+        options = job.options
+        set_up_torch(job.threads, options.device)
+        models = self._target(target, None, device=options.device, dtype=options.dtype)
+        if drafter is not None:
+            models = self._drafted(models, drafter, job.program.graph.drafter.kind)
+        return Side(letter, job, tie(job, models), target, sets)
 
 
 def load_sides(jobs: Sequence[Job]) -> list[Side]:
@@ -157,9 +150,8 @@ def load_sides(jobs: Sequence[Job]) -> list[Side]:
 
 def loading_notes(sides: Sequence[Side]) -> list[str]:
     """What the readers of prompts and models found worth telling, each once."""
-    notes = [note for side in sides for note in side.job.notes]
-    notes += [note for side in sides for note in notes_of(side.session.models)]
-    return list(dict.fromkeys(notes))
+    both = (note for s in sides for note in (*s.job.notes, *notes_of(s.session.models)))
+    return list(dict.fromkeys(both))
 
 
 def warm_up(sides: Sequence[Side], prompts: Sequence[Prompt], halt: Halt) -> None:
@@ -173,8 +165,7 @@ def warm_up(sides: Sequence[Side], prompts: Sequence[Prompt], halt: Halt) -> Non
             side.session.request(prompt)
     for side in sides:
         set_up_torch(side.job.threads, side.job.options.device)
-        run, _, _ = perform(side.session, prompts[:1], halt=halt, max_rounds=WARM_UP)
-        run.close()
+        perform(side.session, prompts[:1], halt=halt, max_rounds=WARM_UP)[0].close()
 
 
 def answer_all(
@@ -205,4 +196,5 @@ def _answer(side: Side, prompt: Prompt, halt: Halt) -> SideRun:
     pools = {"target": run.board["kv"], "drafter": run.board["kv_draft"]}
     uses = {name: PoolUse.of(pool) for name, pool in pools.items() if pool is not None}
     run.close()
-    return SideRun(status, requests[0], Cost(recorder.meter, uses), tuple(problems))
+    lines = [f"{side.letter} {side.name}: {problem}" for problem in problems]
+    return SideRun(status, requests[0], Cost(recorder.meter, uses), lines)

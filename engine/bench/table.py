@@ -3,7 +3,7 @@
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -13,10 +13,12 @@ from rich.text import Text
 from ..record.metrics import state_figures
 from ..record.text_stream import printable
 from ..terminal import usable
-from .equal import CUT, END, TIE, BranchAnswer, BranchComparison, Difference, counts
+from .equal import CUT, END, TIE, BranchAnswer, BranchComparison, counts
 from .report import Comparison
 from .sides import Side
 
+STYLE: dict[str, Any] = {"title_justify": "left", "title_style": "bold"}
+STYLE |= {"pad_edge": False, "padding": (0, 1, 0, 0)}
 WIDTH = 100
 QUESTION = 20  # characters of a question beside its figures
 STATES = 9  # states side by side; a graph with more gets another table
@@ -60,17 +62,6 @@ def _parts(comparison: Comparison, lines: box.Box) -> Iterator[RenderableType]:
         yield Text(f"\n{len(every) - MOST} more; --json has all")
 
 
-def _table(title: str, lines: box.Box) -> Table:
-    return Table(
-        title=f"\n{title}",
-        title_justify="left",
-        title_style="bold",
-        box=lines,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-
-
 def _graphs(comparison: Comparison, lines: box.Box) -> Table:
     """Which graph each letter stands for; with settings of its own, if any graph has some."""
     rows = [("", "graph", "settings", "file", "layout", "drafter", "model", "budget")]
@@ -80,7 +71,7 @@ def _graphs(comparison: Comparison, lines: box.Box) -> Table:
         kinds = (graph.layout.kind, graph.drafter.kind, options.model, str(side.session.budget))
         rows.append((*named, *kinds))
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    table = _table("Graphs", lines)
+    table = Table(title="\nGraphs", box=lines, **STYLE)
     for name, *_ in columns:
         table.add_column(name, overflow="fold")
     for cells in list(zip(*columns, strict=True))[1:]:
@@ -90,7 +81,7 @@ def _graphs(comparison: Comparison, lines: box.Box) -> Table:
 
 def _of_prompts(title: str, lines: box.Box, headings: Sequence[str], fold: bool) -> Table:
     """A table whose lines belong to prompts and graphs."""
-    table = _table(title, lines)
+    table = Table(title=f"\n{title}", box=lines, **STYLE)
     table.add_column("prompt", max_width=QUESTION)  # the one that gives way
     table.add_column("", no_wrap=True)
     for name in headings:
@@ -157,10 +148,8 @@ def _megabytes(size: int) -> str:
 
 
 def _milliseconds(comparison: Comparison, states: Sequence[str], lines: box.Box) -> Table:
-    def cells(
-        part: Comparison, side: Side, figure: str = "milliseconds", digits: int = 1
-    ) -> list[str]:
-        own = state_figures(part.total(side).meter)
+    def cells(part: Comparison, side: Side, per: str = "", digits: int = 1) -> list[str]:
+        own, figure = state_figures(part.total(side).meter), f"milliseconds{per}"
         return [f"{own[state][figure]:.{digits}f}" if state in own else "" for state in states]
 
     headings = [state.replace("_", "\n") for state in states]
@@ -170,8 +159,7 @@ def _milliseconds(comparison: Comparison, states: Sequence[str], lines: box.Box)
     table.add_section()
     _add(table, Text("total"), comparison, cells)
     table.add_section()
-    per_visit = partial(cells, figure="milliseconds_per_visit", digits=2)
-    _add(table, Text("per visit"), comparison, per_visit)
+    _add(table, Text("per visit"), comparison, partial(cells, per="_per_visit", digits=2))
     return table
 
 
@@ -212,7 +200,11 @@ def _difference(branch: BranchComparison) -> Iterator[str]:
     yield f"  behind     ...{_quoted(difference.before)}"
     yield f"  {one.letter} writes   {_token(one, difference.reference)}"
     yield f"  {two.letter} writes   {_token(one, difference.other)}"
-    yield f"  {_margin(difference)}"
+    if difference.margin is None:
+        yield "  no margin: one answer has no token difference"
+    else:
+        how = "below" if difference.margin < TIE else "not below"
+        yield f"  margin     {difference.margin:.3g} by the target alone, {how} {TIE:g}"
 
 
 def _quoted(text: str) -> str:
@@ -223,10 +215,3 @@ def _token(side: Side, token: int) -> str:
     if token in (END, CUT):
         return "nothing: it stopped" if token == END else "nothing: its budget was used up"
     return f"{_quoted(side.session.prompts.decode([token]))} (id {token})"
-
-
-def _margin(difference: Difference) -> str:
-    if difference.margin is None:
-        return "no margin: one answer has no token difference"
-    how = "below" if difference.margin < TIE else "not below"
-    return f"margin     {difference.margin:.3g} by the target alone, {how} {TIE:g}"

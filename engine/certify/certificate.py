@@ -21,12 +21,11 @@ from . import workbench
 from .beam import beam_checks
 from .drawn import acceptance_checks
 from .gates import gate_checks
-from .greedy import greedy_checks
-from .reference import Transformers
-from .sampled import sampled_checks
-from .workbench import Bench, Check
+from .texts import greedy_checks, sampled_checks
+from .workbench import Bench, Check, Transformers
 
 SCHEMA = 1
+MARKS = {True: "passed", False: "**FAILED**"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +110,13 @@ class Certificate:
             if part.not_applicable:
                 lines += [f"Does not apply: {part.not_applicable}."]
                 continue
-            lines += ["| check | | found |", "|---|---|---|", *map(_row, part.checks)]
+            lines += ["| check | | found |", "|---|---|---|"]
+            for check in part.checks:
+                name, mark = check.name.partition("/")[2], MARKS[check.passed]
+                lines.append(f"| {_cell(name)} | {mark} | {_cell(check.text)} |")
         if self.notes:
             lines += ["", "## Notes", "", *(f"- {note}" for note in self.notes)]
         return "\n".join(lines) + "\n"
-
-
-def _row(check: Check) -> str:
-    mark = "passed" if check.passed else "**FAILED**"
-    return f"| {_cell(check.name.partition('/')[2])} | {mark} | {_cell(check.text)} |"
 
 
 def _cell(text: str) -> str:
@@ -144,7 +141,7 @@ def certificate(job: Job, options: RunOptions, quick: bool) -> Certificate:
 def bench_of(job: Job, quick: bool, tell: Callable[[str], None]) -> Bench:
     target, drafter = model_folders(job)
     extent = workbench.QUICK if quick else workbench.FULL
-    bench = Bench(job, target, drafter, extent, Transformers(target, job.options.device), tell)
+    bench = Bench(job, Transformers(target, job.options.device), drafter, extent, tell)
     bench.side(bench.changed())  # says at once what cannot be loaded
     bench.reference.model(job.options.dtype)
     return bench

@@ -23,7 +23,6 @@ NEUTRAL = (
     *("repetition_penalty=1.0", "presence_penalty=0.0", "frequency_penalty=0.0", "min_p=0.0"),
     *("logit_bias={}", "banned=[]", "forced=[]", "min_new_tokens=0", "top_k=0", "top_p=1.0"),
 )
-"""Sampling settings under which nothing but the temperature changes a score."""
 FILTER_HEAT, TOP_K, TOP_P = 3.0, 3, 0.5
 FILTERS = {"top_k": f"top_k={TOP_K}", "top_p": f"top_p={TOP_P}"}
 EDGE = 1e-3  # of a score: float noise may move equally likely tokens over a border
@@ -84,12 +83,9 @@ def acceptance_checks(bench: Bench) -> Iterator[Check]:
     if not sampling.lossless:
         text = "sampling.skip_sample_adjustment: no residual is drawn from after a rejection"
         yield Check("rejection/adjusted", False, {}, text)
-    if not sampling.exact:
-        yield _whole_check(bench)
-
-
-def _whole_check(bench: Bench) -> Check:
-    """A chi-square test over all answers of `LENGTH` tokens."""
+    if sampling.exact:
+        return
+    # A chi-square test over all answers of `LENGTH` tokens.
     sets = _sampling(f"temperature={HEAT}", f"top_k={KEPT}")
     side = bench.side(bench.changed(*sets, tokens=LENGTH))
     request = side.session.request(bench.prompts[0])
@@ -115,7 +111,7 @@ def _whole_check(bench: Bench) -> Check:
         f"against the law from transformers' logits: chi2 {statistic:.1f} (df {df}), p {p:.1e}"
     )
     text += f"; {strange} answers cannot be" if strange else ""
-    return Check("rejection/whole runs", p >= ALPHA and not strange, figures, text)
+    yield Check("rejection/whole runs", p >= ALPHA and not strange, figures, text)
 
 
 def _law(bench: Bench, ids: Sequence[int]) -> dict[Answer, float]:

@@ -19,6 +19,7 @@ from .watch import Watch, memory_checks
 from .workbench import SHOWN, Bench, Check
 
 BUDGETS = (1, 2, 3, 7)
+UNENDED = "branches that nothing ends but their budget"
 
 
 @dataclass
@@ -39,8 +40,6 @@ class Rig:
 
 GateResult = tuple[str, Mapping[str, float], list[str]]
 """What was tried, figures, and what is wrong."""
-
-Gate = Callable[[Rig], GateResult]
 
 
 def gate_checks(bench: Bench) -> Iterator[Check]:
@@ -70,10 +69,6 @@ def _check(name: str, gate: Callable[[], GateResult]) -> Check:
 def _comparison(title: str, run: ProbedRun) -> GateResult:
     tally = run.hold()
     return f"{title}: {tally.words}", tally.figures, tally.wrong
-
-
-def _free_run(rig: Rig) -> GateResult:
-    return _comparison("branches that nothing ends but their budget", rig.free)
 
 
 def _end_inside(rig: Rig) -> GateResult:
@@ -115,10 +110,6 @@ def _budgets(rig: Rig) -> GateResult:
         lengths = {len(branch.tokens) for branch in run.branches} - {budget}
         wrong += [f"a budget of {budget} gave {length} tokens" for length in sorted(lengths)]
     return f"max_new_tokens counts tokens: {BUDGETS}", {"budgets": len(BUDGETS)}, wrong
-
-
-def _one_branch(rig: Rig) -> GateResult:
-    return _comparison("one branch alone", rig.probe(Trial(parts=1)))
 
 
 def _same_round(rig: Rig) -> GateResult:
@@ -195,8 +186,8 @@ def _odd_tokens(rig: Rig) -> GateResult:
 
 def _to_the_end(rig: Rig) -> GateResult:
     """Two requests beside each other, two branches at a time, until the model stops by itself."""
-    sets = ("layout.max_active=2",)
-    run = rig.probe(Trial(sets, stops=None, prompts=rig.bench.job.prompts[:2], own_outline=True))
+    pair = rig.bench.job.prompts[:2]
+    run = rig.probe(Trial(("layout.max_active=2",), stops=None, prompts=pair))
     text = f"{len(run.requests)} requests beside each other, two branches at a time"
     if rig.bench.job.program.graph.beam is not None:
         wrong = [f"{r.key} never ended" for r in run.requests if not r.finished]
@@ -204,11 +195,11 @@ def _to_the_end(rig: Rig) -> GateResult:
     return _comparison(text, run)
 
 
-GATES: dict[str, Gate] = {
-    "nothing but the budget": _free_run,
+GATES: dict[str, Callable[[Rig], GateResult]] = {
+    "nothing but the budget": lambda rig: _comparison(UNENDED, rig.free),
     "an end inside an accepted path": _end_inside,
     "budgets": _budgets,
-    "one branch": _one_branch,
+    "one branch": lambda rig: _comparison("one branch alone", rig.probe(Trial(parts=1))),
     "all end in the same round": _same_round,
     "newcomers": _newcomers,
     "one endless branch": _endless,

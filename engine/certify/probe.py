@@ -12,7 +12,7 @@ from ..bench.sides import Side
 from ..prepare.inputs import Prompt
 from ..run.contexts import contexts
 from .teacher import Repeat, TeacherTally, repeat_in_float64
-from .watch import Watch, pools_of
+from .watch import Watch, off_by, pools_of
 from .workbench import Bench
 
 MOST_STEPS = 100_000  # transitions after which a run counts as hanging
@@ -26,8 +26,8 @@ class Trial:
     """A run of `parts` branches: of one given outline, or of as many requests.
 
     sets: as of `--set`. tokens: the budget of every branch. stops: stop ids; None for the model's
-    own. prompts: instead of the first ones of the certificate. own_outline: the model writes the
-    outlines itself. Greedy, unless `sets` say otherwise.
+    own, and then it writes the outlines itself. prompts: instead of the first ones of the
+    certificate. Greedy, unless `sets` say otherwise.
     """
 
     sets: tuple[str, ...] = ()
@@ -35,7 +35,6 @@ class Trial:
     tokens: int | None = None
     stops: frozenset[int] | None = frozenset()
     prompts: tuple[Prompt, ...] = ()
-    own_outline: bool = False
     dtype: str = ""
 
 
@@ -97,18 +96,16 @@ def probe(bench: Bench, trial: Trial, watch: Watch | None = None) -> ProbedRun:
     dtype, most = trial.dtype or bench.dtype, bench.extent.gate_tokens
     job = bench.changed(*greedy, *trial.sets, tokens=most, dtype=dtype)
     skeleton = job.program.graph.skeleton
-    if skeleton is not None and not trial.own_outline:
-        # None of its parts waits for another.
-        titles = enumerate(TITLES[: min(trial.parts, skeleton.max_branches)], 1)
-        points = tuple(Point(number, 60, None, (), title) for number, title in titles)
-        job = replace(job, outline=Outline("plan", points, (), "ok"))
+    if skeleton is not None and trial.stops is not None:
+        titles = TITLES[: min(trial.parts, skeleton.max_branches)]
+        points = (Point(number, 60, None, (), title) for number, title in enumerate(titles, 1))
+        job = replace(job, outline=Outline("plan", tuple(points), (), "ok"))
     side = bench.side(job)
     prompts = trial.prompts or bench.job.prompts[: trial.parts if skeleton is None else 1]
     requests = [side.session.request(prompt) for prompt in prompts]
-    if trial.tokens is not None:
-        requests = [replace(request, budget=trial.tokens) for request in requests]
-    if trial.stops is not None:
-        requests = [replace(request, stop_ids=trial.stops) for request in requests]
+    for request in requests:
+        request.budget = request.budget if trial.tokens is None else trial.tokens
+        request.stop_ids = request.stop_ids if trial.stops is None else trial.stops
     run = _drive(side, requests, watch or Watch())
     return ProbedRun(bench, trial, side, run, tuple(requests))
 
@@ -139,12 +136,13 @@ def _drive(side: Side, requests: Sequence[Request], watch: Watch) -> Run:
         run.advance()
         watch.look(run)
         for branch in board["branches"].active if DRAFTED in ops and watch.compared < most else ():
-            watch.compare(side, run, branch)
+            watch.compared += 1
+            watch.worst = max(watch.worst, off_by(side, run, branch))
     watch.runs += 1
     watch.reads += board["host"].reads
     watch.forked += sum(pool.ledger.bytes["fork"] for pool in pools)
     if places != [pool.data.data_ptr() for pool in pools]:
-        watch.fault("moved", "a pool was allocated anew during a run")
+        watch.wrong.setdefault("moved", "a pool was allocated anew during a run")
     for used in filter(None, (pool.current_length for pool in pools)):
-        watch.fault("left", f"{used} slots are in use after the end of a run")
+        watch.wrong.setdefault("left", f"{used} slots are in use after the end of a run")
     return run

@@ -15,8 +15,7 @@ from ...states.requests.samplers import rules_of
 from ..bench.equal import END, TIE
 from ..bench.sides import Side
 from ..run.contexts import contexts, order_of
-from .reference import Transformers, grammar_of
-from .workbench import SHOWN, Bench, Check
+from .workbench import SHOWN, Bench, Check, Transformers, grammar_of
 
 Repeat = Callable[[], bool]
 """Whether all is as it must be when the same is done in float64."""

@@ -44,9 +44,6 @@ class Watch:
     worst: float = 0.0
     wrong: dict[str, str] = field(default_factory=dict)
 
-    def fault(self, kind: str, text: str) -> None:
-        self.wrong.setdefault(kind, text)
-
     def look(self, run: Run) -> None:
         """Pools are consistent, and hold what their branches need: nothing else, nothing less."""
         self.phases += 1
@@ -56,22 +53,16 @@ class Watch:
             try:
                 pool.check_integrity()
             except AssertionError as error:
-                self.fault("integrity", f"{run.state}: {error}")
+                self.wrong.setdefault("integrity", f"{run.state}: {error}")
         if book.beams is not None:
             return  # a search's rows are a tree, which its own tests look at
-        expected = sum(_rows(book, request) for request in book.requests)
-        used = target.current_length
+        expected, used = sum(_rows(book, one) for one in book.requests), target.current_length
         if used != expected:
-            self.fault("rows", f"{run.state}: {used} slots in use for {expected} rows")
+            self.wrong.setdefault("rows", f"{run.state}: {used} slots in use for {expected} rows")
         for branch in book.active:
             positions = target.position[_slots(book, target, branch)].tolist()
             if sorted(positions) != list(range(branch.length)):
-                self.fault("gap", f"{run.state}: {branch.name} has a gap among its rows")
-
-    def compare(self, side: Side, run: Run, branch: Branch) -> None:
-        """Check a branch's drafter rows, right after the drafter took in what was committed."""
-        self.compared += 1
-        self.worst = max(self.worst, _off_by(side, run, branch))
+                self.wrong.setdefault("gap", f"{run.state}: {branch.name} has a gap among its rows")
 
 
 def pools_of(board: dict[str, Any]) -> list[KVCache]:
@@ -96,9 +87,12 @@ def _slots(book: Any, pool: KVCache, branch: Branch) -> list[int]:
     return [slot for owner in owners for slot in pool.slots_of(owner, row).tolist()]
 
 
-def _off_by(side: Side, run: Run, branch: Branch) -> float:
+def off_by(side: Side, run: Run, branch: Branch) -> float:
     """The largest difference of any number in a branch's rows of the drafter's pool, as a share of
-    the largest number; inf if rows are missing or too many."""
+    the largest number; inf if rows are missing or too many.
+
+    Asked right after the drafter took in what was committed.
+    """
     pool, book = run.board["kv_draft"], run.board["branches"]
     context = dict(contexts(branch.request, side.session.prompts))[branch]
     takes = book.limits.drafter.takes
