@@ -24,7 +24,7 @@ from helpers.laws.toys import Toy, emitted, leftover_toy, reference_toy
 from helpers.vectors import vectors
 from torch import Tensor
 
-from specsot.engine.certify.chi2 import ALPHA, chi_square, p_value
+from specsot.engine.certify.drawn import ALPHA, chi_square, p_value
 from specsot.ops.draft import drawing as drafting
 from specsot.ops.sampling.coins import CoinRole, fold, round_keys
 from specsot.ops.sampling.settings import FITS, Draws, Rule
