@@ -39,7 +39,17 @@ def load_models(
     Raises:
         ModelError: a folder or checkpoint that cannot be used, with the file and the reason.
     """
-    models = _without_drafter(target_dir, torch.device(device), getattr(torch, dtype))
+    from transformers import AutoTokenizer
+
+    place, number_kind = torch.device(device), getattr(torch, dtype)
+    target = load_target(target_dir, dtype=number_kind, device=place)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(target_dir)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(target_dir, f"no usable tokenizer: {error}") from None
+    check_tokenizer(target.config, len(tokenizer) - 1)
+    stops = {*target.config.eos_ids, tokenizer.eos_token_id} - {None}
+    models = Models(target, None, tokenizer, tuple(sorted(stops)), place, number_kind)
     return models if drafter_dir is None else with_drafter(models, drafter_dir, kind)
 
 
@@ -57,27 +67,7 @@ def with_drafter(models: Models, folder: Path, kind: str) -> Models:
     return replace(models, drafter=drafter)
 
 
-def _without_drafter(target_dir: Path, place: torch.device, kind: torch.dtype) -> Models:
-    from transformers import AutoTokenizer
-
-    target = load_target(target_dir, dtype=kind, device=place)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(target_dir)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(target_dir, f"no usable tokenizer: {error}") from None
-    check_tokenizer(target.config, len(tokenizer) - 1)
-    stops = {*target.config.eos_ids, tokenizer.eos_token_id} - {None}
-    return Models(target, None, tokenizer, tuple(sorted(stops)), place, kind)
-
-
 def new_pool(model: Target | Eagle3, capacity: int, rows: int, models: Models) -> KVCache:
     """The KV pool of one model, `rows` of it under ``batching``."""
-    return KVCache(
-        model.num_layers,
-        model.kv_heads,
-        model.head_dim,
-        capacity,
-        rows,
-        dtype=models.dtype,
-        device=models.device,
-    )
+    shape = (model.num_layers, model.kv_heads, model.head_dim, capacity, rows)
+    return KVCache(*shape, dtype=models.dtype, device=models.device)

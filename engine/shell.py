@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, ParamSpec, TextIO, TypeVar
 
@@ -66,6 +66,11 @@ def json_text(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
+def print_json(**parts: Any) -> None:
+    """A document of these parts on stdout, in ASCII."""
+    print(json.dumps({"schema_version": 1, **parts}, indent=2))
+
+
 @contextmanager
 def user_errors() -> Iterator[None]:
     """A user's mistake ends a command with one line and its exit code."""
@@ -112,10 +117,7 @@ def one_line_for_faults() -> Iterator[None]:
 
 def _drop(stream: TextIO) -> None:
     """Point a stream at nothing, so that the interpreter's last flush has somewhere to go."""
-    try:
-        number = stream.fileno()
-    except (OSError, ValueError):
-        return
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, number)
-    os.close(null)
+    with suppress(OSError, ValueError):
+        number, null = stream.fileno(), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, number)
+        os.close(null)

@@ -18,11 +18,8 @@ def usable(console: Console, environ: dict[str, str]) -> bool:
 
 @contextmanager
 def working(text: str) -> Iterator[Callable[[str], None]]:
-    """A line on stderr while something goes on, only where somebody watches.
-
-    Yields:
-        What changes the line's text.
-    """
+    """A line on stderr while something goes on, only where somebody watches; yields what changes
+    its text."""
     console = Console(stderr=True)
     if not usable(console, dict(os.environ)):
         yield lambda text: None

@@ -1,9 +1,13 @@
 """Token trees: ancestors, and the choice of the best nodes among all candidates."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from .types import Proposal
 
 
 def ancestors(parents_SN: Tensor, levels: int) -> Tensor:
@@ -37,6 +41,34 @@ class Candidates(NamedTuple):
     depths_SC: Tensor
     scores_SC: Tensor
 
+    @classmethod
+    def joined(cls, parts: Iterable["Candidates"]) -> "Candidates":
+        """All nodes of some levels, one level after another."""
+        return cls(*(torch.cat(values, dim=1) for values in zip(*parts, strict=True)))
+
+    def pick(self, pick_SN: Tensor) -> "Candidates":
+        """These nodes, in this order. What is picked without its parent has any parent."""
+        place_N = torch.arange(pick_SN.shape[1], device=pick_SN.device)
+        place_SC = torch.zeros_like(self.tokens_SC).scatter(1, pick_SN, place_N.expand_as(pick_SN))
+        parents_SN = self.parents_SC.gather(1, pick_SN)
+        return Candidates(
+            self.tokens_SC.gather(1, pick_SN),
+            place_SC.gather(1, parents_SN.clamp(min=0)).where(parents_SN >= 0, -1),
+            self.depths_SC.gather(1, pick_SN),
+            self.scores_SC.gather(1, pick_SN),
+        )
+
+    def proposal(self, levels: int) -> Proposal:
+        """Trees of all these nodes, none of them padding."""
+        return Proposal(
+            self.tokens_SC,
+            self.parents_SC,
+            self.depths_SC,
+            torch.ones_like(self.tokens_SC, dtype=torch.bool),
+            self.scores_SC,
+            levels,
+        )
+
 
 def rerank(candidates: Candidates, nodes: int) -> Candidates:
     """The `nodes` best candidates over all levels, still in creation order.
@@ -46,12 +78,11 @@ def rerank(candidates: Candidates, nodes: int) -> Candidates:
     an unstable top-k here and can keep a child without its parent).
     """
     order_SC = candidates.scores_SC.sort(dim=1, descending=True, stable=True).indices
-    kept_SN = order_SC[:, :nodes].sort(dim=1).values
-    parents_SN = candidates.parents_SC.gather(1, kept_SN)
-    index_SN = torch.searchsorted(kept_SN, parents_SN.clamp(min=0))
-    return Candidates(
-        candidates.tokens_SC.gather(1, kept_SN),
-        torch.where(parents_SN < 0, parents_SN, index_SN),
-        candidates.depths_SC.gather(1, kept_SN),
-        candidates.scores_SC.gather(1, kept_SN),
-    )
+    return candidates.pick(order_SC[:, :nodes].sort(dim=1).values)
+
+
+def single_path(tokens_SN: Tensor, log_probs_SN: Tensor) -> Proposal:
+    """One path per branch: int64 tokens, each with its float32 log-probability."""
+    level_SN = torch.arange(tokens_SN.shape[1], device=tokens_SN.device).expand_as(tokens_SN)
+    nodes = Candidates(tokens_SN, level_SN - 1, level_SN + 1, log_probs_SN.cumsum(1))
+    return replace(nodes.proposal(tokens_SN.shape[1]), is_chain=True)

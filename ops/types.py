@@ -16,7 +16,7 @@ from .kv.forest import Forest
 from .kv.frame import Frame
 from .kv.pool import KVCache
 from .kv.slots import NOBODY, Ints
-from .sampling.sampler import Sampler
+from .sampling.processors import Sampler
 
 
 def _no_nodes() -> Ints:
@@ -157,12 +157,17 @@ class TargetOutput(NamedTuple):
     blend: BlendReport | None = None
 
 
-class Target(Protocol):
-    """The model whose output counts."""
+class Pooled(Protocol):
+    """A model with a KV pool of its own."""
 
     num_layers: int
     kv_heads: int
     head_dim: int
+
+
+class Target(Pooled, Protocol):
+    """The model whose output counts."""
+
     hidden_size: int
     vocab_size: int
     max_positions: int
@@ -195,12 +200,9 @@ class Target(Protocol):
         ...
 
 
-class HiddenDrafter(Protocol):
+class HiddenDrafter(Pooled, Protocol):
     """A drafter that continues on its own hidden states: the EAGLE family."""
 
-    num_layers: int
-    kv_heads: int
-    head_dim: int
     tap_ids: tuple[int, ...]
 
     def fuse(self, taps_RF: Tensor) -> Tensor:
@@ -228,13 +230,7 @@ class HiddenDrafter(Protocol):
         ...
 
 
-def no_trees(device: torch.device) -> tuple[Tensor, Tensor]:
-    """nodes_ST and ancestors_STT of a forward without trees."""
-    ancestors_STT = torch.zeros(0, 1, 1, dtype=torch.bool, device=device)
-    return torch.zeros(0, 1, dtype=torch.int64, device=device), ancestors_STT
-
-
-class BlockDrafter(Protocol):
+class BlockDrafter(Pooled, Protocol):
     """A drafter that fills a whole block of masks in one forward: DFlash.
 
     A block is [anchor, mask, mask, ...]: the root token at its position and `mask_token_id` at the
@@ -242,9 +238,6 @@ class BlockDrafter(Protocol):
     shift); row 0, the anchor's, is not used.
     """
 
-    num_layers: int
-    kv_heads: int
-    head_dim: int
     tap_ids: tuple[int, ...]
     block_size: int
     mask_token_id: int
@@ -282,3 +275,9 @@ class BlockDrafter(Protocol):
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """[R, H] -> float32 [R, V], over the target's vocabulary."""
         ...
+
+
+def no_trees(device: torch.device) -> tuple[Tensor, Tensor]:
+    """nodes_ST and ancestors_STT of a forward without trees."""
+    ancestors_STT = torch.zeros(0, 1, 1, dtype=torch.bool, device=device)
+    return torch.zeros(0, 1, dtype=torch.int64, device=device), ancestors_STT

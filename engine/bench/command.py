@@ -16,6 +16,7 @@ from ..prepare.inputs import Prompts, read_file
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
 from ..shell import complain, exit_code, json_text, writer
+from ..terminal import working
 
 if TYPE_CHECKING:
     from .report import Comparison
@@ -114,8 +115,6 @@ def compare_jobs(jobs: Sequence[Job]) -> "Comparison":
     Raises:
         UsageError, ModelError, GraphError, PromptError: as `specsot run` does.
     """
-    from ..terminal import working
-
     with working(f"loading models for {len(jobs)} graphs ...") as show:
         # Here and not above: a mistyped graph is told at once, torch takes seconds to import.
         from ..run.runner import Halt, Status

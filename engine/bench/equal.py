@@ -5,12 +5,11 @@ whose context already differs (its outline or a result that it quotes does) says
 it follows from a difference that is counted where it first occurs.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
-
-from torch import Tensor
 
 from ...states.requests.branch import Branch, Finish, Request
 from ..run.contexts import contexts, next_order
@@ -49,26 +48,29 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class BranchComparison:
-    """One branch of one prompt, on two sides. tokens: of the reference's answer."""
-
-    branch: str
-    result: BranchAnswer
-    tokens: int
-    difference: Difference | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class GraphPair:
-    """Two graphs. why_not: why their answers are not compared; empty if they are.
-
-    promised: whether a difference is a failure.
-    """
+    """Two graphs. why_not: why their answers are not compared; empty if they are."""
 
     reference: Side
     other: Side
     why_not: str = ""
-    promised: bool = True
+
+    @property
+    def promised(self) -> bool:
+        """Whether a difference is a failure."""
+        return not self.why_not and self.other.job.options.dtype in EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class BranchComparison:
+    """One branch of one prompt, on two sides. tokens: of the reference's answer."""
+
+    pair: GraphPair
+    prompt: ComparedPrompt
+    branch: str
+    result: BranchAnswer
+    tokens: int
+    difference: Difference | None
 
 
 def pairs_of(sides: Sequence[Side]) -> list[GraphPair]:
@@ -76,28 +78,20 @@ def pairs_of(sides: Sequence[Side]) -> list[GraphPair]:
     firsts: list[Side] = []
     pairs: list[GraphPair] = []
     for side in sides:
-        same = next((first for first in firsts if not _reason(first, side)), None)
-        if same is not None:
-            pairs.append(GraphPair(same, side, "", side.job.options.dtype in EXACT))
-            continue
-        pairs += [GraphPair(first, side, _reason(first, side), False) for first in firsts]
-        firsts.append(side)
+        candidates = [GraphPair(first, side, _reason(first, side)) for first in firsts]
+        same = [pair for pair in candidates if not pair.why_not]
+        pairs += same[:1] or candidates
+        firsts += [] if same else [side]
     return pairs
 
 
 def _facts(side: Side) -> dict[str, Any]:
     """Everything that decides which tokens are the right ones."""
     graph = side.job.program.graph
-    facts: dict[str, Any] = {
-        "model": side.target,
-        "dtype": side.job.options.dtype,
-        "budget": side.session.budget,
-        "beam": graph.beam,
-        "blend": graph.blend,
-    }
-    # How drafts are accepted decides on no token, as long as that is exact.
-    no_facts = {"accept", "rule"} if graph.sampling.exact else None
-    sampling = graph.sampling.model_dump(exclude=no_facts)
+    facts: dict[str, Any] = {"model": side.target, "dtype": side.job.options.dtype}
+    facts |= {"budget": side.session.budget, "beam": graph.beam, "blend": graph.blend}
+    # How drafts are accepted decides on no token: what is compared is exact.
+    sampling = graph.sampling.model_dump(exclude={"accept", "rule"})
     facts |= {f"sampling.{key}": value for key, value in sampling.items()}
     if graph.skeleton is not None:
         facts["outline"] = side.job.outline
@@ -122,12 +116,12 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def compare_branches(pair: GraphPair, answers: ComparedPrompt) -> list[BranchComparison]:
+def compare_branches(pair: GraphPair, prompt: ComparedPrompt) -> list[BranchComparison]:
     """All branches of a prompt, the outline first."""
-    one, two = (answers.runs[side.letter].request for side in (pair.reference, pair.other))
+    one, two = (prompt.runs[side.letter].request for side in (pair.reference, pair.other))
     here, there = _decoded(pair.reference, one), _decoded(pair.other, two)
     names = {**here, **there}
-    results = [_compare(pair.reference, n, here.get(n), there.get(n)) for n in names]
+    results = [_compare(pair, prompt, n, here.get(n), there.get(n)) for n in names]
     if any(result.difference for result in results):
         return results
     # Nothing to follow from: contexts differ that must not, unless one side was not finished.
@@ -150,51 +144,42 @@ def _finished(branch: Branch) -> bool:
     return branch.finish in (Finish.STOP, Finish.LENGTH)
 
 
-def _compare(side: Side, name: str, one: Decoded | None, two: Decoded | None) -> BranchComparison:
-    ends = [decoded[0] for decoded in (one, two) if decoded is not None]
-    count = len(one[0].tokens) if one is not None else 0
-    if not all(map(_finished, ends)):
-        return BranchComparison(name, BranchAnswer.UNFINISHED, count)
-    if one is None or two is None or one[1] != two[1]:
-        return BranchComparison(name, BranchAnswer.FOLLOWS, count)
-    difference = first_difference(side, one[0], two[0], one[1])
-    if difference is None:
-        return BranchComparison(name, BranchAnswer.EQUAL, count)
-    near = difference.margin is not None and difference.margin < TIE
-    result = BranchAnswer.TIE if near else BranchAnswer.DIFFERENT
-    return BranchComparison(name, result, count, difference)
+def _compare(
+    pair: GraphPair, prompt: ComparedPrompt, name: str, one: Decoded | None, two: Decoded | None
+) -> BranchComparison:
+    result, difference = BranchAnswer.EQUAL, None
+    if not all(_finished(decoded[0]) for decoded in (one, two) if decoded is not None):
+        result = BranchAnswer.UNFINISHED
+    elif one is None or two is None or one[1] != two[1]:
+        result = BranchAnswer.FOLLOWS
+    elif difference := _first_difference(pair.reference, one[0], two[0], one[1]):
+        near = difference.margin is not None and difference.margin < TIE
+        result = BranchAnswer.TIE if near else BranchAnswer.DIFFERENT
+    tokens = len(one[0].tokens) if one is not None else 0
+    return BranchComparison(pair, prompt, name, result, tokens, difference)
 
 
-def first_difference(
+def _first_difference(
     side: Side, one: Branch, two: Branch, context: Sequence[int]
 ) -> Difference | None:
     """Where two answers behind the same context part, None if they do not."""
-    mine, theirs = _spelled(one), _spelled(two)
+    # With how they ended, so that unequal answers differ at some position.
+    mine, theirs = ([*b.tokens, END if b.finish is Finish.STOP else CUT] for b in (one, two))
     if mine == theirs:
         return None
-    place = next(i for i, both in enumerate(zip(mine, theirs, strict=False)) if both[0] != both[1])
-    known = [*context, *one.tokens[:place]]
-    order_V = next_order(side.session.models, one, context, place)
-    margin = _margin(order_V, one.request.stop_ids, mine[place], theirs[place])
-    before = side.session.prompts.decode(known[-SHOWN:])
-    return Difference(place, before, mine[place], theirs[place], margin)
-
-
-def _spelled(branch: Branch) -> list[int]:
-    """The answer's ids and how it ended, so that unequal answers differ at some position."""
-    return [*branch.tokens, END if branch.finish is Finish.STOP else CUT]
-
-
-def _margin(order_V: Tensor, stop_ids: frozenset[int], one: int, two: int) -> float | None:
-    if CUT in (one, two):
-        return None
-    stops = list(stop_ids)
-    ends = [float(order_V[stops].max() if t == END else order_V[t]) for t in (one, two)]
-    return abs(ends[0] - ends[1])
+    both = enumerate(zip(mine, theirs, strict=False))
+    place, tokens = next((place, pair) for place, pair in both if pair[0] != pair[1])
+    before, margin = side.session.prompts.decode([*context, *one.tokens[:place]][-SHOWN:]), None
+    if CUT not in tokens:
+        order_V, stops = next_order(side.session.models, one, context, place), one.request.stop_ids
+        ends = [order_V[[*stops] if token == END else token].max() for token in tokens]
+        margin = abs(float(ends[0]) - float(ends[1]))
+    return Difference(place, before, *tokens, margin)
 
 
 def counts(branches: Sequence[BranchComparison]) -> dict[str, int]:
     """Branches by result, and the reference's tokens in those that are equal."""
-    equal = sum(one.tokens for one in branches if one.result is BranchAnswer.EQUAL)
-    by_result = {str(kind): sum(one.result is kind for one in branches) for kind in BranchAnswer}
-    return {"branches": len(branches), **by_result, "equal_tokens": equal}
+    number = Counter(one.result for one in branches)
+    tokens = sum(one.tokens for one in branches if one.result is BranchAnswer.EQUAL)
+    by_result = {str(kind): number[kind] for kind in BranchAnswer}
+    return {"branches": len(branches), **by_result, "equal_tokens": tokens}

@@ -1,13 +1,11 @@
 """A comparison's results: everything judged, as plain data, and its exit code."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
 from ..errors import Code
 from ..run.runner import STATUS_CODES, Status
-from .cost import Cost, total
 from .equal import (
     CUT,
     END,
@@ -18,24 +16,9 @@ from .equal import (
     counts,
     pairs_of,
 )
-from .sides import ComparedPrompt, Side
+from .sides import ComparedPrompt, Cost, Side, total
 
 SCHEMA = 1
-WORDS = {
-    BranchAnswer.DIFFERENT: "DIFFERENT",
-    BranchAnswer.TIE: "by a numeric tie",
-    BranchAnswer.FOLLOWS: "behind these",
-    BranchAnswer.UNFINISHED: "not finished",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class PromptComparison:
-    """One prompt's answers on two sides against each other, branch by branch."""
-
-    pair: GraphPair
-    prompt: ComparedPrompt
-    branches: list[BranchComparison]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,37 +32,38 @@ class Comparison:
     sides: list[Side]
     pairs: list[GraphPair]
     prompts: list[ComparedPrompt]
-    results: list[PromptComparison]
+    results: list[BranchComparison]
 
     def branches(self, pair: GraphPair) -> list[BranchComparison]:
         """Every branch of every prompt of one pair."""
-        return [one for result in self.results if result.pair is pair for one in result.branches]
+        return [one for one in self.results if one.pair is pair]
+
+    def of(self, prompt: ComparedPrompt) -> "Comparison":
+        """The same of one prompt alone."""
+        results = [one for one in self.results if one.prompt is prompt]
+        return replace(self, prompts=[prompt], results=results)
 
     def total(self, side: Side) -> Cost:
         """One graph's cost of all prompts, of which there is one at least."""
         return total([prompt.runs[side.letter].cost for prompt in self.prompts])
 
     @property
-    def differences(self) -> list[tuple[PromptComparison, BranchComparison]]:
+    def differences(self) -> list[BranchComparison]:
         """Every branch that differs by itself, numeric ties included."""
         kinds = (BranchAnswer.DIFFERENT, BranchAnswer.TIE)
-        return [(r, one) for r in self.results for one in r.branches if one.result in kinds]
+        return [one for one in self.results if one.result in kinds]
 
     @property
     def failures(self) -> int:
         """Branches that differ though equality was promised."""
         different = BranchAnswer.DIFFERENT
-        return sum(r.pair.promised for r, one in self.differences if one.result is different)
+        return sum(one.pair.promised for one in self.results if one.result is different)
 
     @property
     def problems(self) -> list[str]:
         """Answers that are not complete, a line each."""
-        return [
-            f"{side.letter} {side.name}: {line}"
-            for prompt in self.prompts
-            for side in self.sides
-            for line in prompt.runs[side.letter].problems
-        ]
+        runs = [run for prompt in self.prompts for run in prompt.runs.values()]
+        return [line for run in runs for line in run.problems]
 
     @property
     def code(self) -> int:
@@ -105,9 +89,8 @@ class Comparison:
 def judge(status: Status, sides: list[Side], prompts: list[ComparedPrompt]) -> Comparison:
     """Hold the answers against each other; a difference costs one forward of the target."""
     pairs = pairs_of(sides)
-    compared = [pair for pair in pairs if not pair.why_not]
-    both = product(prompts, compared)
-    results = [PromptComparison(pair, one, compare_branches(pair, one)) for one, pair in both]
+    compared = product(prompts, [pair for pair in pairs if not pair.why_not])
+    results = [branch for one, pair in compared for branch in compare_branches(pair, one)]
     return Comparison(status, sides, pairs, prompts, results)
 
 
@@ -140,27 +123,25 @@ def _pair(comparison: Comparison, pair: GraphPair) -> dict[str, Any]:
 
 
 def _prompt(comparison: Comparison, prompt: ComparedPrompt) -> dict[str, Any]:
-    results = [(r.pair, r.branches) for r in comparison.results if r.prompt is prompt]
+    branches, runs = comparison.of(prompt).branches, prompt.runs.items()
     return {
         "id": prompt.prompt.key,
         "prompt": prompt.prompt.text,
-        "graphs": {
-            letter: {"status": str(run.status), **run.cost.document()}
-            for letter, run in prompt.runs.items()
-        },
+        "graphs": {k: {"status": str(run.status), **run.cost.document()} for k, run in runs},
         "equality": [
-            {**_letters(pair), "branches": [_branch(pair.reference, one) for one in branches]}
-            for pair, branches in results
+            {**_letters(pair), "branches": list(map(_branch, branches(pair)))}
+            for pair in comparison.pairs
+            if not pair.why_not
         ],
     }
 
 
-def _branch(side: Side, one: BranchComparison) -> dict[str, Any]:
+def _branch(one: BranchComparison) -> dict[str, Any]:
     plain = {"branch": one.branch, "result": str(one.result), "tokens": one.tokens}
     if one.difference is None:
         return plain
-    difference = asdict(one.difference)
-    difference["reference"] = _token(side, one.difference.reference)
+    difference, side = asdict(one.difference), one.pair.reference
+    difference["reference"] = _token(side, difference["reference"])
     difference["graph"] = _token(side, difference.pop("other"))
     return {**plain, "difference": difference}
 
@@ -170,11 +151,3 @@ def _token(side: Side, token: int) -> dict[str, Any]:
     if token in (END, CUT):
         return {"id": None, "text": None, "end": "stop" if token == END else "length"}
     return {"id": token, "text": side.session.prompts.decode([token]), "end": None}
-
-
-def count_words(branches: Sequence[BranchComparison]) -> str:
-    """What came of some branches: `5 of 6 branches equal, 1 numeric tie`."""
-    number = counts(branches)
-    words = [f"{number['equal']} of {number['branches']} branches equal"]
-    words += [f"{number[result]} {name}" for result, name in WORDS.items() if number[result]]
-    return ", ".join(words)

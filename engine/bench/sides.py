@@ -1,20 +1,23 @@
 """What is compared: graphs with their models, loaded once, and each prompt as a run of its own."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from string import ascii_uppercase
+from typing import Any
 
 from ...states.requests.branch import Request
-from ..models import Models, load_models, with_drafter
+from ..models import load_models, with_drafter
 from ..prepare.environment import model_folders, set_up_torch
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
+from ..record.metrics import Meter, state_figures
 from ..record.report import answers_of, refusals
 from ..run.api import notes_of, tie
 from ..run.runner import Halt, Status, perform
 from ..run.session import Session
-from .cost import Cost, cost_of
 
 WARM_UP = 2  # rounds of the first prompt that no figure counts: torch sets itself up in them
 
@@ -39,17 +42,74 @@ class Side:
         return f"{name}@{','.join(self.sets)}" if self.sets else name
 
 
+@dataclass
+class PoolUse:
+    """A KV pool: what it held at most, and what was moved inside it, by cause."""
+
+    peak_slots: int = 0
+    peak_bytes: int = 0
+    moved_bytes: Counter[str] = field(default_factory=Counter)
+    moves: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, pool: Any) -> "PoolUse":
+        peak, ledger = pool.peak_length, pool.ledger
+        return cls(peak, peak * pool.slot_bytes, ledger.bytes, ledger.moves)
+
+    def add(self, other: "PoolUse") -> None:
+        """Count another run as well."""
+        self.peak_slots = max(self.peak_slots, other.peak_slots)
+        self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
+        self.moved_bytes.update(other.moved_bytes)
+        self.moves.update(other.moves)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Figures of one run or of several; pools: the `target`'s, and the `drafter`'s if any."""
+
+    meter: Meter
+    pools: Mapping[str, PoolUse]
+
+    def document(self) -> dict[str, Any]:
+        """The figures under their documented names (docs/metrics.md)."""
+        meter, pools = self.meter, {name: vars(use) for name, use in self.pools.items()}
+        return {
+            "tau_step": meter.tau_step,
+            "target_forwards": meter.forwards,
+            "branch_rounds": meter.branch_rounds,
+            "tokens": meter.tokens,
+            "seconds": meter.seconds,
+            "tokens_per_second": meter.tokens_per_second,
+            "query_rows": meter.rows,
+            "padding_rows": meter.padding,
+            "padding_waste": meter.padding_waste,
+            "states": state_figures(meter),
+            "kv": {name: pools.get(name) for name in ("target", "drafter")},
+        }
+
+
+def total(costs: Sequence[Cost]) -> Cost:
+    """Sums over runs of the same graph; of what pools held the largest."""
+    meter, pools = Meter(), {name: PoolUse() for name in costs[0].pools}
+    for cost in costs:
+        meter.add(cost.meter)
+        for name, use in cost.pools.items():
+            pools[name].add(use)
+    return Cost(meter, pools)
+
+
 @dataclass(frozen=True, slots=True)
 class SideRun:
     """One prompt answered by one graph.
 
-    problems: why the answer is not complete, a line each.
+    problems: why the answer is not complete, and whose it is, a line each.
     """
 
     status: Status
     request: Request
     cost: Cost
-    problems: tuple[str, ...]
+    problems: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +124,18 @@ class SharedModels:
     """Models that are loaded when a graph first needs them and shared by all that do."""
 
     def __init__(self) -> None:
-        self._loaded: dict[tuple[Path, Path | None, str, str], Models] = {}
+        self._target, self._drafted = cache(load_models), cache(with_drafter)
 
-    def take(self, job: Job, target: Path, drafter: Path | None) -> Models:
-        """A job's models; raises ModelError."""
-        device, dtype = job.options.device, job.options.dtype
-        key = (target, drafter, device, dtype)
-        if key not in self._loaded:
-            if drafter is None:
-                models = load_models(target, None, device=device, dtype=dtype)
-            else:
-                plain = self.take(job, target, None)
-                models = with_drafter(plain, drafter, job.program.graph.drafter.kind)
-            self._loaded[key] = models
-        return self._loaded[key]
+    def side(
+        self, letter: str, job: Job, target: Path, drafter: Path | None, sets: tuple[str, ...] = ()
+    ) -> Side:
+        """A job with the models of these folders; raises UsageError, ModelError, GraphError."""
+        options = job.options
+        set_up_torch(job.threads, options.device)
+        models = self._target(target, None, device=options.device, dtype=options.dtype)
+        if drafter is not None:
+            models = self._drafted(models, drafter, job.program.graph.drafter.kind)
+        return Side(letter, job, tie(job, models), target, sets)
 
 
 def load_sides(jobs: Sequence[Job]) -> list[Side]:
@@ -85,19 +143,15 @@ def load_sides(jobs: Sequence[Job]) -> list[Side]:
     models, sides = SharedModels(), []
     common = set(jobs[0].options.sets).intersection(*(job.options.sets for job in jobs))
     for letter, job in zip(ascii_uppercase, jobs, strict=False):
-        set_up_torch(job.threads, job.options.device)
-        target, drafter = model_folders(job)
-        session = tie(job, models.take(job, target, drafter))
         own = tuple(one for one in job.options.sets if one not in common)
-        sides.append(Side(letter, job, session, target, own))
+        sides.append(models.side(letter, job, *model_folders(job), own))
     return sides
 
 
 def loading_notes(sides: Sequence[Side]) -> list[str]:
     """What the readers of prompts and models found worth telling, each once."""
-    notes = [note for side in sides for note in side.job.notes]
-    notes += [note for side in sides for note in notes_of(side.session.models)]
-    return list(dict.fromkeys(notes))
+    both = (note for s in sides for note in (*s.job.notes, *notes_of(s.session.models)))
+    return list(dict.fromkeys(both))
 
 
 def warm_up(sides: Sequence[Side], prompts: Sequence[Prompt], halt: Halt) -> None:
@@ -111,8 +165,7 @@ def warm_up(sides: Sequence[Side], prompts: Sequence[Prompt], halt: Halt) -> Non
             side.session.request(prompt)
     for side in sides:
         set_up_torch(side.job.threads, side.job.options.device)
-        run, _, _ = perform(side.session, prompts[:1], halt=halt, max_rounds=WARM_UP)
-        run.close()
+        perform(side.session, prompts[:1], halt=halt, max_rounds=WARM_UP)[0].close()
 
 
 def answer_all(
@@ -140,6 +193,8 @@ def _answer(side: Side, prompt: Prompt, halt: Halt) -> SideRun:
     if status is Status.LIMIT:
         most = side.job.program.graph.limits.max_rounds
         problems.append(f"request {prompt.key} stopped after {most} rounds (limits.max_rounds)")
-    cost = cost_of(recorder.meter, run.board["kv"], run.board["kv_draft"])
+    pools = {"target": run.board["kv"], "drafter": run.board["kv_draft"]}
+    uses = {name: PoolUse.of(pool) for name, pool in pools.items() if pool is not None}
     run.close()
-    return SideRun(status, requests[0], cost, tuple(problems))
+    lines = [f"{side.letter} {side.name}: {problem}" for problem in problems]
+    return SideRun(status, requests[0], Cost(recorder.meter, uses), lines)

@@ -1,8 +1,9 @@
 """A comparison for people: tables that fit into 100 columns."""
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TextIO
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -12,17 +13,24 @@ from rich.text import Text
 from ..record.metrics import state_figures
 from ..record.text_stream import printable
 from ..terminal import usable
-from .cost import Cost
-from .equal import CUT, END, TIE, BranchAnswer, BranchComparison, Difference, counts
-from .report import Comparison, PromptComparison, count_words
+from .equal import CUT, END, TIE, BranchAnswer, BranchComparison, counts
+from .report import Comparison
 from .sides import Side
 
+STYLE: dict[str, Any] = {"title_justify": "left", "title_style": "bold"}
+STYLE |= {"pad_edge": False, "padding": (0, 1, 0, 0)}
 WIDTH = 100
 QUESTION = 20  # characters of a question beside its figures
 STATES = 9  # states side by side; a graph with more gets another table
 MOST = 20  # differences that are printed; --json has all
 MB = 1e6
 FIGURES = ("equal", "tau", "forwards", "tokens", "ms", "KV peak", "KV moved", "padding")
+WORDS = {
+    BranchAnswer.DIFFERENT: "DIFFERENT",
+    BranchAnswer.TIE: "by a numeric tie",
+    BranchAnswer.FOLLOWS: "behind these",
+    BranchAnswer.UNFINISHED: "not finished",
+}
 
 
 def render(comparison: Comparison, stream: TextIO, environ: dict[str, str]) -> str:
@@ -39,28 +47,19 @@ def _parts(comparison: Comparison, lines: box.Box) -> Iterator[RenderableType]:
     yield _graphs(comparison, lines)
     if comparison.prompts:
         yield _figures(comparison, lines)
-        states = list(dict.fromkeys(s for side in comparison.sides for s in _states(side)))
+        graphs = [side.job.program.graph for side in comparison.sides]
+        busy = (name for graph in graphs for name, state in graph.states.items() if state.ops)
+        states = list(dict.fromkeys(busy))
         for start in range(0, len(states), STATES):
             yield _milliseconds(comparison, states[start : start + STATES], lines)
         yield from map(Text, _moves(comparison))
     yield Text("\nEquality", style="bold")
     yield from (Text(f"  {line}") for line in _equality(comparison))
     every = comparison.differences
-    for result, branch in every[:MOST]:
-        yield from map(Text, ("", *_difference(result, branch)))
+    for branch in every[:MOST]:
+        yield from map(Text, ("", *_difference(branch)))
     if len(every) > MOST:
         yield Text(f"\n{len(every) - MOST} more; --json has all")
-
-
-def _table(title: str, lines: box.Box) -> Table:
-    return Table(
-        title=f"\n{title}",
-        title_justify="left",
-        title_style="bold",
-        box=lines,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
 
 
 def _graphs(comparison: Comparison, lines: box.Box) -> Table:
@@ -72,7 +71,7 @@ def _graphs(comparison: Comparison, lines: box.Box) -> Table:
         kinds = (graph.layout.kind, graph.drafter.kind, options.model, str(side.session.budget))
         rows.append((*named, *kinds))
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    table = _table("Graphs", lines)
+    table = Table(title="\nGraphs", box=lines, **STYLE)
     for name, *_ in columns:
         table.add_column(name, overflow="fold")
     for cells in list(zip(*columns, strict=True))[1:]:
@@ -82,7 +81,7 @@ def _graphs(comparison: Comparison, lines: box.Box) -> Table:
 
 def _of_prompts(title: str, lines: box.Box, headings: Sequence[str], fold: bool) -> Table:
     """A table whose lines belong to prompts and graphs."""
-    table = _table(title, lines)
+    table = Table(title=f"\n{title}", box=lines, **STYLE)
     table.add_column("prompt", max_width=QUESTION)  # the one that gives way
     table.add_column("", no_wrap=True)
     for name in headings:
@@ -90,26 +89,25 @@ def _of_prompts(title: str, lines: box.Box, headings: Sequence[str], fold: bool)
     return table
 
 
-def _add(table: Table, name: Text, rows: Mapping[str, Iterable[str]]) -> None:
-    """The lines of one prompt, by letters; its name stands in the first."""
-    for letter, cells in rows.items():
-        table.add_row(name, letter, *cells)
+Cells = Callable[[Comparison, Side], Iterable[str]]
+
+
+def _add(table: Table, name: Text, comparison: Comparison, cells: Cells) -> None:
+    """A line for each graph, of one prompt or of all; the name stands in the first."""
+    for side in comparison.sides:
+        table.add_row(name, side.letter, *cells(comparison, side))
         name = Text()
 
 
 def _figures(comparison: Comparison, lines: box.Box) -> Table:
-    sides, pools = comparison.sides, "KV: MB in the target's and the drafter's pool"
+    pools = "KV: MB in the target's and the drafter's pool"
     title = f"Per prompt and in total (equal: branches; {pools})"
     table = _of_prompts(title, lines, FIGURES, fold=False)
     for prompt in comparison.prompts:
         name = _cut(f"{prompt.prompt.key}. {prompt.prompt.text}")
-        results = [result for result in comparison.results if result.prompt is prompt]
-        costs = {letter: run.cost for letter, run in prompt.runs.items()}
-        _add(table, name, {s.letter: _numbers(s, costs[s.letter], results) for s in sides})
+        _add(table, name, comparison.of(prompt), _numbers)
     table.add_section()
-    name = Text(f"total of {len(comparison.prompts)}")
-    totals = {s.letter: _numbers(s, comparison.total(s), comparison.results) for s in sides}
-    _add(table, name, totals)
+    _add(table, Text(f"total of {len(comparison.prompts)}"), comparison, _numbers)
     return table
 
 
@@ -120,77 +118,60 @@ def _cut(text: str) -> Text:
     return Text(short, no_wrap=True, overflow="crop")
 
 
-def _equal(side: Side, results: Sequence[PromptComparison]) -> str:
+def _equal(comparison: Comparison, side: Side) -> str:
     """How many branches are those of which reference; a reference itself has none."""
-    own = [result for result in results if result.pair.other is side]
-    if not own:
-        return "-"
-    number = counts([one for result in own for one in result.branches])
-    bad = "!" if number[BranchAnswer.DIFFERENT] else ""
-    return f"{bad}{number['equal']}/{number['branches']} ={own[0].pair.reference.letter}"
+    for pair in comparison.pairs:
+        if pair.other is side and not pair.why_not:
+            number = counts(comparison.branches(pair))
+            bad = "!" if number[BranchAnswer.DIFFERENT] else ""
+            return f"{bad}{number['equal']}/{number['branches']} ={pair.reference.letter}"
+    return "-"
 
 
-def _numbers(side: Side, cost: Cost, results: Sequence[PromptComparison]) -> tuple[str, ...]:
-    meter = cost.meter
-    return (
-        _equal(side, results),
-        f"{meter.tau_step:.2f}",
-        str(meter.forwards),
-        str(meter.tokens),
-        f"{1000 * meter.seconds:.0f}",
-        _both(cost, "peak_bytes"),
-        _both(cost, "moved"),
-        f"{100 * meter.padding_waste:.1f} %",
-    )
+def _numbers(comparison: Comparison, side: Side) -> Iterator[str]:
+    cost = comparison.total(side)
+    meter, pools = cost.meter, cost.pools.values()
+    yield _equal(comparison, side)
+    yield f"{meter.tau_step:.2f}"
+    yield str(meter.forwards)
+    yield str(meter.tokens)
+    yield f"{1000 * meter.seconds:.0f}"
+    yield "+".join(_megabytes(pool.peak_bytes) for pool in pools)
+    yield "+".join(_megabytes(pool.moved_bytes.total()) for pool in pools)
+    yield f"{100 * meter.padding_waste:.1f} %"
 
 
-def _both(cost: Cost, name: str) -> str:
-    """A figure of both pools in MB."""
-    pools = [pool for pool in (cost.target, cost.drafter) if pool is not None]
-    return "+".join(_short(getattr(pool, name) / MB) for pool in pools)
-
-
-def _short(value: float) -> str:
+def _megabytes(size: int) -> str:
     """At most four characters for what is below 10000."""
+    value = size / MB
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
 
 
-def _states(side: Side) -> list[str]:
-    """States in which something happens, in file order."""
-    return [name for name, state in side.job.program.graph.states.items() if state.ops]
-
-
 def _milliseconds(comparison: Comparison, states: Sequence[str], lines: box.Box) -> Table:
-    def cells(costs: Mapping[str, Cost], name: str, digits: int) -> dict[str, list[str]]:
-        figures = {letter: state_figures(cost.meter) for letter, cost in costs.items()}
-        return {
-            letter: [f"{own[s][name]:.{digits}f}" if s in own else "" for s in states]
-            for letter, own in figures.items()
-        }
+    def cells(part: Comparison, side: Side, per: str = "", digits: int = 1) -> list[str]:
+        own, figure = state_figures(part.total(side).meter), f"milliseconds{per}"
+        return [f"{own[state][figure]:.{digits}f}" if state in own else "" for state in states]
 
     headings = [state.replace("_", "\n") for state in states]
     table = _of_prompts("Milliseconds per state", lines, headings, fold=True)
     for prompt in comparison.prompts:
-        costs = {letter: run.cost for letter, run in prompt.runs.items()}
-        _add(table, _cut(prompt.prompt.key), cells(costs, "milliseconds", 1))
-    totals = {side.letter: comparison.total(side) for side in comparison.sides}
+        _add(table, _cut(prompt.prompt.key), comparison.of(prompt), cells)
     table.add_section()
-    _add(table, Text("total"), cells(totals, "milliseconds", 1))
+    _add(table, Text("total"), comparison, cells)
     table.add_section()
-    _add(table, Text("per visit"), cells(totals, "milliseconds_per_visit", 2))
+    _add(table, Text("per visit"), comparison, partial(cells, per="_per_visit", digits=2))
     return table
 
 
 def _moves(comparison: Comparison) -> Iterator[str]:
     """Where bytes were moved: by what."""
     for side in comparison.sides:
-        cost = comparison.total(side)
-        for name, pool in (("target", cost.target), ("drafter", cost.drafter)):
-            if pool is not None and pool.moved:
-                causes = (
-                    f"{cause} {size:,} bytes in {pool.moves[cause]} moves"
-                    for cause, size in pool.moved_bytes.items()
-                )
+        for name, pool in comparison.total(side).pools.items():
+            causes = (
+                f"{cause} {size:,} bytes in {pool.moves[cause]} moves"
+                for cause, size in pool.moved_bytes.items()
+            )
+            if pool.moved_bytes.total():
                 yield f"KV moved by {side.letter} in the {name}'s pool: {', '.join(causes)}"
 
 
@@ -200,15 +181,16 @@ def _equality(comparison: Comparison) -> Iterator[str]:
         if pair.why_not:
             yield printable(f"{names}: not compared; {pair.why_not}", "")
             continue
-        branches = comparison.branches(pair)
-        tokens = counts(branches)["equal_tokens"]
+        number = counts(comparison.branches(pair))
+        words = [f"{number['equal']} of {number['branches']} branches equal"]
+        words += [f"{number[result]} {name}" for result, name in WORDS.items() if number[result]]
         note = "" if pair.promised else f" (not promised in {pair.other.job.options.dtype})"
-        yield f"{names}: {count_words(branches)} ({tokens:,} tokens){note}"
+        yield f"{names}: {', '.join(words)} ({number['equal_tokens']:,} tokens){note}"
 
 
-def _difference(result: PromptComparison, branch: BranchComparison) -> Iterator[str]:
-    one, two, difference = result.pair.reference, result.pair.other, branch.difference
-    prompt = result.prompt.prompt.key
+def _difference(branch: BranchComparison) -> Iterator[str]:
+    one, two, difference = branch.pair.reference, branch.pair.other, branch.difference
+    prompt = branch.prompt.prompt.key
     where = printable(f"{two.letter} and {one.letter}, prompt {prompt}, branch {branch.branch}", "")
     if difference is None:
         yield f"{where}: another prompt, though nothing before it differs"
@@ -218,7 +200,11 @@ def _difference(result: PromptComparison, branch: BranchComparison) -> Iterator[
     yield f"  behind     ...{_quoted(difference.before)}"
     yield f"  {one.letter} writes   {_token(one, difference.reference)}"
     yield f"  {two.letter} writes   {_token(one, difference.other)}"
-    yield f"  {_margin(difference)}"
+    if difference.margin is None:
+        yield "  no margin: one answer has no token difference"
+    else:
+        how = "below" if difference.margin < TIE else "not below"
+        yield f"  margin     {difference.margin:.3g} by the target alone, {how} {TIE:g}"
 
 
 def _quoted(text: str) -> str:
@@ -229,10 +215,3 @@ def _token(side: Side, token: int) -> str:
     if token in (END, CUT):
         return "nothing: it stopped" if token == END else "nothing: its budget was used up"
     return f"{_quoted(side.session.prompts.decode([token]))} (id {token})"
-
-
-def _margin(difference: Difference) -> str:
-    if difference.margin is None:
-        return "no margin: one answer has no token difference"
-    how = "below" if difference.margin < TIE else "not below"
-    return f"margin     {difference.margin:.3g} by the target alone, {how} {TIE:g}"

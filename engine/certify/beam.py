@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 
 from ...states.requests.branch import Branch, Finish
 from .probe import ProbedRun, Trial, probe
@@ -31,48 +32,37 @@ def beam_checks(bench: Bench) -> Iterator[Check]:
 
 
 def _check(bench: Bench, name: str, title: str, trials: list[Trial]) -> Check:
-    tally, worst = TeacherTally(), 0.0
+    tally, worst, near = TeacherTally(bench.reference, bench.dtype), 0.0, NEAR[bench.dtype]
     for run in (probe(bench, trial) for trial in trials):
         tally.prompts += len(run.requests)
         for branch, context in run.answers():
-            worst = max(worst, _hold(bench, run, branch, context, tally))
-    figures = {**tally.figures, "worst_score": worst, "score_tolerance": NEAR[bench.dtype]}
-    text = f"{title}: {tally.words}; scores differ by {worst:.1e} at most"
-    return Check(name, tally.good, figures, text)
+            tally.branches += 1
+            tally.tokens += len(branch.tokens)
+            bench.tell(f"beam search of transformers: search {tally.branches} ...")
+            off = _off(bench, branch, context, bench.dtype)
+            if off == inf and bench.dtype == "float32" and _ties(run, branch, context):
+                tally.ties += 1
+            elif not off <= near:
+                why = "other tokens" if off == inf else f"a score {off:.1e} apart"
+                tally.wrong.append(f"{branch.name}: transformers finds {why}")
+            worst = max(worst, 0.0 if off == inf else off)
+    more = f"; scores differ by {worst:.1e} at most"
+    return tally.check(name, title, more, worst_score=worst, score_tolerance=near)
 
 
-def _hold(
-    bench: Bench, run: ProbedRun, branch: Branch, context: list[int], tally: TeacherTally
-) -> float:
-    """Compare one search; returns how far its score is off."""
-    tally.branches += 1
-    tally.tokens += len(branch.tokens)
-    bench.tell(f"beam search of transformers: search {tally.branches} ...")
-    off = _off(bench, branch, context, bench.dtype)
-    if off is not None and off <= NEAR[bench.dtype]:
-        return off
-    if off is None and bench.dtype == "float32" and _ties(bench, run, branch, context):
-        tally.ties += 1
-        return 0.0
-    why = "other tokens" if off is None else f"a score {off:.1e} apart"
-    tally.wrong.append(f"{branch.name}: transformers finds {why}")
-    return off or 0.0
-
-
-def _off(bench: Bench, branch: Branch, context: list[int], dtype: str) -> float | None:
-    """How far the scores lie apart; None if the tokens differ."""
+def _off(bench: Bench, branch: Branch, context: list[int], dtype: str) -> float:
+    """How far the scores lie apart; inf if the tokens differ."""
     beam = bench.job.program.graph.beam
     assert beam is not None
-    tokens, score = bench.reference.beams(branch, context, dtype, **beam.model_dump())
+    tokens, score = bench.reference.generate(branch, context, dtype, **beam.model_dump())
     if branch.finish is Finish.STOP and tokens[-1] in branch.request.stop_ids:
         tokens = tokens[:-1]
     if tokens != branch.tokens:
-        return None
+        return inf
     return 0.0 if score is None or branch.score is None else abs(score - branch.score)
 
 
-def _ties(bench: Bench, run: ProbedRun, branch: Branch, context: list[int]) -> bool:
+def _ties(run: ProbedRun, branch: Branch, context: list[int]) -> bool:
     """Whether the same search in float64 is that of transformers in float64."""
     twin = next(other for other in run.again().branches if other.name == branch.name)
-    off = _off(bench, twin, context, "float64")
-    return off is not None and off <= NEAR["float64"]
+    return _off(run.bench, twin, context, "float64") <= NEAR["float64"]

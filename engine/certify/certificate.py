@@ -7,27 +7,24 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
-from ...states.graph.load import op_table
-from ..bench.sides import SharedModels
+from ...states.graph.graph import Graph
 from ..errors import Code
-from ..prepare.environment import model_folders
+from ..prepare.environment import model_folders, redact
 from ..prepare.job import Job
 from ..prepare.options import SESSION, RunOptions, flag_of
 from ..prepare.repeat import graph_hash
-from ..prepare.texts import redact
 from ..run.writer import made_with
 from ..shell import complain
 from ..terminal import working
 from . import workbench
 from .beam import beam_checks
+from .drawn import acceptance_checks
 from .gates import gate_checks
-from .greedy import greedy_checks
-from .reference import Transformers
-from .sampled import sampled_checks
-from .whole import acceptance_checks
-from .workbench import Bench, Check, Tell
+from .texts import greedy_checks, sampled_checks
+from .workbench import Bench, Check, Transformers
 
 SCHEMA = 1
+MARKS = {True: "passed", False: "**FAILED**"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +52,8 @@ class Certificate:
         return [check for part in self.parts for check in part.checks]
 
     @property
-    def failed(self) -> list[Check]:
-        return [check for check in self.checks if not check.passed]
-
-    @property
     def passed(self) -> bool:
-        return bool(self.checks) and not self.failed
+        return all(check.passed for check in self.checks)
 
     @property
     def ties(self) -> int:
@@ -68,10 +61,10 @@ class Certificate:
 
     @property
     def verdict(self) -> str:
-        count = len(self.checks)
-        if self.passed:
-            return f"lossless: all {count} checks passed, {self.ties or 'no'} numeric ties"
-        return f"NOT lossless: {len(self.failed)} of {count} checks failed"
+        count, failed = len(self.checks), sum(not check.passed for check in self.checks)
+        if failed:
+            return f"NOT lossless: {failed} of {count} checks failed"
+        return f"lossless: all {count} checks passed, {self.ties or 'no'} numeric ties"
 
     def document(self) -> dict[str, Any]:
         """The JSON of a certificate; its keys are documented in docs/cli.md."""
@@ -87,8 +80,7 @@ class Certificate:
             "verdict": self.verdict,
             "quick": self.quick,
             "numeric_ties": self.ties,
-            **{key: value for key, value in self.facts.items() if key != "graph"},
-            "resolved": self.facts["graph"],
+            **self.facts,
             "parts": parts,
             "notes": list(self.notes),
         }
@@ -96,7 +88,7 @@ class Certificate:
     def page(self) -> str:
         """The certificate in Markdown."""
         facts = self.facts
-        graph, models = facts["graph"], facts["models"]
+        graph, models = facts["resolved"], facts["models"]
         verdict = f"**{self.verdict[0].upper()}{self.verdict[1:]}.**"
         lines = [f"# Certificate: {self.graph}", "", verdict]
         if self.quick:
@@ -117,15 +109,13 @@ class Certificate:
             if part.not_applicable:
                 lines += [f"Does not apply: {part.not_applicable}."]
                 continue
-            lines += ["| check | | found |", "|---|---|---|", *map(_row, part.checks)]
+            lines += ["| check | | found |", "|---|---|---|"]
+            for check in part.checks:
+                name, mark = check.name.partition("/")[2], MARKS[check.passed]
+                lines.append(f"| {_cell(name)} | {mark} | {_cell(check.text)} |")
         if self.notes:
             lines += ["", "## Notes", "", *(f"- {note}" for note in self.notes)]
         return "\n".join(lines) + "\n"
-
-
-def _row(check: Check) -> str:
-    mark = "passed" if check.passed else "**FAILED**"
-    return f"| {_cell(check.name.partition('/')[2])} | {mark} | {_cell(check.text)} |"
 
 
 def _cell(text: str) -> str:
@@ -143,15 +133,14 @@ def certificate(job: Job, options: RunOptions, quick: bool) -> Certificate:
     with working(f"{name}: loading models ...") as tell:
         bench = bench_of(job, quick, lambda text: tell(f"{name}: {text}"))
         parts = tuple(_parts(bench))
-        facts = _facts(bench, command_of(job, options, quick))
-        return Certificate(name, quick, facts, parts, tuple(_notes(bench)))
+        facts = _facts(job, options, quick, len(bench.prompts))
+        return Certificate(name, quick, facts, parts, tuple(_notes(job.program.graph)))
 
 
-def bench_of(job: Job, quick: bool, tell: Tell) -> Bench:
+def bench_of(job: Job, quick: bool, tell: Callable[[str], None]) -> Bench:
     target, drafter = model_folders(job)
-    reference = Transformers(target, job.options.device)
     extent = workbench.QUICK if quick else workbench.FULL
-    bench = Bench(job, target, drafter, extent, SharedModels(), reference, op_table(), tell)
+    bench = Bench(job, Transformers(target, job.options.device), drafter, extent, tell)
     bench.side(bench.changed())  # says at once what cannot be loaded
     bench.reference.model(job.options.dtype)
     return bench
@@ -162,37 +151,34 @@ def _parts(bench: Bench) -> Iterator[Part]:
     graph = bench.job.program.graph
     rejection = ("rejection", "Accepting drafts")
     if graph.beam is not None:
-        yield _part(bench, "beam", "Beam search", beam_checks)
+        yield _part(graph.name, "beam", "Beam search", beam_checks(bench))
         for name, title in (("sampled", "Sampled text"), rejection):
             yield Part(name, title, "beam search draws nothing and drafts nothing")
     else:
-        yield _part(bench, "greedy", "Greedy decoding", greedy_checks)
-        yield _part(bench, "sampled", "Sampled text, one seed and one text", sampled_checks)
+        yield _part(graph.name, "greedy", "Greedy decoding", greedy_checks(bench))
+        title = "Sampled text, one seed and one text"
+        yield _part(graph.name, "sampled", title, sampled_checks(bench))
         if graph.sampling.exact and graph.sampling.lossless:
             why = "drafts are accepted where they match what the target draws, as the text above"
             yield Part(*rejection, why if graph.drafter.drafts else "nothing is drafted")
         else:
-            yield _part(bench, *rejection, acceptance_checks)
-    yield _part(bench, "gates", "Structural gates", gate_checks)
+            yield _part(graph.name, *rejection, acceptance_checks(bench))
+    yield _part(graph.name, "gates", "Structural gates", gate_checks(bench))
 
 
-def _part(
-    bench: Bench, name: str, title: str, checks_of: Callable[[Bench], Iterator[Check]]
-) -> Part:
+def _part(graph: str, name: str, title: str, findings: Iterator[Check]) -> Part:
     """A group of checks, and a line of progress."""
-    began, graph = perf_counter(), bench.job.program.graph.name
-    part = Part(name, title, checks=tuple(checks_of(bench)))
-    failed = [check for check in part.checks if not check.passed]
-    good = f"{len(part.checks) - len(failed)} of {len(part.checks)} checks passed"
+    began, checks = perf_counter(), tuple(findings)
+    failed = [check for check in checks if not check.passed]
+    good = f"{len(checks) - len(failed)} of {len(checks)} checks passed"
     complain(f"{graph}: {title}: {good} ({perf_counter() - began:.0f} s)")
     for check in failed:
         complain(f"{graph}: {check.name} FAILED: {check.text}")
-    return part
+    return Part(name, title, checks=checks)
 
 
-def _notes(bench: Bench) -> Iterator[str]:
+def _notes(graph: Graph) -> Iterator[str]:
     """What a reader should know beside the findings."""
-    graph = bench.job.program.graph
     if graph.drafter.drafts:
         yield (
             "The rules by which drafts are accepted have the target's law, exactly: held by the "
@@ -218,16 +204,22 @@ def _notes(bench: Bench) -> Iterator[str]:
         )
 
 
-def _facts(bench: Bench, command: str) -> dict[str, Any]:
+def _facts(job: Job, options: RunOptions, quick: bool, prompts: int) -> dict[str, Any]:
     """About what a certificate speaks: nothing in it depends on when or where it was made."""
-    job, graph = bench.job, bench.job.program.graph
-    made = made_with(job)
-    models = {"target": {"name": redact(job.options.model), "hash": made.model_hash}}
-    if made.drafter_hash is not None:
-        models["drafter"] = {"name": redact(job.options.drafter_model), "hash": made.drafter_hash}
+    graph, provenance = job.program.graph, made_with(job)
+    target, drafter = redact(job.options.model), redact(job.options.drafter_model)
+    models = {"target": {"name": target, "hash": provenance.model_hash}}
+    if provenance.drafter_hash is not None:
+        models["drafter"] = {"name": drafter, "hash": provenance.drafter_hash}
     return {
-        "command": command,
-        "graph": {
+        "command": _command(job, options, quick),
+        "models": models,
+        "dtype": job.options.dtype,
+        "device": job.options.device,
+        "threads": job.threads,
+        "prompts": prompts,
+        "versions": provenance.versions,
+        "resolved": {
             "name": graph.name,
             "file": redact(job.options.graph),
             "hash": graph_hash(graph),
@@ -236,16 +228,10 @@ def _facts(bench: Bench, command: str) -> dict[str, Any]:
             "sampling": graph.sampling.words(),
             "lossless": graph.sampling.lossless,
         },
-        "models": models,
-        "dtype": job.options.dtype,
-        "device": job.options.device,
-        "threads": job.threads,
-        "prompts": len(bench.prompts),
-        "versions": made.versions,
     }
 
 
-def command_of(job: Job, options: RunOptions, quick: bool) -> str:
+def _command(job: Job, options: RunOptions, quick: bool) -> str:
     """The command that makes this certificate again."""
     words = ["specsot", "certify", redact(job.options.graph), *(["--quick"] if quick else [])]
     for name in ("prompts", *SESSION):

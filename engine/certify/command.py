@@ -3,7 +3,6 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...models.files import ModelError
 from ..bench.command import ten_prompts
@@ -14,9 +13,6 @@ from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
 from ..record.run_folder import RunFolder
 from ..shell import complain, exit_code, json_text, writer
-
-if TYPE_CHECKING:
-    from .certificate import Certificate
 
 PROMISED = ("float32", "float64")
 
@@ -42,18 +38,25 @@ def certify_command(
     jobs = [_prepared(name, options) for name in (graph_names() if every else graphs)]
     folder = None if out is None else _folder(out)
     # Here and not above: a mistyped graph is an error at once, torch takes seconds to import.
-    from .certificate import SCHEMA, certificate
+    from .certificate import SCHEMA, Certificate, certificate
 
     certificates: list[Certificate] = []
     for job in jobs:
+        name = job.program.graph.name
         try:
-            certificates.append(certificate(job, options, quick))
+            one = certificate(job, options, quick)
         except ModelError as error:
             if not every:
                 raise
-            complain(f"{job.program.graph.name} is not certified: {error}")
-        else:
-            _show(certificates[-1], folder, options.as_json)
+            complain(f"{name} is not certified: {error}")
+            continue
+        certificates.append(one)
+        if folder is not None:
+            folder.write_text(f"{name}.md", one.page())
+            folder.write_json(f"{name}.json", one.document())
+        elif not options.as_json:
+            writer(sys.stdout)(one.page())
+        complain(f"{name}: {one.verdict}")
     code = Code.OK if all(one.passed for one in certificates) else Code.UNEQUAL
     if options.as_json:
         documents = [one.document() for one in certificates]
@@ -83,13 +86,3 @@ def _folder(out: Path) -> RunFolder:
     except OSError as error:
         raise UsageError(f"{out}: no folder can be made there: {error.strerror or error}") from None
     return RunFolder(out)
-
-
-def _show(certificate: "Certificate", folder: RunFolder | None, as_json: bool) -> None:
-    name = certificate.graph
-    if folder is not None:
-        folder.write_text(f"{name}.md", certificate.page())
-        folder.write_json(f"{name}.json", certificate.document())
-    elif not as_json:
-        writer(sys.stdout)(certificate.page())
-    complain(f"{name}: {certificate.verdict}")

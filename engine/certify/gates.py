@@ -5,22 +5,21 @@ requests where a graph has no skeleton. The first run has no stop ids; what the 
 follows from its answers.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import takewhile
 
 from ...states.requests.admission import request_slots
-from ...states.requests.branch import Branch, Finish, Request
-from ..bench.sides import Side
+from ...states.requests.branch import Branch, Finish
 from ..errors import is_ours, message_of
-from .filters import FILTERS, filter_gate
-from .probe import ProbedRun, Trial, Watch, cut, drafted, probe
-from .teacher import SHOWN, Repeat, TeacherForcing, TeacherTally, repeat_in_float64
-from .workbench import Bench, Check
+from .drawn import FILTERS, filter_gate
+from .probe import ProbedRun, Trial, probe
+from .watch import Watch, memory_checks
+from .workbench import SHOWN, Bench, Check
 
 BUDGETS = (1, 2, 3, 7)
-ROWS_OFF = {"float32": 1e-3, "float64": 1e-9}
-"""How far a drafter's row may be from the same row computed again (`certify_draft_rows`)."""
+UNENDED = "branches that nothing ends but their budget"
 
 
 @dataclass
@@ -35,45 +34,12 @@ class Rig:
         """The run without stop ids."""
         return self.probe(Trial())
 
-    @property
-    def teacher(self) -> TeacherForcing:
-        return TeacherForcing(self.bench.reference, self.bench.dtype)
-
     def probe(self, trial: Trial) -> ProbedRun:
         return probe(self.bench, trial, self.watch)
-
-    def hold(self, run: ProbedRun) -> TeacherTally:
-        """All answers of a run, held to transformers."""
-        tally, repeat = TeacherTally(), self._repeat(run)
-        for request in run.requests:
-            self.teacher.hold(run.side, request, tally, repeat)
-        return tally
-
-    def _repeat(self, run: ProbedRun) -> Repeat | None:
-        def rerun() -> Iterator[tuple[Side, Request]]:
-            again = run.again()
-            return ((again.side, request) for request in again.requests)
-
-        return repeat_in_float64(self.bench, rerun)
-
-    def agree(self, run: ProbedRun, expected: Sequence[Sequence[int]]) -> list[str]:
-        """What is wrong with answers that should be these; what transformers says counts."""
-        tally, repeat = TeacherTally(), self._repeat(run)
-        if len(run.branches) != len(expected):
-            return [f"{len(run.branches)} branches, expected were {len(expected)}"]
-        ids = dict(run.answers())
-        for branch, tokens in zip(run.branches, expected, strict=True):
-            if branch not in ids or branch.finish not in (Finish.STOP, Finish.LENGTH):
-                tally.wrong.append(f"{branch.name} is {branch.finish}: {branch.note}")
-            elif branch.tokens != list(tokens):
-                self.teacher.hold_branch(branch, ids[branch], tally, repeat)
-        return tally.wrong
 
 
 GateResult = tuple[str, Mapping[str, float], list[str]]
 """What was tried, figures, and what is wrong."""
-
-Gate = Callable[[Rig], GateResult]
 
 
 def gate_checks(bench: Bench) -> Iterator[Check]:
@@ -82,17 +48,17 @@ def gate_checks(bench: Bench) -> Iterator[Check]:
     if bench.job.program.graph.beam is None:
         for name, gate in GATES.items():
             bench.tell(f"gate: {name} ...")
-            yield _check(name, gate, rig)
+            yield _check(name, partial(gate, rig))
         for name in FILTERS:
             bench.tell(f"gate: {name} ...")
-            yield _check(f"{name} is applied", partial(_filter, name), rig)
-    yield _check("a run to the end", _to_the_end, rig)
+            yield _check(f"{name} is applied", partial(filter_gate, bench, name))
+    yield _check("a run to the end", partial(_to_the_end, rig))
     yield from memory_checks(bench, rig.watch)
 
 
-def _check(name: str, gate: Gate, rig: Rig) -> Check:
+def _check(name: str, gate: Callable[[], GateResult]) -> Check:
     try:
-        text, figures, wrong = gate(rig)
+        text, figures, wrong = gate()
     except Exception as error:
         if is_ours(error):
             raise
@@ -100,57 +66,56 @@ def _check(name: str, gate: Gate, rig: Rig) -> Check:
     return Check(f"gates/{name}", not wrong, figures, "; ".join([text, *wrong[:SHOWN]]))
 
 
-def _comparison(rig: Rig, title: str, run: ProbedRun) -> GateResult:
-    tally = rig.hold(run)
+def _comparison(title: str, run: ProbedRun) -> GateResult:
+    tally = run.hold()
     return f"{title}: {tally.words}", tally.figures, tally.wrong
-
-
-def _free_run(rig: Rig) -> GateResult:
-    return _comparison(rig, "branches that nothing ends but their budget", rig.free)
 
 
 def _end_inside(rig: Rig) -> GateResult:
     """The stop id is one that is drafted and accepted, with further accepted drafts behind it."""
-    chosen = next(filter(None, map(_early, rig.free.branches)), None)
-    inside = chosen is not None
-    stops = frozenset([rig.free.branches[0].tokens[2] if chosen is None else chosen])
-    ended = rig.probe(Trial(stops=stops))
-    wrong = rig.agree(ended, [cut(b.tokens, stops) for b in rig.free.branches])
-    stopped = [branch for branch in ended.branches if branch.finish is Finish.STOP]
+    branches = rig.free.branches
+    early = next(filter(None, map(_early, branches)), None)
+    stop = branches[0].tokens[2] if early is None else early
+    run = rig.probe(Trial(stops=frozenset([stop])))
+    wrong = run.agree([_cut(branch.tokens, stop) for branch in branches])
+    stopped = [branch for branch in run.branches if branch.finish is Finish.STOP]
     within = sum(bool(b.accepted) and b.accepted[-1] > b.emitted[-1] for b in stopped)
-    text = f"{len(stopped)} of {len(ended.branches)} branches"
-    text += " end at a token that a longer answer has"
-    text += f", {within} of them inside an accepted path" if inside else "; no path had two drafts"
+    text = f"{len(stopped)} of {len(run.branches)} branches end at a token that a longer answer has"
+    path = f", {within} of them inside an accepted path"
+    text += "; no path had two drafts" if early is None else path
     return text, {"ended": len(stopped), "inside": within}, wrong
 
 
 def _early(branch: Branch) -> int | None:
     """A token that first occurs as an accepted draft which another one follows."""
-    depths = drafted(branch)
+    depths = [0]  # how deep in its tree each token was drafted, 0 if the target drew it
+    for accepted, emitted in zip(branch.accepted, branch.emitted, strict=True):
+        depths += [depth if depth <= accepted else 0 for depth in range(1, emitted + 1)]
     for place, token in enumerate(branch.tokens[:-1]):
         if 0 < depths[place] < depths[place + 1] and branch.tokens.index(token) == place:
             return token
     return None
 
 
+def _cut(tokens: list[int], stop: int) -> list[int]:
+    """An answer up to its stop token."""
+    return list(takewhile(lambda token: token != stop, tokens))
+
+
 def _budgets(rig: Rig) -> GateResult:
     wrong: list[str] = []
     for budget in BUDGETS:
         run = rig.probe(Trial(tokens=budget))
-        wrong += rig.agree(run, [branch.tokens[:budget] for branch in rig.free.branches])
+        wrong += run.agree([branch.tokens[:budget] for branch in rig.free.branches])
         lengths = {len(branch.tokens) for branch in run.branches} - {budget}
         wrong += [f"a budget of {budget} gave {length} tokens" for length in sorted(lengths)]
     return f"max_new_tokens counts tokens: {BUDGETS}", {"budgets": len(BUDGETS)}, wrong
 
 
-def _one_branch(rig: Rig) -> GateResult:
-    return _comparison(rig, "one branch alone", rig.probe(Trial(parts=1)))
-
-
 def _same_round(rig: Rig) -> GateResult:
     active = max(rig.bench.job.program.graph.layout.max_active, 4)
     run = rig.probe(Trial((f"layout.max_active={active}",), tokens=2))
-    wrong = rig.agree(run, [branch.tokens[:2] for branch in rig.free.branches])
+    wrong = run.agree([branch.tokens[:2] for branch in rig.free.branches])
     rounds = {branch.name: len(branch.accepted) for branch in run.branches}
     wrong += [f"{name} had {count} rounds" for name, count in rounds.items() if count != 1]
     return f"{len(run.branches)} branches end in one round", {"ended": len(run.branches)}, wrong
@@ -161,19 +126,19 @@ def _newcomers(rig: Rig) -> GateResult:
     answers, before = [branch.tokens for branch in rig.free.branches], rig.watch.joined
 
     def ends(token: int) -> int:
-        return len({len(cut(answer, frozenset([token]))) for answer in answers})
+        return len({len(_cut(answer, token)) for answer in answers})
 
-    stops = frozenset([max(sorted(set().union(*answers)), key=ends)])
-    run = rig.probe(Trial(("layout.max_active=2", "layout.order=fcfs"), stops=stops))
-    wrong = rig.agree(run, [cut(answer, stops) for answer in answers])
+    stop = max(sorted(set().union(*answers)), key=ends)
+    two = ("layout.max_active=2", "layout.order=fcfs")
+    run = rig.probe(Trial(two, stops=frozenset([stop])))
+    wrong = run.agree([_cut(answer, stop) for answer in answers])
     joined = rig.watch.joined - before
     return f"two at a time: {joined} rounds with newcomers", {"joined": joined}, wrong
 
 
 def _endless(rig: Rig) -> GateResult:
     """One of the first two branches never meets the stop id that ends others."""
-    branches = rig.free.branches
-    best: tuple[int, int, int] = (0, -1, -1)
+    branches, best = rig.free.branches, (0, -1, -1)
     for number, branch in enumerate(branches[:2]):
         others = [set(other.tokens) for other in branches if other is not branch]
         for token in set().union(*others) - set(branch.tokens):
@@ -182,7 +147,7 @@ def _endless(rig: Rig) -> GateResult:
     if not ends:
         return "no token ends some branches and not others", {"ended": 0}, []
     run = rig.probe(Trial(("layout.max_active=2",), stops=frozenset([token])))
-    wrong = rig.agree(run, [cut(b.tokens, frozenset([token])) for b in branches])
+    wrong = run.agree([_cut(branch.tokens, token) for branch in branches])
     if run.branches[number].finish is not Finish.LENGTH:
         wrong.append(f"{run.branches[number].name} was to run to its budget")
     return f"{ends} others end beside one endless branch, two at a time", {"ended": ends}, wrong
@@ -199,7 +164,7 @@ def _full_pool(rig: Rig) -> GateResult:
     if free.side.job.program.graph.skeleton is not None:
         small += ("skeleton.direct_tokens=1",)  # no answer here is direct
     run = rig.probe(Trial((*small, f"layout.capacity={max(needs)}")))
-    wrong = rig.agree(run, [branch.tokens for branch in free.branches])
+    wrong = run.agree([branch.tokens for branch in free.branches])
     short = rig.probe(Trial((*small, f"layout.capacity={max(needs) - 1}")))
     refused = [branch for branch in short.branches if branch.finish is Finish.REFUSED]
     if not refused or not all("slots" in branch.note for branch in refused):
@@ -214,55 +179,30 @@ def _odd_tokens(rig: Rig) -> GateResult:
     pad = getattr(tokenizer, "pad_token_id", None) or 0
     run = rig.probe(Trial((f"sampling.forced=[0, {pad}]",)))
     which = f"the tokens 0 and {pad}" if pad else "token 0, which is the pad token or there is none"
-    text, figures, wrong = _comparison(rig, f"answers that begin with {which}", run)
+    text, figures, wrong = _comparison(f"answers that begin with {which}", run)
     others = [branch.name for branch in run.branches if branch.tokens[:2] != [0, pad]]
     return text, figures, wrong + [f"{name} does not begin with them" for name in others]
 
 
-def _filter(name: str, rig: Rig) -> GateResult:
-    return filter_gate(rig.bench, name)
-
-
 def _to_the_end(rig: Rig) -> GateResult:
     """Two requests beside each other, two branches at a time, until the model stops by itself."""
-    sets = ("layout.max_active=2",)
-    run = rig.probe(Trial(sets, stops=None, prompts=rig.bench.job.prompts[:2], own_outline=True))
+    pair = rig.bench.job.prompts[:2]
+    run = rig.probe(Trial(("layout.max_active=2",), stops=None, prompts=pair))
     text = f"{len(run.requests)} requests beside each other, two branches at a time"
     if rig.bench.job.program.graph.beam is not None:
         wrong = [f"{r.key} never ended" for r in run.requests if not r.finished]
         return text, {"requests": len(run.requests)}, wrong
-    return _comparison(rig, text, run)
+    return _comparison(text, run)
 
 
-GATES: dict[str, Gate] = {
-    "nothing but the budget": _free_run,
+GATES: dict[str, Callable[[Rig], GateResult]] = {
+    "nothing but the budget": lambda rig: _comparison(UNENDED, rig.free),
     "an end inside an accepted path": _end_inside,
     "budgets": _budgets,
-    "one branch": _one_branch,
+    "one branch": lambda rig: _comparison("one branch alone", rig.probe(Trial(parts=1))),
     "all end in the same round": _same_round,
     "newcomers": _newcomers,
     "one endless branch": _endless,
     "an exactly full pool": _full_pool,
     "token 0 and the pad token": _odd_tokens,
 }
-
-
-def memory_checks(bench: Bench, watch: Watch) -> Iterator[Check]:
-    """What was seen of the pools, phase by phase, in all runs of the gates."""
-    wrong = list(watch.wrong.values())
-    figures = {"runs": watch.runs, "phases": watch.phases, "faults": len(wrong)}
-    text = f"pools and book agree after each of {watch.phases} phases of {watch.runs} runs"
-    text += ", and pools are empty at the end"
-    yield Check("memory/integrity", not wrong, figures, "; ".join([text, *wrong[:SHOWN]]))
-    reads = {"reads": watch.reads, "forwards": watch.forwards}
-    text = f"{watch.reads} host reads for {watch.forwards} forwards of the target"
-    yield Check("memory/one host read per forward", watch.reads <= watch.forwards, reads, text)
-    copied = bench.job.program.graph.layout.kind == "batching" or watch.forked == 0
-    text = f"{watch.forked} bytes copied by forks"
-    yield Check("memory/forks", copied, {"bytes": watch.forked}, text)
-    if watch.compared:
-        limit = ROWS_OFF[bench.dtype]
-        rows = {"branches": watch.compared, "worst": watch.worst, "tolerance": limit}
-        text = f"the drafter's rows of {watch.compared} branches in mid-run, newcomers among them,"
-        text += f" are those of their text computed again: at most {watch.worst:.1e} apart"
-        yield Check("memory/the drafter's rows", watch.worst <= limit, rows, text)

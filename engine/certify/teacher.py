@@ -4,8 +4,8 @@ If the best token behind every beginning of the answer is the answer's next one,
 token by token writes this answer: by induction, the same as running it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 
 from torch import Tensor
@@ -15,27 +15,26 @@ from ...states.requests.samplers import rules_of
 from ..bench.equal import END, TIE
 from ..bench.sides import Side
 from ..run.contexts import contexts, order_of
-from .reference import Transformers
-from .workbench import Bench
-
-SHOWN = 5  # differences that are shown
+from .workbench import SHOWN, Bench, Check, Transformers, grammar_of
 
 Repeat = Callable[[], bool]
 """Whether all is as it must be when the same is done in float64."""
 
 
-def number_of(number: int, one: str, more: str) -> str:
+def number_of(number: int, word: str, ending: str = "s") -> str:
     """A number with its word."""
-    return f"{number} {one if number == 1 else more}"
+    return f"{number} {word}{'' if number == 1 else ending}"
 
 
 @dataclass(slots=True)
 class TeacherTally:
-    """What was held to transformers.
+    """Holds answers to transformers' reading of the target in one dtype, and counts them.
 
     refused: branches. wrong: a line for each that differs or never ended.
     """
 
+    reference: Transformers
+    dtype: str
     prompts: int = 0
     branches: int = 0
     tokens: int = 0
@@ -45,16 +44,15 @@ class TeacherTally:
 
     @property
     def figures(self) -> dict[str, float]:
-        figures = asdict(self)
-        wrong = figures.pop("wrong")
-        return {**figures, "differences": len(wrong)}
+        names = ("prompts", "branches", "tokens", "ties", "refused")
+        return {**{name: getattr(self, name) for name in names}, "differences": len(self.wrong)}
 
     @property
     def words(self) -> str:
-        text = f"{self.tokens} tokens in {number_of(self.branches, 'branch', 'branches')}"
-        text += f" of {number_of(self.prompts, 'request', 'requests')}"
-        text += f", {number_of(self.ties, 'numeric tie', 'numeric ties')}" if self.ties else ""
-        text += f", {number_of(self.refused, 'refusal', 'refusals')}" if self.refused else ""
+        text = f"{self.tokens} tokens in {number_of(self.branches, 'branch', 'es')}"
+        text += f" of {number_of(self.prompts, 'request')}"
+        text += f", {number_of(self.ties, 'numeric tie')}" if self.ties else ""
+        text += f", {number_of(self.refused, 'refusal')}" if self.refused else ""
         return "; ".join([text, *self.wrong[:SHOWN]])
 
     @property
@@ -62,67 +60,58 @@ class TeacherTally:
         """Everything fits, and there was something that could have failed to."""
         return not self.wrong and self.tokens > 0
 
+    def check(self, name: str, title: str, more: str = "", **figures: float) -> Check:
+        """What came of it; more: words at its end."""
+        return Check(name, self.good, {**self.figures, **figures}, f"{title}: {self.words}{more}")
 
-@dataclass(frozen=True, slots=True)
-class TeacherForcing:
-    """Holds answers to transformers' reading of the target, in one dtype."""
-
-    reference: Transformers
-    dtype: str
-
-    def hold(
-        self, side: Side, request: Request, tally: TeacherTally, repeat: Repeat | None
-    ) -> None:
+    def hold(self, side: Side, request: Request, repeat: Repeat | None) -> None:
         """Every branch that was decoded, the outline's first.
 
         Args:
             repeat: called at a numeric tie; None where there can be none.
         """
-        tally.prompts += 1
+        self.prompts += 1
         for branch in request.all_branches():
             if branch.finish in (None, Finish.CANCELLED):
-                tally.wrong.append(f"{branch.name} never ended")
-            tally.refused += branch.finish is Finish.REFUSED
+                self.wrong.append(f"{branch.name} never ended")
+            self.refused += branch.finish is Finish.REFUSED
         for branch, context in contexts(request, side.session.prompts):
             if branch.finish in (Finish.STOP, Finish.LENGTH):
-                self.hold_branch(branch, context, tally, repeat)
+                self.hold_branch(branch, context, repeat)
 
-    def hold_branch(
-        self, branch: Branch, context: Sequence[int], tally: TeacherTally, repeat: Repeat | None
-    ) -> None:
+    def hold_branch(self, branch: Branch, context: Sequence[int], repeat: Repeat | None) -> None:
         """One answer; a numeric tie is counted, anything else that differs is a fault."""
-        tally.branches += 1
-        tally.tokens += len(branch.tokens)
+        self.branches += 1
+        self.tokens += len(branch.tokens)
         fault = self.first_wrong(branch, context)
         if fault is None:
             return
         text, margin = fault
         if repeat is not None and margin is not None and margin < TIE and repeat():
-            tally.ties += 1
+            self.ties += 1
         else:
             shown = "" if margin is None else f" (margin {margin:.1e})"
-            tally.wrong.append(f"{branch.name}: {text}{shown}")
+            self.wrong.append(f"{branch.name}: {text}{shown}")
 
     def first_wrong(
         self, branch: Branch, context: Sequence[int]
     ) -> tuple[str, float | None] | None:
         """What is wrong first, and by how much the target prefers another token."""
+        stops = branch.request.stop_ids
+        for place, token in enumerate(branch.tokens, 1):
+            if token in stops:
+                return f"the stop token {token} stands inside the answer at {place}", None
         answer = [*branch.tokens, *([END] if branch.finish is Finish.STOP else [])]
-        stops = sorted(branch.request.stop_ids)
-        for place, token in enumerate(branch.tokens):
-            if token in branch.request.stop_ids:
-                return f"the stop token {token} stands inside the answer at {place + 1}", None
         if branch.finish is Finish.LENGTH and len(answer) != branch.budget:
             return f"{len(answer)} tokens, the budget is {branch.budget}", None
         ids = [*context, *branch.tokens]
         logits_QV = self.reference.logits(ids, self.dtype)[len(context) - 1 :]
         # An answer that left its grammar has fewer places than tokens.
-        for place, (token, (own, order_V)) in enumerate(
-            zip(answer, own_tokens(branch, context, logits_QV), strict=False), 1
-        ):
-            if token != (END if own in branch.request.stop_ids else own):
+        places = zip(answer, _own_tokens(branch, context, logits_QV), strict=False)
+        for place, (token, (own, order_V)) in enumerate(places, 1):
+            if token != (END if own in stops else own):
                 name = "the end" if token == END else str(token)
-                score = order_V[stops].max() if token == END else order_V[token]
+                score = order_V[sorted(stops)].max() if token == END else order_V[token]
                 text = f"token {place} is {name}, the target says {own}"
                 return text, float(order_V[own] - score)
         return None
@@ -139,17 +128,17 @@ def repeat_in_float64(
 
     @cache
     def repeat() -> bool:
-        teacher, tally = TeacherForcing(bench.reference, "float64"), TeacherTally()
+        tally = TeacherTally(bench.reference, "float64")
         for side, request in rerun():
-            teacher.hold(side, request, tally, None)
+            tally.hold(side, request, None)
         return tally.good
 
     return None if bench.dtype == "float64" else repeat
 
 
-def own_tokens(
+def _own_tokens(
     branch: Branch, context: Sequence[int], logits_QV: Tensor
-) -> list[tuple[int, Tensor]]:
+) -> Iterator[tuple[int, Tensor]]:
     """For each place of an answer: the token that the target says there, and what decides on it.
 
     Under a grammar it is the best legal one. Ends where the answer leaves the grammar.
@@ -158,21 +147,17 @@ def own_tokens(
         logits_QV: behind the context and each token of the answer.
     """
     if branch.matcher is None and rules_of(branch).plain:
-        return list(zip(logits_QV.argmax(-1).tolist(), logits_QV, strict=True))
-    make = branch.request.new_matcher
-    matcher = make() if make is not None and branch.matcher is not None else None
-    tokens: list[tuple[int, Tensor]] = []
+        yield from zip(logits_QV.argmax(-1).tolist(), logits_QV, strict=True)
+        return
+    matcher = grammar_of(branch)
     for place, logits_V in enumerate(logits_QV):
         order_V = order_of(logits_V, branch, context, place)
         own = int(order_V.argmax())
         if matcher is not None:
             order = order_V.argsort(descending=True, stable=True).tolist()
             own = next(token for token in order if matcher.is_legal(token))
-        tokens.append((own, order_V))
-        if place == len(branch.tokens):
-            break
-        if matcher is not None:
+        yield own, order_V
+        if matcher is not None and place < len(branch.tokens):
             if not matcher.is_legal(branch.tokens[place]):
-                break
+                return
             matcher.advance(branch.tokens[place])
-    return tokens

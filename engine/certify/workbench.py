@@ -4,21 +4,24 @@ Everything that is certified runs through the ops that the graph resolves to, on
 given; only settings are changed, as `--set` changes them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from ...models.files import ModelError
 from ...ops.registry import OpTable
-from ...states.graph.load import load_program
-from ...states.text.outline import Outline
+from ...states.graph.load import load_program, op_table
+from ...states.requests.branch import Branch
 from ..bench.sides import SharedModels, Side
-from ..prepare.environment import set_up_torch
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
-from .reference import Transformers
 
-Tell = Callable[[str], None]
+SHOWN = 5  # differences that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +59,101 @@ QUICK = Extent(3, 48, 1, 2, 2, 24, 1000, 16)
 
 
 @dataclass(frozen=True, slots=True)
+class Transformers:
+    """The checkpoint of a folder in transformers, loaded once for each dtype."""
+
+    folder: Path
+    device: str
+    _loaded: dict[str, Any] = field(default_factory=dict)
+
+    def model(self, dtype: str) -> Any:
+        """Raises ModelError: transformers cannot load it."""
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+
+        if dtype not in self._loaded:
+            logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+            try:
+                load = AutoModelForCausalLM.from_pretrained
+                model = load(self.folder, dtype=getattr(torch, dtype))
+            except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+                reason = str(error).strip().split("\n", 1)[0]
+                message = f"transformers cannot load it, so nothing can be held to it: {reason}"
+                raise ModelError(self.folder, message) from None
+            self._loaded[dtype] = model.train(False).to(self.device)
+        return self._loaded[dtype]
+
+    def logits(self, ids: Sequence[int], dtype: str) -> Tensor:
+        """[Q, V] behind every one of these ids, in one forward."""
+        with torch.inference_mode():
+            logits: Tensor = self.model(dtype)(self._ids(ids), use_cache=False).logits[0]
+        return logits
+
+    def _ids(self, ids: Sequence[int]) -> Tensor:
+        return torch.tensor([list(ids)], device=self.device)
+
+    def generate(
+        self, branch: Branch, context: Sequence[int], dtype: str, **beams: Any
+    ) -> tuple[list[int], float | None]:
+        """What `generate` writes for a branch, the stop token included, and a beam search's score.
+
+        A branch under a grammar is written with the grammar as a logits processor.
+
+        Args:
+            beams: num_beams, length_penalty, early_stopping of a beam search.
+        """
+        ids, grammar = self._ids(context), grammar_of(branch)
+        with torch.inference_mode():
+            output = self.model(dtype).generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=branch.budget,
+                eos_token_id=sorted(branch.request.stop_ids) or None,
+                pad_token_id=0,
+                return_dict_in_generate=True,
+                output_scores=True,
+                logits_processor=[] if grammar is None else [_only_legal(grammar, len(context))],
+                **beams,
+            )
+        scores = getattr(output, "sequences_scores", None)
+        tokens: list[int] = output.sequences[0, len(context) :].tolist()
+        return tokens, None if scores is None else float(scores[0])
+
+
+def grammar_of(branch: Branch) -> Any:
+    """What an answer was written under (states.grammar.Matcher), at its beginning, or None."""
+    new = branch.request.new_matcher
+    return new() if new is not None and branch.matcher is not None else None
+
+
+def _only_legal(matcher: Any, start: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """A logits processor that leaves the tokens that a grammar allows; start: ids before it."""
+
+    def process(ids_1Q: Tensor, scores_1V: Tensor) -> Tensor:
+        for token in ids_1Q[0, start + matcher.consumed :].tolist():
+            matcher.advance(token)
+        legal_V = torch.from_numpy(matcher.legal_mask()).to(scores_1V.device)
+        return scores_1V.masked_fill(~legal_V, -torch.inf)
+
+    return process
+
+
+@dataclass(frozen=True, slots=True)
 class Bench:
     """One graph under test.
 
-    job: the graph as it was given; target, drafter: folders of its models.
+    job: the graph as it was given; reference: its target; drafter: the folder of its drafter.
     shelf: its models, by dtype. tell: shows what goes on.
     """
 
     job: Job
-    target: Path
+    reference: Transformers
     drafter: Path | None
     extent: Extent
-    shelf: SharedModels
-    reference: Transformers
-    table: OpTable
-    tell: Tell
+    tell: Callable[[str], None]
+    shelf: SharedModels = field(default_factory=SharedModels)
+    table: OpTable = field(default_factory=op_table)
 
     @property
     def dtype(self) -> str:
@@ -80,13 +163,12 @@ class Bench:
     def prompts(self) -> tuple[Prompt, ...]:
         return self.job.prompts[: self.extent.prompts]
 
-    def changed(
-        self, *sets: str, seed: int | None = None, tokens: int | None = None, dtype: str = ""
-    ) -> Job:
+    def changed(self, *sets: str, tokens: int | None = None, **others: Any) -> Job:
         """The graph with other settings. Finished parts that it combines are computed anew.
 
         Args:
             tokens: the most of each branch; fewer if the graph or the command line says so.
+            others: options of `specsot run`.
 
         Raises:
             GraphError: the graph cannot be so.
@@ -98,21 +180,11 @@ class Bench:
             sets = ("skeleton.merge=plain", *sets)
         program = load_program(source, self.table, sets=sets)
         own = options.max_new_tokens or program.graph.limits.max_new_tokens
-        options = replace(
-            options,
-            seed=options.seed if seed is None else seed,
-            max_new_tokens=own if tokens is None else min(own, tokens),
-            dtype=dtype or options.dtype,
-        )
+        most = own if tokens is None else min(own, tokens)
+        options = replace(options, max_new_tokens=most, **others)
         return replace(self.job, program=program, options=options)
 
-    def side(self, job: Job, letter: str = "A", outline: Outline | None = None) -> Side:
+    def side(self, job: Job, letter: str = "A") -> Side:
         """A job with its models, loaded when they are first asked for; raises ModelError."""
-        from ..run.api import tie
-
-        if outline is not None:
-            job = replace(job, outline=outline)
-        set_up_torch(job.threads, job.options.device)
         drafter = self.drafter if job.program.graph.drafter.has_model else None
-        models = self.shelf.take(job, self.target, drafter)
-        return Side(letter, job, tie(job, models), self.target)
+        return self.shelf.side(letter, job, self.reference.folder, drafter)

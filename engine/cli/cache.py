@@ -1,6 +1,6 @@
 """`specsot cache add | list | drop`: what a folder of cached chunks holds."""
 
-import json
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,10 +11,9 @@ from ...states.text.documents import CHUNK_TOKENS
 from ..chunks.files import ChunkFiles, ChunkInfo
 from ..errors import UsageError
 from ..prepare.options import OptionText, RunOptions
-from ..shell import complain, user_errors
+from ..shell import complain, print_json, user_errors
 from .options import Json, takes
 
-SCHEMA = 1
 SHOWN = 12  # digits of a key in a table
 LEAST = 4  # digits of a key that name it
 
@@ -24,12 +23,10 @@ GRAPH = OptionText("The graph whose models read them [specsot.yaml's].")
 CacheDir = Annotated[
     Path, typer.Option(envvar="SPECSOT_CACHE_DIR", help="The folder of cached chunks.")
 ]
-MaxBytes = Annotated[
-    int,
-    typer.Option(
-        min=1, envvar="SPECSOT_CACHE_BYTES", help="Beyond these, those used longest ago go."
-    ),
-]
+MAX_BYTES = typer.Option(
+    min=1, envvar="SPECSOT_CACHE_BYTES", help="Beyond these, those used longest ago go."
+)
+CHUNK = typer.Option(min=1, help="Most tokens of a chunk.")
 
 
 @cache.command()
@@ -40,10 +37,8 @@ def add(
         list[Path], typer.Argument(metavar="FILE...", help="Texts, or .jsonl of (title, text).")
     ],
     cache_dir: CacheDir = Path("chunks"),
-    max_bytes: MaxBytes = 8 << 30,
-    chunk_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens of a chunk.")
-    ] = CHUNK_TOKENS,
+    max_bytes: Annotated[int, MAX_BYTES] = 8 << 30,
+    chunk_tokens: Annotated[int, CHUNK] = CHUNK_TOKENS,
 ) -> None:
     """Prefill documents, each chunk alone, and keep their K, V and drafter features."""
     with user_errors():
@@ -51,10 +46,10 @@ def add(
 
         chunks = add_documents(files, options, cache_dir, max_bytes, chunk_tokens)
     if options.as_json:
-        print(_document(chunks=[{**_plain(info), "made": made} for info, made in chunks]))
-        return
-    for info, made in chunks:
-        print(f"{'made ' if made else 'there'}  {_line(info)}")
+        print_json(chunks=[{**_plain(info), "made": is_new} for info, is_new in chunks])
+    else:
+        for info, is_new in chunks:
+            print(f"{'made ' if is_new else 'there'}  {_line(info)}")
 
 
 @cache.command("list")
@@ -65,7 +60,7 @@ def list_chunks(cache_dir: CacheDir = Path("chunks"), as_json: Json = False) -> 
     for problem in problems:
         complain(f"warning: {problem}; it is ignored")
     if as_json:
-        print(_document(chunks=[_plain(info) for info in chunks], problems=problems))
+        print_json(chunks=[_plain(info) for info in chunks], problems=problems)
         return
     for info in chunks:
         print(_line(info))
@@ -87,9 +82,12 @@ def drop(
             raise UsageError("give KEYs of `specsot cache list`, or --all")
         files = ChunkFiles(cache_dir)
         known = files.digests()
-        chosen = known if all_of_them else [_digest(key, known) for key in keys or ()]
-        dropped = [digest for digest in dict.fromkeys(chosen) if files.drop(digest)]
-    print(_document(dropped=dropped) if as_json else f"{len(dropped)} chunks dropped")
+        digests = known if all_of_them else [_digest(key, known) for key in keys or ()]
+        dropped = [digest for digest in dict.fromkeys(digests) if files.drop(digest)]
+    if as_json:
+        print_json(dropped=dropped)
+    else:
+        print(f"{len(dropped)} chunks dropped")
 
 
 def _digest(key: str, known: list[str]) -> str:
@@ -111,9 +109,5 @@ def _line(info: ChunkInfo) -> str:
 
 
 def _plain(info: ChunkInfo) -> dict[str, Any]:
-    plain = {name: getattr(info, name) for name in ChunkInfo.__slots__}
-    return {"key": plain.pop("digest"), **plain}
-
-
-def _document(**parts: Any) -> str:
-    return json.dumps({"schema_version": SCHEMA, **parts}, indent=2)
+    facts = asdict(info)
+    return {"key": facts.pop("digest"), **facts}

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...models.load.checkpoint import model_hash
-from ...states.requests.passages import chunks_of
+from ...states.requests.prompt_builder import chunks_of
 from ..chunks.cache import ChunkMaker, chunk_maker
 from ..chunks.files import ChunkFiles, ChunkInfo
 from ..chunks.store import ChunkStore
 from ..errors import UsageError
-from ..prepare.documents import read_documents
 from ..prepare.environment import model_folders
+from ..prepare.inputs import read_documents
 from ..prepare.job import prepare
 from ..prepare.options import RunOptions
 from ..run.api import load
@@ -26,10 +26,8 @@ def add_documents(
     Raises:
         UsageError, PromptError, GraphError, ModelError: what cannot be used, and where.
     """
-    documents = read_documents(files)
-    job = prepare(options)
-    session = load(job)
-    store = ChunkStore(max_bytes, folder)
+    documents, job = read_documents(files), prepare(options)
+    session, store = load(job), ChunkStore(max_bytes, folder)
     maker = chunk_maker(store, session.models, model_hash(model_folders(job)[0]))
     return [
         _add(folder, maker, name, ids)
@@ -40,11 +38,11 @@ def add_documents(
 
 def _add(folder: Path, maker: ChunkMaker, name: str, ids: tuple[int, ...]) -> AddedChunk:
     store = maker.store
-    chunk, made = maker.chunk(ids, name)
+    chunk, is_new = maker.chunk(ids, name)
     if chunk.bytes > store.max_bytes:
         raise UsageError(f"--max-bytes {store.max_bytes}: {name} needs {chunk.bytes}")
     try:
-        return ChunkFiles(folder).read_info(maker.key(ids).digest), made
+        return ChunkFiles(folder).read_info(maker.key(ids).digest), is_new
     except FileNotFoundError:
         why = store.notes[-1] if store.notes else f"--max-bytes {store.max_bytes} is too little"
         raise UsageError(f"{name} could not be kept: {why}") from None

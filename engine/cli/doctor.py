@@ -1,6 +1,5 @@
 """`specsot doctor`: what is installed, whether it decodes as it must, how long things take."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,9 +12,8 @@ import typer
 
 from ..errors import Code, code_of, is_ours, message_of
 from ..prepare.environment import embedded_folder, machine, versions
-from ..shell import complain
+from ..shell import complain, print_json
 
-SCHEMA = 1
 EMBEDDED_MODELS = ("target", "eagle3", "dflash", "vanilla")
 START_UPS = {
     "specsot --help": "from specsot.engine.cli.main import main; main(['--help'])",
@@ -34,16 +32,14 @@ def doctor(
 ) -> None:
     """Report the environment, test the installation on the embedded model, measure start-ups."""
     say: Callable[[str], None] = (lambda line: None) if as_json else print
-    report: dict[str, Any] = {"schema_version": SCHEMA, "problems": []}
     for name, value in (environment := describe_environment()).items():
         say(f"{name}: {_words(value)}")
-    report["environment"] = environment
-    report["start_up_seconds"] = start_ups()
-    for name, seconds in report["start_up_seconds"].items():
+    for name, seconds in (times := start_ups()).items():
         say(f"start-up {name}: {seconds:.2f} s")
+    report = {"problems": [], "environment": environment, "start_up_seconds": times}
     code = _self_test(report, say, threads, rounds)
     if as_json:
-        print(json.dumps(report, indent=2))
+        print_json(**report)
     for problem in report["problems"]:
         complain(problem)
     say("all good" if code == Code.OK else "not good")
@@ -54,8 +50,7 @@ def describe_environment() -> dict[str, Any]:
     """Versions, machine, accelerators, embedded models."""
     import torch
 
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    devices = [torch.cuda.get_device_name(i) for i in range(count)]
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "versions": versions(),
         "machine": machine(),

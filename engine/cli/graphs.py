@@ -1,12 +1,13 @@
 """`specsot check | show | list | schema`: everything about graphs that needs no model and no torch.
 
-The functions are typer commands; `cli.py` mounts them. Output goes to stdout, problems to stderr.
+The functions are typer commands; `main.py` mounts them. Output goes to stdout, problems to stderr.
 Exit codes: 0 good, 3 a graph has problems.
 """
 
 import json
 import sys
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
@@ -18,6 +19,7 @@ from ..errors import Code
 from ..prepare.environment import embedded_layers
 from ..prepare.files import graph_names, open_graph
 from ..prepare.repeat import graph_yaml
+from ..shell import print_json
 from ..view.diagram import describe_graph, describe_words, mermaid
 from .options import Sets
 
@@ -41,12 +43,13 @@ def check(
         except GraphError as error:
             problems += error.problems
     if as_json:
-        print(_document(graphs=[p.source.file for p in good], problems=list(map(_plain, problems))))
+        print_json(graphs=[p.source.file for p in good], problems=list(map(asdict, problems)))
     else:
         for program in good:
             states, ways = len(program.graph.states), len(program.graph.transitions)
             typer.echo(f"{program.source.file}: good ({states} states, {ways} transitions)")
-        print_problems(problems)
+        for problem in problems:
+            print(problem, file=sys.stderr)
     raise typer.Exit(Code.GRAPH if problems else Code.OK)
 
 
@@ -92,7 +95,7 @@ def list_graphs(
         return
     docs = {name: open_graph(name, table=table).graph.doc.strip() for name in graph_names()}
     if as_json:
-        print(_document(graphs=docs))
+        print_json(graphs=docs)
         return
     width = max(map(len, docs))
     for name, doc in docs.items():
@@ -104,23 +107,9 @@ def schema() -> None:
     print(json.dumps(json_schema(), indent=2))
 
 
-def print_problems(problems: list[Problem]) -> None:
-    """One line each on stderr."""
-    for problem in problems:
-        print(problem, file=sys.stderr)
-
-
 def _open(ref: str, sets: list[str] | None) -> Program:
     try:
         return open_graph(ref, sets or ())
     except GraphError as error:
-        print_problems(error.problems)
+        print(*error.problems, sep="\n", file=sys.stderr)
         raise typer.Exit(Code.GRAPH) from None
-
-
-def _plain(problem: Problem) -> dict[str, Any]:
-    return {key: getattr(problem, key) for key in ("file", "line", "column", "where", "message")}
-
-
-def _document(**parts: Any) -> str:
-    return json.dumps({"schema_version": 1, **parts}, indent=2)

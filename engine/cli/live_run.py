@@ -4,45 +4,45 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from ...states.machine import Run
-from ...states.trace import Event
 from ..errors import Code, UnequalError
 from ..prepare.job import Job
+from ..prepare.options import RunOptions
 from ..prepare.repeat import Provenance
-from ..record.kv_trace import trace_pools
 from ..record.recorder import Recorder
 from ..record.report import answer_text, closing_lines, left_apart, refusals
 from ..record.run_folder import RunFolder
 from ..record.snapshot import scene_of
+from ..record.trace_records import trace_pools
 from ..run.blend_probe import probe_blends
-from ..run.runner import STATUS_CODES, Halt, Status, drive
+from ..run.runner import STATUS_CODES, Halt, Status, drive, recorded
 from ..run.session import Session
 from ..run.writer import RunOutcome, RunWriter
 from ..shell import complain, json_text, writer
 from ..terminal import usable
-from ..view.plain import PlainView
-from ..view.rounds_view import RoundsView
+from ..view.lines import PlainView, rounds_view
 from ..view.stepper import Stepper
 from ..view.tui import LiveView
 
 SCHEMA = 1
 
 
-def perform(job: Job, session: Session, made: Provenance, folder: RunFolder) -> RunOutcome:
+def perform(job: Job, session: Session, provenance: Provenance, folder: RunFolder) -> RunOutcome:
     """The run from its first transition to its last file; what it made is kept if it fails."""
     with closing(folder):
-        files = RunWriter(folder, job, made)
+        files = RunWriter(folder, job, provenance)
         files.begin(os.environ)
-        recorder = Recorder(session.prompts.decode, folder.trace, tuple(job.program.graph.states))
-        plain = PlainView(recorder, writer(sys.stderr))
-        run = _started(job, session, recorder, plain)
+        run, recorder = recorded(session, job.prompts, folder.trace)
+        _listen(job.options, run, recorder)
+        rounds = job.program.graph.limits.max_rounds
+        stepper = Stepper(job.program, sys.stdin, writer(sys.stderr)) if job.options.step else None
         try:
-            status = _drive(job, run, recorder, plain)
+            with Halt() as halt, _view(job, run, recorder):
+                status = drive(run, recorder, max_rounds=rounds, halt=halt, pause=stepper)
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             files.end(run, recorder, Status.INTERRUPTED if interrupted else Status.FAILED, error)
@@ -52,59 +52,51 @@ def perform(job: Job, session: Session, made: Provenance, folder: RunFolder) -> 
         return outcome
 
 
-def _started(job: Job, session: Session, recorder: Recorder, plain: PlainView) -> Run:
-    """The run with everything that listens to it."""
-    options, rounds = job.options, RoundsView(recorder, writer(sys.stderr))
-
-    def sink(event: Event) -> None:
-        for view in (recorder, plain, rounds):
-            view(event)
-
-    run = session.start(job.prompts, sink)
+def _listen(options: RunOptions, run: Run, recorder: Recorder) -> None:
+    """What was asked for beside the view."""
     if options.explain_rounds and not options.quiet:
-        rounds.attach(run)
+        recorder.listeners.append(rounds_view(recorder, run, writer(sys.stderr)))
     if options.trace == "kv":
         trace_pools(run.board, recorder.tell)
     if options.probe_blend:
         recorder.meter.probed = probe_blends(run)
-    recorder.attach(run)
-    return run
-
-
-def _drive(job: Job, run: Run, recorder: Recorder, plain: PlainView) -> Status:
-    rounds = job.program.graph.limits.max_rounds
-    stepper = Stepper(job.program, sys.stdin, writer(sys.stderr)) if job.options.step else None
-    with Halt() as halt, _view(job, run, recorder, plain):
-        return drive(run, recorder, max_rounds=rounds, halt=halt, pause=stepper)
 
 
 @contextmanager
-def _view(job: Job, run: Run, recorder: Recorder, plain: PlainView) -> Iterator[None]:
+def _view(job: Job, run: Run, recorder: Recorder) -> Iterator[None]:
     """The live view on a terminal, plain lines elsewhere, nothing under -q or --step.
 
     Explained rounds are lines, and a live view leaves no room for lines.
     """
     console, options = Console(stderr=True), job.options
-    silent = options.quiet or options.step
-    lines = silent or options.no_tui or options.explain_rounds
-    if not lines and usable(console, dict(os.environ)):
+    if options.quiet or options.step:
+        yield
+    elif not (options.no_tui or options.explain_rounds) and usable(console, dict(os.environ)):
         scene = scene_of(job.program.graph, options.model, len(job.prompts))
         with LiveView(recorder, scene, console):
             yield
-        return
-    if not silent:
-        plain.attach(run)
-    try:
-        yield
-    finally:
-        plain.look()
+    else:
+        plain = PlainView(recorder, run, writer(sys.stderr))
+        recorder.listeners.append(plain)
+        try:
+            yield
+        finally:
+            plain.look()
 
 
 def print_result(job: Job, folder: RunFolder, outcome: RunOutcome) -> None:
     """The answer to stdout; how the run went to stderr."""
     out, say = writer(sys.stdout), writer(sys.stderr)
     if job.options.as_json:
-        out(json_text(document(folder, outcome)))
+        document = {
+            "schema_version": SCHEMA,
+            "status": str(outcome.status),
+            "answers": outcome.outputs,
+            "metrics": outcome.metrics,
+            "digest": outcome.digest,
+            "run_folder": str(folder.path),
+        }
+        out(json_text(document))
     elif sys.stdout.isatty():
         Console(highlight=False).print(Text(answer_text(outcome.answers)), end="")  # whole words
     else:
@@ -113,18 +105,6 @@ def print_result(job: Job, folder: RunFolder, outcome: RunOutcome) -> None:
         for line in closing_lines(outcome.answers, outcome.metrics, str(outcome.status)):
             say(f"{line}\n")
         say(f"run folder {folder.path}\ndigest {outcome.digest}\n")
-
-
-def document(folder: RunFolder, outcome: RunOutcome) -> dict[str, Any]:
-    """The one JSON document of `--json`."""
-    return {
-        "schema_version": SCHEMA,
-        "status": str(outcome.status),
-        "answers": outcome.outputs,
-        "metrics": outcome.metrics,
-        "digest": outcome.digest,
-        "run_folder": str(folder.path),
-    }
 
 
 def exit_code(job: Job, outcome: RunOutcome) -> int:

@@ -3,10 +3,9 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -16,8 +15,7 @@ PROGRAM = "specsot"
 COMPLETING = "_SPECSOT_COMPLETE"
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """One command: where its function is, and its line in the list of commands."""
 
     name: str
@@ -57,24 +55,16 @@ def build(names: Sequence[str]) -> typer.Typer:
     )
     app.callback()(_root)
     for command in COMMANDS:
-        if command.name in names:
-            _add(app, command)
+        if command.name not in names:
+            app.command(command.name, help=command.help)(lambda: None)
+            continue
+        module = import_module(f".{command.module}", __package__)
+        function: Callable[..., Any] | typer.Typer = getattr(module, command.function)
+        if isinstance(function, typer.Typer):
+            app.add_typer(function, name=command.name, help=command.help)
         else:
-            app.command(command.name, help=command.help)(_not_loaded)
+            app.command(command.name)(quiet_pipes(function))
     return app
-
-
-def _add(app: typer.Typer, command: Command) -> None:
-    module = import_module(f".{command.module}", __package__)
-    function: Callable[..., Any] | typer.Typer = getattr(module, command.function)
-    if isinstance(function, typer.Typer):
-        app.add_typer(function, name=command.name, help=command.help)
-    else:
-        app.command(command.name)(quiet_pipes(function))
-
-
-def _not_loaded() -> None:
-    """Stands for a command that this call did not ask for."""
 
 
 def _version(show: bool) -> None:
@@ -94,7 +84,8 @@ def _root(
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the `specsot` script."""
     words = list(sys.argv[1:] if argv is None else argv)
-    names = [command.name for command in COMMANDS]
-    first = next((word for word in words if not word.startswith("-")), "")
+    names = [word for word in words if not word.startswith("-")][:1]
+    if COMPLETING in os.environ:
+        names = [command.name for command in COMMANDS]
     with one_line_for_faults():
-        build(names if COMPLETING in os.environ else [first])(args=words, prog_name=PROGRAM)
+        build(names)(args=words, prog_name=PROGRAM)

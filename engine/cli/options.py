@@ -41,9 +41,9 @@ def takes(*names: str, **texts: OptionText) -> Callable[[Callable[..., None]], C
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @wraps(function)
         def command(**values: Any) -> None:
-            given = {name: values.pop(name) for name in offered}
-            options = RunOptions(**{k: value for k, value in given.items() if value is not None})
-            function(options, **values)
+            options = {name: values.pop(name) for name in offered}
+            changes = {name: value for name, value in options.items() if value is not None}
+            function(RunOptions(**changes), **values)
 
         own = list(signature(function).parameters.values())[1:]
         parameters = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own]

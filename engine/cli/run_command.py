@@ -2,14 +2,13 @@
 
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 from ..errors import Code, is_ours, message_of
+from ..prepare.environment import redact
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
 from ..prepare.repeat import differences
-from ..prepare.texts import redact
 from ..record.run_folder import RunFolder
 from ..shell import complain, ended
 
@@ -25,16 +24,16 @@ def run_command(options: RunOptions) -> int:
             from ..run.writer import made_with
             from .live_run import exit_code, perform, print_result
 
-            session, made = load(job), made_with(job)
+            session, provenance = load(job), made_with(job)
         sampling = job.program.graph.sampling
         lines = [f"note: {note}" for note in (*job.notes, *notes_of(session.models))]
         lines += [] if sampling.lossless else [f"warning: not lossless: {sampling.words()}"]
         if job.made_with is not None:
-            lines += [f"warning: {line}" for line in differences(job.made_with, made)]
+            lines += [f"warning: {line}" for line in differences(job.made_with, provenance)]
         for line in lines if not options.quiet else ():
             complain(line)
         folder = RunFolder.create(options.runs_dir, job.program.graph.name)
-        outcome = perform(job, session, made, folder)
+        outcome = perform(job, session, provenance, folder)
         print_result(job, folder, outcome)
         return exit_code(job, outcome)
     except (Exception, KeyboardInterrupt) as error:
@@ -56,13 +55,10 @@ def _keep_traceback(error: BaseException, options: RunOptions, folder: RunFolder
         complain("this is a fault of specsot; its traceback could not be written")
 
 
-@contextmanager
-def _loading(job: Job) -> Iterator[None]:
+def _loading(job: Job) -> AbstractContextManager[object]:
     """A sign of life while models load; only where somebody watches."""
     if job.options.quiet or not sys.stderr.isatty():
-        yield
-        return
+        return nullcontext()
     from ..terminal import working
 
-    with working(f"loading {job.options.model} for {job.program.graph.name} ..."):
-        yield
+    return working(f"loading {job.options.model} for {job.program.graph.name} ...")

@@ -7,17 +7,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
+from ..prepare.job import EMBEDDED
 from ..record.metrics import Meter
 from ..record.report import answers_of, output_digest
 from ..record.run_folder import RunFolder
 from ..run.api import Prompt, open_session
 from ..run.runner import perform
+from ..run.session import Session
 
 QUESTION = "Explain how volcanoes work."
 GRAPHS = ("autoregressive", "eagle", "bim_plain", "bim_eagle")
 EQUAL = (("autoregressive", "eagle"), ("bim_plain", "bim_eagle"))
 TOKENS = 32
-ROUNDS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +37,19 @@ def try_graphs(threads: int | None, max_new_tokens: int = TOKENS) -> Iterator[Se
     """Answer one question with every shipped graph on the embedded models."""
     for graph in GRAPHS:
         began = perf_counter()
-        session = open_session(
-            graph,
-            model="embedded",
-            drafter_model="embedded",
-            threads=threads,
-            max_new_tokens=max_new_tokens,
-        )
-        loaded = perf_counter() - began
+        session = _session(graph, threads, max_new_tokens)
+        load_seconds = perf_counter() - began
         run, recorder, _ = perform(session, [Prompt("1", QUESTION)])
-        answers = answers_of(run.board["branches"].requests, run.board["prompts"])
+        digest = output_digest(answers_of(run.board["branches"].requests, run.board["prompts"]))
         meter = recorder.meter
-        yield SelfTestRun(
-            graph, output_digest(answers), meter.tokens, meter.seconds, meter.tau_step, loaded
-        )
+        yield SelfTestRun(graph, digest, meter.tokens, meter.seconds, meter.tau_step, load_seconds)
         run.close()
+
+
+def _session(graph: str, threads: int | None, budget: int | None) -> Session:
+    return open_session(
+        graph, model=EMBEDDED, drafter_model=EMBEDDED, threads=threads, max_new_tokens=budget
+    )
 
 
 def unequal(runs: Sequence[SelfTestRun]) -> list[str]:
@@ -60,14 +59,9 @@ def unequal(runs: Sequence[SelfTestRun]) -> list[str]:
     return [f"{a} and {b} give different tokens" for a, b in pairs if digests[a] != digests[b]]
 
 
-def measure_overhead(threads: int | None, rounds: int = ROUNDS, graph: str = "bim_eagle") -> Meter:
-    """Runs until there were that many rounds, with the trace written as in `specsot run`.
-
-    Returns:
-        A meter with the sums: wall time of the runs, and time inside ops.
-    """
-    session = open_session(graph, model="embedded", drafter_model="embedded", threads=threads)
-    total = Meter()
+def measure_overhead(threads: int | None, rounds: int) -> Meter:
+    """The sums of so many rounds at least, with the trace written as in `specsot run`."""
+    session, total = _session("bim_eagle", threads, None), Meter()
     with TemporaryDirectory() as folder, closing(RunFolder(Path(folder))) as files:
         while total.rounds < rounds:
             run, recorder, _ = perform(session, [Prompt("1", QUESTION)], write=files.trace)

@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +12,6 @@ from ...models.files import ModelError
 from ..errors import UsageError
 from .files import PACKAGE
 from .job import EMBEDDED, Job
-from .texts import redact
 
 PACKAGES = ["specsot", "torch", "transformers", "tokenizers", "safetensors", "llguidance"]
 PACKAGES += ["bm25s", "transitions", "numpy", "pydantic", "rich", "typer"]
@@ -59,12 +58,11 @@ def model_folders(job: Job) -> tuple[Path, Path | None]:
 
 def versions() -> dict[str, str]:
     """Of Python and of every package that can change a result."""
-    numbers = {"python": platform.python_version()}
+    numbers = dict.fromkeys(("python", *PACKAGES), "not installed")
+    numbers["python"] = platform.python_version()
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             numbers[package] = version(package)
-        except PackageNotFoundError:
-            numbers[package] = "not installed"
     return numbers
 
 
@@ -89,6 +87,7 @@ def machine() -> dict[str, str | int | None]:
     }
 
 
-def shown_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that changed options; no others, they can hold secrets."""
-    return {k: redact(v) for k, v in sorted(environ.items()) if k.startswith("SPECSOT_")}
+def redact(text: str) -> str:
+    """Home directories do not belong into files that people pass on."""
+    home = str(Path.home())
+    return text.replace(home, "~") if len(home) > 1 else text

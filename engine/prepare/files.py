@@ -4,6 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,9 +67,7 @@ def _extended(source: Source, chain: tuple[GraphFile, ...]) -> Source:
     beside = (str(Path(place).parent / name) for place in chain[-1])
     base = _find(name, GraphFile(*beside))
 
-    def wrong(message: str) -> Problem:
-        return source.problem((EXTENDS,), message)
-
+    wrong = partial(source.problem, (EXTENDS,))
     way = " > ".join(file.shown for file in (*chain, base))
     if any(os.path.realpath(base.path) == os.path.realpath(file.path) for file in chain):
         raise GraphError([wrong(f"a graph cannot extend itself: {way}")])
@@ -111,25 +110,21 @@ def read_source(ref: str, shown: str = "", wrong: Callable[[str], Problem] | Non
         wrong: the problem to raise when it cannot be read; by default one of that file.
     """
     problem = wrong or (lambda message: Problem(shown or ref or "''", 0, 0, "file", message))
+    data = None
     try:
-        path = Path(ref)
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            raise GraphError([problem(_odd(mode))])
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except GraphError:
-        raise
+        mode = Path(ref).stat().st_mode
+        if stat.S_ISREG(mode):
+            with Path(ref).open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise GraphError([problem(_why(ref, error))]) from None
     except ValueError:
         raise GraphError([problem("a path cannot hold a NUL character")]) from None
+    if data is None:
+        pipe = "pipe" if stat.S_ISFIFO(mode) else "device or socket"
+        what = "directory" if stat.S_ISDIR(mode) else pipe
+        raise GraphError([problem(f"this is a {what}, not a file")])
     return Source(decode(data, shown or ref), shown or ref)
-
-
-def _odd(mode: int) -> str:
-    pipe = "pipe" if stat.S_ISFIFO(mode) else "device or socket"
-    return f"this is a {'directory' if stat.S_ISDIR(mode) else pipe}, not a file"
 
 
 def _why(ref: str, error: OSError) -> str:
@@ -143,9 +138,7 @@ def _why(ref: str, error: OSError) -> str:
 
 def _close(ref: str) -> str:
     """A shipped graph, a machine or a file of the same folder that may have been meant."""
-    words = _name(ref).rpartition("/")
-    folder, stem = words[0].rpartition("/")[2], words[2]
-    beside = {path.stem: path.name for path in Path(ref).parent.glob("*.yaml")}
-    near = [name for at, name in beside.items() if hint(stem, [at])]
-    machine = hint(f"{folder}/{stem}", _machine_names())
-    return hint(stem, graph_names()) or machine or hint(f"{stem}.yaml", near)
+    path = Path(_name(ref))
+    near = [one.name for one in Path(ref).parent.glob("*.yaml") if hint(path.name, [one.stem])]
+    machine = hint(f"{path.parent.name}/{path.name}", _machine_names())
+    return hint(path.name, graph_names()) or machine or hint(f"{path.name}.yaml", near)

@@ -1,20 +1,25 @@
-"""Where prompts come from: the command line, standard input, a text file, a JSONL file."""
+"""Where prompts and their documents come from: the command line, standard input, files.
 
+A file is read whole up to a limit, in UTF-8; one whose name ends in .jsonl has a JSON value a line.
+"""
+
+import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ...states.text.documents import Document
+from ...states.text.documents import Document, check_document
 from ...states.text.encoder import PromptError, check_question
 from ..errors import UsageError
-from .documents import documents_of
-from .texts import MAX_BYTES, decode_text, is_jsonl, json_value, lines_of, read_text
 
+MAX_BYTES = 64 << 20  # of a file
 TEXT_KEYS = ("prompt", "question", "turns", "task")
 ID_KEYS = ("id", "question_id", "task_id")
 MAX_ID = 200
+DOCUMENT_KEYS = ("text", "title")
+MAX_DOCUMENTS = 10_000  # of one file, or of one prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,9 @@ class Prompt:
     seed: int | None = None
     max_new_tokens: int | None = None
     documents: tuple[Document, ...] = ()
+
+
+Item = TypeVar("Item", Prompt, Document)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +57,11 @@ def read_prompts(prompt: str | None, file: Path | None, default: str) -> Prompts
         raise UsageError("give either a PROMPT or --prompts FILE, not both")
     if file is not None:
         return read_file(file)
-    text = default if prompt is None else _stdin() if prompt == "-" else prompt
-    return Prompts((_checked(Prompt("1", text)),))
-
-
-def _stdin() -> str:
-    return decode_text(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input").strip("\n")
+    if prompt == "-":
+        prompt = decode_text(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input").strip("\n")
+    text = default if prompt is None else prompt
+    check_question(text)
+    return Prompts((Prompt("1", text),))
 
 
 def read_file(file: Path) -> Prompts:
@@ -86,11 +93,7 @@ def _from_json(file: Path, lines: list[tuple[int, str]], notes: list[str]) -> It
 
 
 def json_object(line: str, place: str, keys: Sequence[str]) -> dict[str, Any]:
-    """The object of one line of a JSONL file; ``keys`` tell a user what it may hold.
-
-    Raises:
-        UsageError: no JSON, or no object.
-    """
+    """The object of one line of a JSONL file, which may hold one of ``keys``; raises UsageError."""
     value = json_value(line, place)
     if not isinstance(value, dict):
         raise UsageError(f"{place}: a line is a JSON object with a key {' or '.join(keys)}")
@@ -131,9 +134,126 @@ def _integer(value: Mapping[str, Any], key: str, place: str, least: int) -> int 
     return number
 
 
-def _checked(prompt: Prompt, place: str = "") -> Prompt:
+def _checked(item: Item, place: str) -> Item:
+    """A text that cannot stand in a prompt is a PromptError with its place."""
     try:
-        check_question(prompt.text)
+        if isinstance(item, Document):
+            check_document(item)
+        else:
+            check_question(item.text)
     except PromptError as error:
-        raise PromptError(f"{place}: {error}" if place else str(error)) from None
-    return prompt
+        raise PromptError(f"{place}: {error}") from None
+    return item
+
+
+# -- documents ------------------------------------------------------------------------------------
+
+
+def read_documents(files: Iterable[Path]) -> tuple[Document, ...]:
+    """The documents of all files, each once, in the order given.
+
+    A file is one document, titled by its name, in UTF-8; one whose name ends in .jsonl holds many,
+    a line each (`document_of` says what a line may be).
+
+    Raises:
+        UsageError, PromptError: with the file, and the line where there is one.
+    """
+    return tuple(dict.fromkeys(document for file in files for document in _documents(file)))
+
+
+def _documents(file: Path) -> Iterator[Document]:
+    text = read_text(file).replace("\r\n", "\n")
+    if not is_jsonl(file):
+        name = file.name if file.name.isprintable() else file.name.encode("unicode_escape").decode()
+        yield _checked(Document(name, text.strip("\n")), str(file))
+        return
+    if not (lines := lines_of(text)):
+        raise UsageError(f"{file}: no documents in it")
+    _check_number(lines, str(file))
+    for at, (number, line) in enumerate(lines, 1):
+        place = f"{file}:{number}"
+        yield document_of(json_value(line, place), at, place)
+
+
+def documents_of(value: Mapping[str, Any], place: str) -> tuple[Document, ...]:
+    """The field `documents` of a prompt's line: a list of what `document_of` takes."""
+    documents = value.get("documents")
+    if documents is None:
+        return ()
+    if not isinstance(documents, list):
+        raise UsageError(f"{place}: 'documents' must be a list")
+    _check_number(documents, place)
+    numbers = enumerate(documents, 1)
+    return tuple(document_of(one, n, f"{place}: document {n}") for n, one in numbers)
+
+
+def _check_number(documents: Sized, place: str) -> None:
+    if len(documents) > MAX_DOCUMENTS:
+        raise UsageError(f"{place}: {len(documents)} documents, at most {MAX_DOCUMENTS}")
+
+
+def document_of(value: Any, number: int, place: str) -> Document:
+    """A document from JSON: its text, or an object with `text` and perhaps `title`.
+
+    Without a title it is called by its ``number``.
+
+    Raises:
+        UsageError, PromptError: it is neither, or its text cannot stand in a prompt.
+    """
+    fields = {"text": value} if isinstance(value, str) else value
+    if not isinstance(fields, dict) or not isinstance(fields.get("text"), str):
+        raise UsageError(f"{place}: a document is a text, or an object with 'text' and 'title'")
+    if unknown := sorted(set(fields) - set(DOCUMENT_KEYS)):
+        raise UsageError(f"{place}: a document has no {unknown[0]!r}, only 'text' and 'title'")
+    title = fields.get("title")
+    if title is not None and not isinstance(title, str):
+        raise UsageError(f"{place}: 'title' must be a text")
+    return _checked(Document(str(number) if title is None else title, fields["text"]), place)
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def read_text(file: Path) -> str:
+    """A file's text without a byte-order mark.
+
+    Raises:
+        UsageError: it cannot be read, is too long or not UTF-8; with the line where there is one.
+    """
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{file}: cannot be read: {reason}") from None
+    return decode_text(data, str(file))
+
+
+def is_jsonl(file: Path) -> bool:
+    return file.suffix.lower() in (".jsonl", ".ndjson")
+
+
+def lines_of(text: str) -> list[tuple[int, str]]:
+    """The lines that say something, with their numbers from 1."""
+    return [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+
+
+def decode_text(data: bytes, name: str) -> str:
+    """Bytes from ``name`` as text; raises UsageError as `read_text` does."""
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{name}: more than {MAX_BYTES} bytes")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{name}:{line}: not UTF-8") from None
+
+
+def json_value(line: str, place: str) -> Any:
+    """What one line of a JSONL file holds; raises UsageError."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{place}:{error.colno}: {error.msg}") from None
+    except (RecursionError, ValueError):
+        raise UsageError(f"{place}: no JSON that can be read") from None

@@ -1,22 +1,36 @@
-"""From options to everything a run needs but its models: checked, and without torch."""
+"""From options to everything a run needs but its models: checked, and without torch.
+
+`specsot.yaml` has what a run uses when the command line does not say otherwise.
+"""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
+from types import NoneType
+from typing import Any, get_args
+
+from pydantic import create_model
 
 from ...states.graph.load import load_program, op_table
 from ...states.graph.program import Program
+from ...states.graph.schema import check_mapping, validated
 from ...states.text.outline import Outline, parse_outline
 from ...states.text.outline_file import OutlineError, load_outline
+from ...states.yaml.source import GraphError, Source, decode
+from ...states.yaml.spec import Spec
 from ..errors import UsageError
-from .config import read_config
-from .documents import read_documents
-from .files import open_source
-from .inputs import Prompt, Prompts, read_prompts
-from .options import RunOptions
+from .files import PACKAGE, open_source, read_source
+from .inputs import Prompt, Prompts, read_documents, read_prompts
+from .options import SETTINGS, RunOptions, flag_of
 from .repeat import Provenance, RunResult, graph_source, is_run_file, prompts_of, read_run
 
 EMBEDDED = "embedded"
+CONFIG = "specsot.yaml"
+OPEN = [name for name, kind in SETTINGS.items() if NoneType in get_args(kind)]  # may be null
+KEYS: Any = {name: (kind, None if name in OPEN else ...) for name, kind in SETTINGS.items()}
+Settings: type[Spec] = create_model("Settings", __base__=Spec, **KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +52,39 @@ class Job:
     @property
     def threads(self) -> int:
         return self.options.threads or min(os.cpu_count() or 1, 4)
+
+
+def read_config(
+    folder: Path, options: RunOptions, saved: Mapping[str, Any] | None = None, file: str = ""
+) -> RunOptions:
+    """Options with no setting left open.
+
+    The packaged defaults, under `folder`'s own specsot.yaml, under the settings that a repeated run
+    saved in its `file`, under those of the options.
+
+    Raises:
+        GraphError: every problem, in file order.
+        UsageError: only options have problems; they are named.
+    """
+    packaged = Source(decode((files(PACKAGE) / CONFIG).read_bytes(), CONFIG), CONFIG)
+    own = folder / CONFIG
+    source = read_source(str(own)) if own.exists() or own.is_symlink() else packaged
+    if source.data is None:
+        source.data = {}
+    check_mapping(source, "configuration")
+    changes = {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
+    before = {} if saved is None else {**dict.fromkeys(OPEN), **saved}
+    source.options.update({(key,): f"{file}: options.{key}" for key in before})
+    source.options.update({(key,): f"{flag_of(key)} {value}" for key, value in changes.items()})
+    source.data = {**packaged.data, **source.data, **before, **changes}
+    try:
+        settings = validated(Settings, source)
+    except GraphError as error:
+        if any(one.line for one in error.problems):
+            raise
+        lines = [f"{one.file}: {one.message}" for one in error.problems]
+        raise UsageError("\n".join(lines)) from None
+    return replace(options, **settings.model_dump())
 
 
 def prepare(options: RunOptions, folder: Path = Path(), prompts: Prompts | None = None) -> Job:
@@ -111,22 +158,23 @@ def _with_drafter(config: RunOptions, program: Program, given: str | None) -> Ru
     if named := given or getattr(drafter, "model", None):
         return replace(config, drafter_model=named)
     if drafter.has_model and config.model != EMBEDDED and config.drafter_model == EMBEDDED:
-        reason = f"graph {program.graph.name!r} drafts with {drafter.kind}"
-        reason += ", and the embedded drafter fits the embedded model only"
-        advice = f"give --drafter-model for {config.model}, or --set drafter.kind=none"
-        raise UsageError(f"{reason}: {advice}")
+        raise UsageError(
+            f"graph {program.graph.name!r} drafts with {drafter.kind}, and the embedded drafter"
+            f" fits the embedded model only: give --drafter-model for {config.model}, or"
+            " --set drafter.kind=none"
+        )
     return config
 
 
 def _with_documents(prompts: Prompts, options: RunOptions) -> Prompts:
     """Those of the command line stand before each prompt's own: what prompts share comes first."""
-    shared = dict.fromkeys(read_documents(options.documents))
-    if not shared:
-        return prompts
-    own = ([d for d in prompt.documents if d not in shared] for prompt in prompts.items)
-    pairs = zip(prompts.items, own, strict=True)
-    items = tuple(replace(prompt, documents=(*shared, *rest)) for prompt, rest in pairs)
-    return replace(prompts, items=items)
+    shared = read_documents(options.documents)
+
+    def with_shared(prompt: Prompt) -> Prompt:
+        own = [document for document in prompt.documents if document not in shared]
+        return replace(prompt, documents=(*shared, *own))
+
+    return replace(prompts, items=tuple(map(with_shared, prompts.items))) if shared else prompts
 
 
 def _outline(path: Path | None, program: Program) -> Outline | None:

@@ -35,16 +35,13 @@ class OptionText:
     kind: Any = None
 
 
-def _option(
-    default: Any, help: str, *flags: str, metavar: str | None = None, mirrored: bool = True
-) -> Any:
-    text = OptionText(help, flags, metavar, mirrored=mirrored)
-    return field(default=default, metadata={"text": text})
+def _option(default: Any, help: str, *flags: str, **more: Any) -> Any:
+    return field(default=default, metadata={"text": OptionText(help, flags, **more)})
 
 
 def _setting(kind: Any, help: str, *, argument: bool = False) -> Any:
     """None where it is not given, and then what `specsot.yaml` says; never None in a job."""
-    return field(default=None, metadata={"text": OptionText(help, argument=argument, kind=kind)})
+    return _option(None, help, kind=kind, argument=argument)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ INLINE, MANY = 64 * 1024, 500  # characters and number of prompts that run.yaml 
 
 
 class PromptSpec(Spec):
-    """One prompt of a run."""
+    """One prompt of a run; its fields are those of `Prompt`, in the same order."""
 
     id: str
     prompt: str
@@ -85,24 +85,17 @@ def graph_source(source: Source) -> Source:
     inner.keys = {path[1:]: at for path, at in source.keys.items() if path[:1] == ("graph",)}
     inner.values = {path[1:]: at for path, at in source.values.items() if path[:1] == ("graph",)}
     inner.options, inner.files = {}, {}
-    _own_template(inner.data, Path(source.file).parent)
-    return inner
-
-
-def _own_template(graph: Any, folder: Path) -> None:
-    """A prompt template that was copied beside the run.yaml is found there."""
-    skeleton = graph.get("skeleton") if isinstance(graph, dict) else None
+    skeleton = inner.data.get("skeleton") if isinstance(inner.data, dict) else None
     if isinstance(skeleton, dict) and skeleton.get("template") == TEMPLATE_FILE:
-        skeleton["template"] = str(folder / TEMPLATE_FILE)
+        # A prompt template that was copied beside the run.yaml is found there.
+        skeleton["template"] = str(Path(source.file).parent / TEMPLATE_FILE)
+    return inner
 
 
 def prompts_of(run: RunFile, source: Source) -> tuple[Prompt, ...]:
     if isinstance(run.prompts, str):
         return read_file(Path(source.file).parent / run.prompts).items
-    return tuple(
-        Prompt(one.id, one.prompt, one.seed, one.max_new_tokens, one.documents)
-        for one in run.prompts
-    )
+    return tuple(Prompt(*dict(one).values()) for one in run.prompts)
 
 
 def differences(then: Provenance, now: Provenance) -> Iterator[str]:
@@ -141,28 +134,23 @@ def run_document(
 
 
 def _prompt(prompt: Prompt) -> dict[str, Any]:
-    values = asdict(prompt)
-    names = {"id": values.pop("key"), "prompt": values.pop("text")}
-    rest = {name: value for name, value in values.items() if value not in (None, ())}
-    return {**names, **_plain(rest)}
+    values = dict(zip(PromptSpec.model_fields, asdict(prompt).values(), strict=True))
+    return {name: _plain(value) for name, value in values.items() if value not in (None, ())}
 
 
 def _plain(value: Any) -> Any:
     """Tuples to lists, and no empty `with`, all the way down."""
     if isinstance(value, Mapping):
-        kept = {k: v for k, v in value.items() if not (k == "with" and not v)}
-        return {k: _plain(v) for k, v in kept.items()}
+        return {k: _plain(v) for k, v in value.items() if v or k != "with"}
     return [_plain(v) for v in value] if isinstance(value, tuple | list) else value
 
 
 def too_long(document: Mapping[str, Any]) -> bool:
     """Whether the prompts need a file of their own: YAML files are read up to a limit."""
     prompts = document["prompts"]
-    return len(prompts) > MANY or sum(map(_characters, prompts)) > INLINE
-
-
-def _characters(prompt: Mapping[str, Any]) -> int:
-    return len(prompt["prompt"]) + sum(len(d["text"]) for d in prompt.get("documents", ()))
+    texts = [prompt["prompt"] for prompt in prompts]
+    texts += [one["text"] for prompt in prompts for one in prompt.get("documents", ())]
+    return len(prompts) > MANY or sum(map(len, texts)) > INLINE
 
 
 class _Dumper(yaml.SafeDumper):
@@ -188,9 +176,9 @@ def graph_yaml(graph: Graph) -> str:
     """A graph file that says everything and extends nothing."""
     document = _plain(graph.model_dump(by_alias=True, exclude_none=True))
     for name, state in graph.states.items():
-        given = _plain(state.model_dump(by_alias=True, exclude_defaults=True))
-        ops = [call["op"] if len(call) == 1 else call for call in given.get("ops", ())]
-        document["states"][name] = {**given, "ops": ops} if ops else given
+        own = _plain(state.model_dump(by_alias=True, exclude_defaults=True))
+        ops = [call["op"] if len(call) == 1 else call for call in own.get("ops", ())]
+        document["states"][name] = {**own, "ops": ops} if ops else own
     for block in KINDS:
         document[block] = {"kind": document[block]["kind"], **document[block]}
     return re.sub(r"^(\w+:)$", r"\n\1", _dump(document, flow=None), flags=re.MULTILINE)
@@ -198,15 +186,8 @@ def graph_yaml(graph: Graph) -> str:
 
 def _dump(document: Mapping[str, Any], flow: bool | None) -> str:
     """flow: None writes collections of scalars in one line, False nothing."""
-    text: str = yaml.dump(
-        dict(document),
-        Dumper=_Dumper,
-        sort_keys=False,
-        allow_unicode=True,
-        width=100,
-        default_flow_style=flow,
-    )
-    return text
+    style: Any = {"sort_keys": False, "allow_unicode": True, "width": 100}
+    return str(yaml.dump(dict(document), Dumper=_Dumper, default_flow_style=flow, **style))
 
 
 def graph_hash(graph: Graph) -> str:

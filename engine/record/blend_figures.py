@@ -1,7 +1,7 @@
 """What a run reused of cached chunks, what that saved, and how far a blended prefill is from the
 full one. Names and definitions: docs/metrics.md.
 
-Operations are estimated as `ops.blend.cost` says, for each prompt (or part of one: the shared
+Operations are estimated as `ops.blend.layer_plan` says, for each prompt (or part of one: the shared
 prefix, a branch) by itself; attention to rows that were there before is left out on both sides.
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops.blend.cost import LayerShape, blend_flops, prefill_flops
+from ...ops.blend.layer_plan import LayerShape, blend_flops, prefill_flops
 from ...states.requests.blending import BlendState
-from ...states.requests.branch import BlendSummary
+from ...states.requests.summary import BlendSummary
 from ..chunks.cache import ChunkLibrary
 
 
@@ -77,7 +77,7 @@ def blend_figures(
     parts = [part for one in forwards for part in one.parts]
     flops = sum(blend_flops(shape, layers, blending.settings, *part) for part in parts)
     full = sum(prefill_flops(shape, layers, sum(part)) for part in parts)
-    made = library.made_sizes
+    collected = library.made_sizes
     return {
         "plan": list(map(int, forwards[0].plan)) if forwards else None,
         "forwards": len(forwards),
@@ -91,9 +91,9 @@ def blend_figures(
         "chunks": {
             "hits": library.hits,
             "missed": library.missed,
-            "collected": len(made),
-            "collected_rows": sum(made),
-            "collected_flops": sum(prefill_flops(shape, layers, size) for size in made),
+            "collected": len(collected),
+            "collected_rows": sum(collected),
+            "collected_flops": sum(prefill_flops(shape, layers, size) for size in collected),
             "collected_milliseconds": library.made_nanos / 1e6,
         },
         **({} if probed is None else {"probe": probed.figures()}),

@@ -5,28 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ...states.requests.branch import BlendSummary, RoundSummary
+from ...states.requests.summary import BlendSummary, RoundSummary
 from ...states.trace import Moved, OpRan
 from .blend_figures import ProbeFigures, blend_figures
 
 NS = 1e9
 SCHEMA = 1
-
-
-@dataclass(slots=True)
-class Tally:
-    """Tokens committed over branch-rounds, of a run or of one request."""
-
-    committed: int = 0
-    branch_rounds: int = 0
-
-    def add(self, committed: int) -> None:
-        self.committed += committed
-        self.branch_rounds += 1
-
-    @property
-    def mean(self) -> float:
-        return ratio(self.committed, self.branch_rounds)
 
 
 @dataclass(slots=True)
@@ -48,7 +32,8 @@ class Meter:
         tokens: tokens appended to any branch, outlines included, stop tokens not.
         in_ops: nanoseconds inside ops; `in_run` from the first transition to the last.
         last_move: nanoseconds from the start of the run to its last transition.
-        lengths: how often a branch committed that many tokens in one round.
+        lengths: how often a branch committed that many tokens in one round; `requests` the same of
+            each request.
         blends: what forwards with cached rows did.
         probed: what a probe finds of them, if there is one.
     """
@@ -68,8 +53,7 @@ class Meter:
     nanos: Counter[str] = field(default_factory=Counter)
     op_nanos: Counter[str] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)
-    steps: Tally = field(default_factory=Tally)
-    requests: dict[str, Tally] = field(default_factory=dict)
+    requests: dict[str, Counter[int]] = field(default_factory=dict)
     marks: dict[str, Marks] = field(default_factory=dict)
     blends: list[BlendSummary] = field(default_factory=list)
     probed: ProbeFigures | None = None
@@ -82,8 +66,6 @@ class Meter:
                 mine.update(more)
             elif isinstance(mine, int):
                 setattr(self, name, mine + more)
-        self.steps.committed += other.steps.committed
-        self.steps.branch_rounds += other.steps.branch_rounds
 
     def op_ran(self, event: OpRan) -> None:
         self.in_ops += event.nanos
@@ -109,28 +91,30 @@ class Meter:
         ):
             key = name.rpartition("/")[0]
             self.tokens += committed
-            self._mark(key, committed, at)
+            marks = self.marks.setdefault(key, Marks())
+            if committed:
+                marks.first_token = at if marks.first_token is None else marks.first_token
+                marks.last_token = at
             if accepted >= 0:
                 self.accepted += accepted
                 self.lengths[committed] += 1
-                self.steps.add(committed)
-                self.requests.setdefault(key, Tally()).add(committed)
+                self.requests.setdefault(key, Counter())[committed] += 1
 
-    def _mark(self, key: str, committed: int, at: int) -> None:
-        marks = self.marks.setdefault(key, Marks())
-        if committed:
-            marks.first_token = at if marks.first_token is None else marks.first_token
-            marks.last_token = at
+    @property
+    def branch_rounds(self) -> int:
+        """Rounds of every branch that a proposal was verified for."""
+        return self.lengths.total()
 
     @property
     def tau_step(self) -> float:
         """Tokens committed / branch-rounds, over all branches."""
-        return self.steps.mean
+        return _mean_length(self.lengths)
 
     @property
     def tau_request(self) -> float:
         """Mean over requests of each request's own mean."""
-        return mean([tally.mean for tally in self.requests.values()])
+        means = [_mean_length(lengths) for lengths in self.requests.values()]
+        return ratio(sum(means), len(means))
 
     @property
     def acceptance_rate(self) -> float:
@@ -156,11 +140,6 @@ class Meter:
         return ratio(self.tokens, self.seconds)
 
     @property
-    def milliseconds(self) -> dict[str, float]:
-        """In all, by state."""
-        return {state: self.nanos[state] / 1e6 for state in self.visits}
-
-    @property
     def overhead_share(self) -> float:
         """The share of the run's wall time that was not spent inside ops."""
         return ratio(self.in_run - self.in_ops, self.in_run)
@@ -171,8 +150,8 @@ def ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def mean(values: list[float]) -> float:
-    return ratio(sum(values), len(values))
+def _mean_length(lengths: Counter[int]) -> float:
+    return ratio(sum(length * count for length, count in lengths.items()), lengths.total())
 
 
 def pool_figures(pool: Any) -> dict[str, Any]:
@@ -203,12 +182,15 @@ def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
         "tokens": meter.tokens,
         "target_forwards": meter.forwards,
         "rounds": meter.rounds,
-        "branch_rounds": meter.steps.branch_rounds,
+        "branch_rounds": meter.branch_rounds,
         "drafted": meter.drafted,
         "accepted": meter.accepted,
         "accepted_lengths": {str(k): n for k, n in sorted(meter.lengths.items())},
         "most_active_branches": meter.most_active,
-        "seconds": _seconds(meter),
+        "seconds": {
+            "total": max(meter.last_move, meter.in_run) / NS,
+            **{f"to_{f.name}": _mean_moment(meter, f.name) for f in fields(Marks)},
+        },
         "states": state_figures(meter),
         "ops": {name: nanos / 1e6 for name, nanos in sorted(meter.op_nanos.items())},
         "host_reads": {
@@ -224,27 +206,20 @@ def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _seconds(meter: Meter) -> dict[str, float | None]:
-    marks = list(meter.marks.values())
-    return {
-        "total": max(meter.last_move, meter.in_run) / NS,
-        **{f"to_{f.name}": _mean_of([getattr(m, f.name) for m in marks]) for f in fields(Marks)},
-    }
-
-
-def _mean_of(marks: list[int | None]) -> float | None:
-    known = [nanos / NS for nanos in marks if nanos is not None]
-    return mean(known) if known else None
+def _mean_moment(meter: Meter, name: str) -> float | None:
+    """Seconds to a mark, over the requests that came to it."""
+    moments = [getattr(marks, name) for marks in meter.marks.values()]
+    seconds = [nanos / NS for nanos in moments if nanos is not None]
+    return sum(seconds) / len(seconds) if seconds else None
 
 
 def state_figures(meter: Meter) -> dict[str, dict[str, float]]:
     """Per state: visits, milliseconds in all and per visit."""
-    milliseconds = meter.milliseconds
     return {
         state: {
             "visits": visits,
-            "milliseconds": milliseconds[state],
-            "milliseconds_per_visit": ratio(milliseconds[state], visits),
+            "milliseconds": meter.nanos[state] / 1e6,
+            "milliseconds_per_visit": ratio(meter.nanos[state] / 1e6, visits),
         }
         for state, visits in meter.visits.items()
     }

@@ -5,91 +5,76 @@ asked for one since the last event; a viewer never touches the run.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Mapping
 from time import perf_counter_ns
 from typing import Any
 
 from ...states.machine import Run
-from ...states.requests.branch import RoundSummary, Stage
-from ...states.trace import Event, Moved, OpRan
+from ...states.requests.branch import Stage
+from ...states.requests.summary import RoundSummary
+from ...states.trace import Event, Moved, Sink
 from .metrics import Meter
-from .snapshot import LiveFigures, Move, Snapshot, StateView, branch_view, pool_view, shown_branches
+from .snapshot import Move, Snapshot, branch_view, pool_view
 from .text_stream import Decode, TextStream
-from .trace_records import Happened, trace_record
+from .trace_records import Happened, Record, Write, trace_record
 
 LAST = 64  # moves that are kept for viewers
 BATCH = 256  # trace records that are written together
 
-Write = Callable[[dict[str, Any]], None]
-
 
 class Recorder:
-    """Takes every event of one run.
-
-    Args:
-        decode: token ids to text.
-        write: takes one trace record; None for no trace.
-        states: the graph's states in file order.
+    """Takes every event of one run; without `write` there is no trace.
 
     Attributes:
         wanted: set by a viewer; the next event then leaves a new `snapshot`.
+        listeners: are called with each event when it has been counted.
     """
 
-    def __init__(
-        self,
-        decode: Decode,
-        write: Write | None = None,
-        states: tuple[str, ...] = (),
-        clock: Callable[[], int] = perf_counter_ns,
-    ) -> None:
-        self.decode, self.write, self.clock = decode, write, clock
+    def __init__(self, decode: Decode, write: Write | None = None) -> None:
+        self.decode, self.write = decode, write
         self.meter = Meter()
-        self.states = states
         self.wanted = False
         self.snapshot: Snapshot | None = None
         self.state, self.before = "start", ""
+        self.listeners: list[Sink] = []
         self.moves: deque[Move] = deque(maxlen=LAST)
-        self.began = clock()
+        self.began = perf_counter_ns()
         self._run: Run | None = None
         self._committed = 0
         self._streams: dict[int, TextStream] = {}
-        self._kept: list[tuple[int, Happened, int]] = []
+        self._pending: list[tuple[int, Happened, int]] = []
 
     def attach(self, run: Run) -> None:
         """Say which run the events come from; call it before the first advance."""
-        self._run, self.began = run, self.clock()
+        self._run, self.began = run, perf_counter_ns()
         self.look()
 
     def __call__(self, event: Event) -> None:
         at = self.now
         self._keep(at, event)
-        if isinstance(event, OpRan):
-            self._op_ran(event, at)
-        else:
+        if isinstance(event, Moved):
             self._moved(event, at)
+        else:
+            self.meter.op_ran(event)
+            if "committed" in event.shapes and self._run is not None:
+                self._forward_done(self._run.board, at)
+        for listener in self.listeners:
+            listener(event)
         if self.wanted:
             self.wanted = False
             self.look()
 
-    def _op_ran(self, event: OpRan, at: int) -> None:
-        self.meter.op_ran(event)
-        if "committed" in event.shapes and self._run is not None:
-            self._forward_done(self._run.board["committed"], at)
-
-    def _forward_done(self, summary: RoundSummary, at: int) -> None:
+    def _forward_done(self, board: Mapping[str, Any], at: int) -> None:
+        summary: RoundSummary = board["committed"]
         if not summary.rows:  # nobody could start, so nothing was computed
             return
         self._committed += sum(summary.committed)
         self.meter.forward_done(summary, at)
-        self._mark_outlines(at)
-        self._keep(at, summary, self.meter.forwards)
-
-    def _mark_outlines(self, at: int) -> None:
-        assert self._run is not None
-        for request in self._run.board["branches"].requests:
+        for request in board["branches"].requests:
             root, marks = request.root, self.meter.marks.get(request.key)
             if root is not None and root.stage is Stage.DONE and marks and marks.outline is None:
                 marks.outline = at
+        self._keep(at, summary, self.meter.forwards)
 
     def _moved(self, event: Moved, at: int) -> None:
         self.meter.moved(event, at)
@@ -98,51 +83,46 @@ class Recorder:
         self.state, self.before = event.target, event.source
         self._committed = 0
 
-    def tell(self, record: dict[str, Any]) -> None:
+    def tell(self, record: Record) -> None:
         """A trace record of somebody else's, in its place among the events."""
         self._keep(self.now, record)
 
     def _keep(self, at: int, happened: Happened, number: int = 0) -> None:
         if self.write is not None:
-            self._kept.append((at, happened, number or self._committed))
-            if len(self._kept) >= BATCH:
+            self._pending.append((at, happened, number or self._committed))
+            if len(self._pending) >= BATCH:
                 self.flush()
 
     def flush(self) -> None:
         """Write what is still kept; encoding many records at once costs a fraction of each."""
         if self.write is not None:
-            for at, happened, number in self._kept:
+            for at, happened, number in self._pending:
                 self.write(trace_record(at, happened, number))
-        self._kept.clear()
+        self._pending.clear()
 
     @property
     def now(self) -> int:
         """Nanoseconds since the run began."""
-        return self.clock() - self.began
+        return perf_counter_ns() - self.began
 
     def look(self) -> None:
         """Make a new picture; only on the run's own thread."""
         if self._run is None or not self._run.board:
             return
-        board, meter = self._run.board, self.meter
-        shown = shown_branches(board["branches"].requests)
+        board, meter = self._run.board, Meter()
+        meter.add(self.meter)
+        requests = board["branches"].requests
+        # An outline's root branch is shown only until its branches are there.
+        shown = [b for request in requests for b in request.branches or request.all_branches()]
         self.snapshot = Snapshot(
             self.state,
             self.before,
-            tuple(StateView(n, meter.visits[n], meter.nanos[n] / 1e6) for n in self.states),
             tuple(self.moves),
             tuple(branch_view(branch, self._text(branch)) for branch in shown),
             pool_view(board),
-            LiveFigures(
-                meter.tokens,
-                meter.rounds,
-                meter.per_forward,
-                meter.tau_step,
-                meter.acceptance_rate,
-                dict(meter.lengths),
-            ),
+            meter,
             self.now / 1e9,
-            meter.blends[-1] if meter.blends else None,
+            self.meter.blends[-1] if self.meter.blends else None,
         )
 
     def _text(self, branch: Any) -> str:

@@ -7,11 +7,9 @@ from typing import Any
 
 from ...states.phases.outline_ops import Answer, Section, answer
 from ...states.requests.branch import Request
-from ...states.text.outline import Outline
+from ...states.text.outline import Outline, Point
 from .metrics import NS, Marks, Meter
 from .text_stream import printable
-
-SCHEMA = 1
 
 
 def answers_of(requests: Sequence[Request], prompts: Any) -> tuple[Answer, ...]:
@@ -55,26 +53,20 @@ def left_apart(answers: Iterable[Answer]) -> list[str]:
     ]
 
 
-def outline_document(outline: Outline | None) -> dict[str, Any] | None:
+def outline_document(outline: Outline) -> dict[str, Any]:
     """The outline as structure."""
-    if outline is None:
-        return None
     return {
         "mode": outline.mode,
         "status": outline.status,
-        "points": [
-            {
-                "id": p.id,
-                "title": p.title,
-                "length": p.length,
-                "tool": p.tool,
-                "depends_on": list(p.deps),
-            }
-            for p in outline.points
-        ],
+        "points": [_point_document(point) for point in outline.points],
         "skipped": list(map(asdict, outline.skipped)),
         "mended": list(map(asdict, outline.mended)),
     }
+
+
+def _point_document(point: Point) -> dict[str, Any]:
+    same = {name: getattr(point, name) for name in ("id", "title", "length", "tool")}
+    return {**same, "depends_on": list(point.deps)}
 
 
 def answer_document(item: Answer, marks: Marks | None) -> dict[str, Any]:
@@ -84,12 +76,15 @@ def answer_document(item: Answer, marks: Marks | None) -> dict[str, Any]:
         "question": item.question,
         "text": item.text,
         "finish_reason": finish_of(item),
-        "outline": outline_document(item.outline),
+        "outline": None if item.outline is None else outline_document(item.outline),
         "outline_finish_reason": item.outline_finish or None,
         "outline_token_ids": list(item.outline_tokens),
         "parts": [_section_document(s) for s in item.sections],
         "combined": None if item.combined is None else _section_document(item.combined),
-        "seconds": _times(marks),
+        "seconds": {
+            f"to_{name}": None if nanos is None else nanos / NS
+            for name, nanos in asdict(marks or Marks()).items()
+        },
     }
 
 
@@ -104,20 +99,13 @@ def _section_document(section: Section) -> dict[str, Any]:
     }
 
 
-def _times(marks: Marks | None) -> dict[str, float | None]:
-    times = asdict(marks or Marks()).items()
-    return {f"to_{name}": None if at is None else at / NS for name, at in times}
-
-
 def finish_of(item: Answer) -> str:
     """The worst of the parts' finish reasons; parts that are not combined are an answer as well."""
     combined = item.combined
     sections = item.sections if combined is None or combined.finish == "refused" else _all(item)
     reasons = {section.finish for section in sections}
-    for reason in ("refused", "cancelled", "length", "stop"):
-        if reason in reasons:
-            return reason
-    return "cancelled"
+    worst_first = ("refused", "cancelled", "length", "stop")
+    return next((reason for reason in worst_first if reason in reasons), "cancelled")
 
 
 def outputs(answers: Sequence[Answer], meter: Meter) -> list[dict[str, Any]]:
@@ -141,26 +129,23 @@ def closing_lines(answers: Sequence[Answer], metrics: Mapping[str, Any], status:
     parts = sum(len(a.sections) for a in answers)
     seconds = metrics["seconds"]["total"]
     kv = metrics["kv"]["target"]
-    first = (
+    return [
         f"{status}: {metrics['tokens']} tokens in {parts} parts, {seconds:.2f} s, "
-        f"{metrics['tokens_per_second']:.0f} tokens/s"
-    )
-    second = (
+        f"{metrics['tokens_per_second']:.0f} tokens/s",
         f"tokens per target forward {metrics['tokens_per_target_forward']:.2f}, "
         f"tau_step {metrics['tau_step']:.2f}, acceptance {100 * metrics['acceptance_rate']:.0f} %, "
         f"KV peak {kv['peak_slots']}/{kv['capacity_slots']} slots, "
         f"moved {sum(kv['moved_bytes'].values())} bytes, "
-        f"overhead {100 * metrics['overhead_share']:.1f} %"
-    )
-    return [first, second]
+        f"overhead {100 * metrics['overhead_share']:.1f} %",
+    ]
 
 
 def summary_page(
     title: str, answers: Sequence[Answer], metrics: Mapping[str, Any], facts: Mapping[str, str]
 ) -> str:
     """summary.md."""
-    figures = [(k, _number(v)) for k, v in metrics.items() if isinstance(v, int | float)]
-    figures += [(name, _number(value)) for name, value in _nested(metrics)]
+    plain = [(name, value) for name, value in metrics.items() if isinstance(value, int | float)]
+    figures = [(name, _number(value)) for name, value in (*plain, *_nested(metrics))]
     states = [
         (name, s["visits"], f"{s['milliseconds']:.1f}", f"{s['milliseconds_per_visit']:.2f}")
         for name, s in metrics["states"].items()

@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,15 +13,10 @@ from ..errors import UsageError
 
 LATEST = "latest"
 COMPACT = json.JSONEncoder(separators=(",", ":"))  # `dumps` would make a new one for each line
-TRIES = 8
 
 
 class RunFolder:
-    """`<runs>/<utc>-<graph>-<id>/` with manifest, run.yaml, trace, outputs, metrics and summary.
-
-    Attributes:
-        path: the folder, as the user would write it.
-    """
+    """`<runs>/<utc>-<graph>-<id>/` with manifest, run.yaml, trace, outputs, metrics and summary."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -34,13 +30,13 @@ class RunFolder:
             UsageError: the place cannot be written to.
         """
         try:
-            folder = cls(_new_folder(runs, graph))
-            _point(runs / LATEST, folder.path.name)
+            path = _new_folder(runs, graph)
+            _point(runs / LATEST, path.name)
         except OSError as error:
             reason = error.strerror or error
             message = f"{runs}: no run folder can be made there: {reason} (see --runs-dir)"
             raise UsageError(message) from None
-        return folder
+        return cls(path)
 
     def write_text(self, name: str, text: str) -> None:
         """Atomically: a reader sees the old file or the new one."""
@@ -79,15 +75,11 @@ def _line(value: Mapping[str, Any]) -> str:
 def _new_folder(runs: Path, graph: str) -> Path:
     runs.mkdir(parents=True, exist_ok=True)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    for attempt in range(TRIES):
+    while True:
         path = runs / f"{stamp}-{graph}-{secrets.token_hex(3)}"
-        try:
+        with suppress(FileExistsError):  # of a run of the same second
             path.mkdir()
             return path
-        except FileExistsError:
-            if attempt == TRIES - 1:
-                raise
-    raise AssertionError("the loop returns or raises")
 
 
 def _point(link: Path, name: str) -> None:

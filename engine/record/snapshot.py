@@ -1,6 +1,6 @@
 """What a viewer sees of a run: an immutable picture, made on the run's own thread."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,9 @@ import numpy.typing as npt
 
 from ...states.graph.graph import Graph
 from ...states.requests.blending import Reused
-from ...states.requests.branch import BlendSummary, Branch, Request
+from ...states.requests.branch import Branch, Request
+from ...states.requests.summary import BlendSummary
+from .metrics import Meter
 
 Codes = npt.NDArray[np.int16]
 
@@ -26,15 +28,6 @@ class Move:
     guard: str | None
     millis: float
     committed: int
-
-
-@dataclass(frozen=True, slots=True)
-class StateView:
-    """One state of the graph: visits, and milliseconds spent in it in all."""
-
-    name: str
-    visits: int
-    millis: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +63,6 @@ class PoolView:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveFigures:
-    """The running figures under the picture."""
-
-    tokens: int
-    rounds: int
-    per_forward: float
-    tau_step: float
-    acceptance_rate: float
-    lengths: Mapping[int, int]
-
-
-@dataclass(frozen=True, slots=True)
 class Scene:
     """What never changes during a run: the title line and the graph's ways."""
 
@@ -98,16 +79,16 @@ class Scene:
 class Snapshot:
     """The whole picture at one moment; `seconds` since the run began.
 
-    blend: the last forward with cached rows, None if there was none.
+    meter: a copy of the run's, without requests and moments. blend: the last forward with cached
+    rows, None if there was none.
     """
 
     state: str
     before: str
-    states: tuple[StateView, ...]
     moves: tuple[Move, ...]
     branches: tuple[BranchView, ...]
     pool: PoolView
-    figures: LiveFigures
+    meter: Meter
     seconds: float
     blend: BlendSummary | None = None
 
@@ -115,15 +96,9 @@ class Snapshot:
 def scene_of(graph: Graph, model: str, requests: int) -> Scene:
     """The unchanging part for a graph."""
     ways = {name: tuple(e.to for e in graph.edges_from(name)) for name in graph.states}
-    return Scene(
-        graph.name,
-        graph.layout.kind,
-        graph.drafter.kind,
-        model.rstrip("/").rpartition("/")[2],
-        tuple(graph.states),
-        ways,
-        requests,
-    )
+    kinds = (graph.layout.kind, graph.drafter.kind)
+    name = model.rstrip("/").rpartition("/")[2]
+    return Scene(graph.name, *kinds, name, tuple(graph.states), ways, requests)
 
 
 def slot_codes(
@@ -131,11 +106,13 @@ def slot_codes(
 ) -> Codes:
     """What each slot of a pool (ops.kv.KVCache) holds, from its slot table and the branch table."""
     owner = np.asarray(pool.owner)
-    table = np.full(int(owner.max(initial=0)) + 2, TREE, np.int16)  # a beam's rows have own owners
+    code_of: dict[int, int] = {}
     for request in requests:
-        _set(table, request.prefix_owner, PREFIX)
+        code_of[request.prefix_owner] = PREFIX
         for branch in request.all_branches():
-            _set(table, branch.owner, OUTLINE if branch.is_root else BRANCH + branch.index)
+            code_of[branch.owner] = OUTLINE if branch.is_root else BRANCH + branch.index
+    numbers = range(int(owner.max(initial=0)) + 1)  # a beam's rows have owners of their own
+    table = np.array([code_of.get(number, TREE) for number in numbers], np.int16)
     codes: Codes = table[np.maximum(owner, 0)]
     for whose, rows in (reused or {}).items():
         for positions, code in ((rows.cached, REUSED), (rows.picked, PICKED)):
@@ -152,11 +129,6 @@ def _with_padding(codes_RC: Codes) -> Codes:
     short = ~used & used.any(1)[:, None]
     short[:, longest:] = False
     return np.where(short, np.int16(PADDING), codes_RC)
-
-
-def _set(table: Codes, owner: int, code: int) -> None:
-    if owner < table.size:
-        table[owner] = code
 
 
 def pool_view(board: Mapping[str, Any]) -> PoolView:
@@ -176,24 +148,6 @@ def pool_view(board: Mapping[str, Any]) -> PoolView:
 
 
 def branch_view(branch: Branch, text: str) -> BranchView:
-    return BranchView(
-        branch.request.key,
-        branch.index,
-        branch.title,
-        str(branch.stage),
-        str(branch.finish or ""),
-        len(branch.tokens),
-        branch.budget,
-        text,
-    )
-
-
-def shown_branches(requests: Sequence[Request]) -> list[Branch]:
-    """In reading order; an outline's root branch only until its branches are there."""
-    branches: list[Branch] = []
-    for request in requests:
-        root = request.root
-        if root is not None and not request.branches:
-            branches.append(root)
-        branches += request.branches
-    return branches
+    name = (branch.request.key, branch.index, branch.title)
+    stage, finish = str(branch.stage), str(branch.finish or "")
+    return BranchView(*name, stage, finish, len(branch.tokens), branch.budget, text)

@@ -44,16 +44,12 @@ class TextStream:
 
 def printable(text: str, keep: str = "\n\t") -> str:
     """Without control characters, escape sequences and direction overrides; `keep` stays."""
-    return "".join(char if _harmless(char, keep) else _shown(char) for char in text)
-
-
-def _harmless(char: str, keep: str) -> bool:
-    if char in keep:
-        return True
-    return ord(char) not in UNSAFE and unicodedata.category(char) not in ("Cc", "Cs")
+    return "".join(char if char in keep else _shown(char) for char in text)
 
 
 def _shown(char: str) -> str:
     """A control character as its picture; what has none becomes the replacement character."""
     code = ord(char)
+    if code not in UNSAFE and unicodedata.category(char) not in ("Cc", "Cs"):
+        return char
     return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else HALF

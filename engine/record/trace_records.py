@@ -1,75 +1,49 @@
 """The lines of trace.jsonl; their keys are documented in docs/cli.md."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
+from functools import wraps
 from typing import Any
 
+import numpy as np
+
 from ...ops.kv.align import AlignmentState, ContinuousDecodingState
-from ...states.requests.branch import RoundSummary
+from ...states.requests.summary import RoundSummary
 from ...states.trace import Event, Moved, OpRan
 
-Happened = Event | RoundSummary | dict[str, Any]
+Record = dict[str, Any]
+Write = Callable[[Record], None]
+Happened = Event | RoundSummary | Record
+
+COUNTS = ("branches", "committed", "accepted", "drafted", "rows", "padding")  # of a round
+
+OPERATIONS = ("append_", "commit_", "release_", "retire_", "relabel_", "truncate_", "copy_")
+OF_ROWS = ("append_", "commit_", "copy_")  # whose first argument has an entry for each row
 
 
-def trace_record(at: int, happened: Happened, number: int) -> dict[str, Any]:
+def trace_record(at: int, happened: Happened, number: int) -> Record:
     """One record.
 
     Args:
         at: nanoseconds since the run began.
         number: of a move the tokens committed in its source, of a round its own number.
     """
-    if isinstance(happened, OpRan):
-        return _op(at, happened)
-    if isinstance(happened, Moved):
-        return _move(at, happened, number)
-    if isinstance(happened, RoundSummary):
-        return _round(at, happened, number)
+    match happened:
+        case OpRan(state, op, nanos, shapes):
+            about = {"state": state, "op": op, "ns": nanos, "shapes": dict(shapes)}
+            return {"kind": "op", "t": at, **about}
+        case Moved(source, target, guard, step, nanos):
+            way = {"step": step, "from": source, "to": target, "guard": guard}
+            return {"kind": "move", "t": at, **way, "ns": nanos, "committed": number}
+        case RoundSummary():
+            return {"kind": "round", "t": at, "round": number, **_round(happened)}
     return {**happened, "t": at}
 
 
-def _alignment(state: AlignmentState | ContinuousDecodingState | None) -> dict[str, Any] | None:
-    """The lengths of each tensor row, under the names of the state; None under ``bim``."""
-    if state is None:
-        return None
-    numbers = {f.name: getattr(state, f.name) for f in fields(state) if f.compare}  # no tensors
-    return {"state": type(state).__name__, **numbers}
-
-
-def _op(at: int, event: OpRan) -> dict[str, Any]:
-    return {
-        "kind": "op",
-        "t": at,
-        "state": event.state,
-        "op": event.op,
-        "ns": event.nanos,
-        "shapes": dict(event.shapes),
-    }
-
-
-def _move(at: int, event: Moved, committed: int) -> dict[str, Any]:
-    return {
-        "kind": "move",
-        "t": at,
-        "step": event.step,
-        "from": event.source,
-        "to": event.target,
-        "guard": event.guard,
-        "ns": event.nanos,
-        "committed": committed,
-    }
-
-
-def _round(at: int, summary: RoundSummary, number: int) -> dict[str, Any]:
+def _round(summary: RoundSummary) -> Record:
     explained = {"explained": [asdict(one) for one in summary.explained]}
     return {
-        "kind": "round",
-        "t": at,
-        "round": number,
-        "branches": summary.branches,
-        "committed": summary.committed,
-        "accepted": summary.accepted,
-        "drafted": summary.drafted,
-        "rows": summary.rows,
-        "padding": summary.padding,
+        **{name: getattr(summary, name) for name in COUNTS},
         "alignment": _alignment(summary.alignment),
         "gamma": [asdict(record) for record in summary.gamma],
         "blend": None if summary.blend is None else asdict(summary.blend),
@@ -77,3 +51,54 @@ def _round(at: int, summary: RoundSummary, number: int) -> dict[str, Any]:
         "kv_draft": summary.draft_length,
         **(explained if summary.explained else {}),
     }
+
+
+def _alignment(state: AlignmentState | ContinuousDecodingState | None) -> Record | None:
+    """The lengths of each tensor row, under the names of the state; None under ``bim``."""
+    if state is None:
+        return None
+    numbers = {f.name: getattr(state, f.name) for f in fields(state) if f.compare}  # no tensors
+    return {"state": type(state).__name__, **numbers}
+
+
+# -- `--trace kv` ---------------------------------------------------------------------------------
+
+
+def trace_pools(board: Mapping[str, Any], write: Write) -> None:
+    """Let both pools of a run write a record of each operation; nothing else changes."""
+    for key, name in (("kv", "target"), ("kv_draft", "drafter")):
+        if board[key] is not None:
+            _trace_pool(board[key], name, write)
+
+
+def _trace_pool(pool: Any, name: str, write: Write) -> None:
+    """Trace one pool (ops.kv.KVCache).
+
+    An operation that another one uses (`retire_` releases rows) has no record of its own. `rows`
+    are those that it was about; of what frees rows, how many became free.
+    """
+    inside: list[str] = []
+
+    def traced(operation: str) -> Callable[..., Any]:
+        function = getattr(pool, operation)
+
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before = pool.current_length
+            inside.append(operation)
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                inside.pop()
+            if not inside:
+                length, moved = pool.current_length, sum(pool.ledger.bytes.values())
+                counts = operation in OF_ROWS and args
+                rows = np.asarray(args[0]).size if counts else abs(length - before)
+                record = {"kind": "kv", "pool": name, "op": operation, "rows": rows}
+                write({**record, "length": length, "ledger_bytes": moved})
+            return result
+
+        return run
+
+    for operation in OPERATIONS:
+        setattr(pool, operation, traced(operation))

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import wraps
 from inspect import signature
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec
 
 import torch
 
@@ -22,34 +21,26 @@ from .session import Session
 __all__ = ["Prompt", "Recorder", "Session", "load", "open_session", "tie", "token_digest"]
 
 P = ParamSpec("P")
-R = TypeVar("R")
-Options = TypeVar("Options")
 
 
-def _by_name(kind: Callable[P, Options]) -> Callable[[Callable[[Options], R]], Callable[P, R]]:
-    """Let a function of options take them one by one, as their class does."""
+def _opener(kind: Callable[P, SessionOptions]) -> Callable[P, Session]:
+    """`open_session`, which takes options one by one as their class does."""
 
-    def decorate(function: Callable[[Options], R]) -> Callable[P, R]:
-        @wraps(function)
-        def called(*args: P.args, **kwargs: P.kwargs) -> R:
-            return function(kind(*args, **kwargs))
+    def open_session(*args: P.args, **kwargs: P.kwargs) -> Session:
+        """A checked graph with its models loaded; arguments are the options of `specsot run`.
 
-        called.__signature__ = signature(kind)  # type: ignore[attr-defined]
-        return called
+        What is not given is as specsot.yaml says. Sets the number of torch threads of the process.
 
-    return decorate
+        Raises:
+            GraphError, ModelError, UsageError, OutlineError: what cannot be used, and where.
+        """
+        return load(prepare(RunOptions(**asdict(kind(*args, **kwargs)))))
+
+    open_session.__signature__ = signature(kind)  # type: ignore[attr-defined]
+    return open_session
 
 
-@_by_name(SessionOptions)
-def open_session(options: SessionOptions) -> Session:
-    """A checked graph with its models loaded; arguments are the options of `specsot run`.
-
-    What is not given is as specsot.yaml says. Sets the number of torch threads of the process.
-
-    Raises:
-        GraphError, ModelError, UsageError, OutlineError: what cannot be used, and where.
-    """
-    return load(prepare(RunOptions(**asdict(options))))
+open_session = _opener(SessionOptions)
 
 
 def load(job: Job) -> Session:

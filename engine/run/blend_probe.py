@@ -25,8 +25,7 @@ from .contexts import full_prefill
 def probe_blends(run: Run) -> ProbeFigures:
     """Let this run's forwards with cached rows be compared with full prefills.
 
-    Returns:
-        What was found, which grows with the run.
+    What is found is returned at once, and grows with the run.
     """
     probed, before = ProbeFigures(), run.sink
 

@@ -14,30 +14,29 @@ from ...ops.sampling.rules import columns
 from ...ops.types import LayerStatus, TargetOutput
 from ...states.requests.branch import Branch, Finish, Request
 from ...states.requests.samplers import rules_of
+from ...states.text.prompts import PromptBook
 from ..models import Models
 
 
-def contexts(request: Request, book: Any) -> Iterator[tuple[Branch, list[int]]]:
+def contexts(request: Request, book: PromptBook) -> Iterator[tuple[Branch, list[int]]]:
     """Every branch that was decoded, the outline's first, with the token ids before its answer.
 
     They are put together from prompts and answers alone, not from what lies in any pool. A branch
     that never started is left out.
-
-    Args:
-        book: states.prompts.PromptBook of the run.
     """
     question = [*request.prefix, *request.tail]
     root = request.root
     if request.outline_budget == 0:
         yield from ((branch, question) for branch in _started(request))
         return
-    if root is not None and request.given is None:
-        yield root, question
-    if root is None or request.outline is None:
+    if root is None:
         return
-    shared = [*request.prefix, *request.opening]
-    if book.share == "outline":
-        shared = [*question, *(request.given_ids or root.tokens)]
+    if request.given is None:
+        yield root, question
+    if request.outline is None:
+        return
+    outlined = [*question, *(request.given_ids or root.tokens)]
+    shared = outlined if book.share == "outline" else [*request.prefix, *request.opening]
     for branch in _started(request):
         # Which documents a branch got, and what of the parts was folded, the book alone knows.
         if request.documents or branch.combines:
@@ -51,7 +50,7 @@ def _started(request: Request) -> list[Branch]:
     return [b for b in request.branches if len(b.prompt) and b.finish is not Finish.REFUSED]
 
 
-def _own(branch: Branch, book: Any) -> list[int]:
+def _own(branch: Branch, book: PromptBook) -> list[int]:
     """A branch's prompt behind what all branches share; results are quoted by their ids."""
     point, outline = branch.point, branch.request.outline
     if point is None or outline is None:
@@ -93,11 +92,8 @@ def full_prefill(
 
 
 def next_order(models: Models, branch: Branch, context: Sequence[int], place: int) -> Tensor:
-    """[V] what decides on a branch's answer token number `place` under ``accept: match``.
-
-    Args:
-        context: the ids that the answer stands behind.
-    """
+    """[V] what decides on token number `place` of an answer behind `context` under
+    ``accept: match``."""
     logits_V = next_logits(models, [*context, *branch.tokens[:place]])
     return order_of(logits_V, branch, context, place)
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Self
 from ...states.machine import Run
 from ..errors import Code
 from ..prepare.inputs import Prompt
-from ..record.recorder import Recorder, Write
+from ..record.recorder import Recorder
+from ..record.trace_records import Write
 
 if TYPE_CHECKING:
     from .session import Session
@@ -81,7 +82,8 @@ def drive(
     while not run.finished:
         if halt is not None and halt.status is not None:
             return halt.status
-        if recorder.meter.rounds >= max_rounds and not _all_ended(run):
+        enough = recorder.meter.rounds >= max_rounds
+        if enough and not all(one.finished for one in run.board["branches"].requests):
             return Status.LIMIT
         if pause is not None and not pause(run):
             return Status.INTERRUPTED
@@ -99,18 +101,20 @@ def perform(
 ) -> tuple[Run, Recorder, Status]:
     """A recorded run without a view, driven to its end or until somebody stops it.
 
-    Args:
-        write: takes the records of its trace.
-        max_rounds: None takes what the graph says.
+    Without `max_rounds` it may make as many as the graph says.
     """
-    graph = session.program.graph
-    recorder = Recorder(session.prompts.decode, write, tuple(graph.states))
-    run = session.start(prompts, recorder)
-    recorder.attach(run)
-    status = drive(run, recorder, max_rounds=max_rounds or graph.limits.max_rounds, halt=halt)
+    run, recorder = recorded(session, prompts, write)
+    most = max_rounds or session.program.graph.limits.max_rounds
+    status = drive(run, recorder, max_rounds=most, halt=halt)
     recorder.flush()
     return run, recorder, status
 
 
-def _all_ended(run: Run) -> bool:
-    return all(request.finished for request in run.board["branches"].requests)
+def recorded(
+    session: "Session", prompts: Sequence[Prompt], write: Write | None
+) -> tuple[Run, Recorder]:
+    """A run before its first transition, with a recorder that takes its events."""
+    recorder = Recorder(session.prompts.decode, write)
+    run = session.start(prompts, recorder)
+    recorder.attach(run)
+    return run, recorder

@@ -18,7 +18,7 @@ from ...states.machine import Run
 from ...states.manager.manager import BranchStateManager
 from ...states.requests.blending import BlendState
 from ...states.requests.branch import Request
-from ...states.requests.drafting import Drafting, OutlineSide
+from ...states.requests.draft_state import Drafting, OutlineSide
 from ...states.requests.folding import FoldState
 from ...states.requests.prompt_builder import PromptBuilder
 from ...states.requests.request_table import RunLimits
@@ -27,9 +27,9 @@ from ...states.text.grammar import GrammarError, OutlineGrammar
 from ...states.text.outline import Outline
 from ...states.text.prompt_tokens import PromptTokens
 from ...states.text.prompts import PromptBook
-from ...states.text.template import load_template
+from ...states.text.template import TemplateError, load_template
 from ...states.trace import Sink
-from ...states.yaml.source import GraphError
+from ...states.yaml.source import GraphError, Problem
 from ..chunks.cache import ChunkLibrary, chunks_for
 from ..chunks.store import ChunkStore
 from ..models import Models, new_pool, with_drafter
@@ -99,20 +99,15 @@ class Session:
         return sampling.rules()
 
     def _grammar(self, graph: Graph) -> Callable[[str], Any] | None:
-        if graph.skeleton is None or not graph.skeleton.grammar or self.outline is not None:
+        skeleton, target = graph.skeleton, self.models.target
+        if skeleton is None or not skeleton.grammar or self.outline is not None:
             return None
+        size, stops = target.vocab_size, self.prompts.stop_ids
         try:
-            grammar = OutlineGrammar(
-                self.models.tokenizer,
-                self.models.target.vocab_size,
-                self.prompts.stop_ids,
-                graph.skeleton.max_branches,
-                graph.skeleton.tools,
-                self.prompts.outline_format,
-            )
+            tokenizer, most, form = self.models.tokenizer, skeleton.max_branches, self.prompts.form
+            return OutlineGrammar(tokenizer, size, stops, most, skeleton.tools, form).matcher
         except GrammarError as error:  # of the tokenizer: the settings were checked with the graph
-            raise ModelError(self.models.target.config.path.parent, str(error)) from None
-        return grammar.matcher
+            raise ModelError(target.config.path.parent, str(error)) from None
 
     def request(self, prompt: Prompt) -> Request:
         """A request of this graph for one prompt.
@@ -124,17 +119,16 @@ class Session:
         searched = skeleton is not None and skeleton.documents == "branches"
         documents = () if searched else prompt.documents
         reading.check(prompt.documents)
-        prefix = tail = opening = PromptTokens()
+        opening = PromptTokens()
         if skeleton is None:
-            tail = reading.plain(prompt.text, documents)
+            prefix, tail = PromptTokens(), reading.plain(prompt.text, documents)
         else:
             prefix, tail = reading.skeleton(prompt.text, documents)
             opening = reading.opening(prompt.text, documents)
-        seed = prompt.seed if prompt.seed is not None else derive_seed(self.seed, prompt.key)
-        given = self.outline if skeleton is not None else None
+        outline = self.outline if skeleton is not None else None
         return Request(
             prompt.key,
-            seed,
+            derive_seed(self.seed, prompt.key) if prompt.seed is None else prompt.seed,
             prompt.text,
             prefix,
             tail,
@@ -143,8 +137,8 @@ class Session:
             skeleton.max_tokens if skeleton is not None else 0,
             self.sampling,
             opening=opening,
-            given=given,
-            given_ids=list(self.prompts.outline_ids(given.points)) if given is not None else [],
+            given=outline,
+            given_ids=[] if outline is None else list(self.prompts.outline_ids(outline.points)),
             new_matcher=partial(self.new_matcher, prompt.text) if self.new_matcher else None,
             documents=prompt.documents if searched else (),
         )
@@ -155,14 +149,6 @@ class Session:
         for prompt in prompts:
             board["branches"].submit(self.request(prompt))
         return Run(self.program, board, sink)
-
-    def _folding(self) -> FoldState | None:
-        """How finished parts are combined, if the graph does."""
-        skeleton = self.program.graph.skeleton
-        if skeleton is None or skeleton.merge == "concat":
-            return None
-        blends = skeleton.merge == "blend"
-        return FoldState(self.prompts, self.models.target.before_rope if blends else None)
 
     def board(self) -> dict[str, Any]:
         """A fresh blackboard: pools allocated once, at fixed addresses."""
@@ -185,8 +171,13 @@ class Session:
         if self.maker is not None and graph.blend is not None:
             library = ChunkLibrary(self.maker, graph.blend.collect)
             blend = BlendState(graph.blend.settings, library)
-        build, fold, beam = self.reading.branch, self._folding(), graph.beam
-        branches = BranchStateManager(kv, kv_draft, limits, build, blend, fold, beam, kv_outline)
+        fold = None
+        if graph.skeleton is not None and graph.skeleton.merge != "concat":
+            blends = graph.skeleton.merge == "blend"
+            fold = FoldState(self.prompts, models.target.before_rope if blends else None)
+        branches = BranchStateManager(
+            kv, kv_draft, limits, self.reading.branch, blend, fold, graph.beam, kv_outline
+        )
         drafting, *others = branches.draftings
         side = OutlineSide(self.outline_drafter, kv_outline, others[0]) if others else None
         return {
@@ -230,14 +221,12 @@ def prompt_book(graph: Graph, models: Models) -> PromptBook:
     skeleton, tokenizer, stops = graph.skeleton, models.tokenizer, models.stop_ids
     if skeleton is None:
         return PromptBook(tokenizer, load_template(template_for(None, models)), stop_ids=stops)
-    return PromptBook(
-        tokenizer,
-        load_template(template_for(skeleton, models)),
-        skeleton.share,
-        stops,
-        max_branches=skeleton.max_branches,
-        tools=skeleton.tools,
-    )
+    template = load_template(template_for(skeleton, models))
+    if skeleton.format not in ("auto", template.format):
+        message = f"its outlines are {template.format!r}, the graph says {skeleton.format!r}"
+        raise TemplateError([Problem(template.name, 0, 0, "template.format", message)])
+    most, tools = skeleton.max_branches, skeleton.tools
+    return PromptBook(tokenizer, template, skeleton.share, stops, max_branches=most, tools=tools)
 
 
 def template_for(skeleton: Skeleton | None, models: Models) -> str:
@@ -246,18 +235,14 @@ def template_for(skeleton: Skeleton | None, models: Models) -> str:
     The embedded model's own is for models that write conversations exactly as it does. Others are
     asked for the format that the graph names, `list` by default.
     """
-    own = embedded_folder("target") / "chat_template.jinja"
-    chat = models.tokenizer.chat_template
+    own, chat = embedded_folder("target") / "chat_template.jinja", models.tokenizer.chat_template
     embedded = bool(chat) and chat == own.read_text(encoding="utf-8")
-    if skeleton is None:
-        return "instruct" if chat and not embedded else "embedded"
-    if skeleton.template != "auto":
+    form = "auto" if skeleton is None else skeleton.format
+    if skeleton is not None and skeleton.template != "auto":
         return skeleton.template
-    if skeleton.format == "list":
-        return "list"
-    if embedded:
+    if embedded and form != "list":
         return "embedded"
-    return "instruct" if skeleton.format == "fields" else "list"
+    return "instruct" if skeleton is None or form == "fields" else "list"
 
 
 def derive_seed(seed: int, key: str) -> int:

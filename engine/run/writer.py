@@ -10,7 +10,7 @@ from typing import Any
 from ...models.load.checkpoint import model_hash
 from ...states.machine import Run
 from ...states.phases.outline_ops import Answer
-from ..prepare.environment import machine, model_folders, shown_environment, versions
+from ..prepare.environment import machine, model_folders, redact, versions
 from ..prepare.job import Job
 from ..prepare.repeat import (
     FILE,
@@ -22,7 +22,6 @@ from ..prepare.repeat import (
     to_yaml,
     too_long,
 )
-from ..prepare.texts import redact
 from ..record.metrics import figures
 from ..record.recorder import Recorder
 from ..record.report import answers_of, output_digest, outputs, summary_page
@@ -59,28 +58,26 @@ def made_with(job: Job) -> Provenance:
 class RunWriter:
     """Writes the run folder of one run."""
 
-    def __init__(self, folder: RunFolder, job: Job, made: Provenance) -> None:
-        self.folder, self.job, self.made = folder, job, made
-        self.options = replace(
-            job.options,
-            graph=redact(job.options.graph),
-            model=redact(job.options.model),
-            drafter_model=redact(job.options.drafter_model),
-            threads=job.threads,
-        )
+    def __init__(self, folder: RunFolder, job: Job, provenance: Provenance) -> None:
+        self.folder, self.job, self.provenance = folder, job, provenance
+        names = ("graph", "model", "drafter_model")
+        shown: dict[str, Any] = {name: redact(getattr(job.options, name)) for name in names}
+        self.options = replace(job.options, threads=job.threads, **shown)
         self._manifest: dict[str, Any] = {}
         self._document: dict[str, Any] = {}
 
     def begin(self, environ: Mapping[str, str]) -> None:
         """manifest.json and run.yaml, before the first step."""
-        graph, options, made = self.job.program.graph, self.options, self.made
-        drafter = {"name": options.drafter_model, "hash": made.drafter_hash}
+        graph, options, provenance = self.job.program.graph, self.options, self.provenance
+        # Those that changed options; no others, they can hold secrets.
+        variables = {k: redact(v) for k, v in sorted(environ.items()) if k.startswith("SPECSOT_")}
+        drafter = {"name": options.drafter_model, "hash": provenance.drafter_hash}
         settings = ("seed", "dtype", "device", "threads", "max_new_tokens")
         self._manifest = {
             "schema_version": SCHEMA,
             "status": Status.RUNNING,
             "argv": [redact(word) for word in options.argv],
-            "environment": shown_environment(environ),
+            "environment": variables,
             "started": _now(),
             "graph": {
                 "name": graph.name,
@@ -89,10 +86,10 @@ class RunWriter:
                 "resolved": graph.model_dump(by_alias=True, exclude_none=True),
             },
             "models": {
-                "target": {"name": options.model, "hash": made.model_hash},
-                "drafter": drafter if made.drafter_hash else None,
+                "target": {"name": options.model, "hash": provenance.model_hash},
+                "drafter": drafter if provenance.drafter_hash else None,
             },
-            "versions": made.versions,
+            "versions": provenance.versions,
             **{name: getattr(options, name) for name in settings},
             "requests": len(self.job.prompts),
             "machine": machine(),
@@ -101,21 +98,17 @@ class RunWriter:
         self._write()
 
     def _run_document(self) -> dict[str, Any]:
+        """What run.yaml says; texts that are too long for it, or not in it, are kept beside it."""
         job = self.job
         document = run_document(self.options, job.program.graph, job.prompts, job.outline)
-        self._keep_template(document)
+        skeleton = document["graph"].get("skeleton")
+        if skeleton is not None and Path(skeleton["template"]).is_file():  # the user's own
+            shutil.copyfile(skeleton["template"], self.folder.path / TEMPLATE_FILE)
+            skeleton["template"] = TEMPLATE_FILE
         if too_long(document):
             self.folder.write_lines(PROMPTS_FILE, document["prompts"])
             document["prompts"] = PROMPTS_FILE
-        document["made_with"] = self.made.model_dump(exclude_none=True)
-        return document
-
-    def _keep_template(self, document: dict[str, Any]) -> None:
-        """A prompt template of the user's own is part of what a repetition needs."""
-        skeleton = document["graph"].get("skeleton")
-        if skeleton is not None and Path(skeleton["template"]).is_file():
-            shutil.copyfile(skeleton["template"], self.folder.path / TEMPLATE_FILE)
-            skeleton["template"] = TEMPLATE_FILE
+        return {**document, "made_with": self.provenance.model_dump(exclude_none=True)}
 
     def _write(self) -> None:
         self.folder.write_json("manifest.json", self._manifest)

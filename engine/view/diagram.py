@@ -79,11 +79,14 @@ def _blocks(graph: Graph) -> Iterator[tuple[str, str]]:
     for name in ("layout", "drafter", "skeleton", "blend", "beam", "sampling", "limits"):
         spec = getattr(graph, name)
         if spec is not None:
-            shown = {k: f"{k}={_show(v)}" for k, v in spec.model_dump(exclude_none=True).items()}
-            yield name, "  ".join(text for text in shown.values() if len(text) <= LONGEST)
-            for text in shown.values():
-                if len(text) > LONGEST:
-                    yield from _folded(text)
+            shown = [f"{k}={_show(v)}" for k, v in spec.model_dump(exclude_none=True).items()]
+            yield name, "  ".join(text for text in shown if len(text) <= LONGEST)
+            for text in shown:
+                if len(text) > LONGEST:  # folded at blanks; what follows `=` is YAML as it stands
+                    lines = textwrap.wrap(
+                        text, WIDTH, break_long_words=False, break_on_hyphens=False
+                    )
+                    yield from (("", line) for line in lines)
     yield "attention", graph.attention
 
 
@@ -123,12 +126,6 @@ def _from_elsewhere(program: Program) -> Iterator[tuple[str, str, str]]:
 
 def _is_ours(module: str) -> bool:
     return module.partition(".")[0] == __name__.partition(".")[0]
-
-
-def _folded(text: str) -> Iterator[tuple[str, str]]:
-    """A long setting over several lines; what follows `=` is YAML as it stands."""
-    for line in textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False):
-        yield "", line
 
 
 def _brief(value: Any) -> str:

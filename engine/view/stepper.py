@@ -21,10 +21,8 @@ def open_ways(program: Program, run: Run) -> Iterator[tuple[str, str, bool]]:
     if run.state == START:
         yield program.graph.initial, "", True
     for edge in program.graph.edges_from(run.state):
-        is_open = True
-        if edge.when is not None:
-            guard = program.guards[edge.when]
-            is_open = bool(guard.load()(*[run.board[key] for key in guard.reads]))
+        guard = program.guards[edge.when] if edge.when is not None else None
+        is_open = guard is None or bool(guard.load()(*[run.board[key] for key in guard.reads]))
         yield edge.to, edge.when or "", is_open
 
 

@@ -79,61 +79,46 @@ def fuller(one: PoolView | None, other: PoolView) -> PoolView:
 
 def frame(scene: Scene, snap: Snapshot, width: int, height: int) -> RenderableType:
     """One picture of `width` x `height` cells."""
-    tall = height >= TALL
-    top = len(snap.states) + 2
+    wide, tall = width >= WIDE, height >= TALL
+    top = len(scene.states) + 2
     foot = 6 if tall else 3
+    left = 38 if wide else 28
     middle = max(height - top - foot - 2, 3)
+    states = states_text(scene, snap, times=wide)
+    trace = trace_text(snap.moves, width - left - 4, top - 2)
+    graph = _beside((states, "states", left), (trace, "trace · ms · tokens", width - left))
+    branches = branches_text(snap.branches, scene.requests > 1, width - 4, middle - 2)
     layout = Layout()
     layout.split_column(
         Layout(header_line(scene, snap, width), name="header", size=1),
-        Layout(_top(scene, snap, width, top - 2), name="top", size=top),
-        Layout(_branches(scene, snap, width, middle - 2), name="branches", size=middle),
+        Layout(graph, name="top", size=top),
+        Layout(_panel(branches, "branches"), name="branches", size=middle),
         Layout(_foot(snap, width, foot, tall), name="foot", size=foot),
         Layout(figures_line(snap, width), name="figures", size=1),
     )
     return layout
 
 
-def _top(scene: Scene, snap: Snapshot, width: int, rows: int) -> RenderableType:
-    wide = width >= WIDE
-    left = 38 if wide else 28
-    states = states_text(scene, snap, times=wide)
-    right = width - left
-    trace = trace_text(snap.moves, right - 4, rows)
-    pair = Layout()
-    pair.split_row(
-        Layout(_panel(states, "states"), size=left),
-        Layout(_panel(trace, "trace · ms · tokens"), size=right),
-    )
-    return pair
-
-
-def _branches(scene: Scene, snap: Snapshot, width: int, rows: int) -> RenderableType:
-    text = branches_text(snap.branches, scene.requests > 1, width - 4, rows)
-    return _panel(text, "branches")
-
-
 def _foot(snap: Snapshot, width: int, height: int, tall: bool) -> RenderableType:
-    fig = snap.figures
+    meter = snap.meter
     if not tall:
         strip, step = strip_text(snap.pool, width, 1)
         key = _key(snap, step) if snap.blend is None else layers_line(snap.blend, width)
-        return Group(strip, key, histogram_line(fig.lengths, fig.tau_step))
+        return Group(strip, key, histogram_line(meter.lengths, meter.tau_step))
     inner = width - BARS - 4
     layers = [] if snap.blend is None else [layers_line(snap.blend, inner - 4)]
     strip, step = strip_text(snap.pool, inner - 4, height - 3 - len(layers))
-    pair = Layout()
-    pair.split_row(
-        Layout(_panel(Group(strip, *layers, _key(snap, step)), "sequence"), size=inner),
-        Layout(
-            _panel(
-                histogram_bars(fig.lengths, height - 3, BARS),
-                f"accepted · τ {fig.tau_step:.2f}",
-            ),
-            size=BARS + 4,
-        ),
-    )
-    return pair
+    sequence = Group(strip, *layers, _key(snap, step))
+    bars = histogram_bars(meter.lengths, height - 3, BARS)
+    title = f"accepted · τ {meter.tau_step:.2f}"
+    return _beside((sequence, "sequence", inner), (bars, title, BARS + 4))
+
+
+def _beside(*panels: tuple[RenderableType, str, int]) -> Layout:
+    """Bodies with their titles and widths, in one row."""
+    row = Layout()
+    row.split_row(*(Layout(_panel(body, title), size=size) for body, title, size in panels))
+    return row
 
 
 def _key(snap: Snapshot, step: int) -> Text:

@@ -5,18 +5,12 @@ from collections.abc import Mapping, Sequence
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from ..record.snapshot import BranchView, Move, Scene, Snapshot, StateView
+from ..record.snapshot import BranchView, Move, Scene, Snapshot
 from ..record.text_stream import printable
 
 PALETTE = (
-    "cyan",
-    "magenta",
-    "green",
-    "dodger_blue2",
-    "orange1",
-    "bright_red",
-    "turquoise2",
-    "violet",
+    *("cyan", "magenta", "green", "dodger_blue2"),
+    *("orange1", "bright_red", "turquoise2", "violet"),
 )
 LIT = "bold #00240f on #3ddc84"  # not `black`: bold black is grey on many terminals
 MARKS = {"running": "▶", "waiting": "·", "stop": "✓", "length": "✂", "refused": "✗"}
@@ -37,8 +31,7 @@ def states_text(scene: Scene, snap: Snapshot, *, times: bool) -> Text:
     ways = scene.ways.get(snap.state, ())
     arrow = _arrow(scene.states, snap.before, snap.state)
     lines = [
-        _state_line(view, arrow.get(view.name, "  "), snap.state, view.name in ways, times)
-        for view in snap.states
+        _state_line(name, snap, arrow.get(name, "  "), name in ways, times) for name in scene.states
     ]
     return Text("\n").join(lines)
 
@@ -57,17 +50,19 @@ def _arrow(states: Sequence[str], source: str, target: str) -> Mapping[str, str]
     return marks
 
 
-def _state_line(view: StateView, arrow: str, current: str, reachable: bool, times: bool) -> Text:
-    lit = view.name == current
-    style = LIT if lit else "" if view.visits or reachable else "dim"
-    line = Text(no_wrap=True)
-    line.append(arrow, style="bright_green")
-    line.append("◦" if reachable and not lit else " ", style="green")
-    line.append(set_cell_size(view.name, STATE_WIDTH), style=style)
-    line.append(f"{view.visits or '·':>4}", style="bold" if view.visits else "dim")
+def _state_line(name: str, snap: Snapshot, arrow: str, reachable: bool, times: bool) -> Text:
+    lit, visits = name == snap.state, snap.meter.visits[name]
+    style = LIT if lit else "" if visits or reachable else "dim"
+    line = Text.assemble(
+        (arrow, "bright_green"),
+        ("◦" if reachable and not lit else " ", "green"),
+        (set_cell_size(name, STATE_WIDTH), style),
+        (f"{visits or '·':>4}", "bold" if visits else "dim"),
+        no_wrap=True,
+    )
     if times:
-        each = view.millis / view.visits if view.visits else 0.0
-        line.append(f"{each:>7.1f} ms" if view.visits else " " * 10, style="dim")
+        each = snap.meter.nanos[name] / 1e6 / max(visits, 1)
+        line.append(f"{each:>7.1f} ms" if visits else " " * 10, style="dim")
     return line
 
 
@@ -76,23 +71,16 @@ def _state_line(view: StateView, arrow: str, current: str, reachable: bool, time
 
 def trace_text(moves: Sequence[Move], width: int, height: int) -> Text:
     """The last transitions, newest at the bottom: from > to, guard, ms in `from`, tokens."""
-    lines = [_move_line(move, width) for move in moves[-height:]]
-    return Text("\n").join(lines)
+    return Text("\n").join(_move_line(move, width) for move in moves[-height:])
 
 
 def _move_line(move: Move, width: int) -> Text:
     tail = f"{move.millis:>6.1f} {f'+{move.committed}' if move.committed else '':>4}"
-    line = Text(no_wrap=True)
-    line.append(move.source, style="dim")
-    line.append(" → ", style="bright_green")
-    line.append(move.target)
-    if move.guard:
-        line.append(f" {move.guard}", style="italic yellow")
-    room = max(width - len(tail), 8)
-    line.truncate(room, overflow="ellipsis", pad=True)
-    line.append(tail[:7], style="dim")
-    line.append(tail[7:], style="bold cyan")
-    return line
+    guard = f" {move.guard}" if move.guard else ""
+    way = ((move.source, "dim"), (" → ", "bright_green"), move.target, (guard, "italic yellow"))
+    line = Text.assemble(*way, no_wrap=True)
+    line.truncate(max(width - len(tail), 8), overflow="ellipsis", pad=True)
+    return line.append(tail[:7], style="dim").append(tail[7:], style="bold cyan")
 
 
 # -- the branches ---------------------------------------------------------------------------------
@@ -100,25 +88,18 @@ def _move_line(move: Move, width: int) -> Text:
 
 def branches_text(branches: Sequence[BranchView], many: bool, width: int, height: int) -> Text:
     """One or more lines per branch, with the end of its text; `many` requests show their key."""
-    shown, hidden = _pick(branches, height)
-    room = height - (1 if hidden else 0)
-    rows = min(room // max(len(shown), 1), 3)
-    lines = [line for view in shown for line in _branch_lines(view, many, width, max(rows, 1))]
-    if hidden:
+    room = height if len(branches) <= height else max(height - 1, 1)  # a line tells of the others
+    ranked = sorted(range(len(branches)), key=lambda i: _rank(branches[i], i))
+    shown = [branches[i] for i in sorted(ranked[:room])]
+    rows = max(1, min(room // max(len(shown), 1), 3))
+    lines = [line for view in shown for line in _branch_lines(view, many, width, rows)]
+    if hidden := len(branches) - len(shown):
         lines.append(Text(f"  … and {hidden} more", style="dim"))
     return Text("\n").join(lines)
 
 
-def _pick(branches: Sequence[BranchView], height: int) -> tuple[list[BranchView], int]:
-    """Those that run come first, then those that wait, then the latest that ended."""
-    if len(branches) <= height:
-        return list(branches), 0
-    ranked = sorted(range(len(branches)), key=lambda i: _rank(branches[i], i))
-    kept = sorted(ranked[: max(height - 1, 1)])
-    return [branches[i] for i in kept], len(branches) - len(kept)
-
-
 def _rank(view: BranchView, index: int) -> tuple[int, int]:
+    """Those that run come first, then those that wait, then the latest that ended."""
     if view.stage in RANKS:
         return RANKS[view.stage], index
     return len(RANKS), -index
@@ -130,11 +111,13 @@ def _branch_lines(view: BranchView, many: bool, width: int, rows: int) -> list[T
     name = "O" if view.index < 0 else str(view.index + 1)
     label = f"{view.request[:8]}/{name}" if many else name
     title_width = 16 if width < 90 else 24
-    head = Text(no_wrap=True)
-    head.append(f"{mark} ", style="bold green" if view.finish == "stop" else color)
-    head.append(f"{label:>2} ", style=f"bold {color}")
-    head.append(_cut(printable(view.title, ""), title_width).ljust(title_width), style=color)
-    head.append(f"{view.tokens:>4}/{view.budget:<4} ", style="dim")
+    head = Text.assemble(
+        (f"{mark} ", "bold green" if view.finish == "stop" else color),
+        (f"{label:>2} ", f"bold {color}"),
+        (_cut(printable(view.title, ""), title_width).ljust(title_width), color),
+        (f"{view.tokens:>4}/{view.budget:<4} ", "dim"),
+        no_wrap=True,
+    )
     indent = head.cell_len
     pieces = _tail(view.text, max(width - indent, 8), rows)
     style = "" if view.stage == "running" else "dim"
@@ -173,12 +156,10 @@ def _wrapped(words: Sequence[str], width: int) -> list[str]:
 
 
 def header_line(scene: Scene, snap: Snapshot, width: int) -> Text:
-    left = Text(no_wrap=True)
-    left.append(" specsot ", style=LIT)
-    left.append(f" {scene.graph}", style="bold")
-    left.append(f"  {scene.layout} · {scene.drafter} · {printable(scene.model, '')}", style="dim")
-    if scene.requests > 1:
-        left.append(f" · {scene.requests} requests", style="dim")
-    right = f"round {snap.figures.rounds}  {snap.seconds:5.1f} s "
+    facts = f"  {scene.layout} · {scene.drafter} · {printable(scene.model, '')}"
+    facts += f" · {scene.requests} requests" if scene.requests > 1 else ""
+    parts = ((" specsot ", LIT), (f" {scene.graph}", "bold"), (facts, "dim"))
+    left = Text.assemble(*parts, no_wrap=True)
+    right = f"round {snap.meter.rounds}  {snap.seconds:5.1f} s "
     left.truncate(max(width - len(right), 8), overflow="ellipsis", pad=True)
     return left.append(right, style="bold")

@@ -7,7 +7,7 @@ from rich.style import Style
 from rich.text import Text
 
 from ...ops.blend.layer_plan import LayerStatus
-from ...states.requests.branch import BlendSummary
+from ...states.requests.summary import BlendSummary
 from ..record.snapshot import (
     BRANCH,
     FREE,
@@ -24,14 +24,14 @@ from ..record.snapshot import (
 from .tui_parts import color_of
 
 SHADES = " ▁▂▃▄▅▆▇█"
-CELLS = {  # character, style and name of what a slot holds
-    FREE: ("·", "grey37", "free"),
+CELLS = {  # character, style and name; characters differ too, for eyes that see no colours
     PREFIX: ("█", "grey74", "prefix"),
     TREE: ("+", "#202020 on yellow", "tree"),
     OUTLINE: ("O", "#202020 on white", "outline"),
     PADDING: ("-", "grey37", "padding"),
     REUSED: ("▒", "dodger_blue2", "cached"),
     PICKED: ("*", "#202020 on orange1", "picked"),
+    FREE: ("·", "grey37", "free"),
 }
 
 # -- the sequence ---------------------------------------------------------------------------------
@@ -45,67 +45,48 @@ def strip_text(pool: PoolView, width: int, rows: int) -> tuple[Text, int]:
     if pool.rows > 1:
         return _batch_text(pool, width, rows)
     cells = width * rows
-    used = np.flatnonzero(pool.codes)
-    extent = int(used[-1]) + 1 if used.size else 0
+    extent = int(np.flatnonzero(pool.codes).max(initial=-1)) + 1
     step = max(1, -(-min(extent + extent // 8 + 1, pool.capacity) // cells))
     codes = downsample(pool.codes[: cells * step], step)
-    text = Text(no_wrap=True)
-    for row in range(rows):
-        if row:
-            text.append("\n")
-        _append_runs(text, codes[row * width : (row + 1) * width])
-    return text, step
+    lines = [_cells_text(codes[row * width : (row + 1) * width]) for row in range(rows)]
+    return Text("\n", no_wrap=True).join(lines), step
 
 
 def _batch_text(pool: PoolView, width: int, lines: int) -> tuple[Text, int]:
     """The rows of a batch that hold something, side by side if there are more than lines."""
     codes_RC = pool.codes.reshape(pool.rows, -1)
-    codes_RC = codes_RC[(codes_RC != FREE).any(1)]
+    codes_RC = codes_RC[codes_RC.any(1)]  # FREE is 0
     beside = max(1, -(-len(codes_RC) // lines))  # rows in a line
     each = (width + 1) // beside - 1
-    used = np.flatnonzero((codes_RC != FREE).any(0))
-    extent = int(used[-1]) + 1 if used.size else 0
+    extent = int(np.flatnonzero(codes_RC.any(0)).max(initial=-1)) + 1
     step = max(1, -(-extent // each))
     text = Text(no_wrap=True)
     for number, codes in enumerate(codes_RC):
         if number:
             text.append("\n" if number % beside == 0 else " ")
         cells = downsample(codes[: each * step], step)
-        _append_runs(text, np.pad(cells, (0, each - cells.size)))
+        text.append_text(_cells_text(np.pad(cells, (0, each - cells.size))))
     return text, step
 
 
 def downsample(codes: Codes, step: int) -> Codes:
     """One code per `step` slots: what most of them hold, used before free."""
-    short = -codes.size % step
-    padded = np.concatenate([codes, np.full(short, FREE, codes.dtype)]).reshape(-1, step)
-    if step == 1 or not padded.size:
-        return padded.reshape(-1)
-    present = [int(code) for code in np.unique(padded) if code != FREE]
-    if not present:
-        return padded[:, 0]
-    counts = np.stack([(padded == code).sum(1) for code in present])
-    best = np.asarray(present, codes.dtype)[counts.argmax(0)]
-    return np.where(counts.max(0) > 0, best, FREE).astype(codes.dtype)
+    present = np.unique(codes[codes != FREE])
+    if step == 1 or not present.size:
+        return codes[::step]
+    groups = np.pad(codes, (0, -codes.size % step), constant_values=FREE).reshape(-1, step)
+    counts = np.stack([(groups == code).sum(1) for code in present])
+    return np.where(counts.any(0), present[counts.argmax(0)], codes.dtype.type(FREE))
 
 
-def _append_runs(text: Text, codes: Codes) -> None:
-    ends = np.flatnonzero(np.diff(codes)) + 1
-    for run in np.split(codes, ends):
+def _cells_text(codes: Codes) -> Text:
+    """A cell per code; equal ones beside each other have one style."""
+    text = Text(no_wrap=True)
+    for run in np.split(codes, np.flatnonzero(np.diff(codes)) + 1):
         if run.size:
             char, style = cell_of(int(run[0]))
             text.append(char * run.size, style=style)
-
-
-CELLS = {  # character, style and name; characters differ too, for eyes that see no colours
-    PREFIX: ("█", "grey74", "prefix"),
-    TREE: ("+", "#202020 on yellow", "tree"),
-    OUTLINE: ("O", "#202020 on white", "outline"),
-    PADDING: ("-", "grey37", "padding"),
-    REUSED: ("▒", "dodger_blue2", "cached"),
-    PICKED: ("*", "#202020 on orange1", "picked"),
-    FREE: ("·", "grey37", "free"),
-}
+    return text
 
 
 def cell_of(code: int) -> tuple[str, Style]:
@@ -140,7 +121,8 @@ STATUS_STYLES = {
 def layers_line(blend: BlendSummary, width: int) -> Text:
     """A cell for each layer of the last blended forward: its status, the rows that it computed."""
     text = Text("layers ", style="dim", no_wrap=True)
-    tail = f" cached {blend.reused} · picked {_picked(blend)} · fresh {blend.suffix}"
+    counts = "/".join(map(str, blend.picked)) or "0"
+    tail = f" cached {blend.reused} · picked {counts} · fresh {blend.suffix}"
     cells = [
         (f"{LayerStatus(status).name[0]}{live}", STATUS_STYLES[LayerStatus(status)])
         for status, live in zip(blend.plan, blend.live, strict=True)
@@ -156,10 +138,6 @@ def layers_line(blend: BlendSummary, width: int) -> Text:
     return text
 
 
-def _picked(blend: BlendSummary) -> str:
-    return "/".join(map(str, blend.picked)) or "0"
-
-
 # -- accepted lengths and figures -----------------------------------------------------------------
 
 
@@ -168,8 +146,9 @@ def histogram_line(lengths: Mapping[int, int], tau: float) -> Text:
     text = Text("accepted length ", style="dim", no_wrap=True)
     most = max(lengths.values(), default=0)
     for length in _span(lengths):
+        count = lengths.get(length, 0)
         text.append(f" {length}", style="dim")
-        text.append(_shade(lengths.get(length, 0), most), style="cyan")
+        text.append(SHADES[max(1, round(count / most * 8))] if count else " ", style="cyan")
     return text.append(f"  τ {tau:.2f}", style="bold")
 
 
@@ -180,7 +159,8 @@ def histogram_bars(lengths: Mapping[int, int], height: int, width: int) -> Text:
     lines = []
     for row in range(height - 1, -1, -1):
         filled = [lengths.get(n, 0) / most * height - row if most else 0.0 for n in span]
-        lines.append("".join(f" {_block(part)}{_block(part)}" for part in filled))
+        blocks = (SHADES[max(0, min(8, round(part * 8)))] for part in filled)
+        lines.append("".join(f" {block}{block}" for block in blocks))
     text = Text("\n".join(lines), style="cyan", no_wrap=True)
     return text.append("\n" + "".join(f"{n:>3}" for n in span), style="dim")
 
@@ -190,25 +170,17 @@ def _span(lengths: Mapping[int, int]) -> Iterable[int]:
     return range(min(low, 1), max(max(lengths, default=0), 4) + 1)
 
 
-def _block(part: float) -> str:
-    return SHADES[max(0, min(8, round(part * 8)))]
-
-
-def _shade(count: int, most: int) -> str:
-    return SHADES[max(1, round(count / most * 8))] if count else " "
-
-
 def figures_line(snap: Snapshot, width: int) -> Text:
     """KV use, tokens per second, tokens per forward, acceptance; what has no room is left out."""
-    pool, fig = snap.pool, snap.figures
-    speed = fig.tokens / snap.seconds if snap.seconds else 0.0
+    pool, meter = snap.pool, snap.meter
+    speed = meter.tokens / snap.seconds if snap.seconds else 0.0
     share = 100 * pool.used / pool.capacity
     parts = [
         ("KV ", f"{pool.used}/{pool.capacity} {share:.0f} %"),
         ("", f"{speed:.0f} tok/s"),
-        ("", f"{fig.per_forward:.2f} tok/forward"),
-        ("", f"{fig.tokens} tokens"),
-        ("accept ", f"{100 * fig.acceptance_rate:.0f} %"),
+        ("", f"{meter.per_forward:.2f} tok/forward"),
+        ("", f"{meter.tokens} tokens"),
+        ("accept ", f"{100 * meter.acceptance_rate:.0f} %"),
         ("", f"{pool.bytes / 1e6:.1f} MB"),
         ("moved ", f"{pool.moved / 1e6:.1f} MB"),
         ("draft KV ", f"{pool.draft_used}/{pool.draft_capacity}"),

@@ -7,7 +7,7 @@ lie at equal distances are computed side by side.
 Further shape letters: G sequences of a group, q query rows of each.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -23,10 +23,7 @@ Keys = tuple[int, int] | Ints
 """A run of slots (the first one, how many), or a list of slots."""
 
 PADDED = -9  # what no slot is ever owned by
-WASTE, SPARE = (
-    1.25,
-    4096,
-)  # computed side by side if it costs at most so many times more, or entries
+WASTE, SPARE = 1.25, 4096  # side by side if it costs at most so many times more, or entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +54,10 @@ class AttentionGroup:
         """Its sequences from number `first` to before `last`; their rows are given."""
         keys, part = self.keys, slice(first, last)
         if isinstance(keys, SlotRun):
-            start = keys.first + first * keys.stride
-            keys = SlotRun(start, keys.length, keys.stride, last - first)
-        host_Gq = self.host_rows_Gq[part]
-        rows_Gq = tensor(host_Gq, self.mask_GqK.device)
-        mask_GqK, positions_GK = self.mask_GqK[part], self.positions_GK[part]
-        return AttentionGroup(rows_Gq, keys, mask_GqK, positions_GK, host_Gq)
+            keys = replace(keys, first=keys.first + first * keys.stride, runs=last - first)
+        host_Gq, mask_GqK = self.host_rows_Gq[part], self.mask_GqK[part]
+        rows_Gq = tensor(host_Gq, mask_GqK.device)
+        return AttentionGroup(rows_Gq, keys, mask_GqK, self.positions_GK[part], host_Gq)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +100,6 @@ class AttentionMetadata:
                 parts.append([])
             parts[-1].append(piece)
         return [_alone(part) for part in parts]
-
-    @property
-    def mask_BQK(self) -> Tensor:
-        """The mask of a forward whose rows are one group."""
-        (group,) = self.groups
-        return group.mask_GqK
 
 
 def _alone(groups: Sequence[AttentionGroup]) -> tuple[Tensor, AttentionMetadata]:
@@ -169,57 +158,49 @@ def stacks(
     if backend == "dense" and members:
         members, keys = _dense(kv, members)
     apart = [i for i, one in enumerate(keys) if i < alone or isinstance(one, np.ndarray)]
-    groups = [[i] for i in apart]
     # a row of the pool that holds nothing has rows of padding only, which nobody computes
     runs = sorted((int(one[0]), i) for i, one in enumerate(keys) if i not in apart and one[1])
-    group = _Group()
+    groups: list[_Group] = []
     for first, i in runs:
         queries, length = len(members[i].rows), int(keys[i][1])
-        if not group.take(i, first, queries, length, kv.slots, even):
-            groups.append(group.members)
-            group = _Group()
-            group.take(i, first, queries, length, kv.slots, even)
-    groups += [group.members] if group.members else []
-    return [_stack(members, keys, one) for one in groups]
+        if not (groups and groups[-1].take(i, first, queries, length, kv.slots, even)):
+            groups.append(_Group(i, first, queries, length))
+    together = [*([i] for i in apart), *(group.members for group in groups)]
+    return [_stack(members, keys, one) for one in together]
 
 
 class _Group:
     """Members that are computed side by side, in the order of their first slots."""
 
-    def __init__(self) -> None:
-        self.members: list[int] = []
-        self.queries = self.length = self.own = self.last = self.stride = 0
+    def __init__(self, member: int, first: int, queries: int, length: int) -> None:
+        self.members = [member]
+        self.queries, self.length, self.own = queries, length, queries * length
+        self.last, self.stride = first, 0
 
     def take(
         self, member: int, first: int, queries: int, length: int, slots: int, even: bool
     ) -> bool:
         """Take a member in if its slots lie at the same distance as those before, and if it costs
         little more than to compute it by itself."""
-        count = len(self.members) + 1
-        stride = first - self.last if count > 1 else 0
+        count, stride = len(self.members) + 1, first - self.last
         most_q, most_k = max(self.queries, queries), max(self.length, length)
         own = self.own + queries * length
-        if count > 1:
-            apart = stride <= 0 or (count > 2 and stride != self.stride)
-            costly = count * most_q * most_k > WASTE * own + SPARE
-            if apart or costly or (even and queries != self.queries) or first + most_k > slots:
-                return False
+        apart = stride <= 0 or (count > 2 and stride != self.stride)
+        costly = count * most_q * most_k > WASTE * own + SPARE
+        if apart or costly or (even and queries != self.queries) or first + most_k > slots:
+            return False
         self.members.append(member)
         self.queries, self.length, self.own = most_q, most_k, own
         self.last, self.stride = first, stride
         return True
 
 
-def _keys(kv: KVCache, members: Iterable[Member]) -> list[Keys]:
-    extents: list[int] = []
-    keys: list[Keys] = []
-    for member in members:
-        if member.roots:
-            keys.append(kv.keys_of(member.roots))
-            continue
-        extents = extents or kv.extents()
-        keys.append((member.row * kv.capacity, extents[member.row]))
-    return keys
+def _keys(kv: KVCache, members: Sequence[Member]) -> list[Keys]:
+    extents = [] if all(one.roots for one in members) else kv.extents()
+    return [
+        kv.keys_of(one.roots) if one.roots else (one.row * kv.capacity, extents[one.row])
+        for one in members
+    ]
 
 
 def _dense(kv: KVCache, members: Sequence[Member]) -> tuple[Sequence[Member], list[Keys]]:

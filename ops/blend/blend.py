@@ -95,11 +95,10 @@ class BlendRows:
         }[budget]
         reused_BQ = self.role_BQ == RowRole.REUSED
         group_BQ = np.full(self.role_BQ.shape, -1, np.int32)
-        found, inverse = np.unique(
-            np.stack([key[reused_BQ] for key in keys]), axis=1, return_inverse=True
-        )
+        key_XR = np.stack([key[reused_BQ] for key in keys])
+        budgets, inverse = np.unique(key_XR, axis=1, return_inverse=True)
         group_BQ[reused_BQ] = inverse.reshape(-1)
-        return group_BQ, found.shape[1]
+        return group_BQ, budgets.shape[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,16 +132,14 @@ class Blend:
         Of a budget of n rows a check layer picks int(ratio * n): the product in float64, cut.
 
         Raises:
-            ValueError: nothing is cached, a prompt has no suffix, the numbers of cached rows
-                differ, or the mask `bottom_right` is asked for more than one sequence.
+            ValueError: nothing is cached, a prompt has no suffix, or the numbers of cached rows
+                differ.
         """
         rows.check()
         is_cached_BQ = np.isin(rows.role_BQ, (RowRole.PROTECTED, RowRole.REUSED))
         index_R = np.flatnonzero(is_cached_BQ)
         if index_R.size != cached.rows:
             raise ValueError(f"{index_R.size} rows are cached, but the cache holds {cached.rows}")
-        if settings.mask == "bottom_right":
-            _check_one_sequence(rows)
         group_BQ, groups = rows.groups(settings.budget)
         group_R = group_BQ.reshape(-1)[index_R]
         group_R = np.where(group_R < 0, groups, group_R)
@@ -181,19 +178,6 @@ class Blend:
     def count(self, role: RowRole) -> int:
         """Rows of one kind."""
         return int((self.rows.role_BQ == role).sum())
-
-
-def _check_one_sequence(rows: BlendRows) -> None:
-    """The mask `bottom_right` counts rows from the end of the only sequence."""
-    branches = np.unique(rows.branch_BQ[rows.role_BQ != RowRole.PADDING]).size
-    height = rows.role_BQ.shape[0]
-    if height > 1 or branches > 1:
-        raise ValueError(
-            f"`mask: bottom_right` is for one sequence, not for {height} rows with {branches} "
-            "branches"
-        )
-    if rows.role_BQ[0, -1] != RowRole.SUFFIX:
-        raise ValueError("`mask: bottom_right` needs the suffix at the end of the sequence")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..tree import Candidates
+from ..tree import Candidates, single_path
 from ..types import Proposal
 
 
@@ -26,18 +26,8 @@ def chain(log_probs_SDV: Tensor, tokens_SN: Tensor) -> Proposal:
         log_probs_SDV: log-probabilities of the drafted positions (a block without its anchor).
         tokens_SN: int64, one token for each of them.
     """
-    levels = log_probs_SDV.shape[1]
-    scores_SN = log_probs_SDV.gather(-1, tokens_SN[..., None]).squeeze(-1).float()
-    level_N = torch.arange(levels, device=tokens_SN.device).expand_as(tokens_SN)
-    return Proposal(
-        tokens_SN,
-        level_N - 1,
-        level_N + 1,
-        torch.ones_like(tokens_SN, dtype=torch.bool),
-        scores_SN.cumsum(1),
-        levels,
-        is_chain=True,
-    )
+    log_probs_SN = log_probs_SDV.gather(-1, tokens_SN[..., None]).squeeze(-1).float()
+    return single_path(tokens_SN, log_probs_SN)
 
 
 def tree(log_probs_SDV: Tensor, nodes: int) -> Proposal:
@@ -54,13 +44,18 @@ def tree(log_probs_SDV: Tensor, nodes: int) -> Proposal:
     if nodes < 1 or levels < 1:
         return chain(log_probs_SDV[:, :0], log_probs_SDV[:, :0, 0].long())
     top_SDK, ids_SDK = _top_tokens(log_probs_SDV, nodes)
-    scores_SW, first, found = top_SDK.new_zeros(trees, 1), -1, []
+    scores_SW, first, created = top_SDK.new_zeros(trees, 1), -1, []
     for level in range(levels):
         choice = _Choice(top_SDK[:, level], ids_SDK[:, level], level + 1)
-        found.append(_extend(scores_SW, first, choice, nodes))
+        created.append(_extend(scores_SW, first, choice, nodes))
         first += scores_SW.shape[1]
-        scores_SW = found[-1].scores_SC
-    return _best(Candidates(*(torch.cat(p, 1) for p in zip(*found, strict=True))), nodes, levels)
+        scores_SW = created[-1].scores_SC
+    # No child scores above its parent and the sort is stable, so a parent comes before its children
+    # and is never cut off without them.
+    candidates = Candidates.joined(created)
+    order_SC = candidates.scores_SC.sort(dim=1, descending=True, stable=True).indices
+    best = candidates.pick(order_SC[:, :nodes])
+    return best.proposal(min(levels, best.tokens_SC.shape[1]))
 
 
 class _Choice(NamedTuple):
@@ -110,27 +105,4 @@ def _extend(scores_SW: Tensor, first: int, choice: _Choice, nodes: int) -> Candi
         prefix_E[pick_SC] + first,
         torch.full_like(pick_SC, choice.depth),
         best.values[:, :nodes],
-    )
-
-
-def _best(candidates: Candidates, nodes: int, levels: int) -> Proposal:
-    """The best of all levels, in the order of their scores.
-
-    No child scores above its parent and the sort is stable, so a parent comes before its children
-    and is never cut off without them.
-    """
-    order = candidates.scores_SC.sort(dim=1, descending=True, stable=True)
-    pick_SN = order.indices[:, :nodes]
-    place_C = torch.arange(order.indices.shape[1], device=pick_SN.device)
-    place_SC = torch.empty_like(order.indices).scatter_(
-        1, order.indices, place_C.expand_as(order.indices)
-    )
-    parents_SN = candidates.parents_SC.gather(1, pick_SN)
-    return Proposal(
-        candidates.tokens_SC.gather(1, pick_SN),
-        place_SC.gather(1, parents_SN.clamp(min=0)).where(parents_SN >= 0, -1),
-        candidates.depths_SC.gather(1, pick_SN),
-        torch.ones_like(pick_SN, dtype=torch.bool),
-        order.values[:, :nodes],
-        min(levels, pick_SN.shape[1]),
     )

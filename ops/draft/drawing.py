@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from ..sampling.coins import CoinRole, ranked, round_keys, token_keys
-from ..sampling.processors import choose, probabilities, process
-from ..sampling.sampler import Sampler
+from ..sampling.processors import Sampler, choose, probabilities, process
 from ..sampling.settings import Accept, Draws
 from ..types import DraftRows
 

@@ -85,15 +85,7 @@ def grow_tree_(
     for level in range(1, levels):
         growth.deepen_(level)
     growth.work.close_()
-    kept = rerank(growth.candidates(), count)
-    return Proposal(
-        kept.tokens_SC,
-        kept.parents_SC,
-        kept.depths_SC,
-        torch.ones_like(kept.tokens_SC, dtype=torch.bool),
-        kept.scores_SC,
-        levels,
-    )
+    return rerank(Candidates.joined(growth.created), count).proposal(levels)
 
 
 def nodes_for(nodes: int | Mapping[int, int], active: int) -> int:
@@ -125,24 +117,22 @@ class _Growth:
         width_K = torch.arange(self.width, device=device)
         self.index_SK = width_K.expand(self.trees, -1)
         self.seen_SKM = torch.zeros(self.trees, self.width, 0, dtype=torch.bool, device=device)
-        self.found = [self._candidates(torch.full_like(self.index_SK, -1), 1)]
+        root_SK = torch.full_like(self.index_SK, -1)
+        first = Candidates(self.tokens_SK, root_SK, torch.ones_like(root_SK), self.scores_SK)
+        self.created = [first]
         self.work = Workspace(kv, frontier.draft_rows, (levels - 1) * self.width)
-
-    def _candidates(self, parents_SK: Tensor, depth: int) -> Candidates:
-        depths_SK = torch.full_like(parents_SK, depth)
-        return Candidates(self.tokens_SK, parents_SK, depths_SK, self.scores_SK)
 
     def deepen_(self, level: int) -> None:
         """Forward the frontier (all branches, one sequence) and choose the next one."""
         out_SKH = self._forward(level)
-        width, created = self.width, sum(c.tokens_SC.shape[1] for c in self.found)
+        width, created = self.width, sum(c.tokens_SC.shape[1] for c in self.created)
         scores_RC, ids_RC = top_children(self.drafter, out_SKH.flatten(0, 1), width)
         scores_SC = (scores_RC.view(self.trees, width, -1) + self.scores_SK[:, :, None]).flatten(1)
         tokens_SC = self.drafter.to_target(ids_RC).view(self.trees, -1)
         children = scores_SC.shape[1] // width
         parents_SC = self.index_SK.repeat_interleave(children, dim=1)
         depths_SC = torch.full_like(parents_SC, level + 1)
-        self.found.append(Candidates(tokens_SC, parents_SC, depths_SC, scores_SC))
+        self.created.append(Candidates(tokens_SC, parents_SC, depths_SC, scores_SC))
         best = scores_SC.sort(dim=1, descending=True, stable=True)
         pick_SK = best.indices[:, :width]
         parent_SK = pick_SK // children
@@ -167,7 +157,3 @@ class _Growth:
             self.kv,
         )
         return frame.collect(out_BQH)
-
-    def candidates(self) -> Candidates:
-        """All nodes in creation order."""
-        return Candidates(*(torch.cat(parts, dim=1) for parts in zip(*self.found, strict=True)))

@@ -6,7 +6,6 @@ M all nodes with children so far, C children that are looked at.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +30,7 @@ def expand_root_(
     tree: Sequence[Sequence[int]],
 ) -> Frontier:
     """Take in what was committed, and look at as many first tokens as the tree has use for."""
-    breadth = _laid_out(tree).levels[0].breadth
+    breadth = lay_out(tuple(map(tuple, tree))).levels[0].breadth
     return take_in(drafter, draft_rows, kv_draft, top_k=breadth)
 
 
@@ -46,13 +45,12 @@ def grow_tree_(
     accept: str = "match",
 ) -> Proposal:
     """Draft the tree of all branches level by level; each node takes the token of its rank."""
-    plan = _laid_out(tree)
+    plan = lay_out(tuple(map(tuple, tree)))
     drawing = Drawing.of(frontier.draft_rows, draws, accept)
-    children = _Children(drafter, drawing, draws)
-    growth = _Growth(drafter, frontier, kv_draft, plan, children)
-    found = [growth.deepen_(level) for level in plan.levels]
+    growth = _Growth(drafter, frontier, kv_draft, plan, drawing, draws)
+    levels = [growth.deepen_(level) for level in plan.levels]
     growth.work.close_()
-    tokens_SN = torch.cat([one.tokens_SW for one in found], dim=1)
+    tokens_SN, scores_SN = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
     shape = torch.tensor([plan.parents, plan.depths], device=tokens_SN.device)
     parents_SN, depths_SN = shape[:, None].expand(-1, len(tokens_SN), -1)
     return Proposal(
@@ -60,9 +58,9 @@ def grow_tree_(
         parents_SN,
         depths_SN,
         _all_there(tokens_SN, plan),
-        torch.cat([one.scores_SW for one in found], dim=1),
+        scores_SN,
         len(plan.levels),
-        draft_probs_STV=children.draft_probs_STV(plan),
+        draft_probs_STV=growth.draft_probs_STV(),
     )
 
 
@@ -74,19 +72,11 @@ def _all_there(tokens_SN: Tensor, plan: StaticTree) -> Tensor:
     return torch.stack(there, 1)
 
 
-def _laid_out(tree: Sequence[Sequence[int]]) -> StaticTree:
-    return lay_out(tuple(tuple(node) for node in tree))
-
-
-class _Nodes(NamedTuple):
-    """The drafted nodes of one level: int64 target ids, float32 cumulative log-probabilities."""
-
-    tokens_SW: Tensor
-    scores_SW: Tensor
-
-
 class _Growth:
-    """The state of one grow_tree: what the nodes of the last level may have as children."""
+    """The state of one grow_tree: what the nodes of the last level may have as children.
+
+    laws: [S, E, V] of the nodes that were looked at, level by level, if the verdict asks for them.
+    """
 
     def __init__(
         self,
@@ -94,29 +84,41 @@ class _Growth:
         frontier: Frontier,
         kv: KVCache,
         plan: StaticTree,
-        children: "_Children",
+        drawing: Drawing | None,
+        draws: str,
     ) -> None:
-        self.drafter, self.kv, self.plan, self.children = drafter, kv, plan, children
+        self.drafter, self.kv, self.plan, self.drawing, self.draws = (
+            drafter,
+            kv,
+            plan,
+            drawing,
+            draws,
+        )
+        self.laws: list[Tensor] = []
         self.device = frontier.tokens_SK.device
         self.tokens_SEC = frontier.tokens_SK[:, None]
         self.scores_SEC = frontier.scores_SK[:, None]
         self.hidden_SEH = frontier.hidden_SKH[:, :1]
-        if children.drawing is not None:
+        if drawing is not None:
             self._look_(torch.zeros_like(self.scores_SEC[:, :, 0]), plan.levels[0])
         self.position_S1 = frontier.draft_rows.position_S[:, None]
         self.work = Workspace(kv, frontier.draft_rows, plan.inner)
 
-    def deepen_(self, level: Level) -> _Nodes:
-        """Take the level's nodes from the children at hand, then forward those that have some."""
+    def deepen_(self, level: Level) -> tuple[Tensor, Tensor]:
+        """Take the level's nodes from the children at hand, then forward those that have some.
+
+        Returns:
+            (int64 target ids, float32 cumulative log-probabilities) of the nodes, [S, W].
+        """
         above_W, ranks_W = torch.tensor((level.above, level.ranks), device=self.device)
-        nodes = _Nodes(self.tokens_SEC[:, above_W, ranks_W], self.scores_SEC[:, above_W, ranks_W])
+        tokens_SW = self.tokens_SEC[:, above_W, ranks_W]
+        scores_SW = self.scores_SEC[:, above_W, ranks_W]
         if level.inner:
             inner_E = torch.tensor(level.inner, device=self.device)
             hidden_SEH = self.hidden_SEH[:, above_W[inner_E]]
-            tokens_SE = nodes.tokens_SW[:, inner_E].clamp(min=0)
-            self.hidden_SEH = self._forward(level, tokens_SE, hidden_SEH)
-            self._look_(nodes.scores_SW[:, inner_E], self.plan.levels[level.depth])
-        return nodes
+            self.hidden_SEH = self._forward(level, tokens_SW[:, inner_E].clamp(min=0), hidden_SEH)
+            self._look_(scores_SW[:, inner_E], self.plan.levels[level.depth])
+        return tokens_SW, scores_SW
 
     def _forward(self, level: Level, tokens_SE: Tensor, hidden_SEH: Tensor) -> Tensor:
         """hidden_SEH of a level's inner nodes, of all branches in one forward."""
@@ -134,28 +136,20 @@ class _Growth:
 
     def _look_(self, scores_SE: Tensor, below: Level) -> None:
         """The children of the nodes that were forwarded, and how probable their paths are."""
-        tokens_RC, scores_RC = self.children.of(self.hidden_SEH, below)
+        tokens_RC, scores_RC = self._children_(below)
         shape = (*scores_SE.shape, -1)
         self.tokens_SEC = tokens_RC.view(shape)
         self.scores_SEC = scores_RC.view(shape) + scores_SE[:, :, None]
 
-
-class _Children:
-    """Chooses the children of nodes: the best ones, or draws whose laws are kept."""
-
-    def __init__(self, drafter: HiddenDrafter, drawing: Drawing | None, draws: str) -> None:
-        self.drafter, self.drawing, self.draws = drafter, drawing, draws
-        self.laws: list[Tensor] = []
-
-    def of(self, hidden_SEH: Tensor, below: Level) -> tuple[Tensor, Tensor]:
-        """(target ids, log-probabilities), each [R, C], of nodes whose children are in `below`."""
-        hidden_RH = hidden_SEH.flatten(0, 1)
+    def _children_(self, below: Level) -> tuple[Tensor, Tensor]:
+        """(target ids, log-probabilities), each [R, C]: the best ones, or draws."""
+        hidden_RH = self.hidden_SEH.flatten(0, 1)
         if self.drawing is None:
             scores_RC, ids_RC = top_children(self.drafter, hidden_RH, below.breadth)
             return self.drafter.to_target(ids_RC), scores_RC
         logits_RV = self.drafter.logits(hidden_RH)
-        trees, width = hidden_SEH.shape[:2]
-        branch_R = torch.arange(trees * width, device=logits_RV.device) // width
+        trees, width = self.hidden_SEH.shape[:2]
+        branch_R = torch.arange(trees * width, device=self.device) // width
         behind_R1 = self.drawing.root_S[branch_R][:, None]
         scores_RV = self.drawing.scores(logits_RV, branch_R, behind_R1)
         if self.drawing.shows_probs:
@@ -165,12 +159,12 @@ class _Children:
         ids_RC = F.pad(ids_RC, (0, below.breadth - ids_RC.shape[1]), value=-1)
         return ids_RC, logits_RV.log_softmax(-1).gather(1, ids_RC.clamp(min=0))
 
-    def draft_probs_STV(self, plan: StaticTree) -> Tensor | None:
+    def draft_probs_STV(self) -> Tensor | None:
         """The laws where they belong, zeros at nodes without children."""
         if not self.laws:
             return None
         laws_SEV = torch.cat(self.laws, 1)
-        inner_E = torch.tensor([0, *(node + 1 for node in plan.parents_in_order())])
+        inner_E = torch.tensor(sorted({parent + 1 for parent in self.plan.parents}))
         trees, _, size = laws_SEV.shape
-        draft_probs_STV = laws_SEV.new_zeros(trees, len(plan.parents) + 1, size)
+        draft_probs_STV = laws_SEV.new_zeros(trees, len(self.plan.parents) + 1, size)
         return draft_probs_STV.index_copy_(1, inner_E.to(laws_SEV.device), laws_SEV)

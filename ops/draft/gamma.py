@@ -18,7 +18,7 @@ on the device, and what the host wants to know comes with the round's one read (
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import isnan, log, nan
 
 import numpy as np
@@ -108,34 +108,31 @@ def plan(
     h_S = h_S.double()
     h_norm_S = normalised(h_S, settings.egag_h_ref, vocabulary)
     raw_S = _raw(settings, states, h_norm_S)
-    before_S = torch.tensor([state.ema for state in states], dtype=torch.float64).to(h_S.device)
-    ema_S = _smoothed(settings, raw_S, before_S)
+    ema_S, beta = raw_S, settings.egag_ema_beta
+    if settings.gamma_policy == GammaPolicy.EGAG and beta:
+        before_S = _column([state.ema for state in states], h_S)  # never the rounded or cut length
+        ema_S = torch.where(before_S.isnan(), raw_S, beta * before_S + (1 - beta) * raw_S)
     gamma_S = (ema_S + 0.5).floor().long()
-    if settings.gamma_policy is not GammaPolicy.FIXED:
-        gamma_S = gamma_S.clamp(settings.gamma_min, settings.gamma_max)
+    if settings.gamma_policy != GammaPolicy.FIXED:
+        gamma_S = gamma_S.clamp(settings.gamma_min, settings.longest)
     gamma_eff_S = torch.minimum(gamma_S, remaining_S - 1).clamp(min=0)
     return Lengths(h_S, h_norm_S, raw_S, ema_S, gamma_S, gamma_eff_S)
 
 
 def _raw(settings: GammaSettings, states: Sequence[GammaState], h_norm_S: Tensor) -> Tensor:
-    low, high = settings.gamma_min, settings.gamma_max
+    low, high = settings.gamma_min, settings.longest
     policy = settings.gamma_policy
-    if policy is GammaPolicy.EGAG and settings.egag_mode == "seed":
+    if policy == GammaPolicy.EGAG and settings.egag_mode == "seed":
         return ((1 - h_norm_S) * high).floor().clamp(low, high)
-    if policy is GammaPolicy.EGAG:
+    if policy == GammaPolicy.EGAG:
         return low + (1 - h_norm_S) * (high - low)
-    if policy is GammaPolicy.HEURISTIC:
-        lengths = [float(state.gamma) for state in states]
-        return torch.tensor(lengths, dtype=torch.float64).to(h_norm_S.device)
+    if policy == GammaPolicy.HEURISTIC:
+        return _column([state.gamma for state in states], h_norm_S)
     return torch.full_like(h_norm_S, high if policy in STOPPING else settings.gamma)
 
 
-def _smoothed(settings: GammaSettings, raw_S: Tensor, before_S: Tensor) -> Tensor:
-    """The moving average takes in the raw length, never the rounded or cut one."""
-    beta = settings.egag_ema_beta
-    if settings.gamma_policy is not GammaPolicy.EGAG or beta == 0:
-        return raw_S
-    return torch.where(before_S.isnan(), raw_S, beta * before_S + (1 - beta) * raw_S)
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64).to(like.device)
 
 
 def stops_before(
@@ -147,10 +144,9 @@ def stops_before(
         step: drafts made in this round; below `gamma_min` nothing stops.
         h_S: entropy of the law of the next draft.
     """
-    if settings.gamma_policy is not GammaPolicy.ADAEDL or step < settings.gamma_min:
+    if settings.gamma_policy != GammaPolicy.ADAEDL or step < settings.gamma_min:
         return torch.zeros_like(h_S, dtype=torch.bool)
-    limits = [state.threshold for state in states]
-    limit_S = torch.tensor(limits, dtype=torch.float64).to(h_S.device)
+    limit_S = _column([state.threshold for state in states], h_S)
     return 1 - (ADAEDL_SCALE * h_S.double()).sqrt() < limit_S
 
 
@@ -162,30 +158,30 @@ def stops_after(settings: GammaSettings, step: int, h_S: Tensor, chance_S: Tenso
         h_S: entropy of the law it was drawn from. chance_S: its probability there.
     """
     policy = settings.gamma_policy
-    if step >= settings.gamma_min and policy is GammaPolicy.SVIP:
+    if step >= settings.gamma_min and policy == GammaPolicy.SVIP:
         return (SVIP_SCALE * h_S.double()).sqrt() > SVIP_LIMIT
-    if step >= settings.gamma_min and policy is GammaPolicy.CONFIDENCE:
+    if step >= settings.gamma_min and policy == GammaPolicy.CONFIDENCE:
         return chance_S < CONFIDENCE_LIMIT
     return torch.zeros_like(h_S, dtype=torch.bool)
 
 
 def first_state(settings: GammaSettings) -> GammaState:
     """The state of a branch that has not drafted yet."""
-    return GammaState(min(max(settings.gamma, settings.gamma_min, 1), settings.gamma_max))
+    return GammaState(min(max(settings.gamma, settings.gamma_min, 1), settings.longest))
 
 
 def next_state(
     settings: GammaSettings, state: GammaState, drafted: int, accepted: int, ema: float
 ) -> GammaState:
     """The state after a round that drafted and accepted so many tokens; ema as in its record."""
-    if settings.gamma_policy is GammaPolicy.EGAG:
-        return GammaState(state.gamma, ema, state.acceptance, state.threshold)
+    if settings.gamma_policy == GammaPolicy.EGAG:
+        return replace(state, ema=ema)
     if drafted == 0:  # nothing was learnt
         return state
-    if settings.gamma_policy is GammaPolicy.HEURISTIC:
+    if settings.gamma_policy == GammaPolicy.HEURISTIC:
         gamma = state.gamma + (2 if accepted == drafted else -1)
-        return GammaState(min(max(gamma, settings.gamma_min, 1), settings.gamma_max))
-    if settings.gamma_policy is GammaPolicy.ADAEDL:
+        return GammaState(min(max(gamma, settings.gamma_min, 1), settings.longest))
+    if settings.gamma_policy == GammaPolicy.ADAEDL:
         return _adapted(state, accepted / drafted)
     return state
 
@@ -196,7 +192,7 @@ def _adapted(state: GammaState, seen: float) -> GammaState:
     acceptance = seen if isnan(state.acceptance) else kept * state.acceptance + (1 - kept) * seen
     aim = state.threshold + (THRESHOLD_STEP if acceptance <= WANTED else -THRESHOLD_STEP)
     threshold = KEPT_THRESHOLD * state.threshold + (1 - KEPT_THRESHOLD) * aim
-    return GammaState(state.gamma, state.ema, acceptance, threshold)
+    return replace(state, acceptance=acceptance, threshold=threshold)
 
 
 def packed(lengths: Lengths) -> Tensor:

@@ -21,11 +21,11 @@ STOPPING = (GammaPolicy.SVIP, GammaPolicy.ADAEDL, GammaPolicy.CONFIDENCE)
 
 @dataclass(frozen=True, slots=True)
 class GammaSettings:
-    """Settings of a policy.
+    """Settings of a policy, as in a graph's block `drafter`; ValueError for bounds that cross.
 
     Attributes:
         gamma: drafts per round; for `heuristic` the first round's.
-        gamma_min, gamma_max: bounds of the adaptive policies.
+        gamma_min, gamma_max: bounds of the adaptive policies; None for `gamma`, but at least 1.
         egag_mode: `linear` between the bounds, or `seed`: floor((1 - h) gamma_max), which reaches
             gamma_max at entropy 0 only.
         egag_ema_beta: share of the past in the moving average; 0 for none.
@@ -33,40 +33,26 @@ class GammaSettings:
     """
 
     gamma: int = 5
-    gamma_policy: GammaPolicy = GammaPolicy.FIXED
+    gamma_policy: str = GammaPolicy.FIXED
     gamma_min: int = 1
-    gamma_max: int = 8
+    gamma_max: int | None = 8
     egag_mode: Literal["linear", "seed"] = "linear"
     egag_ema_beta: float = 0.0
     egag_h_ref: float | None = 3.0
 
-    @classmethod
-    def of(
-        cls,
-        gamma: int,
-        gamma_policy: str,
-        gamma_min: int,
-        gamma_max: int | None,
-        egag_mode: Literal["linear", "seed"],
-        egag_ema_beta: float,
-        egag_h_ref: float | None,
-    ) -> "GammaSettings":
-        """From the keys of a graph's block `drafter`; ValueError for bounds that cross."""
-        policy, most = GammaPolicy(gamma_policy), gamma_max or max(gamma, 1)
-        return cls(gamma, policy, gamma_min, most, egag_mode, egag_ema_beta, egag_h_ref)
-
     def __post_init__(self) -> None:
-        if self.gamma < 0 or not 0 <= self.gamma_min <= self.gamma_max or self.gamma_max < 1:
+        if self.gamma_min > self.longest:
             raise ValueError(
                 "draft lengths need 0 <= gamma_min <= gamma_max, gamma_max >= 1 and gamma >= 0, "
-                f"not {self.gamma_min}, {self.gamma_max} and {self.gamma}"
+                f"not {self.gamma_min}, {self.longest} and {self.gamma}"
             )
-        if not 0 <= self.egag_ema_beta < 1:
-            raise ValueError(f"egag_ema_beta is from 0 to below 1, not {self.egag_ema_beta}")
-        if self.egag_h_ref is not None and not self.egag_h_ref > 0:
-            raise ValueError(f"egag_h_ref is an entropy above 0, not {self.egag_h_ref}")
+
+    @property
+    def longest(self) -> int:
+        """The upper bound of the adaptive policies."""
+        return self.gamma_max or max(self.gamma, 1)
 
     @property
     def most(self) -> int:
         """Most drafts that any round can have."""
-        return self.gamma if self.gamma_policy is GammaPolicy.FIXED else self.gamma_max
+        return self.gamma if self.gamma_policy == GammaPolicy.FIXED else self.longest

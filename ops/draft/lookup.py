@@ -5,78 +5,45 @@ Saxena, "Prompt lookup decoding" (2023); with one match it proposes what transfo
 appending a token and looking a suffix up cost the same however long the context is.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Collection, Sequence
+from itertools import chain
 from math import log
-from typing import Literal
 
 from .host_tree import HostTree
 
-Prefer = Literal["first", "last"]
-
 
 class SuffixIndex:
-    """A branch's token ids, and for every n-gram up to `longest` tokens what places follow it.
+    """A branch's token ids, and for every n-gram up to `longest` tokens what places follow it."""
 
-    Branches that share a prefix share its index: `fork_` seals it, and the new index continues it.
-    """
-
-    def __init__(self, longest: int, below: "SuffixIndex | None" = None) -> None:
-        if longest < 1:
-            raise ValueError(f"n-grams have at least one token, not {longest}")
+    def __init__(self, longest: int) -> None:
         self.longest = longest
-        self.start = 0 if below is None else len(below)
-        self.tail: tuple[int, ...] = () if below is None else below.tail
-        self.layers: tuple[SuffixIndex, ...] = (*(below.layers if below else ()), self)
         self.ids: list[int] = []
         self.places: dict[tuple[int, ...], list[int]] = {}
-        self.sealed = False
 
     def __len__(self) -> int:
-        return self.start + len(self.ids)
-
-    def fork_(self) -> "SuffixIndex":
-        """An index of the same tokens that can grow on its own; this one cannot any more."""
-        self.sealed = True
-        return SuffixIndex(self.longest, self)
+        return len(self.ids)
 
     def append_(self, tokens: Sequence[int]) -> None:
         """Take in what the branch has committed."""
-        if self.sealed:
-            raise ValueError("other branches continue this index: it cannot grow")
         for token in tokens:
             self.ids.append(token)
-            self.tail = (*self.tail, token)[-self.longest :]
-            for size in range(1, len(self.tail) + 1):
-                self.places.setdefault(self.tail[-size:], []).append(len(self))
+            for size in range(1, min(self.longest, len(self)) + 1):
+                self.places.setdefault(tuple(self.ids[-size:]), []).append(len(self))
 
-    def matches(self, most: int, prefer: Prefer = "first") -> list[int]:
+    def matches(self, most: int) -> list[int]:
         """Up to `most` places that follow an earlier occurrence of the last tokens.
 
-        Longer matches come first; among equally long ones the leftmost, or the latest.
+        Longer matches come first; among equally long ones the leftmost.
         """
-        found: dict[int, None] = {}
-        for size in range(min(self.longest, len(self) - 1), 0, -1):
-            for place in self._places(self.tail[-size:], prefer):
-                if len(found) == most:
-                    return list(found)
-                found.setdefault(place)
-        return list(found)
-
-    def following(self, place: int, count: int) -> list[int]:
-        """Up to `count` tokens from a place on."""
-        begins = (max(place - layer.start, 0) for layer in self.layers)
-        parts = (one.ids[at : at + count] for one, at in zip(self.layers, begins, strict=True))
-        return list(islice(chain.from_iterable(parts), count))
-
-    def _places(self, key: tuple[int, ...], prefer: Prefer) -> Iterator[int]:
-        """Where an n-gram ends, except at the end of the context."""
-        lists = [layer.places.get(key, []) for layer in self.layers]
-        if prefer == "last":
-            places = chain.from_iterable(reversed(one) for one in reversed(lists))
-        else:
-            places = chain.from_iterable(lists)
-        return (place for place in places if place < len(self))
+        sizes = range(min(self.longest, len(self) - 1), 0, -1)
+        ends = chain.from_iterable(self.places[tuple(self.ids[-size:])] for size in sizes)
+        different: dict[int, None] = {}
+        for place in ends:
+            if len(different) == most:
+                break
+            if place < len(self):
+                different.setdefault(place)
+        return list(different)
 
 
 def lookup_tree(
@@ -85,7 +52,6 @@ def lookup_tree(
     nodes: int,
     levels: int,
     matches: int = 1,
-    prefer: Prefer = "first",
     stop_ids: Collection[int] = (),
 ) -> HostTree:
     """What followed the best `matches`, as a tree: a chain for one match.
@@ -94,13 +60,13 @@ def lookup_tree(
     equals those that were found first, so common beginnings are kept before rare endings. Neither
     a stop token nor anything behind one is drafted.
     """
-    places = index.matches(matches, prefer) if nodes > 0 and levels > 0 else []
-    grown = _Trie()
+    places = index.matches(matches) if nodes > 0 and levels > 0 else []
+    trie = _Trie()
     for place in places:
-        following = index.following(place, levels)
+        following = index.ids[place : place + levels]
         ends = (at for at, token in enumerate(following) if token in stop_ids)
-        grown.add_(following[: next(ends, len(following))])
-    return grown.best(nodes, len(places))
+        trie.add_(following[: next(ends, len(following))])
+    return trie.best(nodes, len(places))
 
 
 class _Trie:

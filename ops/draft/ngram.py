@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
+from itertools import count
 from math import log
 
 from .host_tree import HostTree
@@ -65,9 +66,9 @@ class CountTable:
     def update_(self, ids: Sequence[int], end: int, tokens: Sequence[int]) -> None:
         """Count each of these tokens once as what followed ids[:end]."""
         for size in range(self.min_context, min(self.order - 1, end) + 1):
-            found = self.followers.setdefault(tuple(ids[end - size : end]), Followers())
+            followers = self.followers.setdefault(tuple(ids[end - size : end]), Followers())
             for token in tokens:
-                found.add_(token, self.width)
+                followers.add_(token, self.width)
 
     def learn_(
         self, ids: Sequence[int], start: int = 0, fillers: Sequence[Sequence[int]] = ()
@@ -83,40 +84,29 @@ class CountTable:
             if fillers:
                 self.update_(ids, end, [token for token in fillers[end - start] if token >= 0])
 
-    def count(self, gram: Sequence[int]) -> int:
-        """How often the last token was counted after the ones before it."""
-        found = self.followers.get(tuple(gram[:-1]))
-        return 0 if found is None else found.counts.get(gram[-1], 0)
 
-
-@dataclass(frozen=True, slots=True)
-class ContextMatch:
-    """Followers of the longest known context: tokens in order with their counts."""
-
-    context: int
-    ranked: tuple[tuple[int, int], ...]
-    total: int
-
-
-def longest_match(tables: Sequence[CountTable], context: Sequence[int]) -> ContextMatch | None:
-    """What the tables together say after a context; None where even the shortest is unknown.
+def longest_match(
+    tables: Sequence[CountTable], context: Sequence[int]
+) -> tuple[int, Followers] | None:
+    """The size of the longest context that is known, and what all tables say that followed it.
 
     Counts of all tables are added; of equal sums the earlier table's order decides.
     """
     longest = max(table.order for table in tables) - 1
     for size in range(min(longest, len(context)), 0, -1):
         key = tuple(context[-size:])
-        found = [table.followers[key] for table in tables if key in table.followers]
-        if found:
-            return ContextMatch(size, _merged(found), sum(one.total for one in found))
+        parts = [table.followers[key] for table in tables if key in table.followers]
+        if parts:
+            return size, _merged(parts)
     return None
 
 
-def _merged(found: Sequence[Followers]) -> tuple[tuple[int, int], ...]:
-    if len(found) == 1:
-        return tuple((token, found[0].counts[token]) for token in found[0].ranked)
-    sums = {t: sum(one.counts.get(t, 0) for one in found) for each in found for t in each.ranked}
-    return tuple(sorted(sums.items(), key=lambda item: -item[1]))
+def _merged(parts: Sequence[Followers]) -> Followers:
+    if len(parts) == 1:
+        return parts[0]
+    sums = {t: sum(one.counts.get(t, 0) for one in parts) for each in parts for t in each.ranked}
+    ranked = sorted(sums, key=lambda token: -sums[token])
+    return Followers(sums, ranked, sum(one.total for one in parts))
 
 
 def count_tree(
@@ -140,39 +130,24 @@ def count_tree(
     """
     if nodes < 1 or levels < 1:
         return HostTree()
-    growth = _Growth(tables, width, stop_ids)
-    growth.offer_(-1, 0, 0.0, tuple(context[1 - max(table.order for table in tables) :]))
-    return growth.tree(nodes, levels)
+    heap: list[tuple[float, int, int, int, Gram]] = []  # best first, then by when it was found
+    order = count()
 
+    def offer_(parent: int, depth: int, loss: float, gram: Gram) -> None:
+        match = longest_match(tables, gram)
+        for token in match[1].ranked[:width] if match else ():
+            if match and token not in stop_ids:
+                total_loss = loss - log(match[1].counts[token] / match[1].total)
+                heappush(heap, (total_loss, next(order), parent, depth, (*gram, token)))
 
-class _Growth:
-    """Best-first search: a heap of nodes by (score, order in which they were found)."""
-
-    def __init__(self, tables: Sequence[CountTable], width: int, stop_ids: Collection[int]) -> None:
-        self.tables, self.width, self.stop_ids = tables, width, stop_ids
-        self.heap: list[tuple[float, int, int, int, Gram]] = []
-        self.found = 0
-
-    def offer_(self, parent: int, depth: int, loss: float, context: Gram) -> None:
-        """Put the children of a node on the heap."""
-        said = longest_match(self.tables, context)
-        for token, count in said.ranked[: self.width] if said else ():
-            if said and token not in self.stop_ids:
-                entry = (loss - log(count / said.total), self.found, parent, depth + 1)
-                heappush(self.heap, (*entry, (*context, token)))
-                self.found += 1
-
-    def tree(self, nodes: int, levels: int) -> HostTree:
-        taken: list[tuple[int, int, int, float]] = []
-        while self.heap and len(taken) < nodes:
-            loss, _, parent, depth, context = heappop(self.heap)
-            taken.append((context[-1], parent, depth, -loss))
-            if depth < levels:
-                self.offer_(len(taken) - 1, depth, loss, context)
-        if not taken:
-            return HostTree()
-        tokens, parents, depths, scores = zip(*taken, strict=True)
-        return HostTree(tokens, parents, depths, scores)
+    offer_(-1, 1, 0.0, tuple(context[1 - max(table.order for table in tables) :]))
+    best: list[tuple[int, int, int, float]] = []
+    while heap and len(best) < nodes:
+        loss, _, parent, depth, gram = heappop(heap)
+        best.append((gram[-1], parent, depth, -loss))
+        if depth < levels:
+            offer_(len(best) - 1, depth + 1, loss, gram)
+    return HostTree(*zip(*best, strict=True))
 
 
 class Scope(StrEnum):

@@ -55,10 +55,6 @@ class StaticTree:
         """How many nodes have children."""
         return len(self.levels[-1].inner_depths)
 
-    def parents_in_order(self) -> tuple[int, ...]:
-        """The nodes that have children, in the order they are forwarded in."""
-        return tuple(sorted(set(self.parents) - {-1}))
-
 
 def fault(tree: Sequence[Node]) -> tuple[int, str] | None:
     """The first node that cannot stand where it does, and why."""
@@ -79,12 +75,8 @@ def fault(tree: Sequence[Node]) -> tuple[int, str] | None:
 def lay_out(tree: tuple[Node, ...]) -> StaticTree:
     """The nodes by depth, and in a level by their ranks from the root on, as EAGLE-1 counts them.
 
-    Raises:
-        ValueError: the tree is no tree.
+    The tree has nodes and no `fault`.
     """
-    wrong = fault(tree)
-    if wrong is not None or not tree:
-        raise ValueError(wrong[1] if wrong else "a tree needs a node")
     nodes = sorted(tree, key=lambda node: (len(node), node))
     place = {node: index for index, node in enumerate(nodes)} | {(): -1}
     parents = {node[:-1] for node in nodes}

@@ -5,13 +5,14 @@ would write next. How many drafts a branch gets is a policy's business (`gamma.p
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..kv.pool import KVCache
 from ..masks import build
+from ..tree import single_path
 from ..types import DraftRows, LayerStatus, Proposal, Target
 from .drawing import Drawing
 from .gamma import GammaState, Lengths, entropy, packed, plan, stops_after, stops_before
@@ -68,93 +69,80 @@ def write_chain_(
     Args:
         drawing: None for the best token of every step.
     """
-    work = Workspace(kv, start.draft_rows, max(start.settings.most - 1, 0))
-    logits_SV, found = start.logits_SV, _Chain(drawing, start)
-    alive_S = torch.ones(len(start.states), dtype=torch.bool, device=logits_SV.device)
+    growth = _Growth(drafter, start, kv, drawing)
     for step in range(1, start.settings.most + 1):
-        chance_S = found.draft_(logits_SV)
-        alive_S, ends_S = _stops(start, step, logits_SV, chance_S, alive_S)
-        found.valid.append(alive_S)
-        alive_S = alive_S & ~ends_S
-        if step < start.settings.most:
-            logits_SV = _next_logits(drafter, work, start, step, found.tokens)
-    work.close_()
-    return found.proposal()
+        growth.draft_(step)
+    growth.work.close_()
+    return growth.proposal()
 
 
-class _Chain:
-    """The drafts so far of all branches, each list by step: [S] each, laws [S, V]."""
+class _Growth:
+    """The drafts so far of all branches, each list by step: [S, 1] each, laws [S, V]."""
 
-    def __init__(self, drawing: Drawing | None, start: ChainStart) -> None:
-        self.drawing, self.start = drawing, start
+    def __init__(
+        self, drafter: Target, start: ChainStart, kv: KVCache, drawing: Drawing | None
+    ) -> None:
+        self.drafter, self.start, self.drawing = drafter, start, drawing
+        self.work = Workspace(kv, start.draft_rows, max(start.settings.most - 1, 0))
+        self.logits_SV = start.logits_SV
         self.branch_S = torch.arange(len(start.states), device=start.logits_SV.device)
-        self.tokens: list[Tensor] = []
-        self.valid: list[Tensor] = []
-        self.scores: list[Tensor] = []
+        self.alive_S = torch.ones_like(self.branch_S, dtype=torch.bool)
+        none_S0 = self.branch_S[:, None][:, :0]
+        self.tokens, self.valid, self.scores = [none_S0], [none_S0.bool()], [none_S0.float()]
         self.laws: list[Tensor] = []
 
-    def draft_(self, logits_SV: Tensor) -> Tensor:
-        """Choose the next draft of every branch; its probability under the drafter, [S]."""
-        token_S = self._choose_(logits_SV)
-        log_prob_S = logits_SV.log_softmax(-1).gather(1, token_S[:, None]).squeeze(1).float()
-        self.tokens.append(token_S)
-        self.scores.append(log_prob_S)
-        return log_prob_S.exp()
+    def draft_(self, step: int) -> None:
+        """Choose the next draft of every branch and, unless it is the last one, forward it."""
+        token_S1 = self._choose_(step)[:, None]
+        log_prob_S1 = self.logits_SV.log_softmax(-1).gather(1, token_S1).float()
+        self._stop_(step, log_prob_S1.squeeze(1).exp())
+        self.tokens.append(token_S1)
+        self.scores.append(log_prob_S1)
+        if step < self.start.settings.most:
+            self.logits_SV = self._forward(step)
 
-    def _choose_(self, logits_SV: Tensor) -> Tensor:
+    def _choose_(self, step: int) -> Tensor:
+        """int64 [S], the drafts."""
         if self.drawing is None:
-            return logits_SV.argmax(-1)
-        behind_SC = torch.stack([self.drawing.root_S, *self.tokens], 1)
-        scores_SV = self.drawing.scores(logits_SV, self.branch_S, behind_SC)
+            return self.logits_SV.argmax(-1)
+        behind_SC = torch.cat([self.drawing.root_S[:, None], *self.tokens], 1)
+        scores_SV = self.drawing.scores(self.logits_SV, self.branch_S, behind_SC)
         if self.drawing.shows_probs:
             self.laws.append(self.drawing.laws(scores_SV, self.branch_S))
-        depth_S = torch.full_like(self.branch_S, len(self.tokens) + 1)
-        return self.drawing.one(scores_SV, self.branch_S, depth_S)
+        return self.drawing.one(scores_SV, self.branch_S, torch.full_like(self.branch_S, step))
+
+    def _stop_(self, step: int, chance_S: Tensor) -> None:
+        """Note which drafts are made, and which chains go on; chance_S: of the drafts."""
+        start, settings = self.start, self.start.settings
+        self.alive_S = self.alive_S & (step <= start.lengths.gamma_eff_S)
+        if settings.gamma_policy not in STOPPING:
+            self.valid.append(self.alive_S[:, None])
+            return
+        h_S = entropy(self.logits_SV)
+        self.alive_S = self.alive_S & ~stops_before(settings, start.states, step - 1, h_S)
+        self.valid.append(self.alive_S[:, None])
+        self.alive_S = self.alive_S & ~stops_after(settings, step, h_S, chance_S)
+
+    def _forward(self, step: int) -> Tensor:
+        """logits_SV behind draft number `step`, which is written as a fresh row."""
+        frame, device = self.work.frame, self.logits_SV.device
+        step_M = torch.arange(1, step + 1, device=device)
+        seen_S1M = torch.ones(len(self.branch_S), 1, step, dtype=torch.bool, device=device)
+        return self.drafter.forward(
+            frame.spread(self.tokens[-1]),
+            *self.work.fresh(seen_S1M, self.start.draft_rows.position_S[:, None] + step_M),
+            self.work.kv,
+            (LayerStatus.DECODE,) * self.drafter.num_layers,
+            frame.index_S,
+            (),
+        ).logits_RV
 
     def proposal(self) -> Proposal:
-        levels = len(self.tokens)
-        level_SN = torch.arange(levels, device=self.branch_S.device).expand(len(self.branch_S), -1)
-        none_SN = level_SN[:, :0]
-        valid_SN = torch.stack(self.valid, 1) if levels else none_SN.bool()
-        drafted_S1 = valid_SN.sum(1, keepdim=True)
-        return Proposal(
-            torch.stack(self.tokens, 1) if levels else none_SN,
-            level_SN - 1,
-            level_SN + 1,
-            valid_SN,
-            torch.stack(self.scores, 1).cumsum(1) if levels else none_SN.float(),
-            levels,
-            torch.cat([packed(self.start.lengths), drafted_S1], 1),
+        valid_SN = torch.cat(self.valid, 1)
+        notes = [packed(self.start.lengths), valid_SN.sum(1, keepdim=True)]
+        return replace(
+            single_path(torch.cat(self.tokens, 1), torch.cat(self.scores, 1)),
+            valid_SN=valid_SN,
+            side_outputs_SC=torch.cat(notes, 1),
             draft_probs_STV=torch.stack([*self.laws, self.laws[-1]], 1) if self.laws else None,
-            is_chain=True,
         )
-
-
-def _stops(
-    start: ChainStart, step: int, logits_SV: Tensor, chance_S: Tensor, alive_S: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(whether draft number `step` is made, whether it is the last one), bool [S]."""
-    settings = start.settings
-    alive_S = alive_S & (step <= start.lengths.gamma_eff_S)
-    if settings.gamma_policy not in STOPPING:
-        return alive_S, torch.zeros_like(alive_S)
-    h_S = entropy(logits_SV)
-    alive_S = alive_S & ~stops_before(settings, start.states, step - 1, h_S)
-    return alive_S, stops_after(settings, step, h_S, chance_S)
-
-
-def _next_logits(
-    drafter: Target, work: Workspace, start: ChainStart, step: int, tokens: Sequence[Tensor]
-) -> Tensor:
-    """logits_SV behind draft number `step`, which is written as a fresh row."""
-    frame, device = work.frame, start.logits_SV.device
-    position_SM = start.draft_rows.position_S[:, None] + torch.arange(1, step + 1, device=device)
-    seen_S1M = torch.ones(len(start.states), 1, step, dtype=torch.bool, device=device)
-    return drafter.forward(
-        frame.spread(tokens[-1][:, None]),
-        *work.fresh(seen_S1M, position_SM),
-        work.kv,
-        (LayerStatus.DECODE,) * drafter.num_layers,
-        frame.flat(),
-        (),
-    ).logits_RV

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from ..attention.metadata import (
@@ -49,7 +48,7 @@ class Workspace:
         root_S = lineages.roots_S[segment_S]
         rows = np.repeat(np.asarray(self.frame.rows_S, np.int32), each)
         owner = np.full(rows.size, WORKSPACE)
-        # position 0: only what `attention` says ever sees them
+        # position 0: only what `fresh` says ever sees them
         self.slots = kv.append_(owner, np.zeros(rows.size), rows, np.repeat(root_S, each))
         slots_SM = self.slots.reshape(branches, each)
         self.slots_SM = tensor(slots_SM, self.device)
@@ -82,13 +81,6 @@ class Workspace:
             tensor(place_GnM.reshape(*branch_Gn.shape, -1), self.device),
         )
 
-    def attention(self, seen_SKM: Tensor, position_SM: Tensor) -> AttentionMetadata:
-        """What K rows of each branch see: its history, and of the first M fresh rows those in
-        `seen_SKM` (bool), which stand at `position_SM`."""
-        return AttentionMetadata(
-            tuple(self._group(part, seen_SKM, position_SM) for part in self.parts)
-        )
-
     def _group(self, part: _Part, seen_SKM: Tensor, position_SM: Tensor) -> AttentionGroup:
         width, fresh = seen_SKM.shape[1:]
         sequences = len(part.branch_Gn)
@@ -98,36 +90,28 @@ class Workspace:
             3, place_GnM[:, :, None].expand(-1, -1, width, -1), seen_SKM[part.branch_Gn]
         )
         part.positions_GK.scatter_(1, place_GnM.flatten(1), position_SM[part.branch_Gn].flatten(1))
-        first_Gn = self._first_rows(part.stack.rows_Gq, width)
+        first_Gn = self.frame.place_S[part.stack.rows_Gq] * width
         rows_Gq = (first_Gn[..., None] + np.arange(width)).reshape(sequences, -1)
         return group_of(
             part.stack._replace(rows_Gq=rows_Gq),
-            self._height() * width,
+            self.frame.places * width,
             mask_GnWK.flatten(1, 2),
             part.positions_GK,
         )
-
-    def _first_rows(self, branch_Gn: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
-        """Flat index of each branch's first row in a forward with `width` rows per branch."""
-        if self.frame.packed:
-            return branch_Gn * width
-        return (np.asarray(self.frame.rows_S)[branch_Gn] - self.frame.first_row) * width
-
-    def _height(self) -> int:
-        """Branches' places in a forward, empty ones included."""
-        return len(self.frame.rows_S) if self.frame.packed else self.frame.height
 
     def fresh(
         self, seen_SKM: Tensor, position_SM: Tensor
     ) -> tuple[Tensor, Tensor, AttentionMetadata]:
         """positions_BQ, slots_BQ and attention of the last K of M fresh rows of each branch.
 
-        See `attention`. Padding is written to the scratch slot.
+        A row sees its branch's history, and of the M fresh rows those in `seen_SKM` (bool), which
+        stand at `position_SM`. Padding is written to the scratch slot.
         """
         fresh, spread = position_SM.shape[1], self.frame.spread
         rows = slice(fresh - seen_SKM.shape[1], fresh)
         slots_BQ = spread(self.slots_SM[:, rows], self.kv.scratch)
-        return spread(position_SM[:, rows]), slots_BQ, self.attention(seen_SKM, position_SM)
+        groups = tuple(self._group(part, seen_SKM, position_SM) for part in self.parts)
+        return spread(position_SM[:, rows]), slots_BQ, AttentionMetadata(groups)
 
     def close_(self) -> None:
         """Give the slots back."""

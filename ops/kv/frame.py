@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -11,44 +13,35 @@ class Frame:
     """Where active branches lie in the tensors of a drafter's forward.
 
     rows_S: the pool's row of each branch (host ints). With `packed`, all share row 0 and follow
-    one another there (``bim``); else each has a tensor row of its own, which is pool row
-    `first_row + b`; rows in between may be empty (``batching``). index_S: int64, the tensor row of
-    each branch; built once per round, for every forward in it.
+    one another there (``bim``); else each has a tensor row of its own, and rows in between may be
+    empty (``batching``). place_S: int64 on the host, the flat index of each branch in a forward
+    with one row per branch; index_S: the same; built once per round, for every forward in it.
     """
 
     rows_S: tuple[int, ...]
     packed: bool
+    place_S: npt.NDArray[np.int64]
     index_S: Tensor
 
     @classmethod
     def of(cls, rows_S: tuple[int, ...], packed: bool, device: torch.device) -> "Frame":
         """The frame of branches in these rows of the pool."""
-        first = 0 if packed else min(rows_S, default=0)
-        index_S = torch.tensor([row - first for row in rows_S], dtype=torch.int64, device=device)
-        return cls(rows_S, packed, index_S)
+        first_row = min(rows_S, default=0)
+        place_S = np.arange(len(rows_S)) if packed else np.array(rows_S, np.int64) - first_row
+        return cls(rows_S, packed, place_S, torch.from_numpy(place_S).to(device))
 
     @property
-    def first_row(self) -> int:
-        return 0 if self.packed else min(self.rows_S, default=0)
-
-    @property
-    def height(self) -> int:
-        """B, tensor rows of a forward."""
-        return 1 if self.packed else max(self.rows_S, default=0) - self.first_row + 1
-
-    def flat(self) -> Tensor:
-        """int64 [S], flat indices of forwards with one row per branch."""
-        if self.packed:
-            return torch.arange(len(self.rows_S), device=self.index_S.device)
-        return self.index_S
+    def places(self) -> int:
+        """Rows of a forward with one row per branch, empty ones included."""
+        return int(self.place_S.max(initial=0)) + 1
 
     def spread(self, value_SK: Tensor, empty: float = 0) -> Tensor:
         """[S, K, ...] -> [B, Q, ...]; rows without a branch hold `empty`."""
         if self.packed:
             return value_SK.flatten(0, 1)[None]
-        if self.height == len(self.rows_S) and list(self.rows_S) == sorted(self.rows_S):
+        if np.array_equal(self.place_S, np.arange(self.places)):
             return value_SK
-        out = value_SK.new_full((self.height, *value_SK.shape[1:]), empty)
+        out = value_SK.new_full((self.places, *value_SK.shape[1:]), empty)
         return out.index_copy_(0, self.index_S, value_SK)
 
     def collect(self, value_BQ: Tensor) -> Tensor:

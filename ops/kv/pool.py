@@ -95,8 +95,7 @@ class KVCache:
         """For every row of the pool one past its highest slot in use."""
         used = self.owner.reshape(self.rows, self.capacity) != FREE
         ends = self.capacity - used[:, ::-1].argmax(1)
-        extents: list[int] = np.where(used.any(1), ends, 0).tolist()
-        return extents
+        return list(np.where(used.any(1), ends, 0).tolist())
 
     # -- slots ------------------------------------------------------------------------------------
 
@@ -129,9 +128,9 @@ class KVCache:
         for root in dict.fromkeys(root_Q.tolist()):
             mine_Q = root_Q == root
             region = self.regions.setdefault(root, Region())
-            slots[mine_Q] = chosen = region.lowest(free, int(mine_Q.sum()))
-            free[chosen] = False
-            region.include_(chosen)
+            slots[mine_Q] = lowest = region.lowest(free, int(mine_Q.sum()))
+            free[lowest] = False
+            region.include_(lowest)
         return slots
 
     def lowest_free(self, count: int, row: Row) -> Ints:
@@ -140,16 +139,14 @@ class KVCache:
         Raises:
             PoolFullError: a row has fewer.
         """
-        if isinstance(row, int):
-            first = row * self.capacity
-            free = np.flatnonzero(self.owner[first : first + self.capacity] == FREE)[:count]
-            if free.size < count:
-                raise PoolFullError(f"{count} slots asked, {free.size} free")
-            return (first + free).astype(np.int32)
-        row_Q = np.asarray(row, np.int32)
+        row_Q = np.broadcast_to(np.asarray(row, np.int32), count)
         slots = np.empty(count, np.int32)
-        for one in np.unique(row_Q):
-            slots[row_Q == one] = self.lowest_free(int((row_Q == one).sum()), int(one))
+        for one, asked in zip(*np.unique(row_Q, return_counts=True), strict=True):
+            first = int(one) * self.capacity
+            free = np.flatnonzero(self.owner[first : first + self.capacity] == FREE)[:asked]
+            if free.size < asked:
+                raise PoolFullError(f"{asked} slots asked, {free.size} free")
+            slots[row_Q == one] = first + free
         return slots
 
     def commit_(
@@ -209,14 +206,12 @@ class KVCache:
     def copy_(self, source: npt.ArrayLike, target: npt.ArrayLike, cause: str) -> None:
         """Copy slots, with their labels, into free slots of the pool; counted by the ledger."""
         source_R, target_R = np.asarray(source, np.int64), np.asarray(target, np.int64)
-        device = self.data.device
-        kept = self.data.index_select(3, torch.from_numpy(source_R).to(device))
-        self.data.index_copy_(3, torch.from_numpy(target_R).to(device), kept)
+        copy = self.take_out(source_R, cause)
+        self.data.index_copy_(3, torch.from_numpy(target_R).to(copy.device), copy)
         self.current_length += int(np.count_nonzero(self.owner[target_R] == FREE))
         for table in (self.owner, self.root, self.position, self.committed):
             table[target_R] = table[source_R]
         self.peak_length = max(self.peak_length, self.current_length)
-        self.ledger.add(cause, source_R.size * self.slot_bytes)
 
     def take_out(self, slots: npt.ArrayLike, cause: str) -> Tensor:
         """A copy of slots for somewhere else, [layers, 2, kv_heads, R, head_dim]; counted."""

@@ -78,10 +78,10 @@ class Region:
         """
         near = (self.first, max(self.high, self.first) + count)
         for first, last in (near, (self.first, len(free)), (0, len(free))):
-            chosen = first + np.flatnonzero(free[first:last])[:count]
-            if chosen.size == count:
-                return chosen.astype(np.int32)
-        raise PoolFullError(f"{count} slots asked, {chosen.size} free")
+            slots = first + np.flatnonzero(free[first:last])[:count]
+            if slots.size == count:
+                return slots.astype(np.int32)
+        raise PoolFullError(f"{count} slots asked, {slots.size} free")
 
     def include_(self, slots: npt.NDArray[np.integer]) -> None:
         """It uses these slots from now on."""

@@ -37,6 +37,29 @@ class Past:
     path_RC: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """How the next tokens of S branches are drawn.
+
+    A round without a sampler is one in which everybody takes the best token of the logits.
+
+    rules: the branches' columns.
+    key_S: int64, the key of each branch's coins (`coins.branch_key`).
+    seen_SV, counts_SV, answered_S: what lies behind each branch, as in `Past`; a tree's root token
+        is not counted, it is on every path.
+    """
+
+    rules: SamplingColumns
+    key_S: Tensor
+    seen_SV: Tensor
+    counts_SV: Tensor
+    answered_S: Tensor
+
+    def past(self, tokens_RC: Tensor, path_RC: Tensor) -> Past:
+        """What lies behind rows with these tokens on their way."""
+        return Past(self.seen_SV, self.counts_SV, self.answered_S, tokens_RC, path_RC)
+
+
 def take_in_(seen_SV: Tensor, counts_SV: Tensor, branch_C: Tensor, ids_C: Tensor) -> None:
     """Count committed answer tokens: ids_C[i] was written by branch_C[i]."""
     seen_SV[branch_C, ids_C] = True
@@ -65,8 +88,8 @@ def process(
             scores_RV = _penalised(scores_RV, rows, past, branch_R)
         answered_R = past.answered_S.index_select(0, branch_R) + past.path_RC.sum(1)
         early_R1 = (answered_R < rows.least_new_S)[:, None]
-        held_RC = torch.where(early_R1, rows.stop_biases_SC, 0.0)
-        scores_RV = _biased(scores_RV, rows.stop_ids_SC, held_RC)
+        biases_RC = torch.where(early_R1, rows.stop_biases_SC, 0.0)
+        scores_RV = _biased(scores_RV, rows.stop_ids_SC, biases_RC)
         scores_RV = forced(scores_RV, _due(rows.forced_SC, answered_R))
     return scores_RV if rules.all_greedy else warped(scores_RV, rows)
 

@@ -48,10 +48,13 @@ class SamplingColumns:
 
     def of_rows(self, branch_R: Tensor) -> "SamplingColumns":
         """The columns of rows that belong to these branches."""
-        found: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        columns = {name: value for name, value in found.items() if isinstance(value, Tensor)}
-        picked: dict[str, Any] = {n: c.index_select(0, branch_R) for n, c in columns.items()}
-        return replace(self, **picked)
+        values = ((one.name, getattr(self, one.name)) for one in fields(self))
+        picks: dict[str, Any] = {
+            name: value.index_select(0, branch_R)
+            for name, value in values
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **picks)
 
 
 def columns(
@@ -91,7 +94,7 @@ def columns(
         stop_ids_SC=stop_ids_SC.to(device),
         stop_biases_SC=stop_biases_SC.to(device),
         least_new_S=torch.tensor([one.min_new_tokens for one in rules]).to(device),
-        forced_SC=_padded([one.forced for one in rules]).to(device),
+        forced_SC=_padded([one.forced for one in rules], -1).to(device),
         depth=_depth(drawn, vocabulary),
         most_kept=max((_most_kept(one, vocabulary) for one in drawn), default=1),
         any_greedy=len(drawn) < len(rules),
@@ -114,14 +117,15 @@ def _depth(drawn: Sequence[SamplingRules], vocabulary: int) -> int:
 
 def _pairs(rows: Sequence[Sequence[tuple[int, float]]]) -> tuple[Tensor, Tensor]:
     """(ids int64, values float64), each [S, C], padded with (0, 0)."""
-    most = max((len(row) for row in rows), default=0)
-    full = [[*row, *[(0, 0.0)] * (most - len(row))] for row in rows]
-    ids = torch.tensor([[token for token, _ in row] for row in full], dtype=torch.int64)
-    values = torch.tensor([[value for _, value in row] for row in full], dtype=torch.float64)
-    return ids.view(len(rows), most), values.view(len(rows), most)
+    return (
+        _padded([[token for token, _ in row] for row in rows], 0),
+        _padded([[value for _, value in row] for row in rows], 0.0),
+    )
 
 
-def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
+def _padded(rows: Sequence[Sequence[float]], empty: float) -> Tensor:
+    """int64 [S, C], or float64 if `empty` is a float."""
     most = max((len(row) for row in rows), default=0)
-    full = [[*row, *[-1] * (most - len(row))] for row in rows]
-    return torch.tensor(full, dtype=torch.int64).view(len(rows), most)
+    full = [[*row, *[empty] * (most - len(row))] for row in rows]
+    dtype = torch.float64 if isinstance(empty, float) else torch.int64
+    return torch.tensor(full, dtype=dtype).view(len(rows), most)

@@ -93,15 +93,6 @@ class SamplingRules:
     min_new_tokens: int = 0
     filter_order: FilterOrder = "temperature_first"
 
-    def __post_init__(self) -> None:
-        _require(self.temperature >= 0, "temperature", self.temperature, "at least 0")
-        _require(self.top_k >= 0, "top_k", self.top_k, "at least 0")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
-        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")
-        penalty = self.repetition_penalty
-        _require(penalty > 0, "repetition_penalty", penalty, "above 0")
-        _require(self.min_new_tokens >= 0, "min_new_tokens", self.min_new_tokens, "at least 0")
-
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
@@ -123,8 +114,3 @@ class SamplingRules:
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
         return (*self.logit_bias, *((token, -inf) for token in self.banned))
-
-
-def _require(fits: bool, name: str, value: float, what: str) -> None:
-    if not fits:
-        raise ValueError(f"{name} is {what}, not {value}")

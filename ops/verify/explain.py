@@ -4,7 +4,6 @@ They are made only where `verify.accept` is told to explain itself, and travel t
 round's one read: floats as the bits of float64.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,13 +76,13 @@ def figures(
     parents_SN = proposal.parents_SN + 1
     row_SN = torch.arange(trees, device=drawn_ST.device)[:, None] * nodes + parents_SN
     coin_SN = scored.noise(row_SN.view(-1), proposal.tokens_SN.view(-1)).view(row_SN.shape)
-    none_SN = torch.full_like(coin_SN, torch.nan)
-    floats = [proposal.scores_SN, coin_SN, *[none_SN] * 4]
+    numbers = [torch.full_like(coin_SN, torch.nan)] * 4
     if judged is not None:
         verdict = judged.verdict
         tried_SN = ~verdict.chance_SN.isnan()
         known = (verdict.p_SN, verdict.q_SN, judged.r_SN, verdict.chance_SN)
-        floats[2:] = [one_SN.where(tried_SN, torch.nan) for one_SN in known]
+        numbers = [one_SN.where(tried_SN, torch.nan) for one_SN in known]
+    floats = (proposal.scores_SN, coin_SN, *numbers)
     bits = [one_SN.double().view(torch.int64) for one_SN in floats]
     bits_SNC = torch.stack([drawn_ST.gather(1, parents_SN), *bits], dim=2)
     if judged is None:
@@ -94,9 +93,6 @@ def figures(
 def unpacked(bits_NC: npt.NDArray[np.int64]) -> list[DraftFigures]:
     """One tree's figures from what was read of `TreeFigures.bits_SNC`."""
     floats = np.ascontiguousarray(bits_NC[:, 1:]).view(np.float64).tolist()
-    rows = zip(bits_NC[:, 0].tolist(), floats, strict=True)
-    return [DraftFigures(draw, *_finite(numbers)) for draw, numbers in rows]
-
-
-def _finite(numbers: Sequence[float]) -> list[float | None]:
-    return [number if np.isfinite(number) else None for number in numbers]
+    known = ([number if np.isfinite(number) else None for number in row] for row in floats)
+    rows = zip(bits_NC[:, 0].tolist(), known, strict=True)
+    return [DraftFigures(draw, *numbers) for draw, numbers in rows]

@@ -8,12 +8,11 @@ one-hot. A rule is lossless only for drafts of its kind:
 ====================  =====================================================================
 rule                  the siblings of a node
 ====================  =====================================================================
-accept_chain          one draft, drawn from q (Leviathan et al., 2211.17192)
-accept_block          the same, accepted as a block (Sun et al., 2403.10444)
+CHAIN                 one draft, drawn from q (Leviathan et al., 2211.17192)
+BLOCK                 the same, accepted as a block (Sun et al., 2403.10444)
 WITH_REPLACEMENT      independent draws from q (SpecInfer, 2305.09781)
 WITHOUT_REPLACEMENT   draws from q, each without its earlier siblings (2402.14160)
-DISTINCT              any distinct tokens, chosen without looking at the coins (q is one-hot)
-TARGET_MATCH          anything: the target draws, and the child with its token is the next node
+TOPK                  any distinct tokens, chosen without looking at the coins (q is one-hot)
 ====================  =====================================================================
 
 Probabilities are float32 (or float64), products that are compared are float64; nothing is changed
@@ -21,19 +20,12 @@ in place. Uniform numbers are in [0, 1).
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-
-class TreeRule(StrEnum):
-    """How the children of one node are tried."""
-
-    WITH_REPLACEMENT = "with_replacement"
-    WITHOUT_REPLACEMENT = "without_replacement"
-    DISTINCT = "topk"
-    TARGET_MATCH = "target_match"
+from ..sampling.settings import Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,53 +66,36 @@ def accept_chain(
     valid_SN: Tensor,
     r_SN: Tensor,
     u_S: Tensor,
+    rule: Rule = Rule.CHAIN,
 ) -> Acceptance:
-    """Accept drafts one after another while q(x) > 0 and r q(x) < p(x).
+    """Accept the first drafts of a chain.
 
-    The comparison is strict: what the target gives probability 0 is rejected even for r = 0.
+    CHAIN accepts one after another while q(x) > 0 and r q(x) < p(x). The comparison is strict: what
+    the target gives probability 0 is rejected even for r = 0. BLOCK accepts the longest prefix
+    whose r is below its h, never fewer drafts than CHAIN; `chance_SN` is h.
 
     Args:
         p_STV: target's distribution before the first draft, after each one: T = N + 1 rows.
         q_SNV: law of each draft; None if the drafts were not drawn.
         valid_SN: False behind the end of a shorter chain.
         r_SN, u_S: uniform numbers of the drafts and of the final token.
+        rule: CHAIN or BLOCK.
     """
     p_STV, q_SNV = _wide(p_STV), None if q_SNV is None else _wide(q_SNV)
     p_SN = p_STV[:, :-1].gather(2, tokens_SN[..., None]).squeeze(2)
     q_SN = _of_tokens(q_SNV, tokens_SN, p_SN)
-    accepted_SN = (_passes(p_SN, q_SN, r_SN) & valid_SN).int().cumprod(1).bool()
-    last_S, length_S = accepted_SN.sum(1), valid_SN.sum(1)
-    one_S = p_STV.new_ones(p_STV.shape[0])
-    weights_SV = _left_over(p_STV, q_SNV, tokens_SN, one_S, last_S, length_S)
-    path_ST = _with_root(accepted_SN)
-    chance_SN = _chance(p_SN, q_SN).where(valid_SN & path_ST[:, :-1], torch.nan)
-    return Acceptance(path_ST, inverse_cdf(weights_SV, u_S), weights_SV, chance_SN, p_SN, q_SN)
-
-
-def accept_block(
-    p_STV: Tensor,
-    q_SNV: Tensor | None,
-    tokens_SN: Tensor,
-    valid_SN: Tensor,
-    eta_SN: Tensor,
-    u_S: Tensor,
-) -> Acceptance:
-    """Accept the longest prefix whose eta is below its h; never fewer drafts than a chain.
-
-    `chance_SN` is h: a prefix is accepted if eta < h and no longer prefix is. Arguments as in
-    `accept_chain`.
-    """
-    p_STV, q_SNV = _wide(p_STV), None if q_SNV is None else _wide(q_SNV)
-    p_SN = p_STV[:, :-1].gather(2, tokens_SN[..., None]).squeeze(2)
-    q_SN = _of_tokens(q_SNV, tokens_SN, p_SN)
-    ratio_ST = _prefix_ratios(p_SN, q_SN)
-    chance_SN = _block_chance(p_STV, q_SNV, tokens_SN, ratio_ST, valid_SN)
-    passes_SN = (eta_SN < chance_SN) & valid_SN
-    accepted_SN = passes_SN.int().flip(1).cumsum(1).flip(1) > 0
-    last_S, length_S = accepted_SN.sum(1), valid_SN.sum(1)
-    ratio_S = ratio_ST.gather(1, last_S[:, None]).squeeze(1)
-    weights_SV = _left_over(p_STV, q_SNV, tokens_SN, ratio_S, last_S, length_S)
-    chance_SN, path_ST = chance_SN.where(valid_SN, torch.nan), _with_root(accepted_SN)
+    if rule is Rule.BLOCK:
+        ratio_ST = _prefix_ratios(p_SN, q_SN)
+        chance_SN = _block_chance(p_STV, q_SNV, tokens_SN, ratio_ST, valid_SN)
+        passes_SN = (r_SN < chance_SN) & valid_SN
+        path_ST = _with_root(passes_SN.int().flip(1).cumsum(1).flip(1) > 0)
+        tried_SN = valid_SN
+    else:
+        ratio_ST, chance_SN = p_STV.new_ones(p_STV.shape[:2]), _chance(p_SN, q_SN)
+        path_ST = _with_root((_passes(p_SN, q_SN, r_SN) & valid_SN).int().cumprod(1).bool())
+        tried_SN = valid_SN & path_ST[:, :-1]
+    weights_SV = _left_over(p_STV, q_SNV, tokens_SN, valid_SN, path_ST, ratio_ST)
+    chance_SN = chance_SN.where(tried_SN, torch.nan)
     return Acceptance(path_ST, inverse_cdf(weights_SV, u_S), weights_SV, chance_SN, p_SN, q_SN)
 
 
@@ -132,18 +107,18 @@ def accept_tree(
     valid_SN: Tensor,
     r_SN: Tensor,
     u_ST: Tensor,
-    rule: TreeRule,
+    rule: Rule,
 ) -> Acceptance:
     """Walk down from the root: try a node's children in order, step to the first accepted one.
 
     Args:
         p_STV: target's distribution after each node; node 0 is the root, drafted node n is n + 1.
-        q_STV: law that each node's children were drawn from; None for DISTINCT and TARGET_MATCH.
+        q_STV: law that each node's children were drawn from; None for TOPK.
         parents_SN: index of the parent among the drafted nodes, -1 for the root; parents first.
         valid_SN: False for padding nodes.
         r_SN: uniform numbers of the nodes. u_ST: those of the nodes where a walk can end.
     """
-    if (q_STV is not None) != (rule in (TreeRule.WITH_REPLACEMENT, TreeRule.WITHOUT_REPLACEMENT)):
+    if (q_STV is not None) != (rule in (Rule.WITH_REPLACEMENT, Rule.WITHOUT_REPLACEMENT)):
         raise ValueError(f"rule {rule!r} and {'no ' if q_STV is None else ''}q do not fit")
     walk = _Walk(_wide(p_STV), None if q_STV is None else _wide(q_STV), u_ST, rule)
     for node in range(tokens_SN.shape[1]):
@@ -155,58 +130,46 @@ def accept_tree(
 class _Walk:
     """One pass over the nodes; a parent comes first, so its children are tried where it stands."""
 
-    def __init__(self, p_STV: Tensor, q_STV: Tensor | None, u_ST: Tensor, rule: TreeRule) -> None:
-        trees, nodes, size = p_STV.shape
+    def __init__(self, p_STV: Tensor, q_STV: Tensor | None, u_ST: Tensor, rule: Rule) -> None:
         self.p_STV, self.q_STV, self.u_ST, self.rule = p_STV, q_STV, u_ST, rule
         self.p_SV = p_STV[:, 0]
         self.q_SV = None if q_STV is None else q_STV[:, 0]
-        self.at_S = torch.zeros(trees, dtype=torch.int64, device=p_STV.device)
+        self.at_S = torch.zeros(len(p_STV), dtype=torch.int64, device=p_STV.device)
         self.path = [torch.ones_like(self.at_S, dtype=torch.bool)]
         self.tried: list[tuple[Tensor, ...]] = []
-        if rule is TreeRule.TARGET_MATCH:
-            drawn_R = inverse_cdf(p_STV.reshape(-1, size), u_ST.reshape(-1))
-            self.drawn_ST = drawn_R.view(trees, nodes)
 
     def try_(self, node: int, token_S: Tensor, open_S: Tensor, r_S: Tensor) -> None:
         p_S = self.p_SV.gather(1, token_S[:, None]).squeeze(1)
         q_S = _of_tokens(self.q_SV, token_S, p_S)
-        if self.rule is TreeRule.TARGET_MATCH:
-            passes_S = self._drawn() == token_S
-        else:
-            passes_S = _passes(p_S, q_S, r_S)
-            self._reject_(token_S, open_S & ~passes_S)
+        passes_S = _passes(p_S, q_S, r_S)
+        self._reject_(token_S, open_S & ~passes_S)
         self._step_(node, open_S & passes_S)
-        self.tried.append((p_S, q_S, open_S, passes_S))
-
-    def _drawn(self) -> Tensor:
-        return self.drawn_ST.gather(1, self.at_S[:, None]).squeeze(1)
+        self.tried.append((p_S, q_S, open_S))
 
     def _reject_(self, token_S: Tensor, rejected_S: Tensor) -> None:
         """What is left of p, and of q, once a child was rejected."""
         one_S = torch.ones_like(self.p_SV[:, 0])
         left_SV = _excess(self.p_SV, self.q_SV, token_S, one_S)
         self.p_SV = _normalised(left_SV, self.p_SV).where(rejected_S[:, None], self.p_SV)
-        if self.q_SV is not None and self.rule is TreeRule.WITHOUT_REPLACEMENT:
+        if self.q_SV is not None and self.rule is Rule.WITHOUT_REPLACEMENT:
             rest_SV = self.q_SV.scatter(1, token_S[:, None], 0.0)
             rest_SV = _normalised(rest_SV, rest_SV)  # with no mass left q stays 0
             self.q_SV = rest_SV.where(rejected_S[:, None], self.q_SV)
 
-    def _step_(self, node: int, taken_S: Tensor) -> None:
-        self.path.append(taken_S)
-        self.at_S = torch.where(taken_S, node + 1, self.at_S)
-        self.p_SV = self.p_STV[:, node + 1].where(taken_S[:, None], self.p_SV)
+    def _step_(self, node: int, accepted_S: Tensor) -> None:
+        self.path.append(accepted_S)
+        self.at_S = torch.where(accepted_S, node + 1, self.at_S)
+        self.p_SV = self.p_STV[:, node + 1].where(accepted_S[:, None], self.p_SV)
         if self.q_STV is not None and self.q_SV is not None:
-            self.q_SV = self.q_STV[:, node + 1].where(taken_S[:, None], self.q_SV)
+            self.q_SV = self.q_STV[:, node + 1].where(accepted_S[:, None], self.q_SV)
 
     def end(self) -> Acceptance:
         u_S = self.u_ST.gather(1, self.at_S[:, None]).squeeze(1)
         bonus_S, path_ST = inverse_cdf(self.p_SV, u_S), torch.stack(self.path, 1)
         if not self.tried:
             return Acceptance(path_ST, bonus_S, self.p_SV, *(self.p_SV[:, :0],) * 3)
-        p_SN, q_SN, open_SN, passes_SN = (torch.stack(x, 1) for x in zip(*self.tried, strict=True))
-        match = self.rule is TreeRule.TARGET_MATCH
-        chance_SN = passes_SN.to(p_SN.dtype) if match else _chance(p_SN, q_SN)
-        chance_SN = chance_SN.where(open_SN, torch.nan)
+        p_SN, q_SN, open_SN = (torch.stack(one, 1) for one in zip(*self.tried, strict=True))
+        chance_SN = _chance(p_SN, q_SN).where(open_SN, torch.nan)
         return Acceptance(path_ST, bonus_S, self.p_SV, chance_SN, p_SN, q_SN)
 
 
@@ -255,7 +218,7 @@ def _block_chance(
 
 
 def _with_root(accepted_SN: Tensor) -> Tensor:
-    return torch.cat([accepted_SN.new_ones(accepted_SN.shape[0], 1), accepted_SN], dim=1)
+    return F.pad(accepted_SN, (1, 0), value=True)
 
 
 def _normalised(weights_RV: Tensor, otherwise_RV: Tensor) -> Tensor:
@@ -275,16 +238,18 @@ def _left_over(
     p_STV: Tensor,
     q_SNV: Tensor | None,
     tokens_SN: Tensor,
-    ratio_S: Tensor,
-    last_S: Tensor,
-    length_S: Tensor,
+    valid_SN: Tensor,
+    path_ST: Tensor,
+    ratio_ST: Tensor,
 ) -> Tensor:
-    """[S, V]: what the final token is drawn from after `last_S` accepted drafts."""
+    """[S, V]: what the final token of each chain is drawn from."""
+    last_S = path_ST[:, 1:].sum(1)
     row_S = torch.arange(len(last_S), device=last_S.device)
     p_SV = p_STV[row_S, last_S]
     if tokens_SN.shape[1] == 0:
         return p_SV
     next_S = last_S.clamp(max=tokens_SN.shape[1] - 1)
     q_SV = None if q_SNV is None else q_SNV[row_S, next_S]
-    left_SV = _excess(p_SV, q_SV, tokens_SN[row_S, next_S], ratio_S)
-    return torch.where((last_S < length_S)[:, None], _normalised(left_SV, p_SV), p_SV)
+    left_SV = _excess(p_SV, q_SV, tokens_SN[row_S, next_S], ratio_ST[row_S, last_S])
+    rejected_S1 = (last_S < valid_SN.sum(1))[:, None]
+    return torch.where(rejected_S1, _normalised(left_SV, p_SV), p_SV)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ..sampling.coins import gumbel, perturbed, ranked, token_keys
-from ..sampling.processors import Past, choose, probabilities, process
-from ..sampling.sampler import Sampler
+from ..sampling.processors import Past, Sampler, choose, probabilities, process
 from ..types import Rows
 
 BEST = 64  # scores per node that a grammar walk gets to see without a further read
@@ -102,9 +101,8 @@ def score_trees(rows: Rows, logits_RV: Tensor) -> Scored:
     if rows.sampler is None:
         return _unprocessed(logits_RV)
     trees, nodes = rows.nodes_ST.shape
-    branch_R = _repeated(torch.arange(trees, device=logits_RV.device), nodes)
-    tokens_ST = rows.of_trees(rows.tokens_BQ)
-    tokens_RT = tokens_ST.repeat_interleave(nodes, dim=0, output_size=tokens_ST.numel())
+    branch_R = torch.arange(trees * nodes, device=logits_RV.device) // nodes
+    tokens_RT = rows.of_trees(rows.tokens_BQ)[branch_R]
     past = rows.sampler.past(tokens_RT, rows.ancestors_STT.flatten(0, 1))
     positions_R = rows.of_trees(rows.positions_BQ).view(-1)
     return _scored(rows.sampler, logits_RV, branch_R, past, positions_R)
@@ -131,10 +129,6 @@ def _scored(
     scores_RV = process(logits_RV, sampler.rules, branch_R, past)
     key_R = token_keys(sampler.key_S[branch_R], positions_R + 1)
     return Scored(sampler, scores_RV, branch_R, key_R)
-
-
-def _repeated(value_S: Tensor, times: int) -> Tensor:
-    return value_S.repeat_interleave(times, output_size=value_S.numel() * times)
 
 
 def best(scores_RV: Tensor) -> Tensor:

@@ -1,8 +1,12 @@
-"""Accepting drafts: per node, what the target would have said there, and the path it confirms."""
+"""Accepting drafts: per node, what the target would have said there, and the path it confirms.
+
+Behind a prefill, where nothing was drafted, it says the first token of every branch.
+"""
 
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..registry import op
@@ -11,7 +15,7 @@ from ..sampling.settings import Accept, Rule
 from ..types import Proposal, Rows
 from .explain import RejectionRecord, TreeFigures, figures
 from .rejection_rounds import RoundCoins, accept_rejection, rule_for
-from .score import GrammarRows, Scored, score_trees
+from .score import GrammarRows, Scored, score_tips, score_trees
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +75,18 @@ def accept(
     drawn_ST = scored.drawn().view(trees, nodes)
     judged = None
     if accept == Accept.REJECTION:
-        chosen = rule_for(proposal, rule, draws)
-        judged = _judged(rows, scored, proposal, chosen, not skip_sample_adjustment)
+        used = rule_for(proposal, rule, draws)
+        judged = _judged(rows, scored, proposal, used, not skip_sample_adjustment)
         path_ST, bonus_S = judged.verdict.path_ST, judged.verdict.bonus_S
     else:
-        path_ST, bonus_S = _matching(rows, proposal, drawn_ST)
-    root_S1 = proposal.parents_SN.new_zeros(trees, 1)
+        path_ST, bonus_S = matching(proposal, rows.ancestors_STT, drawn_ST)
+    root_S1 = rows.tokens_BQ.view(-1)[rows.nodes_ST[:, :1]]
     return Accepted(
         drawn_ST,
         path_ST,
         bonus_S,
-        _offered_tokens(rows, proposal),
-        torch.cat([root_S1, proposal.parents_SN + 1], dim=1),
+        torch.cat([root_S1, proposal.tokens_SN.where(proposal.valid_SN, -1)], dim=1),
+        F.pad(proposal.parents_SN + 1, (1, 0)),
         _notes(proposal, scored.scores_RV, filler_top_k),
         scored.bound([tree * nodes + n for tree in rows.bound_trees for n in range(nodes)]),
         figures(scored, proposal, drawn_ST, judged) if explain else None,
@@ -100,11 +104,11 @@ def _judged(
     return RejectionRecord(verdict, coins.r_SN, rule, adjusted)
 
 
-def _matching(rows: Rows, proposal: Proposal, drawn_ST: Tensor) -> tuple[Tensor, Tensor]:
+def matching(proposal: Proposal, above_STT: Tensor, drawn_ST: Tensor) -> tuple[Tensor, Tensor]:
     """(path_ST, bonus_S): the longest paths that the target confirms, and what it says next."""
     agrees_SN = drawn_ST.gather(1, proposal.parents_SN + 1) == proposal.tokens_SN
     agrees_SN = agrees_SN & proposal.valid_SN
-    path_ST = _longest_path(agrees_SN, rows.ancestors_STT, proposal.depths_SN)
+    path_ST = _longest_path(agrees_SN, above_STT, proposal.depths_SN)
     node_T = torch.arange(path_ST.shape[1], device=path_ST.device)
     last_S1 = (path_ST * node_T).argmax(1, keepdim=True)
     return path_ST, drawn_ST.gather(1, last_S1).squeeze(1)
@@ -115,26 +119,32 @@ def _notes(proposal: Proposal, scores_RV: Tensor, filler_top_k: int) -> Tensor:
     trees = proposal.tokens_SN.shape[0]
     if filler_top_k > 1:
         return filler_ids(scores_RV, filler_top_k).view(trees, -1)
-    return (
-        proposal.parents_SN[:, :0] if proposal.side_outputs_SC is None else proposal.side_outputs_SC
-    )
-
-
-def _offered_tokens(rows: Rows, proposal: Proposal) -> Tensor:
-    """int64 [S, T]: root and drafted tokens, -1 for padding nodes."""
-    root_S1 = rows.tokens_BQ.view(-1)[rows.nodes_ST[:, :1]]
-    drafted_SN = proposal.tokens_SN.where(proposal.valid_SN, -1)
-    return torch.cat([root_S1, drafted_SN], dim=1)
+    notes_SC = proposal.side_outputs_SC
+    return proposal.parents_SN[:, :0] if notes_SC is None else notes_SC
 
 
 def _longest_path(agrees_SN: Tensor, ancestors_STT: Tensor, depths_SN: Tensor) -> Tensor:
     """bool [S, T]: the deepest node all of whose ancestors agree, and these (first of equals)."""
     trees, nodes, _ = ancestors_STT.shape
-    root_S1 = torch.ones(trees, 1, dtype=torch.bool, device=agrees_SN.device)
-    agrees_ST = torch.cat([root_S1, agrees_SN], dim=1)
+    agrees_ST = F.pad(agrees_SN, (1, 0), value=True)
     confirmed_ST = (agrees_ST[:, None, :] | ~ancestors_STT).all(-1)
-    depths_ST = torch.cat([depths_SN.new_zeros(trees, 1), depths_SN], dim=1)
     earlier_T = torch.arange(nodes, 0, -1, device=agrees_SN.device)
-    rank_ST = torch.where(confirmed_ST, depths_ST * (nodes + 1) + earlier_T, -1)
+    rank_ST = F.pad(depths_SN, (1, 0)) * (nodes + 1) + earlier_T
+    rank_ST = rank_ST.where(confirmed_ST, -1)
     last_S11 = rank_ST.argmax(1)[:, None, None].expand(trees, 1, nodes)
     return ancestors_STT.gather(1, last_S11).squeeze(1)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokens:
+    """First tokens after a prefill: drawn_R int64; `bound` the rows under a grammar."""
+
+    drawn_R: Tensor
+    bound: GrammarRows
+
+
+@op("branch.root", writes="roots")
+def root(rows: Rows, logits: Tensor) -> FirstTokens:
+    """Process and draw the first token of every branch whose prefill ends in these rows."""
+    scored = score_tips(rows, logits[rows.tree_rows :])
+    return FirstTokens(scored.drawn(), scored.bound(rows.bound_tips))

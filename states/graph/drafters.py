@@ -198,7 +198,7 @@ class VanillaDrafter(Drafter):
     @property
     def lengths(self) -> GammaSettings:
         """The draft-length policy."""
-        return GammaSettings.of(**{f.name: getattr(self, f.name) for f in fields(GammaSettings)})
+        return GammaSettings(**{f.name: getattr(self, f.name) for f in fields(GammaSettings)})
 
     @property
     def offered(self) -> int | Mapping[int, int]:

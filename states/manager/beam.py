@@ -7,7 +7,7 @@ ever copied, in no layout.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,12 @@ from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import NOBODY, Ints
 from ...ops.types import Proposal
-from ..graph.beam_spec import BeamBlock
-from ..layout.layout import Layout
 from ..layout.tree_rows import Trees
-from ..requests.admission import Admission
-from ..requests.blending import BlendState
-from ..requests.branch import Branch, Finish, RoundSummary
+from ..requests.branch import Branch, Finish
 from ..requests.request_table import RequestTable
-from ..requests.rounds import Ids, split
-from ..requests.samplers import Samplers
+from ..requests.rounds import Ids, read_all
+from ..requests.summary import RoundSummary
 from .batch import Batch
-from .placer import Placer
 
 
 @dataclass(eq=False, slots=True)
@@ -94,31 +89,30 @@ class BeamStep:
 
 def read_step(host: HostReader, chosen: Chosen) -> BeamStep:
     """Everything the host needs, in one read; scores travel as their bits."""
-    parts = [chosen.parent_SW, chosen.token_SW, chosen.origin_SW, chosen.parent_SC]
-    parts += [chosen.token_SC, chosen.beams.ended_SW, chosen.beams.kept_SW.view(torch.int32)]
-    parts += [chosen.over_S]
-    flat = host.read(torch.cat([part.reshape(-1).long() for part in parts]))
-    return BeamStep(*split(flat, [tuple(part.shape) for part in parts]))
+    parts = [chosen.parent_SW, chosen.token_SW, chosen.origin_SW, chosen.parent_SC, chosen.token_SC]
+    parts += [chosen.beams.ended_SW, chosen.beams.kept_SW.view(torch.int32), chosen.over_S]
+    return BeamStep(*read_all(host, parts))
 
 
+@dataclass(eq=False, slots=True)
 class BeamState:
-    """The searches of a run's branches.
+    """The searches of a run's branches, of `width` beams each.
 
     Attributes:
         searches: by the branch's owner.
     """
 
-    def __init__(self, block: BeamBlock, device: torch.device) -> None:
-        self.width, self.device = block.num_beams, device
-        self.searches: dict[int, BeamSearch] = {}
+    width: int
+    table: RequestTable
+    kv: KVCache
+    searches: dict[int, BeamSearch] = field(default_factory=dict)
 
     def search(self, branch: Branch) -> BeamSearch:
         """A branch's search, or one that begins."""
-        search = self.searches.get(branch.owner)
-        if search is not None:
-            return search
+        if branch.owner in self.searches:
+            return self.searches[branch.owner]
         none_Wn = np.zeros((self.width, 0), np.int64)
-        beams = first_beams(self.width, self.device)
+        beams = first_beams(self.width, self.kv.data.device)
         return BeamSearch(beams, none_Wn, none_Wn.astype(np.int32), [None] * self.width)
 
     def forget(self, owners: Iterable[int]) -> list[int]:
@@ -127,20 +121,32 @@ class BeamState:
         return [int(owner) for search in gone for owner in np.unique(search.owners_Wm)]
 
     def ids(self, values: npt.ArrayLike) -> Tensor:
-        return torch.as_tensor(np.asarray(values, np.int64), device=self.device)
+        return torch.as_tensor(np.asarray(values, np.int64), device=self.kv.data.device)
 
-    def offer(self, active: Sequence[Branch]) -> Proposal:
+    def offer(self) -> Proposal:
         """The last token of every live beam: a tree without levels, its nodes side by side."""
-        tokens = [self.searches[branch.owner].tokens_Wn[1:, -1] for branch in active]
+        tokens = [self.searches[branch.owner].tokens_Wn[1:, -1] for branch in self.table.active]
         tokens_SN = self.ids(np.array(tokens).reshape(len(tokens), self.width - 1))
         none_SN = torch.zeros_like(tokens_SN)
         return Proposal(tokens_SN, none_SN - 1, none_SN, none_SN == 0, none_SN.float(), levels=0)
+
+    def trees(self, proposal: Proposal) -> Trees:
+        """The live beams of every search in the place of a token tree."""
+        pairs = [(branch, self.searches[branch.owner]) for branch in self.table.active]
+        return Trees(
+            [int(search.tokens_Wn[0, -1]) for _, search in pairs],
+            [_position(branch, search) for branch, search in pairs],
+            [branch.owner for branch, _ in pairs],
+            (),
+            proposal,
+            [search.tips(branch.owner) for branch, search in pairs],
+        )
 
     def known(self, batch: Batch) -> Searches:
         """What is known of everyone in the forward, on the device."""
         branches = batch.everyone
         searches = [self.search(branch) for branch in branches]
-        none = _part(first_beams(self.width, self.device), slice(0, 0))
+        none = _part(first_beams(self.width, self.kv.data.device), slice(0, 0))
         stops = [sorted(branch.request.stop_ids) for branch in branches]
         most = max(map(len, stops), default=0)
         return Searches(
@@ -149,42 +155,6 @@ class BeamState:
             self.ids([branch.budget for branch in branches])[:, None],
             self.ids([[*s, *[-1] * (most - len(s))] for s in stops]).view(len(branches), most),
         )
-
-
-class BeamPlacer(Placer):
-    """Lays out the live beams of every search in the place of a token tree."""
-
-    def __init__(
-        self,
-        table: RequestTable,
-        layout: Layout,
-        pools: Sequence[KVCache],
-        admission: Admission,
-        samplers: Samplers,
-        blend: BlendState | None,
-        beams: BeamState,
-    ) -> None:
-        super().__init__(table, layout, pools, admission, samplers, blend)
-        self.beams = beams
-
-    def trees(self, proposal: Proposal) -> Trees:
-        active = self.table.active
-        searches = [self.beams.searches[branch.owner] for branch in active]
-        return Trees(
-            [int(search.tokens_Wn[0, -1]) for search in searches],
-            [_position(b, s) for b, s in zip(active, searches, strict=True)],
-            [branch.owner for branch in active],
-            (),
-            proposal,
-            [s.tips(b.owner) for b, s in zip(active, searches, strict=True)],
-        )
-
-
-class BeamCommitter:
-    """Commits a step of all searches, in one read of the device."""
-
-    def __init__(self, table: RequestTable, kv: KVCache, beams: BeamState) -> None:
-        self.table, self.kv, self.beams = table, kv, beams
 
     def commit_(self, batch: Batch, host: HostReader, chosen: Chosen) -> RoundSummary:
         """Read the step; keep the rows of beams that live on, end the searches that are over."""
@@ -196,7 +166,7 @@ class BeamCommitter:
             branch.length += len(branch.prompt)
         before = [len(branch.tokens) for branch in branches]
         for number, branch in enumerate(branches):
-            search = self.beams.searches[branch.owner] = self.beams.search(branch)
+            search = self.searches[branch.owner] = self.search(branch)
             search.beams = _part(chosen.beams, slice(number, number + 1))
             move_on_(search, step, number)
             if number < len(batch.ran):

@@ -1,6 +1,7 @@
 """What a forward of the target brought: rows are committed where they lie, tips move on."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -9,39 +10,32 @@ from ...ops.draft.gamma import GammaRecord
 from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
-from ...ops.verify.first_tokens import FirstTokens
-from ...ops.verify.verify import Accepted
+from ...ops.verify.verify import Accepted, FirstTokens
 from ..requests.blending import BlendState, picked_rows
-from ..requests.branch import Branch, Finish, RoundSummary
-from ..requests.draft_state import Features
-from ..requests.drafting import Drafting
-from ..requests.explain import explain
+from ..requests.branch import Branch, Finish
+from ..requests.draft_state import CommittedRows, Drafting
 from ..requests.folding import FoldState
 from ..requests.rounds import (
-    Pick,
     RoundResult,
     Walk,
     bound_path,
     free_path,
-    legal_pick,
     read_round,
     take,
+    take_legal_,
 )
+from ..requests.summary import RoundSummary, explain
 from .batch import Batch
 
 
+@dataclass(eq=False, slots=True)
 class Committer:
-    """Commits a batch, in one read of the device."""
+    """Commits a batch, in one read of the device; the target's pool is the first."""
 
-    def __init__(
-        self,
-        pools: Sequence[KVCache],
-        draftings: Sequence[Drafting],
-        fold: FoldState | None,
-        blend: BlendState | None,
-    ) -> None:
-        self.kv, self.pools, self.draftings = pools[0], pools, draftings
-        self.fold, self.blend = fold, blend
+    pools: Sequence[KVCache]
+    draftings: Sequence[Drafting]
+    fold: FoldState | None
+    blend: BlendState | None
 
     def commit_(
         self,
@@ -53,20 +47,19 @@ class Committer:
         report: BlendReport | None = None,
     ) -> RoundSummary:
         """Read the round, commit accepted rows where they lie, advance tips, finish branches."""
-        result = read_round(host, accepted, roots, picked_rows(report))
+        kv, result = self.pools[0], read_round(host, accepted, roots, picked_rows(report))
         before = {b.owner: len(b.tokens) for b in batch.ran}
-        features, pick = Features(features_QF), legal_pick(host)
         placed = batch.placed.with_host_tokens(result.tokens_ST)
         walks = []
         for tree, branch in enumerate(batch.ran if accepted is not None else ()):
             assert accepted is not None
-            walk = self._walk(tree, branch, batch, result, accepted, pick)
+            walk = _walk(tree, branch, batch, result, accepted, host)
             walks.append(walk)
             nodes = walk.nodes[: walk.taken + 1]
             slots, rows = placed.tree_slots[tree][nodes], placed.tree_rows[tree][nodes]
-            self._keep(branch, slots, rows, features)
-        self.kv.release_(placed.fresh[~self.kv.committed[placed.fresh]])
-        self._commit_spans(batch, result, roots, features, pick)
+            self._keep(branch, slots, rows, features_QF)
+        kv.release_(placed.fresh[~kv.committed[placed.fresh]])
+        self._commit_spans(batch, result, roots, features_QF, host)
         gamma = self._learn(batch.ran, result, [walk.nodes for walk in walks])
         blend = None
         if report is not None and self.blend is not None and batch.rows.blend is not None:
@@ -77,7 +70,7 @@ class Committer:
             tuple(len(b.tokens) - before.get(b.owner, 0) for b in batch.everyone),
             (*(len(walk.nodes) - 1 for walk in walks), *(-1 for _ in batch.newcomers)),
             int((result.tokens_ST[:, 1:] >= 0).sum()),
-            self.kv.current_length,
+            kv.current_length,
             sum(pool.current_length for pool in self.pools[1:]),
             batch.rows.tokens_BQ.numel(),
             placed.padding,
@@ -86,10 +79,6 @@ class Committer:
             explain(batch.ran, walks, result, figures, batch.rows.bound_trees),
             blend,
         )
-
-    def _takers(self, branch: Branch) -> list[Drafting]:
-        """Who takes in a branch's rows: an outline's become those of everybody."""
-        return [one for one in self.draftings if one.serves(branch) or branch.is_root]
 
     def _learn(
         self, ran: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
@@ -103,71 +92,77 @@ class Committer:
             records += drafting.memory.learn(trees, mine, [paths[at] for at in own])
         return tuple(records)
 
-    def _walk(
-        self,
-        tree: int,
-        branch: Branch,
-        batch: Batch,
-        result: RoundResult,
-        accepted: Accepted,
-        pick: Pick,
-    ) -> Walk:
-        """The way through a tree; its tokens are appended to the branch."""
-        bound_trees = batch.rows.bound_trees
-        if tree in bound_trees:
-            at = bound_trees.index(tree)
-            nodes, tokens = bound_path(result, tree, at, branch, accepted.bound, pick)
-        else:
-            nodes, tokens = free_path(result, tree)
-        root, position = branch.tokens[-1], branch.length
-        taken = take(branch, tokens)
-        branch.accepted.append(len(nodes) - 1)
-        branch.emitted.append(taken)
-        return Walk(root, position, nodes, tokens, taken)
-
-    def _keep(self, branch: Branch, slots: Ints, rows: Ints, features: Features) -> None:
-        """Commit the rows of a path, queue the drafter's rows."""
-        positions = range(branch.length, branch.length + len(slots))
-        self.kv.commit_(slots, positions, branch.owner, branch.request.prefix_owner)
-        for drafting in self._takers(branch):
-            drafting.memory.path(branch, rows, features)
-        self._remember(branch, rows, features)
+    def _keep(self, branch: Branch, slots: Ints, rows: Ints, features_QF: Tensor | None) -> None:
+        """Commit the rows of a path; the branch's counts move on."""
+        position, first = branch.length, branch.kept
         branch.kept += len(slots)
         branch.length += len(slots)
+        positions = range(position, branch.length)
+        self.pools[0].commit_(slots, positions, branch.owner, branch.request.prefix_owner)
+        tokens = branch.tokens[first : branch.kept]
+        part = CommittedRows.of_branch(branch, position, tokens, rows, features_QF, is_path=True)
+        self._hand_on(branch, part)
 
     def _commit_spans(
-        self, batch: Batch, result: RoundResult, roots: FirstTokens, features: Features, pick: Pick
+        self,
+        batch: Batch,
+        result: RoundResult,
+        roots: FirstTokens,
+        features_QF: Tensor | None,
+        host: HostReader,
     ) -> None:
         """Commit prompt rows; every newcomer gets its root token."""
         by_owner = {b.owner: b for b in batch.newcomers}
-        by_prefix = {b.request.prefix_owner: b.request for b in batch.newcomers}
-        by_prefix |= {r.prefix_owner: r for r in batch.opened}
         tip, bound = 0, 0
         for span, slots in zip(batch.spans, batch.placed.spans, strict=True):
+            owner, position, tokens = span.owner, span.position, span.tokens
             for slots_n in slots.slots_Cn:
-                self.kv.commit_(slots_n, span.positions)
-            if span.owner in by_prefix:
+                self.pools[0].commit_(slots_n, span.positions)
+            if owner == span.root:
+                part = CommittedRows(owner, owner, position, tokens, (), slots.rows, features_QF)
                 for drafting in self.draftings:
-                    drafting.memory.prefix(by_prefix[span.owner], span, slots.rows, features)
+                    drafting.memory.take_in(part)
                 continue
-            branch = by_owner[span.owner]
-            if span.bound and branch.matcher is not None:
-                token = pick(branch.matcher, result.best_GC[bound], roots.bound, bound)
-                branch.matcher.advance(token)
-                bound += 1
-            elif span.draws:
-                token = int(result.drawn_R[tip])
-            tip += span.draws
-            branch.length += len(span.tokens)
-            if span.draws:
-                take(branch, [token])
-            else:
+            branch = by_owner[owner]
+            branch.length += len(tokens)
+            if not span.draws:
                 branch.end(Finish.STOP)
-            for drafting in self._takers(branch):
-                drafting.memory.prompt(branch, slots.rows, features)
-            self._remember(branch, slots.rows, features)
+            elif branch.matcher is not None:
+                legal = take_legal_(branch.matcher, result.best_RC, roots.bound, bound, host)
+                take(branch, [legal])
+                bound += 1
+            else:
+                take(branch, [int(result.drawn_R[tip])])
+            tip += span.draws
+            part = CommittedRows.of_branch(branch, position, tokens, slots.rows, features_QF)
+            self._hand_on(branch, part)
 
-    def _remember(self, branch: Branch, rows: Ints, features: Features) -> None:
-        """Features of rows that will be folded, if the drafter wants any."""
+    def _hand_on(self, branch: Branch, part: CommittedRows) -> None:
+        """Tell the drafters of a branch's rows, and the fold, if the drafter wants features."""
+        for drafting in self.draftings:
+            if drafting.reads(branch):
+                drafting.memory.take_in(part)
         if self.fold is not None:
-            self.fold.remember_(branch, features.of(rows))
+            self.fold.remember_(branch, part.features())
+
+
+def _walk(
+    tree: int,
+    branch: Branch,
+    batch: Batch,
+    result: RoundResult,
+    accepted: Accepted,
+    host: HostReader,
+) -> Walk:
+    """The way through a tree; its tokens are appended to the branch."""
+    bound_trees = batch.rows.bound_trees
+    if tree in bound_trees:
+        at = bound_trees.index(tree)
+        nodes, tokens = bound_path(result, tree, at, branch, accepted.bound, host)
+    else:
+        nodes, tokens = free_path(result, tree)
+    root, position = branch.tokens[-1], branch.length
+    taken = take(branch, tokens)
+    branch.accepted.append(len(nodes) - 1)
+    branch.emitted.append(taken)
+    return Walk(root, position, nodes, tokens, taken)

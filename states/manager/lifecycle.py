@@ -1,13 +1,14 @@
 """Between two forwards: who ends gives rows back, whose turn it is gets a prompt, never a hang."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from ...ops.kv.pool import KVCache
 from ..layout.layout import Layout
 from ..requests.admission import Admission
 from ..requests.blending import BlendState
 from ..requests.branch import Branch, Finish, Request, Stage
-from ..requests.drafting import Drafting
+from ..requests.draft_state import Drafting
 from ..requests.folding import FoldState
 from ..requests.request_table import RequestTable
 from ..requests.samplers import Samplers
@@ -17,29 +18,23 @@ from .beam import BeamState
 BuildPrompt = Callable[[Branch], PromptTokens]
 
 
+@dataclass(eq=False, slots=True)
 class Lifecycle:
     """Requests and branches from submission to the end.
 
-    Args:
-        build_prompt: a branch's own prompt, once all that it depends on is finished.
+    build_prompt: a branch's own prompt, once all that it depends on is finished.
     """
 
-    def __init__(
-        self,
-        table: RequestTable,
-        layout: Layout,
-        pools: Sequence[KVCache],
-        admission: Admission,
-        samplers: Samplers,
-        draftings: Sequence[Drafting],
-        build_prompt: BuildPrompt,
-        blend: BlendState | None,
-        fold: FoldState | None,
-        beams: BeamState | None,
-    ) -> None:
-        self.table, self.layout, self.pools, self.admission = table, layout, pools, admission
-        self.samplers, self.draftings, self.build_prompt = samplers, draftings, build_prompt
-        self.blend, self.fold, self.beams = blend, fold, beams
+    table: RequestTable
+    layout: Layout
+    pools: Sequence[KVCache]
+    admission: Admission
+    samplers: Samplers
+    blend: BlendState | None
+    beams: BeamState | None
+    draftings: Sequence[Drafting]
+    fold: FoldState | None
+    build_prompt: BuildPrompt
 
     def submit(self, request: Request) -> None:
         """Queue a request; it starts at the next admission that has room for it."""
@@ -49,8 +44,7 @@ class Lifecycle:
 
     def _refuse(self, request: Request, why: str) -> None:
         self.table.end_unstarted(request, Finish.REFUSED, why)
-        self.table.close(request)
-        self.retire_([request.prefix_owner, *(b.owner for b in request.branches)])
+        self._close_(request)
 
     def waiting(self) -> tuple[list[Branch], list[Request]]:
         """Branches and requests that could start now."""
@@ -73,7 +67,6 @@ class Lifecycle:
         if not request.branches:
             self.table.end_unstarted(request, Finish.CANCELLED)
         self._close_(request)
-        self.retire_([b.owner for b in request.all_branches()])
 
     def _close_(self, request: Request) -> None:
         """All of a request's branches have ended: nothing of it stays in the pools."""
@@ -82,7 +75,7 @@ class Lifecycle:
             drafting.memory.close(request)
         if self.fold is not None:
             self.fold.forget_(request)
-        self.retire_([request.prefix_owner])
+        self.retire_([request.prefix_owner, *(b.owner for b in request.all_branches())])
 
     def _go_on_(self, request: Request) -> None:
         ended = [b.owner for b in request.branches if b.stage is Stage.DONE]
@@ -110,9 +103,8 @@ class Lifecycle:
 
     def _prepare_(self, branch: Branch) -> None:
         """Build the prompt once everything the branch depends on is finished."""
-        request, point = branch.request, branch.point
-        needs = set(point.deps) if point else set()
-        others = [b for b in request.branches if b.point and b.point.id in needs]
+        needs = branch.point.deps if branch.point else ()
+        others = [b for b in branch.request.branches if b.point and b.point.id in needs]
         if all(b.stage is Stage.DONE for b in others):
             branch.prompt = self.build_prompt(branch)
             self.check_fit_(branch)

@@ -4,32 +4,27 @@ All decisions are functions of host integers read once per round. Slots belong t
 are laid out by the layout, and the drafter's rows derive from the target's.
 """
 
-from dataclasses import replace
-
 from torch import Tensor
 
-from ...ops.beam import Chosen
 from ...ops.blend.blend import BlendReport
 from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
-from ...ops.types import Proposal
-from ...ops.verify.first_tokens import FirstTokens
-from ...ops.verify.verify import Accepted
+from ...ops.verify.verify import Accepted, FirstTokens
 from ..graph.beam_spec import BeamBlock
 from ..layout.batching import BatchingLayout
 from ..layout.bim import BimLayout
 from ..layout.layout import Layout
 from ..requests.admission import Admission, Room
 from ..requests.blending import BlendState, Reused
-from ..requests.branch import Branch, Request, RoundSummary, Stage
-from ..requests.draft_state import DraftState, FeatureState, PairState, TextState
-from ..requests.drafting import Drafting
+from ..requests.branch import Branch, Request, Stage
+from ..requests.draft_state import Drafting, DraftState, FeatureState, PairState, TextState
 from ..requests.folding import FoldState
 from ..requests.ngram_state import NgramState
 from ..requests.request_table import RequestTable, RunLimits
 from ..requests.samplers import Samplers
+from ..requests.summary import RoundSummary
 from .batch import Batch
-from .beam import BeamCommitter, BeamPlacer, BeamState
+from .beam import BeamState
 from .committer import Committer
 from .lifecycle import BuildPrompt, Lifecycle
 from .placer import Placer
@@ -73,16 +68,16 @@ class BranchStateManager:
         self.blend, self.fold = blend, fold
         self.pools = [pool for pool in (kv, kv_draft, kv_outline) if pool is not None]
         self.table = RequestTable(limits)
-        alone = limits.layout.kind == "batching"  # every branch in a row of its own
         device, segments = kv.data.device, self.table.segments
-        self.layout: Layout = BimLayout(device, segments)
-        if alone:
-            self.layout = BatchingLayout(device, segments, kv.rows)
-        rows, width = kv.rows if alone else 0, 1 if beam is None else beam.num_beams
-        most, nodes = limits.layout.max_active, limits.nodes
-        self.room = Room(kv.capacity, most, nodes, rows, limits.drafter.shared, width)
-        self.admission = Admission(self.room, limits.layout.order, limits)
         self.samplers = Samplers(limits.vocabulary, device)
+        self.layout: Layout = BimLayout(device, segments)
+        rows = 0
+        if limits.layout.kind == "batching":  # every branch in a row of its own
+            self.layout, rows = BatchingLayout(device, segments, kv.rows), kv.rows
+        width = 1 if beam is None else beam.num_beams
+        most, nodes, shared = limits.layout.max_active, limits.nodes, limits.drafter.shared
+        self.room = Room(kv.capacity, most, nodes, rows, shared, width)
+        self.admission = Admission(self.room, limits.layout.order, limits)
         whole = (self.table, self.layout, self.samplers)
         self.draft, second = DRAFT_STATES[limits.drafter.takes](), limits.outline_drafter
         parts_only = None if second is None else False
@@ -90,16 +85,11 @@ class BranchStateManager:
         if second is not None:
             memory = DRAFT_STATES[second.takes]()
             self.draftings.append(Drafting(*whole, memory, kv_outline, True))
+        self.beams = None if beam is None else BeamState(beam.num_beams, self.table, kv)
         parts = (self.table, self.layout, self.pools, self.admission, self.samplers, blend)
-        self.placer = Placer(*parts)
+        self.placer = Placer(*parts, self.beams)
         self.committer = Committer(self.pools, self.draftings, fold, blend)
-        self.beams: BeamState | None = None
-        if beam is not None:
-            self.beams = BeamState(beam, device)
-            self.placer = BeamPlacer(*parts, self.beams)
-            self.beam_committer = BeamCommitter(self.table, kv, self.beams)
-        lives = (*parts[:5], self.draftings, build_prompt, blend, fold, self.beams)
-        self.lifecycle = Lifecycle(*lives)
+        self.lifecycle = Lifecycle(*parts, self.beams, self.draftings, fold, build_prompt)
 
     # -- who there is -----------------------------------------------------------------------------
 
@@ -141,33 +131,7 @@ class BranchStateManager:
         """Branches that could start to combine finished parts now."""
         return [b for b in self.lifecycle.waiting()[0] if b.combines]
 
-    # -- the next forward -------------------------------------------------------------------------
-
-    def open_requests_(self) -> Batch:
-        """Prompt rows of waiting requests: the shared prefix and the root branch behind it."""
-        return self.placer.place_(None, [], self.waiting()[1])
-
-    def fork_(self) -> Batch:
-        """Rows of waiting branches; text common to all goes into the prefix."""
-        return self.placer.place_(None, self.waiting()[0], [])
-
-    def fold_(self) -> Batch:
-        """Rows of the branches that combine finished parts: the parts, folded."""
-        folds = self.folds()
-        batch = self.placer.place_(None, folds, [])
-        for branch in folds:  # the parts are on their way into the pool
-            assert self.fold is not None
-            self.fold.forget_(branch.request)
-            branch.prompt = replace(branch.prompt, chunks=())
-        return batch
-
-    def tree_rows_(self, proposal: Proposal) -> Batch:
-        """All trees."""
-        return self.placer.place_(proposal, [], [])
-
-    def admit_(self, proposal: Proposal) -> Batch:
-        """All trees, and behind them the prompts of everybody who can start now."""
-        return self.placer.place_(proposal, *self.waiting())
+    # -- the next forward, and what it brought ----------------------------------------------------
 
     def commit_(
         self,
@@ -186,9 +150,3 @@ class BranchStateManager:
                 self.fold.keep_(branch, self.kv, slots)
         self.lifecycle.retire_and_prepare_(batch.everyone)
         return summary
-
-    def commit_beams_(self, batch: Batch, host: HostReader, chosen: Chosen) -> RoundSummary:
-        """The same for a step of beam searches."""
-        summary = self.beam_committer.commit_(batch, host, chosen)
-        self.lifecycle.retire_and_prepare_(batch.everyone)
-        return replace(summary, target_length=self.kv.current_length)

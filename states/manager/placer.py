@@ -1,7 +1,7 @@
 """Which rows the next forward of the target gets: a `Batch` of trees, and of prompts that begin."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...ops.kv.pool import KVCache
 from ...ops.types import Proposal
@@ -14,22 +14,23 @@ from ..requests.request_table import RequestTable
 from ..requests.samplers import Samplers
 from ..text.prompt_tokens import PromptTokens
 from .batch import Batch
+from .beam import BeamState
 
 
+@dataclass(eq=False, slots=True)
 class Placer:
-    """Lays branches out as rows; `pools` are the target's and then the drafter's, if it has one."""
+    """Lays branches out as rows; `pools` are the target's and then the drafters', if there are any.
 
-    def __init__(
-        self,
-        table: RequestTable,
-        layout: Layout,
-        pools: Sequence[KVCache],
-        admission: Admission,
-        samplers: Samplers,
-        blend: BlendState | None,
-    ) -> None:
-        self.table, self.layout, self.pools, self.admission = table, layout, pools, admission
-        self.samplers, self.blend = samplers, blend
+    beams: the searches, where every branch is one.
+    """
+
+    table: RequestTable
+    layout: Layout
+    pools: Sequence[KVCache]
+    admission: Admission
+    samplers: Samplers
+    blend: BlendState | None
+    beams: BeamState | None
 
     def place_(
         self, proposal: Proposal | None, branches: Iterable[Branch], requests: Iterable[Request]
@@ -54,7 +55,9 @@ class Placer:
         return Batch(rows, placed, ran, tuple(newcomers), tuple(opened), tuple(spans))
 
     def trees(self, proposal: Proposal) -> Trees:
-        """The active branches as roots of trees."""
+        """The active branches as roots of trees, or their beams."""
+        if self.beams is not None:
+            return self.beams.trees(proposal)
         active = self.table.active
         return Trees(
             [b.tokens[-1] for b in active],
@@ -97,10 +100,10 @@ class Placer:
         if not len(more):
             return []
         owner = request.prefix_owner
-        span = Span(owner, owner, request.prefix_length, more.ids, chunks=more.chunks)
+        position = request.prefix_length
         request.prefix_length += len(more)
         request.context += more.ids
-        return [span]
+        return [Span(owner, owner, position, more.ids, chunks=more.chunks)]
 
     def _start(self, branch: Branch) -> Span:
         request, limit = branch.request, self.table.limits.max_positions

@@ -9,6 +9,7 @@ from ...ops.registry import op
 from ...ops.types import Proposal
 from ..manager.manager import BranchStateManager
 from ..requests.branch import Branch, Finish, Request, Stage
+from ..requests.folding import FINISHED
 from ..requests.prompt_builder import PromptBuilder
 from ..text.documents import CHUNK_TOKENS
 from ..text.outline import Outline
@@ -51,14 +52,12 @@ def force(branches: BranchStateManager, proposal: Proposal) -> Proposal:
     """Where a grammar leaves no choice for longer than half a tree, that chain is the draft."""
     nodes = proposal.tokens_SN.shape[1]
     chains = {
-        tree: branch.matcher.forced()[:nodes]
+        tree: chain
         for tree, branch in enumerate(branches.active)
         if branch.matcher is not None
+        and 2 * len(chain := branch.matcher.forced()[:nodes]) > proposal.levels
     }
-    chains = {tree: chain for tree, chain in chains.items() if 2 * len(chain) > proposal.levels}
-    if not chains:
-        return proposal
-    return _with_chains(proposal, chains)
+    return _with_chains(proposal, chains) if chains else proposal
 
 
 def _with_chains(proposal: Proposal, chains: dict[int, list[int]]) -> Proposal:
@@ -153,9 +152,10 @@ def merge(branches: BranchStateManager, prompts: PromptBook) -> tuple[Answer, ..
 def answer(request: Request, prompts: PromptBook) -> Answer:
     """What a request has so far, finished or not."""
     sections = tuple(_section(b, prompts) for b in request.branches if not b.combines)
-    folded = [_section(b, prompts) for b in request.branches if b.combines]
-    combined = folded[0] if folded else None
-    text = "\n\n".join(_with_heading(section) for section in sections)
+    combined = next((_section(b, prompts) for b in request.branches if b.combines), None)
+    text = "\n\n".join(map(_with_heading, sections))
+    if combined is not None and combined.text and combined.finish in FINISHED:
+        text = combined.text
     root = request.root
     return Answer(
         request.key,
@@ -164,13 +164,9 @@ def answer(request: Request, prompts: PromptBook) -> Answer:
         tuple(root.tokens) if root is not None else (),
         str(root.finish or "") if root is not None else "",
         sections,
-        combined.text if combined is not None and combined.text and _ended(combined) else text,
+        text,
         combined,
     )
-
-
-def _ended(section: Section) -> bool:
-    return section.finish in (Finish.STOP, Finish.LENGTH)
 
 
 def _section(branch: Branch, prompts: PromptBook) -> Section:

@@ -1,31 +1,35 @@
-"""The ops that move requests and branches: which rows the next forward gets, what it committed."""
+"""The ops that move requests, branches and beams: the next forward's rows, what it committed."""
+
+from dataclasses import replace
 
 from torch import Tensor
 
+from ...ops.beam import Chosen, Searches
 from ...ops.blend.blend import BlendReport
-from ...ops.draft.budget import share
+from ...ops.draft.proposals import share
 from ...ops.host import HostReader
 from ...ops.registry import op
 from ...ops.types import DraftRows, Proposal, Rows
-from ...ops.verify.first_tokens import FirstTokens
-from ...ops.verify.verify import Accepted
+from ...ops.verify.verify import Accepted, FirstTokens
 from ..manager.batch import Batch
+from ..manager.beam import BeamState
 from ..manager.manager import BranchStateManager
-from ..requests.branch import Branch, RoundSummary
-from ..requests.drafting import Drafting
+from ..requests.branch import Branch
+from ..requests.draft_state import Drafting
+from ..requests.summary import RoundSummary
 
 
 @op("request.admit_", writes="batch rows")
 def open_requests_(branches: BranchStateManager) -> tuple[Batch, Rows]:
     """Prompt rows of the waiting requests that fit: shared prefix, then the root branch."""
-    batch = branches.open_requests_()
+    batch = branches.placer.place_(None, [], branches.waiting()[1])
     return batch, batch.rows
 
 
 @op("branch.fork_", writes="batch rows", needs="skeleton")
 def fork_(branches: BranchStateManager) -> tuple[Batch, Rows]:
     """Prompt rows of the waiting branches that fit, behind their prefix. 0 bytes copied."""
-    batch = branches.fork_()
+    batch = branches.placer.place_(None, branches.waiting()[0], [])
     return batch, batch.rows
 
 
@@ -35,7 +39,12 @@ def fold_(branches: BranchStateManager) -> tuple[Batch, Rows]:
 
     Without rows if nobody combines any, or if none of them fits yet.
     """
-    batch = branches.fold_()
+    folds = branches.folds()
+    batch = branches.placer.place_(None, folds, [])
+    for branch in folds:  # the parts are on their way into the pool
+        assert branches.fold is not None
+        branches.fold.forget_(branch.request)
+        branch.prompt = replace(branch.prompt, chunks=())
     return batch, batch.rows
 
 
@@ -45,7 +54,7 @@ def tree_(
 ) -> tuple[Batch, Rows, Proposal]:
     """All trees as rows of one forward, cut down to the rows that the branches share (if any)."""
     proposal = share(proposal, rows_per_round)
-    batch = branches.tree_rows_(proposal)
+    batch = branches.placer.place_(proposal, [], [])
     return batch, batch.rows, proposal
 
 
@@ -55,7 +64,7 @@ def admit_(
 ) -> tuple[Batch, Rows, Proposal]:
     """The same, and the prompts of whoever can start now, as rows of one forward."""
     proposal = share(proposal, rows_per_round)
-    batch = branches.admit_(proposal)
+    batch = branches.placer.place_(proposal, *branches.waiting())
     return batch, batch.rows, proposal
 
 
@@ -103,3 +112,39 @@ def intake_(drafting: Drafting, *, attention: str = "auto") -> DraftRows | tuple
     A drafter without a pool takes no rows in: it gets the active branches.
     """
     return drafting.intake_(attention)
+
+
+# -- beam search ----------------------------------------------------------------------------------
+
+
+def _beams(branches: BranchStateManager) -> BeamState:
+    assert branches.beams is not None, "the graph has the block `beam`"
+    return branches.beams
+
+
+@op("beam.expand", writes="proposal", needs="beam")
+def expand_beams(branches: BranchStateManager) -> Proposal:
+    """The last token of every live beam, as the rows of the next forward."""
+    return _beams(branches).offer()
+
+
+@op("beam.gather", writes="searches", needs="beam")
+def gather_beams(branches: BranchStateManager, batch: Batch) -> Searches:
+    """What is known of every search in these rows; those that begin have one beam."""
+    return _beams(branches).known(batch)
+
+
+@op(
+    "beam.commit_",
+    writes="committed",
+    drops="batch rows proposal logits features blended searches chosen",
+    commits=True,
+    needs="beam",
+)
+def commit_beams_(
+    branches: BranchStateManager, batch: Batch, host: HostReader, chosen: Chosen
+) -> RoundSummary:
+    """The step's one host read: beams that live on keep their rows, searches that are over end."""
+    summary = _beams(branches).commit_(batch, host, chosen)
+    branches.lifecycle.retire_and_prepare_(batch.everyone)
+    return replace(summary, target_length=branches.kv.current_length)

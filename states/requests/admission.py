@@ -4,9 +4,8 @@ A branch reserves its prompt and its whole budget, and each round needs room for
 that an admitted branch can always run to its end.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from ...ops.draft.eagle import nodes_for
 from ..graph.graph import Order
@@ -52,14 +51,9 @@ class Room:
         return prefix + prompt + budget + self.tree_slots(1)
 
 
-def reserved(requests: Iterable[Request], beams: int = 1) -> int:
-    """Slots that open requests hold or have reserved, trees not counted."""
-    return sum(_reserved(r, beams) for r in requests if r.stage in (Stage.OUTLINE, Stage.RUNNING))
-
-
 def _reserved(request: Request, beams: int) -> int:
-    running = [b for b in request.all_branches() if b.stage is Stage.RUNNING]
-    live = sum(len(b.prompt) + beams * b.budget for b in running)
+    """Slots that an open request holds or has reserved, trees not counted."""
+    live = sum(len(b.prompt) + beams * b.budget for b in _running(request))
     waits = any(b.stage is Stage.WAITING for b in request.branches)
     outlines = request.root is not None and request.stage is Stage.OUTLINE
     first = request.budget + BRANCH_PROMPT if outlines or (waits and not live) else 0
@@ -71,11 +65,6 @@ def request_slots(request: Request, beams: int = 1) -> int:
     own = len(request.prefix) + len(request.tail) + len(request.given_ids)
     later = request.outline_budget + BRANCH_PROMPT if request.outline_budget else 0
     return own + later + beams * request.budget
-
-
-def ready(branch: Branch) -> bool:
-    """Waiting with its prompt known: all it depends on is finished."""
-    return branch.stage is Stage.WAITING and bool(branch.prompt)
 
 
 class Admission:
@@ -101,27 +90,28 @@ class Admission:
 
     def why_never(self, request: Request) -> str:
         """Why a request can never start, with the numbers; nothing if it can."""
-        limit, capacity = self.limits.max_positions, self.room.capacity
-        given = len(request.given_ids) if self.limits.share_outline else 0
-        prompt = len(request.prefix) + len(request.tail) + given
-        if prompt >= limit:
-            return f"prompt of {prompt} tokens, the model takes {limit}"
-        needed = request_slots(request, self.room.beams) + self.room.tree_slots(1)
-        return f"needs {needed} slots, the pool has {capacity}" if needed > capacity else ""
+        outline = len(request.given_ids) if self.limits.share_outline else 0
+        prompt = len(request.prefix) + len(request.tail) + outline
+        return self._why_never("prompt", prompt, self._needed(request))
 
     def why_never_branch(self, branch: Branch) -> str:
         """Why a branch whose prompt is known can never start; nothing if it can."""
-        limit, capacity = self.limits.max_positions, self.room.capacity
         prefix = branch.request.prefix_length + len(branch.request.hoist)
-        context = prefix + len(branch.prompt)
-        if context >= limit:
-            return f"context of {context} tokens, the model takes {limit}"
         needed = self.room.alone(prefix, len(branch.prompt), branch.budget)
+        return self._why_never("context", prefix + len(branch.prompt), needed)
+
+    def _why_never(self, what: str, tokens: int, needed: int) -> str:
+        limit, capacity = self.limits.max_positions, self.room.capacity
+        if tokens >= limit:
+            return f"{what} of {tokens} tokens, the model takes {limit}"
         return f"needs {needed} slots, the pool has {capacity}" if needed > capacity else ""
+
+    def _needed(self, request: Request) -> int:
+        return request_slots(request, self.room.beams) + self.room.tree_slots(1)
 
     def region(self, request: Request) -> int:
         """Slots that a request's rows should find side by side."""
-        needed = request_slots(request, self.room.beams) + self.room.tree_slots(1)
+        needed = self._needed(request)
         share = self.room.capacity // self.room.max_active
         # equal shares lie at equal distances, so that requests can be computed side by side
         return share if needed <= share else -(-needed // REGION) * REGION
@@ -131,9 +121,10 @@ class _Plan:
     """Who starts, and what that leaves for the next one; `count` branches would run."""
 
     def __init__(self, requests: Sequence[Request], active: int, room: Room) -> None:
-        self.requests, self.room, self.count = requests, room, active
-        self.used = 0 if room.rows else reserved(requests, room.beams)
-        self.live = {r.prefix_owner for r in requests if _live(r)}
+        self.room, self.count = room, active
+        self.open = [r for r in requests if r.stage in (Stage.OUTLINE, Stage.RUNNING)]
+        self.used = 0 if room.rows else sum(_reserved(r, room.beams) for r in self.open)
+        self.live = {r.prefix_owner for r in self.open if _running(r)}
         self.branches: list[Branch] = []
         self.opened: list[Request] = []
 
@@ -164,21 +155,18 @@ class _Plan:
 
     def _rows(self, count: int, live: set[int]) -> int:
         """Rows in use: one for each branch, and one for each open prefix without a branch."""
-        stages = (Stage.OUTLINE, Stage.RUNNING)
-        return count + sum(r.stage in stages and r.prefix_owner not in live for r in self.requests)
+        return count + sum(r.prefix_owner not in live for r in self.open)
 
 
-def _live(request: Request) -> bool:
-    return any(b.stage is Stage.RUNNING for b in request.all_branches())
+def _running(request: Request) -> list[Branch]:
+    return [b for b in request.all_branches() if b.stage is Stage.RUNNING]
 
 
 def _waiting(request: Request, order: Order) -> list[Branch] | list[Request]:
+    """A request, or its branches whose prompts are known: by the outline's expected lengths, equal
+    ones in reading order."""
     if request.stage is Stage.WAITING:
         return [request]
-    return sorted((b for b in request.branches if ready(b)), key=partial(_rank, order))
-
-
-def _rank(order: Order, branch: Branch) -> int:
-    """By the outline's expected lengths; equal ones in reading order."""
-    length = branch.point.length if branch.point else 0
-    return {"fcfs": 0, "longest_first": -length, "shortest_first": length}[order]
+    ready = [b for b in request.branches if b.stage is Stage.WAITING and b.prompt]
+    sign = {"fcfs": 0, "longest_first": -1, "shortest_first": 1}[order]
+    return sorted(ready, key=lambda b: sign * b.point.length if b.point else 0)

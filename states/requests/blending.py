@@ -17,7 +17,7 @@ from ...ops.blend.layer_plan import BlendSettings
 from ..layout.layout import Span
 from ..layout.tree_rows import PlacedRows
 from ..text.prompt_tokens import Chunk
-from .branch import BlendSummary
+from .summary import BlendSummary
 
 
 class Library(Protocol):
@@ -47,29 +47,39 @@ class BlendState:
         self.reused: dict[int, Reused] = {}
 
     def rows(self, spans: Sequence[Span], placed: PlacedRows) -> Blend | None:
-        """The cached rows of a forward; None if nothing of it is cached."""
-        found = [self._found(span) for span in spans]
-        if not any(found):
+        """The cached rows of a forward; None if nothing of it is cached.
+
+        Trees are of nobody's prompt; every span, and every copy of one, counts as a branch.
+        """
+        cached_chunks = [self._cached(span) for span in spans]
+        if not any(cached_chunks):
             return None
-        rows = _blend_rows(spans, placed)
-        cached: list[tuple[int, ChunkKV]] = []
-        for laid, chunks in zip(placed.spans, found, strict=True):
-            for flat in laid.flat_Cn:
-                for number, (chunk, kept) in enumerate(chunks):
+        shape = tuple(placed.rows.tokens_BQ.shape)
+        role_BQ = np.full(shape, RowRole.SUFFIX, np.int32)
+        prompt_BQ, branch_BQ, chunk_BQ = (np.full(shape, -1, np.int32) for _ in range(3))
+        for row, padding in enumerate(placed.paddings):
+            role_BQ[row, :padding] = RowRole.PADDING
+        branch, cached = 0, dict[int, ChunkKV]()
+        for span, slots, chunks in zip(spans, placed.spans, cached_chunks, strict=True):
+            for flat in slots.flat_Cn:
+                prompt_BQ.reshape(-1)[flat] = span.root
+                branch_BQ.reshape(-1)[flat] = branch
+                branch += 1
+                for number, (chunk, kv) in enumerate(chunks):
                     part = flat[chunk.at : chunk.at + len(chunk.ids)]
                     role = RowRole.PROTECTED if chunk.is_exact else RowRole.REUSED
-                    rows.role_BQ.reshape(-1)[part] = role
-                    rows.chunk_BQ.reshape(-1)[part] = number
-                    cached.append((int(part[0]), kept))
-        in_order = [kept for _, kept in sorted(cached, key=lambda pair: pair[0])]
-        return Blend.of(rows, join(in_order), self.settings)
+                    role_BQ.reshape(-1)[part] = role
+                    chunk_BQ.reshape(-1)[part] = number
+                    cached[int(part[0])] = kv
+        rows = BlendRows(role_BQ, prompt_BQ, branch_BQ, chunk_BQ)
+        return Blend.of(rows, join([cached[first] for first in sorted(cached)]), self.settings)
 
-    def _found(self, span: Span) -> list[tuple[Chunk, ChunkKV]]:
+    def _cached(self, span: Span) -> list[tuple[Chunk, ChunkKV]]:
         """The chunks of a span that are cached, if there are enough of them."""
         if self._too_few(span.chunks):
             return []
-        found = [(chunk, chunk.kept or self.library.find(chunk)) for chunk in span.chunks]
-        cached = [(chunk, kept) for chunk, kept in found if kept is not None]
+        pairs = [(chunk, chunk.kept or self.library.find(chunk)) for chunk in span.chunks]
+        cached = [(chunk, kv) for chunk, kv in pairs if kv is not None]
         return [] if self._too_few([chunk for chunk, _ in cached]) else cached
 
     def _too_few(self, chunks: Sequence[Chunk]) -> bool:
@@ -86,7 +96,7 @@ class BlendState:
     ) -> BlendSummary:
         """Note for every owner which of its rows were cached and which of these recomputed.
 
-        Of several copies of a prefix the first one is looked at.
+        Of several copies of a prefix the first one is looked at; nothing is read from the device.
         """
         is_cached_M = (blend.rows.role_BQ == RowRole.REUSED).reshape(-1)
         is_picked_M = np.zeros_like(is_cached_M)
@@ -100,42 +110,20 @@ class BlendState:
                 mark = self.reused.setdefault(span.owner, Reused())
                 mark.cached.update(cached.tolist())
                 mark.picked.update(picked.tolist())
-        return blend_summary(report, blend)
+        return BlendSummary(
+            tuple(int(status) for status in report.plan),
+            report.live_L,
+            tuple(len(row_P) for row_P in report.picked.values()),
+            report.reused,
+            report.protected,
+            report.suffix,
+            tuple(_parts(blend.rows.role_BQ, blend.rows.branch_BQ)),
+        )
 
     def forget_(self, owners: Iterable[int]) -> None:
         """Owners whose rows are given back."""
         for owner in owners:
             self.reused.pop(owner, None)
-
-
-def _blend_rows(spans: Sequence[Span], placed: PlacedRows) -> BlendRows:
-    """All rows of a forward as rows to compute. Trees are of nobody's prompt; every span, and every
-    copy of one, counts as a branch."""
-    shape = tuple(placed.rows.tokens_BQ.shape)
-    role_BQ = np.full(shape, RowRole.SUFFIX, np.int32)
-    for row, padding in enumerate(placed.paddings):
-        role_BQ[row, :padding] = RowRole.PADDING
-    prompt_BQ, branch_BQ = np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)
-    branch = 0
-    for span, laid in zip(spans, placed.spans, strict=True):
-        for flat in laid.flat_Cn:
-            prompt_BQ.reshape(-1)[flat] = span.root
-            branch_BQ.reshape(-1)[flat] = branch
-            branch += 1
-    return BlendRows(role_BQ, prompt_BQ, branch_BQ, np.full(shape, -1, np.int32))
-
-
-def blend_summary(report: BlendReport, blend: Blend) -> BlendSummary:
-    """A report in host ints; nothing is read from the device."""
-    return BlendSummary(
-        tuple(int(status) for status in report.plan),
-        report.live_L,
-        tuple(len(row_P) for row_P in report.picked.values()),
-        report.reused,
-        report.protected,
-        report.suffix,
-        tuple(_parts(blend.rows.role_BQ, blend.rows.branch_BQ)),
-    )
 
 
 def _parts(role_BQ: Ints, branch_BQ: Ints) -> Iterator[tuple[int, int]]:

@@ -5,13 +5,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from ...ops.draft.gamma import GammaRecord
-from ...ops.kv.align import AlignmentState, ContinuousDecodingState
 from ...ops.sampling.settings import SamplingRules
 from ..text.documents import Document
 from ..text.outline import Outline, Point
 from ..text.prompt_tokens import PromptTokens
-from .explained import ExplainedRound
 
 
 class Stage(StrEnum):
@@ -163,47 +160,3 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.stage is Stage.DONE
-
-
-@dataclass(frozen=True, slots=True)
-class BlendSummary:
-    """What a forward with cached rows did, in host ints; see `ops.blend.BlendReport`.
-
-    plan: one status per layer. live: rows that each layer wrote anew. picked: rows that each check
-    layer went on with, the suffix not counted. reused, protected, suffix: rows of each kind.
-    parts: cached and computed rows of every prompt, or part of one, that had cached rows.
-    """
-
-    plan: tuple[int, ...]
-    live: tuple[int, ...]
-    picked: tuple[int, ...]
-    reused: int
-    protected: int
-    suffix: int
-    parts: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RoundSummary:
-    """What one forward committed: shown in the trace, counted in the metrics.
-
-    branches: names; committed: tokens appended to each; accepted: drafts accepted by each (-1 for
-    a branch that was only prefilled); drafted: tree nodes offered; target_length and draft_length:
-    slots in use afterwards; rows: query rows of the forward, `padding` of them stand for nothing;
-    alignment: how they were padded, None under ``bim``; gamma: how a draft-length policy decided
-    for each branch that was drafted for; explained: each draft's figures, if somebody asked;
-    blend: what was reused, None if nothing was.
-    """
-
-    branches: tuple[str, ...]
-    committed: tuple[int, ...]
-    accepted: tuple[int, ...]
-    drafted: int
-    target_length: int
-    draft_length: int
-    rows: int
-    padding: int = 0
-    alignment: AlignmentState | ContinuousDecodingState | None = None
-    gamma: tuple[GammaRecord, ...] = ()
-    explained: tuple[ExplainedRound, ...] = ()
-    blend: BlendSummary | None = None

@@ -1,40 +1,71 @@
-"""What a drafter remembers between rounds: rows it has yet to take in, and what its drafts became.
+"""One drafter's part of a run: whom it drafts for, and what it remembers between rounds.
 
 What the target committed reaches the drafter at its next forward; how tokens and the target's
 features are paired on the way is the drafter's own, one class for each kind of `takes`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...ops.draft.gamma import GammaRecord, GammaState, first_state, next_state, records
 from ...ops.draft.gamma_settings import GammaSettings
+from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
-from ..layout.layout import PendingRows, Span
+from ...ops.types import DraftRows
+from ..layout.layout import Layout, PendingRows
 from .branch import Branch, Request, Stage
+from .request_table import RequestTable
 from .rounds import RoundResult
+from .samplers import Samplers
 
 
-class Features:
-    """The target's features of one forward; None if nobody asked for any."""
+@dataclass(frozen=True, slots=True)
+class CommittedRows:
+    """Rows of one segment that a forward of the target committed, side by side.
 
-    def __init__(self, features_QF: Tensor | None) -> None:
-        self.features_QF = features_QF
+    owner, root: the segment and its root. position: of the first row.
+    tokens: of the rows; following: what stands behind them and is known, but has no row yet.
+    rows: flat indices in the forward. features_QF: the target's features of the whole forward, None
+        if nobody asked for any.
+    is_path: the root and the accepted nodes of a tree, not a part of a prompt; its first token was
+        `following` before.
+    """
 
-    def of(self, rows: Ints, columns_F: Tensor | None = None) -> Tensor | None:
+    owner: int
+    root: int
+    position: int
+    tokens: Sequence[int]
+    following: Sequence[int]
+    rows: Ints
+    features_QF: Tensor | None
+    is_path: bool = False
+
+    @classmethod
+    def of_branch(
+        cls,
+        branch: Branch,
+        position: int,
+        tokens: Sequence[int],
+        rows: Ints,
+        features_QF: Tensor | None,
+        is_path: bool = False,
+    ) -> "CommittedRows":
+        """A branch's rows, its counts having moved on; nothing follows one that has ended."""
+        following = branch.pending if branch.stage is Stage.RUNNING else []
+        owner, root = branch.owner, branch.request.prefix_owner
+        return cls(owner, root, position, tokens, following, rows, features_QF, is_path)
+
+    def features(self, columns_F: Tensor | None = None) -> Tensor | None:
         """[R, F] of these rows, all columns of them or some."""
         if self.features_QF is None:
             return None
-        index = torch.tensor(rows, dtype=torch.int64, device=self.features_QF.device)
+        index = torch.tensor(self.rows, dtype=torch.int64, device=self.features_QF.device)
         features_RF = self.features_QF.index_select(0, index)
         return features_RF if columns_F is None else features_RF.index_select(1, columns_F)
-
-
-def rows_needed(branch: Branch) -> bool:
-    """Whether its rows are needed: it runs, or it is a root whose rows become the prefix."""
-    return branch.stage is Stage.RUNNING or branch.is_root
 
 
 class DraftState:
@@ -51,14 +82,8 @@ class DraftState:
 
     # -- what a forward of the target committed ---------------------------------------------------
 
-    def prefix(self, request: Request, span: Span, rows: Ints, features: Features) -> None:
-        """Shared rows, at flat indices `rows` of the forward."""
-
-    def prompt(self, branch: Branch, rows: Ints, features: Features) -> None:
-        """A branch's prompt; its root token is drawn already."""
-
-    def path(self, branch: Branch, rows: Ints, features: Features) -> None:
-        """The root and the accepted nodes of a tree, before the branch's counts move on."""
+    def take_in(self, part: CommittedRows) -> None:
+        """Rows of a prefix, of a branch that runs, or of an outline."""
 
     def learn(
         self, ran: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
@@ -72,43 +97,26 @@ class DraftState:
         """An outline's rows become those of its request's prefix."""
         prefix = root.request.prefix_owner
         self.inbox = [
-            PendingRows(prefix, prefix, one.position, one.tokens, one.features)
-            if one.owner == root.owner
-            else one
-            for one in self.inbox
+            replace(one, owner=prefix) if one.owner == root.owner else one for one in self.inbox
         ]
 
-    def forget(self, owners: Iterable[int]) -> None:
+    def forget(self, owners: Sequence[int]) -> None:
         """Segments whose rows are given back."""
-        gone = set(owners)
-        self.inbox = [one for one in self.inbox if one.owner not in gone]
+        self.inbox = [one for one in self.inbox if one.owner not in owners]
 
     def close(self, request: Request) -> None:
         """A request is done."""
 
-    def _features(self, features: Features, rows: Ints) -> Tensor | None:
-        return features.of(rows, self.columns_F)
-
     def _queue(
         self,
-        owner: int,
-        root: int,
+        part: CommittedRows,
         position: int,
         tokens: Sequence[int],
         features_RF: Tensor | None = None,
     ) -> None:
         if tokens:
-            kept = None if features_RF is None else features_RF[: len(tokens)]
-            self.inbox.append(PendingRows(owner, root, position, tokens, kept))
-
-    def _queue_branch(
-        self,
-        branch: Branch,
-        position: int,
-        tokens: Sequence[int],
-        features_RF: Tensor | None = None,
-    ) -> None:
-        self._queue(branch.owner, branch.request.prefix_owner, position, tokens, features_RF)
+            own_RF = None if features_RF is None else features_RF[: len(tokens)]
+            self.inbox.append(PendingRows(part.owner, part.root, position, tokens, own_RF))
 
 
 class PairState(DraftState):
@@ -123,42 +131,21 @@ class PairState(DraftState):
         super().__init__()
         self.last: dict[int, Tensor] = {}
 
-    def prefix(self, request: Request, span: Span, rows: Ints, features: Features) -> None:
-        features_RF, owner = _given(self._features(features, rows)), span.owner
-        shared = self.last.get(owner)
-        if shared is not None:
-            self._queue(owner, owner, span.position - 1, span.tokens[:1], shared[None])
-        self._queue(owner, owner, span.position, span.tokens[1:], features_RF)
-        self.last[owner] = features_RF[-1]
-
-    def prompt(self, branch: Branch, rows: Ints, features: Features) -> None:
-        shared = self.last.get(branch.request.prefix_owner)
-        if shared is not None:
-            self._queue_branch(branch, branch.start - 1, branch.prompt[:1], shared[None])
-        following = [*branch.prompt[1:], *branch.tokens]
-        self._pair(branch, branch.start, following, _given(self._features(features, rows)))
-
-    def path(self, branch: Branch, rows: Ints, features: Features) -> None:
-        first = branch.kept + 1
-        following = branch.tokens[first : first + len(rows)]
-        self._pair(branch, branch.length, following, _given(self._features(features, rows)))
-
-    def _pair(
-        self, branch: Branch, position: int, following: Sequence[int], features_RF: Tensor
-    ) -> None:
-        self.last[branch.owner] = features_RF[-1]
-        if branch.stage is Stage.RUNNING:
-            self._queue_branch(branch, position, following, features_RF)
-        elif branch.is_root:
-            self._queue_branch(branch, position, following[: len(features_RF) - 1], features_RF)
+    def take_in(self, part: CommittedRows) -> None:
+        features_RF = part.features(self.columns_F)
+        assert features_RF is not None, "this drafter's taps are the target's features"
+        shared_F = None if part.is_path else self.last.get(part.root)
+        if shared_F is not None:
+            self._queue(part, part.position - 1, part.tokens[:1], shared_F[None])
+        self._queue(part, part.position, [*part.tokens[1:], *part.following], features_RF)
+        self.last[part.owner] = features_RF[-1]
 
     def promote(self, root: Branch) -> None:
         super().promote(root)
         if root.owner in self.last:
             self.last[root.request.prefix_owner] = self.last.pop(root.owner)
 
-    def forget(self, owners: Iterable[int]) -> None:
-        owners = list(owners)
+    def forget(self, owners: Sequence[int]) -> None:
         super().forget(owners)
         for owner in owners:
             self.last.pop(owner, None)
@@ -167,21 +154,8 @@ class PairState(DraftState):
 class FeatureState(DraftState):
     """Every committed token with its own feature, at its own position (DFlash)."""
 
-    def prefix(self, request: Request, span: Span, rows: Ints, features: Features) -> None:
-        self._queue(
-            span.owner, span.owner, span.position, span.tokens, self._features(features, rows)
-        )
-
-    def prompt(self, branch: Branch, rows: Ints, features: Features) -> None:
-        if rows_needed(branch):
-            self._queue_branch(
-                branch, branch.start, branch.prompt.ids, self._features(features, rows)
-            )
-
-    def path(self, branch: Branch, rows: Ints, features: Features) -> None:
-        if rows_needed(branch):
-            tokens = branch.tokens[branch.kept : branch.kept + len(rows)]
-            self._queue_branch(branch, branch.length, tokens, self._features(features, rows))
+    def take_in(self, part: CommittedRows) -> None:
+        self._queue(part, part.position, part.tokens, part.features(self.columns_F))
 
 
 class TextState(DraftState):
@@ -214,29 +188,61 @@ class TextState(DraftState):
             self.lengths[branch.owner] = next_state(settings, state, count, one.accepted, one.ema)
         return tuple(rounds)
 
-    def prefix(self, request: Request, span: Span, rows: Ints, features: Features) -> None:
-        self._queue(span.owner, span.owner, span.position, span.tokens)
+    def take_in(self, part: CommittedRows) -> None:
+        first = 1 if part.is_path else 0  # the root was taken in when it was drawn
+        self._queue(part, part.position + first, [*part.tokens[first:], *part.following])
 
-    def prompt(self, branch: Branch, rows: Ints, features: Features) -> None:
-        if rows_needed(branch):
-            root = branch.tokens if branch.stage is Stage.RUNNING else []
-            self._queue_branch(branch, branch.start, [*branch.prompt, *root])
-
-    def path(self, branch: Branch, rows: Ints, features: Features) -> None:
-        """The root itself was taken in when it was drawn."""
-        if rows_needed(branch):
-            running = branch.stage is Stage.RUNNING
-            first = branch.kept + 1
-            tokens = branch.tokens[first : first + len(rows) - 1 + running]
-            self._queue_branch(branch, branch.length + 1, tokens)
-
-    def forget(self, owners: Iterable[int]) -> None:
-        owners = list(owners)
+    def forget(self, owners: Sequence[int]) -> None:
         super().forget(owners)
         for owner in owners:
             self.lengths.pop(owner, None)
 
 
-def _given(features_RF: Tensor | None) -> Tensor:
-    assert features_RF is not None, "this drafter's taps are the target's features"
-    return features_RF
+@dataclass(eq=False, slots=True)
+class Drafting:
+    """What the ops `branch.intake_` and `draft.*` of one drafter know of the run.
+
+    Attributes:
+        memory: what it remembers between rounds. kv_draft: its pool, None for drafters without one.
+        outlines: whether it drafts for outlines only (True), for everything else only (False), or
+            for everybody (None).
+    """
+
+    table: RequestTable
+    layout: Layout
+    samplers: Samplers
+    memory: DraftState
+    kv_draft: KVCache | None
+    outlines: bool | None = None
+
+    def serves(self, branch: Branch) -> bool:
+        return self.outlines in (None, branch.is_root)
+
+    def reads(self, branch: Branch) -> bool:
+        """Whether it takes in a branch's rows: an outline's become those of everybody."""
+        return branch.is_root or (branch.stage is Stage.RUNNING and self.serves(branch))
+
+    @property
+    def active(self) -> list[Branch]:
+        """The branches that run and are drafted for, in the order of its [S, ...] tensors."""
+        return [branch for branch in self.table.active if self.serves(branch)]
+
+    def intake_(self, attention: str = "auto") -> DraftRows | tuple[Branch, ...]:
+        """Hand the drafter everything committed since its last forward."""
+        active = self.active
+        if self.kv_draft is None:
+            return tuple(active)
+        pending, self.memory.inbox = self.memory.inbox, []
+        tips = [(branch.owner, branch.length, branch.tokens[-1]) for branch in active]
+        rows = self.layout.place_draft_(self.kv_draft, pending, tips)
+        return replace(rows, sampler=self.samplers.of(active), attention=attention)
+
+
+@dataclass(frozen=True, slots=True)
+class OutlineSide:
+    """The second drafter of a graph with `skeleton.drafter`; the names are those of the blackboard
+    keys that it has in their place."""
+
+    drafter: Any
+    kv_draft: KVCache | None
+    drafting: Drafting

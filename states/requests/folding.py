@@ -6,7 +6,7 @@ chunks like any other. The first part is an exact continuation of the prefix.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -130,7 +130,7 @@ class FoldState:
         chunks = []
         for at, first, count in runs(source, kept.lead):
             is_exact = is_first and at == first == 0 < kept.lead
-            rows = part_of(kept.rows, first, first + count)
+            rows = _part_of(kept.rows, slice(first, first + count))
             chunks.append(Chunk(at, ids[at : at + count], name, rows, is_exact))
         return PromptTokens(ids, tuple(chunks))
 
@@ -159,8 +159,7 @@ def _breaks(before: int, value: int, cut: int) -> bool:
     return value != before + 1 or value == cut
 
 
-def part_of(rows: ChunkKV, first: int, last: int) -> ChunkKV:
+def _part_of(rows: ChunkKV, here: slice) -> ChunkKV:
     """Some of its rows: views."""
-    features_RF = None if rows.features_RF is None else rows.features_RF[first:last]
-    keys_LRgd, values_LRgd = rows.keys_LRgd[:, first:last], rows.values_LRgd[:, first:last]
-    return replace(rows, keys_LRgd=keys_LRgd, values_LRgd=values_LRgd, features_RF=features_RF)
+    features_RF = None if rows.features_RF is None else rows.features_RF[here]
+    return ChunkKV(rows.keys_LRgd[:, here], rows.values_LRgd[:, here], features_RF)

@@ -32,9 +32,7 @@ class NgramState(DraftState):
         self, branch: Branch, nodes: int, levels: int, longest: int, width: int
     ) -> HostTree:
         """Prompt lookup: what followed the last tokens of the branch before."""
-        index = self.indices.get(branch.owner)
-        if index is None:
-            index = self.indices[branch.owner] = SuffixIndex(longest)
+        index = self.indices.setdefault(branch.owner, SuffixIndex(longest))
         index.append_(branch.context(len(index)))
         stops = branch.request.stop_ids
         return lookup_tree(index, nodes=nodes, levels=levels, matches=width, stop_ids=stops)

@@ -1,13 +1,72 @@
-"""A request's documents on their way into the prompts of its branches."""
+"""A request's documents on their way into the prompts of its branches.
 
-from collections.abc import Iterable
+The ids of a document depend on the document alone, so that it has the same chunks wherever it
+stands. They are joined with what stands around them as ids, never as text.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..text.documents import CHUNK_TOKENS, Document
+from ..text.documents import CHUNK_TOKENS, Document, DocumentSearch, split_ids
+from ..text.outline import Point
 from ..text.prompt_tokens import PromptTokens
 from ..text.prompts import PromptBook
 from .branch import Branch, Request
-from .passages import behind, in_front, search_all, search_question
+
+SEARCH = "Search"  # the tool of an outline's part that is to be answered from what is found
+
+
+def chunks_of(
+    document: Document, prompts: PromptBook, most: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and token ids of a document's chunks of at most ``most`` tokens."""
+    parts = split_ids(prompts.document(document.title, document.text), most)
+    for number, ids in enumerate(parts, 1):
+        yield document.title if len(parts) == 1 else f"{document.title} {number}/{len(parts)}", ids
+
+
+def in_front(documents: Iterable[Document], prompts: PromptBook, most: int) -> PromptTokens:
+    """Documents before a text: each with the gap behind it."""
+    return sum((_one(d, prompts, most) + prompts.gap for d in documents), PromptTokens())
+
+
+def behind(documents: Iterable[Document], prompts: PromptBook, most: int) -> PromptTokens:
+    """Documents after a text: each with the gap before it."""
+    return sum((prompts.gap + _one(d, prompts, most) for d in documents), PromptTokens())
+
+
+def _one(document: Document, prompts: PromptBook, most: int) -> PromptTokens:
+    chunks = chunks_of(document, prompts, most)
+    return sum((PromptTokens.chunk(ids, name) for name, ids in chunks), PromptTokens())
+
+
+def search_all(
+    points: Sequence[Point], documents: Sequence[Document], limit: int
+) -> tuple[tuple[Document, ...], list[tuple[Document, ...]]]:
+    """What the parts of an outline are to be answered from.
+
+    A part with the tool `Search` gets the documents that its title finds, at most ``limit``, in the
+    order in which the request has them. What every part of several gets is shared.
+
+    Returns:
+        The shared documents, and for each part its own.
+    """
+    search = DocumentSearch(documents)
+    hits = [
+        {hit.index for hit in search.find(point.title, limit)} if point.tool == SEARCH else set()
+        for point in points
+    ]
+    shared = set.intersection(*hits) if len(hits) > 1 else set()
+    own = [tuple(documents[i] for i in sorted(one - shared)) for one in hits]
+    return tuple(documents[i] for i in sorted(shared)), own
+
+
+def search_question(
+    question: str, documents: Sequence[Document], limit: int
+) -> tuple[Document, ...]:
+    """What an answer without an outline is to be given from, in the request's order."""
+    hits = DocumentSearch(documents).find(question, limit)
+    return tuple(documents[i] for i in sorted(hit.index for hit in hits))
 
 
 @dataclass(frozen=True, slots=True)

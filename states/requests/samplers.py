@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from ...ops.sampling.coins import branch_key
-from ...ops.sampling.processors import take_in_
+from ...ops.sampling.processors import Sampler, take_in_
 from ...ops.sampling.rules import SamplingColumns, columns
-from ...ops.sampling.sampler import Sampler
 from ...ops.sampling.settings import SamplingRules
 from .branch import Branch
 

@@ -177,7 +177,7 @@ class PromptBook:
         return list(self._fill(self._turns["document"], **values))
 
     @property
-    def outline_format(self) -> OutlineFormat:
+    def form(self) -> OutlineFormat:
         """How outlines look."""
         return self._template.format
 

@@ -27,7 +27,7 @@ from specsot.ops.sampling.coins import (
 )
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Branch
-from specsot.states.requests.explained import MATCH, ExplainedDraft, ExplainedRound, FinalToken
+from specsot.states.requests.summary import MATCH, ExplainedDraft, ExplainedRound, FinalToken
 from specsot.states.trace import Event, OpRan
 
 HEAT, KEPT = 1.3, 12

@@ -9,13 +9,13 @@ from specsot.ops.draft.host_tree import HostTree, pack
 from specsot.ops.host import HostReader
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import Proposal
-from specsot.ops.verify.first_tokens import FirstTokens
 from specsot.ops.verify.score import GrammarRows
-from specsot.ops.verify.verify import Accepted
+from specsot.ops.verify.verify import Accepted, FirstTokens
 from specsot.states.graph.drafters import DRAFTERS
 from specsot.states.graph.graph import LAYOUTS
 from specsot.states.manager.batch import Batch
 from specsot.states.manager.manager import BranchStateManager
+from specsot.states.phases import phase_ops
 from specsot.states.requests.branch import Branch, Request, Stage
 from specsot.states.requests.request_table import RunLimits
 from specsot.states.text.prompt_tokens import PromptTokens
@@ -60,7 +60,7 @@ def running(made: BranchStateManager, *requests: Request, first: int = 20) -> li
     """Submit requests and start them; their first tokens are `first` and the following ids."""
     for one in requests:
         made.submit(one)
-    batch = made.open_requests_()
+    batch = open_requests_(made)
     commit_(made, batch, range(first, first + len(batch.newcomers)))
     return list(batch.newcomers)
 
@@ -133,6 +133,26 @@ def commit_(
     """Commit a batch: the first tokens of its newcomers, and the outcome of its trees."""
     roots = FirstTokens(torch.tensor([*drawn], dtype=torch.int64), bound or none())
     return made.commit_(batch, HostReader(), features, outcome, roots)
+
+
+def open_requests_(made: BranchStateManager) -> Batch:
+    """The prompts of the requests that can start."""
+    return phase_ops.open_requests_(made)[0]
+
+
+def fork_(made: BranchStateManager) -> Batch:
+    """The prompts of the branches that can start."""
+    return phase_ops.fork_(made)[0]
+
+
+def tree_rows_(made: BranchStateManager, offer: Proposal) -> Batch:
+    """All trees, each node with a row of its own."""
+    return phase_ops.tree_(made, offer)[0]
+
+
+def admit_(made: BranchStateManager, offer: Proposal) -> Batch:
+    """The same, and whoever can start."""
+    return phase_ops.admit_(made, offer)[0]
 
 
 def rows_of(made: BranchStateManager, owner: int, row: int = 0) -> list[int]:

@@ -16,7 +16,6 @@ MODULES = sorted(p for room in ROOMS for p in (ROOT / room).rglob("*.py"))
 NO_TORCH = (
     "ops.registry",
     "ops.blend.layer_plan",
-    "ops.blend.cost",
     "states.graph.load",
     "states.machine",
     "states.trace",

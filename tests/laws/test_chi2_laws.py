@@ -24,12 +24,12 @@ from helpers.laws.toys import Toy, emitted, leftover_toy, reference_toy
 from helpers.vectors import vectors
 from torch import Tensor
 
-from specsot.engine.certify.chi2 import ALPHA, chi_square, p_value
+from specsot.engine.certify.drawn import ALPHA, chi_square, p_value
 from specsot.ops.draft import drawing as drafting
 from specsot.ops.sampling.coins import CoinRole, fold, round_keys
 from specsot.ops.sampling.settings import FITS, Draws, Rule
 from specsot.ops.verify import rejection_rounds as accept_rejection
-from specsot.ops.verify.rejection import Acceptance, TreeRule, accept_chain, inverse_cdf
+from specsot.ops.verify.rejection import Acceptance, accept_chain, inverse_cdf
 
 TWO = (-1, -1)
 
@@ -134,8 +134,8 @@ WRONG: dict[str, Step] = {
     "nasd_resample": compared_and_drawn_again,
     "argmax_draft_softmax_q": best_under_a_soft_law,
     "drop_low_confidence_token": unsure_drafts_dropped,
-    "with_rule_on_without_samples_k2": tree_round(TreeRule.WITH_REPLACEMENT, Choice.WITHOUT, TWO),
-    "without_rule_on_with_samples_k2": tree_round(TreeRule.WITHOUT_REPLACEMENT, Choice.WITH, TWO),
+    "with_rule_on_without_samples_k2": tree_round(Rule.WITH_REPLACEMENT, Choice.WITHOUT, TWO),
+    "without_rule_on_with_samples_k2": tree_round(Rule.WITHOUT_REPLACEMENT, Choice.WITH, TWO),
     "temperature_mismatch": colder_than_told,
 }
 CONTROLS = {case["name"]: case["output"] for case in vectors("enumeration")["negative_controls"]}

@@ -18,17 +18,13 @@ from helpers.laws.outcomes import (
     of_trees,
     outcomes,
 )
+from helpers.laws.rounds import accept_block
 from helpers.laws.toys import Toy, joint, leftover_toy, random_toys, reference_toy
 from helpers.vectors import vectors
 from torch import Tensor
 
-from specsot.ops.verify.rejection import (
-    Acceptance,
-    TreeRule,
-    accept_block,
-    accept_chain,
-    inverse_cdf,
-)
+from specsot.ops.sampling.settings import Rule
+from specsot.ops.verify.rejection import Acceptance, accept_chain, inverse_cdf
 
 ENUMERATION = vectors("enumeration")
 
@@ -101,8 +97,8 @@ WRONG = {
     "unadjusted": of_chains(unadjusted, Choice.WITH),
     "a block's final token from a chain's rest": of_chains(unscaled, Choice.WITH),
     "argmax under a soft law": of_chains(accept_chain, Choice.TOP),
-    "with-rule on draws without": of_trees(TreeRule.WITH_REPLACEMENT, Choice.WITHOUT),
-    "without-rule on draws with": of_trees(TreeRule.WITHOUT_REPLACEMENT, Choice.WITH),
+    "with-rule on draws without": of_trees(Rule.WITH_REPLACEMENT, Choice.WITHOUT),
+    "without-rule on draws with": of_trees(Rule.WITHOUT_REPLACEMENT, Choice.WITH),
 }
 
 

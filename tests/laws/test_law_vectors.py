@@ -7,13 +7,15 @@ import pytest
 import torch
 from helpers.laws.drafts import Choice, Drafts, draft_lists
 from helpers.laws.outcomes import Outcomes, chain_outcomes, match_outcomes, tree_outcomes
+from helpers.laws.rounds import accept_block
 from helpers.laws.toys import Toy, joint
 from helpers.vectors import vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specsot.ops.verify.rejection import TreeRule, accept_block, accept_chain
+from specsot.ops.sampling.settings import Rule
+from specsot.ops.verify.rejection import accept_chain
 
 SIZE = 4
 ENUMERATION = vectors("enumeration")
@@ -119,16 +121,16 @@ def test_a_draft_is_accepted_exactly_below_its_chance(
 
 # --- nodes and trees -----------------------------------------------------------------------------
 
-SAMPLED = (TreeRule.WITH_REPLACEMENT, TreeRule.WITHOUT_REPLACEMENT)
-NODES = [c for c in ENUMERATION["node"] if c["rule"] in (*SAMPLED, TreeRule.DISTINCT)]
-TREES = [c for c in ENUMERATION["tree"] if c["rule"] in (*SAMPLED, TreeRule.DISTINCT)]
-MATCHES = [c for c in ENUMERATION["node"] if c["rule"] == TreeRule.TARGET_MATCH]
+SAMPLED = (Rule.WITH_REPLACEMENT, Rule.WITHOUT_REPLACEMENT)
+NODES = [c for c in ENUMERATION["node"] if c["rule"] in (*SAMPLED, Rule.TOPK)]
+TREES = [c for c in ENUMERATION["tree"] if c["rule"] in (*SAMPLED, Rule.TOPK)]
+MATCHES = [c for c in ENUMERATION["node"] if c["rule"] == "target_match"]
 
 
 @pytest.mark.parametrize("case", NODES, ids=lambda c: f"{c['rule']}-{c['candidates']}-{c['k']}")
 def test_a_node_emits_the_targets_law(case: Any) -> None:
     drafts = draft_lists(TOY, (-1,) * case["k"], CHOICES[case["candidates"]])
-    found = tree_outcomes(TreeRule(case["rule"]), TOY, drafts)
+    found = tree_outcomes(Rule(case["rule"]), TOY, drafts)
     assert 1 - found.lengths()[0].item() == pytest.approx(case["acceptance"]["value"], abs=1e-12)
     assert lossless(found, TOY)
 
@@ -136,7 +138,7 @@ def test_a_node_emits_the_targets_law(case: Any) -> None:
 @pytest.mark.parametrize("case", TREES, ids=lambda c: c["rule"])
 def test_a_tree_of_two_levels_emits_the_targets_law(case: Any) -> None:
     drafts = draft_lists(TOY, (-1, -1, 0, 0, 1, 1), CHOICES[case["candidates"]])
-    found = tree_outcomes(TreeRule(case["rule"]), TOY, drafts)
+    found = tree_outcomes(Rule(case["rule"]), TOY, drafts)
     assert same(found.lengths()[:3], fractions(case["p_depth"]))
     assert lossless(found, TOY)
 
@@ -157,13 +159,11 @@ CONTROLS = {case["name"]: fractions(case["output"]) for case in ENUMERATION["neg
 @pytest.mark.parametrize(
     "name, rule, choice",
     [
-        ("with_rule_on_without_samples_k2", TreeRule.WITH_REPLACEMENT, Choice.WITHOUT),
-        ("without_rule_on_with_samples_k2", TreeRule.WITHOUT_REPLACEMENT, Choice.WITH),
+        ("with_rule_on_without_samples_k2", Rule.WITH_REPLACEMENT, Choice.WITHOUT),
+        ("without_rule_on_with_samples_k2", Rule.WITHOUT_REPLACEMENT, Choice.WITH),
     ],
 )
-def test_a_rule_on_the_wrong_candidates_is_biased(
-    name: str, rule: TreeRule, choice: Choice
-) -> None:
+def test_a_rule_on_the_wrong_candidates_is_biased(name: str, rule: Rule, choice: Choice) -> None:
     found = tree_outcomes(rule, TOY, draft_lists(TOY, (-1, -1), choice))
     assert same(first_token(found), CONTROLS[name])
 

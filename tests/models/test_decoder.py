@@ -134,7 +134,7 @@ def test_a_window_counts_true_positions_not_slots(small: Pooled) -> None:
     """The same rows 100 positions later give the same logits: RoPE and window are relative."""
     before = ask(small).logits_RV
     positions = torch.arange(100, 108)[None]
-    attention = AttentionMetadata.dense(causal(8).mask_BQK, positions)
+    attention = AttentionMetadata.dense(causal(8).groups[0].mask_GqK, positions)
     late = ask(small, positions_BQ=positions, attention=attention)
     close(late.logits_RV, before, 1e-4)
 

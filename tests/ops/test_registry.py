@@ -86,7 +86,7 @@ def test_an_entry_holds_what_a_graph_needs() -> None:
     entry = toy_table().ops["toy.verify_"][0]
     assert entry.reads == ("counter", "proposal")
     assert entry.declared == Declaration(
-        "toy.verify_", ("accepted", "committed"), ("proposal",), commits=True
+        "toy.verify_", commits=True, writes=("accepted", "committed"), drops=("proposal",)
     )
     say = toy_table().ops["toy.say"][0]
     assert [(s.name, s.required) for s in say.settings] == [("word", False), ("times", False)]

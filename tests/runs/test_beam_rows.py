@@ -97,7 +97,7 @@ def test_the_live_view_tells_what_is_shared(layout: str, rig: Any) -> None:
 def test_what_is_counted_is_what_was_answered(rig: Any) -> None:
     """Every token once, whatever the beams did; a round for every step behind the prefill."""
     run = rig().start(["a", "b", "c"], stops=2, length_penalty=2.0)
-    recorder = Recorder(str, None, ("prefill", "expand_beams", "select_beams", "merge", "done"))
+    recorder = Recorder(str)
     run.sink = recorder
     recorder.attach(run)
     while not run.finished:

@@ -33,7 +33,8 @@ OTHERS = (
     *("autoregressive", "bim_plain", "batching_plain", "beam"),
     *("blend_eagle", "bim_blend_eagle", "bim_blend_merge"),
 )
-MORE = {"speculative": ("sampling",)}  # the algorithm as published accepts by rejection
+# The algorithm as published accepts by rejection; the second drafter stands in its own block.
+MORE = {"speculative": ("sampling",), "bim_two_drafters": ("skeleton",)}
 CHOICES = tuple((kind, number) for kind in KINDS for number in range(len(SETTINGS[kind])))
 WHOLE: dict[str, tuple[Any, ...]] = {
     "family": tuple(FAMILIES),

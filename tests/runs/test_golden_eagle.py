@@ -164,7 +164,7 @@ def _spied(run: Run) -> list[dict[str, Tensor]]:
         def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, *rest: Any) -> Tensor:
             out = drafter.forward(tokens, hidden, positions, *rest)
             given = {"tokens": tokens, "hidden": hidden, "positions": positions}
-            calls.append(given | {"mask": rest[1].mask_BQK, "out": out})
+            calls.append(given | {"mask": rest[1].groups[0].mask_GqK, "out": out})
             return out
 
     run.board["drafter"] = Spy()

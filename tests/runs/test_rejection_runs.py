@@ -12,7 +12,7 @@ from helpers.drafters import drafting
 from helpers.sampled import Make
 from helpers.support import FixedBook, Graphs, Tiny, branches_of, drive, start
 
-from specsot.engine.certify.chi2 import ALPHA, chi_square, p_value
+from specsot.engine.certify.drawn import ALPHA, chi_square, p_value
 from specsot.engine.prepare.inputs import Prompt
 from specsot.ops.verify import rejection_rounds as accept_rejection
 

@@ -23,12 +23,12 @@ from helpers.support import (
 )
 
 from specsot.engine.prepare.inputs import Prompt
-from specsot.ops.draft.budget import share
+from specsot.ops.draft.proposals import share
 from specsot.ops.types import Proposal
 from specsot.states.layout.layout import Layout
 from specsot.states.phases import phase_ops
 from specsot.states.phases.outline_ops import force
-from specsot.states.requests.branch import RoundSummary
+from specsot.states.requests.summary import RoundSummary
 
 Make = Callable[..., Tiny]
 

@@ -59,7 +59,7 @@ class Spy:
         kv: KVCache,
     ) -> Tensor:
         table = kv.owner.copy(), kv.position.copy(), kv.committed.copy()
-        mask = visible.mask_BQK[0].numpy()
+        mask = visible.groups[0].mask_GqK[0].numpy()
         assert hidden.shape[:2] == tokens.shape == positions.shape == slots.shape
         call = Call(tokens, positions, slots[0].tolist(), mask, *table, kv.current_length)
         self.calls.append(call)

@@ -20,10 +20,9 @@ from specsot.engine.bench.command import (
     read_side,
     ten_prompts,
 )
-from specsot.engine.bench.cost import total
 from specsot.engine.bench.equal import CUT, END, BranchAnswer, BranchComparison, counts, pairs_of
 from specsot.engine.bench.report import Comparison, judge
-from specsot.engine.bench.sides import Side
+from specsot.engine.bench.sides import Side, total
 from specsot.engine.bench.table import WIDTH, render
 from specsot.engine.errors import Code
 from specsot.engine.prepare.files import open_graph
@@ -75,8 +74,9 @@ def verdict_of(
         for one in found.results
         if one.prompt is found.prompts[prompt]
         and (one.pair.reference.letter, one.pair.other.letter) == pair
+        and one.branch == branch
     ]
-    return next(one for one in result.branches if one.branch == branch)
+    return result
 
 
 # -- equal --------------------------------------------------------------------------------------
@@ -129,14 +129,14 @@ def test_totals_are_sums_and_peaks_the_largest(found: Comparison) -> None:
     whole, meters = found.total(found.sides[1]), [cost.meter for cost in costs]
     assert whole.meter.tokens == sum(m.tokens for m in meters) > 0
     assert whole.meter.tau_step == pytest.approx(
-        sum(m.steps.committed for m in meters) / sum(m.steps.branch_rounds for m in meters)
+        sum(n * count for m in meters for n, count in m.lengths.items())
+        / sum(m.branch_rounds for m in meters)
     )
-    assert whole.target.peak_bytes == max(c.target.peak_bytes for c in costs)
-    assert whole.meter.milliseconds["verify"] == pytest.approx(
-        sum(m.milliseconds["verify"] for m in meters)
-    )
+    peaks = [cost.pools["target"].peak_bytes for cost in costs]
+    assert whole.pools["target"].peak_bytes == max(peaks)
+    assert whole.meter.nanos["verify"] == sum(m.nanos["verify"] for m in meters) > 0
     assert whole.meter.visits["verify"] == sum(m.visits["verify"] for m in meters)
-    assert whole.drafter is not None and found.total(found.sides[0]).drafter is None
+    assert "drafter" in whole.pools and "drafter" not in found.total(found.sides[0]).pools
 
 
 def test_figures_of_a_prompt_are_those_of_a_run_of_its_own(found: Comparison) -> None:

@@ -10,20 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from specsot.engine.bench.sides import answer_all
 from specsot.engine.certify import teacher as certify_teacher
 from specsot.engine.certify import workbench as certify_bench
 from specsot.engine.certify.certificate import bench_of
 from specsot.engine.certify.command import _prepared, certify_command
-from specsot.engine.certify.filters import FILTERS, filter_gate
-from specsot.engine.certify.gates import GATES, Rig, gate_checks, memory_checks
-from specsot.engine.certify.greedy import GREEDY, answered, greedy_checks, repeated
-from specsot.engine.certify.sampled import sampled_checks
-from specsot.engine.certify.teacher import TeacherForcing, TeacherTally
-from specsot.engine.certify.whole import acceptance_checks
+from specsot.engine.certify.drawn import FILTERS, acceptance_checks, filter_gate
+from specsot.engine.certify.gates import GATES, Rig, gate_checks
+from specsot.engine.certify.teacher import TeacherTally
+from specsot.engine.certify.texts import GREEDY, greedy_checks, repeated, sampled_checks
+from specsot.engine.certify.watch import memory_checks
 from specsot.engine.certify.workbench import Bench, Check, Extent
 from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.run.contexts import contexts
+from specsot.engine.run.runner import Halt
 from specsot.engine.run.session import Session
 from specsot.models.load.checkpoint import model_hash
 from specsot.ops.sampling.settings import SamplingRules
@@ -32,7 +33,7 @@ from specsot.ops.verify import verify
 from specsot.ops.verify.rejection import Acceptance
 from specsot.states.manager import committer
 from specsot.states.requests.branch import Branch, Finish
-from specsot.states.requests.draft_state import Features, PairState
+from specsot.states.requests.draft_state import CommittedRows, PairState
 
 TINY = Extent(2, 8, 1, 1, 1, 6, 400, 12)
 REJECTING = ("sampling.temperature=1.0", "sampling.accept=rejection")
@@ -196,17 +197,17 @@ def test_a_stale_drafter_row_is_caught(
     layout: str, bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each accepted token's feature is the one of the token before it: worse drafts, same text."""
-    good = PairState.path
+    good = PairState.take_in
 
-    def stale(self: PairState, branch: Branch, rows: Any, features: Features) -> None:
-        good(self, branch, rows, features)
+    def stale(self: PairState, part: CommittedRows) -> None:
+        good(self, part)
         last = self.inbox[-1] if self.inbox else None
-        if last is not None and last.owner == branch.owner and len(last.tokens) > 1:
+        if part.is_path and last is not None and len(last.tokens) > 1:
             assert last.features is not None
             kept = torch.cat([last.features[:1], last.features[:-1]])
             self.inbox[-1] = replace(last, features=kept)
 
-    monkeypatch.setattr(PairState, "path", stale)
+    monkeypatch.setattr(PairState, "take_in", stale)
     rig = Rig(bench(f"{layout}_eagle"))
     assert not GATES["nothing but the budget"](rig)[2], "the text is the same"
     assert failed(list(memory_checks(rig.bench, rig.watch))) == {"memory/the drafter's rows"}
@@ -215,15 +216,15 @@ def test_a_stale_drafter_row_is_caught(
 def test_a_drafter_row_that_is_missing_is_caught(
     bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = PairState.path
+    good = PairState.take_in
 
-    def missing(self: PairState, branch: Branch, rows: Any, features: Features) -> None:
-        good(self, branch, rows, features)
+    def missing(self: PairState, part: CommittedRows) -> None:
+        good(self, part)
         last = self.inbox[-1] if self.inbox else None
-        if last is not None and last.owner == branch.owner:
+        if part.is_path and last is not None:
             self.inbox[-1] = replace(last, position=last.position + 1)
 
-    monkeypatch.setattr(PairState, "path", missing)
+    monkeypatch.setattr(PairState, "take_in", missing)
     rig = Rig(bench())
     GATES["budgets"](rig)
     checks = {check.name: check for check in memory_checks(rig.bench, rig.watch)}
@@ -269,18 +270,18 @@ def test_a_run_that_dies_fails_its_gate(bench: Make, monkeypatch: pytest.MonkeyP
 
 def answer(made: Bench) -> tuple[Branch, list[int]]:
     side = made.side(made.changed(GREEDY, tokens=8))
-    ((_, request),) = answered(made, side, made.prompts[:1])
-    return next(iter(contexts(request, side.session.prompts)))
+    (one,) = answer_all([side], made.prompts[:1], Halt(), made.tell)
+    return next(iter(contexts(one.runs["A"].request, side.session.prompts)))
 
 
 def test_a_token_that_is_not_the_targets_own_is_told_with_its_place(bench: Make) -> None:
     made = bench("autoregressive")
     branch, context = answer(made)
-    teacher, tally = TeacherForcing(made.reference, made.dtype), TeacherTally()
-    teacher.hold_branch(branch, context, tally, None)
+    tally = TeacherTally(made.reference, made.dtype)
+    tally.hold_branch(branch, context, None)
     assert tally.good and tally.tokens == len(branch.tokens)
     branch.tokens[3] += 1
-    teacher.hold_branch(branch, context, tally, None)
+    tally.hold_branch(branch, context, None)
     assert len(tally.wrong) == 1 and "token 4 is" in tally.wrong[0]
 
 
@@ -290,26 +291,26 @@ def test_a_tie_needs_a_small_margin_and_float64(
     made = bench("autoregressive")
     branch, context = answer(made)
     branch.tokens[3] += 1
-    teacher, tally = TeacherForcing(made.reference, made.dtype), TeacherTally()
-    teacher.hold_branch(branch, context, tally, lambda: True)
+    tally = TeacherTally(made.reference, made.dtype)
+    tally.hold_branch(branch, context, lambda: True)
     assert tally.ties == 0 and len(tally.wrong) == 1, "the margin is large"
     monkeypatch.setattr(certify_teacher, "TIE", 1e9)
-    teacher.hold_branch(branch, context, tally, lambda: False)
+    tally.hold_branch(branch, context, lambda: False)
     assert tally.ties == 0 and len(tally.wrong) == 2, "float64 says otherwise"
-    teacher.hold_branch(branch, context, tally, lambda: True)
+    tally.hold_branch(branch, context, lambda: True)
     assert tally.ties == 1 and len(tally.wrong) == 2
 
 
 def test_the_same_run_in_float64_holds(bench: Make) -> None:
     made = bench("bim_eagle")
-    repeat = repeated(made, made.changed(GREEDY, tokens=8), made.prompts[0])
+    repeat = repeated(made, made.side(made.changed(GREEDY, tokens=8)), made.prompts[0])
     assert repeat is not None and repeat()
 
 
 def test_a_stop_token_inside_and_a_wrong_length_are_told(bench: Make) -> None:
     made = bench("autoregressive")
     branch, context = answer(made)
-    teacher = TeacherForcing(made.reference, made.dtype)
+    teacher = TeacherTally(made.reference, made.dtype)
     branch.finish = Finish.LENGTH
     del branch.tokens[-1:]
     assert "the budget is" in str(teacher.first_wrong(branch, context))

@@ -12,11 +12,11 @@ from specsot.engine.chunks.cache import chunk_maker
 from specsot.engine.chunks.store import ChunkStore
 from specsot.engine.cli.main import main
 from specsot.engine.errors import Code
-from specsot.engine.prepare.documents import read_documents
+from specsot.engine.prepare.inputs import read_documents
 from specsot.engine.run.api import open_session
 from specsot.models.collect import collect
 from specsot.models.load.checkpoint import model_hash
-from specsot.states.requests.passages import chunks_of
+from specsot.states.requests.prompt_builder import chunks_of
 
 TEXTS = {"bees.txt": "Bees make honey. " * 12, "rain.txt": "Rain falls."}
 

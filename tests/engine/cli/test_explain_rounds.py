@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from specsot.engine.errors import Code
-from specsot.engine.view.rounds_view import blocks, piece
+from specsot.engine.view.lines import blocks, piece
 from specsot.ops.draft.gamma import GammaRecord
 from specsot.ops.verify.explain import DraftFigures
-from specsot.states.requests.branch import RoundSummary
-from specsot.states.requests.explained import ExplainedDraft, ExplainedRound, FinalToken
+from specsot.states.requests.summary import ExplainedDraft, ExplainedRound, FinalToken, RoundSummary
 
 WORDS = ["Paris", ",", "Rome", "and", "is"]
 UNTRIED = DraftFigures(None, -9.0, None, None, None, None, None)

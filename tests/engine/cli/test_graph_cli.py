@@ -92,7 +92,7 @@ def test_show_resolved_names_the_functions(capsys: Printed) -> None:
     with_drafter = capsys.readouterr().out
     assert "ops.draft.eagle.grow_tree_(nodes=10, levels=5)" in with_drafter
     assert run("show", "bim_eagle", "--resolved", "--set", "drafter.kind=none") == 0
-    assert "states.phases.plain_ops.grow_tree_()" in capsys.readouterr().out
+    assert "states.phases.draft_ops.grow_nothing()" in capsys.readouterr().out
 
 
 def test_show_resolved_tells_a_long_setting_once_and_folded(capsys: Printed) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specsot.engine.errors import Code
-from specsot.engine.prepare.texts import redact
+from specsot.engine.prepare.environment import redact
 from specsot.engine.run.runner import STATUS_CODES, Status
 from specsot.states.machine import Run
 

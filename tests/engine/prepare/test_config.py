@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specsot.engine.errors import UsageError
-from specsot.engine.prepare import config as module
+from specsot.engine.prepare import job as module
 from specsot.engine.prepare.files import graph_names
 from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import SETTINGS, RunOptions

@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 from specsot.engine.errors import Code, UsageError, code_of
-from specsot.engine.prepare.documents import read_documents
-from specsot.engine.prepare.inputs import Prompt, Prompts, read_file
+from specsot.engine.prepare.inputs import Prompt, Prompts, read_documents, read_file
 from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.prepare.repeat import (

@@ -5,9 +5,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsot.engine.prepare.config import read_config
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.prepare.job import read_config
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.prepare.repeat import (
     Provenance,

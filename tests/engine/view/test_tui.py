@@ -10,6 +10,7 @@ from helpers.screens import screenshot
 from rich.cells import cell_len
 from rich.console import Console
 
+from specsot.engine.record.metrics import Meter
 from specsot.engine.record.recorder import Recorder
 from specsot.engine.record.snapshot import (
     BRANCH,
@@ -18,12 +19,10 @@ from specsot.engine.record.snapshot import (
     PREFIX,
     TREE,
     BranchView,
-    LiveFigures,
     Move,
     PoolView,
     Scene,
     Snapshot,
-    StateView,
     slot_codes,
 )
 from specsot.engine.terminal import usable
@@ -60,14 +59,17 @@ def picture(branches: int = 5) -> Snapshot:
         Move("continuous_decode", "parallel_prefill", "none_running", 12.3, 14),
         Move("verify", "expand_root", None, 8.1, 9),
     ] * 5
+    meter = Meter(forwards=42, rounds=34, tokens=412, drafted=100, accepted=34)
+    meter.lengths.update({1: 8, 2: 20, 3: 30, 4: 16, 5: 6})
+    for i, name in enumerate(STATES):
+        meter.visits[name], meter.nanos[name] = i * 3, i * 10_000_000
     return Snapshot(
         "expand_root",
         "verify",
-        tuple(StateView(name, i * 3, i * 10.0) for i, name in enumerate(STATES)),
         tuple(moves),
         tuple(branch(i) for i in range(branches)),
         PoolView(codes, 180, 4096, 1_200_000, 150, 4200),
-        LiveFigures(412, 34, 9.8, 2.9, 0.34, {1: 5, 2: 20, 3: 30, 4: 8, 5: 2}),
+        meter,
         3.25,
     )
 
@@ -104,7 +106,7 @@ def test_everything_asked_for_is_on_the_screen(width: int, height: int) -> None:
         "12/256",
         "KV 180/4096 4 %",
         "127 tok/s",
-        "9.80 tok/forward",
+        "9.81 tok/forward",
         "2.90",
         "prefix",
         "tree",

@@ -11,7 +11,8 @@ from specsot.engine.view.tui_sequence import STATUS_STYLES, cell_of, layers_line
 from specsot.ops.blend.layer_plan import LayerStatus
 from specsot.ops.kv.pool import KVCache
 from specsot.states.requests.blending import Reused
-from specsot.states.requests.branch import BlendSummary, Branch, Request
+from specsot.states.requests.branch import Branch, Request
+from specsot.states.requests.summary import BlendSummary
 
 from .test_tui import picture, scene
 

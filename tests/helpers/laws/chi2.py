@@ -9,7 +9,7 @@ that is known (tests/laws/test_chi2_laws.py plants them).
 import torch
 from torch import Tensor
 
-from specsot.engine.certify.chi2 import chi_square, p_value
+from specsot.engine.certify.drawn import chi_square, p_value
 from specsot.ops.sampling.coins import round_keys
 
 from .rounds import GAMMA, Keys, Step, sample

@@ -13,15 +13,11 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from specsot.ops.verify.rejection import (
-    Acceptance,
-    TreeRule,
-    accept_block,
-    accept_chain,
-    accept_tree,
-)
+from specsot.ops.sampling.settings import Rule
+from specsot.ops.verify.rejection import Acceptance, accept_chain, accept_tree
 
 from .drafts import Choice, Drafts, draft_lists
+from .rounds import ChainRule, accept_block, target_match
 from .toys import Toy, joint
 
 CHAIN = (-1, 0, 1)
@@ -31,8 +27,6 @@ ASIDE = {torch.float64: 1e-9, torch.float32: 1e-6}  # of a coin, from where a de
 
 Accept = Callable[[Drafts, Tensor], Acceptance]
 """What the rule under test says of drafts under coins [S, N]."""
-
-ChainRule = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor], Acceptance]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +101,28 @@ def chain_outcomes(rule: ChainRule, toy: Toy, drafts: Drafts, *, drawn: bool = T
     return outcomes(accept, drafts)
 
 
-def tree_outcomes(rule: TreeRule, toy: Toy, drafts: Drafts) -> Outcomes:
+def tree_outcomes(rule: Rule, toy: Toy, drafts: Drafts) -> Outcomes:
     """What a rule with coins of its own for every node makes of trees."""
 
     def accept(every: Drafts, coin_SN: Tensor) -> Acceptance:
-        return _tree_verdict(rule, toy, every, coin_SN, torch.zeros(every.before().shape))
+        before_ST = every.before()
+        drawn = rule in (Rule.WITH_REPLACEMENT, Rule.WITHOUT_REPLACEMENT)
+        return accept_tree(
+            toy.p_KV[before_ST],
+            toy.q_KV[before_ST] if drawn else None,
+            every.tokens_SN,
+            torch.tensor(every.parents).expand(every.tokens_SN.shape),
+            every.valid_SN,
+            coin_SN,
+            torch.zeros(before_ST.shape),
+            rule,
+        )
 
     return outcomes(accept, drafts)
 
 
 def match_outcomes(toy: Toy, drafts: Drafts) -> Outcomes:
-    """Under TARGET_MATCH the target draws at every node: all tokens it can draw there."""
+    """Where the target draws at every node and its tokens are matched: all it can draw there."""
     nodes = drafts.tokens_SN.shape[1] + 1
     drawn = torch.cartesian_prod(*[torch.arange(toy.size)] * nodes)
     every = drafts.repeated(len(drawn))
@@ -127,27 +132,11 @@ def match_outcomes(toy: Toy, drafts: Drafts) -> Outcomes:
     middle_STV = (through_STV - p_STV / 2) / through_STV[..., -1:]
     u_ST = middle_STV.gather(2, drawn_ST[..., None]).squeeze(2)
     chance_S = every.chance_S * p_STV.gather(2, drawn_ST[..., None]).squeeze(2).prod(1)
-    coin_SN = torch.zeros(every.tokens_SN.shape)
-    verdict = _tree_verdict(TreeRule.TARGET_MATCH, toy, every, coin_SN, u_ST)
+    parents_SN = torch.tensor(every.parents).expand(every.tokens_SN.shape)
+    p_STV = toy.p_KV[every.before()]
+    verdict = target_match(p_STV, every.tokens_SN, parents_SN, every.valid_SN, u_ST)
     final_SV = torch.nn.functional.one_hot(verdict.bonus_S, toy.size).double()
     return Outcomes(verdict.path_ST, every.tokens_SN, final_SV, chance_S)
-
-
-def _tree_verdict(
-    rule: TreeRule, toy: Toy, every: Drafts, coin_SN: Tensor, u_ST: Tensor
-) -> Acceptance:
-    before_ST = every.before()
-    drawn = rule in (TreeRule.WITH_REPLACEMENT, TreeRule.WITHOUT_REPLACEMENT)
-    return accept_tree(
-        toy.p_KV[before_ST],
-        toy.q_KV[before_ST] if drawn else None,
-        every.tokens_SN,
-        torch.tensor(every.parents).expand(every.tokens_SN.shape),
-        every.valid_SN,
-        coin_SN,
-        u_ST,
-        rule,
-    )
 
 
 def _place(tokens_SC: Tensor, size: int) -> Tensor:
@@ -201,7 +190,7 @@ def of_chains(rule: ChainRule, choice: Choice, *, drawn: bool = True) -> Enumera
     return enumerate_
 
 
-def of_trees(rule: TreeRule, choice: Choice) -> Enumerate:
+def of_trees(rule: Rule, choice: Choice) -> Enumerate:
     """A rule of trees whose siblings are chosen so."""
     return lambda toy, _: tree_outcomes(rule, toy, draft_lists(toy, TREE, choice))
 
@@ -211,9 +200,9 @@ RULES: dict[str, Enumerate] = {
     "chain of drafts that were not drawn": of_chains(accept_chain, Choice.TOP, drawn=False),
     "block": of_chains(accept_block, Choice.WITH),
     "block of drafts that were not drawn": of_chains(accept_block, Choice.TOP, drawn=False),
-    "tree with replacement": of_trees(TreeRule.WITH_REPLACEMENT, Choice.WITH),
-    "tree without replacement": of_trees(TreeRule.WITHOUT_REPLACEMENT, Choice.WITHOUT),
-    "top-k tree": of_trees(TreeRule.DISTINCT, Choice.TOP),
+    "tree with replacement": of_trees(Rule.WITH_REPLACEMENT, Choice.WITH),
+    "tree without replacement": of_trees(Rule.WITHOUT_REPLACEMENT, Choice.WITHOUT),
+    "top-k tree": of_trees(Rule.TOPK, Choice.TOP),
     "target match": lambda toy, _: match_outcomes(toy, draft_lists(toy, TREE, Choice.TOP)),
 }
 """Every rule with drafts that it is lossless for."""

@@ -2,18 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from specsot.ops.sampling.coins import CoinRole, branch_key, draw, round_keys, token_keys, uniforms
-from specsot.ops.verify.rejection import (
-    Acceptance,
-    TreeRule,
-    accept_block,
-    accept_chain,
-    accept_tree,
-)
+from specsot.ops.sampling.settings import Rule
+from specsot.ops.tree import ancestors
+from specsot.ops.types import Proposal
+from specsot.ops.verify.rejection import Acceptance, accept_chain, accept_tree, inverse_cdf
+from specsot.ops.verify.verify import matching
 
 from .drafts import Choice, drawn, sibling_law
 from .toys import Toy, emitted
@@ -27,6 +26,7 @@ Keys = Callable[[Tensor, Tensor, Tensor, Tensor, CoinRole], Tensor]
 """(branch key, root position, depth, sibling rank, role) -> the coin's key; as `round_keys`."""
 
 ChainRule = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor], Acceptance]
+accept_block: ChainRule = partial(accept_chain, rule=Rule.BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def chain_round(rule: ChainRule) -> Step:
     return step
 
 
-def tree_round(rule: TreeRule, choice: Choice, parents: Sequence[int] = TREE) -> Step:
+def tree_round(rule: Rule, choice: Choice, parents: Sequence[int] = TREE) -> Step:
     """A tree of drafts; lossless only if the rule is one for drafts chosen like this."""
 
     def step(toy: Toy, now: Round) -> Tensor:
@@ -77,7 +77,7 @@ def tree_round(rule: TreeRule, choice: Choice, parents: Sequence[int] = TREE) ->
         places = [(0, 0), *places_of(parents)]
         r_SN = torch.stack([now.coin(d, k, CoinRole.ACCEPT) for d, k in places[1:]], 1)
         u_ST = torch.stack([now.coin(d, k, CoinRole.FINAL) for d, k in places], 1)
-        told = rule in (TreeRule.WITH_REPLACEMENT, TreeRule.WITHOUT_REPLACEMENT)
+        told = rule in (Rule.WITH_REPLACEMENT, Rule.WITHOUT_REPLACEMENT)
         parents_SN = torch.tensor(parents).expand(tokens_SN.shape)
         q_STV = toy.q_KV[before_ST] if told else None
         p_STV = toy.p_KV[before_ST]
@@ -85,6 +85,32 @@ def tree_round(rule: TreeRule, choice: Choice, parents: Sequence[int] = TREE) ->
         return emitted(verdict.path_ST, tokens_SN, verdict.bonus_S)
 
     return step
+
+
+def target_match_round(toy: Toy, now: Round) -> Tensor:
+    """The target draws at every node with a coin of its own; the children with its tokens stay."""
+    tokens_SN, valid_SN = drafted(toy, now, TREE, Choice.WITH)
+    before_ST = torch.cat([now.last_S[:, None], tokens_SN], 1)
+    places = [(0, 0), *places_of(TREE)]
+    u_ST = torch.stack([now.coin(d, k, CoinRole.FINAL) for d, k in places], 1)
+    parents_SN = torch.tensor(TREE).expand(tokens_SN.shape)
+    verdict = target_match(toy.p_KV[before_ST], tokens_SN, parents_SN, valid_SN, u_ST)
+    return emitted(verdict.path_ST, tokens_SN, verdict.bonus_S)
+
+
+def target_match(
+    p_STV: Tensor, tokens_SN: Tensor, parents_SN: Tensor, valid_SN: Tensor, u_ST: Tensor
+) -> Acceptance:
+    """Trees of one shape are matched with what the target draws at every node by inverse CDF."""
+    drawn_ST = inverse_cdf(p_STV.flatten(0, 1), u_ST.flatten()).view(u_ST.shape)
+    depths = [depth for depth, _ in places_of(parents_SN[0].tolist())]
+    depths_SN = torch.tensor(depths, dtype=torch.int64).expand(tokens_SN.shape)
+    nan_SN = torch.full(tokens_SN.shape, torch.nan)
+    trees = Proposal(tokens_SN, parents_SN, depths_SN, valid_SN, nan_SN, len(depths))
+    path_ST, bonus_S = matching(trees, ancestors(parents_SN, len(depths)), drawn_ST)
+    last_S = (path_ST * torch.arange(path_ST.shape[1])).argmax(1)
+    weights_SV = p_STV[torch.arange(len(p_STV)), last_S]
+    return Acceptance(path_ST, bonus_S, weights_SV, nan_SN, nan_SN, nan_SN)
 
 
 def match_round(toy: Toy, now: Round) -> Tensor:
@@ -148,9 +174,9 @@ def rounds() -> dict[str, Step]:
     return {
         "chain": chain_round(accept_chain),
         "block": chain_round(accept_block),
-        "tree with replacement": tree_round(TreeRule.WITH_REPLACEMENT, Choice.WITH),
-        "tree without replacement": tree_round(TreeRule.WITHOUT_REPLACEMENT, Choice.WITHOUT),
-        "top-k tree": tree_round(TreeRule.DISTINCT, Choice.TOP),
-        "target match": tree_round(TreeRule.TARGET_MATCH, Choice.WITH),
+        "tree with replacement": tree_round(Rule.WITH_REPLACEMENT, Choice.WITH),
+        "tree without replacement": tree_round(Rule.WITHOUT_REPLACEMENT, Choice.WITHOUT),
+        "top-k tree": tree_round(Rule.TOPK, Choice.TOP),
+        "target match": target_match_round,
         "match": match_round,
     }

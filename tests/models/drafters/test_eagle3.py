@@ -139,7 +139,7 @@ def test_the_second_draft_continues_the_kept_rows(golden: Golden) -> None:
     at, kv = golden.at, pool(golden.drafter, 100)
     prefill(golden, kv)
     rows, start = len(at["round1.in_ids"]), golden.length
-    mask_BQK = causal(start + rows).mask_BQK[:, start:]
+    mask_BQK = causal(start + rows).groups[0].mask_GqK[:, start:]
     visible = AttentionMetadata.dense(mask_BQK, torch.arange(start + rows)[None])
     hidden = golden.drafter.fuse(at["round1.in_hidden"])
     out = draft(golden.drafter, kv, at["round1.in_ids"], hidden, start, visible)

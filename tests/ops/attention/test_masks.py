@@ -123,7 +123,7 @@ def test_fresh_rows_count_with_their_true_positions_and_the_table_stays_as_it_wa
     (group,) = told.groups
     assert group.positions_GK.tolist() == [[0, 1, 2, 3, 4, 5]]
     assert kv.position[3:6].tolist() == [0, 0, 0]
-    near = window_mask(told.mask_BQK, torch.tensor([[3, 4, 5]]), group.positions_GK, 3)
+    near = window_mask(told.groups[0].mask_GqK, torch.tensor([[3, 4, 5]]), group.positions_GK, 3)
     assert drawn(near[0]) == ".###..\n..###.\n...###"
 
 
@@ -147,7 +147,7 @@ def test_a_window_counts_positions_and_not_slots(attention: str) -> None:
     prompts(forward, [1, 2], [4, 4])
     told = build(forward.rows(), forward.kv, attention=attention)
     positions_GK = told.groups[0].positions_GK
-    near = window_mask(told.mask_BQK, torch.tensor([[4, 4]]), positions_GK, 3)
+    near = window_mask(told.groups[0].mask_GqK, torch.tensor([[4, 4]]), positions_GK, 3)
     assert drawn(near[0]) == "..##..#.\n....##.#"
 
 

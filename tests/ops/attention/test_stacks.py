@@ -176,10 +176,10 @@ def test_every_row_is_in_one_group_which_costs_little_more_than_its_own_slots(
 
 def test_a_forward_by_hand_is_one_group() -> None:
     causal = AttentionMetadata.causal(3)
-    assert drawn(causal.mask_BQK[0]) == "#..\n##.\n###"
+    assert drawn(causal.groups[0].mask_GqK[0]) == "#..\n##.\n###"
     mask_BQK = torch.ones(2, 3, 4, dtype=torch.bool)
     told = AttentionMetadata.dense(mask_BQK, torch.arange(4)[None], first=5, stride=7)
-    assert told.mask_BQK is mask_BQK and told.groups[0].rows_Gq is None
+    assert told.groups[0].mask_GqK is mask_BQK and told.groups[0].rows_Gq is None
     assert told.groups[0].keys.slots_GK.tolist() == [[5, 6, 7, 8], [12, 13, 14, 15]]
     assert told.groups[0].positions_GK.tolist() == [[0, 1, 2, 3]] * 2
 

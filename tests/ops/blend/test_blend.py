@@ -125,17 +125,6 @@ def test_inputs_that_are_refused() -> None:
         made(rows_of(["rrsr"], ["0005"]))
 
 
-def test_the_original_mask_is_for_one_sequence() -> None:
-    made(ONE, mask="bottom_right")
-    for rows, message in (
-        (rows_of(["rrsrrs"], ["000111"]), "not for 1 rows with 2 branches"),
-        (rows_of(["rrs", "rrs"], ["000", "000"]), "not for 2 rows with 1 branches"),
-        (rows_of(["rsr"], ["000"]), "needs the suffix at the end"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            made(rows, mask="bottom_right")
-
-
 def test_deviations_count_the_parts_asked_for() -> None:
     zero, one = torch.zeros(3, 2, 4), torch.ones(3, 2, 4)
     for metric, value in (("k", 8.0), ("v", 72.0), ("kv", 80.0)):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsot.ops.draft.budget import share
+from specsot.ops.draft.proposals import share
 from specsot.ops.kv.forest import places, plant
 from specsot.ops.tree import ancestors
 from specsot.ops.types import Proposal

@@ -163,20 +163,9 @@ def test_lengths_stay_within_their_bounds(
         state = next_state(bounds, state, drafted, min(accepted, drafted), record.ema)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"gamma_min": 3, "gamma_max": 2},
-        {"gamma_min": 0, "gamma_max": 0},
-        {"gamma_min": -1},
-        {"gamma": -1},
-        {"egag_ema_beta": 1.0},
-        {"egag_h_ref": 0.0},
-    ],
-)
-def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"gamma_min|egag_"):
-        GammaSettings(**wrong)
+def test_bounds_that_cross_are_refused() -> None:
+    with pytest.raises(ValueError, match="gamma_min"):
+        GammaSettings(gamma_min=3, gamma_max=2)
 
 
 @pytest.mark.parametrize("case", cases("cost_model"))

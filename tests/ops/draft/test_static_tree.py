@@ -71,9 +71,3 @@ def test_a_graph_with_a_wrong_tree_is_refused(text: str, message: str) -> None:
     with pytest.raises(GraphError) as caught:
         open_graph("bim_eagle", ("drafter.kind=eagle1", f"drafter.tree={text}"))
     assert f"drafter.tree: {message}" in str(caught.value)
-
-
-@pytest.mark.parametrize("tree", [(), ((1, 0),), ((0,), (0,))])
-def test_no_tree_cannot_be_laid_out(tree: tuple[Node, ...]) -> None:
-    with pytest.raises(ValueError, match=r"needs|twice"):
-        lay_out(tree)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from specsot.ops.sampling.processors import process
 from specsot.ops.sampling.rules import columns
-from specsot.ops.sampling.settings import SamplingRules
-from specsot.ops.verify.rejection import TreeRule, accept_tree
+from specsot.ops.sampling.settings import Rule, SamplingRules
+from specsot.ops.verify.rejection import accept_tree
 
 EAGLE = Path(__file__).parents[2] / "golden" / "eagle"
 MODELS = ("e2_llama", "e3_llama")
@@ -83,7 +83,7 @@ def test_a_recorded_round(model: str, case: Any) -> None:
         torch.ones(1, len(tokens), dtype=torch.bool),
         torch.tensor([r_N], dtype=torch.float64),
         torch.full((1, len(drafted)), 0.5),
-        TreeRule.DISTINCT,
+        Rule.TOPK,
     )
     assert torch.nonzero(verdict.path_ST[0, 1:]).flatten().tolist() == path
     assert len(path) == case["accept_length"]

@@ -4,18 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.laws.rounds import accept_block, target_match
 from helpers.vectors import cases, tensor
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specsot.ops.verify.rejection import (
-    Acceptance,
-    TreeRule,
-    accept_block,
-    accept_chain,
-    accept_tree,
-    inverse_cdf,
-)
+from specsot.ops.sampling.settings import CHAIN_RULES, Rule
+from specsot.ops.verify.rejection import Acceptance, accept_chain, accept_tree, inverse_cdf
 
 KINDS = pytest.mark.parametrize("kind", [torch.float64, torch.float32], ids=["64", "32"])
 CLOSE = {torch.float64: 1e-12, torch.float32: 3e-7}
@@ -116,17 +111,25 @@ def test_one_hot_distributions_accept_exactly_the_greedy_tokens(case: Any, rule:
             assert verdict.bonus_S.tolist() == [case["next_token"]]
 
 
-def with_q(rule: TreeRule) -> bool:
-    return rule in (TreeRule.WITH_REPLACEMENT, TreeRule.WITHOUT_REPLACEMENT)
+def with_q(rule: str) -> bool:
+    return rule in (Rule.WITH_REPLACEMENT, Rule.WITHOUT_REPLACEMENT)
+
+
+def judged(p: Tensor, q: Tensor | None, *rest: Any) -> Acceptance:
+    """By a rule of trees, or `target_match`, which has no coins for nodes and is no rule."""
+    tokens, parents, valid, r, u, rule = rest
+    if rule == "target_match":
+        return target_match(p, tokens, parents, valid, u)
+    return accept_tree(p, q, tokens, parents, valid, r, u, Rule(rule))
 
 
 @KINDS
 @pytest.mark.parametrize("case", cases("accept_node"))
 def test_nodes(case: Any, kind: torch.dtype) -> None:
-    rule, count = TreeRule(case["method"]), len(case["children"])
+    rule, count = case["method"], len(case["children"])
     p_STV = tensor([[case["p"]] * (count + 1)], kind)
     q_STV = tensor([[case["q"]] * (count + 1)], kind) if with_q(rule) else None
-    verdict = accept_tree(
+    verdict = judged(
         p_STV,
         q_STV,
         ids([case["children"]]),
@@ -143,14 +146,14 @@ def test_nodes(case: Any, kind: torch.dtype) -> None:
     else:
         assert verdict.bonus_S.tolist() == [case["token"]]
         assert close(verdict.weights_SV[0], case["weights"], kind)
-    if rule is not TreeRule.TARGET_MATCH:
+    if rule != "target_match":
         tried = len(case["probs"])
         assert close(verdict.chance_SN[0, :tried], case["probs"], torch.float32)
         assert verdict.chance_SN[0, tried:].isnan().all()
 
 
 def tree_arguments(case: Any, kind: torch.dtype) -> tuple[Any, ...]:
-    rule = TreeRule(case["method"])
+    rule = case["method"]
     count = len(case["tokens"]) - 1
     return (
         tensor([case["p"]], kind),
@@ -168,7 +171,7 @@ def tree_arguments(case: Any, kind: torch.dtype) -> tuple[Any, ...]:
 @pytest.mark.parametrize("case", cases("accept_tree"))
 def test_trees(case: Any, kind: torch.dtype) -> None:
     assert len(case["r"]) == len(case["tokens"])
-    verdict = accept_tree(*tree_arguments(case, kind))
+    verdict = judged(*tree_arguments(case, kind))
     assert torch.nonzero(verdict.path_ST[0, 1:]).flatten().add(1).tolist() == case["path"]
     assert verdict.bonus_S.tolist() == [case["final_token"]]
     assert close(verdict.weights_SV[0], case["final_weights"], kind)
@@ -214,7 +217,7 @@ def test_padding_nodes_of_a_tree_are_never_accepted() -> None:
         torch.tensor([[False, False]]),
         torch.zeros(1, 2),
         torch.full((1, 3), 0.2),
-        TreeRule.DISTINCT,
+        Rule.TOPK,
     )
     assert verdict.path_ST.tolist() == [[True, False, False]]
     assert verdict.bonus_S.tolist() == [0]
@@ -230,14 +233,14 @@ def test_a_tree_of_its_root_alone_draws_from_the_target() -> None:
         none.bool(),
         none,
         torch.tensor([[0.3], [0.999]]),
-        TreeRule.TARGET_MATCH,
+        Rule.TOPK,
     )
     assert verdict.bonus_S.tolist() == [1, 0]
     assert verdict.path_ST.tolist() == [[True], [True]]
 
 
-@pytest.mark.parametrize("rule", TreeRule)
-def test_a_rule_and_a_law_that_do_not_fit_are_refused(rule: TreeRule) -> None:
+@pytest.mark.parametrize("rule", [rule for rule in Rule if rule not in CHAIN_RULES])
+def test_a_rule_and_a_law_that_do_not_fit_are_refused(rule: Rule) -> None:
     p_STV, none = torch.ones(1, 1, 1), torch.zeros(1, 0)
     q_STV = None if with_q(rule) else p_STV
     with pytest.raises(ValueError, match="do not fit"):
@@ -264,7 +267,7 @@ def test_nothing_given_is_changed() -> None:
         *chain_arguments(cases("accept_chain")[5], "r", torch.float64),
     ]
     held = [a.clone() if isinstance(a, Tensor) else a for a in arguments]
-    accept_tree(*arguments[:8])
+    judged(*arguments[:8])
     accept_chain(*arguments[8:])
     accept_block(*arguments[8:])
     for before, after in zip(held, arguments, strict=True):

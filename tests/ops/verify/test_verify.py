@@ -13,9 +13,8 @@ from specsot.ops.attention.metadata import Lineages
 from specsot.ops.forward import compile_plan
 from specsot.ops.tree import ancestors
 from specsot.ops.types import LayerStatus, Proposal, Rows
-from specsot.ops.verify.first_tokens import root
 from specsot.ops.verify.score import BEST, best
-from specsot.ops.verify.verify import accept
+from specsot.ops.verify.verify import accept, root
 
 VOCAB = 5
 ROOT = 3  # the token at the root of every tree here

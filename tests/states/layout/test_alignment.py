@@ -4,20 +4,21 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from helpers.managers import admit_, fork_, open_requests_, tree_rows_
 
 from specsot.ops.host import HostReader
 from specsot.ops.kv.align import AlignmentManager, AlignmentState, ContinuousDecodingState
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import NOBODY
 from specsot.ops.types import DraftRows, Proposal
-from specsot.ops.verify.first_tokens import root
-from specsot.ops.verify.verify import accept
+from specsot.ops.verify.verify import accept, root
 from specsot.states.graph.drafters import Eagle3Drafter
 from specsot.states.graph.graph import BatchingBlock
 from specsot.states.manager.batch import Batch
 from specsot.states.manager.manager import BranchStateManager
-from specsot.states.requests.branch import Request, RoundSummary
+from specsot.states.requests.branch import Request
 from specsot.states.requests.request_table import RunLimits
+from specsot.states.requests.summary import RoundSummary
 from specsot.states.text.prompt_tokens import PromptTokens
 
 VOCAB = 99
@@ -78,9 +79,9 @@ def opened(lengths: list[int], prefix: int = 0) -> BranchStateManager:
     book = manager(3)
     for i, length in enumerate(lengths):
         submit(book, str(i), prefix, length - prefix)
-    commit(book, book.open_requests_(), [7 + i for i in range(len(lengths))])
+    commit(book, open_requests_(book), [7 + i for i in range(len(lengths))])
     assert [b.length for b in book.active] == lengths
-    book.intake_()
+    book.draftings[0].intake_()
     return book
 
 
@@ -92,14 +93,14 @@ def unequal() -> DraftRows:
     """Three branches at 100, 98 and 99 cached positions, of whose trees 3, 1 and 2 rows stay."""
     book = opened([100, 98, 99])
     proposal = chains(3, 2)
-    batch = book.tree_rows_(proposal)
+    batch = tree_rows_(book, proposal)
     rows = batch.rows
     assert rows.alignment == AlignmentManager.align_for_decode([3, 3, 3]), "equal trees"
     assert rows.positions_BQ.tolist() == [[n, n + 1, n + 2] for n in (100, 98, 99)]
     summary = commit(book, batch, [], proposal, (3, 1, 2))
     assert summary.committed == (3, 1, 2) and summary.accepted == (2, 0, 1)
     assert [b.length for b in book.active] == [103, 99, 101]
-    return book.intake_()
+    return book.draftings[0].intake_()
 
 
 def test_rows_of_unequal_acceptance_are_left_padded(unequal: DraftRows) -> None:
@@ -148,16 +149,16 @@ def joined() -> tuple[Batch, BranchStateManager]:
     """A prefix of 50, two branches at 150 with one draft each, and a newcomer of 200 tokens."""
     book = manager(3)
     request = submit(book, "0", 50, 100)
-    commit(book, book.open_requests_(), [7])
+    commit(book, open_requests_(book), [7])
     for index, size in ((1, 100), (2, 200)):
         branch = book.table.new_branch(request, index, 20)
         branch.prompt = PromptTokens(tuple(range(size)))
         request.branches.append(branch)
         if index == 1:
-            commit(book, book.fork_(), [8])
+            commit(book, fork_(book), [8])
     assert [b.length for b in book.active] == [150, 150]
-    book.intake_()
-    return book.admit_(chains(2, 1)), book
+    book.draftings[0].intake_()
+    return admit_(book, chains(2, 1)), book
 
 
 def test_a_newcomers_prompt_rides_beside_the_running_rows(

@@ -9,22 +9,26 @@ from helpers.managers import (
     STOP,
     VOCABULARY,
     accepted,
+    admit_,
     chain,
     commit_,
     manager,
+    open_requests_,
     proposal,
     request,
     rows_of,
     running,
+    tree_rows_,
 )
 
-from specsot.ops.draft.budget import share
+from specsot.ops.draft.proposals import share
 from specsot.ops.kv.slots import FREE
 from specsot.ops.types import Proposal
 from specsot.ops.verify.score import GrammarRows
 from specsot.states.manager.batch import Batch
 from specsot.states.manager.manager import BranchStateManager
-from specsot.states.requests.branch import Branch, Finish, RoundSummary, Stage
+from specsot.states.requests.branch import Branch, Finish, Stage
+from specsot.states.requests.summary import RoundSummary
 
 LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching"])
 
@@ -33,7 +37,7 @@ def verify_(
     made: BranchStateManager, offer: Proposal, paths: Sequence[Sequence[int]], bonus: Sequence[int]
 ) -> tuple[Batch, RoundSummary]:
     """A round in which the target confirms these nodes of each tree."""
-    batch = made.tree_rows_(offer)
+    batch = tree_rows_(made, offer)
     return batch, commit_(made, batch, outcome=accepted(batch, offer, paths, bonus))
 
 
@@ -45,7 +49,7 @@ def row_of(made: BranchStateManager, branch: Branch) -> int:
 def test_a_newcomer_gets_its_root_token_which_has_no_row_yet(layout: str) -> None:
     made, one = manager(layout), request(prefix=[5, 6, 7], tail=[8, 9])
     made.submit(one)
-    summary = commit_(made, made.open_requests_(), [40])
+    summary = commit_(made, open_requests_(made), [40])
     (branch,) = made.active
     assert (branch.tokens, branch.kept, branch.pending) == ([40], 0, [40])
     assert (branch.start, branch.length) == (3, 5)
@@ -58,7 +62,7 @@ def test_a_newcomer_gets_its_root_token_which_has_no_row_yet(layout: str) -> Non
 def test_a_first_token_that_ends_an_answer_is_no_part_of_it() -> None:
     made, one = manager(), request(prefix=[5])
     made.submit(one)
-    commit_(made, made.open_requests_(), [STOP])
+    commit_(made, open_requests_(made), [STOP])
     (branch,) = one.branches
     assert (branch.tokens, branch.finish) == ([], Finish.STOP)
     assert one.finished and not made.active and made.kv.current_length == 0
@@ -161,12 +165,12 @@ def test_under_a_grammar_the_best_legal_token_is_taken_at_every_node() -> None:
     some = [request(key, outline_budget=9, new_matcher=Odd) for key in "bc"]
     for one in some:
         made.submit(one)
-    commit_(made, made.open_requests_(), [0, 0], bound=best([4, 33], [6, 8]))
+    commit_(made, open_requests_(made), [0, 0], bound=best([4, 33], [6, 8]))
     first, second = (one.root for one in some)
     assert first is not None and second is not None
     assert (first.tokens, second.tokens) == ([33], [73])
     offer = proposal(chain(60, 61), chain(51, 53), chain(51, 53))
-    batch = made.tree_rows_(offer)
+    batch = tree_rows_(made, offer)
     bound = best([4, 51], [6, 8], [1, 3], [2, 4], [1, 3], [1, 3])
     commit_(made, batch, outcome=accepted(batch, offer, [[1], [], []], [90] * 3, bound=bound))
     assert free.tokens == [20, 60, 90]
@@ -182,7 +186,7 @@ def test_trees_and_newcomers_are_committed_together(layout: str) -> None:
     (old,) = running(made, request("a", tail=[5]))
     made.submit(request("b", prefix=[6], tail=[7, 7]))
     offer = proposal(chain(50))
-    batch = made.admit_(offer)
+    batch = admit_(made, offer)
     summary = commit_(made, batch, [33], accepted(batch, offer, [[1]], [90]))
     new = made.active[1]
     assert made.active == [old, new]
@@ -199,7 +203,7 @@ def test_rows_that_the_device_gave_out_become_those_of_their_branch() -> None:
     whole = proposal(chain(50), [(60, -1), (61, 0), (62, 1)])
     whole.scores_SN[:] = torch.tensor([[-5.0, -9.0, -9.0], [-1.0, -2.0, -3.0]])
     offer = share(whole, 3)
-    batch = made.tree_rows_(offer)
+    batch = tree_rows_(made, offer)
     assert batch.placed.tree_rows.ndim == 1
     commit_(made, batch, outcome=accepted(batch, offer, [[], [1, 2]], [90, 91]))
     assert first.tokens == [20, 90] and second.tokens == [21, 60, 61, 91]

@@ -3,13 +3,17 @@
 import numpy as np
 import pytest
 from helpers.managers import (
+    admit_,
     chain,
     commit_,
     fan_out_,
+    fork_,
     manager,
+    open_requests_,
     proposal,
     request,
     running,
+    tree_rows_,
 )
 
 from specsot.ops.kv.slots import FREE
@@ -34,7 +38,7 @@ def tokens_at(batch: Batch, rows: np.ndarray) -> list[int]:
 def test_a_prompt_is_the_shared_prefix_and_the_first_branch_behind_it(layout: str) -> None:
     made, one = manager(layout), request(prefix=[5, 6, 7], tail=[8, 9])
     made.submit(one)
-    batch = made.open_requests_()
+    batch = open_requests_(made)
     (branch,) = one.branches
     assert (batch.ran, batch.newcomers, batch.opened) == ((), (branch,), (one,))
     assert batch.everyone == (branch,)
@@ -57,7 +61,7 @@ def test_two_requests_begin_in_one_forward() -> None:
     made = manager()
     for key in ("a", "b"):
         made.submit(request(key, prefix=[5], tail=[6]))
-    batch = made.open_requests_()
+    batch = open_requests_(made)
     assert [branch.name for branch in batch.newcomers] == ["a/1", "b/1"]
     assert [one.key for one in batch.opened] == ["a", "b"]
     assert batch.rows.tokens_BQ.tolist() == [[5, 6, 5, 6]]
@@ -69,7 +73,7 @@ def test_in_rows_of_their_own_shorter_prompts_are_padded_on_the_left() -> None:
     made = manager("batching")
     made.submit(request("a", tail=[5, 6, 7]))
     made.submit(request("b", tail=[8]))
-    batch = made.open_requests_()
+    batch = open_requests_(made)
     assert batch.rows.tokens_BQ.tolist() == [[5, 6, 7], [0, 0, 8]]
     assert batch.rows.slots_BQ[1].tolist() == [made.kv.scratch] * 2 + [made.kv.capacity]
     assert (batch.placed.paddings, batch.placed.padding) == ((0, 2), 2)
@@ -92,7 +96,7 @@ def test_an_outline_is_written_by_a_root_branch_under_its_grammar() -> None:
     made = manager()
     one = request(prefix=[5], outline_budget=6, new_matcher=Anything)
     made.submit(one)
-    batch = made.open_requests_()
+    batch = open_requests_(made)
     assert one.stage is Stage.OUTLINE and one.root is not None and not one.branches
     assert batch.newcomers == (one.root,)
     assert (one.root.index, one.root.budget) == (-1, 6)
@@ -103,7 +107,7 @@ def test_a_given_outline_is_read_and_nothing_is_drawn_behind_it() -> None:
     made = manager()
     one = request(prefix=[5], tail=[6], outline_budget=6, given=object(), given_ids=[7, 7])
     made.submit(one)
-    batch = made.open_requests_()
+    batch = open_requests_(made)
     assert spans(batch)[-1][2:] == ([6, 7, 7], False)
     assert batch.rows.tips_R.tolist() == []
 
@@ -112,7 +116,7 @@ def test_a_given_outline_that_nobody_shares_is_not_read_at_all() -> None:
     made = manager(share_outline=False)
     one = request(prefix=[5], outline_budget=6, given=object(), given_ids=[7, 7])
     made.submit(one)
-    batch = made.open_requests_()
+    batch = open_requests_(made)
     assert one.root is not None and one.root.finish is Finish.STOP
     assert batch.newcomers == () and batch.opened == (one,)
     assert spans(batch) == [(one.prefix_owner, 0, [5], False)]
@@ -124,7 +128,7 @@ def test_branches_start_behind_what_all_their_prompts_begin_with(layout: str) ->
     (root,) = running(made, one, first=30)
     root.end(Finish.STOP)
     first, second = fan_out_(made, one, [30, 40], [[41], [42, 43]])
-    batch = made.fork_()
+    batch = fork_(made)
     assert (batch.newcomers, batch.opened) == ((first, second), ())
     assert spans(batch) == [
         (one.prefix_owner, 3, [30, 40], False),
@@ -149,7 +153,7 @@ def test_trees_and_newcomers_share_a_forward(layout: str) -> None:
     made = manager(layout, "ngram")
     old = running(made, request("a", tail=[5, 6]), request("b", tail=[5]))
     made.submit(request("c", tail=[8, 9, 9]))
-    batch = made.admit_(proposal(chain(50, 51), [(60, -1), (61, -1)]))
+    batch = admit_(made, proposal(chain(50, 51), [(60, -1), (61, -1)]))
     (new,) = batch.newcomers
     assert batch.ran == tuple(old) and batch.opened == (new.request,)
     assert batch.everyone == (*old, new)
@@ -170,7 +174,7 @@ def test_a_round_of_trees_alone_opens_nobody() -> None:
     made = manager(drafter="ngram")
     running(made, request("a"))
     made.submit(request("b"))
-    batch = made.tree_rows_(proposal(chain(50)))
+    batch = tree_rows_(made, proposal(chain(50)))
     assert [branch.name for branch in batch.ran] == ["a/1"]
     assert (batch.newcomers, batch.opened, batch.spans) == ((), (), ())
 
@@ -179,7 +183,7 @@ def test_a_prompt_alone_runs_nobody_else() -> None:
     made = manager()
     running(made, request("a"))
     made.submit(request("b"))
-    batch = made.open_requests_()
+    batch = open_requests_(made)
     assert batch.ran == () and [branch.name for branch in batch.everyone] == ["b/1"]
 
 
@@ -187,20 +191,20 @@ def test_trees_that_a_grammar_restricts_are_named() -> None:
     made = manager(drafter="ngram")
     first, second = running(made, request("a"), request("b"))
     second.matcher = Anything()
-    batch = made.tree_rows_(proposal(chain(50), chain(51)))
+    batch = tree_rows_(made, proposal(chain(50), chain(51)))
     assert batch.ran == (first, second) and batch.rows.bound_trees == (1,)
 
 
 def test_a_budget_is_cut_to_what_the_model_can_hold() -> None:
     made, one = manager(max_positions=12), request(prefix=[5] * 4, tail=[6] * 3, budget=10)
     made.submit(one)
-    (branch,) = made.open_requests_().newcomers
+    (branch,) = open_requests_(made).newcomers
     assert (branch.budget, branch.note) == (5, "cut to the model's 12")
 
 
 def test_a_forward_that_nobody_starts_in_has_no_rows() -> None:
     made = manager()
-    batch = made.open_requests_()
+    batch = open_requests_(made)
     assert batch.everyone == () and batch.rows.tokens_BQ.numel() == 0
     assert (made.kv.owner == FREE).all()
 
@@ -209,7 +213,7 @@ def test_a_request_that_opened_in_the_same_round_is_decoded_further() -> None:
     """Tips move on: the next round's trees begin at the token that was drawn."""
     made = manager(drafter="ngram")
     (branch,) = running(made, request(tail=[5, 6]))
-    batch = made.tree_rows_(proposal(chain()))
+    batch = tree_rows_(made, proposal(chain()))
     assert tokens_at(batch, batch.placed.tree_rows[0]) == [20]
     assert batch.rows.positions_BQ.tolist() == [[2]]
     assert made.placer.trees(proposal(chain())).positions == [branch.length]
@@ -223,6 +227,6 @@ def test_nothing_is_committed_twice() -> None:
     """What a batch placed is committed once; the next batch is placed anew."""
     made = manager()
     made.submit(request())
-    batch = made.open_requests_()
+    batch = open_requests_(made)
     commit_(made, batch, [20])
-    assert made.open_requests_().rows.tokens_BQ.numel() == 0
+    assert open_requests_(made).rows.tokens_BQ.numel() == 0

@@ -1,7 +1,7 @@
 """Where the rows of a request will lie: shares of the pool, so that requests lie side by side."""
 
 import pytest
-from helpers.managers import chain, manager, proposal, request, running
+from helpers.managers import chain, manager, open_requests_, proposal, request, running, tree_rows_
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,7 +48,7 @@ def test_beams_and_trees_are_counted() -> None:
 def test_requests_that_run_together_are_one_group() -> None:
     made = manager(drafter="ngram", capacity=512, most=4)
     running(made, *(request(key, prefix=[5] * 9) for key in "abcd"))
-    batch = made.tree_rows_(proposal(*[chain(50)] * 4))
+    batch = tree_rows_(made, proposal(*[chain(50)] * 4))
     (group,) = build(batch.rows, made.kv).groups
     assert group.keys == SlotRun(0, 13, 128, 4)
 
@@ -62,7 +62,7 @@ def test_a_share_is_used_again_when_its_request_has_ended() -> None:
     assert second.prefix_owner not in made.kv.regions
     late = request("e")
     made.submit(late)
-    batch = made.open_requests_()
+    batch = open_requests_(made)
     assert batch.opened == (late,)
     assert made.kv.regions[late.prefix_owner].first == 128
 
@@ -71,7 +71,7 @@ def test_a_share_is_used_again_when_its_request_has_ended() -> None:
 def test_every_pool_has_a_region_for_a_request(drafter: str) -> None:
     made, one = manager(drafter=drafter, capacity=512), request()
     made.submit(one)
-    made.open_requests_()
+    open_requests_(made)
     for pool in made.pools:
         region = pool.regions[one.prefix_owner]
         assert (region.first, region.size) == (0, 128)
@@ -80,5 +80,5 @@ def test_every_pool_has_a_region_for_a_request(drafter: str) -> None:
 def test_rows_of_a_pool_need_no_regions() -> None:
     made, one = manager("batching"), request()
     made.submit(one)
-    made.open_requests_()
+    open_requests_(made)
     assert not made.kv.regions

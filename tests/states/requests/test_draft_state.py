@@ -10,11 +10,11 @@ from helpers.managers import request
 from specsot.ops.draft.gamma import Lengths, packed
 from specsot.ops.draft.gamma_settings import GammaPolicy, GammaSettings
 from specsot.ops.kv.slots import Ints
-from specsot.states.layout.layout import Span
 from specsot.states.requests.branch import Branch, Finish, Stage
 from specsot.states.requests.draft_state import (
+    CommittedRows,
+    Drafting,
     DraftState,
-    Features,
     FeatureState,
     PairState,
     TextState,
@@ -27,9 +27,9 @@ PREFIX, OWNER = 7, 8  # segments of the request and of its branch
 POOLED = pytest.mark.parametrize("kind", [PairState, FeatureState, TextState])
 
 
-def features(*values: float) -> Features:
+def features(*values: float) -> torch.Tensor:
     """One row for each value, three numbers wide."""
-    return Features(torch.tensor([values]).T.repeat(1, 3))
+    return torch.tensor([values]).T.repeat(1, 3)
 
 
 def rows(*flat: int) -> Ints:
@@ -52,8 +52,21 @@ def after_path(branch: Branch, path: tuple[int, ...], bonus: int) -> Branch:
     return branch
 
 
-def span(*tokens: int, position: int = 0) -> Span:
-    return Span(PREFIX, PREFIX, position, list(tokens))
+def prefix(*tokens: int, position: int, flat: Ints, of: torch.Tensor | None) -> CommittedRows:
+    """Rows that all branches share."""
+    return CommittedRows(PREFIX, PREFIX, position, list(tokens), (), flat, of)
+
+
+def take_in_path(
+    state: DraftState, branch: Branch, flat: Ints, features_QF: torch.Tensor | None
+) -> None:
+    """As it is committed: the root and the accepted nodes of a tree."""
+    position, first = branch.length, branch.kept
+    branch.kept += len(flat)
+    tokens = branch.tokens[first : branch.kept]
+    part = CommittedRows.of_branch(branch, position, tokens, flat, features_QF, is_path=True)
+    if Drafting(*[None] * 3, state, None).reads(branch):  # type: ignore[arg-type]
+        state.take_in(part)
 
 
 def queued(state: DraftState) -> list[tuple[int, int, list[int], list[float] | None]]:
@@ -74,15 +87,15 @@ def queued(state: DraftState) -> list[tuple[int, int, list[int], list[float] | N
 def started(kind: type[DraftState], branch: Branch) -> DraftState:
     """After the forward of a whole prompt: flat rows 0 to 4, with the features 10 to 14."""
     state, given = kind(), features(10, 11, 12, 13, 14)
-    state.prefix(branch.request, span(1, 2, 3), rows(0, 1, 2), given)
-    state.prompt(branch, rows(3, 4), given)
+    state.take_in(prefix(1, 2, 3, position=0, flat=rows(0, 1, 2), of=given))
+    state.take_in(CommittedRows.of_branch(branch, 3, branch.prompt.ids, rows(3, 4), given))
     return state
 
 
 def test_features_of_a_forward_are_picked_by_row() -> None:
-    some = features(1, 2, 3).of(rows(2, 0))
+    some = prefix(5, 6, position=0, flat=rows(2, 0), of=features(1, 2, 3)).features()
     assert some is not None and some[:, 0].tolist() == [3, 1]
-    assert Features(None).of(rows(0)) is None
+    assert prefix(5, position=0, flat=rows(0), of=None).features() is None
 
 
 def test_a_drafter_without_a_pool_takes_nothing_in() -> None:
@@ -110,7 +123,7 @@ def test_eagle_joins_the_parts_of_a_prefix() -> None:
     branch = branch_of()
     state = started(PairState, branch)
     state.inbox.clear()
-    state.prefix(branch.request, span(30, 31, position=3), rows(0, 1), features(50, 51))
+    state.take_in(prefix(30, 31, position=3, flat=rows(0, 1), of=features(50, 51)))
     assert queued(state) == [(PREFIX, 2, [30], [12]), (PREFIX, 3, [31], [50])]
     assert isinstance(state, PairState) and state.last[PREFIX][0] == 51
 
@@ -119,7 +132,7 @@ def test_eagle_takes_a_path_in_up_to_the_next_root() -> None:
     branch = branch_of()
     state = started(PairState, branch)
     state.inbox.clear()
-    state.path(after_path(branch, (21, 22), 23), rows(0, 2, 1), features(60, 61, 62))
+    take_in_path(state, after_path(branch, (21, 22), 23), rows(0, 2, 1), features(60, 61, 62))
     assert queued(state) == [(OWNER, 5, [21, 22, 23], [60, 62, 61])]
     assert isinstance(state, PairState) and state.last[OWNER][0] == 61
 
@@ -130,7 +143,7 @@ def test_eagle_keeps_the_last_feature_of_an_outline_that_ended() -> None:
     state = started(PairState, root)
     state.inbox.clear()
     after_path(root, (21,), 22).end(Finish.LENGTH)
-    state.path(root, rows(0, 2), features(60, 61, 62))
+    take_in_path(state, root, rows(0, 2), features(60, 61, 62))
     assert queued(state) == [(OWNER, 5, [21], [60])]
     state.promote(root)
     assert isinstance(state, PairState)
@@ -149,7 +162,7 @@ def test_dflash_takes_every_token_with_its_own_feature() -> None:
         (OWNER, 3, [4, 5], [13, 14]),
     ]
     state.inbox.clear()
-    state.path(after_path(branch, (21,), 22), rows(0, 2), features(60, 61, 62))
+    take_in_path(state, after_path(branch, (21,), 22), rows(0, 2), features(60, 61, 62))
     assert queued(state) == [(OWNER, 5, [20, 21], [60, 62])]
 
 
@@ -161,7 +174,7 @@ def test_a_language_model_reads_the_text_with_the_next_root() -> None:
     state = started(TextState, branch)
     assert queued(state) == [(PREFIX, 0, [1, 2, 3], None), (OWNER, 3, [4, 5, 20], None)]
     state.inbox.clear()
-    state.path(after_path(branch, (21,), 22), rows(0, 1), features(60, 61))
+    take_in_path(state, after_path(branch, (21,), 22), rows(0, 1), features(60, 61))
     assert queued(state) == [(OWNER, 6, [21, 22], None)], "it has read the root already"
 
 
@@ -170,7 +183,7 @@ def test_of_an_outline_that_ended_it_reads_what_has_rows() -> None:
     state = started(TextState, root)
     state.inbox.clear()
     after_path(root, (21,), 22).end(Finish.LENGTH)
-    state.path(root, rows(0, 1), Features(None))
+    take_in_path(state, root, rows(0, 1), None)
     assert queued(state) == [(OWNER, 6, [21], None)]
 
 
@@ -179,7 +192,7 @@ def result(trees: int, side: list[list[int]] | None = None, nodes: int = 3) -> R
     none_S = np.zeros((trees, 0), np.int64)
     side_SC = none_S if side is None else np.array(side, np.int64)
     tokens_ST = np.zeros((trees, nodes), np.int64)
-    return RoundResult(tokens_ST, tokens_ST, none_S, tokens_ST, side_SC, none_S, none_S, none_S)
+    return RoundResult(none_S, none_S, tokens_ST, tokens_ST, none_S, tokens_ST, side_SC)
 
 
 def test_a_length_policy_learns_what_became_of_its_drafts() -> None:
@@ -208,7 +221,7 @@ def test_the_rows_of_an_answer_that_ended_are_not_taken_in(kind: type[DraftState
     state = started(kind, branch)
     before = queued(state)
     after_path(branch, (21,), 22).end(Finish.LENGTH)
-    state.path(branch, rows(0, 1), features(60, 61))
+    take_in_path(state, branch, rows(0, 1), features(60, 61))
     assert queued(state) == before
 
 
@@ -226,7 +239,7 @@ def test_nothing_of_segments_that_are_given_back_stays(kind: type[DraftState]) -
     state = started(kind, branch_of())
     state.forget([OWNER])
     assert {one.owner for one in state.inbox} == {PREFIX}
-    state.forget(iter([PREFIX]))
+    state.forget([PREFIX])
     assert not state.inbox
     assert not getattr(state, "last", None) and not getattr(state, "lengths", None)
 

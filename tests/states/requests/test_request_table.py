@@ -9,9 +9,11 @@ from helpers.managers import (
     fan_out_,
     limits,
     manager,
+    open_requests_,
     proposal,
     request,
     running,
+    tree_rows_,
 )
 
 from specsot.states.requests.branch import Finish, Stage
@@ -71,7 +73,7 @@ def test_a_cancelled_request_ends_at_the_next_step_and_keeps_its_text(layout: st
     made.cancel("a")
     assert made.active == [first, second], "a step that has begun is finished"
     offer = proposal(chain(50), chain(51))
-    batch = made.tree_rows_(offer)
+    batch = tree_rows_(made, offer)
     commit_(made, batch, outcome=accepted(batch, offer, [[1], [1]], [90, 91]))
     assert (first.finish, first.tokens) == (Finish.CANCELLED, [20, 50, 90])
     assert made.active == [second] and first.request.finished
@@ -106,5 +108,5 @@ def test_a_request_that_can_never_run_is_refused_with_the_numbers() -> None:
 def test_an_answer_that_ends_frees_all_segments() -> None:
     made, one = manager(), request(prefix=[5])
     made.submit(one)
-    commit_(made, made.open_requests_(), [STOP])
+    commit_(made, open_requests_(made), [STOP])
     assert one.finished and len(made.table.segments) == 0 and not made.kv.regions

@@ -14,8 +14,7 @@ from typer import Typer
 from typer.testing import CliRunner, Result
 
 from specsot.engine.errors import Code, UsageError
-from specsot.engine.prepare.documents import read_documents
-from specsot.engine.prepare.inputs import read_file
+from specsot.engine.prepare.inputs import read_documents, read_file
 from specsot.states.text.documents import Document, DocumentSearch, check_document
 from tools.embedded.almanac import bucket
 from tools.embedded.document_sets import main

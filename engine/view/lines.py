@@ -1,16 +1,28 @@
-"""`--explain-rounds`: every round of every branch in plain lines, each draft with its figures."""
+"""A run in plain lines on stderr: its landmarks where there is no live view, and for
+`--explain-rounds` every round of every branch, each draft with its figures."""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
+from time import monotonic
 
 from ...ops.draft.gamma import GammaRecord
 from ...ops.verify.explain import DraftFigures
 from ...states.machine import Run
-from ...states.requests.branch import RoundSummary
-from ...states.requests.explained import GRAMMAR, MATCH, ExplainedDraft, ExplainedRound, FinalToken
-from ...states.trace import Event, OpRan
+from ...states.requests.branch import Request, Stage
+from ...states.requests.summary import (
+    GRAMMAR,
+    MATCH,
+    ExplainedDraft,
+    ExplainedRound,
+    FinalToken,
+    RoundSummary,
+)
+from ...states.trace import Event, Moved, OpRan, Sink
 from ..record.recorder import Recorder
 from ..record.text_stream import Decode, printable
+
+EVERY = 10.0  # seconds between two lines when nothing else happens
+LOOK = 0.1  # seconds between two looks at the branches: a run makes hundreds of moves in one
 
 ENDS = {
     FinalToken.BONUS: "a bonus behind a path accepted to its end",
@@ -19,22 +31,57 @@ ENDS = {
 }
 
 
-class RoundsView:
-    """Writes a block per branch and round; rounds have the numbers of trace.jsonl."""
+class PlainView:
+    """Says when an outline is there and when a branch ends; otherwise one line every 10 s."""
 
-    def __init__(self, recorder: Recorder, say: Callable[[str], None]) -> None:
-        self.recorder, self.say = recorder, say
-        self._run: Run | None = None
-
-    def attach(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, recorder: Recorder, run: Run, say: Callable[[str], None]) -> None:
+        self.recorder, self.run, self.say = recorder, run, say
+        self._announced: set[int] = set()
+        self._parsed: set[str] = set()
+        self._last = self._looked = monotonic()
 
     def __call__(self, event: Event) -> None:
-        """Called behind the recorder, which counts the rounds."""
-        if isinstance(event, OpRan) and "committed" in event.shapes and self._run is not None:
-            number, summary = self.recorder.meter.forwards, self._run.board["committed"]
-            for block in blocks(number, summary, self.recorder.decode):
-                self.say(block)
+        now = monotonic()
+        if not isinstance(event, Moved) or now - self._looked < LOOK:
+            return
+        self._looked = now
+        self.look()
+        if now - self._last >= EVERY:
+            meter = self.recorder.meter
+            self._say(f"{event.target}: round {meter.rounds}, {meter.tokens} tokens")
+
+    def look(self) -> None:
+        """Announce what is new."""
+        requests = self.run.board["branches"].requests if self.run.board else ()
+        for request in requests:
+            self._look(request, "" if len(requests) == 1 else f"[{request.key}] ")
+
+    def _look(self, request: Request, name: str) -> None:
+        if request.outline is not None and request.key not in self._parsed:
+            self._parsed.add(request.key)
+            count = len(request.outline.points)
+            what = f"{count} parts" if count else f"no parts ({request.outline.status})"
+            self._say(f"{name}outline: {what}")
+        for branch in request.branches:
+            if branch.stage is Stage.DONE and branch.owner not in self._announced:
+                self._announced.add(branch.owner)
+                title = f"{name}{branch.index + 1}. {printable(branch.title, '')}"
+                self._say(f"{title}: {len(branch.tokens)} tokens, {branch.finish}")
+
+    def _say(self, line: str) -> None:
+        self._last = monotonic()
+        self.say(f"{self.recorder.now / 1e9:6.1f} s  {line}\n")
+
+
+def rounds_view(recorder: Recorder, run: Run, say: Callable[[str], None]) -> Sink:
+    """Writes a block per branch and round; rounds have the numbers of trace.jsonl."""
+
+    def view(event: Event) -> None:
+        if isinstance(event, OpRan) and "committed" in event.shapes:
+            for block in blocks(recorder.meter.forwards, run.board["committed"], recorder.decode):
+                say(block)
+
+    return view
 
 
 def blocks(number: int, summary: RoundSummary, decode: Decode) -> Iterator[str]:
@@ -42,9 +89,8 @@ def blocks(number: int, summary: RoundSummary, decode: Decode) -> Iterator[str]:
     gamma: Sequence[GammaRecord | None] = summary.gamma or [None] * len(summary.explained)
     for entry, record in zip(summary.explained, gamma, strict=True):
         lines = [f"round {number}  {entry.branch}  {_offer(entry)}", *_rows(entry, decode)]
-        lines.append(f"  {_totals(entry)}")
-        if record is not None:
-            lines.append(f"  {_length(record)}")
+        lines += [f"  {_totals(entry)}"]
+        lines += [] if record is None else [f"  {_length(record)}"]
         yield "\n".join(lines) + "\n"
 
 
@@ -96,9 +142,8 @@ def _places(
 
 
 def _draft(draft: ExplainedDraft, rule: str, decode: Decode, parent: int) -> str:
-    figures, mark = draft.figures, "not reached"
-    if draft.reached:
-        mark = "accepted" if draft.accepted else "rejected"
+    figures, mark = draft.figures, "accepted" if draft.accepted else "rejected"
+    mark = mark if draft.reached else "not reached"
     parts = [mark.ljust(11), *_number("score", figures.score)]
     if draft.reached and figures.draw is not None:
         parts += [*_number("coin", figures.coin), f"target {piece(decode, parent, figures.draw)}"]

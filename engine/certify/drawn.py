@@ -1,0 +1,173 @@
+"""What is drawn, against the law that it should have: with top-k and top-p, and by rejection.
+
+Rejection sampling is tried through whole runs: short answers of the graph against the target's law.
+Every answer is a request with a seed of its own, so nothing but the engine's coins is random. The
+law is put together from transformers' distributions behind every possible beginning; a high
+temperature over few tokens leaves no beginning rare, and makes drafts wrong often enough.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ...states.machine import Run
+from ...states.requests.branch import Request
+from ...states.text.prompt_tokens import PromptTokens
+from ..bench.sides import Side
+from .probe import Trial, probe
+from .workbench import Bench, Check
+
+NEUTRAL = (
+    *("repetition_penalty=1.0", "presence_penalty=0.0", "frequency_penalty=0.0", "min_p=0.0"),
+    *("logit_bias={}", "banned=[]", "forced=[]", "min_new_tokens=0", "top_k=0", "top_p=1.0"),
+)
+FILTER_HEAT, TOP_K, TOP_P = 3.0, 3, 0.5
+FILTERS = {"top_k": f"top_k={TOP_K}", "top_p": f"top_p={TOP_P}"}
+EDGE = 1e-3  # of a score: float noise may move equally likely tokens over a border
+
+HEAT, KEPT = 30.0, 3
+LENGTH = 4  # the first token, a round of up to three, and what a shorter round leaves to the next
+AT_ONCE = 200  # answers of a run
+BEHIND = 8  # tokens of the prompt that the answers stand behind
+ALPHA = 1e-6
+"""A correct rule has a smaller p-value once in a million changes of the seed."""
+FEWEST = 5.0  # expected samples in a cell; rarer ones are counted together
+
+Answer = tuple[int, ...]
+
+
+def _sampling(*own: str) -> tuple[str, ...]:
+    """Settings with nothing but these that changes a score."""
+    return tuple(f"sampling.{one}" for one in (*NEUTRAL, *own))
+
+
+def filter_gate(bench: Bench, name: str) -> tuple[str, dict[str, float], list[str]]:
+    """Whether a filter is applied: tokens that it cuts away are drawn without it only.
+
+    Held to transformers' own filter, over transformers' logits: text, figures, what is wrong.
+    """
+    free, every = _cut_away(bench, name)
+    wrong, count = _cut_away(bench, name, FILTERS[name])
+    figures: dict[str, float] = {"tokens": count, "outside": wrong, "outside_without": free}
+    text = f"at temperature {FILTER_HEAT:g}, {wrong} of {count} tokens are outside of"
+    text += f" {FILTERS[name]} that were drawn with it, {free} of {every} drawn without it"
+    text += "" if free else ": too sure a model for this to tell anything"
+    return text, figures, [f"{wrong} tokens should not have been drawn"] if wrong else []
+
+
+def _cut_away(bench: Bench, name: str, *own: str) -> tuple[int, int]:
+    """(tokens that the filter cuts away, all tokens), of what is drawn with these settings."""
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    heat = TemperatureLogitsWarper(FILTER_HEAT)
+    keep = TopKLogitsWarper(TOP_K) if name == "top_k" else TopPLogitsWarper(TOP_P)
+    trial = Trial(_sampling(f"temperature={FILTER_HEAT}", *own))
+    outside = count = 0
+    for branch, context in probe(bench, trial).answers():
+        ids = [*context, *branch.tokens]
+        logits_QV = bench.reference.logits(ids, bench.dtype)[len(context) - 1 : -1]
+        scores_QV = heat(None, logits_QV.double())
+        likely_QV = keep(None, scores_QV.clone())
+        least_Q1 = scores_QV.masked_fill(likely_QV.isinf(), torch.inf).amin(1, keepdim=True)
+        tokens_Q1 = torch.tensor(branch.tokens, device=logits_QV.device)[:, None]
+        outside += int((scores_QV.gather(1, tokens_Q1) < least_Q1 - EDGE).sum())
+        count += len(branch.tokens)
+    return outside, count
+
+
+def acceptance_checks(bench: Bench) -> Iterator[Check]:
+    """Of a graph that accepts drafts by rejection, so that one seed is not one text."""
+    sampling = bench.job.program.graph.sampling
+    if not sampling.lossless:
+        text = "sampling.skip_sample_adjustment: no residual is drawn from after a rejection"
+        yield Check("rejection/adjusted", False, {}, text)
+    if sampling.exact:
+        return
+    # A chi-square test over all answers of `LENGTH` tokens.
+    sets = _sampling(f"temperature={HEAT}", f"top_k={KEPT}")
+    side = bench.side(bench.changed(*sets, tokens=LENGTH))
+    request = side.session.request(bench.prompts[0])
+    ids = [*request.prefix, *request.tail][-BEHIND:]
+    law, (counts, accepted) = _law(bench, ids), _answers(bench, side, ids)
+    strange = sum(count for answer, count in counts.items() if answer not in law)
+    counts_X = torch.tensor([counts[answer] for answer in law], dtype=torch.float64)
+    chances_X = torch.tensor(list(law.values()), dtype=torch.float64)
+    answers = bench.extent.answers
+    statistic, df = chi_square(counts_X, answers * chances_X)
+    p = p_value(statistic, df)
+    figures = {
+        "statistic": statistic,
+        "df": df,
+        "p_value": p,
+        "samples": answers,
+        "alpha": ALPHA,
+        "impossible": strange,
+        "accepted": accepted,
+    }
+    text = (
+        f"{answers} answers of {LENGTH} tokens through whole runs, {accepted} drafts accepted, "
+        f"against the law from transformers' logits: chi2 {statistic:.1f} (df {df}), p {p:.1e}"
+    )
+    text += f"; {strange} answers cannot be" if strange else ""
+    yield Check("rejection/whole runs", p >= ALPHA and not strange, figures, text)
+
+
+def _law(bench: Bench, ids: Sequence[int]) -> dict[Answer, float]:
+    """The probability of every answer."""
+    law: dict[Answer, float] = {(): 1.0}
+    for _ in range(LENGTH):
+        beginnings, law = law, {}
+        for begun, chance in beginnings.items():
+            logits_V = bench.reference.logits([*ids, *begun], bench.dtype)[-1]
+            best = logits_V.double().topk(KEPT)
+            chances = (best.values / HEAT).softmax(-1).tolist()
+            for token, own in zip(best.indices.tolist(), chances, strict=True):
+                law[*begun, token] = chance * own
+    return law
+
+
+def _answers(bench: Bench, side: Side, ids: Sequence[int]) -> tuple[Counter[Answer], int]:
+    """Answers by how often they came, and how many drafts were accepted in them."""
+    counts: Counter[Answer] = Counter()
+    accepted, answers, sampling = 0, bench.extent.answers, side.session.sampling
+    empty, tail = PromptTokens(), PromptTokens(tuple(ids))
+    for first in range(0, answers, AT_ONCE):
+        bench.tell(f"whole runs: answer {first} of {answers} ...")
+        board = side.session.board()
+        for seed in range(first, min(first + AT_ONCE, answers)):
+            alone = Request(str(seed), seed, "?", empty, tail, frozenset(), LENGTH, 0, sampling)
+            board["branches"].submit(alone)
+        run = Run(side.job.program, board, lambda event: None)
+        while not run.finished:
+            run.advance()
+        for branch in (b for request in board["branches"].requests for b in request.branches):
+            counts[tuple(branch.tokens)] += 1
+            accepted += sum(branch.accepted)
+    return counts, accepted
+
+
+def chi_square(seen_X: Tensor, expected_X: Tensor) -> tuple[float, int]:
+    """Pearson's (statistic, degrees of freedom) of counts; infinite if the impossible was seen.
+
+    Cells with fewer than `FEWEST` expected samples are counted together, with the next larger
+    ones if they are still too few.
+    """
+    possible_X = expected_X > 0
+    if (seen_X[~possible_X] > 0).any():
+        return float("inf"), int(possible_X.sum().item()) - 1
+    expected_C, order_C = expected_X[possible_X].sort()
+    seen_C = seen_X[possible_X][order_C]
+    rare = int((expected_C < FEWEST).sum().item())
+    if rare:
+        rare = max(rare, int((expected_C.cumsum(0) < FEWEST).sum().item()) + 1)
+        seen_C = torch.cat([seen_C[:rare].sum(0, keepdim=True), seen_C[rare:]])
+        expected_C = torch.cat([expected_C[:rare].sum(0, keepdim=True), expected_C[rare:]])
+    return ((seen_C - expected_C) ** 2 / expected_C).sum().item(), len(expected_C) - 1
+
+
+def p_value(statistic: float, df: int) -> float:
+    """With what probability chi-square with so many degrees of freedom is larger."""
+    half = torch.tensor([df / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))

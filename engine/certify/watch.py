@@ -1,0 +1,152 @@
+"""What is looked at after every phase of a run: its pools, and whether its drafter knows the text.
+
+A stale or misplaced row in the drafter's pool changes no token, it only makes drafts worse, so no
+comparison of answers can find it. Here a branch's rows are computed again, by target and drafter
+over the branch's ids alone, and held against what the pool has.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...ops.attention.metadata import AttentionMetadata
+from ...ops.kv.pool import KVCache
+from ...ops.types import LayerStatus
+from ...states.machine import Run
+from ...states.requests.branch import Branch, Request, Stage
+from ..bench.sides import Side
+from ..models import Models, new_pool
+from ..run.contexts import contexts, full_prefill
+from .workbench import SHOWN, Bench, Check
+
+ROWS_OFF = {"float32": 1e-3, "float64": 1e-9}
+"""How far a drafter's row may be from the same row computed again."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """What was seen of all runs of a certificate, phase by phase.
+
+    wrong: a line for every kind of fault, the first time. worst: of the drafter's rows, how far
+    they are off, as a share of the largest number in them.
+    """
+
+    runs: int = 0
+    phases: int = 0
+    forwards: int = 0
+    reads: int = 0
+    forked: int = 0
+    joined: int = 0
+    compared: int = 0
+    worst: float = 0.0
+    wrong: dict[str, str] = field(default_factory=dict)
+
+    def look(self, run: Run) -> None:
+        """Pools are consistent, and hold what their branches need: nothing else, nothing less."""
+        self.phases += 1
+        self.joined += run.state == "continuous_decode"
+        book, target = run.board["branches"], run.board["kv"]
+        for pool in pools_of(run.board):
+            try:
+                pool.check_integrity()
+            except AssertionError as error:
+                self.wrong.setdefault("integrity", f"{run.state}: {error}")
+        if book.beams is not None:
+            return  # a search's rows are a tree, which its own tests look at
+        expected, used = sum(_rows(book, one) for one in book.requests), target.current_length
+        if used != expected:
+            self.wrong.setdefault("rows", f"{run.state}: {used} slots in use for {expected} rows")
+        for branch in book.active:
+            positions = target.position[_slots(book, target, branch)].tolist()
+            if sorted(positions) != list(range(branch.length)):
+                self.wrong.setdefault("gap", f"{run.state}: {branch.name} has a gap among its rows")
+
+
+def pools_of(board: dict[str, Any]) -> list[KVCache]:
+    """The target's pool, and the drafter's if it has one."""
+    return [board[key] for key in ("kv", "kv_draft") if board[key] is not None]
+
+
+def _rows(book: Any, request: Request) -> int:
+    """Rows of the target's pool that a request must have."""
+    own = sum(b.length - b.start for b in request.branches if b.stage is Stage.RUNNING)
+    if request.stage in (Stage.OUTLINE, Stage.RUNNING):
+        own += request.prefix_length * len(book.layout.rows_of(request.prefix_owner))
+    if request.stage is Stage.OUTLINE and request.root is not None:
+        own += request.root.length - request.root.start
+    return int(own)
+
+
+def _slots(book: Any, pool: KVCache, branch: Branch) -> list[int]:
+    """Of the committed rows that a branch sees, the prefix's first."""
+    (row,) = book.layout.rows_of(branch.owner)
+    owners = (branch.request.prefix_owner, branch.owner)
+    return [slot for owner in owners for slot in pool.slots_of(owner, row).tolist()]
+
+
+def off_by(side: Side, run: Run, branch: Branch) -> float:
+    """The largest difference of any number in a branch's rows of the drafter's pool, as a share of
+    the largest number; inf if rows are missing or too many.
+
+    Asked right after the drafter took in what was committed.
+    """
+    pool, book = run.board["kv_draft"], run.board["branches"]
+    context = dict(contexts(branch.request, side.session.prompts))[branch]
+    takes = book.limits.drafter.takes
+    rows = branch.length + (takes == "text")  # such a drafter has read the root token too
+    slots = _slots(book, pool, branch)
+    if pool.position[slots].tolist() != list(range(rows)):
+        return float("inf")
+    with torch.inference_mode():
+        fresh = _fresh_rows(side.session.models, takes, [*context, *branch.tokens], rows)
+    off = (pool.data[:, :, :, slots] - fresh).abs().max() / fresh.abs().max()
+    return float(off.nan_to_num(nan=torch.inf))
+
+
+def _fresh_rows(models: Models, takes: str, ids: list[int], rows: int) -> Tensor:
+    """[layers, 2, kv_heads, rows, head_dim]: what the drafter keeps of the first rows of a text.
+
+    Args:
+        takes: of the drafter (`drafter_spec.Drafter`). ids: one more than rows, if it pairs.
+    """
+    drafter, device = models.drafter, models.device
+    kv = new_pool(drafter, rows, 1, models)
+    ids_1Q = torch.tensor([ids[: rows + 1]], device=device)
+    steps_1Q = torch.arange(rows, device=device)[None]
+    attention = AttentionMetadata.causal(rows, device)
+    if takes == "text":
+        plan = (LayerStatus.FULL,) * drafter.num_layers
+        last_1 = steps_1Q[0, -1:]
+        drafter.forward(ids_1Q[:, :rows], steps_1Q, steps_1Q, attention, kv, plan, last_1, ())
+    else:
+        output, _ = full_prefill(models.target, ids[:rows], models.dtype, device, drafter.tap_ids)
+        fused_QH = drafter.fuse(output.taps_QF)
+        if takes == "features":
+            drafter.write_context_(fused_QH, steps_1Q[0], steps_1Q[0], kv)
+        else:
+            drafter.forward(ids_1Q[:, 1:], fused_QH[None], steps_1Q, steps_1Q, attention, kv)
+    return kv.data[:, :, :, :rows]
+
+
+def memory_checks(bench: Bench, watch: Watch) -> Iterator[Check]:
+    """What was seen of the pools, phase by phase, in all runs of the gates."""
+    wrong = list(watch.wrong.values())
+    figures = {"runs": watch.runs, "phases": watch.phases, "faults": len(wrong)}
+    text = f"pools and book agree after each of {watch.phases} phases of {watch.runs} runs"
+    text += ", and pools are empty at the end"
+    yield Check("memory/integrity", not wrong, figures, "; ".join([text, *wrong[:SHOWN]]))
+    reads = {"reads": watch.reads, "forwards": watch.forwards}
+    text = f"{watch.reads} host reads for {watch.forwards} forwards of the target"
+    yield Check("memory/one host read per forward", watch.reads <= watch.forwards, reads, text)
+    copied = bench.job.program.graph.layout.kind == "batching" or watch.forked == 0
+    text = f"{watch.forked} bytes copied by forks"
+    yield Check("memory/forks", copied, {"bytes": watch.forked}, text)
+    if watch.compared:
+        limit = ROWS_OFF[bench.dtype]
+        rows = {"branches": watch.compared, "worst": watch.worst, "tolerance": limit}
+        text = f"the drafter's rows of {watch.compared} branches in mid-run, newcomers among them,"
+        text += f" are those of their text computed again: at most {watch.worst:.1e} apart"
+        yield Check("memory/the drafter's rows", watch.worst <= limit, rows, text)

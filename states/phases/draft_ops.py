@@ -1,0 +1,94 @@
+"""The draft states that read host memory: a small language model's, n-grams', and no drafter's."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+
+from ...ops.draft.drawing import Drawing
+from ...ops.draft.eagle import nodes_for
+from ...ops.draft.gamma_settings import GammaSettings
+from ...ops.draft.host_tree import pack
+from ...ops.draft.vanilla import ChainStart, catch_up_, write_chain_
+from ...ops.kv.pool import KVCache
+from ...ops.registry import op
+from ...ops.types import DraftRows, Proposal, Target
+from ..requests.branch import Branch
+from ..requests.draft_state import Drafting, TextState
+from ..requests.ngram_state import NgramState
+
+
+@op("draft.expand_root_", drafters="none ngram", writes="frontier", drops="draft_rows")
+def expand_nothing(draft_rows: tuple[Branch, ...]) -> tuple[Branch, ...]:
+    """No first level: there is no tree, or all of it is looked up at once."""
+    return draft_rows
+
+
+@op("draft.grow_tree_", drafters="none", writes="proposal", drops="frontier")
+def grow_nothing(drafting: Drafting, frontier: tuple[Branch, ...]) -> Proposal:
+    """Trees [S, 0]: verifying them is one ordinary decoding step for all branches."""
+    none_S0 = torch.zeros(len(frontier), 0, dtype=torch.int64, device=drafting.layout.device)
+    return Proposal(none_S0, none_S0, none_S0, none_S0.bool(), none_S0.float(), 0, is_chain=True)
+
+
+@op("draft.grow_tree_", drafters="ngram", writes="proposal", drops="frontier")
+def grow_ngrams_(
+    drafting: Drafting,
+    frontier: tuple[Branch, ...],
+    *,
+    method: str,
+    nodes: int | Mapping[int, int],
+    levels: int,
+    longest: int,
+    width: int,
+    scope: str,
+) -> Proposal:
+    """What followed the last tokens of each branch before, as a tree."""
+    memory = drafting.memory
+    assert isinstance(memory, NgramState)
+    count = nodes_for(nodes, len(frontier))
+    if method == "lookup":
+        trees = [memory.lookup_(one, count, levels, longest, width) for one in frontier]
+    else:
+        trees = [memory.count_(one, count, levels, longest, width, scope) for one in frontier]
+    return pack(trees, drafting.layout.device)
+
+
+@op("draft.expand_root_", drafters="vanilla", writes="frontier", drops="draft_rows")
+def catch_text_up_(
+    drafting: Drafting,
+    drafter: Target,
+    draft_rows: DraftRows,
+    kv_draft: KVCache,
+    *,
+    gamma: int,
+    gamma_policy: str,
+    gamma_min: int,
+    gamma_max: int | None,
+    egag_mode: Literal["linear", "seed"],
+    egag_ema_beta: float,
+    egag_h_ref: float | None,
+) -> ChainStart:
+    """Catch up with what was committed, in one forward, and plan how much to draft."""
+    egag = (egag_mode, egag_ema_beta, egag_h_ref)
+    lengths = GammaSettings(gamma, gamma_policy, gamma_min, gamma_max, *egag)
+    memory, active = drafting.memory, drafting.active
+    assert isinstance(memory, TextState)
+    remaining = [b.budget - len(b.tokens) for b in active]
+    remaining_S = torch.tensor(remaining, device=kv_draft.data.device)
+    states = memory.plan_(active, lengths)
+    return catch_up_(drafter, draft_rows, kv_draft, lengths, states, remaining_S)
+
+
+@op("draft.grow_tree_", drafters="vanilla", writes="proposal", drops="frontier")
+def grow_chain_(
+    drafter: Target,
+    frontier: ChainStart,
+    kv_draft: KVCache,
+    *,
+    draws: str,
+    accept: str = "match",
+) -> Proposal:
+    """One draft after another, for all branches at once."""
+    drawing = Drawing.of(frontier.draft_rows, draws, accept)
+    return write_chain_(drafter, frontier, kv_draft, drawing)
