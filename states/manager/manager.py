@@ -17,7 +17,6 @@ from ...ops.verify.first_tokens import FirstTokens
 from ...ops.verify.verify import Accepted
 from ..graph.beam_spec import BeamBlock
 from ..layout.batching import BatchingLayout
-from ..layout.bim import BimLayout
 from ..layout.layout import Layout
 from ..requests.admission import Admission, Room
 from ..requests.blending import BlendState, Reused
@@ -75,7 +74,7 @@ class BranchStateManager:
         self.table = RequestTable(limits)
         alone = limits.layout.kind == "batching"  # every branch in a row of its own
         device, segments = kv.data.device, self.table.segments
-        self.layout: Layout = BimLayout(device, segments)
+        self.layout = Layout(device, segments)
         if alone:
             self.layout = BatchingLayout(device, segments, kv.rows)
         rows, width = kv.rows if alone else 0, 1 if beam is None else beam.num_beams

@@ -80,7 +80,7 @@ def opened(lengths: list[int], prefix: int = 0) -> BranchStateManager:
         submit(book, str(i), prefix, length - prefix)
     commit(book, book.open_requests_(), [7 + i for i in range(len(lengths))])
     assert [b.length for b in book.active] == lengths
-    book.intake_()
+    book.draftings[0].intake_()
     return book
 
 
@@ -99,7 +99,7 @@ def unequal() -> DraftRows:
     summary = commit(book, batch, [], proposal, (3, 1, 2))
     assert summary.committed == (3, 1, 2) and summary.accepted == (2, 0, 1)
     assert [b.length for b in book.active] == [103, 99, 101]
-    return book.intake_()
+    return book.draftings[0].intake_()
 
 
 def test_rows_of_unequal_acceptance_are_left_padded(unequal: DraftRows) -> None:
@@ -156,7 +156,7 @@ def joined() -> tuple[Batch, BranchStateManager]:
         if index == 1:
             commit(book, book.fork_(), [8])
     assert [b.length for b in book.active] == [150, 150]
-    book.intake_()
+    book.draftings[0].intake_()
     return book.admit_(chains(2, 1)), book
 
 
