@@ -19,11 +19,11 @@ from torch import Tensor
 
 from ..ops.attention.metadata import AttentionGroup, AttentionMetadata
 from ..ops.blend.blend import Blend, BlendReport, RowRole, deviation, pick, where_true
+from ..ops.blend.layer_plan import compile_layer_plan
 from ..ops.kv.pool import KVCache
 from ..ops.types import LayerPlan, LayerStatus, TargetOutput
-from .blend_check import check_blend
-from .layers import AttentionInputs, DecoderLayer, DecoderParts
-from .rope import rotate, rotation
+from .layers import AttentionInputs, DecoderLayer, DecoderStack
+from .rope import rotate
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +69,10 @@ class BlendStep:
 class Blender:
     """What the layers of one blended forward share; changes nothing but the pool."""
 
-    def __init__(self, decoder: DecoderParts, place: ForwardRows, blend: Blend) -> None:
+    def __init__(self, decoder: DecoderStack, place: ForwardRows, blend: Blend) -> None:
         self.decoder, self.place, self.blend = decoder, place, blend
         positions_M, slots_M = place.positions_BQ.flatten(), place.slots_BQ.flatten()
-        self.cos_R1d, self.sin_R1d = rotation(
-            positions_M[blend.index_R],
-            decoder.frequencies,
-            decoder.rope_scaling,
-            decoder.embed.dtype,
-        )
+        self.angles_R = decoder.angles(positions_M[blend.index_R])
         self.slots_R = slots_M[blend.index_R]
 
     def everything(self) -> LiveRows:
@@ -140,7 +135,7 @@ class Blender:
     def write_cached_(self, layer: int) -> None:
         """All cached rows of a layer into the pool, keys turned to their positions."""
         cached = self.blend.cached
-        keys_Rgd = rotate(cached.keys_LRgd[layer], self.cos_R1d, self.sin_R1d)
+        keys_Rgd = rotate(cached.keys_LRgd[layer], *self.angles_R)
         values_gRd = cached.values_LRgd[layer].transpose(0, 1)
         self.place.kv.write_(layer, self.slots_R, keys_Rgd.transpose(0, 1), values_gRd)
 
@@ -174,7 +169,7 @@ class Blender:
             self.write_cached_(index)
         qk_Nhd, v_Ngd = layer.project(step.x_NH)
         if keep_all:
-            _write_(layer, qk_Nhd, v_Ngd, index, live.inputs[slides], kv)
+            layer.write_(qk_Nhd, v_Ngd, index, live.inputs[slides], kv)
         picked_R = self._pick(qk_Nhd[:, layer.heads :], v_Ngd, index, live, number)
         picked = sum(blend.counts_CG[number])
         keep_M = blend.suffix_M.scatter(0, blend.index_R, picked_R)
@@ -212,7 +207,7 @@ class Blender:
 
 
 def blended(
-    decoder: DecoderParts,
+    decoder: DecoderStack,
     tokens_BQ: Tensor,
     place: ForwardRows,
     plan: LayerPlan,
@@ -222,7 +217,7 @@ def blended(
 ) -> TargetOutput:
     """`Target.forward` with cached rows. ValueError, before anything is computed, if they, the
     plan or the model do not fit together."""
-    check_blend(decoder, tokens_BQ, plan, taps, blend)
+    _check(decoder, tokens_BQ, plan, taps, blend)
     blender = Blender(decoder, place, blend)
     step, taps_MH = blender.enter(tokens_BQ, plan), list[Tensor]()
     for index, status in enumerate(plan):
@@ -242,6 +237,37 @@ def blended(
     )
 
 
+def _check(
+    decoder: DecoderStack, tokens_BQ: Tensor, plan: LayerPlan, taps: tuple[int, ...], blend: Blend
+) -> None:
+    """Raise ValueError if the cached rows, the plan and the model do not fit together."""
+    settings, cached = blend.settings, blend.cached
+    compiled = compile_layer_plan(settings, decoder.num_layers)
+    if plan != compiled:
+        ours, theirs = (list(map(int, one)) for one in (plan, compiled))
+        raise ValueError(f"the layer plan {ours} is not the blend's {theirs}")
+    if blend.rows.role_BQ.shape != tokens_BQ.shape:
+        raise ValueError(
+            f"the blend is for {blend.rows.role_BQ.shape} rows, not for {tuple(tokens_BQ.shape)}"
+        )
+    shape = (decoder.num_layers, cached.rows, decoder.kv_heads, decoder.head_dim)
+    model = decoder.embed
+    for name, value in (("keys", cached.keys_LRgd), ("values", cached.values_LRgd)):
+        if (value.shape, value.dtype, value.device) != (shape, model.dtype, model.device):
+            raise ValueError(
+                f"the cached {name} are {tuple(value.shape)} in {value.dtype} on {value.device}, "
+                f"the model has {shape} in {model.dtype} on {model.device}"
+            )
+    if settings.mask == "bottom_right" and any(decoder.config.sliding):
+        raise ValueError(
+            f"`mask: bottom_right` cannot have the model's sliding window {decoder.config.window}"
+        )
+    features = None if cached.features_RF is None else tuple(cached.features_RF.shape)
+    needed = cached.rows, len(set(taps)) * decoder.hidden_size
+    if taps and features != needed:
+        raise ValueError(f"the cached features are {features}, the drafter needs {needed}")
+
+
 def _rows(group: AttentionGroup, query_GW: Tensor) -> Tensor:
     """int64 [G, W], the forward's rows that these rows of a group are."""
     if group.rows_Gq is not None:
@@ -259,20 +285,7 @@ def _bottom_right(place: ForwardRows, width: int) -> Tensor:
     return group.mask_GqK[:, -1:] & (group.positions_GK[:, None] <= limit_1W1)
 
 
-def _write_(
-    layer: DecoderLayer,
-    qk_Nhd: Tensor,
-    v_Ngd: Tensor,
-    index: int,
-    inputs: AttentionInputs,
-    kv: KVCache,
-) -> None:
-    """K and V of rows that may not be computed any further."""
-    k_Ngd = rotate(qk_Nhd[:, layer.heads :], inputs.cos_N1d, inputs.sin_N1d)
-    kv.write_(index, inputs.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
-
-
-def _logits(decoder: DecoderParts, step: BlendStep, logit_rows_R: Tensor) -> Tensor:
+def _logits(decoder: DecoderStack, step: BlendStep, logit_rows_R: Tensor) -> Tensor:
     """NaN for rows that were not computed to the end: nobody can use them by mistake."""
     at_R, rows = step.live.at_M[logit_rows_R], len(step.x_NH)
     logits_RV = decoder.logits(step.x_NH[at_R.clamp(max=rows - 1)])

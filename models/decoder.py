@@ -1,27 +1,24 @@
 """One lean decoder for Llama, Mistral, Qwen2 and Qwen3: the target whose output counts."""
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..ops.attention.backends import Attend, dense, window_mask
 from ..ops.attention.metadata import AttentionMetadata
 from ..ops.blend.blend import Blend
 from ..ops.kv.pool import KVCache
 from ..ops.types import LayerPlan, LayerStatus, TargetOutput
 from .blend import ForwardRows, blended
 from .config import DecoderConfig
-from .layers import AttentionInputs, DecoderLayer, RMSNorm, group_inputs
-from .rope import inverse_frequencies, rotate_back, rotation
+from .layers import DecoderLayer, DecoderStack
+from .rope import rotate_back
 
 COMPUTED = (LayerStatus.DECODE, LayerStatus.FULL)
 AFTER = -1  # the tap behind the last layer, before the norm
 MOST_ROWS = 2048  # side by side in a layer: of more, every row takes longer (docs/memory.md)
 
 
-class Decoder(nn.Module):
+class Decoder(DecoderStack):
     """Implements `Target`. Build it with `weights.load_target`; weights are never trained here.
 
     Attributes:
@@ -29,27 +26,9 @@ class Decoder(nn.Module):
         notes: what the loader found worth telling, e.g. unexpected tensors.
     """
 
-    def __init__(self, config: DecoderConfig, attend: Attend = dense) -> None:
-        super().__init__()
-        self.config = config
-        self.num_layers, self.kv_heads = config.num_layers, config.kv_heads
-        self.head_dim, self.hidden_size = config.head_dim, config.hidden_size
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config)
         self.vocab_size, self.max_positions = config.vocab_size, config.max_positions
-        self.notes: tuple[str, ...] = ()
-        self.embed = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
-        self.layers = nn.ModuleList(DecoderLayer(config, attend) for _ in range(self.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.eps)
-        self.lm_head = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
-        # On the CPU even inside a meta-device build: it is computed, not loaded.
-        with torch.device("cpu"):
-            frequencies, self.rope_scaling = inverse_frequencies(config.rope, config.head_dim)
-        self.register_buffer("frequencies", frequencies, persistent=False)
-        self.frequencies: Tensor
-
-    @property
-    def full_plan(self) -> LayerPlan:
-        """The plan of a forward that computes every layer normally."""
-        return (LayerStatus.DECODE,) * self.num_layers
 
     def forward(
         self,
@@ -102,11 +81,6 @@ class Decoder(nn.Module):
             kept[self.num_layers] = self.norm(x_MH)
         return {**kept, AFTER: x_MH}
 
-    def logits(self, x_RH: Tensor) -> Tensor:
-        """[R, H] after the last layer -> [R, V]; float32, of a float64 model float64."""
-        logits_RV = F.linear(self.norm(x_RH), self.lm_head)
-        return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
-
     def _check(self, plan: LayerPlan, taps: tuple[int, ...], blend: Blend | None) -> None:
         if len(plan) != self.num_layers:
             raise ValueError(f"the layer plan has {len(plan)} entries for {self.num_layers} layers")
@@ -118,39 +92,15 @@ class Decoder(nn.Module):
         if any(not 0 <= tap <= self.num_layers for tap in taps):
             raise ValueError(f"taps {taps} must lie in 0..{self.num_layers}")
 
-    def attention_inputs(
-        self, positions_BQ: Tensor, slots_BQ: Tensor, attention: AttentionMetadata
-    ) -> dict[bool, AttentionInputs]:
-        """What the layers see, by whether they have a sliding window; only kinds that exist."""
-        config, dtype, positions_N = self.config, self.embed.dtype, positions_BQ.flatten()
-        cos, sin = rotation(positions_N, self.frequencies, self.rope_scaling, dtype)
-        near = partial(window_mask, window=config.window) if any(config.sliding) else None
-        return {
-            slides: AttentionInputs(
-                group_inputs(
-                    attention,
-                    positions_N,
-                    config.heads // config.kv_heads,
-                    dtype,
-                    near if slides else None,
-                ),
-                cos,
-                sin,
-                slots_BQ.flatten(),
-            )
-            for slides in set(config.sliding)
-        }
-
     def before_rope(self, keys_LRgd: Tensor, positions_R: Tensor) -> Tensor:
         """Keys from a pool, [layers, R, kv_heads, head_dim], as they were before RoPE.
 
         Args:
             positions_R: int64, where each row stood. Narrow dtypes are computed in float32.
         """
-        dtype = self.embed.dtype
-        cos, sin = rotation(positions_R, self.frequencies, self.rope_scaling, dtype)
-        wide = torch.promote_types(dtype, torch.float32)
-        return rotate_back(keys_LRgd.to(wide), cos.to(wide), sin.to(wide)).to(dtype)
+        wide = torch.promote_types(self.dtype, torch.float32)
+        cos, sin = (part.to(wide) for part in self.angles(positions_R))
+        return rotate_back(keys_LRgd.to(wide), cos, sin).to(self.dtype)
 
     def published(self) -> dict[str, Tensor]:
         """Views of all parameters under the names of a Hugging Face checkpoint."""

@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from ...models.drafters.dflash import DFlashDraftModel
 from ...models.drafters.dflash_config import Reach
-from ...models.drafters.parts import Angles
+from ...models.rope import Angles
 from .data import by_head
 from .dflash_blocks import Blocks, Packing, sample_anchors
 
@@ -176,7 +176,7 @@ class OnlineDFlashModel(nn.Module):
         """One layer of all blocks, flat [B * M * P, H]; context rows are flat [B * S, H]."""
         layer = self.draft_model.stack[index]
         sources = layer.self_attn.keys_values(context_RH, before)
-        q, *mine = layer.project(x_NH, own)
+        q, *mine = layer.self_attn.project(layer.input_layernorm(x_NH), own)
         keys, values = (
             torch.cat((by_head(c, batch), by_head(m, batch)), 2)
             for c, m in zip(sources, mine, strict=True)

@@ -7,41 +7,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...ops.attention.backends import Attend, dense
 from ...ops.kv.pool import KVCache
-from ..layers import AttentionInputs, RMSNorm
-from .eagle import EMBEDDING, EagleDecoderLayer, EagleHead
+from ..layers import AttentionInputs, RMSNorm, wide_logits
+from .eagle import EMBEDDING, EagleHead
 from .eagle3_config import Eagle3Config
-from .parts import wide_logits
+from .parts import DrafterLayer
 
 
-class Eagle3Layer(EagleDecoderLayer):
-    """The one decoder layer; training uses `mix`, `self_attn.project` and `finish` directly."""
+class Eagle3Layer(DrafterLayer):
+    """The one decoder layer, whose attention reads embeddings beside features."""
 
     def __init__(self, config: Eagle3Config) -> None:
-        super().__init__(config, 2 * config.hidden_size)
+        super().__init__(config, 2 * config.hidden_size, "input_layernorm", "hidden_norm")
         self.norm_before_residual = config.norm_before_residual
-        self.input_layernorm = RMSNorm(config.hidden_size, config.eps)
-        self.hidden_norm = RMSNorm(config.hidden_size, config.eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.eps)
 
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
         """Attention's input [N, 2H], the embedding first, and the residual [N, H]."""
         normed_NH = self.hidden_norm(hidden_NH)
         mixed = torch.cat((self.input_layernorm(embedding_NH), normed_NH), -1)
         return mixed, normed_NH if self.norm_before_residual else hidden_NH
-
-    def forward(
-        self,
-        embedding_NH: Tensor,
-        hidden_NH: Tensor,
-        inputs: AttentionInputs,
-        kv: KVCache,
-        attend: Attend,
-    ) -> Tensor:
-        """[N, H] -> [N, H]; writes the rows' keys and values into layer 0 of the pool."""
-        mixed_NW, residual_NH = self.mix(embedding_NH, hidden_NH)
-        return self.finish(residual_NH, self.attended(mixed_NW, inputs, kv, attend))
 
 
 class Eagle3(EagleHead):
@@ -53,9 +37,11 @@ class Eagle3(EagleHead):
     """
 
     ends = frozenset((EMBEDDING,))
+    d2t: Tensor
+    t2d: Tensor
 
-    def __init__(self, config: Eagle3Config, attend: Attend = dense) -> None:
-        super().__init__(config, config.taps, attend)
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__(config, config.taps)
         self.config, self.notes = config, config.notes
         hidden, features = config.hidden_size, len(config.taps) * config.target_hidden_size
         self.fc = nn.Linear(features, hidden, bias=False)
@@ -63,27 +49,17 @@ class Eagle3(EagleHead):
         self.norm = RMSNorm(hidden, config.eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
         self.input_norm = RMSNorm(features, config.eps) if config.norm_before_fc else None
-        self.fc_norm = self._fc_norms() if config.fc_norm else None
-        self._add_buffers()
-
-    def _fc_norms(self) -> nn.ModuleList:
-        config = self.config
-        return nn.ModuleList(RMSNorm(config.target_hidden_size, config.eps) for _ in config.taps)
-
-    def _add_buffers(self) -> None:
-        """On the CPU even inside a meta-device build: a file may lack them."""
-        config = self.config
-        with torch.device("cpu"):
+        norms = (RMSNorm(config.target_hidden_size, config.eps) for _ in config.taps)
+        self.fc_norm = nn.ModuleList(norms) if config.fc_norm else None
+        with torch.device("cpu"):  # even inside a meta-device build: a file may lack them
             d2t = torch.zeros(config.draft_vocab_size, dtype=torch.int64)
             t2d = torch.arange(config.vocab_size) < config.draft_vocab_size
-        self.d2t: Tensor
-        self.t2d: Tensor
         self.register_buffer("d2t", d2t)
         self.register_buffer("t2d", t2d)
 
     def fuse(self, taps_RF: Tensor) -> Tensor:
         """See `HiddenDrafter.fuse`."""
-        taps_RF = taps_RF.to(self.fc.weight.dtype)
+        taps_RF = taps_RF.to(self.dtype)
         if self.input_norm is not None:
             taps_RF = self.input_norm(taps_RF)
         if self.fc_norm is not None:
@@ -95,7 +71,8 @@ class Eagle3(EagleHead):
         self, embedding_NH: Tensor, hidden_NH: Tensor, inputs: AttentionInputs, kv: KVCache
     ) -> Tensor:
         """See `EagleHead.step`. What returns is not normalised, unless `norm_output`."""
-        out_NH: Tensor = self.midlayer(embedding_NH, hidden_NH, inputs, kv, self.attend)
+        mixed_NW, residual_NH = self.midlayer.mix(embedding_NH, hidden_NH)
+        out_NH: Tensor = self.midlayer(mixed_NW, residual_NH, 0, inputs, kv)
         return self.norm(out_NH) if self.config.norm_output else out_NH
 
     def logits(self, hidden_RH: Tensor) -> Tensor:

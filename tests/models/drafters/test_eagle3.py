@@ -15,6 +15,7 @@ from specsot.models.drafters.eagle3 import Eagle3
 from specsot.models.files import ModelError
 from specsot.models.load.weights import load_eagle3, load_target
 from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.blend.layer_plan import decode_plan
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import HiddenDrafter, Target
 
@@ -96,7 +97,7 @@ def test_verification_of_a_tree(golden: Golden) -> None:
             slots,
             AttentionMetadata.dense(mask, torch.zeros(1, length + nodes, dtype=torch.int64)),
             run.kv,
-            golden.target.full_plan,
+            decode_plan(golden.target.num_layers),
             torch.arange(nodes),
             golden.drafter.tap_ids,
         )
