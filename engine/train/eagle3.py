@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ...models.config import RopeConfig
-from ...models.drafters.eagle3 import Eagle3
-from ...models.drafters.eagle3_config import Eagle3Config, default_taps
+from ...models.drafters.eagle import Eagle3
+from ...models.drafters.eagle_config import Eagle3Config, default_taps
 from ..errors import UsageError
 from .data import GOLD, Batch, Source
 from .eagle3_loss import Lesson, guesses, rehearse, shift

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...models.drafters.eagle3 import Eagle3
+from ...models.drafters.eagle import Eagle3
 from .data import by_head
 
 

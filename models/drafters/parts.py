@@ -21,23 +21,19 @@ class DrafterAttention(nn.Module):
         self.k_proj = nn.Linear(wide, shape.kv_heads * dim, bias=bias)
         self.v_proj = nn.Linear(wide, shape.kv_heads * dim, bias=bias)
         self.o_proj = nn.Linear(shape.heads * dim, shape.hidden_size, bias=shape.o_bias)
-        self.q_norm = RMSNorm(dim, shape.eps) if shape.qk_norm else None
-        self.k_norm = RMSNorm(dim, shape.eps) if shape.qk_norm else None
-
-    def queries(self, x_NW: Tensor, angles: Angles) -> Tensor:
-        """[N, W] -> rotated [N, heads, d]."""
-        q_Nhd = self.q_proj(x_NW).view(len(x_NW), -1, self.head_dim)
-        return rotate(q_Nhd if self.q_norm is None else self.q_norm(q_Nhd), *angles)
+        self.q_norm = RMSNorm(dim, shape.eps) if shape.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(dim, shape.eps) if shape.qk_norm else nn.Identity()
 
     def keys_values(self, x_NW: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
         """[N, W] -> rotated keys and values, each [N, kv_heads, d]."""
         k_Ngd = self.k_proj(x_NW).view(len(x_NW), -1, self.head_dim)
         v_Ngd = self.v_proj(x_NW).view(len(x_NW), -1, self.head_dim)
-        return rotate(k_Ngd if self.k_norm is None else self.k_norm(k_Ngd), *angles), v_Ngd
+        return rotate(self.k_norm(k_Ngd), *angles), v_Ngd
 
     def project(self, x_NW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
         """[N, W] -> rotated queries [N, heads, d], and keys and values [N, kv_heads, d]."""
-        return self.queries(x_NW, angles), *self.keys_values(x_NW, angles)
+        q_Nhd = self.q_proj(x_NW).view(len(x_NW), -1, self.head_dim)
+        return rotate(self.q_norm(q_Nhd), *angles), *self.keys_values(x_NW, angles)
 
 
 class DrafterMLP(nn.Module):

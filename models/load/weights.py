@@ -12,13 +12,21 @@ from ..config import DecoderConfig, decoder_config
 from ..decoder import Decoder
 from ..drafters.dflash import DFlashDraftModel, TargetEnds
 from ..drafters.dflash_config import dflash_config
-from ..drafters.eagle import EMBEDDING, LM_HEAD, Eagle, EagleHead
-from ..drafters.eagle3 import Eagle3
-from ..drafters.eagle3_config import eagle3_config
-from ..drafters.eagle_config import eagle_config
+from ..drafters.eagle import EMBEDDING, LM_HEAD, Eagle, Eagle3, EagleHead
+from ..drafters.eagle_config import eagle3_config, eagle_config
 from ..files import ModelError
-from .checkpoint import StoredTensor, entries, read_tensors
-from .filling import MAPS, Stored, compare, fill, listed, materialise, on_meta
+from .checkpoint import (
+    MAPS,
+    Stored,
+    StoredTensor,
+    compare,
+    entries,
+    fill,
+    listed,
+    materialise,
+    on_meta,
+    read_tensor,
+)
 from .tokenizers import check_same_tokens
 
 LAYER = re.compile(r"(?:model\.)?layers\.(\d{1,6})\.")
@@ -218,7 +226,7 @@ def _check_copy(name: str, entry: StoredTensor | None, theirs: Tensor) -> None:
             entry.path,
             f"`{name}` has shape {list(entry.shape)}, the target's is {list(theirs.shape)}",
         )
-    (copy,) = read_tensors(entry.path, [name])
+    copy = read_tensor(entry.path, name)
     if not torch.equal(copy, theirs.to(copy.device, copy.dtype)):
         raise ModelError(entry.path, f"`{name}` is not the target's")
 

@@ -151,5 +151,5 @@ def test_reading_a_config_needs_no_torch() -> None:
     import subprocess
     import sys
 
-    code = "import sys, specsot.models.drafters.eagle3_config; sys.exit('torch' in sys.modules)"
+    code = "import sys, specsot.models.drafters.eagle_config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

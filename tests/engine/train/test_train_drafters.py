@@ -28,7 +28,7 @@ from specsot.engine.train.settings import (
 )
 from specsot.engine.train.teacher import Teacher
 from specsot.engine.train.vanilla import VanillaCourse
-from specsot.models.drafters.eagle3 import Eagle3
+from specsot.models.drafters.eagle import Eagle3
 from specsot.models.load.weights import load_dflash, load_eagle3, load_target
 from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.kv.pool import KVCache

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specsot.models.decoder import Decoder
-from specsot.models.drafters.eagle3 import Eagle3
+from specsot.models.drafters.eagle import Eagle3
 from specsot.models.files import ModelError
 from specsot.models.load.weights import load_eagle3, load_target
 from specsot.ops.attention.metadata import AttentionMetadata
