@@ -55,27 +55,23 @@ class LiveRows:
     inputs: dict[bool, AttentionInputs]
 
 
-@dataclass(frozen=True, slots=True)
-class BlendStep:
-    """Between two layers: the live rows [N, H], and what `BlendReport` tells of the layers so far
-    (`written`, `picked`)."""
-
-    x_NH: Tensor
-    live: LiveRows
-    written: tuple[int, ...]
-    picked: dict[int, Tensor]
-
-
 class Blender:
-    """What the layers of one blended forward share; changes nothing but the pool."""
+    """One blended forward: what its layers share, and the rows between two of them.
 
-    def __init__(self, decoder: DecoderStack, place: ForwardRows, blend: Blend) -> None:
+    x_NH: the live rows, [N, H]. live_L, picked: of the layers so far, as in `BlendReport`.
+    """
+
+    def __init__(
+        self, decoder: DecoderStack, tokens_BQ: Tensor, place: ForwardRows, blend: Blend
+    ) -> None:
         self.decoder, self.place, self.blend = decoder, place, blend
         positions_M, slots_M = place.positions_BQ.flatten(), place.slots_BQ.flatten()
         self.angles_R = decoder.angles(positions_M[blend.index_R])
         self.slots_R = slots_M[blend.index_R]
+        self.x_NH, self.live = F.embedding(tokens_BQ.flatten(), decoder.embed), self._everything()
+        self.live_L, self.picked = list[int](), dict[int, Tensor]()
 
-    def everything(self) -> LiveRows:
+    def _everything(self) -> LiveRows:
         """All rows of the forward, in their order."""
         place = self.place
         device = place.positions_BQ.device
@@ -88,16 +84,19 @@ class Blender:
         count = len(row_M) - self.blend.count(RowRole.PADDING)
         return LiveRows(row_M, queries, row_M, count, True, inputs)
 
-    def narrow(
-        self, live: LiveRows, keep_M: Tensor, check: int | None, count: int
-    ) -> tuple[LiveRows, Tensor]:
-        """The rows of `keep_M` alone, and where these were among the rows before (int64 [N]).
+    def keep_suffix_(self) -> None:
+        """Nothing else is computed, from the first layer on."""
+        kept_N = self._narrow_(self.blend.suffix_M, None, self.blend.count(RowRole.SUFFIX))
+        self.x_NH = self.x_NH[kept_N]
+
+    def _narrow_(self, keep_M: Tensor, check: int | None, count: int) -> Tensor:
+        """The rows of `keep_M` alone live on -> where these were among the rows before (int64 [N]).
 
         Args:
             check: number of the check layer that kept them, None for the suffix alone.
             count: kept rows over all.
         """
-        rows, queries, valid = [], [], []
+        live, rows, queries, valid = self.live, list[Tensor](), list[Tensor](), list[Tensor]()
         for group, query_GV in zip(self.place.attention.groups, live.query_GW, strict=True):
             row_GV = _rows(group, query_GV)
             keep_GV = keep_M[row_GV]
@@ -110,8 +109,8 @@ class Blender:
         here_N = torch.arange(len(row_N), device=row_N.device).where(valid_N, len(row_N))
         at_M = torch.full_like(live.at_M, len(row_N)).scatter(0, row_N, here_N)
         inputs = self._inputs(row_N, valid_N, queries)
-        kept_N = live.at_M[row_N].clamp(max=len(live.row_N) - 1)
-        return LiveRows(row_N, tuple(queries), at_M, count, False, inputs), kept_N
+        self.live = LiveRows(row_N, tuple(queries), at_M, count, False, inputs)
+        return live.at_M[row_N].clamp(max=len(live.row_N) - 1)
 
     def _inputs(
         self, row_N: Tensor, valid_N: Tensor, queries: Sequence[Tensor]
@@ -139,62 +138,50 @@ class Blender:
         values_gRd = cached.values_LRgd[layer].transpose(0, 1)
         self.place.kv.write_(layer, self.slots_R, keys_Rgd.transpose(0, 1), values_gRd)
 
-    def enter(self, tokens_BQ: Tensor, plan: LayerPlan) -> "BlendStep":
-        """The embedded rows: all of them, or the suffix alone where nothing else is computed."""
-        live, x_NH = self.everything(), F.embedding(tokens_BQ.flatten(), self.decoder.embed)
-        if plan[0] == LayerStatus.REUSE:
-            blend = self.blend
-            count = blend.count(RowRole.SUFFIX)
-            live, kept_N = self.narrow(live, blend.suffix_M, None, count)
-            x_NH = x_NH[kept_N]
-        return BlendStep(x_NH, live, (), {})
-
-    def compute(self, step: "BlendStep", index: int) -> "BlendStep":
+    def compute_(self, index: int) -> None:
         """A layer that computes the rows there are and leaves it at that."""
-        live, layer = step.live, self.decoder.layers[index]
+        live, layer = self.live, self.decoder.layers[index]
         if not live.whole:
             self.write_cached_(index)
         slides = self.decoder.config.sliding[index]
-        x_NH = layer(step.x_NH, index, live.inputs[slides], self.place.kv)
-        return replace(step, x_NH=x_NH, written=(*step.written, live.count))
+        self.x_NH = layer(self.x_NH, index, live.inputs[slides], self.place.kv)
+        self.live_L.append(live.count)
 
-    def check(self, step: "BlendStep", index: int) -> "BlendStep":
+    def check_(self, index: int) -> None:
         """A check layer: K and V of the rows there are; only some of these go on."""
         layer, blend, kv = self.decoder.layers[index], self.blend, self.place.kv
         assert isinstance(layer, DecoderLayer)
-        live, number = step.live, len(step.picked)
+        live, number = self.live, len(self.picked)
         keep_all = blend.settings.check_update == "full"
         slides = self.decoder.config.sliding[index]
         if not (keep_all and live.whole):
             self.write_cached_(index)
-        qk_Nhd, v_Ngd = layer.project(step.x_NH)
+        qk_Nhd, v_Ngd = layer.project(self.x_NH)
         if keep_all:
             layer.write_(qk_Nhd, v_Ngd, index, live.inputs[slides], kv)
-        picked_R = self._pick(qk_Nhd[:, layer.heads :], v_Ngd, index, live, number)
-        picked = sum(blend.counts_CG[number])
+        picked_R = self._pick(qk_Nhd[:, layer.heads :], v_Ngd, index, number)
+        quota = sum(blend.counts_CG[number])
         keep_M = blend.suffix_M.scatter(0, blend.index_R, picked_R)
-        count = blend.count(RowRole.SUFFIX) + picked
-        after, kept_N = self.narrow(live, keep_M, number, count)
-        seen_NI = layer.see(qk_Nhd[kept_N], v_Ngd[kept_N], index, after.inputs[slides], kv)
-        x_NH = layer.finish(step.x_NH[kept_N], seen_NI)
-        written = (*step.written, live.count if keep_all else count)
-        row_P = blend.index_R[where_true(picked_R, picked)]
-        return BlendStep(x_NH, after, written, {**step.picked, index: row_P})
+        count = blend.count(RowRole.SUFFIX) + quota
+        kept_N = self._narrow_(keep_M, number, count)
+        seen_NI = layer.see(qk_Nhd[kept_N], v_Ngd[kept_N], index, self.live.inputs[slides], kv)
+        self.x_NH = layer.finish(self.x_NH[kept_N], seen_NI)
+        self.live_L.append(live.count if keep_all else count)
+        self.picked[index] = blend.index_R[where_true(picked_R, quota)]
 
-    def _pick(
-        self, k_Ngd: Tensor, v_Ngd: Tensor, index: int, live: LiveRows, number: int
-    ) -> Tensor:
+    def _pick(self, k_Ngd: Tensor, v_Ngd: Tensor, index: int, number: int) -> Tensor:
         """bool [R], the cached rows that are computed further; only among those computed now."""
         blend, cached = self.blend, self.blend.cached
-        at_R = live.at_M[blend.index_R]
+        at_R = self.live.at_M[blend.index_R]
         gone_R = at_R == len(k_Ngd)
         at_R = at_R.where(~gone_R, 0)
         old = cached.keys_LRgd[index], cached.values_LRgd[index]
         deviation_R = deviation((k_Ngd[at_R], v_Ngd[at_R]), old, blend.settings.metric)
         return pick(deviation_R.masked_fill(gone_R, -1), blend, number)
 
-    def tap(self, x_NH: Tensor, live: LiveRows, number: int) -> Tensor:
+    def tap(self, x_NH: Tensor, number: int) -> Tensor:
         """[M, H], the `number`-th tap: of live rows what they have, of others what is cached."""
+        live = self.live
         if live.whole:
             return x_NH
         features_RF = self.blend.cached.features_RF
@@ -204,6 +191,12 @@ class Blender:
         cached_MH = x_NH.new_zeros(len(live.at_M), width).index_copy(0, self.blend.index_R, part_RH)
         fresh_MH = x_NH[live.at_M.clamp(max=rows - 1)]
         return torch.where((live.at_M < rows)[:, None], fresh_MH, cached_MH)
+
+    def logits(self, logit_rows_R: Tensor) -> Tensor:
+        """NaN for rows that were not computed to the end: nobody can use them by mistake."""
+        at_R, rows = self.live.at_M[logit_rows_R], len(self.x_NH)
+        logits_RV = self.decoder.logits(self.x_NH[at_R.clamp(max=rows - 1)])
+        return logits_RV.masked_fill((at_R == rows)[:, None], float("nan"))
 
 
 def blended(
@@ -218,22 +211,21 @@ def blended(
     """`Target.forward` with cached rows. ValueError, before anything is computed, if they, the
     plan or the model do not fit together."""
     _check(decoder, tokens_BQ, plan, taps, blend)
-    blender = Blender(decoder, place, blend)
-    step, taps_MH = blender.enter(tokens_BQ, plan), list[Tensor]()
+    blender, taps_MH = Blender(decoder, tokens_BQ, place, blend), list[Tensor]()
+    if plan[0] == LayerStatus.REUSE:
+        blender.keep_suffix_()
     for index, status in enumerate(plan):
         if index in taps:
-            taps_MH.append(blender.tap(step.x_NH, step.live, len(taps_MH)))
-        layer = blender.check if status == LayerStatus.CHECK else blender.compute
-        step = layer(step, index)
+            taps_MH.append(blender.tap(blender.x_NH, len(taps_MH)))
+        layer_ = blender.check_ if status == LayerStatus.CHECK else blender.compute_
+        layer_(index)
     if decoder.num_layers in taps:
-        taps_MH.append(blender.tap(decoder.norm(step.x_NH), step.live, len(taps_MH)))
-    reused, protected, suffix = map(
-        blend.count, (RowRole.REUSED, RowRole.PROTECTED, RowRole.SUFFIX)
-    )
+        taps_MH.append(blender.tap(decoder.norm(blender.x_NH), len(taps_MH)))
+    roles = RowRole.REUSED, RowRole.PROTECTED, RowRole.SUFFIX
     return TargetOutput(
-        _logits(decoder, step, logit_rows_R),
+        blender.logits(logit_rows_R),
         torch.cat(taps_MH, -1) if taps_MH else None,
-        BlendReport(plan, step.written, step.picked, reused, protected, suffix),
+        BlendReport(plan, tuple(blender.live_L), blender.picked, *map(blend.count, roles)),
     )
 
 
@@ -283,10 +275,3 @@ def _bottom_right(place: ForwardRows, width: int) -> Tensor:
     back_W1 = torch.arange(1 - width, 1, device=place.positions_BQ.device)[:, None]
     limit_1W1 = place.positions_BQ[:, -1:, None] + back_W1
     return group.mask_GqK[:, -1:] & (group.positions_GK[:, None] <= limit_1W1)
-
-
-def _logits(decoder: DecoderStack, step: BlendStep, logit_rows_R: Tensor) -> Tensor:
-    """NaN for rows that were not computed to the end: nobody can use them by mistake."""
-    at_R, rows = step.live.at_M[logit_rows_R], len(step.x_NH)
-    logits_RV = decoder.logits(step.x_NH[at_R.clamp(max=rows - 1)])
-    return logits_RV.masked_fill((at_R == rows)[:, None], float("nan"))

@@ -157,10 +157,10 @@ def _check_kind(fields: Fields, inner: Fields, layer: Fields, speculators: bool)
 
 
 def _mask_id(inner: Fields) -> int:
-    found = inner.ids(MASK_KEY)
-    if len(found) != 1:
+    ids = inner.ids(MASK_KEY)
+    if len(ids) != 1:
         raise inner.wrong(f"`{SECTION}.{MASK_KEY}` must be one token id")
-    return found[0]
+    return ids[0]
 
 
 def _layer_ids(

@@ -101,13 +101,8 @@ def default_taps(layers: int) -> tuple[int, ...]:
     return tuple(sorted({2, layers // 2, layers - 3}))
 
 
-def eagle3_config(
-    folder: Path, target: DecoderConfig, taps: tuple[int, ...] | None = None
-) -> Eagle3Config:
+def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
     """config.json of a drafter folder, checked against its target.
-
-    Args:
-        taps: overrides the file's tap ids and the rule.
 
     Raises:
         ModelError: not an EAGLE-3 drafter, or one that belongs to another target.
@@ -120,13 +115,13 @@ def eagle3_config(
     check_layer(fields, layer, "EAGLE-3")
     shape = shape_fields(layer, 2048)
     bias = speculators and layer.flag("attention_bias")
-    chosen_taps, notes = tap_ids(fields, target, taps)
+    taps, notes = tap_ids(fields, target)
     switches, more = _switches(fields, speculators)
     config = Eagle3Config(
         **shape,
         draft_vocab_size=fields.integer("draft_vocab_size", shape["vocab_size"]),
         target_hidden_size=fields.integer("target_hidden_size", shape["hidden_size"]),
-        taps=chosen_taps,
+        taps=taps,
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=speculators and layer.flag("mlp_bias"),
@@ -142,9 +137,7 @@ def eagle3_config(
     return config
 
 
-def tap_ids(
-    fields: Fields, target: DecoderConfig, override: tuple[int, ...] | None
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def tap_ids(fields: Fields, target: DecoderConfig) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The taps and what to note about them.
 
     EAGLE, speculators and vLLM number taps as `hidden_states` indices (top-level key); SpecForge
@@ -152,7 +145,7 @@ def tap_ids(
     """
     rule, outer = default_taps(target.num_layers), fields.ids(TAPS_KEY)
     inner = tuple(i + 1 for i in fields.section("eagle_config").ids(TAPS_KEY))
-    taps = tuple(sorted(set(override or outer or inner or rule)))
+    taps = tuple(sorted(set(outer or inner or rule)))
     if not 0 <= taps[0] <= taps[-1] <= target.num_layers:
         raise fields.wrong(f"taps {taps} of a target with {target.num_layers} layers")
     return taps, () if taps == rule else (f"taps {taps}; EAGLE-3's rule would be {rule}",)
@@ -160,19 +153,19 @@ def tap_ids(
 
 def _switches(fields: Fields, speculators: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
     names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-    found = {name: fields.flag(name) for name in names}
+    switches = {name: fields.flag(name) for name in names}
     notes: list[str] = []
     if speculators and fields.get("norm_before_residual") is None:
         # vLLM, where such files are run, takes it as set.
-        found["norm_before_residual"] = True
+        switches["norm_before_residual"] = True
         notes.append("norm_before_residual: true assumed, as vLLM does")
-    if found["norm_output"] and not (speculators or found["fc_norm"]):
+    if switches["norm_output"] and not (speculators or switches["fc_norm"]):
         # SpecForge uses the same key for the norm before lm_head, which is always there.
-        found["norm_output"] = False
+        switches["norm_output"] = False
         notes.append("norm_output read as SpecForge means it: features are not normalised")
-    if found["norm_before_fc"] and found["fc_norm"]:
+    if switches["norm_before_fc"] and switches["fc_norm"]:
         raise fields.wrong("`norm_before_fc` and `fc_norm` exclude each other")
-    return found, tuple(notes)
+    return switches, tuple(notes)
 
 
 def layer_section(fields: Fields, kind: str) -> tuple[Fields, bool]:

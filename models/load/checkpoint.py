@@ -7,7 +7,6 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
@@ -135,13 +134,6 @@ def read_tensor(path: Path, name: str) -> Tensor:
         raise ModelError(path, f"cannot be read: {error}") from None
 
 
-def check_finite(path: Path, name: str, value: Tensor) -> None:
-    """Raise ModelError if the tensor holds NaN or infinity (of its dtype as used)."""
-    bad = value.numel() - int(torch.isfinite(value).sum())
-    if bad:
-        raise ModelError(path, f"`{name}` holds {bad} values that are not finite")
-
-
 def model_hash(folder: Path) -> str:
     """sha256 over config.json and the weight files' bytes, in the order of their names."""
     digest = hashlib.sha256()
@@ -163,14 +155,8 @@ def on_meta(path: Path, build: Callable[[], Built]) -> Built:
         raise ModelError(path, f"describes no possible model ({cause})") from None
 
 
-def compare(
-    folder: Path, stored: Stored, views: Mapping[str, Tensor], *, strict: bool
-) -> list[str]:
-    """Raise ModelError for missing, misshapen and non-float tensors; return unexpected names.
-
-    Args:
-        strict: raise for unexpected ones too.
-    """
+def compare(folder: Path, stored: Stored, views: Mapping[str, Tensor]) -> list[str]:
+    """Raise ModelError for missing, misshapen and non-float tensors; return unexpected names."""
     missing = [name for name in views if name not in stored]
     if missing:
         raise ModelError(folder, f"{len(missing)} tensors are missing: {listed(missing)}")
@@ -179,14 +165,9 @@ def compare(
         if entry.dtype not in MAPS.get(name, FLOATS):
             raise ModelError(entry.path, f"`{name}` is {entry.dtype}: unsupported quantisation")
         if entry.shape != shape:
-            raise ModelError(
-                entry.path,
-                f"`{name}` has shape {list(entry.shape)}, config.json makes it {list(shape)}",
-            )
-    extra = [n for n in stored if n not in views and not n.endswith(DERIVED)]
-    if extra and strict:
-        raise ModelError(stored[extra[0]].path, f"unexpected tensors: {listed(extra)}")
-    return extra
+            reason = f"`{name}` has shape {list(entry.shape)}, config.json makes it {list(shape)}"
+            raise ModelError(entry.path, reason)
+    return [n for n in stored if n not in views and not n.endswith(DERIVED)]
 
 
 def materialise(module: nn.Module, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -201,17 +182,18 @@ def materialise(module: nn.Module, dtype: torch.dtype, device: torch.device | st
             setattr(part, name, buffer.to(device))
 
 
-def fill(views: Mapping[str, Tensor], stored: Stored, *, scan: bool) -> None:
-    """Copy the stored tensors into the views, file by file."""
-    order = sorted(views, key=lambda name: (stored[name].path, name))
-    for path, group in groupby(order, key=lambda name: stored[name].path):
-        for name in group:
-            value = read_tensor(path, name)
-            value = value.to(views[name].dtype) if value.is_floating_point() else value
-            if scan:
-                check_finite(path, name, value)
-            with torch.no_grad():
-                views[name].copy_(value)
+def fill(views: Mapping[str, Tensor], stored: Stored) -> None:
+    """Copy the stored tensors into the views, file by file; ModelError for NaN and infinity (of the
+    dtype as used)."""
+    for name in sorted(views, key=lambda name: (stored[name].path, name)):
+        path, view = stored[name].path, views[name]
+        value = read_tensor(path, name)
+        value = value.to(view.dtype) if value.is_floating_point() else value
+        bad = value.numel() - int(torch.isfinite(value).sum())
+        if bad:
+            raise ModelError(path, f"`{name}` holds {bad} values that are not finite")
+        with torch.no_grad():
+            view.copy_(value)
 
 
 def listed(names: Iterable[str]) -> str:

@@ -38,15 +38,10 @@ def load_target(
     folder: Path,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    *,
-    strict: bool = False,
-    scan: bool = True,
 ) -> Decoder:
     """A decoder from a Hugging Face folder (config.json and safetensors).
 
-    Args:
-        strict: unexpected tensors are an error; otherwise they are told in `Decoder.notes`.
-        scan: look for NaN and infinity in every weight.
+    Unexpected tensors are told in `Decoder.notes`.
 
     Raises:
         ModelError: the checkpoint is refused; the message names the file and the reason.
@@ -56,11 +51,11 @@ def load_target(
     _check_layers(config.path, config.num_layers, stored)
     decoder = on_meta(config.path, lambda: Decoder(config))
     tied = (LM_HEAD,) if config.tied and LM_HEAD not in stored else ()
-    extra = compare(folder, stored, _views(decoder, tied), strict=strict)
+    extra = compare(folder, stored, _views(decoder, tied))
     materialise(decoder, dtype, device)
     if tied:
         decoder.lm_head = decoder.embed
-    fill(_views(decoder, tied), stored, scan=scan)
+    fill(_views(decoder, tied), stored)
     decoder.notes = (f"unexpected tensors ignored: {listed(extra)}",) if extra else ()
     return decoder.eval()
 
@@ -70,9 +65,6 @@ def load_eagle3(
     target: Decoder,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    *,
-    taps: tuple[int, ...] | None = None,
-    scan: bool = True,
 ) -> Eagle3:
     """An EAGLE-3 drafter in EAGLE's or speculators' layout, for one target.
 
@@ -81,12 +73,11 @@ def load_eagle3(
 
     Args:
         target: lends its embedding, unless the file holds its own.
-        taps: overrides the tap ids of the file and of EAGLE-3's rule.
 
     Raises:
         ModelError: the checkpoint is refused, or belongs to another target.
     """
-    config = eagle3_config(folder, target.config, taps)
+    config = eagle3_config(folder, target.config)
     stored = {n: e for n, e in entries(folder).items() if not n.startswith("verifier_")}
     if not config.speculators:
         _refuse(
@@ -97,7 +88,7 @@ def load_eagle3(
     _borrow_(drafter, config.path, stored, target)
     same_vocabulary = config.draft_vocab_size == config.vocab_size
     absent = tuple(MAPS) if same_vocabulary and "d2t" not in stored else ()
-    _complete_(drafter, folder, stored, (dtype, device), scan=scan, absent=absent)
+    _complete_(drafter, folder, stored, (dtype, device), absent)
     if not absent:
         _check_maps(stored["d2t"].path, drafter)
     return drafter
@@ -108,8 +99,6 @@ def load_eagle(
     target: Decoder,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    *,
-    scan: bool = True,
 ) -> Eagle:
     """An EAGLE-1 or EAGLE-2 drafter in the published layout, for one target.
 
@@ -126,7 +115,7 @@ def load_eagle(
     _refuse(stored, "midlayer.", "EAGLE-3 drafter, not EAGLE-1 or EAGLE-2")
     drafter = on_meta(config.path, lambda: Eagle(config))
     _borrow_(drafter, config.path, stored, target)
-    return _complete_(drafter, folder, stored, (dtype, device), scan=scan)
+    return _complete_(drafter, folder, stored, (dtype, device))
 
 
 def load_vanilla(
@@ -149,8 +138,6 @@ def load_dflash(
     target: Decoder,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    *,
-    scan: bool = True,
 ) -> DFlashDraftModel:
     """A DFlash drafter in z-lab's or speculators' layout, for one target.
 
@@ -170,7 +157,7 @@ def load_dflash(
     _check_width(stored, config.layer_ids, config.hidden_size)
     ends = TargetEnds(target.embed, target.lm_head)
     drafter = on_meta(config.path, lambda: DFlashDraftModel(config, ends))
-    return _complete_(drafter, folder, stored, (dtype, device), scan=scan)
+    return _complete_(drafter, folder, stored, (dtype, device))
 
 
 def _views(module: Decoder | Drafter, absent: Container[str]) -> dict[str, Tensor]:
@@ -183,14 +170,13 @@ def _complete_(
     folder: Path,
     stored: Stored,
     place: tuple[torch.dtype, torch.device | str],
-    *,
-    scan: bool,
     absent: tuple[str, ...] = (),
 ) -> Drafter:
     """A drafter without memory is compared with its file, and then filled from it."""
-    compare(folder, stored, _views(drafter, absent), strict=True)
+    if extra := compare(folder, stored, _views(drafter, absent)):
+        raise ModelError(stored[extra[0]].path, f"unexpected tensors: {listed(extra)}")
     materialise(drafter, *place)
-    fill(_views(drafter, absent), stored, scan=scan)
+    fill(_views(drafter, absent), stored)
     return drafter.eval()
 
 

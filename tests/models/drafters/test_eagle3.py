@@ -271,9 +271,11 @@ def test_where_tap_ids_come_from(tmp_path: Path) -> None:
     edit(folder, {key: [1, 4, 7]})
     drafter = load_eagle3(folder, target)
     assert drafter.tap_ids == (1, 4, 7) and "(2, 4, 5)" in drafter.notes[0]
-    assert load_eagle3(folder, target, taps=(0, 3, 8)).tap_ids == (0, 3, 8)
+    edit(folder, {key: [0, 3, 8]})
+    assert load_eagle3(folder, target).tap_ids == (0, 3, 8)
+    edit(folder, {key: [0, 3, 9]})
     with pytest.raises(ModelError, match="9"):
-        load_eagle3(folder, target, taps=(0, 3, 9))
+        load_eagle3(folder, target)
 
 
 def test_a_forgotten_norm_is_an_error_and_not_a_worse_drafter(tmp_path: Path) -> None:
