@@ -20,7 +20,7 @@ from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import NOBODY, Ints
 from ...ops.types import Proposal
-from ..graph.beam_spec import BeamBlock
+from ..graph.blocks import BeamBlock
 from ..layout.layout import Layout
 from ..layout.tree_rows import Trees
 from ..requests.admission import Admission

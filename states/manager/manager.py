@@ -15,7 +15,7 @@ from ...ops.kv.pool import KVCache
 from ...ops.types import Proposal
 from ...ops.verify.first_tokens import FirstTokens
 from ...ops.verify.verify import Accepted
-from ..graph.beam_spec import BeamBlock
+from ..graph.blocks import BeamBlock
 from ..layout.batching import BatchingLayout
 from ..layout.layout import Layout
 from ..requests.admission import Admission, Room
