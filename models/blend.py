@@ -27,16 +27,6 @@ from .rope import rotate
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardRows:
-    """Where the rows of a forward stand: its arguments of the same names."""
-
-    positions_BQ: Tensor
-    slots_BQ: Tensor
-    attention: AttentionMetadata
-    kv: KVCache
-
-
-@dataclass(frozen=True, slots=True)
 class LiveRows:
     """The rows that a layer computes, group by group; each sequence of a group has its rows at the
     right end, behind padding. N of all groups.
@@ -58,36 +48,58 @@ class LiveRows:
 class Blender:
     """One blended forward: what its layers share, and the rows between two of them.
 
+    Its arguments are those of `Target.forward`, checked by `check_blend`.
     x_NH: the live rows, [N, H]. live_L, picked: of the layers so far, as in `BlendReport`.
     """
 
     def __init__(
-        self, decoder: DecoderStack, tokens_BQ: Tensor, place: ForwardRows, blend: Blend
+        self,
+        decoder: DecoderStack,
+        tokens_BQ: Tensor,
+        positions_BQ: Tensor,
+        slots_BQ: Tensor,
+        attention: AttentionMetadata,
+        kv: KVCache,
+        blend: Blend,
     ) -> None:
-        self.decoder, self.place, self.blend = decoder, place, blend
-        positions_M, slots_M = place.positions_BQ.flatten(), place.slots_BQ.flatten()
-        self.angles_R = decoder.angles(positions_M[blend.index_R])
-        self.slots_R = slots_M[blend.index_R]
+        self.decoder, self.attention, self.kv, self.blend = decoder, attention, kv, blend
+        self.positions_BQ, self.slots_BQ = positions_BQ, slots_BQ
+        self.angles_R = decoder.angles(positions_BQ.flatten()[blend.index_R])
+        self.slots_R = slots_BQ.flatten()[blend.index_R]
         self.x_NH, self.live = F.embedding(tokens_BQ.flatten(), decoder.embed), self._everything()
         self.live_L, self.picked = list[int](), dict[int, Tensor]()
 
+    def forward(self, plan: LayerPlan, logit_rows_R: Tensor, taps: tuple[int, ...]) -> TargetOutput:
+        """See `Target.forward`."""
+        decoder, blend, taps_MH = self.decoder, self.blend, list[Tensor]()
+        if plan[0] == LayerStatus.REUSE:  # nothing but the suffix is computed
+            count = blend.count(RowRole.SUFFIX)
+            self.x_NH = self.x_NH[self._narrow_(blend.suffix_M, None, count)]
+        for index, status in enumerate(plan):
+            if index in taps:
+                taps_MH.append(self._tap(self.x_NH, len(taps_MH)))
+            layer_ = self._check_ if status == LayerStatus.CHECK else self._compute_
+            layer_(index)
+        if decoder.num_layers in taps:
+            taps_MH.append(self._tap(decoder.norm(self.x_NH), len(taps_MH)))
+        roles = RowRole.REUSED, RowRole.PROTECTED, RowRole.SUFFIX
+        return TargetOutput(
+            self._logits(logit_rows_R),
+            torch.cat(taps_MH, -1) if taps_MH else None,
+            BlendReport(plan, tuple(self.live_L), self.picked, *map(blend.count, roles)),
+        )
+
     def _everything(self) -> LiveRows:
         """All rows of the forward, in their order."""
-        place = self.place
-        device = place.positions_BQ.device
-        row_M = torch.arange(place.positions_BQ.numel(), device=device)
+        device = self.slots_BQ.device
+        row_M = torch.arange(self.slots_BQ.numel(), device=device)
         queries = tuple(
             torch.arange(group.mask_GqK.shape[1], device=device).expand(group.mask_GqK.shape[:2])
-            for group in place.attention.groups
+            for group in self.attention.groups
         )
-        inputs = self.decoder.attention_inputs(place.positions_BQ, place.slots_BQ, place.attention)
+        inputs = self.decoder.attention_inputs(self.positions_BQ, self.slots_BQ, self.attention)
         count = len(row_M) - self.blend.count(RowRole.PADDING)
         return LiveRows(row_M, queries, row_M, count, True, inputs)
-
-    def keep_suffix_(self) -> None:
-        """Nothing else is computed, from the first layer on."""
-        kept_N = self._narrow_(self.blend.suffix_M, None, self.blend.count(RowRole.SUFFIX))
-        self.x_NH = self.x_NH[kept_N]
 
     def _narrow_(self, keep_M: Tensor, check: int | None, count: int) -> Tensor:
         """The rows of `keep_M` alone live on -> where these were among the rows before (int64 [N]).
@@ -97,8 +109,9 @@ class Blender:
             count: kept rows over all.
         """
         live, rows, queries, valid = self.live, list[Tensor](), list[Tensor](), list[Tensor]()
-        for group, query_GV in zip(self.place.attention.groups, live.query_GW, strict=True):
-            row_GV = _rows(group, query_GV)
+        here_M = torch.arange(len(keep_M), device=keep_M.device)
+        for group, query_GV in zip(self.attention.groups, live.query_GW, strict=True):
+            row_GV = group.of_rows(here_M).gather(1, query_GV)
             keep_GV = keep_M[row_GV]
             width = self.blend.width(group.host_rows_Gq, check)
             order_GW = keep_GV.to(torch.int8).argsort(dim=1, stable=True)[:, -width:]
@@ -116,46 +129,53 @@ class Blender:
         self, row_N: Tensor, valid_N: Tensor, queries: Sequence[Tensor]
     ) -> dict[bool, AttentionInputs]:
         """What these rows see: their part of the forward's masks."""
-        place, groups, first = self.place, list[AttentionGroup](), 0
-        for group, query_GW in zip(place.attention.groups, queries, strict=True):
+        groups, first = list[AttentionGroup](), 0
+        for group, query_GW in zip(self.attention.groups, queries, strict=True):
             mask_GWK = group.mask_GqK.take_along_dim(query_GW[..., None], 1)
             if self.blend.settings.mask == "bottom_right":
-                mask_GWK = _bottom_right(place, query_GW.shape[1])
+                mask_GWK = self._bottom_right(query_GW.shape[1])
             rows_GW = torch.arange(first, first + query_GW.numel(), device=row_N.device)
             rows_GW, first = rows_GW.view(query_GW.shape), first + query_GW.numel()
             alone = None if len(queries) == 1 else rows_GW
             groups.append(replace(group, rows_Gq=alone, mask_GqK=mask_GWK))
-        slots_N = place.slots_BQ.flatten()[row_N].where(valid_N, place.kv.scratch)
+        positions_N = self.positions_BQ.flatten()[row_N]
+        slots_N = self.slots_BQ.flatten()[row_N].where(valid_N, self.kv.scratch)
         attention = AttentionMetadata(tuple(groups))
-        return self.decoder.attention_inputs(
-            place.positions_BQ.flatten()[row_N], slots_N, attention
-        )
+        return self.decoder.attention_inputs(positions_N, slots_N, attention)
 
-    def write_cached_(self, layer: int) -> None:
+    def _bottom_right(self, width: int) -> Tensor:
+        """bool [1, W, K]: row i of n sees all that the last row of the sequence sees, up to n-1-i
+        positions before it."""
+        (group,) = self.attention.groups
+        back_W1 = torch.arange(1 - width, 1, device=self.positions_BQ.device)[:, None]
+        limit_1W1 = self.positions_BQ[:, -1:, None] + back_W1
+        return group.mask_GqK[:, -1:] & (group.positions_GK[:, None] <= limit_1W1)
+
+    def _write_cached_(self, layer: int) -> None:
         """All cached rows of a layer into the pool, keys turned to their positions."""
         cached = self.blend.cached
         keys_Rgd = rotate(cached.keys_LRgd[layer], *self.angles_R)
         values_gRd = cached.values_LRgd[layer].transpose(0, 1)
-        self.place.kv.write_(layer, self.slots_R, keys_Rgd.transpose(0, 1), values_gRd)
+        self.kv.write_(layer, self.slots_R, keys_Rgd.transpose(0, 1), values_gRd)
 
-    def compute_(self, index: int) -> None:
+    def _compute_(self, index: int) -> None:
         """A layer that computes the rows there are and leaves it at that."""
         live, layer = self.live, self.decoder.layers[index]
         if not live.whole:
-            self.write_cached_(index)
+            self._write_cached_(index)
         slides = self.decoder.config.sliding[index]
-        self.x_NH = layer(self.x_NH, index, live.inputs[slides], self.place.kv)
+        self.x_NH = layer(self.x_NH, index, live.inputs[slides], self.kv)
         self.live_L.append(live.count)
 
-    def check_(self, index: int) -> None:
+    def _check_(self, index: int) -> None:
         """A check layer: K and V of the rows there are; only some of these go on."""
-        layer, blend, kv = self.decoder.layers[index], self.blend, self.place.kv
+        layer, blend, kv = self.decoder.layers[index], self.blend, self.kv
         assert isinstance(layer, DecoderLayer)
         live, number = self.live, len(self.picked)
         keep_all = blend.settings.check_update == "full"
         slides = self.decoder.config.sliding[index]
         if not (keep_all and live.whole):
-            self.write_cached_(index)
+            self._write_cached_(index)
         qk_Nhd, v_Ngd = layer.project(self.x_NH)
         if keep_all:
             layer.write_(qk_Nhd, v_Ngd, index, live.inputs[slides], kv)
@@ -179,7 +199,7 @@ class Blender:
         deviation_R = deviation((k_Ngd[at_R], v_Ngd[at_R]), old, blend.settings.metric)
         return pick(deviation_R.masked_fill(gone_R, -1), blend, number)
 
-    def tap(self, x_NH: Tensor, number: int) -> Tensor:
+    def _tap(self, x_NH: Tensor, number: int) -> Tensor:
         """[M, H], the `number`-th tap: of live rows what they have, of others what is cached."""
         live = self.live
         if live.whole:
@@ -192,44 +212,14 @@ class Blender:
         fresh_MH = x_NH[live.at_M.clamp(max=rows - 1)]
         return torch.where((live.at_M < rows)[:, None], fresh_MH, cached_MH)
 
-    def logits(self, logit_rows_R: Tensor) -> Tensor:
+    def _logits(self, logit_rows_R: Tensor) -> Tensor:
         """NaN for rows that were not computed to the end: nobody can use them by mistake."""
         at_R, rows = self.live.at_M[logit_rows_R], len(self.x_NH)
         logits_RV = self.decoder.logits(self.x_NH[at_R.clamp(max=rows - 1)])
         return logits_RV.masked_fill((at_R == rows)[:, None], float("nan"))
 
 
-def blended(
-    decoder: DecoderStack,
-    tokens_BQ: Tensor,
-    place: ForwardRows,
-    plan: LayerPlan,
-    logit_rows_R: Tensor,
-    taps: tuple[int, ...],
-    blend: Blend,
-) -> TargetOutput:
-    """`Target.forward` with cached rows. ValueError, before anything is computed, if they, the
-    plan or the model do not fit together."""
-    _check(decoder, tokens_BQ, plan, taps, blend)
-    blender, taps_MH = Blender(decoder, tokens_BQ, place, blend), list[Tensor]()
-    if plan[0] == LayerStatus.REUSE:
-        blender.keep_suffix_()
-    for index, status in enumerate(plan):
-        if index in taps:
-            taps_MH.append(blender.tap(blender.x_NH, len(taps_MH)))
-        layer_ = blender.check_ if status == LayerStatus.CHECK else blender.compute_
-        layer_(index)
-    if decoder.num_layers in taps:
-        taps_MH.append(blender.tap(decoder.norm(blender.x_NH), len(taps_MH)))
-    roles = RowRole.REUSED, RowRole.PROTECTED, RowRole.SUFFIX
-    return TargetOutput(
-        blender.logits(logit_rows_R),
-        torch.cat(taps_MH, -1) if taps_MH else None,
-        BlendReport(plan, tuple(blender.live_L), blender.picked, *map(blend.count, roles)),
-    )
-
-
-def _check(
+def check_blend(
     decoder: DecoderStack, tokens_BQ: Tensor, plan: LayerPlan, taps: tuple[int, ...], blend: Blend
 ) -> None:
     """Raise ValueError if the cached rows, the plan and the model do not fit together."""
@@ -258,20 +248,3 @@ def _check(
     needed = cached.rows, len(set(taps)) * decoder.hidden_size
     if taps and features != needed:
         raise ValueError(f"the cached features are {features}, the drafter needs {needed}")
-
-
-def _rows(group: AttentionGroup, query_GW: Tensor) -> Tensor:
-    """int64 [G, W], the forward's rows that these rows of a group are."""
-    if group.rows_Gq is not None:
-        return group.rows_Gq.gather(1, query_GW)
-    sequence_G1 = torch.arange(len(query_GW), device=query_GW.device)[:, None]
-    return sequence_G1 * group.mask_GqK.shape[1] + query_GW
-
-
-def _bottom_right(place: ForwardRows, width: int) -> Tensor:
-    """bool [1, W, K]: row i of n sees all that the last row of the sequence sees, up to n - 1 - i
-    positions before it."""
-    (group,) = place.attention.groups
-    back_W1 = torch.arange(1 - width, 1, device=place.positions_BQ.device)[:, None]
-    limit_1W1 = place.positions_BQ[:, -1:, None] + back_W1
-    return group.mask_GqK[:, -1:] & (group.positions_GK[:, None] <= limit_1W1)

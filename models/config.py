@@ -88,7 +88,6 @@ class DecoderConfig(DecoderShape):
     """The shape of a Llama, Mistral, Qwen2 or Qwen3 decoder.
 
     sliding: for each layer whether it sees only `window` positions back.
-    max_positions: rows one sequence may have; see `RopeConfig.limit`.
     """
 
     family: str
@@ -100,18 +99,13 @@ class DecoderConfig(DecoderShape):
     pad_ids: tuple[int, ...]
     bos_ids: tuple[int, ...]
 
-    @property
-    def max_positions(self) -> int:
-        return self.rope.limit
-
     def check_length(self, positions: int) -> None:
         """Raise ModelError if a sequence of that many rows cannot be computed correctly."""
-        if positions > self.max_positions:
-            kind = self.rope.kind
+        kind, limit = self.rope.kind, self.rope.limit
+        if positions > limit:
             why = f"; `rope_type: {kind}` changes the angles of earlier rows beyond that"
             why = why if kind in ("dynamic", "longrope") else ""
-            reason = f"{positions} positions asked, {self.max_positions} possible{why}"
-            raise ModelError(self.path, reason)
+            raise ModelError(self.path, f"{positions} positions asked, {limit} possible{why}")
 
 
 def rope_config(fields: Fields, trained: int, head_dim: int) -> RopeConfig:

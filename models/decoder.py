@@ -8,7 +8,7 @@ from ..ops.attention.metadata import AttentionMetadata
 from ..ops.blend.blend import Blend
 from ..ops.kv.pool import KVCache
 from ..ops.types import LayerPlan, LayerStatus, TargetOutput
-from .blend import ForwardRows, blended
+from .blend import Blender, check_blend
 from .config import DecoderConfig
 from .layers import DecoderLayer, DecoderStack
 from .rope import rotate_back
@@ -23,12 +23,12 @@ class Decoder(DecoderStack):
 
     Attributes:
         config: what config.json said.
-        notes: what the loader found worth telling, e.g. unexpected tensors.
+        max_positions: rows one sequence may have.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config)
-        self.vocab_size, self.max_positions = config.vocab_size, config.max_positions
+        self.vocab_size, self.max_positions = config.vocab_size, config.rope.limit
 
     def forward(
         self,
@@ -45,17 +45,18 @@ class Decoder(DecoderStack):
         """See `Target.forward`. ValueError for a plan or taps that this model cannot follow."""
         self._check(plan, taps, blend)
         if blend is not None:
-            place = ForwardRows(positions_BQ, slots_BQ, attention, kv)
-            return blended(self, tokens_BQ, place, plan, logit_rows_R, taps, blend)
+            check_blend(self, tokens_BQ, plan, taps, blend)
+            blender = Blender(self, tokens_BQ, positions_BQ, slots_BQ, attention, kv, blend)
+            return blender.forward(plan, logit_rows_R, taps)
         place_N3 = torch.stack([tokens_BQ.flatten(), positions_BQ.flatten(), slots_BQ.flatten()], 1)
         rows, out = len(place_N3), dict[int, Tensor]()
         for rows_M, part in attention.parts(rows, MOST_ROWS):
             own_M3 = place_N3 if rows_M is None else place_N3[rows_M]
-            kept = self._layers(own_M3, part, kv, taps)
+            states = self._layers(own_M3, part, kv, taps)
             if rows_M is None:
-                out = kept
+                out = states
                 continue
-            for tap, x_MH in kept.items():
+            for tap, x_MH in states.items():
                 x_NH = out.setdefault(tap, x_MH.new_zeros(rows, x_MH.shape[1]))
                 x_NH.index_copy_(0, rows_M, x_MH)
         logits_RV = self.logits(out.pop(AFTER).index_select(0, logit_rows_R))
@@ -72,14 +73,14 @@ class Decoder(DecoderStack):
         tokens_M, positions_M, slots_M = place_M3.unbind(1)
         inputs = self.attention_inputs(positions_M, slots_M, attention)
         x_MH = F.embedding(tokens_M, self.embed)
-        kept: dict[int, Tensor] = {}
+        states: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
             if index in taps:
-                kept[index] = x_MH
+                states[index] = x_MH
             x_MH = layer(x_MH, index, inputs[self.config.sliding[index]], kv)
         if self.num_layers in taps:
-            kept[self.num_layers] = self.norm(x_MH)
-        return {**kept, AFTER: x_MH}
+            states[self.num_layers] = self.norm(x_MH)
+        return {**states, AFTER: x_MH}
 
     def _check(self, plan: LayerPlan, taps: tuple[int, ...], blend: Blend | None) -> None:
         if len(plan) != self.num_layers:
@@ -104,12 +105,12 @@ class Decoder(DecoderStack):
 
     def published(self) -> dict[str, Tensor]:
         """Views of all parameters under the names of a Hugging Face checkpoint."""
-        found: dict[str, Tensor] = {
+        views: dict[str, Tensor] = {
             "model.embed_tokens.weight": self.embed,
             "model.norm.weight": self.norm.weight,
+            "lm_head.weight": self.lm_head,
         }
-        found["lm_head.weight"] = self.lm_head
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            found |= {f"model.layers.{index}.{k}": v for k, v in layer.published().items()}
-        return found
+            views |= {f"model.layers.{index}.{k}": v for k, v in layer.published().items()}
+        return views

@@ -38,7 +38,7 @@ class Fields:
 
         The limit keeps a hostile file from asking for sizes that overflow or never end.
         """
-        value = self.values.get(key)
+        value = self.get(key)
         if value is None and default is not None:
             return default
         if value is None:
@@ -51,7 +51,7 @@ class Fields:
 
     def number(self, key: str, default: float) -> float:
         """A positive finite number."""
-        value = self.values.get(key)
+        value = self.get(key)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -61,7 +61,7 @@ class Fields:
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        value = self.values.get(key)
+        value = self.get(key)
         if value is None:
             return default
         if not isinstance(value, bool):
@@ -70,14 +70,14 @@ class Fields:
 
     def section(self, key: str) -> "Fields":
         """A nested object; empty where the key is absent or null."""
-        value = self.values.get(key)
+        value = self.get(key)
         if value is not None and not isinstance(value, dict):
             raise self.wrong(f"`{key}` must be an object, not {value!r}")
         return Fields(self.path, value or {})
 
     def ids(self, key: str) -> tuple[int, ...]:
         """Token ids: one, a list of them, or none."""
-        value = self.values.get(key)
+        value = self.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
             raise self.wrong(f"`{key}` must hold token ids, not {value!r}")

@@ -179,7 +179,7 @@ class DecoderLayer(nn.Module):
     def published(self) -> dict[str, Tensor]:
         """Views of the parameters under Hugging Face's names, without the layer's prefix."""
         q, k, v = self.heads * self.head_dim, *[self.kv_heads * self.head_dim] * 2
-        found: dict[str, Tensor] = {
+        views: dict[str, Tensor] = {
             "input_layernorm.weight": self.input_norm.weight,
             "post_attention_layernorm.weight": self.post_norm.weight,
         }
@@ -191,16 +191,16 @@ class DecoderLayer(nn.Module):
         )
         for linear, names, sizes in parts:
             for kind, value in linear.named_parameters():
-                found |= zip(
+                views |= zip(
                     (f"{n}.{kind}" for n in names), torch.split(value, list(sizes)), strict=True
                 )
         if self.qk_norm is not None:
-            found |= zip(
+            views |= zip(
                 ("self_attn.q_norm.weight", "self_attn.k_norm.weight"),
                 self.qk_norm.unbind(),
                 strict=True,
             )
-        return found
+        return views
 
 
 class PoolModel(nn.Module):

@@ -99,10 +99,6 @@ class DFlashDraftModel(DrafterModel):
         """See `BlockDrafter.logits`."""
         return wide_logits(hidden_RH, self.ends.head_VH.to(hidden_RH.dtype))
 
-    def published(self) -> dict[str, Tensor]:
-        """The parameters under their published names."""
-        return dict(self.named_parameters())
-
 
 def within(
     mask_BQK: Tensor, positions_BQ: Tensor, key_positions_BK: Tensor, reach: Reach

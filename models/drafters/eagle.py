@@ -60,7 +60,7 @@ class EagleHead(DrafterModel):
     def published(self) -> dict[str, Tensor]:
         """Parameters under published names; of `ends` only those it owns."""
         lent = self.ends - self.owned
-        return {name: p for name, p in self.named_parameters() if name not in lent}
+        return {name: p for name, p in super().published().items() if name not in lent}
 
 
 class Eagle(EagleHead):

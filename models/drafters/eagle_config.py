@@ -109,9 +109,9 @@ def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
     """
     fields = read_fields(folder)
     layer, speculators = layer_section(fields, "eagle3")
-    if speculators and layer.get("model_type") not in FAMILIES:
-        what = f"a drafter layer of model_type {layer.get('model_type')!r} is not supported"
-        raise fields.wrong(what)
+    family = layer.get("model_type")
+    if speculators and family not in FAMILIES:
+        raise fields.wrong(f"a drafter layer of model_type {family!r} is not supported")
     check_layer(fields, layer, "EAGLE-3")
     shape = shape_fields(layer, 2048)
     bias = speculators and layer.flag("attention_bias")
@@ -125,7 +125,7 @@ def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=speculators and layer.flag("mlp_bias"),
-        qk_norm=speculators and layer.get("model_type") == "qwen3",
+        qk_norm=speculators and family == "qwen3",
         speculators=speculators,
         notes=notes + more,
         **switches,
@@ -178,8 +178,7 @@ def layer_section(fields: Fields, kind: str) -> tuple[Fields, bool]:
     if published is None:
         return fields, False
     if published != kind:
-        what = f"speculators_model_type {published!r} is not supported ({kind})"
-        raise fields.wrong(what)
+        raise fields.wrong(f"speculators_model_type {published!r} is not supported ({kind})")
     return fields.section("transformer_layer_config"), True
 
 

@@ -91,3 +91,7 @@ class DrafterModel(PoolModel):
     @property
     def dtype(self) -> torch.dtype:
         return self.fc.weight.dtype
+
+    def published(self) -> dict[str, Tensor]:
+        """The parameters under their published names."""
+        return dict(self.named_parameters())

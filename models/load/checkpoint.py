@@ -92,22 +92,17 @@ def entries(folder: Path) -> dict[str, StoredTensor]:
     Raises:
         ModelError: a file is missing, truncated or no safetensors, or contradicts the index.
     """
-    found: dict[str, StoredTensor] = {}
+    stored: dict[str, StoredTensor] = {}
     files = weight_files(folder)
     for path in files:
         for name, entry in _header(path).items():
-            if name in found:
-                raise ModelError(path, f"holds `{name}`, and so does {found[name].path.name}")
-            found[name] = entry
-    if files[0].name != SINGLE:
-        _check_index(folder, found)
-    return found
-
-
-def _check_index(folder: Path, found: dict[str, StoredTensor]) -> None:
-    for name, file in _index(folder).items():
-        if name not in found or found[name].path.name != file:
+            if name in stored:
+                raise ModelError(path, f"holds `{name}`, and so does {stored[name].path.name}")
+            stored[name] = entry
+    for name, file in _index(folder).items() if files[0].name != SINGLE else ():
+        if name not in stored or stored[name].path.name != file:
             raise ModelError(folder / INDEX, f"puts `{name}` into {file}, which does not hold it")
+    return stored
 
 
 def _header(path: Path) -> dict[str, StoredTensor]:

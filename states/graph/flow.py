@@ -12,8 +12,6 @@ from .program import OpStep
 Steps = dict[str, tuple[OpStep, ...]]
 Ways = dict[str, list[str]]  # state -> states one transition away
 Keys = frozenset[str]  # of the blackboard
-NO_KEYS: Keys = frozenset()
-NOBODY_WRITES = "which no op of this graph writes"
 
 
 def check_shape(graph: Graph, src: Source) -> Iterator[Problem]:
@@ -93,7 +91,7 @@ def check_dataflow(
     """
     anywhere = given.union(*(s.entry.declared.writes for ops in steps.values() for s in ops))
     most = dict.fromkeys(graph.states, anywhere) | {graph.initial: given}
-    least = dict.fromkeys(graph.states, NO_KEYS) | {graph.initial: given}
+    least = dict.fromkeys(graph.states, Keys()) | {graph.initial: given}
     always = _fixpoint(graph, steps, most, frozenset.intersection)
     sometimes = _fixpoint(graph, steps, least, frozenset.union)
     for name in graph.states:
@@ -115,7 +113,9 @@ def _missing_reads(
 ) -> Iterator[Problem]:
     for key in entry.reads:
         if key not in keys:
-            why = "unset on some path here" if key in anywhere else NOBODY_WRITES
+            why = (
+                "unset on some path here" if key in anywhere else "which no op of this graph writes"
+            )
             yield src.problem(at, f"{entry.name!r} reads {key!r}, {why}")
 
 

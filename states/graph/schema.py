@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from ..yaml.source import MOST, GraphError, Problem, Source, hint, quoted
+from ..yaml.spec import Spec
 from ..yaml.yaml12 import Path
-from .blocks import BeamBlock, BlendBlock, Sampling
 from .drafters import drafter_class
-from .graph import EXTENDS, KINDS, LAYOUTS, VERSION, Call, Edge, Graph, Limits, Skeleton, StateSpec
+from .graph import EXTENDS, KINDS, LAYOUTS, VERSION, Call, Graph, StateSpec
 from .plugins import installed_kinds
 
 OUTLINE_DRAFTER: Path = ("skeleton", "drafter")
@@ -127,17 +127,9 @@ def _model_at(loc: Path, data: Any) -> type[BaseModel] | None:
         return LAYOUTS.get(kind) if loc[0] == "layout" else drafter_class(kind)
     if loc[0] == "states":
         return StateSpec if len(loc) == 2 else Call
-    return _PLAIN_BLOCKS.get(str(loc[0]))
-
-
-_PLAIN_BLOCKS: Mapping[str, type[BaseModel]] = {
-    "transitions": Edge,
-    "skeleton": Skeleton,
-    "beam": BeamBlock,
-    "blend": BlendBlock,
-    "sampling": Sampling,
-    "limits": Limits,
-}
+    field = Graph.model_fields.get(str(loc[0]))
+    kinds = (field.annotation, *get_args(field.annotation)) if field else ()
+    return next((one for one in kinds if isinstance(one, type) and issubclass(one, Spec)), None)
 
 
 def problem(source: Source, error: Any, model_at: Any) -> Problem:

@@ -42,7 +42,9 @@ class BatchingLayout(Layout):
         if not ready:
             ready = [self._vacate_(pools)]
             for pool in pools:
-                _copy_(pool, prefix, self._copies[prefix][0], ready[0])
+                source = pool.slots_of(prefix, self._copies[prefix][0])
+                if source.size:
+                    pool.copy_(source, pool.lowest_free(source.size, ready[0]), "fork")
             self._copies[prefix].append(ready[0])
         self._row[owner] = ready[0]
 
@@ -92,9 +94,3 @@ class BatchingLayout(Layout):
         busy = set(self._row.values())
         for row in [r for r in self._copies.get(prefix, ()) if r not in busy]:
             self._drop_(prefix, row, pools)
-
-
-def _copy_(pool: KVCache, prefix: int, source_row: int, row: int) -> None:
-    source = pool.slots_of(prefix, source_row)
-    if source.size:
-        pool.copy_(source, pool.lowest_free(source.size, row), "fork")
