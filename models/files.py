@@ -15,8 +15,7 @@ class ModelError(ValueError):
 
     def __init__(self, path: Path | str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
-        self.path = Path(path)
-        self.reason = reason
+        self.path, self.reason = Path(path), reason
 
 
 @dataclass(frozen=True, slots=True)

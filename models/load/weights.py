@@ -218,12 +218,11 @@ def _check_maps(path: Path, drafter: Eagle3) -> None:
         raise ModelError(path, "`d2t` and `t2d` do not describe the same tokens")
 
 
-def _check_layers(path: Path, claimed: int, stored: Stored) -> None:
+def _check_layers(path: Path, count: int, stored: Stored) -> None:
     """Before a module is built for every layer that the config claims."""
     layers = len({match[1] for name in stored if (match := LAYER.match(name))})
-    if claimed > layers:
-        reason = f"`num_hidden_layers` is {claimed}, the weights hold {layers} layers"
-        raise ModelError(path, reason)
+    if count > layers:
+        raise ModelError(path, f"`num_hidden_layers` is {count}, the weights hold {layers} layers")
 
 
 def check_tokenizer(config: DecoderConfig, max_id: int) -> None:

@@ -76,8 +76,7 @@ class Layout:
         return (0,)
 
     def open_(self, prefix: int, size: int, pools: Sequence[KVCache]) -> None:
-        """Find a place for a request's prefix, and for `size` slots of the request in all: they lie
-        near each other, if there is room."""
+        """Find a place for a request's prefix, and for `size` slots of the request near it."""
         for pool in pools:
             pool.open_(prefix, size)
 
@@ -118,8 +117,7 @@ class Layout:
                 for parts in (packed.flat, packed.slots)
             )
             rows = grow(replace(rows, node_rows_ST=flat, node_slots_ST=slots), trees, shared)
-            alignment = self.alignment(packed, trees, spans, rows.positions_BQ)
-            rows = replace(rows, alignment=alignment)
+            rows = replace(rows, alignment=self.alignment(packed, trees, spans, rows.positions_BQ))
         bound = [i for i, span in enumerate(s for s in spans if s.draws) if span.bound]
         return PlacedRows(
             replace(rows, bound_tips=tuple(bound)),

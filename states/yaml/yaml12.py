@@ -43,8 +43,7 @@ class YamlError(ValueError):
 
     def __init__(self, place: Place, message: str) -> None:
         super().__init__(message)
-        self.place = place
-        self.message = message
+        self.place, self.message = place, message
 
 
 def plain_scalar(text: str) -> Any:
@@ -136,11 +135,9 @@ class Tree:
         self.values: dict[Path, Place] = {}
         self.errors: list[YamlError] = []
         self._events = _events(text)
-        documents = 0
         for event in self._events:
             if isinstance(event, yaml.DocumentStartEvent):
-                documents += 1
-                if documents > 1:
+                if self.values:
                     raise YamlError(_place(event.start_mark), "a second document starts here")
                 if event.tags or event.version not in (None, (1, 2)):
                     self._refuse(event, "directives other than `%YAML 1.2` are not allowed")
