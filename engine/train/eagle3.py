@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...models.config import RopeConfig
-from ...models.drafters.eagle3 import Eagle3
-from ...models.drafters.eagle3_config import Eagle3Config, default_taps
+from ...models.drafters.eagle import Eagle3
+from ...models.drafters.eagle_config import Eagle3Config, default_taps
 from ..errors import UsageError
 from .data import GOLD, Batch, by_head
 from .files import export_drafter, load_checkpoint
