@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..models.drafters.eagle3 import Eagle3
+from ..models.drafters.eagle import Eagle3
 from ..models.files import ModelError
 from ..models.load.weights import check_tokenizer, load_target
 from ..ops.kv.pool import KVCache

@@ -19,21 +19,11 @@ from torch import Tensor
 
 from ..ops.attention.metadata import AttentionGroup, AttentionMetadata
 from ..ops.blend.blend import Blend, BlendReport, RowRole, deviation, pick, where_true
+from ..ops.blend.layer_plan import compile_layer_plan
 from ..ops.kv.pool import KVCache
 from ..ops.types import LayerPlan, LayerStatus, TargetOutput
-from .blend_check import check_blend
-from .layers import AttentionInputs, DecoderLayer, DecoderParts
-from .rope import rotate, rotation
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardRows:
-    """Where the rows of a forward stand: its arguments of the same names."""
-
-    positions_BQ: Tensor
-    slots_BQ: Tensor
-    attention: AttentionMetadata
-    kv: KVCache
+from .layers import AttentionInputs, DecoderLayer, DecoderStack
+from .rope import rotate
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,56 +45,73 @@ class LiveRows:
     inputs: dict[bool, AttentionInputs]
 
 
-@dataclass(frozen=True, slots=True)
-class BlendStep:
-    """Between two layers: the live rows [N, H], and what `BlendReport` tells of the layers so far
-    (`written`, `picked`)."""
-
-    x_NH: Tensor
-    live: LiveRows
-    written: tuple[int, ...]
-    picked: dict[int, Tensor]
-
-
 class Blender:
-    """What the layers of one blended forward share; changes nothing but the pool."""
+    """One blended forward: what its layers share, and the rows between two of them.
 
-    def __init__(self, decoder: DecoderParts, place: ForwardRows, blend: Blend) -> None:
-        self.decoder, self.place, self.blend = decoder, place, blend
-        positions_M, slots_M = place.positions_BQ.flatten(), place.slots_BQ.flatten()
-        self.cos_R1d, self.sin_R1d = rotation(
-            positions_M[blend.index_R],
-            decoder.frequencies,
-            decoder.rope_scaling,
-            decoder.embed.dtype,
+    Its arguments are those of `Target.forward`, checked by `check_blend`.
+    x_NH: the live rows, [N, H]. live_L, picked: of the layers so far, as in `BlendReport`.
+    """
+
+    def __init__(
+        self,
+        decoder: DecoderStack,
+        tokens_BQ: Tensor,
+        positions_BQ: Tensor,
+        slots_BQ: Tensor,
+        attention: AttentionMetadata,
+        kv: KVCache,
+        blend: Blend,
+    ) -> None:
+        self.decoder, self.attention, self.kv, self.blend = decoder, attention, kv, blend
+        self.positions_BQ, self.slots_BQ = positions_BQ, slots_BQ
+        self.angles_R = decoder.angles(positions_BQ.flatten()[blend.index_R])
+        self.slots_R = slots_BQ.flatten()[blend.index_R]
+        self.x_NH, self.live = F.embedding(tokens_BQ.flatten(), decoder.embed), self._everything()
+        self.live_L, self.picked = list[int](), dict[int, Tensor]()
+
+    def forward(self, plan: LayerPlan, logit_rows_R: Tensor, taps: tuple[int, ...]) -> TargetOutput:
+        """See `Target.forward`."""
+        decoder, blend, taps_MH = self.decoder, self.blend, list[Tensor]()
+        if plan[0] == LayerStatus.REUSE:  # nothing but the suffix is computed
+            count = blend.count(RowRole.SUFFIX)
+            self.x_NH = self.x_NH[self._narrow_(blend.suffix_M, None, count)]
+        for index, status in enumerate(plan):
+            if index in taps:
+                taps_MH.append(self._tap(self.x_NH, len(taps_MH)))
+            layer_ = self._check_ if status == LayerStatus.CHECK else self._compute_
+            layer_(index)
+        if decoder.num_layers in taps:
+            taps_MH.append(self._tap(decoder.norm(self.x_NH), len(taps_MH)))
+        roles = RowRole.REUSED, RowRole.PROTECTED, RowRole.SUFFIX
+        return TargetOutput(
+            self._logits(logit_rows_R),
+            torch.cat(taps_MH, -1) if taps_MH else None,
+            BlendReport(plan, tuple(self.live_L), self.picked, *map(blend.count, roles)),
         )
-        self.slots_R = slots_M[blend.index_R]
 
-    def everything(self) -> LiveRows:
+    def _everything(self) -> LiveRows:
         """All rows of the forward, in their order."""
-        place = self.place
-        device = place.positions_BQ.device
-        row_M = torch.arange(place.positions_BQ.numel(), device=device)
+        device = self.slots_BQ.device
+        row_M = torch.arange(self.slots_BQ.numel(), device=device)
         queries = tuple(
             torch.arange(group.mask_GqK.shape[1], device=device).expand(group.mask_GqK.shape[:2])
-            for group in place.attention.groups
+            for group in self.attention.groups
         )
-        inputs = self.decoder.attention_inputs(place.positions_BQ, place.slots_BQ, place.attention)
+        inputs = self.decoder.attention_inputs(self.positions_BQ, self.slots_BQ, self.attention)
         count = len(row_M) - self.blend.count(RowRole.PADDING)
         return LiveRows(row_M, queries, row_M, count, True, inputs)
 
-    def narrow(
-        self, live: LiveRows, keep_M: Tensor, check: int | None, count: int
-    ) -> tuple[LiveRows, Tensor]:
-        """The rows of `keep_M` alone, and where these were among the rows before (int64 [N]).
+    def _narrow_(self, keep_M: Tensor, check: int | None, count: int) -> Tensor:
+        """The rows of `keep_M` alone live on -> where these were among the rows before (int64 [N]).
 
         Args:
             check: number of the check layer that kept them, None for the suffix alone.
             count: kept rows over all.
         """
-        rows, queries, valid = [], [], []
-        for group, query_GV in zip(self.place.attention.groups, live.query_GW, strict=True):
-            row_GV = _rows(group, query_GV)
+        live, rows, queries, valid = self.live, list[Tensor](), list[Tensor](), list[Tensor]()
+        here_M = torch.arange(len(keep_M), device=keep_M.device)
+        for group, query_GV in zip(self.attention.groups, live.query_GW, strict=True):
+            row_GV = group.of_rows(here_M).gather(1, query_GV)
             keep_GV = keep_M[row_GV]
             width = self.blend.width(group.host_rows_Gq, check)
             order_GW = keep_GV.to(torch.int8).argsort(dim=1, stable=True)[:, -width:]
@@ -115,91 +122,86 @@ class Blender:
         here_N = torch.arange(len(row_N), device=row_N.device).where(valid_N, len(row_N))
         at_M = torch.full_like(live.at_M, len(row_N)).scatter(0, row_N, here_N)
         inputs = self._inputs(row_N, valid_N, queries)
-        kept_N = live.at_M[row_N].clamp(max=len(live.row_N) - 1)
-        return LiveRows(row_N, tuple(queries), at_M, count, False, inputs), kept_N
+        self.live = LiveRows(row_N, tuple(queries), at_M, count, False, inputs)
+        return live.at_M[row_N].clamp(max=len(live.row_N) - 1)
 
     def _inputs(
         self, row_N: Tensor, valid_N: Tensor, queries: Sequence[Tensor]
     ) -> dict[bool, AttentionInputs]:
         """What these rows see: their part of the forward's masks."""
-        place, groups, first = self.place, list[AttentionGroup](), 0
-        for group, query_GW in zip(place.attention.groups, queries, strict=True):
+        groups, first = list[AttentionGroup](), 0
+        for group, query_GW in zip(self.attention.groups, queries, strict=True):
             mask_GWK = group.mask_GqK.take_along_dim(query_GW[..., None], 1)
             if self.blend.settings.mask == "bottom_right":
-                mask_GWK = _bottom_right(place, query_GW.shape[1])
+                mask_GWK = self._bottom_right(query_GW.shape[1])
             rows_GW = torch.arange(first, first + query_GW.numel(), device=row_N.device)
             rows_GW, first = rows_GW.view(query_GW.shape), first + query_GW.numel()
             alone = None if len(queries) == 1 else rows_GW
             groups.append(replace(group, rows_Gq=alone, mask_GqK=mask_GWK))
-        slots_N = place.slots_BQ.flatten()[row_N].where(valid_N, place.kv.scratch)
+        positions_N = self.positions_BQ.flatten()[row_N]
+        slots_N = self.slots_BQ.flatten()[row_N].where(valid_N, self.kv.scratch)
         attention = AttentionMetadata(tuple(groups))
-        return self.decoder.attention_inputs(
-            place.positions_BQ.flatten()[row_N], slots_N, attention
-        )
+        return self.decoder.attention_inputs(positions_N, slots_N, attention)
 
-    def write_cached_(self, layer: int) -> None:
+    def _bottom_right(self, width: int) -> Tensor:
+        """bool [1, W, K]: row i of n sees all that the last row of the sequence sees, up to n-1-i
+        positions before it."""
+        (group,) = self.attention.groups
+        back_W1 = torch.arange(1 - width, 1, device=self.positions_BQ.device)[:, None]
+        limit_1W1 = self.positions_BQ[:, -1:, None] + back_W1
+        return group.mask_GqK[:, -1:] & (group.positions_GK[:, None] <= limit_1W1)
+
+    def _write_cached_(self, layer: int) -> None:
         """All cached rows of a layer into the pool, keys turned to their positions."""
         cached = self.blend.cached
-        keys_Rgd = rotate(cached.keys_LRgd[layer], self.cos_R1d, self.sin_R1d)
+        keys_Rgd = rotate(cached.keys_LRgd[layer], *self.angles_R)
         values_gRd = cached.values_LRgd[layer].transpose(0, 1)
-        self.place.kv.write_(layer, self.slots_R, keys_Rgd.transpose(0, 1), values_gRd)
+        self.kv.write_(layer, self.slots_R, keys_Rgd.transpose(0, 1), values_gRd)
 
-    def enter(self, tokens_BQ: Tensor, plan: LayerPlan) -> "BlendStep":
-        """The embedded rows: all of them, or the suffix alone where nothing else is computed."""
-        live, x_NH = self.everything(), F.embedding(tokens_BQ.flatten(), self.decoder.embed)
-        if plan[0] == LayerStatus.REUSE:
-            blend = self.blend
-            count = blend.count(RowRole.SUFFIX)
-            live, kept_N = self.narrow(live, blend.suffix_M, None, count)
-            x_NH = x_NH[kept_N]
-        return BlendStep(x_NH, live, (), {})
-
-    def compute(self, step: "BlendStep", index: int) -> "BlendStep":
+    def _compute_(self, index: int) -> None:
         """A layer that computes the rows there are and leaves it at that."""
-        live, layer = step.live, self.decoder.layers[index]
+        live, layer = self.live, self.decoder.layers[index]
         if not live.whole:
-            self.write_cached_(index)
+            self._write_cached_(index)
         slides = self.decoder.config.sliding[index]
-        x_NH = layer(step.x_NH, index, live.inputs[slides], self.place.kv)
-        return replace(step, x_NH=x_NH, written=(*step.written, live.count))
+        self.x_NH = layer(self.x_NH, index, live.inputs[slides], self.kv)
+        self.live_L.append(live.count)
 
-    def check(self, step: "BlendStep", index: int) -> "BlendStep":
+    def _check_(self, index: int) -> None:
         """A check layer: K and V of the rows there are; only some of these go on."""
-        layer, blend, kv = self.decoder.layers[index], self.blend, self.place.kv
+        layer, blend, kv = self.decoder.layers[index], self.blend, self.kv
         assert isinstance(layer, DecoderLayer)
-        live, number = step.live, len(step.picked)
+        live, number = self.live, len(self.picked)
         keep_all = blend.settings.check_update == "full"
         slides = self.decoder.config.sliding[index]
         if not (keep_all and live.whole):
-            self.write_cached_(index)
-        qk_Nhd, v_Ngd = layer.project(step.x_NH)
+            self._write_cached_(index)
+        qk_Nhd, v_Ngd = layer.project(self.x_NH)
         if keep_all:
-            _write_(layer, qk_Nhd, v_Ngd, index, live.inputs[slides], kv)
-        picked_R = self._pick(qk_Nhd[:, layer.heads :], v_Ngd, index, live, number)
-        picked = sum(blend.counts_CG[number])
+            layer.write_(qk_Nhd, v_Ngd, index, live.inputs[slides], kv)
+        picked_R = self._pick(qk_Nhd[:, layer.heads :], v_Ngd, index, number)
+        quota = sum(blend.counts_CG[number])
         keep_M = blend.suffix_M.scatter(0, blend.index_R, picked_R)
-        count = blend.count(RowRole.SUFFIX) + picked
-        after, kept_N = self.narrow(live, keep_M, number, count)
-        seen_NI = layer.see(qk_Nhd[kept_N], v_Ngd[kept_N], index, after.inputs[slides], kv)
-        x_NH = layer.finish(step.x_NH[kept_N], seen_NI)
-        written = (*step.written, live.count if keep_all else count)
-        row_P = blend.index_R[where_true(picked_R, picked)]
-        return BlendStep(x_NH, after, written, {**step.picked, index: row_P})
+        count = blend.count(RowRole.SUFFIX) + quota
+        kept_N = self._narrow_(keep_M, number, count)
+        seen_NI = layer.see(qk_Nhd[kept_N], v_Ngd[kept_N], index, self.live.inputs[slides], kv)
+        self.x_NH = layer.finish(self.x_NH[kept_N], seen_NI)
+        self.live_L.append(live.count if keep_all else count)
+        self.picked[index] = blend.index_R[where_true(picked_R, quota)]
 
-    def _pick(
-        self, k_Ngd: Tensor, v_Ngd: Tensor, index: int, live: LiveRows, number: int
-    ) -> Tensor:
+    def _pick(self, k_Ngd: Tensor, v_Ngd: Tensor, index: int, number: int) -> Tensor:
         """bool [R], the cached rows that are computed further; only among those computed now."""
         blend, cached = self.blend, self.blend.cached
-        at_R = live.at_M[blend.index_R]
+        at_R = self.live.at_M[blend.index_R]
         gone_R = at_R == len(k_Ngd)
         at_R = at_R.where(~gone_R, 0)
         old = cached.keys_LRgd[index], cached.values_LRgd[index]
         deviation_R = deviation((k_Ngd[at_R], v_Ngd[at_R]), old, blend.settings.metric)
         return pick(deviation_R.masked_fill(gone_R, -1), blend, number)
 
-    def tap(self, x_NH: Tensor, live: LiveRows, number: int) -> Tensor:
+    def _tap(self, x_NH: Tensor, number: int) -> Tensor:
         """[M, H], the `number`-th tap: of live rows what they have, of others what is cached."""
+        live = self.live
         if live.whole:
             return x_NH
         features_RF = self.blend.cached.features_RF
@@ -210,70 +212,39 @@ class Blender:
         fresh_MH = x_NH[live.at_M.clamp(max=rows - 1)]
         return torch.where((live.at_M < rows)[:, None], fresh_MH, cached_MH)
 
-
-def blended(
-    decoder: DecoderParts,
-    tokens_BQ: Tensor,
-    place: ForwardRows,
-    plan: LayerPlan,
-    logit_rows_R: Tensor,
-    taps: tuple[int, ...],
-    blend: Blend,
-) -> TargetOutput:
-    """`Target.forward` with cached rows. ValueError, before anything is computed, if they, the
-    plan or the model do not fit together."""
-    check_blend(decoder, tokens_BQ, plan, taps, blend)
-    blender = Blender(decoder, place, blend)
-    step, taps_MH = blender.enter(tokens_BQ, plan), list[Tensor]()
-    for index, status in enumerate(plan):
-        if index in taps:
-            taps_MH.append(blender.tap(step.x_NH, step.live, len(taps_MH)))
-        layer = blender.check if status == LayerStatus.CHECK else blender.compute
-        step = layer(step, index)
-    if decoder.num_layers in taps:
-        taps_MH.append(blender.tap(decoder.norm(step.x_NH), step.live, len(taps_MH)))
-    reused, protected, suffix = map(
-        blend.count, (RowRole.REUSED, RowRole.PROTECTED, RowRole.SUFFIX)
-    )
-    return TargetOutput(
-        _logits(decoder, step, logit_rows_R),
-        torch.cat(taps_MH, -1) if taps_MH else None,
-        BlendReport(plan, step.written, step.picked, reused, protected, suffix),
-    )
+    def _logits(self, logit_rows_R: Tensor) -> Tensor:
+        """NaN for rows that were not computed to the end: nobody can use them by mistake."""
+        at_R, rows = self.live.at_M[logit_rows_R], len(self.x_NH)
+        logits_RV = self.decoder.logits(self.x_NH[at_R.clamp(max=rows - 1)])
+        return logits_RV.masked_fill((at_R == rows)[:, None], float("nan"))
 
 
-def _rows(group: AttentionGroup, query_GW: Tensor) -> Tensor:
-    """int64 [G, W], the forward's rows that these rows of a group are."""
-    if group.rows_Gq is not None:
-        return group.rows_Gq.gather(1, query_GW)
-    sequence_G1 = torch.arange(len(query_GW), device=query_GW.device)[:, None]
-    return sequence_G1 * group.mask_GqK.shape[1] + query_GW
-
-
-def _bottom_right(place: ForwardRows, width: int) -> Tensor:
-    """bool [1, W, K]: row i of n sees all that the last row of the sequence sees, up to n - 1 - i
-    positions before it."""
-    (group,) = place.attention.groups
-    back_W1 = torch.arange(1 - width, 1, device=place.positions_BQ.device)[:, None]
-    limit_1W1 = place.positions_BQ[:, -1:, None] + back_W1
-    return group.mask_GqK[:, -1:] & (group.positions_GK[:, None] <= limit_1W1)
-
-
-def _write_(
-    layer: DecoderLayer,
-    qk_Nhd: Tensor,
-    v_Ngd: Tensor,
-    index: int,
-    inputs: AttentionInputs,
-    kv: KVCache,
+def check_blend(
+    decoder: DecoderStack, tokens_BQ: Tensor, plan: LayerPlan, taps: tuple[int, ...], blend: Blend
 ) -> None:
-    """K and V of rows that may not be computed any further."""
-    k_Ngd = rotate(qk_Nhd[:, layer.heads :], inputs.cos_N1d, inputs.sin_N1d)
-    kv.write_(index, inputs.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
-
-
-def _logits(decoder: DecoderParts, step: BlendStep, logit_rows_R: Tensor) -> Tensor:
-    """NaN for rows that were not computed to the end: nobody can use them by mistake."""
-    at_R, rows = step.live.at_M[logit_rows_R], len(step.x_NH)
-    logits_RV = decoder.logits(step.x_NH[at_R.clamp(max=rows - 1)])
-    return logits_RV.masked_fill((at_R == rows)[:, None], float("nan"))
+    """Raise ValueError if the cached rows, the plan and the model do not fit together."""
+    settings, cached = blend.settings, blend.cached
+    compiled = compile_layer_plan(settings, decoder.num_layers)
+    if plan != compiled:
+        ours, theirs = (list(map(int, one)) for one in (plan, compiled))
+        raise ValueError(f"the layer plan {ours} is not the blend's {theirs}")
+    if blend.rows.role_BQ.shape != tokens_BQ.shape:
+        raise ValueError(
+            f"the blend is for {blend.rows.role_BQ.shape} rows, not for {tuple(tokens_BQ.shape)}"
+        )
+    shape = (decoder.num_layers, cached.rows, decoder.kv_heads, decoder.head_dim)
+    model = decoder.embed
+    for name, value in (("keys", cached.keys_LRgd), ("values", cached.values_LRgd)):
+        if (value.shape, value.dtype, value.device) != (shape, model.dtype, model.device):
+            raise ValueError(
+                f"the cached {name} are {tuple(value.shape)} in {value.dtype} on {value.device}, "
+                f"the model has {shape} in {model.dtype} on {model.device}"
+            )
+    if settings.mask == "bottom_right" and any(decoder.config.sliding):
+        raise ValueError(
+            f"`mask: bottom_right` cannot have the model's sliding window {decoder.config.window}"
+        )
+    features = None if cached.features_RF is None else tuple(cached.features_RF.shape)
+    needed = cached.rows, len(set(taps)) * decoder.hidden_size
+    if taps and features != needed:
+        raise ValueError(f"the cached features are {features}, the drafter needs {needed}")

@@ -10,7 +10,7 @@ from ..ops.attention.metadata import AttentionMetadata
 from ..ops.blend.blend import ChunkKV
 from ..ops.kv.pool import KVCache
 from .decoder import Decoder
-from .layers import AttentionInputs, DecoderLayer
+from .layers import DecoderLayer
 
 
 def collect(
@@ -33,27 +33,23 @@ def collect(
     ids = [*token_ids] if bos is None else [bos, *token_ids]
     target.config.check_length(len(ids))
     drop, device = len(ids) - len(token_ids), target.embed.device
-    kv, inputs = _scratch(target, len(ids))
+    # A pool of one layer serves all of them in turn.
+    kv = KVCache(1, target.kv_heads, target.head_dim, len(ids), dtype=target.dtype, device=device)
+    steps_Q = torch.arange(len(ids), device=device)
+    visible = AttentionMetadata.causal(len(ids), device)
+    inputs = target.attention_inputs(steps_Q, steps_Q, visible)
     x_QH = F.embedding(torch.tensor(ids, device=device), target.embed)
-    keys, values, kept = list[Tensor](), list[Tensor](), list[Tensor]()
+    keys, values, features = list[Tensor](), list[Tensor](), list[Tensor]()
     for index, layer in enumerate(target.layers):
         assert isinstance(layer, DecoderLayer)
         if index in taps:
-            kept.append(x_QH[drop:])
+            features.append(x_QH[drop:])
         qk_Qhd, v_Qgd = layer.project(x_QH)
         keys.append(qk_Qhd[drop:, layer.heads :])
         values.append(v_Qgd[drop:])
         seen_QI = layer.see(qk_Qhd, v_Qgd, 0, inputs[target.config.sliding[index]], kv)
         x_QH = layer.finish(x_QH, seen_QI)
     if target.num_layers in taps:
-        kept.append(target.norm(x_QH)[drop:])
-    features_RF = torch.cat(kept, -1) if kept else None
+        features.append(target.norm(x_QH)[drop:])
+    features_RF = torch.cat(features, -1) if features else None
     return ChunkKV(torch.stack(keys), torch.stack(values), features_RF)
-
-
-def _scratch(target: Decoder, rows: int) -> tuple[KVCache, dict[bool, AttentionInputs]]:
-    """A pool of one layer, which serves all of them in turn, and what causal rows see of it."""
-    device, dtype = target.embed.device, target.embed.dtype
-    kv = KVCache(1, target.kv_heads, target.head_dim, rows, dtype=dtype, device=device)
-    steps_Q = torch.arange(rows, device=device)
-    return kv, target.attention_inputs(steps_Q, steps_Q, AttentionMetadata.causal(rows, device))

@@ -88,7 +88,6 @@ class DecoderConfig(DecoderShape):
     """The shape of a Llama, Mistral, Qwen2 or Qwen3 decoder.
 
     sliding: for each layer whether it sees only `window` positions back.
-    max_positions: rows one sequence may have; see `RopeConfig.limit`.
     """
 
     family: str
@@ -100,21 +99,13 @@ class DecoderConfig(DecoderShape):
     pad_ids: tuple[int, ...]
     bos_ids: tuple[int, ...]
 
-    @property
-    def max_positions(self) -> int:
-        return self.rope.limit
-
     def check_length(self, positions: int) -> None:
         """Raise ModelError if a sequence of that many rows cannot be computed correctly."""
-        if positions > self.max_positions:
-            why = (
-                f"; `rope_type: {self.rope.kind}` changes the angles of earlier rows beyond that"
-                if self.rope.kind in ("dynamic", "longrope")
-                else ""
-            )
-            raise ModelError(
-                self.path, f"{positions} positions asked, {self.max_positions} possible{why}"
-            )
+        kind, limit = self.rope.kind, self.rope.limit
+        if positions > limit:
+            why = f"; `rope_type: {kind}` changes the angles of earlier rows beyond that"
+            why = why if kind in ("dynamic", "longrope") else ""
+            raise ModelError(self.path, f"{positions} positions asked, {limit} possible{why}")
 
 
 def rope_config(fields: Fields, trained: int, head_dim: int) -> RopeConfig:
@@ -123,16 +114,16 @@ def rope_config(fields: Fields, trained: int, head_dim: int) -> RopeConfig:
     inner = scaling if scaling.values else fields.section("rope_parameters")
     kind = str(inner.get("rope_type") or inner.get("type") or "default")
     if kind not in ROPE_KINDS:
-        raise ModelError(fields.path, f"rope type {kind!r} is not supported ({_or(ROPE_KINDS)})")
+        raise fields.wrong(f"rope type {kind!r} is not supported ({', '.join(ROPE_KINDS)})")
     if any(isinstance(value, dict) for value in inner.values.values()):
-        raise ModelError(fields.path, "rope settings per layer type are not supported")
+        raise fields.wrong("rope settings per layer type are not supported")
     theta = inner.number("rope_theta", fields.number("rope_theta", 10000.0))
     settings = {k: v for k, v in inner.values.items() if k not in RENAMED}
     if kind in ("llama3", "yarn", "longrope"):
         fallback = inner.integer(ORIGINAL, trained)
         settings[ORIGINAL] = fields.integer(ORIGINAL, fallback)
     if fields.number(PARTIAL, 1.0) != 1.0 or inner.number(PARTIAL, 1.0) != 1.0:
-        raise ModelError(fields.path, f"`{PARTIAL}` other than 1 is not supported")
+        raise fields.wrong(f"`{PARTIAL}` other than 1 is not supported")
     _check_rope(Fields(fields.path, settings), kind, head_dim)
     return RopeConfig(kind, theta, settings, trained)
 
@@ -142,11 +133,11 @@ def _check_rope(settings: Fields, kind: str, head_dim: int) -> None:
     required["llama3"] = ["factor", "low_freq_factor", "high_freq_factor"]
     for key in required.get(kind, []):
         if settings.number(key, 0.0) == 0.0:
-            raise ModelError(settings.path, f"rope type {kind!r} needs `{key}`")
+            raise settings.wrong(f"rope type {kind!r} needs `{key}`")
     for key in ("short_factor", "long_factor") if kind == "longrope" else ():
         value = settings.get(key)
         if not isinstance(value, list) or len(value) != head_dim // 2:
-            raise ModelError(settings.path, f"`{key}` must hold {head_dim // 2} numbers")
+            raise settings.wrong(f"`{key}` must hold {head_dim // 2} numbers")
 
 
 def shape_fields(fields: Fields, trained: int, head_dim: int = 0) -> dict[str, Any]:
@@ -177,9 +168,9 @@ def check_supported(fields: Fields, layer: Fields) -> None:
         layer: the part of the file that describes its layers.
     """
     if fields.get("quantization_config"):
-        raise ModelError(fields.path, "quantised checkpoints are not supported")
+        raise fields.wrong("quantised checkpoints are not supported")
     if layer.get("hidden_act") not in (None, "silu"):
-        raise ModelError(fields.path, f"`hidden_act` {layer.get('hidden_act')!r} is not supported")
+        raise fields.wrong(f"`hidden_act` {layer.get('hidden_act')!r} is not supported")
 
 
 def decoder_config(folder: Path) -> DecoderConfig:
@@ -214,9 +205,9 @@ def _refuse_foreign(fields: Fields) -> None:
     family = fields.get("model_type")
     custom = sorted(CUSTOM_CODE & set(fields.section("auto_map").values))
     if family not in FAMILIES or custom:
-        what = f"`auto_map` for {_or(custom)}" if custom else f"model_type {family!r}"
-        raise ModelError(
-            fields.path, f"{what} is not supported ({_or(FAMILIES)}); remote code is never executed"
+        what = f"`auto_map` for {', '.join(custom)}" if custom else f"model_type {family!r}"
+        raise fields.wrong(
+            f"{what} is not supported ({', '.join(FAMILIES)}); remote code is never executed"
         )
     check_supported(fields, fields)
 
@@ -226,17 +217,16 @@ def head_shape(fields: Fields, default_dim: int = 0) -> tuple[int, int, int]:
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
-        raise ModelError(
-            fields.path,
+        raise fields.wrong(
             f"`num_attention_heads` {heads} is no multiple of `num_key_value_heads` {kv_heads}",
         )
     if fields.get("head_dim") is None and not default_dim and hidden % heads:
-        raise ModelError(
-            fields.path, f"`hidden_size` {hidden} is no multiple of `num_attention_heads` {heads}"
+        raise fields.wrong(
+            f"`hidden_size` {hidden} is no multiple of `num_attention_heads` {heads}"
         )
     head_dim = fields.integer("head_dim", default_dim or hidden // heads)
     if head_dim % 2:
-        raise ModelError(fields.path, f"head_dim {head_dim} is odd; RoPE needs pairs")
+        raise fields.wrong(f"head_dim {head_dim} is odd; RoPE needs pairs")
     return heads, kv_heads, head_dim
 
 
@@ -259,11 +249,11 @@ def layer_types(fields: Fields, layers: int) -> tuple[bool, ...]:
     if types is None:
         first = 28 if first is None else first
         if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-            raise ModelError(fields.path, f"`max_window_layers` must be an integer, not {first!r}")
+            raise fields.wrong(f"`max_window_layers` must be an integer, not {first!r}")
         return tuple(i >= first for i in range(layers))
     if not isinstance(types, list) or len(types) != layers or not set(types) <= set(LAYER_TYPES):
-        raise ModelError(
-            fields.path, f"`layer_types` must name {layers} layers, each one of {_or(LAYER_TYPES)}"
+        raise fields.wrong(
+            f"`layer_types` must name {layers} layers, each one of {', '.join(LAYER_TYPES)}"
         )
     return tuple(t == "sliding_attention" for t in types)
 
@@ -274,7 +264,3 @@ def _stop_ids(folder: Path, fields: Fields) -> tuple[int, ...]:
         return fields.ids("eos_token_id")
     path = inside(folder, "generation_config.json")
     return Fields(path, read_json(path)).ids("eos_token_id") or fields.ids("eos_token_id")
-
-
-def _or(names: tuple[str, ...] | list[str]) -> str:
-    return ", ".join(names)

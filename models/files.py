@@ -15,8 +15,7 @@ class ModelError(ValueError):
 
     def __init__(self, path: Path | str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
-        self.path = Path(path)
-        self.reason = reason
+        self.path, self.reason = Path(path), reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +25,10 @@ class Fields:
     path: Path
     values: Mapping[str, Any]
 
+    def wrong(self, reason: str) -> ModelError:
+        """The file cannot be used."""
+        return ModelError(self.path, reason)
+
     def get(self, key: str) -> Any:
         return self.values.get(key)
 
@@ -34,49 +37,49 @@ class Fields:
 
         The limit keeps a hostile file from asking for sizes that overflow or never end.
         """
-        value = self.values.get(key)
+        value = self.get(key)
         if value is None and default is not None:
             return default
         if value is None:
-            raise ModelError(self.path, f"`{key}` is missing")
+            raise self.wrong(f"`{key}` is missing")
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise ModelError(self.path, f"`{key}` must be a positive integer, not {value!r}")
+            raise self.wrong(f"`{key}` must be a positive integer, not {value!r}")
         if value > LARGEST:
-            raise ModelError(self.path, f"`{key}` is {value}, more than {LARGEST}")
+            raise self.wrong(f"`{key}` is {value}, more than {LARGEST}")
         return value
 
     def number(self, key: str, default: float) -> float:
         """A positive finite number."""
-        value = self.values.get(key)
+        value = self.get(key)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelError(self.path, f"`{key}` must be a number, not {value!r}")
+            raise self.wrong(f"`{key}` must be a number, not {value!r}")
         if not math.isfinite(value) or value <= 0:
-            raise ModelError(self.path, f"`{key}` must be positive and finite, not {value!r}")
+            raise self.wrong(f"`{key}` must be positive and finite, not {value!r}")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        value = self.values.get(key)
+        value = self.get(key)
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise ModelError(self.path, f"`{key}` must be true or false, not {value!r}")
+            raise self.wrong(f"`{key}` must be true or false, not {value!r}")
         return value
 
     def section(self, key: str) -> "Fields":
         """A nested object; empty where the key is absent or null."""
-        value = self.values.get(key)
+        value = self.get(key)
         if value is not None and not isinstance(value, dict):
-            raise ModelError(self.path, f"`{key}` must be an object, not {value!r}")
+            raise self.wrong(f"`{key}` must be an object, not {value!r}")
         return Fields(self.path, value or {})
 
     def ids(self, key: str) -> tuple[int, ...]:
         """Token ids: one, a list of them, or none."""
-        value = self.values.get(key)
+        value = self.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
-            raise ModelError(self.path, f"`{key}` must hold token ids, not {value!r}")
+            raise self.wrong(f"`{key}` must hold token ids, not {value!r}")
         return tuple(ids)
 
 

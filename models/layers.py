@@ -1,19 +1,20 @@
-"""The parts of a decoder layer, on flat rows [N, ...] with N = B * Q."""
+"""What the layers of all models are made of, on flat rows [N, ...] with N = B * Q."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.attention.backends import Attend, to_bias
+from ..ops.attention.backends import Attend, dense, to_bias, window_mask
 from ..ops.attention.metadata import AttentionMetadata
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import SlotRun
-from .config import DecoderConfig
-from .rope import rotate
+from .config import DecoderConfig, DecoderShape
+from .rope import Angles, inverse_frequencies, rotate, rotation
 
 
 class GroupInputs(NamedTuple):
@@ -89,8 +90,14 @@ def add_linear(residual_NH: Tensor, x_NI: Tensor, linear: nn.Linear) -> Tensor:
     return residual_NH + F.linear(x_NI, linear.weight, linear.bias)
 
 
+def wide_logits(x_RH: Tensor, head_VH: Tensor) -> Tensor:
+    """[R, H] -> [R, V], float32; of a float64 model float64."""
+    logits_RV = F.linear(x_RH, head_VH)
+    return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+
+
 def attend_pool(
-    q_Nhd: Tensor, layer: int, inputs: AttentionInputs, kv: KVCache, attend: Attend
+    q_Nhd: Tensor, layer: int, inputs: AttentionInputs, kv: KVCache, attend: Attend = dense
 ) -> Tensor:
     """Every group attends to its own slots of one layer -> [N, heads * head_dim]."""
     if len(inputs.groups) == 1 and inputs.groups[0].rows_Gq is None:
@@ -116,10 +123,10 @@ class DecoderLayer(nn.Module):
     """Pre-norm attention and SwiGLU, the projections fused: fewer kernels, which is what counts
     for small models on a CPU."""
 
-    def __init__(self, config: DecoderConfig, attend: Attend) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
-        self.eps, self.attend = config.eps, attend
+        self.eps = config.eps
         hidden, inner = config.hidden_size, config.intermediate_size
         width, total = self.heads * self.head_dim, self.heads + 2 * self.kv_heads
         self.input_norm = RMSNorm(hidden, config.eps)
@@ -146,10 +153,17 @@ class DecoderLayer(nn.Module):
         self, qk_Nhd: Tensor, v_Ngd: Tensor, layer: int, inputs: AttentionInputs, kv: KVCache
     ) -> Tensor:
         """Write what `project` found into the pool and attend -> [N, heads * d]."""
+        q_Nhd = self.write_(qk_Nhd, v_Ngd, layer, inputs, kv)
+        return attend_pool(q_Nhd, layer, inputs, kv)
+
+    def write_(
+        self, qk_Nhd: Tensor, v_Ngd: Tensor, layer: int, inputs: AttentionInputs, kv: KVCache
+    ) -> Tensor:
+        """What `project` found into the pool -> the queries after RoPE, [N, heads, d]."""
         qk_Nhd = rotate(qk_Nhd, inputs.cos_N1d, inputs.sin_N1d)
         q_Nhd, k_Ngd = qk_Nhd[:, : self.heads], qk_Nhd[:, self.heads :]
         kv.write_(layer, inputs.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
-        return attend_pool(q_Nhd, layer, inputs, kv, self.attend)
+        return q_Nhd
 
     def finish(self, x_NH: Tensor, seen_NI: Tensor) -> Tensor:
         """What a layer makes of its rows and of what they saw."""
@@ -165,7 +179,7 @@ class DecoderLayer(nn.Module):
     def published(self) -> dict[str, Tensor]:
         """Views of the parameters under Hugging Face's names, without the layer's prefix."""
         q, k, v = self.heads * self.head_dim, *[self.kv_heads * self.head_dim] * 2
-        found: dict[str, Tensor] = {
+        views: dict[str, Tensor] = {
             "input_layernorm.weight": self.input_norm.weight,
             "post_attention_layernorm.weight": self.post_norm.weight,
         }
@@ -177,34 +191,82 @@ class DecoderLayer(nn.Module):
         )
         for linear, names, sizes in parts:
             for kind, value in linear.named_parameters():
-                found |= zip(
+                views |= zip(
                     (f"{n}.{kind}" for n in names), torch.split(value, list(sizes)), strict=True
                 )
         if self.qk_norm is not None:
-            found |= zip(
+            views |= zip(
                 ("self_attn.q_norm.weight", "self_attn.k_norm.weight"),
                 self.qk_norm.unbind(),
                 strict=True,
             )
-        return found
+        return views
 
 
-class DecoderParts(Protocol):
-    """What a forward on a blended cache uses of a decoder."""
+class PoolModel(nn.Module):
+    """A model whose layers read and write a pool: its sizes, its angles, what its layers see.
 
-    config: DecoderConfig
-    num_layers: int
-    kv_heads: int
-    head_dim: int
-    hidden_size: int
-    embed: nn.Parameter
-    layers: nn.ModuleList
-    norm: RMSNorm
+    Attributes:
+        groups: query heads of a key head.
+        narrows: what the layers leave of the masks, by the kind of the layer; None: everything.
+        notes: what the loader found worth telling, e.g. unexpected tensors.
+    """
+
     frequencies: Tensor
-    rope_scaling: float
+
+    def __init__(self, shape: DecoderShape, layers: int) -> None:
+        super().__init__()
+        self.groups = shape.heads // shape.kv_heads
+        self.num_layers, self.kv_heads, self.head_dim = layers, shape.kv_heads, shape.head_dim
+        self.narrows: Mapping[Any, Narrow | None] = {False: None}
+        self.notes: tuple[str, ...] = ()
+        # On the CPU even inside a meta-device build: the angles are computed, not loaded.
+        with torch.device("cpu"):
+            frequencies, self.rope_scaling = inverse_frequencies(shape.rope, shape.head_dim)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the model's own weights."""
+        raise NotImplementedError
+
+    def angles(self, positions_N: Tensor) -> Angles:
+        """cos and signed sin of these positions."""
+        return rotation(positions_N, self.frequencies, self.rope_scaling, self.dtype)
 
     def attention_inputs(
         self, positions_BQ: Tensor, slots_BQ: Tensor, attention: AttentionMetadata
-    ) -> dict[bool, AttentionInputs]: ...
+    ) -> dict[Any, AttentionInputs]:
+        """What the layers see, by their kind; only kinds that exist."""
+        positions_N, slots_N = positions_BQ.flatten(), slots_BQ.flatten()
+        angles = self.angles(positions_N)
+        return {
+            kind: AttentionInputs(
+                group_inputs(attention, positions_N, self.groups, self.dtype, narrow),
+                *angles,
+                slots_N,
+            )
+            for kind, narrow in self.narrows.items()
+        }
 
-    def logits(self, x_RH: Tensor) -> Tensor: ...
+
+class DecoderStack(PoolModel):
+    """The parameters of a decoder, and what is made of them whatever the forward."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config, config.num_layers)
+        self.config, self.hidden_size = config, config.hidden_size
+        near = partial(window_mask, window=config.window)
+        self.narrows = {slides: near if slides else None for slides in set(config.sliding)}
+        self.embed = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.eps)
+        self.lm_head = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.dtype
+
+    def logits(self, x_RH: Tensor) -> Tensor:
+        """[R, H] after the last layer -> [R, V]; float32, of a float64 model float64."""
+        return wide_logits(self.norm(x_RH), self.lm_head)

@@ -5,6 +5,9 @@ from torch import Tensor
 
 from .config import RopeConfig
 
+Angles = tuple[Tensor, Tensor]
+"""cos and signed sin, each [N, 1, head_dim], for `rotate`."""
+
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
     """Frequencies float32 [head_dim / 2] and the factor on cos and sin.
@@ -31,10 +34,10 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
 
 def rotation(
     positions_N: Tensor, frequencies: Tensor, scaling: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """cos and signed sin, each [N, 1, head_dim], for `rotate`.
+) -> Angles:
+    """The angles of these positions.
 
-    Angles are float32 in every dtype, as in transformers: float64 ones would be another model.
+    They are float32 in every dtype, as in transformers: float64 ones would be another model.
     """
     angles = positions_N[:, None].float() * frequencies
     cos, sin = angles.cos() * scaling, angles.sin() * scaling

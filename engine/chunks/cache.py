@@ -13,7 +13,7 @@ from ...models.files import ModelError
 from ...models.load.checkpoint import model_hash
 from ...ops.blend.blend import ChunkKV
 from ...ops.blend.layer_plan import compile_layer_plan
-from ...states.graph.blend_spec import BlendBlock
+from ...states.graph.blocks import BlendBlock
 from ...states.graph.program import Program
 from ...states.text.chat_format import leading_id
 from ...states.text.prompt_tokens import Chunk

@@ -31,7 +31,7 @@ Source = Callable[[int], Tokens]
 
 
 @dataclass(slots=True)
-class Batch:
+class TrainingBatch:
     """Rows of packed samples.
 
     ``ids``, ``positions``, ``labels`` and ``weights`` are [rows, length]; ``mask`` is
@@ -50,8 +50,8 @@ class Batch:
         counted = (self.weights >= GOLD).float()
         return torch.cat([torch.zeros_like(counted[:, :1]), counted[:, :-1]], dim=1)
 
-    def to(self, device: torch.device) -> Batch:
-        return Batch(*(getattr(self, part.name).to(device) for part in fields(self)))
+    def to(self, device: torch.device) -> TrainingBatch:
+        return TrainingBatch(*(getattr(self, part.name).to(device) for part in fields(self)))
 
 
 def trimmed(tokens: Tokens, length: int) -> Tokens:
@@ -61,7 +61,7 @@ def trimmed(tokens: Tokens, length: int) -> Tokens:
     return Tokens(*(getattr(tokens, part.name)[:length] for part in fields(tokens)))
 
 
-def pack(rows: list[list[Tokens]], length: int) -> Batch:
+def pack(rows: list[list[Tokens]], length: int) -> TrainingBatch:
     """Rows of samples as tensors."""
     shape = (len(rows), length)
     ids, positions, labels = (torch.zeros(shape, dtype=torch.long) for _ in range(3))
@@ -81,7 +81,7 @@ def pack(rows: list[list[Tokens]], length: int) -> Batch:
     weights = torch.cat([weights[:, 1:], weights.new_zeros(len(rows), 1)], dim=1)
     same = samples[:, :, None] == samples[:, None, :]
     related = (segments[:, :, None] == segments[:, None, :]) | (segments[:, None, :] == 0)
-    return Batch(ids, positions, labels, weights, (same & related).tril()[:, None])
+    return TrainingBatch(ids, positions, labels, weights, (same & related).tril()[:, None])
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class Packer:
     length: int
     index: int = 0
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[TrainingBatch]:
         """Rows of ``length`` ids, filled first-fit with whole samples."""
         while True:
             rows: list[list[Tokens]] = [[] for _ in range(max(1, self.tokens // self.length))]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...models.drafters.dflash import DFlashDraftModel, TargetEnds
 from ...models.drafters.dflash_config import DFlashConfig, Reach, default_layer_ids
 from ..errors import UsageError
-from .data import Batch
+from .data import TrainingBatch
 from .dflash_loss import Blocks, OnlineDFlashModel, Packing
 from .files import export_drafter
 from .lessons import HeldOutPrompt, LessonSource
@@ -72,7 +72,7 @@ class DFlashCourse:
         self.online = OnlineDFlashModel(self.model, settings.num_anchors, settings.loss_decay_gamma)
         self.optimizer = MuonAdamW(self.model, settings.lr, settings.head_lr)
 
-    def teach(self, batch: Batch, draw: torch.Generator) -> LossReport:
+    def teach(self, batch: TrainingBatch, draw: torch.Generator) -> LossReport:
         features_BSF, _ = self.teacher.look(batch, self.model.tap_ids)
         packing = Packing(batch.positions, batch.mask[:, 0])
         with self.teacher.low_precision():

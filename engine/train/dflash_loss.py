@@ -267,7 +267,7 @@ class OnlineDFlashModel(nn.Module):
         x_NH = draft.embed(blocks.noise(input_ids_BS, draft.mask_token_id).flatten())
         for layer, reach in zip(draft.stack, draft.config.reaches, strict=True):
             sources = layer.self_attn.keys_values(context_RH, before)
-            q, *mine = layer.project(x_NH, own)
+            q, *mine = layer.self_attn.project(layer.input_layernorm(x_NH), own)
             keys, values = (
                 torch.cat((by_head(c, batch), by_head(m, batch)), 2)
                 for c, m in zip(sources, mine, strict=True)

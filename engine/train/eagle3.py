@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...models.config import RopeConfig
-from ...models.drafters.eagle3 import Eagle3
-from ...models.drafters.eagle3_config import Eagle3Config, default_taps
+from ...models.drafters.eagle import Eagle3
+from ...models.drafters.eagle_config import Eagle3Config, default_taps
 from ..errors import UsageError
-from .data import GOLD, Batch, by_head
+from .data import GOLD, TrainingBatch, by_head
 from .files import export_drafter, load_checkpoint
 from .lessons import HeldOutPrompt, Lessons, LessonSource
 from .loop import LossReport, train
@@ -181,7 +181,7 @@ class Eagle3Course:
         self.model = new_drafter(settings, teacher, ids)
         self.optimizer = MuonAdamW(self.model, settings.lr, settings.head_lr)
 
-    def lesson(self, batch: Batch, *, exact: bool = False) -> Lesson:
+    def lesson(self, batch: TrainingBatch, *, exact: bool = False) -> Lesson:
         """What the target says about a batch of packed rows.
 
         Branches of one sample share the row that pairs the trunk's end with their first token;
@@ -200,7 +200,7 @@ class Eagle3Course:
             visible_BSS=batch.mask[:, 0],
         )
 
-    def teach(self, batch: Batch, draw: torch.Generator) -> LossReport:
+    def teach(self, batch: TrainingBatch, draw: torch.Generator) -> LossReport:
         lesson = self.lesson(batch)
         with self.teacher.low_precision():
             verdict = rehearse(self.model, lesson, self.settings.unroll)

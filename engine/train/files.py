@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from ...models.drafters.dflash import DFlashDraftModel
-from ...models.drafters.eagle3 import Eagle3
+from ...models.drafters.eagle import Eagle3
 
 TOKENIZER_FILES = (
     "tokenizer.json",

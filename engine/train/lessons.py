@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import UsageError
 from .answers import Regeneration
 from .chats import ChatCoder, read_conversations
-from .data import GOLD, Batch, Source, Tokens, pack
+from .data import GOLD, Source, Tokens, TrainingBatch, pack
 from .settings import ConversationFile, DrafterTraining
 from .teacher import Teacher
 
@@ -31,7 +31,7 @@ class HeldOutPrompt:
     ids: tuple[int, ...]
     first: int
 
-    def batch(self, device: torch.device) -> Batch:
+    def batch(self, device: torch.device) -> TrainingBatch:
         """The sample alone, [1, S]; nothing in it has a weight."""
         tokens = Tokens.linear(list(self.ids), [0.0] * len(self.ids))
         return pack([[tokens]], len(self.ids)).to(device)

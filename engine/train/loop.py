@@ -23,7 +23,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from .data import Batch, Packer
+from .data import Packer, TrainingBatch
 from .files import load_checkpoint, save_atomically
 from .lessons import HeldOutPrompt, Lessons, held_out_tau
 from .optim import MuonAdamW
@@ -65,7 +65,7 @@ class Course(Protocol):
         """What is trained; its state is the checkpoint's."""
         ...
 
-    def teach(self, batch: Batch, draw: torch.Generator) -> LossReport:
+    def teach(self, batch: TrainingBatch, draw: torch.Generator) -> LossReport:
         """The loss on a batch, which lies on the model's device; ``draw`` is a CPU generator."""
         ...
 
@@ -114,7 +114,7 @@ def _past(progress: Progress, since: float, minutes: float) -> bool:
 
 
 def _step(
-    settings: DrafterTraining, course: Course, batch: Batch, progress: Progress
+    settings: DrafterTraining, course: Course, batch: TrainingBatch, progress: Progress
 ) -> dict[str, float]:
     """One update; returns the loss and the course's figures."""
     start = time.monotonic()

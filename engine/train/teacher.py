@@ -14,7 +14,7 @@ from ...models.config import DecoderConfig, decoder_config
 from ...models.files import ModelError
 from ...models.load.weights import check_tokenizer
 from ..prepare.environment import model_folder, set_up_torch
-from .data import Batch
+from .data import TrainingBatch
 from .settings import DrafterTraining
 
 
@@ -48,7 +48,7 @@ class Teacher:
 
     @torch.no_grad()
     def look(
-        self, batch: Batch, taps: tuple[int, ...] = (), *, exact: bool = False
+        self, batch: TrainingBatch, taps: tuple[int, ...] = (), *, exact: bool = False
     ) -> tuple[Tensor, Tensor]:
         """One forward over packed rows; taps are indices of `hidden_states`, 0 the embedding.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from .data import GOLD, Batch
+from .data import GOLD, TrainingBatch
 from .files import export_beside
 from .lessons import HeldOutPrompt, LessonSource
 from .loop import LossReport, train
@@ -53,7 +53,7 @@ class VanillaCourse:
         self.model.to(teacher.device)  # type: ignore[arg-type]
         self.optimizer = MuonAdamW(self.model, settings.lr, settings.head_lr)
 
-    def _hidden(self, batch: Batch) -> Tensor:
+    def _hidden(self, batch: TrainingBatch) -> Tensor:
         """[B, S, H], what the head is applied to."""
         hidden: Tensor = self.model.model(
             input_ids=batch.ids,
@@ -63,7 +63,7 @@ class VanillaCourse:
         ).last_hidden_state
         return hidden
 
-    def teach(self, batch: Batch, draw: torch.Generator) -> LossReport:
+    def teach(self, batch: TrainingBatch, draw: torch.Generator) -> LossReport:
         rows = (batch.weights.flatten() >= GOLD).nonzero().flatten()
         labels_R = batch.labels.flatten()[rows]
         _, hidden_BSH = self.teacher.look(batch)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ...ops.registry import OpEntry, OpTable
-from ...states.graph.blend_spec import BlendBlock
+from ...states.graph.blocks import BlendBlock
 from ...states.graph.board import VOCABULARY
 from ...states.graph.graph import Graph
 from ...states.graph.program import Program

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...ops.attention.backends import Attend, dense, window_mask
+from ...ops.attention.backends import window_mask
 from ...ops.attention.metadata import AttentionMetadata
 from ...ops.kv.pool import KVCache
-from ..layers import AttentionInputs, RMSNorm, attend_pool, group_inputs
+from ..layers import RMSNorm, wide_logits
 from .dflash_config import DFlashConfig, Reach
-from .parts import Angles, DrafterLayer, DrafterModel, wide_logits
+from .parts import DrafterLayer, DrafterModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +30,6 @@ class TargetEnds:
     head_VH: Tensor
 
 
-class DFlashLayer(DrafterLayer):
-    """One decoder layer in two halves, between which a forward or a training step attends.
-
-    Queries come from block rows only, keys and values from block rows and from the context.
-    """
-
-    def __init__(self, config: DFlashConfig) -> None:
-        super().__init__(config, config.hidden_size)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.eps)
-
-    def project(self, x_NH: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
-        """Block rows [N, H] -> queries [N, heads, d], keys and values [N, kv_heads, d]."""
-        return self.self_attn.project(self.input_layernorm(x_NH), angles)
-
-
 class DFlashDraftModel(DrafterModel):
     """Implements `BlockDrafter`. Its parameters are exactly the tensors of a published file.
 
@@ -53,28 +37,32 @@ class DFlashDraftModel(DrafterModel):
         ends: the target's embedding and head; no parameters of this module.
     """
 
-    def __init__(self, config: DFlashConfig, ends: TargetEnds, attend: Attend = dense) -> None:
-        super().__init__(config, config.num_layers, config.tap_ids, attend)
+    def __init__(self, config: DFlashConfig, ends: TargetEnds) -> None:
+        super().__init__(config, config.num_layers, config.tap_ids)
+        self.narrows = {reach: partial(within, reach=reach) for reach in set(config.reaches)}
         self.config, self.ends, self.notes = config, ends, config.notes
         self.block_size, self.mask_token_id = config.block_size, config.mask_token_id
         hidden = config.hidden_size
         self.fc = nn.Linear(len(config.layer_ids) * hidden, hidden, bias=False)
         self.hidden_norm = RMSNorm(hidden, config.eps)
-        self.layers = nn.ModuleList(DFlashLayer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            DrafterLayer(config, hidden, "input_layernorm") for _ in range(config.num_layers)
+        )
         self.norm = RMSNorm(hidden, config.eps)
 
     @property
-    def stack(self) -> tuple[DFlashLayer, ...]:
-        """The layers, under their type."""
-        return cast(tuple[DFlashLayer, ...], tuple(self.layers))
+    def stack(self) -> tuple[DrafterLayer, ...]:
+        """The layers, under their type. Queries come from block rows only, keys and values from
+        block rows and from the context."""
+        return cast(tuple[DrafterLayer, ...], tuple(self.layers))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """int64 [...] -> [..., H], the target's embedding in the drafter's dtype."""
-        return F.embedding(tokens, self.ends.embed_VH).to(self.fc.weight.dtype)
+        return F.embedding(tokens, self.ends.embed_VH).to(self.dtype)
 
     def fuse(self, taps_RF: Tensor) -> Tensor:
         """See `BlockDrafter.fuse`."""
-        taps_RF = taps_RF.to(self.fc.weight.dtype)
+        taps_RF = taps_RF.to(self.dtype)
         order = self.config.tap_order
         if order != tuple(range(len(self.tap_ids))):
             parts = taps_RF.chunk(len(self.tap_ids), -1)
@@ -100,37 +88,16 @@ class DFlashDraftModel(DrafterModel):
         kv: KVCache,
     ) -> Tensor:
         """See `BlockDrafter.forward`."""
-        inputs_of = self._inputs(positions_BQ, slots_BQ, attention)
+        inputs_of = self.attention_inputs(positions_BQ, slots_BQ, attention)
         x_NH = self.embed(tokens_BQ.flatten())
         for index, layer in enumerate(self.stack):
             inputs = inputs_of[self.config.reaches[index]]
-            q, k, v = layer.project(x_NH, (inputs.cos_N1d, inputs.sin_N1d))
-            kv.write_(index, inputs.slots_N, k.transpose(0, 1), v.transpose(0, 1))
-            x_NH = layer.finish(x_NH, attend_pool(q, index, inputs, kv, self.attend))
+            x_NH = layer(layer.input_layernorm(x_NH), x_NH, index, inputs, kv)
         return torch.unflatten(self.norm(x_NH), 0, tokens_BQ.shape)
-
-    def _inputs(
-        self, positions_BQ: Tensor, slots_BQ: Tensor, attention: AttentionMetadata
-    ) -> dict[Reach, AttentionInputs]:
-        """What the layers see, by how far they reach; only reaches that exist."""
-        positions_N, slots_N = positions_BQ.flatten(), slots_BQ.flatten()
-        angles, see = self.angles(positions_N), partial(group_inputs, attention, positions_N)
-        return {
-            reach: AttentionInputs(
-                see(self.groups, self.fc.weight.dtype, partial(within, reach=reach)),
-                *angles,
-                slots_N,
-            )
-            for reach in set(self.config.reaches)
-        }
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """See `BlockDrafter.logits`."""
         return wide_logits(hidden_RH, self.ends.head_VH.to(hidden_RH.dtype))
-
-    def published(self) -> dict[str, Tensor]:
-        """The parameters under their published names."""
-        return dict(self.named_parameters())
 
 
 def within(

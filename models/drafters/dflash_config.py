@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config import DecoderConfig, DecoderShape, check_supported, layer_types, shape_fields
-from ..files import Fields, ModelError, read_fields
+from ..files import Fields, read_fields
 from .eagle_config import check_target, layer_section
 
 ARCHITECTURE = "DFlashDraftModel"
@@ -139,32 +139,28 @@ def dflash_config(folder: Path, target: DecoderConfig) -> DFlashConfig:
         speculators=speculators,
         notes=notes,
     )
-    _check_block(config)
-    _check_target(config, target)
+    _check_block(config, fields)
+    _check_target(config, target, fields)
     return config
 
 
 def _check_kind(fields: Fields, inner: Fields, layer: Fields, speculators: bool) -> None:
     names = fields.get("architectures")
     if not speculators and names != [ARCHITECTURE]:
-        raise ModelError(
-            fields.path, f"`architectures` is {names!r}; a DFlash drafter has [{ARCHITECTURE!r}]"
-        )
+        raise fields.wrong(f"`architectures` is {names!r}; a DFlash drafter has [{ARCHITECTURE!r}]")
     if later := next((key for key in LATER if inner.get(key)), None):
-        raise ModelError(
-            fields.path, f"is a later kind of drafter than DFlash: `{later}` is not supported"
-        )
+        raise fields.wrong(f"is a later kind of drafter than DFlash: `{later}` is not supported")
     whole, own = layer.integer("vocab_size"), fields.get("draft_vocab_size")
     if own not in (None, whole):
-        raise ModelError(fields.path, f"drafts {own} of {whole} tokens, which is not supported")
+        raise fields.wrong(f"drafts {own} of {whole} tokens, which is not supported")
     check_supported(fields, layer)
 
 
 def _mask_id(inner: Fields) -> int:
-    found = inner.ids(MASK_KEY)
-    if len(found) != 1:
-        raise ModelError(inner.path, f"`{SECTION}.{MASK_KEY}` must be one token id")
-    return found[0]
+    ids = inner.ids(MASK_KEY)
+    if len(ids) != 1:
+        raise inner.wrong(f"`{SECTION}.{MASK_KEY}` must be one token id")
+    return ids[0]
 
 
 def _layer_ids(
@@ -209,30 +205,21 @@ def _sliding(fields: Fields, layers: int) -> tuple[bool, ...]:
     return (False,) * layers if unnamed and off else layer_types(fields, layers)
 
 
-def _check_block(config: DFlashConfig) -> None:
+def _check_block(config: DFlashConfig, fields: Fields) -> None:
     """Sizes that no block could be drafted with."""
-    if config.block_size < 2:
-        raise ModelError(
-            config.path, f"`block_size` is {config.block_size}; an anchor and a draft are 2 or more"
-        )
-    for reach in config.reaches:
-        if reach.window is not None and reach.window < config.block_size:
-            raise ModelError(
-                config.path,
-                f"`sliding_window` {reach.window} is shorter than a block of {config.block_size}",
-            )
+    size, windows = config.block_size, [r.window for r in config.reaches if r.window is not None]
+    if size < 2:
+        raise fields.wrong(f"`block_size` is {size}; an anchor and a draft are 2 or more")
+    if windows and min(windows) < size:
+        raise fields.wrong(f"`sliding_window` {min(windows)} is shorter than a block of {size}")
 
 
-def _check_target(config: DFlashConfig, target: DecoderConfig) -> None:
+def _check_target(config: DFlashConfig, target: DecoderConfig, fields: Fields) -> None:
     features = "hidden states of width", config.hidden_size
     check_target(config, target, features, config.target_layers)
-    if not 0 <= min(config.layer_ids) <= max(config.layer_ids) < target.num_layers:
-        raise ModelError(
-            config.path,
-            f"`{TAPS_KEY}` {config.layer_ids} of a target with {target.num_layers} layers",
-        )
-    if config.mask_token_id >= target.vocab_size:
-        raise ModelError(
-            config.path,
-            f"`{MASK_KEY}` is {config.mask_token_id}, the vocabulary has {target.vocab_size}",
-        )
+    ids, layers = config.layer_ids, target.num_layers
+    if not 0 <= min(ids) <= max(ids) < layers:
+        raise fields.wrong(f"`{TAPS_KEY}` {ids} of a target with {layers} layers")
+    mask, size = config.mask_token_id, target.vocab_size
+    if mask >= size:
+        raise fields.wrong(f"`{MASK_KEY}` is {mask}, the vocabulary has {size}")

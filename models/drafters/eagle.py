@@ -1,36 +1,24 @@
-"""The EAGLE family: what all its drafters share, and the one of EAGLE-1 and EAGLE-2.
+"""The EAGLE family: what all its drafters share, the one of EAGLE-1 and EAGLE-2, that of EAGLE-3.
 
 Layout and arithmetic follow SafeAILab/EAGLE (`cnets1.py` for EAGLE-1 and -2, `cnets.py` for
-EAGLE-3), under the published parameter names. EAGLE-1 and EAGLE-2 are one model: they differ in
-the tree that is drafted with it.
+EAGLE-3) and vllm-project/speculators, under the published parameter names. EAGLE-1 and EAGLE-2 are
+one model: they differ in the tree that is drafted with it.
 """
 
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...ops.attention.backends import Attend, dense
 from ...ops.attention.metadata import AttentionMetadata
 from ...ops.kv.pool import KVCache
 from ..config import DecoderShape
-from ..layers import AttentionInputs, RMSNorm, attend_pool, group_inputs
-from .eagle_config import EagleConfig
-from .parts import DrafterLayer, DrafterModel, wide_logits
+from ..layers import AttentionInputs, RMSNorm, wide_logits
+from .eagle_config import Eagle3Config, EagleConfig
+from .parts import DrafterLayer, DrafterModel
 
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
-
-
-class EagleDecoderLayer(DrafterLayer):
-    """The one decoder layer, whose rows all attend to the pool."""
-
-    def attended(
-        self, x_NW: Tensor, inputs: AttentionInputs, kv: KVCache, attend: Attend
-    ) -> Tensor:
-        """[N, W] -> [N, heads * d]; writes the rows' keys and values into layer 0 of the pool."""
-        q, k, v = self.self_attn.project(x_NW, (inputs.cos_N1d, inputs.sin_N1d))
-        kv.write_(0, inputs.slots_N, k.transpose(0, 1), v.transpose(0, 1))
-        return attend_pool(q, 0, inputs, kv, attend)
 
 
 class EagleHead(DrafterModel):
@@ -43,8 +31,8 @@ class EagleHead(DrafterModel):
 
     ends: ClassVar[frozenset[str]]
 
-    def __init__(self, shape: DecoderShape, taps: tuple[int, ...], attend: Attend) -> None:
-        super().__init__(shape, 1, taps, attend)
+    def __init__(self, shape: DecoderShape, taps: tuple[int, ...]) -> None:
+        super().__init__(shape, 1, taps)
         self.owned: frozenset[str] = frozenset()
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
 
@@ -58,10 +46,8 @@ class EagleHead(DrafterModel):
         kv: KVCache,
     ) -> Tensor:
         """See `HiddenDrafter.forward`."""
-        dtype, positions_N = self.fc.weight.dtype, positions_BQ.flatten()
-        groups = group_inputs(attention, positions_N, self.groups, dtype)
-        inputs = AttentionInputs(groups, *self.angles(positions_N), slots_BQ.flatten())
-        embedding_NH = self.embed_tokens(tokens_BQ.flatten()).to(dtype)
+        (inputs,) = self.attention_inputs(positions_BQ, slots_BQ, attention).values()
+        embedding_NH = self.embed_tokens(tokens_BQ.flatten()).to(self.dtype)
         out_NH = self.step(embedding_NH, hidden_BQH.flatten(0, 1), inputs, kv)
         return torch.unflatten(out_NH, 0, tokens_BQ.shape)
 
@@ -74,19 +60,7 @@ class EagleHead(DrafterModel):
     def published(self) -> dict[str, Tensor]:
         """Parameters under published names; of `ends` only those it owns."""
         lent = self.ends - self.owned
-        return {name: p for name, p in self.named_parameters() if name not in lent}
-
-
-class EagleLayer(EagleDecoderLayer):
-    """A decoder layer without a norm before its attention."""
-
-    def __init__(self, config: EagleConfig) -> None:
-        super().__init__(config, config.hidden_size)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.eps)
-
-    def forward(self, x_NH: Tensor, inputs: AttentionInputs, kv: KVCache, attend: Attend) -> Tensor:
-        """[N, H] -> [N, H]; writes the rows' keys and values into layer 0 of the pool."""
-        return self.finish(x_NH, self.attended(x_NH, inputs, kv, attend))
+        return {name: p for name, p in super().published().items() if name not in lent}
 
 
 class Eagle(EagleHead):
@@ -94,24 +68,24 @@ class Eagle(EagleHead):
 
     ends = frozenset((EMBEDDING, LM_HEAD))
 
-    def __init__(self, config: EagleConfig, attend: Attend = dense) -> None:
-        super().__init__(config, config.taps, attend)
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__(config, config.taps)
         self.config = config
         hidden = config.hidden_size
         self.fc = nn.Linear(2 * hidden, hidden, bias=config.fc_bias)
-        self.layers = nn.ModuleList([EagleLayer(config)])
+        self.layers = nn.ModuleList([DrafterLayer(config, hidden)])
         self.lm_head = nn.Linear(hidden, config.vocab_size, bias=False)
 
     def fuse(self, taps_RF: Tensor) -> Tensor:
         """See `HiddenDrafter.fuse`: the one tap is the feature."""
-        return taps_RF.to(self.fc.weight.dtype)
+        return taps_RF.to(self.dtype)
 
     def step(
         self, embedding_NH: Tensor, hidden_NH: Tensor, inputs: AttentionInputs, kv: KVCache
     ) -> Tensor:
         """See `EagleHead.step`; true and predicted features alike go through `fc`."""
         x_NH = self.fc(torch.cat((embedding_NH, hidden_NH), -1))
-        out_NH: Tensor = self.layers[0](x_NH, inputs, kv, self.attend)
+        out_NH: Tensor = self.layers[0](x_NH, x_NH, 0, inputs, kv)
         return out_NH
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
@@ -121,3 +95,81 @@ class Eagle(EagleHead):
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """See `HiddenDrafter.to_target`: the vocabulary is the target's."""
         return draft_ids
+
+
+class Eagle3Layer(DrafterLayer):
+    """The one decoder layer, whose attention reads embeddings beside features."""
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__(config, 2 * config.hidden_size, "input_layernorm", "hidden_norm")
+        self.norm_before_residual = config.norm_before_residual
+
+    def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
+        """Attention's input [N, 2H], the embedding first, and the residual [N, H]."""
+        normed_NH = self.hidden_norm(hidden_NH)
+        mixed = torch.cat((self.input_layernorm(embedding_NH), normed_NH), -1)
+        return mixed, normed_NH if self.norm_before_residual else hidden_NH
+
+
+class Eagle3(EagleHead):
+    """Implements `HiddenDrafter`. `embed_tokens.weight` is the target's unless the file has one.
+
+    Attributes:
+        d2t: int64 [draft vocabulary], offset from a draft id to its target id.
+        t2d: bool [vocabulary], True for target ids that the drafter knows.
+    """
+
+    ends = frozenset((EMBEDDING,))
+    d2t: Tensor
+    t2d: Tensor
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__(config, config.taps)
+        self.config, self.notes = config, config.notes
+        hidden, features = config.hidden_size, len(config.taps) * config.target_hidden_size
+        self.fc = nn.Linear(features, hidden, bias=False)
+        self.midlayer = Eagle3Layer(config)
+        self.norm = RMSNorm(hidden, config.eps)
+        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
+        self.input_norm = RMSNorm(features, config.eps) if config.norm_before_fc else None
+        norms = (RMSNorm(config.target_hidden_size, config.eps) for _ in config.taps)
+        self.fc_norm = nn.ModuleList(norms) if config.fc_norm else None
+        with torch.device("cpu"):  # even inside a meta-device build: a file may lack them
+            d2t = torch.zeros(config.draft_vocab_size, dtype=torch.int64)
+            t2d = torch.arange(config.vocab_size) < config.draft_vocab_size
+        self.register_buffer("d2t", d2t)
+        self.register_buffer("t2d", t2d)
+
+    def fuse(self, taps_RF: Tensor) -> Tensor:
+        """See `HiddenDrafter.fuse`."""
+        taps_RF = taps_RF.to(self.dtype)
+        if self.input_norm is not None:
+            taps_RF = self.input_norm(taps_RF)
+        if self.fc_norm is not None:
+            parts = taps_RF.chunk(len(self.fc_norm), -1)
+            taps_RF = torch.cat([n(p) for n, p in zip(self.fc_norm, parts, strict=True)], -1)
+        return F.linear(taps_RF, self.fc.weight)
+
+    def step(
+        self, embedding_NH: Tensor, hidden_NH: Tensor, inputs: AttentionInputs, kv: KVCache
+    ) -> Tensor:
+        """See `EagleHead.step`. What returns is not normalised, unless `norm_output`."""
+        mixed_NW, residual_NH = self.midlayer.mix(embedding_NH, hidden_NH)
+        out_NH: Tensor = self.midlayer(mixed_NW, residual_NH, 0, inputs, kv)
+        return self.norm(out_NH) if self.config.norm_output else out_NH
+
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """See `HiddenDrafter.logits`."""
+        normed_RH = hidden_RH if self.config.norm_output else self.norm(hidden_RH)
+        return wide_logits(normed_RH, self.lm_head.weight)
+
+    def to_target(self, draft_ids: Tensor) -> Tensor:
+        """See `HiddenDrafter.to_target`."""
+        return draft_ids + self.d2t[draft_ids]
+
+    def published(self) -> dict[str, Tensor]:
+        """Parameters and maps under published names; the embedding only where it is its own."""
+        tensors = {**super().published(), "d2t": self.d2t, "t2d": self.t2d}
+        if self.config.speculators:
+            tensors = {k.replace("midlayer.", "layers.0."): v for k, v in tensors.items()}
+        return tensors

@@ -1,4 +1,4 @@
-"""The shape of an EAGLE-1 or EAGLE-2 drafter, which share one format; without torch.
+"""The shape of an EAGLE-1 or EAGLE-2 drafter, which share one format, and EAGLE-3's; without torch.
 
 Also what the configurations of all drafters are read and checked with.
 """
@@ -9,6 +9,9 @@ from typing import Any
 
 from ..config import DecoderConfig, DecoderShape, check_supported, shape_fields
 from ..files import Fields, ModelError, read_fields
+
+TAPS_KEY = "eagle_aux_hidden_state_layer_ids"
+FAMILIES = ("llama", "qwen3")  # layer kinds that speculators builds drafters from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,7 @@ def eagle_config(folder: Path, target: DecoderConfig) -> EagleConfig:
     fields = read_fields(folder)
     for key in ("speculators_model_type", "draft_vocab_size"):
         if fields.get(key) is not None:
-            raise ModelError(fields.path, f"has `{key}`: no EAGLE-1 or EAGLE-2 drafter")
+            raise fields.wrong(f"has `{key}`: no EAGLE-1 or EAGLE-2 drafter")
     check_layer(fields, fields, "EAGLE-1 and EAGLE-2")
     config = EagleConfig(
         **shape_fields(fields, fields.integer("max_sequence_length", 2048)),
@@ -53,6 +56,116 @@ def eagle_config(folder: Path, target: DecoderConfig) -> EagleConfig:
     )
     check_target(config, target, ("target features of width", config.hidden_size))
     return config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Config(DecoderShape):
+    """One EAGLE-3 layer that drafts for one target.
+
+    vocab_size, target_hidden_size: the target's. hidden_size: the drafter's.
+    taps: hidden_states indices of the target that feed `fc`; None until known.
+    norm_before_residual, norm_before_fc, fc_norm, norm_output: speculators' switches.
+    speculators: the layer is published as `layers.0` instead of `midlayer`.
+    notes: what was assumed where the file is silent or ambiguous.
+    """
+
+    draft_vocab_size: int
+    target_hidden_size: int
+    taps: tuple[int, ...]
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    speculators: bool = False
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """config.json in EAGLE's own layout, which knows neither switches nor scaled angles.
+
+        `target_hidden_size` stands there only where it differs: EAGLE takes the key to mean that
+        the drafter brings its own embedding.
+        """
+        other = self.target_hidden_size != self.hidden_size
+        return ({"target_hidden_size": self.target_hidden_size} if other else {}) | {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            **self.shape_json(),
+            "draft_vocab_size": self.draft_vocab_size,
+            TAPS_KEY: list(self.taps),
+        }
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """EAGLE-3's rule: 2, L // 2, L - 3 as hidden_states indices, increasing."""
+    return tuple(sorted({2, layers // 2, layers - 3}))
+
+
+def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
+    """config.json of a drafter folder, checked against its target.
+
+    Raises:
+        ModelError: not an EAGLE-3 drafter, or one that belongs to another target.
+    """
+    fields = read_fields(folder)
+    layer, speculators = layer_section(fields, "eagle3")
+    family = layer.get("model_type")
+    if speculators and family not in FAMILIES:
+        raise fields.wrong(f"a drafter layer of model_type {family!r} is not supported")
+    check_layer(fields, layer, "EAGLE-3")
+    shape = shape_fields(layer, 2048)
+    bias = speculators and layer.flag("attention_bias")
+    taps, notes = tap_ids(fields, target)
+    switches, more = _switches(fields, speculators)
+    config = Eagle3Config(
+        **shape,
+        draft_vocab_size=fields.integer("draft_vocab_size", shape["vocab_size"]),
+        target_hidden_size=fields.integer("target_hidden_size", shape["hidden_size"]),
+        taps=taps,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=speculators and layer.flag("mlp_bias"),
+        qk_norm=speculators and family == "qwen3",
+        speculators=speculators,
+        notes=notes + more,
+        **switches,
+    )
+    check_target(config, target, ("target features of width", config.target_hidden_size))
+    if config.draft_vocab_size > config.vocab_size:
+        what = f"`draft_vocab_size` {config.draft_vocab_size} exceeds the vocabulary"
+        raise fields.wrong(f"{what} of {config.vocab_size}")
+    return config
+
+
+def tap_ids(fields: Fields, target: DecoderConfig) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The taps and what to note about them.
+
+    EAGLE, speculators and vLLM number taps as `hidden_states` indices (top-level key); SpecForge
+    and SGLang (key inside `eagle_config`) by the layer whose output is taken: one less.
+    """
+    rule, outer = default_taps(target.num_layers), fields.ids(TAPS_KEY)
+    inner = tuple(i + 1 for i in fields.section("eagle_config").ids(TAPS_KEY))
+    taps = tuple(sorted(set(outer or inner or rule)))
+    if not 0 <= taps[0] <= taps[-1] <= target.num_layers:
+        raise fields.wrong(f"taps {taps} of a target with {target.num_layers} layers")
+    return taps, () if taps == rule else (f"taps {taps}; EAGLE-3's rule would be {rule}",)
+
+
+def _switches(fields: Fields, speculators: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+    names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    switches = {name: fields.flag(name) for name in names}
+    notes: list[str] = []
+    if speculators and fields.get("norm_before_residual") is None:
+        # vLLM, where such files are run, takes it as set.
+        switches["norm_before_residual"] = True
+        notes.append("norm_before_residual: true assumed, as vLLM does")
+    if switches["norm_output"] and not (speculators or switches["fc_norm"]):
+        # SpecForge uses the same key for the norm before lm_head, which is always there.
+        switches["norm_output"] = False
+        notes.append("norm_output read as SpecForge means it: features are not normalised")
+    if switches["norm_before_fc"] and switches["fc_norm"]:
+        raise fields.wrong("`norm_before_fc` and `fc_norm` exclude each other")
+    return switches, tuple(notes)
 
 
 def layer_section(fields: Fields, kind: str) -> tuple[Fields, bool]:
@@ -65,8 +178,7 @@ def layer_section(fields: Fields, kind: str) -> tuple[Fields, bool]:
     if published is None:
         return fields, False
     if published != kind:
-        what = f"speculators_model_type {published!r} is not supported ({kind})"
-        raise ModelError(fields.path, what)
+        raise fields.wrong(f"speculators_model_type {published!r} is not supported ({kind})")
     return fields.section("transformer_layer_config"), True
 
 
@@ -74,7 +186,7 @@ def check_layer(fields: Fields, layer: Fields, name: str) -> None:
     """Raise ModelError for a layer that no drafter of the EAGLE family is built from here."""
     layers = layer.integer("num_hidden_layers", 1)
     if layers != 1:
-        raise ModelError(fields.path, f"{name} drafters have 1 layer here, this one has {layers}")
+        raise fields.wrong(f"{name} drafters have 1 layer here, this one has {layers}")
     check_supported(fields, layer)
 
 

@@ -1,16 +1,13 @@
-"""What the networks of all drafters share: one decoder layer's parts, the angles, the logits."""
+"""What the networks of all drafters share: one decoder layer."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...ops.attention.backends import Attend
+from ...ops.kv.pool import KVCache
 from ..config import DecoderShape
-from ..layers import RMSNorm, add_linear
-from ..rope import inverse_frequencies, rotate, rotation
-
-Angles = tuple[Tensor, Tensor]
-"""cos and signed sin, each [N, 1, head_dim]."""
+from ..layers import AttentionInputs, PoolModel, RMSNorm, add_linear, attend_pool
+from ..rope import Angles, rotate
 
 
 class DrafterAttention(nn.Module):
@@ -24,23 +21,19 @@ class DrafterAttention(nn.Module):
         self.k_proj = nn.Linear(wide, shape.kv_heads * dim, bias=bias)
         self.v_proj = nn.Linear(wide, shape.kv_heads * dim, bias=bias)
         self.o_proj = nn.Linear(shape.heads * dim, shape.hidden_size, bias=shape.o_bias)
-        self.q_norm = RMSNorm(dim, shape.eps) if shape.qk_norm else None
-        self.k_norm = RMSNorm(dim, shape.eps) if shape.qk_norm else None
-
-    def queries(self, x_NW: Tensor, angles: Angles) -> Tensor:
-        """[N, W] -> rotated [N, heads, d]."""
-        q_Nhd = self.q_proj(x_NW).view(len(x_NW), -1, self.head_dim)
-        return rotate(q_Nhd if self.q_norm is None else self.q_norm(q_Nhd), *angles)
+        self.q_norm = RMSNorm(dim, shape.eps) if shape.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(dim, shape.eps) if shape.qk_norm else nn.Identity()
 
     def keys_values(self, x_NW: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
         """[N, W] -> rotated keys and values, each [N, kv_heads, d]."""
         k_Ngd = self.k_proj(x_NW).view(len(x_NW), -1, self.head_dim)
         v_Ngd = self.v_proj(x_NW).view(len(x_NW), -1, self.head_dim)
-        return rotate(k_Ngd if self.k_norm is None else self.k_norm(k_Ngd), *angles), v_Ngd
+        return rotate(self.k_norm(k_Ngd), *angles), v_Ngd
 
     def project(self, x_NW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
         """[N, W] -> rotated queries [N, heads, d], and keys and values [N, kv_heads, d]."""
-        return self.queries(x_NW, angles), *self.keys_values(x_NW, angles)
+        q_Nhd = self.q_proj(x_NW).view(len(x_NW), -1, self.head_dim)
+        return rotate(self.q_norm(q_Nhd), *angles), *self.keys_values(x_NW, angles)
 
 
 class DrafterMLP(nn.Module):
@@ -53,14 +46,30 @@ class DrafterMLP(nn.Module):
 
 
 class DrafterLayer(nn.Module):
-    """Attention and SwiGLU of a decoder layer; the norms are the subclass's."""
+    """A decoder layer, whose rows all attend to the pool; training uses its parts.
 
+    What stands between its input and the norms in front of attention is the drafter's own.
+    """
+
+    input_layernorm: RMSNorm
+    hidden_norm: RMSNorm
     post_attention_layernorm: RMSNorm
 
-    def __init__(self, shape: DecoderShape, wide: int) -> None:
+    def __init__(self, shape: DecoderShape, wide: int, *norms: str) -> None:
         super().__init__()
         self.self_attn = DrafterAttention(shape, wide)
         self.mlp = DrafterMLP(shape)
+        for name in (*norms, "post_attention_layernorm"):
+            self.add_module(name, RMSNorm(shape.hidden_size, shape.eps))
+
+    def forward(
+        self, x_NW: Tensor, residual_NH: Tensor, index: int, inputs: AttentionInputs, kv: KVCache
+    ) -> Tensor:
+        """Attention's input [N, W] and the residual -> [N, H]; the rows' keys and values are
+        written into layer `index` of the pool."""
+        q, k, v = self.self_attn.project(x_NW, (inputs.cos_N1d, inputs.sin_N1d))
+        kv.write_(index, inputs.slots_N, k.transpose(0, 1), v.transpose(0, 1))
+        return self.finish(residual_NH, attend_pool(q, index, inputs, kv))
 
     def finish(self, residual_NH: Tensor, attended_ND: Tensor) -> Tensor:
         """Everything after attention: output projection, residual, SwiGLU."""
@@ -70,36 +79,19 @@ class DrafterLayer(nn.Module):
         return add_linear(x_NH, inner_NI, self.mlp.down_proj)
 
 
-class DrafterModel(nn.Module):
-    """A drafter's sizes and angles.
-
-    Attributes:
-        groups: query heads of a key head.
-        notes: what the loader found worth telling.
-    """
+class DrafterModel(PoolModel):
+    """A drafter: `fc` takes the target's taps in, its dtype is the drafter's."""
 
     fc: nn.Linear
-    frequencies: Tensor
 
-    def __init__(
-        self, shape: DecoderShape, layers: int, tap_ids: tuple[int, ...], attend: Attend
-    ) -> None:
-        super().__init__()
-        self.attend, self.groups = attend, shape.heads // shape.kv_heads
-        self.num_layers, self.kv_heads, self.head_dim = layers, shape.kv_heads, shape.head_dim
+    def __init__(self, shape: DecoderShape, layers: int, tap_ids: tuple[int, ...]) -> None:
+        super().__init__(shape, layers)
         self.tap_ids = tap_ids
-        self.notes: tuple[str, ...] = ()
-        # On the CPU even inside a meta-device build: the angles are computed, not loaded.
-        with torch.device("cpu"):
-            frequencies, self.rope_scaling = inverse_frequencies(shape.rope, shape.head_dim)
-        self.register_buffer("frequencies", frequencies, persistent=False)
 
-    def angles(self, positions_N: Tensor) -> Angles:
-        """cos and signed sin of these positions."""
-        return rotation(positions_N, self.frequencies, self.rope_scaling, self.fc.weight.dtype)
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.fc.weight.dtype
 
-
-def wide_logits(hidden_RH: Tensor, head_VH: Tensor) -> Tensor:
-    """[R, H] -> [R, V], float32; float64 drafters return float64."""
-    logits_RV = F.linear(hidden_RH, head_VH)
-    return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+    def published(self) -> dict[str, Tensor]:
+        """The parameters under their published names."""
+        return dict(self.named_parameters())

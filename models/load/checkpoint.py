@@ -1,13 +1,18 @@
-"""A checkpoint folder's weight files: found, looked through before they are opened, hashed."""
+"""A checkpoint folder's weight files: found, looked through before they are opened, hashed.
+
+And stored tensors into modules: all is compared by name, shape and dtype before it is copied.
+"""
 
 import hashlib
 import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..files import Fields, ModelError, inside, read_json
 
@@ -16,6 +21,11 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FLOATS = {"F64", "F32", "F16", "BF16"}
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt"]
+SHOWN = 8  # names in one message
+DERIVED = ".rotary_emb.inv_freq"  # old Llama files store what config.json says already
+MAPS = {"d2t": {"I64", "I32"}, "t2d": {"BOOL"}}  # between vocabularies; all else is floats
+
+Built = TypeVar("Built", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +35,9 @@ class StoredTensor:
     path: Path
     dtype: str
     shape: tuple[int, ...]
+
+
+Stored = Mapping[str, StoredTensor]
 
 
 def resolve(model: str | Path) -> Path:
@@ -79,22 +92,17 @@ def entries(folder: Path) -> dict[str, StoredTensor]:
     Raises:
         ModelError: a file is missing, truncated or no safetensors, or contradicts the index.
     """
-    found: dict[str, StoredTensor] = {}
+    stored: dict[str, StoredTensor] = {}
     files = weight_files(folder)
     for path in files:
         for name, entry in _header(path).items():
-            if name in found:
-                raise ModelError(path, f"holds `{name}`, and so does {found[name].path.name}")
-            found[name] = entry
-    if files[0].name != SINGLE:
-        _check_index(folder, found)
-    return found
-
-
-def _check_index(folder: Path, found: dict[str, StoredTensor]) -> None:
-    for name, file in _index(folder).items():
-        if name not in found or found[name].path.name != file:
+            if name in stored:
+                raise ModelError(path, f"holds `{name}`, and so does {stored[name].path.name}")
+            stored[name] = entry
+    for name, file in _index(folder).items() if files[0].name != SINGLE else ():
+        if name not in stored or stored[name].path.name != file:
             raise ModelError(folder / INDEX, f"puts `{name}` into {file}, which does not hold it")
+    return stored
 
 
 def _header(path: Path) -> dict[str, StoredTensor]:
@@ -111,20 +119,14 @@ def _header(path: Path) -> dict[str, StoredTensor]:
         raise ModelError(path, f"is no intact safetensors file: {error}") from None
 
 
-def read_tensors(path: Path, names: list[str]) -> list[Tensor]:
-    """Those tensors of one file, on the CPU and as stored."""
+def read_tensor(path: Path, name: str) -> Tensor:
+    """One tensor of a file, on the CPU and as stored."""
     try:
         with safe_open(path, framework="pt") as file:
-            return [file.get_tensor(name) for name in names]
+            value: Tensor = file.get_tensor(name)
+            return value
     except (SafetensorError, OSError) as error:
         raise ModelError(path, f"cannot be read: {error}") from None
-
-
-def check_finite(path: Path, name: str, value: Tensor) -> None:
-    """Raise ModelError if the tensor holds NaN or infinity (of its dtype as used)."""
-    bad = value.numel() - int(torch.isfinite(value).sum())
-    if bad:
-        raise ModelError(path, f"`{name}` holds {bad} values that are not finite")
 
 
 def model_hash(folder: Path) -> str:
@@ -136,3 +138,61 @@ def model_hash(folder: Path) -> str:
             while block := file.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def on_meta(path: Path, build: Callable[[], Built]) -> Built:
+    """The module without memory: its names and shapes are wanted first."""
+    try:
+        with torch.device("meta"):
+            return build()
+    except Exception as error:  # torch and transformers, given sizes and settings of a file
+        cause = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ModelError(path, f"describes no possible model ({cause})") from None
+
+
+def compare(folder: Path, stored: Stored, views: Mapping[str, Tensor]) -> list[str]:
+    """Raise ModelError for missing, misshapen and non-float tensors; return unexpected names."""
+    missing = [name for name in views if name not in stored]
+    if missing:
+        raise ModelError(folder, f"{len(missing)} tensors are missing: {listed(missing)}")
+    for name, view in views.items():
+        entry, shape = stored[name], tuple(view.shape)
+        if entry.dtype not in MAPS.get(name, FLOATS):
+            raise ModelError(entry.path, f"`{name}` is {entry.dtype}: unsupported quantisation")
+        if entry.shape != shape:
+            reason = f"`{name}` has shape {list(entry.shape)}, config.json makes it {list(shape)}"
+            raise ModelError(entry.path, reason)
+    return [n for n in stored if n not in views and not n.endswith(DERIVED)]
+
+
+def materialise(module: nn.Module, dtype: torch.dtype, device: torch.device | str) -> None:
+    """Give a module built on `meta` real parameters, all NaN so that an unfilled one is seen."""
+    for part in module.modules():
+        for name, value in list(part.named_parameters(recurse=False)):
+            if not value.is_meta:  # the target's own
+                continue
+            empty = torch.full(value.shape, torch.nan, dtype=dtype, device=device)
+            setattr(part, name, nn.Parameter(empty, requires_grad=False))
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            setattr(part, name, buffer.to(device))
+
+
+def fill(views: Mapping[str, Tensor], stored: Stored) -> None:
+    """Copy the stored tensors into the views, file by file; ModelError for NaN and infinity (of the
+    dtype as used)."""
+    for name in sorted(views, key=lambda name: (stored[name].path, name)):
+        path, view = stored[name].path, views[name]
+        value = read_tensor(path, name)
+        value = value.to(view.dtype) if value.is_floating_point() else value
+        bad = value.numel() - int(torch.isfinite(value).sum())
+        if bad:
+            raise ModelError(path, f"`{name}` holds {bad} values that are not finite")
+        with torch.no_grad():
+            view.copy_(value)
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first names, and how many more there are."""
+    every = list(names)
+    rest = len(every) - SHOWN
+    return ", ".join(every[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")

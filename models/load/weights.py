@@ -1,7 +1,11 @@
-"""Checkpoints into models: targets, and drafters that fit one."""
+"""Checkpoints into models: targets, and drafters that fit one.
+
+Every tensor of a drafter's file must be known and every parameter filled: a forgotten norm would
+cost most of the acceptance without failing any test of the output.
+"""
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,33 +16,35 @@ from ..config import DecoderConfig, decoder_config
 from ..decoder import Decoder
 from ..drafters.dflash import DFlashDraftModel, TargetEnds
 from ..drafters.dflash_config import dflash_config
-from ..drafters.eagle import EMBEDDING, LM_HEAD, Eagle, EagleHead
-from ..drafters.eagle3 import Eagle3
-from ..drafters.eagle3_config import eagle3_config
-from ..drafters.eagle_config import eagle_config
-from ..files import ModelError
-from .checkpoint import StoredTensor, entries, read_tensors
-from .filling import MAPS, Stored, compare, fill, listed, materialise, on_meta
-from .tokenizers import check_same_tokens
+from ..drafters.eagle import EMBEDDING, LM_HEAD, Eagle, Eagle3, EagleHead
+from ..drafters.eagle_config import eagle3_config, eagle_config
+from ..files import ModelError, inside
+from .checkpoint import (
+    MAPS,
+    Stored,
+    StoredTensor,
+    compare,
+    entries,
+    fill,
+    listed,
+    materialise,
+    on_meta,
+    read_tensor,
+)
 
+TOKENIZER = "tokenizer.json"
 LAYER = re.compile(r"(?:model\.)?layers\.(\d{1,6})\.")
 
+Device = torch.device | str
 Drafter = TypeVar("Drafter", Eagle, Eagle3, DFlashDraftModel)
 
 
 def load_target(
-    folder: Path,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    *,
-    strict: bool = False,
-    scan: bool = True,
+    folder: Path, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> Decoder:
     """A decoder from a Hugging Face folder (config.json and safetensors).
 
-    Args:
-        strict: unexpected tensors are an error; otherwise they are told in `Decoder.notes`.
-        scan: look for NaN and infinity in every weight.
+    Unexpected tensors are told in `Decoder.notes`.
 
     Raises:
         ModelError: the checkpoint is refused; the message names the file and the reason.
@@ -48,64 +54,46 @@ def load_target(
     _check_layers(config.path, config.num_layers, stored)
     decoder = on_meta(config.path, lambda: Decoder(config))
     tied = (LM_HEAD,) if config.tied and LM_HEAD not in stored else ()
-    extra = compare(folder, stored, _views(decoder, tied), strict=strict)
+    extra = compare(folder, stored, _views(decoder, tied))
     materialise(decoder, dtype, device)
     if tied:
         decoder.lm_head = decoder.embed
-    fill(_views(decoder, tied), stored, scan=scan)
+    fill(_views(decoder, tied), stored)
     decoder.notes = (f"unexpected tensors ignored: {listed(extra)}",) if extra else ()
     return decoder.eval()
 
 
 def load_eagle3(
-    folder: Path,
-    target: Decoder,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    *,
-    taps: tuple[int, ...] | None = None,
-    scan: bool = True,
+    folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> Eagle3:
     """An EAGLE-3 drafter in EAGLE's or speculators' layout, for one target.
 
-    Every tensor of the file must be known and every parameter filled: a forgotten norm would
-    cost most of the acceptance without failing any test of the output.
-
     Args:
         target: lends its embedding, unless the file holds its own.
-        taps: overrides the tap ids of the file and of EAGLE-3's rule.
 
     Raises:
         ModelError: the checkpoint is refused, or belongs to another target.
     """
-    config = eagle3_config(folder, target.config, taps)
+    config = eagle3_config(folder, target.config)
     stored = {n: e for n, e in entries(folder).items() if not n.startswith("verifier_")}
     if not config.speculators:
-        _refuse(
-            stored, "layers.0.self_attn.q_proj.weight", "EAGLE-1 or EAGLE-2 drafter, not EAGLE-3"
-        )
+        other = "EAGLE-1 or EAGLE-2 drafter, not EAGLE-3"
+        _refuse(stored, "layers.0.self_attn.q_proj.weight", other)
     _check_width(stored, config.taps, config.target_hidden_size)
     drafter = on_meta(config.path, lambda: Eagle3(config))
     _borrow_(drafter, config.path, stored, target)
     same_vocabulary = config.draft_vocab_size == config.vocab_size
     absent = tuple(MAPS) if same_vocabulary and "d2t" not in stored else ()
-    _complete_(drafter, folder, stored, (dtype, device), scan=scan, absent=absent)
+    _complete_(drafter, folder, stored, (dtype, device), absent)
     if not absent:
         _check_maps(stored["d2t"].path, drafter)
     return drafter
 
 
 def load_eagle(
-    folder: Path,
-    target: Decoder,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    *,
-    scan: bool = True,
+    folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> Eagle:
     """An EAGLE-1 or EAGLE-2 drafter in the published layout, for one target.
-
-    Every tensor of the file must be known and every parameter filled.
 
     Args:
         target: lends its embedding and its head, unless the file holds its own.
@@ -118,14 +106,11 @@ def load_eagle(
     _refuse(stored, "midlayer.", "EAGLE-3 drafter, not EAGLE-1 or EAGLE-2")
     drafter = on_meta(config.path, lambda: Eagle(config))
     _borrow_(drafter, config.path, stored, target)
-    return _complete_(drafter, folder, stored, (dtype, device), scan=scan)
+    return _complete_(drafter, folder, stored, (dtype, device))
 
 
 def load_vanilla(
-    folder: Path,
-    target: Decoder,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
+    folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> Decoder:
     """A small language model that drafts for a target: any decoder with the same tokens.
 
@@ -137,17 +122,11 @@ def load_vanilla(
 
 
 def load_dflash(
-    folder: Path,
-    target: Decoder,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    *,
-    scan: bool = True,
+    folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> DFlashDraftModel:
     """A DFlash drafter in z-lab's or speculators' layout, for one target.
 
-    Every tensor of the file must be known and every parameter filled. The target's embedding and
-    head are used; copies of them in the file must be equal to them.
+    The target's embedding and head are used; copies of them in the file must be equal to them.
 
     Raises:
         ModelError: the checkpoint is refused, or belongs to another target.
@@ -162,7 +141,7 @@ def load_dflash(
     _check_width(stored, config.layer_ids, config.hidden_size)
     ends = TargetEnds(target.embed, target.lm_head)
     drafter = on_meta(config.path, lambda: DFlashDraftModel(config, ends))
-    return _complete_(drafter, folder, stored, (dtype, device), scan=scan)
+    return _complete_(drafter, folder, stored, (dtype, device))
 
 
 def _views(module: Decoder | Drafter, absent: Container[str]) -> dict[str, Tensor]:
@@ -174,15 +153,14 @@ def _complete_(
     drafter: Drafter,
     folder: Path,
     stored: Stored,
-    place: tuple[torch.dtype, torch.device | str],
-    *,
-    scan: bool,
+    place: tuple[torch.dtype, Device],
     absent: tuple[str, ...] = (),
 ) -> Drafter:
     """A drafter without memory is compared with its file, and then filled from it."""
-    compare(folder, stored, _views(drafter, absent), strict=True)
+    if extra := compare(folder, stored, _views(drafter, absent)):
+        raise ModelError(stored[extra[0]].path, f"unexpected tensors: {listed(extra)}")
     materialise(drafter, *place)
-    fill(_views(drafter, absent), stored, scan=scan)
+    fill(_views(drafter, absent), stored)
     return drafter.eval()
 
 
@@ -194,11 +172,8 @@ def _borrow_(drafter: EagleHead, path: Path, stored: Stored, target: Decoder) ->
             module = name.partition(".")[0]
             own, shape = list(drafter.get_parameter(name).shape), list(theirs.shape)
             if own != shape:
-                raise ModelError(
-                    path,
-                    f"has no `{module}` of its own, and would need one of shape {own}: the"
-                    f" target's is {shape}",
-                )
+                reason = f"has no `{module}` of its own, and would need one of shape {own}"
+                raise ModelError(path, f"{reason}: the target's is {shape}")
             drafter.get_submodule(module).weight = theirs
 
 
@@ -213,12 +188,10 @@ def _check_copy(name: str, entry: StoredTensor | None, theirs: Tensor) -> None:
     """A copy of a target's tensor says nothing new, unless it is another target's."""
     if entry is None:
         return
-    if entry.shape != tuple(theirs.shape):
-        raise ModelError(
-            entry.path,
-            f"`{name}` has shape {list(entry.shape)}, the target's is {list(theirs.shape)}",
-        )
-    (copy,) = read_tensors(entry.path, [name])
+    own, shape = list(entry.shape), list(theirs.shape)
+    if own != shape:
+        raise ModelError(entry.path, f"`{name}` has shape {own}, the target's is {shape}")
+    copy = read_tensor(entry.path, name)
     if not torch.equal(copy, theirs.to(copy.device, copy.dtype)):
         raise ModelError(entry.path, f"`{name}` is not the target's")
 
@@ -228,11 +201,8 @@ def _check_width(stored: Stored, taps: tuple[int, ...], hidden: int) -> None:
     entry = stored.get("fc.weight")
     if entry is None or len(entry.shape) != 2 or entry.shape[1] == len(taps) * hidden:
         return
-    raise ModelError(
-        entry.path,
-        f"`fc.weight` takes {entry.shape[1]} features, and the {len(taps)} taps {taps} of a target"
-        f" of width {hidden} are {len(taps) * hidden}",
-    )
+    reason = f"`fc.weight` takes {entry.shape[1]} features, and the {len(taps)} taps {taps} of a"
+    raise ModelError(entry.path, f"{reason} target of width {hidden} are {len(taps) * hidden}")
 
 
 def _check_maps(path: Path, drafter: Eagle3) -> None:
@@ -241,27 +211,69 @@ def _check_maps(path: Path, drafter: Eagle3) -> None:
     targets = drafter.to_target(torch.arange(config.draft_vocab_size, device=drafter.d2t.device))
     outside = targets[(targets < 0) | (targets >= config.vocab_size)].tolist()
     if outside:
-        raise ModelError(
-            path, f"`d2t` leads to target id {outside[0]}; the vocabulary has {config.vocab_size}"
-        )
+        reason = f"`d2t` leads to target id {outside[0]}"
+        raise ModelError(path, f"{reason}; the vocabulary has {config.vocab_size}")
     image = torch.zeros_like(drafter.t2d).index_fill_(0, targets, True)
     if int(image.sum()) != config.draft_vocab_size or not torch.equal(image, drafter.t2d):
         raise ModelError(path, "`d2t` and `t2d` do not describe the same tokens")
 
 
-def _check_layers(path: Path, claimed: int, stored: Stored) -> None:
+def _check_layers(path: Path, count: int, stored: Stored) -> None:
     """Before a module is built for every layer that the config claims."""
-    held = {int(found[1]) for name in stored if (found := LAYER.match(name))}
-    if claimed > len(held):
-        raise ModelError(
-            path, f"`num_hidden_layers` is {claimed}, the weights hold {len(held)} layers"
-        )
+    layers = len({match[1] for name in stored if (match := LAYER.match(name))})
+    if count > layers:
+        raise ModelError(path, f"`num_hidden_layers` is {count}, the weights hold {layers} layers")
 
 
 def check_tokenizer(config: DecoderConfig, max_id: int) -> None:
     """Raise ModelError if the tokenizer has an id that has no embedding row."""
     if max_id >= config.vocab_size:
-        raise ModelError(
-            config.path,
-            f"the tokenizer's highest id is {max_id}, the embedding has {config.vocab_size} rows",
+        reason = f"the tokenizer's highest id is {max_id}"
+        raise ModelError(config.path, f"{reason}, the embedding has {config.vocab_size} rows")
+
+
+def check_same_tokens(drafter: DecoderConfig, target: DecoderConfig) -> None:
+    """Raise ModelError unless ids mean the same to both: every difference there is, in one line.
+
+    The sizes of the vocabularies must agree; and the tokenizers, special tokens included, where
+    both folders hold one (a drafter may come without).
+    """
+    sizes, differences = drafter.vocab_size != target.vocab_size, list[str]()
+    if sizes:
+        differences.append(
+            f"`vocab_size` is {drafter.vocab_size}, the target has {target.vocab_size}"
         )
+    ours, theirs = (one.path.parent / TOKENIZER for one in (drafter, target))
+    if ours.is_file() and theirs.is_file() and (difference := _first_difference(ours, theirs)):
+        differences.append(difference)
+    if differences:
+        raise ModelError(drafter.path if sizes else ours, "; ".join(differences))
+
+
+def _first_difference(drafter: Path, target: Path) -> str | None:
+    """The token with the lowest id that has another id, or none, in the other tokenizer."""
+    if drafter.read_bytes() == target.read_bytes():
+        return None
+    ours, theirs = _ids(drafter), _ids(target)
+    unlike = [token for token in {*ours, *theirs} if ours.get(token) != theirs.get(token)]
+    if not unlike:
+        return None
+    first = min(unlike, key=lambda token: (ours.get(token, theirs.get(token, 0)), token))
+    here, there = (
+        f"has id {ids[first]}" if first in ids else "does not exist" for ids in (ours, theirs)
+    )
+    more = f" ({len(unlike)} tokens differ)" if len(unlike) > 1 else ""
+    return f"token {first!r} {here}, in the target's tokenizer it {there}{more}"
+
+
+def _ids(path: Path) -> Mapping[str, int]:
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(inside(path.parent, path.name)))
+    except ModelError:
+        raise
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelError(path, f"no usable tokenizer: {error}") from None
+    ids: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    return ids

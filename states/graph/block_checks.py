@@ -6,11 +6,9 @@ from itertools import pairwise
 from ...ops.registry import OpTable
 from ...ops.sampling.settings import Draws, fitting_rules
 from ..yaml.source import Problem, Source
-from .beam_spec import BeamBlock
-from .blend_spec import BlendBlock
+from .blocks import BeamBlock, BlendBlock, Sampling
 from .drafter_spec import Drafter
 from .graph import Graph, Skeleton
-from .sampling_spec import Sampling
 
 FOLD = "branch.fold_"
 
@@ -51,12 +49,10 @@ def _check_beam(graph: Graph, beam: BeamBlock, src: Source) -> Iterator[Problem]
 
 def _foreign_ops(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]:
     """Whatever else commits tokens knows nothing of hypotheses."""
-    for name, state in graph.states.items():
-        for i, call in enumerate(state.ops):
-            entry = table.find(call.op, graph.layout.kind, graph.drafter.kind)
-            if entry and entry.declared.commits and "beam" not in entry.declared.needs:
-                message = f"{call.op!r} has no place in a beam search: it commits single tokens"
-                yield src.problem(("states", name, "ops", i), message)
+    for at, call, entry in graph.calls(table):
+        if entry and entry.declared.commits and "beam" not in entry.declared.needs:
+            message = f"{call.op!r} has no place in a beam search: it commits single tokens"
+            yield src.problem(at, message)
 
 
 def _check_blend(graph: Graph, blend: BlendBlock, src: Source) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ nothing, so that one typo is one message.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from ...ops.registry import OpSetting, OpTable, RegistryError
+from ...ops.registry import OpEntry, OpSetting, OpTable, RegistryError
 from ..yaml.source import Problem, Source, hint, quoted
 from ..yaml.yaml12 import Path
 from .drafter_spec import Drafter, most_of
@@ -27,7 +27,7 @@ def with_named_functions(
     Later checks take such a name as any other.
     """
     ops, guards, problems = dict(table.ops), dict(table.guards), []
-    for at, kind, name in _named_functions(graph):
+    for at, kind, name in _named_functions(graph, table):
         try:
             entry = named_function(kind, name)
         except RegistryError as error:
@@ -40,11 +40,10 @@ def with_named_functions(
     return OpTable(ops, guards, table.faults), problems
 
 
-def _named_functions(graph: Graph) -> Iterator[tuple[Path, str, str]]:
-    for state, spec in graph.states.items():
-        for i, call in enumerate(spec.ops):
-            if ":" in call.op:
-                yield ("states", state, "ops", i, "op"), "op", call.op
+def _named_functions(graph: Graph, table: OpTable) -> Iterator[tuple[Path, str, str]]:
+    for at, call, _ in graph.calls(table):
+        if ":" in call.op:
+            yield (*at, "op"), "op", call.op
     for i, edge in enumerate(graph.transitions):
         if edge.when is not None and ":" in edge.when:
             yield ("transitions", i, "when"), "guard", edge.when
@@ -55,9 +54,8 @@ def check_names(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]:
     states = graph.states
     if graph.initial not in states:
         yield src.problem(("initial",), _no("state", graph.initial, states))
-    for name, state in states.items():
-        for i, call in enumerate(state.ops):
-            yield from _check_call(graph, src, table, ("states", name, "ops", i), call)
+    for at, call, entry in graph.calls(table):
+        yield from _check_call(graph, src, table, at, call, entry)
     for i, edge in enumerate(graph.transitions):
         for end, name in (("from", edge.from_), ("to", edge.to)):
             if name not in states:
@@ -73,13 +71,12 @@ def _no(what: str, name: str, known: Mapping[str, Any], faults: Iterable[str] = 
 
 
 def _check_call(
-    graph: Graph, src: Source, table: OpTable, at: Path, call: Call
+    graph: Graph, src: Source, table: OpTable, at: Path, call: Call, entry: OpEntry | None
 ) -> Iterator[Problem]:
     if call.op not in table.ops:
         if ":" not in call.op:
             yield src.problem((*at, "op"), _no("op", call.op, table.ops, table.faults))
         return
-    entry = table.find(call.op, graph.layout.kind, graph.drafter.kind)
     if entry is None:
         kinds = f"layout {graph.layout.kind!r} with drafter {graph.drafter.kind!r}"
         message = f"op {call.op!r} does not run under {kinds}"
@@ -153,14 +150,11 @@ def _references(graph: Graph) -> list[str]:
 def _check_blocks(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]:
     """A block that no op needs is a mistake, and so is an op without its block."""
     needed: set[str] = set()
-    for name, state in graph.states.items():
-        for i, call in enumerate(state.ops):
-            entry = table.find(call.op, graph.layout.kind, graph.drafter.kind)
-            for block in entry.declared.needs if entry else ():
-                needed.add(block)
-                if getattr(graph, block, None) is None:
-                    at = ("states", name, "ops", i)
-                    yield src.problem(at, f"{call.op!r} needs the block {block!r} in this graph")
+    for at, call, entry in graph.calls(table):
+        for block in entry.declared.needs if entry else ():
+            needed.add(block)
+            if getattr(graph, block, None) is None:
+                yield src.problem(at, f"{call.op!r} needs the block {block!r} in this graph")
     for block in OPTIONAL_BLOCKS:
         users = {e.name for es in table.ops.values() for e in es if block in e.declared.needs}
         if users and block not in needed and getattr(graph, block) is not None:

@@ -97,8 +97,9 @@ class Drafter(Spec):
 
     @property
     def offered(self) -> int | Mapping[int, int]:
-        """Drafted tokens of a tree, or by number of active branches."""
-        return 0
+        """Drafted tokens of a tree, or by number of active branches: a setting `nodes`, if any."""
+        nodes: int | Mapping[int, int] = getattr(self, "nodes", 0)
+        return nodes
 
     @property
     def is_chain(self) -> bool:
@@ -113,7 +114,8 @@ class Drafter(Spec):
     @property
     def shared(self) -> int | None:
         """Drafted tokens of all branches of a round together; None if each has its own number."""
-        return None
+        together: int | None = getattr(self, "rows_per_round", None)
+        return together
 
     @property
     def scratch(self) -> int:
@@ -139,7 +141,3 @@ class TreeDrafter(Drafter):
         description="drafted tokens of a round, of all branches together: the most probable nodes "
         "over all their trees; what says how large a tree is then says how large one may be",
     )
-
-    @property
-    def shared(self) -> int | None:
-        return self.rows_per_round

@@ -45,10 +45,6 @@ class DynamicTree(TreeDrafter):
     model: Text | None = Field(None, description="checkpoint of the head")
 
     @property
-    def offered(self) -> int | Mapping[int, int]:
-        return self.nodes
-
-    @property
     def scratch(self) -> int:
         return self.top_k * (self.levels - 1)
 
@@ -231,10 +227,6 @@ class NgramDrafter(TreeDrafter):
     filler_top_k: Int = Field(
         1, ge=1, le=64, description="NASD also counts the target's best tokens, if above 1"
     )
-
-    @property
-    def offered(self) -> int | Mapping[int, int]:
-        return self.nodes
 
 
 BuiltIn = Annotated[

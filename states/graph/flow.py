@@ -12,16 +12,14 @@ from .program import OpStep
 Steps = dict[str, tuple[OpStep, ...]]
 Ways = dict[str, list[str]]  # state -> states one transition away
 Keys = frozenset[str]  # of the blackboard
-NO_KEYS: Keys = frozenset()
-NOBODY_WRITES = "which no op of this graph writes"
 
 
 def check_shape(graph: Graph, src: Source) -> Iterator[Problem]:
     """Every state can be reached and left, and from everywhere there is a way to the end."""
     ways = _ways((e.from_, e.to) for e in graph.transitions)
     finals = [name for name, state in graph.states.items() if state.final]
-    reachable = _closure([graph.initial], ways)
-    ending = _closure(finals, _ways((e.to, e.from_) for e in graph.transitions))
+    reachable = _reach([graph.initial], ways).keys()
+    ending = _reach(finals, _ways((e.to, e.from_) for e in graph.transitions))
     yield from _never_taken(graph, src)
     for name, state in graph.states.items():
         here, out = ("states", name), graph.edges_from(name)
@@ -29,7 +27,7 @@ def check_shape(graph: Graph, src: Source) -> Iterator[Problem]:
             yield src.problem(here, "final, but a transition leaves it", key=True)
         elif not state.final and not out:
             yield src.problem(here, "not final, but no transition leaves it", key=True)
-        elif not state.final and name not in ending and reachable.intersection(finals):
+        elif not state.final and name not in ending and reachable & finals:
             yield src.problem(here, "no final state can be reached from here", key=True)
         if out and out[-1].when is not None and all(e.when is not None for e in out):
             last = max(i for i, e in enumerate(graph.transitions) if e is out[-1])
@@ -37,7 +35,7 @@ def check_shape(graph: Graph, src: Source) -> Iterator[Problem]:
             yield src.problem(_place(src, last), message)
         if name not in reachable:
             yield src.problem(here, "cannot be reached", key=True)
-    if not reachable.intersection(finals):
+    if not reachable & finals:
         which = f"none of {', '.join(finals)} can be reached" if finals else "no state is final"
         yield src.problem(("states",), f"{which}: a run would never end", key=True)
 
@@ -71,14 +69,16 @@ def _ways(pairs: Iterable[tuple[str, str]]) -> Ways:
     return ways
 
 
-def _closure(first: Iterable[str], ways: Ways) -> set[str]:
-    names: set[str] = set()
-    todo = list(first)
-    while todo:
-        if (name := todo.pop()) not in names:
-            names.add(name)
-            todo += ways.get(name, [])
-    return names
+def _reach(first: Iterable[str], ways: Ways) -> dict[str, str]:
+    """Every state that can be reached from these, and the one before it on a shortest way there."""
+    before = dict.fromkeys(first, "")
+    todo = list(before)
+    for name in todo:
+        for target in ways.get(name, []):
+            if target not in before:
+                before[target] = name
+                todo.append(target)
+    return before
 
 
 def check_dataflow(
@@ -91,7 +91,7 @@ def check_dataflow(
     """
     anywhere = given.union(*(s.entry.declared.writes for ops in steps.values() for s in ops))
     most = dict.fromkeys(graph.states, anywhere) | {graph.initial: given}
-    least = dict.fromkeys(graph.states, NO_KEYS) | {graph.initial: given}
+    least = dict.fromkeys(graph.states, Keys()) | {graph.initial: given}
     always = _fixpoint(graph, steps, most, frozenset.intersection)
     sometimes = _fixpoint(graph, steps, least, frozenset.union)
     for name in graph.states:
@@ -113,7 +113,9 @@ def _missing_reads(
 ) -> Iterator[Problem]:
     for key in entry.reads:
         if key not in keys:
-            why = "unset on some path here" if key in anywhere else NOBODY_WRITES
+            why = (
+                "unset on some path here" if key in anywhere else "which no op of this graph writes"
+            )
             yield src.problem(at, f"{entry.name!r} reads {key!r}, {why}")
 
 
@@ -157,19 +159,12 @@ def check_progress(graph: Graph, src: Source, steps: Steps) -> Iterator[Problem]
     for i, edge in edges.items():
         if reported & {edge.from_, edge.to}:
             continue
-        if path := _path(edge.to, edge.from_, ways):
+        before = _reach([edge.to], ways)
+        if edge.from_ in before:
+            path = [edge.from_]
+            while before[path[-1]]:
+                path.append(before[path[-1]])
             reported.update(path)
-            cycle = " > ".join((edge.from_, *path))
+            cycle = " > ".join((edge.from_, *reversed(path)))
             message = f"the cycle {cycle} commits no token: a run could stay in it for ever"
             yield src.problem(_place(src, i), message)
-
-
-def _path(first: str, last: str, ways: Ways) -> list[str]:
-    """A shortest path from `first` to `last`, both ends named; empty if there is none."""
-    paths, todo = {first: [first]}, [first]
-    for name in todo:
-        for target in ways.get(name, []):
-            if target not in paths:
-                paths[target] = [*paths[name], target]
-                todo.append(target)
-    return paths.get(last, [])

@@ -51,7 +51,10 @@ def load_program(
     names = (problem for one in graphs for problem in check_names(one, source, table))
     _report(unread, names, check_sizes(graph, source), check_blocks(graph, source, table))
     _report(check_shape(graph, source))
-    steps = {name: _resolve(graph, source, table, name) for name in graph.states}
+    steps = _resolve(graph, source, table)
+    if graph.outline_graph is not None:
+        twins = _resolve(graph.outline_graph, source, table)
+        steps = {name: tuple(map(_paired, own, twins[name])) for name, own in steps.items()}
     _report(check_dataflow(graph, source, table, steps, given))
     _report(check_progress(graph, source, steps))
     guards = {e.when: table.guards[e.when] for e in graph.transitions if e.when is not None}
@@ -63,24 +66,18 @@ def _report(*checks: Iterable[Problem]) -> None:
         raise GraphError(problems)
 
 
-def _resolve(graph: Graph, source: Source, table: OpTable, state: str) -> tuple[OpStep, ...]:
-    """A state's ops; those that belong to a drafter also for the drafter of outlines."""
-    steps = _own_steps(graph, source, table, state)
-    if graph.outline_graph is None:
-        return steps
-    twins = _own_steps(graph.outline_graph, source, table, state)
-    return tuple(
-        step if OF_DRAFTERS.isdisjoint(step.entry.reads) else replace(step, outline=twin)
-        for step, twin in zip(steps, twins, strict=True)
-    )
-
-
-def _own_steps(graph: Graph, source: Source, table: OpTable, state: str) -> tuple[OpStep, ...]:
-    steps = []
-    for i, call in enumerate(graph.states[state].ops):
-        entry = table.find(call.op, graph.layout.kind, graph.drafter.kind)
+def _resolve(graph: Graph, source: Source, table: OpTable) -> dict[str, tuple[OpStep, ...]]:
+    """The ops of every state, with their settings."""
+    steps: dict[str, tuple[OpStep, ...]] = dict.fromkeys(graph.states, ())
+    for at, call, entry in graph.calls(table):
         assert entry is not None, "check_names lets only known ops through"
         values = {s.name: find_setting(graph, call, s.name) for s in entry.settings}
         settings = {k: v for k, v in values.items() if v is not MISSING}
-        steps.append(OpStep(state, entry, settings, source.at(("states", state, "ops", i))))
-    return tuple(steps)
+        state = str(at[1])
+        steps[state] += (OpStep(state, entry, settings, source.at(at)),)
+    return steps
+
+
+def _paired(step: OpStep, twin: OpStep) -> OpStep:
+    """The same, for a drafter of outlines too if it belongs to a drafter."""
+    return step if OF_DRAFTERS.isdisjoint(step.entry.reads) else replace(step, outline=twin)

@@ -1,25 +1,18 @@
 """From plain data to a `Graph`, with every problem of the schema said in plain words."""
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from ..yaml.source import MOST, GraphError, Problem, Source, hint, quoted
+from ..yaml.spec import Spec
 from ..yaml.yaml12 import Path
-from .beam_spec import BeamBlock
-from .blend_spec import BlendBlock
 from .drafters import drafter_class
-from .graph import EXTENDS, KINDS, LAYOUTS, VERSION, Call, Edge, Graph, Limits, Skeleton, StateSpec
+from .graph import EXTENDS, KINDS, LAYOUTS, VERSION, Call, Graph, StateSpec
 from .plugins import installed_kinds
-from .sampling_spec import Sampling
 
-# Names that `transitions` binds on what it moves, or that the machine uses itself.
-RESERVED = frozenset({"start", "state", "advance", "trigger", "run", "may_trigger"})
-STATE_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-PREFIXES = ("to_", "may_", "is_", "on_enter_", "on_exit_")
 OUTLINE_DRAFTER: Path = ("skeleton", "drafter")
 
 Block = TypeVar("Block", bound=BaseModel)
@@ -34,15 +27,13 @@ def validate(source: Source) -> Graph:
     check_mapping(source, "graph")
     check_version(source)
     data, source.origins = flatten_edges(source.data)
-    ours = (_nulls(source, data, ()), _state_names(source), _kinds(source))
-    problems = [one for check in ours for one in check]
+    problems = list(_nulls(source, data, ()))
     try:
         graph = Graph.model_validate(data)
     except ValidationError as error:
         places = {replace(p, message="") for p in problems}
         errors = error.errors(include_url=False)[: 10 * MOST]
-        # `_kinds` has better words for an unknown kind.
-        rest = (problem(source, e, _model_at) for e in errors if e["type"] != "union_tag_invalid")
+        rest = (problem(source, e, _model_at) for e in errors)
         problems += [p for p in rest if replace(p, message="") not in places]
     if problems:
         raise GraphError(problems)
@@ -118,36 +109,6 @@ def _nulls(source: Source, value: Any, path: Path) -> Iterator[Problem]:
                 yield from _nulls(source, inner, (*path, key))
 
 
-def _state_names(source: Source) -> Iterator[Problem]:
-    states = source.data.get("states")
-    for name in states if isinstance(states, dict) else ():
-        if not isinstance(name, str) or not STATE_NAME.fullmatch(name):
-            message = (
-                f"{quoted(name)} is no state name: a small letter, then small letters, digits, _"
-            )
-        elif name in RESERVED or name.startswith(PREFIXES):
-            message = f"a state cannot be called {name!r}: the machine uses that name itself"
-        else:
-            continue
-        yield source.problem(("states", name), message, key=True)
-
-
-def _kinds(source: Source) -> Iterator[Problem]:
-    """Unknown kinds of layout and drafter; pydantic's own words name its internals."""
-    for place in (*((block,) for block in KINDS), OUTLINE_DRAFTER):
-        block = str(place[-1])
-        kinds = KINDS[block]
-        kind = _kind_at(place, source.data)
-        if kind is None or (isinstance(kind, str) and kind in kinds):
-            continue
-        at, known = (*place, "kind"), [*kinds, *(installed_kinds() if block == "drafter" else ())]
-        if not isinstance(kind, str):
-            yield source.problem(at, f"must be one of: {', '.join(known)}")
-        elif kind not in known:
-            there = f"{hint(kind, known)}; there are: {', '.join(known)}"
-            yield source.problem(at, f"no {block} {quoted(kind)}{there}")
-
-
 def _kind_at(place: Path, data: Any) -> Any:
     """What a block says under `kind`, None if it says nothing."""
     for key in (*place, "kind"):
@@ -166,17 +127,9 @@ def _model_at(loc: Path, data: Any) -> type[BaseModel] | None:
         return LAYOUTS.get(kind) if loc[0] == "layout" else drafter_class(kind)
     if loc[0] == "states":
         return StateSpec if len(loc) == 2 else Call
-    return _PLAIN_BLOCKS.get(str(loc[0]))
-
-
-_PLAIN_BLOCKS: Mapping[str, type[BaseModel]] = {
-    "transitions": Edge,
-    "skeleton": Skeleton,
-    "beam": BeamBlock,
-    "blend": BlendBlock,
-    "sampling": Sampling,
-    "limits": Limits,
-}
+    field = Graph.model_fields.get(str(loc[0]))
+    kinds = (field.annotation, *get_args(field.annotation)) if field else ()
+    return next((one for one in kinds if isinstance(one, type) and issubclass(one, Spec)), None)
 
 
 def problem(source: Source, error: Any, model_at: Any) -> Problem:
@@ -190,11 +143,22 @@ def problem(source: Source, error: Any, model_at: Any) -> Problem:
         return source.problem(loc[:-1], f"the key {str(loc[-1])!r} is missing")
     if kind == "union_tag_not_found":
         return source.problem(loc, "the key 'kind' is missing")
+    if kind == "union_tag_invalid":
+        message = _no_kind(str(source.nearest(loc)[-1]), error["input"]["kind"])
+        return source.problem((*loc, "kind"), message)
     if kind == "invalid_key":
         return source.problem(loc, f"unknown key {loc[-1]}", key=True)
     if "at" in error.get("ctx", {}):
         loc = (*loc, error["ctx"]["at"])
     return source.problem(loc, _plain(error), key=kind.endswith("_key") or loc[-1:] == ("[key]",))
+
+
+def _no_kind(block: str, kind: Any) -> str:
+    """About an unknown kind of layout or drafter; pydantic's own words name its internals."""
+    known = [*KINDS[block], *(installed_kinds() if block == "drafter" else ())]
+    if not isinstance(kind, str):
+        return f"must be one of: {', '.join(known)}"
+    return f"no {block} {quoted(kind)}{hint(kind, known)}; there are: {', '.join(known)}"
 
 
 def _extra(key: str, parent: Path, model_at: Any, data: Any) -> str:

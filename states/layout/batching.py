@@ -42,16 +42,18 @@ class BatchingLayout(Layout):
         if not ready:
             ready = [self._vacate_(pools)]
             for pool in pools:
-                _copy_(pool, prefix, self._copies[prefix][0], ready[0])
+                source = pool.slots_of(prefix, self._copies[prefix][0])
+                if source.size:
+                    pool.copy_(source, pool.lowest_free(source.size, ready[0]), "fork")
             self._copies[prefix].append(ready[0])
         self._row[owner] = ready[0]
 
     def _vacate_(self, pools: Sequence[KVCache]) -> int:
         """A row that nobody needs; if there is none, a spare copy of some prefix is dropped."""
         busy = set(self._row.values())
-        held = {row for rows in self._copies.values() for row in rows}
+        used = busy.union(*self._copies.values())
         for row in range(self.rows):
-            if row not in busy and row not in held:
+            if row not in used:
                 return row
         for prefix, rows in self._copies.items():
             spare = [row for row in rows if row not in busy]
@@ -71,15 +73,16 @@ class BatchingLayout(Layout):
         """Running branches alone, or with newcomers beside them."""
         if not spans:
             return packed.aligned
-        held = [0] * packed.height
-        prefill = [False] * packed.height
+        length, prefill = [0] * packed.height, [False] * packed.height
         for owner, position in zip(trees.owners, trees.positions, strict=True):
-            held[self._row[owner] - packed.first_row] = position
+            length[self._row[owner] - packed.first_row] = position
         for span in reversed(spans):  # the first span of a row says where the row goes on
             for row in self.rows_of(span.owner):
-                held[row - packed.first_row] = span.position
+                length[row - packed.first_row] = span.position
                 prefill[row - packed.first_row] = True
-        return AlignmentManager.align_continuous_decode(packed.aligned, held, prefill, positions_BQ)
+        return AlignmentManager.align_continuous_decode(
+            packed.aligned, length, prefill, positions_BQ
+        )
 
     def leave_(self, owners: Iterable[int]) -> None:
         """Branches and requests that ended have no rows any more."""
@@ -92,9 +95,3 @@ class BatchingLayout(Layout):
         busy = set(self._row.values())
         for row in [r for r in self._copies.get(prefix, ()) if r not in busy]:
             self._drop_(prefix, row, pools)
-
-
-def _copy_(pool: KVCache, prefix: int, source_row: int, row: int) -> None:
-    source = pool.slots_of(prefix, source_row)
-    if source.size:
-        pool.copy_(source, pool.lowest_free(source.size, row), "fork")

@@ -1,4 +1,4 @@
-"""From branches to the rows of a forward and back: what all layouts have in common.
+"""From branches to the rows of a forward and back: the layout ``bim``, and what all have in common.
 
 A layout says in which rows of the pools an owner lies. Everything else follows: under ``bim`` all
 lie in row 0, one after another; under ``batching`` each branch has a row of its own.
@@ -16,12 +16,12 @@ from ...ops.attention.metadata import Member
 from ...ops.kv.align import AlignmentState, ContinuousDecodingState
 from ...ops.kv.frame import Frame
 from ...ops.kv.pool import KVCache
-from ...ops.kv.slots import Ints
+from ...ops.kv.slots import UNKNOWN, Ints
 from ...ops.types import DraftRows, Rows, no_trees
 from ..cache.segments import SegmentTree
 from ..text.prompt_tokens import Chunk
-from .queries import PackedQueries, QueryRun
-from .tree_rows import PlacedRows, SpanSlots, Trees, grow, tree_runs
+from .queries import PackedQueries, QueryRun, joined
+from .tree_rows import PlacedRows, SpanSlots, Trees, grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,32 +61,33 @@ class PendingRows:
 
 
 class Layout:
-    """How branches lie in tensors; `rows_of` says where, the kinds differ in it."""
+    """The layout ``bim``: all branches of all requests in the pools' only row, nothing ever copied.
 
-    packed: bool
+    Other layouts derive from it and say where their owners lie.
+    """
+
+    packed = True
 
     def __init__(self, device: torch.device, segments: SegmentTree) -> None:
         self.device, self.segments = device, segments
 
     def rows_of(self, owner: int) -> Sequence[int]:
         """The rows of the pools that hold, or are to hold, what this owner has."""
-        raise NotImplementedError
+        return (0,)
 
     def open_(self, prefix: int, size: int, pools: Sequence[KVCache]) -> None:
-        """Find a place for a request's prefix, and for `size` slots of the request in all."""
-        raise NotImplementedError
+        """Find a place for a request's prefix, and for `size` slots of the request near it."""
+        for pool in pools:
+            pool.open_(prefix, size)
 
     def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> None:
-        """Find a place for a branch where it sees its prefix."""
-        raise NotImplementedError
+        """Find a place for a branch where it sees its prefix; a fork copies 0 bytes."""
 
     def leave_(self, owners: Iterable[int]) -> None:
         """Owners that have nothing in the pools any more."""
-        raise NotImplementedError
 
     def prune_(self, prefix: int, pools: Sequence[KVCache]) -> None:
         """No branch waits any more to start behind this prefix."""
-        raise NotImplementedError
 
     def alignment(
         self, packed: PackedQueries, trees: Trees, spans: Sequence[Span], positions_BQ: Tensor
@@ -98,11 +99,8 @@ class Layout:
 
     def place_(self, kv: KVCache, trees: Trees | None, spans: Sequence[Span]) -> PlacedRows:
         """Take slots for all rows of a forward and lay the rows out, trees first."""
-        shared = None if trees is None or not self.packed else trees.proposal.shared or None
-        of_trees: list[QueryRun] = []
-        if trees is not None:
-            row_of = lambda owner: self.rows_of(owner)[0]  # noqa: E731
-            of_trees = list(tree_runs(trees, row_of, self.segments.root, shared))
+        shared = trees.proposal.shared or None if trees is not None and self.packed else None
+        of_trees = [] if trees is None else self._tree_runs(trees, shared)
         packed = PackedQueries(kv, [*of_trees, *(run for s in spans for run in self._runs(s))])
         span_slots, at = [], len(of_trees)
         for span in spans:
@@ -111,11 +109,15 @@ class Layout:
             span_slots.append(SpanSlots(packed.flat[at], slots_Cn, flat_Cn))
             at = copies.stop
         tips = [one.rows[-1] for s, one in zip(spans, span_slots, strict=True) if s.draws]
-        rows = self._target_rows(kv, packed, trees, tips)
+        rows = self._chains(kv, packed, tips, len(of_trees), trees.segments if trees else None)
         if trees is not None:
-            rows = grow(rows, trees, shared)
-            alignment = self.alignment(packed, trees, spans, rows.positions_BQ)
-            rows = replace(rows, alignment=alignment)
+            shape = (-1, trees.nodes) if shared is None else (-1,)
+            flat, slots = (
+                joined(parts[: len(of_trees)]).reshape(shape)
+                for parts in (packed.flat, packed.slots)
+            )
+            rows = grow(replace(rows, node_rows_ST=flat, node_slots_ST=slots), trees, shared)
+            rows = replace(rows, alignment=self.alignment(packed, trees, spans, rows.positions_BQ))
         bound = [i for i, span in enumerate(s for s in spans if s.draws) if span.bound]
         return PlacedRows(
             replace(rows, bound_tips=tuple(bound)),
@@ -128,29 +130,27 @@ class Layout:
             trees is not None and trees.proposal.shared is not None,
         )
 
+    def _tree_runs(self, trees: Trees, shared: int | None) -> list[QueryRun]:
+        """The trees' rows; where its nodes stand, the pool is told when they are committed.
+
+        Args:
+            shared: rows of the drafted nodes of all trees, if they are shared.
+        """
+
+        def run(owner: int, size: int, like: int) -> QueryRun:
+            row, root = self.rows_of(like)[0], self.segments.root(like)
+            return QueryRun(row, owner, root, [0] * size, [0] * size)
+
+        size = trees.nodes if shared is None else 1
+        runs = [run(owner, size, owner) for owner in trees.owners]
+        return [*runs, run(UNKNOWN, shared, trees.owners[0])] if shared else runs
+
     def _runs(self, part: Span | PendingRows) -> Iterator[QueryRun]:
         """One run for each row that has to hold these tokens: several for a prefix's copies."""
         first = part.position
         positions = list(range(first, first + len(part.tokens)))
         for row in self.rows_of(part.owner):
             yield QueryRun(row, part.owner, part.root, part.tokens, positions)
-
-    def _target_rows(
-        self, kv: KVCache, packed: PackedQueries, trees: Trees | None, tips: Sequence[int]
-    ) -> Rows:
-        """All rows of a forward, those of trees without their tokens."""
-        if trees is None:
-            return self._chains(kv, packed, tips)
-        shared = trees.proposal.shared or None if self.packed else None
-        count = len(trees.owners) + bool(shared)
-        rows = self._chains(kv, packed, tips, count, trees.segments)
-        shape = (-1, trees.nodes) if shared is None else (-1,)
-        none = np.zeros(0, np.int32)
-        flat, slots = (
-            np.concatenate([*parts[:count], none]).reshape(shape)
-            for parts in (packed.flat, packed.slots)
-        )
-        return replace(rows, node_rows_ST=flat, node_slots_ST=slots)
 
     def _chains(
         self,
@@ -173,7 +173,6 @@ class Layout:
         ids = sorted({owner for own in owners for owner in own if owner >= 0})
         number = {owner: at for at, owner in enumerate(ids)}
         numbers = ([number.get(owner, len(ids)) for owner in own] for own in owners)
-        prompt_slots = packed.slots[trees:]
         return Rows(
             packed.tensor(0, (run.tokens for run in runs)).to(self.device),
             packed.tensor(0, (run.positions for run in runs)).to(self.device),
@@ -181,7 +180,7 @@ class Layout:
             self.segments.lineages(ids),
             packed.spread(len(ids), numbers),
             self._members(packed, trees),
-            np.concatenate([*prompt_slots, np.zeros(0, np.int32)]),
+            joined(packed.slots[trees:]),
             *no_trees(self.device),
             self._ids(tips),
         )

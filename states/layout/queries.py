@@ -80,3 +80,8 @@ class PackedQueries:
         """The same as int64 [B, Q]."""
         out_N = self.spread(empty, values).astype(np.int64)
         return torch.from_numpy(out_N.reshape(self.height, self.queries))
+
+
+def joined(parts: Sequence[Ints]) -> Ints:
+    """All of them, one after another; there may be none."""
+    return np.concatenate([*parts, np.zeros(0, np.int32)])

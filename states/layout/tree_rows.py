@@ -6,7 +6,7 @@ many rows as the budget, which get their owners on the device. Under ``batching`
 out alone, as large as the largest may be, and what was not chosen is padding in it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from ...ops.kv.forest import places, plant
-from ...ops.kv.slots import UNKNOWN, Ints
+from ...ops.kv.slots import Ints
 from ...ops.tree import ancestors
 from ...ops.types import Proposal, Rows
-from .queries import QueryRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +86,6 @@ class PlacedRows:
         place_ST = places(has_ST)
         rows_ST, slots_ST = self.tree_rows[place_ST], self.tree_slots[place_ST]
         return replace(self, padding=padding, tree_rows=rows_ST, tree_slots=slots_ST)
-
-
-def tree_runs(
-    trees: Trees, row_of: Callable[[int], int], root_of: Callable[[int], int], shared: int | None
-) -> Iterator[QueryRun]:
-    """The trees' rows; where its nodes stand, the pool is told when they are committed.
-
-    Args:
-        shared: rows of the drafted nodes of all trees, if they are shared.
-    """
-    size = trees.nodes if shared is None else 1
-    for owner in trees.owners:
-        yield QueryRun(row_of(owner), owner, root_of(owner), [0] * size, [0] * size)
-    if shared:
-        first = trees.owners[0]
-        yield QueryRun(row_of(first), UNKNOWN, root_of(first), [0] * shared, [0] * shared)
 
 
 def grow(rows: Rows, trees: Trees, shared: int | None) -> Rows:

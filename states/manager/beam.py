@@ -6,7 +6,7 @@ itself, behind the row before it. Rows that no live beam needs are given back at
 ever copied, in no layout.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -243,13 +243,13 @@ def _settle_(branch: Branch, search: BeamSearch, step: BeamStep, number: int) ->
     branch.end(Finish.STOP if stopped else Finish.LENGTH, "; ".join(notes))
 
 
-def _fields(beams: Beams) -> Iterator[Tensor]:
-    yield from (beams.running_SW, beams.kept_SW, beams.ended_SW)
-
-
 def _part(beams: Beams, which: slice) -> Beams:
-    return Beams(*(value[which] for value in _fields(beams)))
+    return Beams(beams.running_SW[which], beams.kept_SW[which], beams.ended_SW[which])
 
 
 def _joined(every: Sequence[Beams]) -> Beams:
-    return Beams(*(torch.cat(one) for one in zip(*map(_fields, every), strict=True)))
+    return Beams(
+        torch.cat([beams.running_SW for beams in every]),
+        torch.cat([beams.kept_SW for beams in every]),
+        torch.cat([beams.ended_SW for beams in every]),
+    )

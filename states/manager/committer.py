@@ -51,9 +51,9 @@ class Committer:
         before = {b.owner: len(b.tokens) for b in batch.ran}
         placed = batch.placed.with_host_tokens(result.tokens_ST)
         walks = []
-        for tree, branch in enumerate(batch.ran if accepted is not None else ()):
-            assert accepted is not None
-            walk = _walk(tree, branch, batch, result, accepted, host)
+        for tree, branch in enumerate(batch.ran):
+            assert accepted is not None, "trees have been judged"
+            walk = _walk(tree, batch, result, accepted, host)
             walks.append(walk)
             nodes = walk.nodes[: walk.taken + 1]
             slots, rows = placed.tree_slots[tree][nodes], placed.tree_rows[tree][nodes]
@@ -64,7 +64,6 @@ class Committer:
         blend = None
         if report is not None and self.blend is not None and batch.rows.blend is not None:
             blend = self.blend.mark_(report, batch.spans, placed, batch.rows.blend, result.picked_P)
-        figures = None if accepted is None else accepted.figures
         return RoundSummary(
             tuple(b.name for b in batch.everyone),
             tuple(len(b.tokens) - before.get(b.owner, 0) for b in batch.everyone),
@@ -76,7 +75,7 @@ class Committer:
             placed.padding,
             batch.rows.alignment,
             gamma,
-            explain(batch.ran, walks, result, figures, batch.rows.bound_trees),
+            explain(batch.ran, walks, result, accepted, batch.rows.bound_trees),
             blend,
         )
 
@@ -87,9 +86,8 @@ class Committer:
         records: list[GammaRecord] = []
         for drafting in self.draftings:
             own = [at for at, branch in enumerate(ran) if drafting.serves(branch)]
-            mine = result if len(own) == len(ran) else result.some(own)
-            trees = [ran[at] for at in own]
-            records += drafting.memory.learn(trees, mine, [paths[at] for at in own])
+            trees, nodes = [ran[at] for at in own], [paths[at] for at in own]
+            records += drafting.memory.learn(trees, result.some(own), nodes)
         return tuple(records)
 
     def _keep(self, branch: Branch, slots: Ints, rows: Ints, features_QF: Tensor | None) -> None:
@@ -147,15 +145,10 @@ class Committer:
 
 
 def _walk(
-    tree: int,
-    branch: Branch,
-    batch: Batch,
-    result: RoundResult,
-    accepted: Accepted,
-    host: HostReader,
+    tree: int, batch: Batch, result: RoundResult, accepted: Accepted, host: HostReader
 ) -> Walk:
     """The way through a tree; its tokens are appended to the branch."""
-    bound_trees = batch.rows.bound_trees
+    branch, bound_trees = batch.ran[tree], batch.rows.bound_trees
     if tree in bound_trees:
         at = bound_trees.index(tree)
         nodes, tokens = bound_path(result, tree, at, branch, accepted.bound, host)

@@ -78,7 +78,7 @@ class Lifecycle:
         self.retire_([request.prefix_owner, *(b.owner for b in request.all_branches())])
 
     def _go_on_(self, request: Request) -> None:
-        ended = [b.owner for b in request.branches if b.stage is Stage.DONE]
+        ended = (b.owner for b in request.branches if b.stage is Stage.DONE)
         self.retire_([owner for owner in ended if owner in self.table.segments])
         for branch in request.branches:
             if branch.stage is Stage.WAITING and not len(branch.prompt):

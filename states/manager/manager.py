@@ -10,9 +10,8 @@ from ...ops.blend.blend import BlendReport
 from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
 from ...ops.verify.verify import Accepted, FirstTokens
-from ..graph.beam_spec import BeamBlock
+from ..graph.blocks import BeamBlock
 from ..layout.batching import BatchingLayout
-from ..layout.bim import BimLayout
 from ..layout.layout import Layout
 from ..requests.admission import Admission, Room
 from ..requests.blending import BlendState, Reused
@@ -70,7 +69,7 @@ class BranchStateManager:
         self.table = RequestTable(limits)
         device, segments = kv.data.device, self.table.segments
         self.samplers = Samplers(limits.vocabulary, device)
-        self.layout: Layout = BimLayout(device, segments)
+        self.layout = Layout(device, segments)
         rows = 0
         if limits.layout.kind == "batching":  # every branch in a row of its own
             self.layout, rows = BatchingLayout(device, segments, kv.rows), kv.rows

@@ -95,8 +95,8 @@ class FoldState:
         )
         ids = [*branch.prompt, *branch.tokens]
         lead = len(index) if head + tail == size else head
-        kept = FinishedPart(tuple(ids[i] for i in index), len(index) - said, lead, rows)
-        self.parts[branch.owner] = kept
+        part_ids = tuple(ids[i] for i in index)
+        self.parts[branch.owner] = FinishedPart(part_ids, len(index) - said, lead, rows)
 
     def prompt(self, request: Request) -> PromptTokens | None:
         """What follows the prefix: the parts in reading order, and what asks for one answer.
@@ -120,17 +120,17 @@ class FoldState:
 
     def _part(self, branch: Branch, own: PromptTokens, *, is_first: bool) -> PromptTokens:
         """A part's prompt and answer; chunks are the rows that it has of them."""
-        ids, kept = (*own, *branch.tokens), self.parts.get(branch.owner)
-        if kept is None:
+        ids, part = (*own, *branch.tokens), self.parts.get(branch.owner)
+        if part is None:
             return PromptTokens(ids)
-        head, tail = matched(own.ids, kept.ids[: kept.prompt])
+        head, tail = matched(own.ids, part.ids[: part.prompt])
         source = [*range(head), *[NEW] * (len(own) - head - tail)]
-        source += [*range(kept.prompt - tail, len(kept.ids))]
+        source += [*range(part.prompt - tail, len(part.ids))]
         name = f"part {branch.index + 1}"
         chunks = []
-        for at, first, count in runs(source, kept.lead):
-            is_exact = is_first and at == first == 0 < kept.lead
-            rows = _part_of(kept.rows, slice(first, first + count))
+        for at, first, count in runs(source, part.lead):
+            is_exact = is_first and at == first == 0 < part.lead
+            rows = _part_of(part.rows, slice(first, first + count))
             chunks.append(Chunk(at, ids[at : at + count], name, rows, is_exact))
         return PromptTokens(ids, tuple(chunks))
 

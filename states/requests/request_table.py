@@ -1,5 +1,6 @@
 """Who there is: requests, their branches, and the segments that their rows belong to."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...ops.draft.eagle import nodes_for
@@ -21,11 +22,11 @@ class RunLimits:
     outline_drafter: Drafter | None = None
 
     @property
-    def nodes(self) -> int | dict[int, int]:
+    def nodes(self) -> int | Mapping[int, int]:
         """Drafted tokens of a tree, or by number of active branches, of either drafter."""
         first, second = self.drafter.offered, self.outline_drafter
         if second is None:
-            return first if isinstance(first, int) else dict(first)
+            return first
         counts = range(1, self.layout.max_active + 1)
         return {n: max(nodes_for(first, n), nodes_for(second.offered, n)) for n in counts}
 

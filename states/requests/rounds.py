@@ -40,12 +40,10 @@ class RoundResult:
     figures_SNC: Ids | None = None
     picked_P: Ids | None = None
 
-    def some(self, trees: Sequence[int]) -> "RoundResult":
+    def some(self, trees: list[int]) -> "RoundResult":
         """What there is of some trees for a drafter to learn from."""
-        own = list(trees)
-        return replace(
-            self, side_outputs_SC=self.side_outputs_SC[own], tokens_ST=self.tokens_ST[own]
-        )
+        tokens_ST, side_outputs_SC = self.tokens_ST[trees], self.side_outputs_SC[trees]
+        return replace(self, tokens_ST=tokens_ST, side_outputs_SC=side_outputs_SC)
 
 
 class Walk(NamedTuple):

@@ -6,7 +6,8 @@ from enum import StrEnum
 
 from ...ops.draft.gamma import GammaRecord
 from ...ops.kv.align import AlignmentState, ContinuousDecodingState
-from ...ops.verify.explain import DraftFigures, TreeFigures, unpacked
+from ...ops.verify.explain import DraftFigures, unpacked
+from ...ops.verify.verify import Accepted
 from .branch import Branch
 from .rounds import RoundResult, Walk
 
@@ -116,17 +117,17 @@ def explain(
     ran: Sequence[Branch],
     walks: Sequence[Walk],
     verdict: RoundResult,
-    figures: TreeFigures | None,
+    accepted: Accepted | None,
     bound_trees: Sequence[int],
 ) -> tuple[ExplainedRound, ...]:
     """One record per tree; nothing if nobody asked.
 
     Args:
-        ran: the branches of the trees, after the round. figures: as the round's `Accepted` has it.
+        ran: the branches of the trees, after the round.
     """
-    if figures is None:
+    if accepted is None or accepted.figures is None:
         return ()
-    rounds = []
+    figures, rounds = accepted.figures, []
     for tree, (branch, walk) in enumerate(zip(ran, walks, strict=True)):
         rule = GRAMMAR if tree in bound_trees else str(figures.rule or MATCH)
         drafts = _drafts(verdict, tree, walk, rule)
@@ -157,24 +158,23 @@ def _drafts(verdict: RoundResult, tree: int, walk: Walk, rule: str) -> tuple[Exp
     assert verdict.figures_SNC is not None
     tokens, parents = verdict.tokens_ST[tree].tolist(), verdict.parents_ST[tree].tolist()
     path, depths, drafts = set(walk.nodes), [0], []
-    for node, found in enumerate(unpacked(verdict.figures_SNC[tree]), 1):
+    for node, figures in enumerate(unpacked(verdict.figures_SNC[tree]), 1):
         parent = parents[node]
         depths.append(depths[parent] + 1)
         if tokens[node] < 0:
             continue
-        known = _relevant(found, walk, parent, rule)
-        reached = parent in path if rule in (MATCH, GRAMMAR) else known.chance is not None
-        drafts.append(
-            ExplainedDraft(node, parent, depths[node], tokens[node], node in path, reached, known)
-        )
+        own = _relevant(figures, walk, parent, rule)
+        reached = parent in path if rule in (MATCH, GRAMMAR) else own.chance is not None
+        draft = ExplainedDraft(node, parent, depths[node], tokens[node], node in path, reached, own)
+        drafts.append(draft)
     return tuple(drafts)
 
 
-def _relevant(found: DraftFigures, walk: Walk, parent: int, rule: str) -> DraftFigures:
+def _relevant(figures: DraftFigures, walk: Walk, parent: int, rule: str) -> DraftFigures:
     """Without the figures that had no part in the decision."""
     if rule == MATCH:
-        return found
+        return figures
     if rule != GRAMMAR:
-        return replace(found, draw=None, coin=None)
+        return replace(figures, draw=None, coin=None)
     legal = walk.tokens[walk.nodes.index(parent)] if parent in walk.nodes else None
-    return replace(found, draw=legal, p=None, q=None, r=None, chance=None)
+    return replace(figures, draw=legal, p=None, q=None, r=None, chance=None)

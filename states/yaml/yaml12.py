@@ -9,6 +9,7 @@ is limited in the scanner already: deep files would cost seconds before the firs
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import yaml
@@ -42,8 +43,7 @@ class YamlError(ValueError):
 
     def __init__(self, place: Place, message: str) -> None:
         super().__init__(message)
-        self.place = place
-        self.message = message
+        self.place, self.message = place, message
 
 
 def plain_scalar(text: str) -> Any:
@@ -134,39 +134,45 @@ class Tree:
         self.keys: dict[Path, Place] = {}
         self.values: dict[Path, Place] = {}
         self.errors: list[YamlError] = []
-        self._open: list[_Node] = []
-        self._documents = 0
-        for event in _events(text):
-            self._take(event)
+        self._events = _events(text)
+        for event in self._events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                if self.values:
+                    raise YamlError(_place(event.start_mark), "a second document starts here")
+                if event.tags or event.version not in (None, (1, 2)):
+                    self._refuse(event, "directives other than `%YAML 1.2` are not allowed")
+            elif isinstance(event, yaml.NodeEvent):
+                self.data = self._value(event, ())
 
     def _refuse(self, event: yaml.Event, message: str) -> None:
         self.errors.append(YamlError(_place(event.start_mark), message))
 
-    def _take(self, event: yaml.Event) -> None:
-        if isinstance(event, yaml.DocumentStartEvent):
-            self._documents += 1
-            if self._documents > 1:
-                raise YamlError(_place(event.start_mark), "a second document starts here")
-            if event.tags or event.version not in (None, (1, 2)):
-                self._refuse(event, "directives other than `%YAML 1.2` are not allowed")
-        elif isinstance(event, yaml.AliasEvent):
-            self._refuse(event, f"aliases are not allowed: *{event.anchor}")
-            self._add(event, None)
-        elif isinstance(event, yaml.ScalarEvent):
-            self._simple(event)
-            self._add(event, self._scalar(event))
-        elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
-            self._simple(event)
-            value: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
-            self._open.append(_Node(value, self._add(event, value)))
-        elif isinstance(event, yaml.CollectionEndEvent):
-            self._open.pop()
+    def _value(self, event: Any, path: Path) -> Any:
+        """The value that begins with this event, and what is inside it."""
+        self.values[path] = _place(event.start_mark)
+        return self._content(event, path)
 
-    def _simple(self, event: Any) -> None:
+    def _content(self, event: Any, path: Path) -> Any:
+        if isinstance(event, yaml.AliasEvent):
+            self._refuse(event, f"aliases are not allowed: *{event.anchor}")
+            return None
         if event.anchor is not None:
             self._refuse(event, f"anchors are not allowed: &{event.anchor}")
         if event.tag is not None:
             self._refuse(event, f"tags are not allowed: {event.tag}")
+        if isinstance(event, yaml.ScalarEvent):
+            return self._scalar(event)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return [self._value(e, (*path, i)) for i, e in enumerate(self._inside())]
+        mapping: dict[str | int, Any] = {}
+        for key_event in self._inside():
+            key = self._key(key_event, path)
+            mapping[key] = self._value(next(self._events), (*path, key))
+        return mapping
+
+    def _inside(self) -> Iterator[yaml.Event]:
+        """The first events of all that the innermost open collection holds."""
+        return takewhile(lambda e: not isinstance(e, yaml.CollectionEndEvent), self._events)
 
     def _scalar(self, event: yaml.ScalarEvent) -> Any:
         if SURROGATE.search(event.value):
@@ -179,25 +185,13 @@ class Tree:
             self._refuse(event, str(error))
             return 0
 
-    def _add(self, event: yaml.Event, value: Any) -> Path:
-        """Put a value where the innermost open collection expects it; return its path."""
+    def _key(self, event: Any, parent: Path) -> str | int:
         place = _place(event.start_mark)
-        path: Path = ()
-        if not self._open:
-            self.data = value
-        else:
-            node = self._open[-1]
-            if isinstance(node.value, dict) and node.key is None:
-                return self._key(event, node, value)
-            path = (*node.path, node.put(value))
-        self.values[path] = place
-        return path
-
-    def _key(self, event: Any, node: "_Node", value: Any) -> Path:
-        place = _place(event.start_mark)
+        unnamed = f"<key at {place}>"
+        value = self._content(event, (*parent, unnamed))
         plain = isinstance(event, yaml.ScalarEvent)
-        node.key = value if plain and isinstance(value, str | int) else f"<key at {place}>"
-        path = (*node.path, node.key)
+        key = value if plain and isinstance(value, str | int) else unnamed
+        path = (*parent, key)
         if not plain:
             self._refuse(event, "a key must be a string, not a list or mapping")
         elif isinstance(value, bool) or not isinstance(value, str | int):
@@ -209,23 +203,4 @@ class Tree:
             message = f"this key is given twice, first in line {first}"
             self._refuse(event, f"{'.'.join(map(str, path))}: {message}")
         self.keys[path] = place
-        return path
-
-
-class _Node:
-    """A collection that is still open, and the key that waits for its value."""
-
-    def __init__(self, value: Any, path: Path) -> None:
-        self.value = value
-        self.path = path
-        self.key: str | int | None = None
-
-    def put(self, value: Any) -> str | int:
-        if isinstance(self.value, list):
-            self.value.append(value)
-            return len(self.value) - 1
-        key = self.key
-        assert key is not None
-        self.value[key] = value
-        self.key = None
         return key

@@ -176,7 +176,7 @@ class Sequence:
             )
 
     def full(self, taps: tuple[int, ...] = ()) -> TargetOutput:
-        return self.forward(self.model.full_plan, taps=taps)
+        return self.forward(decode_plan(self.model.num_layers), taps=taps)
 
     def blended(
         self, rows: BlendRows, cached: ChunkKV, settings: BlendSettings, taps: tuple[int, ...] = ()

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specsot.models.decoder import Decoder
 from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.blend.layer_plan import decode_plan
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import TargetOutput
 
@@ -57,7 +58,7 @@ class Pooled:
                 self.slots[positions][None],
                 self.visible(start, rows),
                 self.kv,
-                self.model.full_plan,
+                decode_plan(self.model.num_layers),
                 torch.arange(rows),
                 taps,
             )

@@ -16,7 +16,7 @@ from specsot.engine.models import Models
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
-from specsot.models.drafters.eagle3 import Eagle3
+from specsot.models.drafters.eagle import Eagle3
 from specsot.models.load.weights import load_eagle3, load_target
 from specsot.ops.registry import OpTable
 from specsot.states.graph.load import op_table

@@ -14,7 +14,7 @@ from specsot.models.collect import collect
 from specsot.models.decoder import Decoder
 from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.blend.blend import Blend, BlendRows, ChunkKV, RowRole, join
-from specsot.ops.blend.layer_plan import BlendSettings, compile_layer_plan
+from specsot.ops.blend.layer_plan import BlendSettings, compile_layer_plan, decode_plan
 from specsot.ops.types import TargetOutput
 
 RATIOS = (0.0, 0.25, 1.0)
@@ -157,7 +157,7 @@ class Side:
     def forward(self, last: int, settings: BlendSettings | None) -> tuple[Tensor, TargetOutput]:
         """The next rows of both; flat indices in the one sequence, and their results."""
         index_BQ, slots_BQ, visible = self.visible(last)
-        model, given, plan = self.branches.model, None, self.branches.model.full_plan
+        model, given, plan = self.branches.model, None, decode_plan(self.branches.model.num_layers)
         if settings is not None:
             plan = compile_layer_plan(settings, model.num_layers)
             cached = self.branches.cache(index_BQ[index_BQ >= 0])
@@ -243,9 +243,9 @@ def test_beside_a_running_branch(branches: Branches) -> None:
     allow[: history + tree, : history + tree].tril_()
     allow[history + 2, history + 1] = False  # siblings
     allow[history + tree :, history + tree :] = branches["allow"][index][:, index]
-    run = Sequence(model, ids, positions, allow)
-    run.forward(model.full_plan, part=slice(history))
-    alone = run.forward(model.full_plan, part=slice(history, history + tree)).logits_RV
+    run, plan = Sequence(model, ids, positions, allow), decode_plan(model.num_layers)
+    run.forward(plan, part=slice(history))
+    alone = run.forward(plan, part=slice(history, history + tree)).logits_RV
     own = branches.rows(index[None])
     expected = Sequence(model, branches["ids"][index]).blended(own, branches.cache(index), settings)
     rows = BlendRows(

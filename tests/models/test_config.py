@@ -28,7 +28,7 @@ def read(folder: Path, drop: str = "", **changes: Any) -> DecoderConfig:
 def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     config = read(tmp_path)
     assert (config.kv_heads, config.head_dim, config.eps) == (4, 8, 1e-6)
-    assert (config.rope.kind, config.rope.theta, config.max_positions) == ("default", 1e4, 2048)
+    assert (config.rope.kind, config.rope.theta, config.rope.limit) == ("default", 1e4, 2048)
     assert not (config.tied or config.qkv_bias or config.qk_norm or any(config.sliding))
     assert read(tmp_path, model_type="qwen3").head_dim == 128
     assert read(tmp_path, model_type="qwen2").qkv_bias
@@ -151,5 +151,5 @@ def test_reading_a_config_needs_no_torch() -> None:
     import subprocess
     import sys
 
-    code = "import sys, specsot.models.drafters.eagle3_config; sys.exit('torch' in sys.modules)"
+    code = "import sys, specsot.models.drafters.eagle_config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from specsot.models.config import ModelError
 from specsot.models.load.weights import load_target
 from specsot.ops.attention.metadata import AttentionGroup, AttentionMetadata
+from specsot.ops.blend.layer_plan import decode_plan
 from specsot.ops.kv.slots import SlotRun
 from specsot.ops.types import LayerStatus
 
@@ -110,7 +111,7 @@ def ask(run: Pooled, **changes: Any) -> Any:
         "slots_BQ": positions,
         "attention": causal(8),
         "kv": run.kv,
-        "plan": run.model.full_plan,
+        "plan": decode_plan(run.model.num_layers),
         "logit_rows_R": torch.tensor([7, 2]),
         "taps": (),
     }
@@ -233,7 +234,7 @@ def test_keys_and_values_are_read_where_they_lie(small: Pooled) -> None:
                 positions,
                 attention,
                 small.kv,
-                small.model.full_plan,
+                decode_plan(small.model.num_layers),
                 torch.arange(8),
                 (),
             )

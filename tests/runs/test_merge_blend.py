@@ -33,6 +33,7 @@ from specsot.engine.record.metrics import Meter
 from specsot.engine.record.report import answers_of, finish_of, left_apart, output_digest, outputs
 from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.blend.blend import ChunkKV
+from specsot.ops.blend.layer_plan import decode_plan
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import Ints
 from specsot.states.machine import Run
@@ -202,7 +203,9 @@ def features_behind(made: Tiny, ids: list[int], taps: tuple[int, ...]) -> torch.
     visible = AttentionMetadata.dense(steps[:, :, None] >= steps[:, None], steps)
     with torch.inference_mode():
         rows = torch.tensor([ids])
-        output = target.forward(rows, steps, steps, visible, kv, target.full_plan, steps[0], taps)
+        output = target.forward(
+            rows, steps, steps, visible, kv, decode_plan(target.num_layers), steps[0], taps
+        )
     features: torch.Tensor = output.taps_QF
     return features
 

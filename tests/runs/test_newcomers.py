@@ -23,6 +23,7 @@ from helpers.support import (
 )
 
 from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.blend.layer_plan import decode_plan
 from specsot.ops.kv.pool import KVCache
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Branch
@@ -112,7 +113,14 @@ def _compare_drafter_rows(run: Run, branch: Branch, context: list[int]) -> None:
     slots = torch.arange(count)[None]
     fresh = KVCache(target.num_layers, target.kv_heads, target.head_dim, count)
     taps = target.forward(
-        ids[:, :-1], slots, slots, visible, fresh, target.full_plan, slots[0], run.board["taps"]
+        ids[:, :-1],
+        slots,
+        slots,
+        visible,
+        fresh,
+        decode_plan(target.num_layers),
+        slots[0],
+        run.board["taps"],
     ).taps_QF
     alone = KVCache(drafter.num_layers, drafter.kv_heads, drafter.head_dim, count)
     drafter.forward(ids[:, 1:], drafter.fuse(taps)[None], slots, slots, visible, alone)

@@ -15,7 +15,7 @@ from helpers.support import Graphs, Tiny, drive, outline_of, start
 from torch import Tensor
 
 from specsot.engine.models import Models
-from specsot.models.drafters.eagle3 import Eagle3
+from specsot.models.drafters.eagle import Eagle3
 from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.draft.eagle import Frontier
 from specsot.ops.kv.pool import KVCache

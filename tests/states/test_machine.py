@@ -10,7 +10,7 @@ from helpers.toy_graph import GIVEN, GRAPH, changed, load
 
 from specsot.states import machine
 from specsot.states.graph.board import RUN_KEYS
-from specsot.states.graph.schema import PREFIXES, RESERVED
+from specsot.states.graph.graph import PREFIXES, RESERVED
 from specsot.states.machine import START, Cursor, Run, RunError
 from specsot.states.trace import Event, Moved, OpRan, describe
 

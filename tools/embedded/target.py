@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from typer import Option
 
-from specsot.engine.train.data import Batch, Packer
+from specsot.engine.train.data import Packer, TrainingBatch
 from specsot.engine.train.files import (
     export_beside,
     load_checkpoint,
@@ -99,7 +99,7 @@ def new_model(config: TargetTraining) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(model_config(config))
 
 
-def batch_loss(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
+def batch_loss(model: Qwen3ForCausalLM, batch: TrainingBatch) -> Tensor:
     """Weighted mean cross-entropy over the positions that have a weight."""
     kept = batch.weights.flatten() > 0
     with torch.autocast("cpu", torch.bfloat16):
@@ -136,7 +136,7 @@ def packers(
 
 def stage_batches(
     stage: Stage, config: TargetTraining, encode: Encode, progress: Progress
-) -> Iterator[Batch]:
+) -> Iterator[TrainingBatch]:
     """Five batches of short rows, then one of long rows, and so on; keeps count of samples."""
     short, long = packers(stage, config, encode, progress)
     shorts, longs = short.batches(), long.batches()
@@ -145,7 +145,9 @@ def stage_batches(
         progress.short, progress.long = short.index, long.index
 
 
-def batches(config: TargetTraining, tokenizer: Tokenizer, progress: Progress) -> Iterator[Batch]:
+def batches(
+    config: TargetTraining, tokenizer: Tokenizer, progress: Progress
+) -> Iterator[TrainingBatch]:
     """Batches of the stage that the training is in, until it is over."""
 
     @cache
@@ -212,7 +214,7 @@ def train_target(config: TargetTraining) -> Path:
 
 
 def _train_step(
-    model: Qwen3ForCausalLM, optimizer: MuonAdamW, batch: Batch, done: float
+    model: Qwen3ForCausalLM, optimizer: MuonAdamW, batch: TrainingBatch, done: float
 ) -> dict[str, float]:
     """One update; returns loss, gradient norm, seconds and tokens per second."""
     start = time.monotonic()

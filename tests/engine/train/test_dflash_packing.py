@@ -5,7 +5,7 @@ import torch
 from helpers.blocks import golden_pair
 from torch import Tensor
 
-from specsot.engine.train.data import Batch, Tokens, pack
+from specsot.engine.train.data import Tokens, TrainingBatch, pack
 from specsot.engine.train.dflash_loss import (
     Blocks,
     OnlineDFlashModel,
@@ -28,7 +28,7 @@ TEXTS = (
 REACHES = [(Reach(), Reach()), (Reach(9, causal=True), Reach(9))]
 
 
-def batch() -> Batch:
+def batch() -> TrainingBatch:
     """One row: a trunk with two branches, another text, two rows of padding."""
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 100, (TREE + OTHER,), generator=draw).tolist()
@@ -40,15 +40,15 @@ def batch() -> Batch:
     return pack([[tree, other]], TREE + OTHER + 2)
 
 
-def packing(found: Batch) -> Packing:
+def packing(found: TrainingBatch) -> Packing:
     return Packing(found.positions, found.mask[:, 0])
 
 
-def features(found: Batch) -> Tensor:
+def features(found: TrainingBatch) -> Tensor:
     return torch.randn(1, found.ids.shape[1], 128, generator=torch.Generator().manual_seed(1))
 
 
-def everywhere(found: Batch, size: int = 8) -> Blocks:
+def everywhere(found: TrainingBatch, size: int = 8) -> Blocks:
     anchors = torch.arange(TREE + OTHER)[None]
     return Blocks(anchors, anchors >= 0, size, found.ids.shape[1], packing(found))
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from specsot.engine.train.eagle3 import Lesson, rehearse, shift
-from specsot.models.drafters.eagle3 import Eagle3
+from specsot.models.drafters.eagle import Eagle3
 from specsot.models.load.weights import load_eagle3, load_target
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "eagle"

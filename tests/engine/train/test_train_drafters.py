@@ -28,17 +28,13 @@ from specsot.engine.train.settings import (
 )
 from specsot.engine.train.teacher import Teacher
 from specsot.engine.train.vanilla import VanillaCourse
-from specsot.models.drafters.eagle3 import Eagle3
-from specsot.models.load.weights import load_dflash, load_eagle3, load_target
+from specsot.models.drafters.eagle import Eagle3
+from specsot.models.load.weights import load_dflash, load_eagle3, load_target, load_vanilla
 from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.kv.pool import KVCache
 
 SMALL = "--batch-tokens 256 --length 128 --threads 1 --steps 4 --held-out 2"
-LOADERS = {
-    "eagle3": load_eagle3,
-    "dflash": load_dflash,
-    "vanilla": lambda folder, target: load_target(folder, strict=True),
-}
+LOADERS = {"eagle3": load_eagle3, "dflash": load_dflash, "vanilla": load_vanilla}
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +62,7 @@ def test_a_drafter_is_trained_logged_and_loads(
     assert log[-1]["done"] == 1.0 and log[-1]["held_tau"] == log[-1]["held_prompt"] >= 1.0
     target = load_target(Path(inputs[1]))
     loaded: Any = LOADERS[kind](out, target)
+    assert not any("unexpected tensors" in note for note in loaded.notes)
     state = torch.load(tmp_path / f"{kind}.run" / "state.pt")
     assert state["progress"].keys() == {"step", "tokens", "seconds", "index"}
     stored = {n.removeprefix("model."): p for n, p in state["model"].items()}

@@ -10,8 +10,9 @@ import torch
 
 from helpers.tiny_models.tiny import attend_to_itself_, save, write_json
 from specsot.models.config import DecoderConfig, RopeConfig
-from specsot.models.drafters.eagle import EMBEDDING, Eagle, EagleLayer
+from specsot.models.drafters.eagle import EMBEDDING, Eagle
 from specsot.models.drafters.eagle_config import EagleConfig
+from specsot.models.drafters.parts import DrafterLayer
 from specsot.models.load.weights import load_target
 
 
@@ -36,7 +37,7 @@ def write_tiny_eagle(
     drafter.owned = frozenset({EMBEDDING})  # published files hold a copy of the target's
     draw, hidden = torch.Generator().manual_seed(seed), target.hidden_size
     (layer,) = drafter.layers
-    assert isinstance(layer, EagleLayer)
+    assert isinstance(layer, DrafterLayer)
     with torch.no_grad():
         for parameter in drafter.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=draw) * noise)

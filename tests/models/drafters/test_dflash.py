@@ -132,7 +132,7 @@ def by_hand(drafter: DFlashDraftModel, context_KH: Tensor, anchor: int) -> Tenso
     ahead = torch.cat((before, own))[None] - own[:, None]
     x = drafter.embed(ids)
     for layer, reach in zip(drafter.stack, drafter.config.reaches, strict=True):
-        q, k, v = layer.project(x, drafter.angles(own))
+        q, k, v = layer.self_attn.project(layer.input_layernorm(x), drafter.angles(own))
         k0, v0 = layer.self_attn.keys_values(context_KH, drafter.angles(before))
         keys, values = torch.cat((k0, k)), torch.cat((v0, v))
         hidden = torch.zeros_like(ahead, dtype=torch.bool)

@@ -12,6 +12,7 @@ from torch import Tensor
 from specsot.models.decoder import Decoder
 from specsot.models.drafters.dflash import DFlashDraftModel
 from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.blend.layer_plan import decode_plan
 from specsot.ops.draft.ddtree import tree
 from specsot.ops.tree import ancestors
 from specsot.ops.types import Proposal
@@ -40,7 +41,7 @@ def answers(run: Pooled, root: int, start: int, drafted: Proposal) -> list[int]:
             slots[None],
             AttentionMetadata.dense(mask, torch.zeros(1, extent, dtype=torch.int64)),
             run.kv,
-            run.model.full_plan,
+            decode_plan(run.model.num_layers),
             torch.arange(len(tokens)),
             (),
         )

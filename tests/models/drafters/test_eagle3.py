@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specsot.models.decoder import Decoder
-from specsot.models.drafters.eagle3 import Eagle3
+from specsot.models.drafters.eagle import Eagle3
 from specsot.models.files import ModelError
 from specsot.models.load.weights import load_eagle3, load_target
 from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.blend.layer_plan import decode_plan
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import HiddenDrafter, Target
 
@@ -96,7 +97,7 @@ def test_verification_of_a_tree(golden: Golden) -> None:
             slots,
             AttentionMetadata.dense(mask, torch.zeros(1, length + nodes, dtype=torch.int64)),
             run.kv,
-            golden.target.full_plan,
+            decode_plan(golden.target.num_layers),
             torch.arange(nodes),
             golden.drafter.tap_ids,
         )
@@ -270,9 +271,11 @@ def test_where_tap_ids_come_from(tmp_path: Path) -> None:
     edit(folder, {key: [1, 4, 7]})
     drafter = load_eagle3(folder, target)
     assert drafter.tap_ids == (1, 4, 7) and "(2, 4, 5)" in drafter.notes[0]
-    assert load_eagle3(folder, target, taps=(0, 3, 8)).tap_ids == (0, 3, 8)
+    edit(folder, {key: [0, 3, 8]})
+    assert load_eagle3(folder, target).tap_ids == (0, 3, 8)
+    edit(folder, {key: [0, 3, 9]})
     with pytest.raises(ModelError, match="9"):
-        load_eagle3(folder, target, taps=(0, 3, 9))
+        load_eagle3(folder, target)
 
 
 def test_a_forgotten_norm_is_an_error_and_not_a_worse_drafter(tmp_path: Path) -> None:

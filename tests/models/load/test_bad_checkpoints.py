@@ -205,22 +205,15 @@ def test_a_bad_target_is_refused(name: str, target: Path) -> None:
     assert not (target.parent / "executed").exists()
 
 
-def test_the_scan_can_be_left_out(target: Path) -> None:
-    put(Q0, one(float("nan")))(target)
-    assert load_target(target, scan=False).published()[Q0].isnan().sum() == 1
-
-
-def test_unexpected_tensors_are_told_or_refused(target: Path) -> None:
+def test_unexpected_tensors_are_told(target: Path) -> None:
     change(target, lambda t: t.update({"extra.weight": torch.ones(2)}))
     assert load_target(target).notes == ("unexpected tensors ignored: extra.weight",)
-    with pytest.raises(ModelError, match=r"unexpected tensors: extra\.weight"):
-        load_target(target, strict=True)
 
 
 def test_stored_angles_of_old_files_are_no_surprise(target: Path) -> None:
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     change(target, lambda t: t.update({name: torch.ones(8)}))
-    assert load_target(target, strict=True).notes == ()
+    assert load_target(target).notes == ()
 
 
 def test_shards_give_the_same_model(target: Path, good: Path) -> None:

@@ -273,7 +273,7 @@ def test_nothing_is_counted_twice() -> None:
         state.count_(branch, nodes=1, levels=1, longest=2, width=1, scope="branch")
     assert state.tables is not None
     *_, own = state.tables.tables_(branch.request.key, OWNER)
-    assert [own.count(gram) for gram in ((4, 5), (5, 1), (1, 2))] == [1] * 3
+    assert [own.followers[(a,)].counts[b] for a, b in ((4, 5), (5, 1), (1, 2))] == [1] * 3
 
 
 def test_what_else_the_target_found_likely_is_counted_along_the_path() -> None:
