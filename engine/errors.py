@@ -1,6 +1,7 @@
 """What a failure means to the shell: exit codes, and one clear line for every kind of error."""
 
 from enum import IntEnum
+from traceback import walk_tb
 
 from ..models.files import ModelError
 from ..states.text.outline_file import OutlineError
@@ -46,6 +47,17 @@ def code_of(error: BaseException) -> Code:
 def is_ours(error: BaseException) -> bool:
     """Whether the message was written for a user; anything else is a fault of the program."""
     return code_of(error) is not Code.FAILED
+
+
+def fault_of(error: BaseException) -> str:
+    """The package to blame for an error that is not the user's: of the op that raised it.
+
+    An op or a guard is called by `states.machine`; what stands below it may be anybody's.
+    """
+    frames = [frame.f_globals["__name__"] for frame, _ in walk_tb(error.__traceback__)]
+    machine = "specsot.states.machine"
+    called = next((i for i in reversed(range(len(frames))) if frames[i] == machine), -1) + 1
+    return str(frames[called]).split(".")[0] if 0 < called < len(frames) else "specsot"
 
 
 def message_of(error: BaseException) -> str:

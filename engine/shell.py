@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TextIO, TypeVar
 
 import typer
 
-from .errors import Code, code_of, is_ours, message_of
+from .errors import Code, code_of, fault_of, is_ours, message_of
 
 DEBUG = "SPECSOT_DEBUG"
 
@@ -106,7 +106,7 @@ def one_line_for_faults() -> Iterator[None]:
             raise
         first = str(error).strip().split("\n", 1)[0]
         complain(f"{type(error).__name__}: {first}")
-        complain(f"this is a fault of specsot; {DEBUG}=1 shows where")
+        complain(f"this is a fault of {fault_of(error)}; {DEBUG}=1 shows where")
         raise SystemExit(1) from None
     finally:
         try:

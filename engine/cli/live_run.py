@@ -13,6 +13,7 @@ from ..errors import Code, UnequalError
 from ..prepare.job import Job
 from ..prepare.options import RunOptions
 from ..prepare.repeat import Provenance
+from ..record.doubts import doubts
 from ..record.recorder import Recorder
 from ..record.report import answer_text, closing_lines, left_apart, refusals
 from ..record.run_folder import RunFolder
@@ -102,7 +103,10 @@ def print_result(job: Job, folder: RunFolder, outcome: RunOutcome) -> None:
     else:
         out(answer_text(outcome.answers))
     if not job.options.quiet:
-        for line in closing_lines(outcome.answers, outcome.metrics, str(outcome.status)):
+        kind = job.program.graph.drafter.kind
+        lines = closing_lines(outcome.answers, outcome.metrics, str(outcome.status))
+        lines += [f"warning: {line}" for line in doubts(outcome.metrics, kind)]
+        for line in lines:
             say(f"{line}\n")
         say(f"run folder {folder.path}\ndigest {outcome.digest}\n")
 

@@ -4,7 +4,7 @@ import sys
 import traceback
 from contextlib import AbstractContextManager, nullcontext
 
-from ..errors import Code, is_ours, message_of
+from ..errors import Code, fault_of, is_ours, message_of
 from ..prepare.environment import redact
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
@@ -50,9 +50,9 @@ def _keep_traceback(error: BaseException, options: RunOptions, folder: RunFolder
         folder = folder or RunFolder.create(options.runs_dir, "failed")
         text = "".join(traceback.format_exception(error))
         folder.write_text("traceback.txt", redact(text))
-        complain(f"this is a fault of specsot; see {folder.path / 'traceback.txt'}")
+        complain(f"this is a fault of {fault_of(error)}; see {folder.path / 'traceback.txt'}")
     except (OSError, ValueError):
-        complain("this is a fault of specsot; its traceback could not be written")
+        complain(f"this is a fault of {fault_of(error)}; its traceback could not be written")
 
 
 def _loading(job: Job) -> AbstractContextManager[object]:

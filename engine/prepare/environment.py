@@ -4,11 +4,13 @@ import json
 import os
 import platform
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 
 from ...models.files import ModelError
+from ...states.graph.plugins import DRAFTERS, OPS
 from ..errors import UsageError
 from .files import PACKAGE
 from .job import EMBEDDED, Job
@@ -63,6 +65,9 @@ def versions() -> dict[str, str]:
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
             numbers[package] = version(package)
+    for plugin in chain.from_iterable(entry_points(group=group) for group in (OPS, DRAFTERS)):
+        if plugin.dist is not None:
+            numbers[plugin.dist.name] = plugin.dist.version
     return numbers
 
 

@@ -1,5 +1,6 @@
 """examples/own_drafter: a drafter and an op of a user's package, installed as a user would."""
 
+import json
 import os
 import re
 import shutil
@@ -41,8 +42,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def call(site: Path, program: str, *words: str) -> str:
-    """What the program printed; it must end well."""
+def call(site: Path, program: str, *words: str, code: int = 0) -> str:
+    """What the program printed; it must end with this code."""
     path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-c", program, *words],
@@ -52,7 +53,7 @@ def call(site: Path, program: str, *words: str) -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done.stdout + done.stderr
 
 
@@ -98,3 +99,20 @@ def test_it_drafts_and_changes_no_token(side: str, site: Path) -> None:
         assert digest_of(text) == plain
         (acceptance,) = re.findall(r"acceptance (\d+) %", text)
         assert int(acceptance) > 0
+    manifest = max((site.parent / "runs").glob("*/manifest.json"), key=os.path.getmtime)
+    assert json.loads(manifest.read_text())["versions"]["own-drafter"]
+
+
+def test_its_fault_is_its_own(site: Path) -> None:
+    """An error of a user's op names the user's package and its place, without a traceback."""
+    (site / "broken_op.py").write_text(
+        "from specsot.ops.registry import op\n\n"
+        '@op("broken.op")\ndef fail(kv: object) -> None:\n    raise ZeroDivisionError("oh")\n'
+    )
+    graph = (ROOT / "graphs" / "machines" / "decode.yaml").read_text()
+    graph = graph.replace("ops: [answer.merge]", "ops: ['broken_op:fail', answer.merge]")
+    (site.parent / "broken.yaml").write_text(graph)
+    words = ("run", "broken.yaml", "--no-tui", "--threads", "1", "--max-new-tokens", "2", "Hi")
+    text = call(site, RUN, *words, code=1)
+    assert "in op 'broken.op' of state 'merge': ZeroDivisionError: oh" in text
+    assert "this is a fault of broken_op; see" in text and "Traceback" not in text

@@ -4,12 +4,14 @@
 
 Prompts of as many random tokens, all submitted at the start, decoded without a drafter. Tokens per
 second count the whole run, prefill included; seconds are those of the processor, so that a busy
-neighbour does not count. The masks' bytes are the most of any forward.
+neighbour counts little. The layouts take turns `--repeats` times; figures are medians, the ratio is
+the median of the pairs'. The masks' bytes are the most of any forward.
 """
 
 import argparse
 import random
 from dataclasses import replace
+from statistics import median
 from time import process_time
 
 import torch
@@ -69,15 +71,22 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=24)
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 8, 24, 64])
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--set", dest="sets", action="append", default=[])
     args = parser.parse_args()
     for count in args.counts:
-        for layout in ("bim", "batching"):
-            speed, round_time, masks = measure(layout, count, args)
+        pairs = [
+            [measure(layout, count, args) for layout in ("bim", "batching")]
+            for _ in range(args.repeats)
+        ]
+        for at, layout in enumerate(("bim", "batching")):
+            speed, round_time, masks = map(median, zip(*(pair[at] for pair in pairs), strict=True))
             print(
                 f"{count:3} requests {layout:8} {speed:7.1f} tokens/s, "
                 f"{round_time * 1e3:7.2f} ms per round, masks {masks / 2**20:6.1f} MiB"
             )
+        ratio = median(bim[0] / batching[0] for bim, batching in pairs)
+        print(f"{count:3} requests bim / batching {ratio:.3f}", flush=True)
 
 
 if __name__ == "__main__":

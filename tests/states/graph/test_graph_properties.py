@@ -41,7 +41,7 @@ def graphs(draw: st.DrawFn) -> tuple[dict[str, Any], OpTable]:
         calls = [f"{name}.{i}" for i in range(draw(st.integers(0, 2)))]
         for call in calls:
             reads, writes, drops, commits = draw(an_op)
-            declared = Declaration(call, writes, drops, commits=commits)
+            declared = Declaration(call, writes=writes, drops=drops, commits=commits)
             ops[call] = (entry(declared, reads),)
         states[name] = {"ops": calls, "final": final}
         if not final:
