@@ -110,8 +110,8 @@ def select(
     if early_stopping is not True and width > 1:  # one beam is greedy decoding
         reachable_S = after.running_SW[:, 0] / _power(longest_S1, length_penalty)[:, 0]
         enough_S = enough_S & (reachable_S <= after.kept_SW[:, -1])
-    picked = (parent_SC.gather(1, on_SW), token_SC.gather(1, on_SW))
-    return Chosen(*picked, origin_SW, parent_SC, token_SC, after, enough_S | stops_SC.all(1))
+    origins = (parent_SC.gather(1, on_SW), token_SC.gather(1, on_SW))
+    return Chosen(*origins, origin_SW, parent_SC, token_SC, after, enough_S | stops_SC.all(1))
 
 
 def _by_beam(rows: Rows, logits: Tensor, num_beams: int) -> Tensor:

@@ -228,8 +228,8 @@ class KVCache:
         """(K, V) of one layer, each [G, kv_heads, K, head_dim]: views of runs of slots, or a copy
         of the slots in an int64 tensor [K] (G is 1)."""
         if isinstance(keys, Tensor):
-            picked = self.data[layer].index_select(2, keys)
-            return picked[0][None], picked[1][None]
+            copy = self.data[layer].index_select(2, keys)
+            return copy[0][None], copy[1][None]
         dim = self.data.shape[-1]
         size = (keys.runs, self._heads, keys.length, dim)
         stride = (keys.stride * dim, (self.slots + 1) * dim, dim, 1)

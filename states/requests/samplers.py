@@ -32,7 +32,7 @@ class Samplers:
     def __init__(self, vocabulary: int, device: torch.device) -> None:
         self.vocabulary, self.device = vocabulary, device
         self._columns: tuple[tuple[int, ...], SamplingColumns, Tensor] | None = None
-        self._written: dict[int, TokenCounts] = {}
+        self._counts: dict[int, TokenCounts] = {}
 
     def of(self, branches: Sequence[Branch]) -> Sampler | None:
         """The sampler of these branches; None if each of them takes the best token."""
@@ -46,16 +46,16 @@ class Samplers:
     def forget(self, owners: Iterable[int]) -> None:
         """Branches that ended."""
         for owner in owners:
-            self._written.pop(owner, None)
+            self._counts.pop(owner, None)
 
     def _rules(self, branches: Sequence[Branch]) -> tuple[SamplingColumns, Tensor]:
         owners = tuple(branch.owner for branch in branches)
         if self._columns is None or self._columns[0] != owners:
             stops = [branch.request.stop_ids for branch in branches]
             rules = [rules_of(branch) for branch in branches]
-            found = columns(rules, stops, self.vocabulary, self.device)
+            merged = columns(rules, stops, self.vocabulary, self.device)
             keys = [branch_key(branch.request.seed, branch.index) for branch in branches]
-            self._columns = owners, found, self._ids(keys)
+            self._columns = owners, merged, self._ids(keys)
         return self._columns[1:]
 
     def _behind(self, branches: Sequence[Branch], counted: bool) -> tuple[Tensor, Tensor]:
@@ -63,18 +63,18 @@ class Samplers:
         if not counted:
             none_S0 = torch.zeros(len(branches), 0, device=self.device)
             return none_S0.bool(), none_S0.int()
-        written = [self._catch_up_(branch) for branch in branches]
-        seen_SV = torch.stack([one.seen_V for one in written])
-        return seen_SV, torch.stack([one.counts_V for one in written])
+        counts = [self._catch_up_(branch) for branch in branches]
+        seen_SV = torch.stack([one.seen_V for one in counts])
+        return seen_SV, torch.stack([one.counts_V for one in counts])
 
     def _catch_up_(self, branch: Branch) -> TokenCounts:
-        written = self._written.get(branch.owner)
-        if written is None:
-            written = self._written[branch.owner] = self._first(branch)
-        ids_C = self._ids(branch.tokens[written.counted : branch.kept])
-        take_in_(written.seen_V[None], written.counts_V[None], torch.zeros_like(ids_C), ids_C)
-        written.counted = branch.kept
-        return written
+        counts = self._counts.get(branch.owner)
+        if counts is None:
+            counts = self._counts[branch.owner] = self._first(branch)
+        ids_C = self._ids(branch.tokens[counts.counted : branch.kept])
+        take_in_(counts.seen_V[None], counts.counts_V[None], torch.zeros_like(ids_C), ids_C)
+        counts.counted = branch.kept
+        return counts
 
     def _first(self, branch: Branch) -> TokenCounts:
         seen_V = torch.zeros(self.vocabulary, dtype=torch.bool, device=self.device)
