@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .outline import BIDI, MAX_TITLE, TOOL_NAME, WORDS
+from .outline import BIDI, MAX_TITLE, TOOL_NAME, WORDS, OutlineFormat
 from .outline_list import repeats
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ _TITLE = (
     rf"/[\p{{L}}\p{{N}}]([^{_BARRED}]{{0,{MAX_TITLE - 2}}}[^{_BARRED}{_BLANKS}])?/"
     rf" & ~/{'|'.join(WORDS)}/"
 )
-OutlineFormat = Literal["fields", "list"]
 NO_WAY_ON = "NoExtensionBias"  # llguidance: the grammar goes on, the tokenizer cannot
 
 

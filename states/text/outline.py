@@ -40,6 +40,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+OutlineFormat = Literal["fields", "list"]
 Mode = Literal["plan", "direct"]
 Status = Literal["ok", "partial", "direct", "unparsable"]
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from .chat_format import ChatWriter, Ids, Message
 from .encoder import Encoder, check_question
-from .grammar import OutlineFormat
-from .outline import Outline, Point, parse_outline, render_outline
+from .outline import Outline, OutlineFormat, Point, parse_outline, render_outline
 from .outline_list import USUAL_LENGTH, parse_list, render_list
 from .prompt_tokens import PromptTokens
 from .template import OF_A_BRANCH, Piece, Template, pieces

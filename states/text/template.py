@@ -17,12 +17,12 @@ from pydantic import BaseModel, Field, ValidationError
 from ..graph.schema import check_mapping, problem
 from ..yaml.source import GraphError, Problem, Source, decode, hint
 from ..yaml.spec import Int, Spec
-from .grammar import OutlineFormat
+from .outline import OutlineFormat
 
 if TYPE_CHECKING:
     pass
 
-FOLDER = Path(__file__).parents[2] / "graphs" / "templates"
+FOLDER = Path(__file__).parent / "templates"
 SHIPPED = ("embedded", "instruct", "list")
 MAX_BYTES = 100_000
 

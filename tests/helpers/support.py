@@ -22,7 +22,7 @@ from specsot.ops.registry import OpTable
 from specsot.states.graph.load import op_table
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Branch, Finish, Request, Stage
-from specsot.states.text.outline import Outline, Point
+from specsot.states.text.outline import Outline, Point, parse_outline
 from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.text.prompts import NOTHING
 
@@ -74,6 +74,14 @@ class TokenBook:
 
     def outline_ids(self, points: Sequence[Point]) -> list[int]:
         return self.ids(f"outline {len(points)}", 5, 30)
+
+    def opening(self, question: str, documents: PromptTokens = NOTHING) -> PromptTokens:
+        return NOTHING
+
+    def read_outline(
+        self, ids: Sequence[int], *, max_branches: int, tools: Sequence[str]
+    ) -> Outline:
+        return parse_outline(self.decode(ids), max_branches=max_branches, tools=tools)
 
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(map(str, ids))

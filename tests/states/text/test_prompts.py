@@ -410,7 +410,7 @@ def test_decoding() -> None:
 
 # Templates -------------------------------------------------------------------------------------
 
-GOOD = (Path(__file__).parents[3] / "graphs" / "templates" / "embedded.yaml").read_text()
+GOOD = (Path(__file__).parents[3] / "states" / "text" / "templates" / "embedded.yaml").read_text()
 
 
 def load(tmp_path: Path, text: str) -> None:
