@@ -12,7 +12,7 @@ from ..bench.sides import Side
 from ..prepare.inputs import Prompt
 from ..run.contexts import contexts
 from .teacher import Repeat, TeacherTally, repeat_in_float64
-from .watch import Watch, off_by, pools_of
+from .watch import Watch, drafting_sides, off_by
 from .workbench import Bench
 
 MOST_STEPS = 100_000  # transitions after which a run counts as hanging
@@ -126,7 +126,7 @@ def _drive(side: Side, requests: Sequence[Request], watch: Watch) -> Run:
     board = side.session.board()
     for request in requests:
         board["branches"].submit(request)
-    run, pools = Run(side.job.program, board, sink), pools_of(board)
+    run, pools = Run(side.job.program, board, sink), board["branches"].pools
     places = [pool.data.data_ptr() for pool in pools]
     most = watch.compared + COMPARED if board["kv_draft"] is not None else 0
     while not run.finished:
@@ -135,9 +135,10 @@ def _drive(side: Side, requests: Sequence[Request], watch: Watch) -> Run:
         ops.clear()
         run.advance()
         watch.look(run)
-        for branch in board["branches"].active if DRAFTED in ops and watch.compared < most else ():
-            watch.compared += 1
-            watch.worst = max(watch.worst, off_by(side, run, branch))
+        for drafts in drafting_sides(run) if DRAFTED in ops and watch.compared < most else ():
+            for branch in drafts.drafting.active:
+                watch.compared += 1
+                watch.worst = max(watch.worst, off_by(side, run, drafts, branch))
     watch.runs += 1
     watch.reads += board["host"].reads
     watch.forked += sum(pool.ledger.bytes["fork"] for pool in pools)

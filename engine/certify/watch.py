@@ -6,7 +6,7 @@ over the branch's ids alone, and held against what the pool has.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from ...ops.kv.pool import KVCache
 from ...ops.types import LayerStatus
 from ...states.machine import Run
 from ...states.requests.branch import Branch, Request, Stage
+from ...states.requests.draft_state import OutlineSide
 from ..bench.sides import Side
 from ..models import Models, new_pool
 from ..run.contexts import contexts, full_prefill
@@ -49,7 +50,7 @@ class Watch:
         self.phases += 1
         self.joined += run.state == "continuous_decode"
         book, target = run.board["branches"], run.board["kv"]
-        for pool in pools_of(run.board):
+        for pool in run.board["branches"].pools:
             try:
                 pool.check_integrity()
             except AssertionError as error:
@@ -63,11 +64,6 @@ class Watch:
             positions = target.position[_slots(book, target, branch)].tolist()
             if sorted(positions) != list(range(branch.length)):
                 self.wrong.setdefault("gap", f"{run.state}: {branch.name} has a gap among its rows")
-
-
-def pools_of(board: dict[str, Any]) -> list[KVCache]:
-    """The target's pool, and the drafter's if it has one."""
-    return [board[key] for key in ("kv", "kv_draft") if board[key] is not None]
 
 
 def _rows(book: Any, request: Request) -> int:
@@ -87,21 +83,32 @@ def _slots(book: Any, pool: KVCache, branch: Branch) -> list[int]:
     return [slot for owner in owners for slot in pool.slots_of(owner, row).tolist()]
 
 
-def off_by(side: Side, run: Run, branch: Branch) -> float:
-    """The largest difference of any number in a branch's rows of the drafter's pool, as a share of
+def drafting_sides(run: Run) -> list[OutlineSide]:
+    """The drafters that keep rows, each with its pool: the graph's, and the outline's own."""
+    board = run.board
+    sides = [OutlineSide(board["drafter"], board["kv_draft"], board["drafting"])]
+    sides += [board["outline_side"]] if board["outline_side"] is not None else []
+    return [side for side in sides if side.kv_draft is not None]
+
+
+def off_by(side: Side, run: Run, drafts: OutlineSide, branch: Branch) -> float:
+    """The largest difference of any number in a branch's rows of a drafter's pool, as a share of
     the largest number; inf if rows are missing or too many.
 
-    Asked right after the drafter took in what was committed.
+    Asked right after that drafter took in what was committed.
     """
-    pool, book = run.board["kv_draft"], run.board["branches"]
+    pool, book, limits = drafts.kv_draft, run.board["branches"], run.board["branches"].limits
+    assert pool is not None
     context = dict(contexts(branch.request, side.session.prompts))[branch]
-    takes = book.limits.drafter.takes
+    first = drafts.drafting is run.board["drafting"]
+    takes = (limits.drafter if first else limits.outline_drafter).takes
     rows = branch.length + (takes == "text")  # such a drafter has read the root token too
     slots = _slots(book, pool, branch)
     if pool.position[slots].tolist() != list(range(rows)):
         return float("inf")
     with torch.inference_mode():
-        fresh = _fresh_rows(side.session.models, takes, [*context, *branch.tokens], rows)
+        models = replace(side.session.models, drafter=drafts.drafter)
+        fresh = _fresh_rows(models, takes, [*context, *branch.tokens], rows)
     off = (pool.data[:, :, :, slots] - fresh).abs().max() / fresh.abs().max()
     return float(off.nan_to_num(nan=torch.inf))
 
