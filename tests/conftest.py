@@ -1,5 +1,6 @@
 """Models that several tests run on, built once; and what was compared, printed at the end."""
 
+import os
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.support import GOLDEN, SEED, Graphs, Reference, Tally, Tiny, tiny_models
 from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target
 
@@ -28,6 +30,9 @@ import_tools()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A worker for each core: threads of their own would wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
     config.stash[TALLY] = Tally()
 
 

@@ -76,7 +76,7 @@ def test_whatever_an_object_holds_is_seen(small: Models, graphs: Graphs) -> None
     manager = short("bim", small, graphs).board()["branches"]
     before = sizes(manager)
     manager.kv.regions[5] = None
-    manager.samplers._written[5] = None
+    manager.samplers._counts[5] = None
     manager.table.segments.add()
     assert sizes(manager) - before == {
         "kv.regions": 1,
