@@ -4,7 +4,8 @@
 
 Prompts of as many random tokens, all submitted at the start, decoded without a drafter. Tokens per
 second count the whole run, prefill included; seconds are those of the processor, so that a busy
-neighbour counts little. The layouts take turns `--repeats` times; figures are medians, the ratio is
+neighbour counts little. The layouts take turns
+`--repeats` times, each first every other time; figures are medians, the ratio is
 the median of the pairs'. The masks' bytes are the most of any forward.
 """
 
@@ -21,6 +22,8 @@ from specsot.engine.run.api import open_session
 from specsot.states.requests.branch import Request
 from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.trace import OpRan
+
+LAYOUTS = ("bim", "batching")
 
 
 def requests(session: object, count: int, tokens: int, budget: int) -> list[Request]:
@@ -74,12 +77,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--set", dest="sets", action="append", default=[])
     args = parser.parse_args()
+    measure("bim", 1, args)  # the first run of a process is slower
     for count in args.counts:
-        pairs = [
-            [measure(layout, count, args) for layout in ("bim", "batching")]
-            for _ in range(args.repeats)
-        ]
-        for at, layout in enumerate(("bim", "batching")):
+        pairs = []
+        for turn in range(args.repeats):
+            order = LAYOUTS if turn % 2 else LAYOUTS[::-1]
+            pair = {layout: measure(layout, count, args) for layout in order}
+            pairs.append([pair[layout] for layout in LAYOUTS])
+        for at, layout in enumerate(LAYOUTS):
             speed, round_time, masks = map(median, zip(*(pair[at] for pair in pairs), strict=True))
             print(
                 f"{count:3} requests {layout:8} {speed:7.1f} tokens/s, "
