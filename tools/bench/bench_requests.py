@@ -4,9 +4,9 @@
 
 Prompts of as many random tokens, all submitted at the start, decoded without a drafter. Tokens per
 second count the whole run, prefill included; seconds are those of the processor, so that a busy
-neighbour counts little. The layouts take turns
-`--repeats` times, each first every other time; figures are medians, the ratio is
-the median of the pairs'. The masks' bytes are the most of any forward.
+neighbour counts little. The layouts take turns `--repeats` times, each first every other time;
+figures are medians, the ratio is the median of the pairs'. The masks' bytes are the most of any
+forward.
 """
 
 import argparse
