@@ -80,6 +80,6 @@ def test_whatever_an_object_holds_is_seen(small: Models, graphs: Graphs) -> None
     manager.table.segments.add()
     assert sizes(manager) - before == {
         "kv.regions": 1,
-        "samplers._written": 1,
+        "samplers._counts": 1,
         "layout.segments._parent": 1,
     }
