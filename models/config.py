@@ -14,6 +14,7 @@ ORIGINAL = "original_max_position_embeddings"
 TRAINED = "max_position_embeddings"
 PARTIAL = "partial_rotary_factor"
 LAYER_TYPES = ("full_attention", "sliding_attention")
+DTYPES = ("", "float32", "bfloat16", "float16", "float64")
 CUSTOM_CODE = {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
 MAX_POSITIONS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
 SLIDING_DEFAULT = 4096  # Hugging Face's default of `sliding_window`
@@ -88,6 +89,7 @@ class DecoderConfig(DecoderShape):
     """The shape of a Llama, Mistral, Qwen2 or Qwen3 decoder.
 
     sliding: for each layer whether it sees only `window` positions back.
+    dtype: what the file says its weights are; empty where it is silent.
     """
 
     family: str
@@ -98,6 +100,7 @@ class DecoderConfig(DecoderShape):
     eos_ids: tuple[int, ...]
     pad_ids: tuple[int, ...]
     bos_ids: tuple[int, ...]
+    dtype: str
 
     def check_length(self, positions: int) -> None:
         """Raise ModelError if a sequence of that many rows cannot be computed correctly."""
@@ -167,8 +170,10 @@ def check_supported(fields: Fields, layer: Fields) -> None:
     Args:
         layer: the part of the file that describes its layers.
     """
-    if fields.get("quantization_config"):
-        raise fields.wrong("quantised checkpoints are not supported")
+    quantised = fields.get("quantization_config") or fields.get("compression_config")
+    if quantised:
+        kind = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        raise fields.wrong(f"quantised checkpoints are not supported ({kind or quantised!r})")
     if layer.get("hidden_act") not in (None, "silu"):
         raise fields.wrong(f"`hidden_act` {layer.get('hidden_act')!r} is not supported")
 
@@ -195,9 +200,10 @@ def decoder_config(folder: Path) -> DecoderConfig:
         tied=fields.flag("tie_word_embeddings"),
         window=window,
         sliding=sliding,
-        eos_ids=_stop_ids(folder, fields),
-        pad_ids=fields.ids("pad_token_id"),
-        bos_ids=fields.ids("bos_token_id"),
+        eos_ids=_stop_ids(folder, fields, shape["vocab_size"]),
+        pad_ids=_other_ids(fields, "pad_token_id"),
+        bos_ids=_other_ids(fields, "bos_token_id"),
+        dtype=_dtype(fields),
     )
 
 
@@ -258,9 +264,27 @@ def layer_types(fields: Fields, layers: int) -> tuple[bool, ...]:
     return tuple(t == "sliding_attention" for t in types)
 
 
-def _stop_ids(folder: Path, fields: Fields) -> tuple[int, ...]:
+def _stop_ids(folder: Path, fields: Fields, size: int) -> tuple[int, ...]:
     """`generate` stops at the ids of generation_config.json where that file exists."""
-    if not (folder / "generation_config.json").is_file():
-        return fields.ids("eos_token_id")
-    path = inside(folder, "generation_config.json")
-    return Fields(path, read_json(path)).ids("eos_token_id") or fields.ids("eos_token_id")
+    path = folder / "generation_config.json"
+    if path.is_symlink() or path.exists():
+        own = Fields(inside(folder, path.name), read_json(path))
+        fields = own if own.ids("eos_token_id") else fields
+    ids = fields.ids("eos_token_id")
+    if ids and max(ids) >= size:
+        raise fields.wrong(f"`eos_token_id` is {max(ids)}, the vocabulary has {size}")
+    return ids
+
+
+def _other_ids(fields: Fields, key: str) -> tuple[int, ...]:
+    """Ids that nothing is decoded by; old files write -1 for none."""
+    return () if fields.get(key) == -1 else fields.ids(key)
+
+
+def _dtype(fields: Fields) -> str:
+    """`dtype` in files of transformers 5, `torch_dtype` before."""
+    key = "torch_dtype" if fields.get("dtype") is None else "dtype"
+    name = str(fields.get(key) or "").removeprefix("torch.")
+    if name not in DTYPES:
+        raise fields.wrong(f"`{key}` {name!r} is not supported ({', '.join(DTYPES[1:])})")
+    return name

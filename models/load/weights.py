@@ -31,8 +31,8 @@ from .checkpoint import (
     on_meta,
     read_tensor,
 )
+from .tokenizer import TOKENIZER
 
-TOKENIZER = "tokenizer.json"
 LAYER = re.compile(r"(?:model\.)?layers\.(\d{1,6})\.")
 
 Device = torch.device | str
@@ -223,13 +223,6 @@ def _check_layers(path: Path, count: int, stored: Stored) -> None:
     layers = len({match[1] for name in stored if (match := LAYER.match(name))})
     if count > layers:
         raise ModelError(path, f"`num_hidden_layers` is {count}, the weights hold {layers} layers")
-
-
-def check_tokenizer(config: DecoderConfig, max_id: int) -> None:
-    """Raise ModelError if the tokenizer has an id that has no embedding row."""
-    if max_id >= config.vocab_size:
-        reason = f"the tokenizer's highest id is {max_id}"
-        raise ModelError(config.path, f"{reason}, the embedding has {config.vocab_size} rows")
 
 
 def check_same_tokens(drafter: DecoderConfig, target: DecoderConfig) -> None:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from specsot.models.files import ModelError
 from specsot.models.load.checkpoint import model_hash, resolve
-from specsot.models.load.weights import check_tokenizer, load_eagle3, load_target
+from specsot.models.load.tokenizer import check_tokenizer
+from specsot.models.load.weights import load_eagle3, load_target
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 Q0 = "model.layers.0.self_attn.q_proj.weight"
@@ -189,6 +190,26 @@ TARGETS: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda f: shard(f, x="model-00001-of-00002.safetensors"),
         "puts `x` into",
     ),
+    "adapter": (
+        lambda f: (f / "config.json").rename(f / "adapter_config.json"),
+        "holds no config.json: it is a LoRA adapter; merge it",
+    ),
+    "gguf": (
+        lambda f: (f / "config.json").rename(f / "m.gguf"),
+        r"holds no config.json, but m\.gguf",
+    ),
+    "quantised": (
+        lambda f: edit(f, quantization_config={"quant_method": "gptq"}),
+        r"quantised checkpoints are not supported \('gptq'\)",
+    ),
+    "numbers of another kind": (
+        lambda f: edit(f, torch_dtype="float8_e4m3fn"),
+        "`torch_dtype` 'float8_e4m3fn' is not supported",
+    ),
+    "stop beyond the vocabulary": (
+        lambda f: (f / "generation_config.json").write_text('{"eos_token_id": [2, 130]}'),
+        r"generation_config\.json: `eos_token_id` is 130, the vocabulary has 130",
+    ),
     "index no JSON": (index_text("{"), r"index\.json: invalid JSON at line 1"),
     "index empty": (index_text("{}"), "`weight_map` must give a file name"),
     "index of numbers": (index_text('{"weight_map": {"a": 1}}'), "`weight_map` must give"),
@@ -214,6 +235,15 @@ def test_stored_angles_of_old_files_are_no_surprise(target: Path) -> None:
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     change(target, lambda t: t.update({name: torch.ones(8)}))
     assert load_target(target).notes == ()
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_what_the_file_says_of_its_numbers(target: Path, key: str) -> None:
+    raw = json.loads((target / "config.json").read_text())
+    del raw["torch_dtype"]
+    (target / "config.json").write_text(json.dumps(raw | {key: "bfloat16", "pad_token_id": -1}))
+    config = load_target(target).config
+    assert (config.dtype, config.pad_ids) == ("bfloat16", ())
 
 
 def test_shards_give_the_same_model(target: Path, good: Path) -> None:
