@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..config import DecoderConfig, decoder_config
 from ..decoder import Decoder
@@ -55,6 +55,8 @@ def load_target(
     decoder = on_meta(config.path, lambda: Decoder(config))
     tied = (LM_HEAD,) if config.tied and LM_HEAD not in stored else ()
     extra = compare(folder, stored, _views(decoder, tied))
+    if tied:  # until the embedding has memory: the head shall have none of its own
+        decoder.lm_head = nn.Parameter(torch.empty(0), requires_grad=False)
     materialise(decoder, dtype, device)
     if tied:
         decoder.lm_head = decoder.embed
