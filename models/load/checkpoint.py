@@ -65,6 +65,8 @@ def resolve(model: str | Path) -> Path:
 
 def weight_files(folder: Path) -> list[Path]:
     """The folder's safetensors files, in the order of their names; nothing is opened but JSON."""
+    if not folder.is_dir():
+        raise ModelError(folder, "is no folder")
     if (folder / SINGLE).is_symlink() or (folder / SINGLE).exists():
         return [inside(folder, SINGLE)]
     if (folder / INDEX).exists():
@@ -190,6 +192,8 @@ def fill(views: Mapping[str, Tensor], stored: Stored) -> None:
         try:
             with safe_open(path, framework="pt") as file, torch.no_grad():
                 for name in names:
+                    if views[name].is_meta:
+                        continue
                     bad = _copy(file.get_slice(name), views[name])
                     if bad:
                         raise ModelError(path, f"`{name}` holds {bad} values that are not finite")

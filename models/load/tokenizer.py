@@ -5,12 +5,12 @@ And its chat template, tried once: one that fails or never ends is found before 
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..config import DecoderConfig
+from ..config import DecoderConfig, DecoderShape
 from ..files import Fields, ModelError, inside, read_json
 
 TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
@@ -111,3 +111,54 @@ def cause_of(error: BaseException) -> str:
     """An error of a library in one line."""
     lines = str(error).strip().splitlines()
     return ": ".join([type(error).__name__, *lines[:1]])
+
+
+def check_same_tokens(drafter: DecoderShape, target: DecoderShape, own: bool = True) -> None:
+    """Raise ModelError unless ids mean the same to both: every difference there is, in one line.
+
+    The sizes of the vocabularies must agree; and the tokenizers, special tokens included, where
+    both folders hold one (a drafter may come without).
+
+    Args:
+        own: tokens that only one of them has count; a head's folder may have a mask token more.
+    """
+    sizes, differences = drafter.vocab_size != target.vocab_size, list[str]()
+    if sizes:
+        differences.append(
+            f"`vocab_size` is {drafter.vocab_size}, the target has {target.vocab_size}"
+        )
+    ours, theirs = (one.path.parent / TOKENIZER for one in (drafter, target))
+    if ours.is_file() and theirs.is_file() and (difference := _difference(ours, theirs, own)):
+        differences.append(difference)
+    if differences:
+        raise ModelError(drafter.path if sizes else ours, "; ".join(differences))
+
+
+def _difference(drafter: Path, target: Path, own: bool) -> str | None:
+    """The token with the lowest id that has another id, or none, in the other tokenizer."""
+    if drafter.read_bytes() == target.read_bytes():
+        return None
+    ours, theirs = _ids(drafter), _ids(target)
+    compared = ours.keys() | theirs.keys() if own else ours.keys() & theirs.keys()
+    unlike = [token for token in compared if ours.get(token) != theirs.get(token)]
+    if not unlike:
+        return None
+    first = min(unlike, key=lambda token: (ours.get(token, theirs.get(token, 0)), token))
+    here, there = (
+        f"has id {ids[first]}" if first in ids else "does not exist" for ids in (ours, theirs)
+    )
+    more = f" ({len(unlike)} tokens differ)" if len(unlike) > 1 else ""
+    return f"token {first!r} {here}, in the target's tokenizer it {there}{more}"
+
+
+def _ids(path: Path) -> Mapping[str, int]:
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(inside(path.parent, path.name)))
+    except ModelError:
+        raise
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelError(path, f"no usable tokenizer: {cause_of(error)}") from None
+    ids: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    return ids

@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target
+from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target, write_tiny_tokenizer
+from helpers.tiny_models.tiny_dflash import write_tiny_dflash
+from helpers.tiny_models.tiny_eagle import write_tiny_eagle
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specsot.models.files import ModelError
 from specsot.models.load.checkpoint import model_hash, resolve
+from specsot.models.load.kinds import KINDS
 from specsot.models.load.tokenizer import check_tokenizer
-from specsot.models.load.weights import load_eagle3, load_target
+from specsot.models.load.weights import load_dflash, load_eagle, load_eagle3, load_target
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 Q0 = "model.layers.0.self_attn.q_proj.weight"
@@ -341,7 +344,6 @@ DRAFTS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "nan": (put(FC, one(float("nan"))), r"`fc\.weight` holds 1 values that are not finite"),
     "int8": (put(FC, lambda t: t.to(torch.int8)), "is I8: unsupported quantisation"),
-    "two layers": (lambda f: edit(f, num_hidden_layers=2), "1 layer here, this one has 2"),
     "draft vocabulary too large": (
         lambda f: edit(f, draft_vocab_size=131),
         "`draft_vocab_size` 131 exceeds the vocabulary of 130",
@@ -350,7 +352,7 @@ DRAFTS: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda f: edit(f, speculators_model_type="dflash"),
         "speculators_model_type 'dflash' is not supported",
     ),
-    "EAGLE-2": (
+    "names of speculators alone": (
         lambda f: change(
             f,
             lambda t: [
@@ -359,7 +361,7 @@ DRAFTS: dict[str, tuple[Callable[[Path], None], str]] = {
                 if k.startswith("midlayer")
             ],
         ),
-        "is an EAGLE-1 or EAGLE-2 drafter",
+        "tensors are missing: midlayer",
     ),
     "both switches": (
         lambda f: edit(f, norm_before_fc=True, fc_norm=True),
@@ -376,6 +378,38 @@ def test_a_bad_drafter_is_refused(name: str, draft: Path, good: Path) -> None:
     with pytest.raises(ModelError, match=message) as caught:
         load_eagle3(draft, load_target(good / "target"))
     assert str(caught.value).startswith(str(draft))
+
+
+def test_every_kind_is_told_from_every_other(good: Path, tmp_path: Path) -> None:
+    target = load_target(good / "target")
+    write_tiny_eagle(tmp_path / "eagle", good / "target")
+    write_tiny_dflash(tmp_path / "dflash", good / "target")
+    folders = {"eagle": tmp_path / "eagle", "dflash": tmp_path / "dflash", "eagle3": good / "draft"}
+    folders["target"] = good / "target"
+    loaders = {"eagle": load_eagle, "dflash": load_dflash, "eagle3": load_eagle3}
+    for wanted, load in loaders.items():
+        for kind, folder in folders.items():
+            if kind == wanted:
+                load(folder, target)
+                continue
+            with pytest.raises(ModelError, match=f"is {KINDS[kind]}, not {KINDS[wanted]}$"):
+                load(folder, target)
+
+
+def test_the_tokens_that_a_head_and_its_target_share(good: Path, tmp_path: Path) -> None:
+    """A head may know a mask token more; the same word under another id is another tokenizer's."""
+    target, draft = (shutil.copytree(good / n, tmp_path / n) for n in ("target", "draft"))
+    for folder in (target, draft):
+        write_tiny_tokenizer(folder)
+    raw = json.loads((draft / "tokenizer.json").read_text())
+    words = raw["model"]["vocab"]
+    words["<mask>"] = words.pop("w77")
+    (draft / "tokenizer.json").write_text(json.dumps(raw))
+    load_eagle3(draft, load_target(target))
+    words["w20"], words["w30"] = words["w30"], words["w20"]
+    (draft / "tokenizer.json").write_text(json.dumps(raw))
+    with pytest.raises(ModelError, match=r"token 'w30' has id 20, in the target's .* id 30"):
+        load_eagle3(draft, load_target(target))
 
 
 def test_a_drafter_without_its_own_embedding_needs_the_targets_width(
