@@ -202,7 +202,11 @@ def layer_types(fields: Fields, layers: int) -> tuple[bool, ...]:
         if isinstance(first, bool) or not isinstance(first, int) or first < 0:
             raise fields.wrong(f"`max_window_layers` must be an integer, not {first!r}")
         return tuple(i >= first for i in range(layers))
-    if not isinstance(types, list) or len(types) != layers or not set(types) <= set(LAYER_TYPES):
+    if (
+        not isinstance(types, list)
+        or len(types) != layers
+        or not all(t in LAYER_TYPES for t in types)
+    ):
         raise fields.wrong(
             f"`layer_types` must name {layers} layers, each one of {', '.join(LAYER_TYPES)}"
         )

@@ -92,7 +92,10 @@ def inside(folder: Path, name: str) -> Path:
     """
     if name in ("", ".", "..") or {PurePosixPath(name).name, PureWindowsPath(name).name} != {name}:
         raise ModelError(folder, f"names the file {name!r}, which is not a plain file name")
-    root, real = folder.resolve(), (folder / name).resolve()
+    try:
+        root, real = folder.resolve(), (folder / name).resolve()
+    except (RuntimeError, OSError) as error:
+        raise ModelError(folder / name, f"is a link that leads nowhere: {error}") from None
     allowed = [root, root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [root]
     if not any(real.is_relative_to(place) for place in allowed):
         raise ModelError(folder / name, f"is a link that leaves its folder, to {real}")

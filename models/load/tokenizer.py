@@ -25,13 +25,18 @@ TURNS = [
 ]
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether the folder has a file that a tokenizer can be made of."""
+    return any((folder / name).exists() for name in VOCABULARIES)
+
+
 def load_tokenizer(folder: Path, config: DecoderConfig) -> Any:
     """The tokenizer of a target's folder, its chat template tried.
 
     Raises:
         ModelError: there is none, it cannot be used, or it does not fit the target.
     """
-    if not any((folder / name).exists() for name in VOCABULARIES):
+    if not has_tokenizer(folder):
         raise ModelError(folder, f"holds no tokenizer ({', '.join(VOCABULARIES)})")
     for path in [*folder.iterdir(), *(folder / TEMPLATES).glob("*")]:
         if path.suffix in READ or path.name == TEMPLATES:
@@ -127,7 +132,7 @@ def check_same_tokens(drafter: DecoderShape, target: DecoderShape, own: bool = T
         differences.append(
             f"`vocab_size` is {drafter.vocab_size}, the target has {target.vocab_size}"
         )
-    ours, theirs = (one.path.parent / TOKENIZER for one in (drafter, target))
+    ours, theirs = (inside(one.path.parent, TOKENIZER) for one in (drafter, target))
     if ours.is_file() and theirs.is_file() and (difference := _difference(ours, theirs, own)):
         differences.append(difference)
     if differences:
@@ -155,9 +160,7 @@ def _ids(path: Path) -> Mapping[str, int]:
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_file(str(inside(path.parent, path.name)))
-    except ModelError:
-        raise
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise ModelError(path, f"no usable tokenizer: {cause_of(error)}") from None
     ids: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
