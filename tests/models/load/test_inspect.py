@@ -30,12 +30,12 @@ def edit(folder: Path, **changes: object) -> None:
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    return write_tiny_tokenizer(write_tiny_target(tmp_path / "target", "qwen2", layers=2))
+    return write_tiny_tokenizer(write_tiny_target(tmp_path / "target", "qwen3", layers=2))
 
 
 def test_a_target(target: Path) -> None:
     seen = inspect_model(target)
-    assert (seen.kind, seen.family) == ("target", "qwen2")
+    assert (seen.kind, seen.family) == ("target", "qwen3")
     assert (seen.graphs, seen.assumed, seen.problems) == (("none", "ngram", "vanilla"), (), ())
     said = dict(seen.facts)
     assert said["layers"] == "2" and said["hidden size"] == "32 (4 heads, 2 for keys, of 16)"
@@ -57,9 +57,7 @@ def test_what_is_assumed_of_a_target(target: Path) -> None:
 
 
 def test_a_switch_for_thinking(target: Path) -> None:
-    template = (
-        "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking %}{% endif %}"
-    )
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ enable_thinking }}"
     (target / "chat_template.jinja").write_text(template)
     assert facts(target)["chat template"] == "yes with a switch for thinking (used: off)"
 
