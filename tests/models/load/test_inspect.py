@@ -47,7 +47,7 @@ def test_a_target(target: Path) -> None:
 
 def test_what_is_assumed_of_a_target(target: Path) -> None:
     edit(target, rope_theta=None, max_position_embeddings=None, eos_token_id=None)
-    (target / "tokenizer_config.json").unlink()
+    (target / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     theta, positions, *stops = inspect_model(target).assumed
     assert theta == "`rope_theta` is not given: 10000 assumed"
     assert positions == "`max_position_embeddings` is not given: 32768 assumed"
