@@ -51,7 +51,7 @@ def load_target(
         ModelError: the checkpoint is refused; the message names the file and the reason.
     """
     config = decoder_config(folder)
-    stored = entries(folder)
+    stored = _read(folder, "target")
     _check_layers(config.path, config.num_layers, stored)
     decoder = on_meta(config.path, lambda: Decoder(config))
     tied = (LM_HEAD,) if config.tied and LM_HEAD not in stored else ()
@@ -180,11 +180,13 @@ def _borrow_(drafter: EagleHead, path: Path, stored: Stored, target: Decoder) ->
 
 
 def _read(folder: Path, kind: str) -> Stored:
-    """The tensors of a drafter's files; ModelError if they are those of another kind of model.
+    """The tensors of a folder's files; ModelError if they are those of another kind of model.
 
     What a model is stands in its tensors: published configs name all kinds of architectures.
     """
-    stored = {n: e for n, e in entries(folder).items() if not n.startswith("verifier_")}
+    stored = entries(folder)
+    if kind != "target":  # speculators keeps these of its target's
+        stored = {n: e for n, e in stored.items() if not n.startswith("verifier_")}
     found = kind_of(stored)
     if found not in ("", kind):
         raise ModelError(next(iter(stored.values())).path, f"is {KINDS[found]}, not {KINDS[kind]}")

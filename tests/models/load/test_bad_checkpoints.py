@@ -19,7 +19,13 @@ from specsot.models.files import ModelError
 from specsot.models.load.checkpoint import model_hash, resolve
 from specsot.models.load.kinds import KINDS
 from specsot.models.load.tokenizer import check_tokenizer
-from specsot.models.load.weights import load_dflash, load_eagle, load_eagle3, load_target
+from specsot.models.load.weights import (
+    load_dflash,
+    load_eagle,
+    load_eagle3,
+    load_target,
+    load_vanilla,
+)
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 Q0 = "model.layers.0.self_attn.q_proj.weight"
@@ -387,6 +393,7 @@ def test_every_kind_is_told_from_every_other(good: Path, tmp_path: Path) -> None
     folders = {"eagle": tmp_path / "eagle", "dflash": tmp_path / "dflash", "eagle3": good / "draft"}
     folders["target"] = good / "target"
     loaders = {"eagle": load_eagle, "dflash": load_dflash, "eagle3": load_eagle3}
+    loaders["target"] = load_vanilla
     for wanted, load in loaders.items():
         for kind, folder in folders.items():
             if kind == wanted:
