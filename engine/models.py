@@ -8,7 +8,8 @@ import torch
 
 from ..models.drafters.eagle import Eagle3
 from ..models.files import ModelError
-from ..models.load.weights import check_tokenizer, load_target
+from ..models.load.tokenizer import load_tokenizer
+from ..models.load.weights import load_target
 from ..ops.kv.pool import KVCache
 from ..ops.types import Target
 from ..states.graph.drafters import drafter_class
@@ -39,15 +40,9 @@ def load_models(
     Raises:
         ModelError: a folder or checkpoint that cannot be used, with the file and the reason.
     """
-    from transformers import AutoTokenizer
-
     place, number_kind = torch.device(device), getattr(torch, dtype)
     target = load_target(target_dir, dtype=number_kind, device=place)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(target_dir)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(target_dir, f"no usable tokenizer: {error}") from None
-    check_tokenizer(target.config, len(tokenizer) - 1)
+    tokenizer = load_tokenizer(target_dir, target.config)
     stops = {*target.config.eos_ids, tokenizer.eos_token_id} - {None}
     models = Models(target, None, tokenizer, tuple(sorted(stops)), place, number_kind)
     return models if drafter_dir is None else with_drafter(models, drafter_dir, kind)

@@ -1,44 +1,19 @@
 """The shape of a target as its config.json gives it, checked key by key; without torch."""
 
-from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from .files import Fields, ModelError, inside, read_fields, read_json
+from .rope_config import RopeConfig, rope_config, rope_notes
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
-RENAMED = ("rope_type", "type", "rope_theta")  # keys with a field of their own in RopeConfig
-ORIGINAL = "original_max_position_embeddings"
 TRAINED = "max_position_embeddings"
-PARTIAL = "partial_rotary_factor"
 LAYER_TYPES = ("full_attention", "sliding_attention")
+DTYPES = ("", "float32", "bfloat16", "float16", "float64")
 CUSTOM_CODE = {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
 MAX_POSITIONS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
 SLIDING_DEFAULT = 4096  # Hugging Face's default of `sliding_window`
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """How positions become angles.
-
-    kind: one of ROPE_KINDS.
-    theta: base of the frequencies.
-    settings: the other keys, under the names of transformers' `rope_parameters`.
-    trained: `max_position_embeddings` of the file.
-    """
-
-    kind: str
-    theta: float
-    settings: Mapping[str, Any]
-    trained: int
-
-    @property
-    def limit(self) -> int:
-        """Positions for which the frequencies do not depend on the sequence's length."""
-        original = self.settings.get(ORIGINAL)
-        return min(self.trained, original) if self.kind == "longrope" and original else self.trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +63,8 @@ class DecoderConfig(DecoderShape):
     """The shape of a Llama, Mistral, Qwen2 or Qwen3 decoder.
 
     sliding: for each layer whether it sees only `window` positions back.
+    dtype: what the file says its weights are; empty where it is silent.
+    notes: what was assumed where the file is silent or ambiguous.
     """
 
     family: str
@@ -98,6 +75,8 @@ class DecoderConfig(DecoderShape):
     eos_ids: tuple[int, ...]
     pad_ids: tuple[int, ...]
     bos_ids: tuple[int, ...]
+    dtype: str
+    notes: tuple[str, ...] = ()
 
     def check_length(self, positions: int) -> None:
         """Raise ModelError if a sequence of that many rows cannot be computed correctly."""
@@ -106,38 +85,6 @@ class DecoderConfig(DecoderShape):
             why = f"; `rope_type: {kind}` changes the angles of earlier rows beyond that"
             why = why if kind in ("dynamic", "longrope") else ""
             raise ModelError(self.path, f"{positions} positions asked, {limit} possible{why}")
-
-
-def rope_config(fields: Fields, trained: int, head_dim: int) -> RopeConfig:
-    """Both spellings: `rope_theta` with `rope_scaling`, and transformers 5's `rope_parameters`."""
-    scaling = fields.section("rope_scaling")
-    inner = scaling if scaling.values else fields.section("rope_parameters")
-    kind = str(inner.get("rope_type") or inner.get("type") or "default")
-    if kind not in ROPE_KINDS:
-        raise fields.wrong(f"rope type {kind!r} is not supported ({', '.join(ROPE_KINDS)})")
-    if any(isinstance(value, dict) for value in inner.values.values()):
-        raise fields.wrong("rope settings per layer type are not supported")
-    theta = inner.number("rope_theta", fields.number("rope_theta", 10000.0))
-    settings = {k: v for k, v in inner.values.items() if k not in RENAMED}
-    if kind in ("llama3", "yarn", "longrope"):
-        fallback = inner.integer(ORIGINAL, trained)
-        settings[ORIGINAL] = fields.integer(ORIGINAL, fallback)
-    if fields.number(PARTIAL, 1.0) != 1.0 or inner.number(PARTIAL, 1.0) != 1.0:
-        raise fields.wrong(f"`{PARTIAL}` other than 1 is not supported")
-    _check_rope(Fields(fields.path, settings), kind, head_dim)
-    return RopeConfig(kind, theta, settings, trained)
-
-
-def _check_rope(settings: Fields, kind: str, head_dim: int) -> None:
-    required = {"linear": ["factor"], "dynamic": ["factor"], "yarn": ["factor"]}
-    required["llama3"] = ["factor", "low_freq_factor", "high_freq_factor"]
-    for key in required.get(kind, []):
-        if settings.number(key, 0.0) == 0.0:
-            raise settings.wrong(f"rope type {kind!r} needs `{key}`")
-    for key in ("short_factor", "long_factor") if kind == "longrope" else ():
-        value = settings.get(key)
-        if not isinstance(value, list) or len(value) != head_dim // 2:
-            raise settings.wrong(f"`{key}` must hold {head_dim // 2} numbers")
 
 
 def shape_fields(fields: Fields, trained: int, head_dim: int = 0) -> dict[str, Any]:
@@ -167,8 +114,10 @@ def check_supported(fields: Fields, layer: Fields) -> None:
     Args:
         layer: the part of the file that describes its layers.
     """
-    if fields.get("quantization_config"):
-        raise fields.wrong("quantised checkpoints are not supported")
+    quantised = fields.get("quantization_config") or fields.get("compression_config")
+    if quantised:
+        kind = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        raise fields.wrong(f"quantised checkpoints are not supported ({kind or quantised!r})")
     if layer.get("hidden_act") not in (None, "silu"):
         raise fields.wrong(f"`hidden_act` {layer.get('hidden_act')!r} is not supported")
 
@@ -195,9 +144,11 @@ def decoder_config(folder: Path) -> DecoderConfig:
         tied=fields.flag("tie_word_embeddings"),
         window=window,
         sliding=sliding,
-        eos_ids=_stop_ids(folder, fields),
-        pad_ids=fields.ids("pad_token_id"),
-        bos_ids=fields.ids("bos_token_id"),
+        eos_ids=_stop_ids(folder, fields, shape["vocab_size"]),
+        pad_ids=_other_ids(fields, "pad_token_id"),
+        bos_ids=_other_ids(fields, "bos_token_id"),
+        dtype=_dtype(fields),
+        notes=rope_notes(fields, MAX_POSITIONS[family]),
     )
 
 
@@ -251,16 +202,38 @@ def layer_types(fields: Fields, layers: int) -> tuple[bool, ...]:
         if isinstance(first, bool) or not isinstance(first, int) or first < 0:
             raise fields.wrong(f"`max_window_layers` must be an integer, not {first!r}")
         return tuple(i >= first for i in range(layers))
-    if not isinstance(types, list) or len(types) != layers or not set(types) <= set(LAYER_TYPES):
+    if (
+        not isinstance(types, list)
+        or len(types) != layers
+        or not all(t in LAYER_TYPES for t in types)
+    ):
         raise fields.wrong(
             f"`layer_types` must name {layers} layers, each one of {', '.join(LAYER_TYPES)}"
         )
     return tuple(t == "sliding_attention" for t in types)
 
 
-def _stop_ids(folder: Path, fields: Fields) -> tuple[int, ...]:
+def _stop_ids(folder: Path, fields: Fields, size: int) -> tuple[int, ...]:
     """`generate` stops at the ids of generation_config.json where that file exists."""
-    if not (folder / "generation_config.json").is_file():
-        return fields.ids("eos_token_id")
-    path = inside(folder, "generation_config.json")
-    return Fields(path, read_json(path)).ids("eos_token_id") or fields.ids("eos_token_id")
+    path = folder / "generation_config.json"
+    if path.is_symlink() or path.exists():
+        own = Fields(inside(folder, path.name), read_json(path))
+        fields = own if own.ids("eos_token_id") else fields
+    ids = fields.ids("eos_token_id")
+    if ids and max(ids) >= size:
+        raise fields.wrong(f"`eos_token_id` is {max(ids)}, the vocabulary has {size}")
+    return ids
+
+
+def _other_ids(fields: Fields, key: str) -> tuple[int, ...]:
+    """Ids that nothing is decoded by; old files write -1 for none."""
+    return () if fields.get(key) == -1 else fields.ids(key)
+
+
+def _dtype(fields: Fields) -> str:
+    """`dtype` in files of transformers 5, `torch_dtype` before."""
+    key = "torch_dtype" if fields.get("dtype") is None else "dtype"
+    name = str(fields.get(key) or "").removeprefix("torch.")
+    if name not in DTYPES:
+        raise fields.wrong(f"`{key}` {name!r} is not supported ({', '.join(DTYPES[1:])})")
+    return name

@@ -92,7 +92,10 @@ def inside(folder: Path, name: str) -> Path:
     """
     if name in ("", ".", "..") or {PurePosixPath(name).name, PureWindowsPath(name).name} != {name}:
         raise ModelError(folder, f"names the file {name!r}, which is not a plain file name")
-    root, real = folder.resolve(), (folder / name).resolve()
+    try:
+        root, real = folder.resolve(), (folder / name).resolve()
+    except (RuntimeError, OSError) as error:
+        raise ModelError(folder / name, f"is a link that leads nowhere: {error}") from None
     allowed = [root, root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [root]
     if not any(real.is_relative_to(place) for place in allowed):
         raise ModelError(folder / name, f"is a link that leaves its folder, to {real}")
@@ -114,11 +117,19 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def _instead(folder: Path) -> str:
+    """What a folder without config.json is, if it is something that people take for a model."""
+    if (folder / "adapter_config.json").exists():
+        return ": it is a LoRA adapter; merge it into its base model and give that"
+    others = sorted(p.name for p in folder.iterdir() if p.suffix in (".gguf", ".onnx", ".nemo"))
+    return f", but {others[0]}: only Hugging Face folders are read" if others else ""
+
+
 def read_fields(folder: Path) -> Fields:
     """config.json of a checkpoint folder."""
     if not folder.is_dir():
         raise ModelError(folder, "is no folder")
     if not (folder / "config.json").is_file():
-        raise ModelError(folder, "holds no config.json")
+        raise ModelError(folder, f"holds no config.json{_instead(folder)}")
     path = inside(folder, "config.json")
     return Fields(path, read_json(path))

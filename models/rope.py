@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .config import RopeConfig
+from .rope_config import RopeConfig
 
 Angles = tuple[Tensor, Tensor]
 """cos and signed sin, each [N, 1, head_dim], for `rotate`."""

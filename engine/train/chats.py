@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...models.files import ModelError
+from ...states.text.chat_format import NO_THINKING
 from ...states.text.encoder import PromptError, check_question
 from ..errors import UsageError
 from ..prepare.inputs import json_object
@@ -219,7 +220,7 @@ class ChatCoder:
             {"role": turn.role, "content": f"Turn{number}Mark"}
             for number, turn in enumerate(conversation.turns)
         ]
-        options = {"add_generation_prompt": generation, "enable_thinking": False}
+        options = {"add_generation_prompt": generation, **NO_THINKING}
         try:
             return str(self._tokenizer.apply_chat_template(marked, tokenize=False, **options))
         except Exception as error:  # chat formats raise what they like

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
 from ...models.config import DecoderConfig, decoder_config
-from ...models.files import ModelError
-from ...models.load.weights import check_tokenizer
+from ...models.load.tokenizer import load_tokenizer
 from ..prepare.environment import model_folder, set_up_torch
 from .data import TrainingBatch
 from .settings import DrafterTraining
@@ -29,11 +28,7 @@ class Teacher:
         disable_progress_bar()  # type: ignore[no-untyped-call]  # ours is the only one
         self.folder, self.device = folder, torch.device(device)
         self.config: DecoderConfig = decoder_config(folder)
-        try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError, KeyError) as error:
-            raise ModelError(folder, f"no usable tokenizer: {error}") from None
-        check_tokenizer(self.config, len(self.tokenizer) - 1)
+        self.tokenizer: Any = load_tokenizer(folder, self.config)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.model: Any = model.requires_grad_(False).eval().to(self.device)
         # [V, H] both, and the same where they are tied.

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from ..config import DecoderConfig, DecoderShape, check_supported, layer_types, shape_fields
 from ..files import Fields, read_fields
+from ..rope_config import rope_notes
 from .eagle_config import check_target, layer_section
 
 ARCHITECTURE = "DFlashDraftModel"
@@ -13,6 +14,7 @@ SECTION = "dflash_config"
 TAPS_KEY = "target_layer_ids"
 STATES_KEY = "aux_hidden_state_layer_ids"
 MASK_KEY = "mask_token_id"
+BLOCK = 8  # speculators' default of `block_size`
 POSITIONS = 32768  # Qwen3's default of `max_position_embeddings`
 # Later drafters (Domino, DSpark, DFlash 2) keep the architecture's name and add parts to it.
 LATER = (
@@ -121,33 +123,35 @@ def dflash_config(folder: Path, target: DecoderConfig) -> DFlashConfig:
     layer, speculators = layer_section(fields, "dflash")
     # Block size and mask id stand at the top here and inside the section there.
     inner = Fields(fields.path, {**fields.values, **fields.section(SECTION).values})
-    _check_kind(fields, inner, layer, speculators)
+    _check_kind(fields, inner, layer)
     shape = shape_fields(layer, POSITIONS, 128)
     layers = layer.integer("num_hidden_layers")
     target_layers = fields.integer("num_target_layers", target.num_layers)
     reaches, notes = _reaches(layer, _said_causal(inner, speculators), layers)
+    named = fields.get("architectures")
+    if not speculators and named != [ARCHITECTURE]:
+        notes += (f"`architectures` is {named!r}: read as {ARCHITECTURE}, as its tensors are",)
+    if speculators and inner.get("block_size") is None:
+        notes += (f"`block_size` is not given: {BLOCK} assumed, as speculators does",)
     bias = layer.flag("attention_bias")
     config = DFlashConfig(
         **shape,
         reaches=reaches,
         layer_ids=_layer_ids(inner, speculators, target_layers, layers),
-        block_size=inner.integer("block_size"),
+        block_size=inner.integer("block_size", BLOCK if speculators else None),
         mask_token_id=_mask_id(inner),
         target_layers=target_layers,
         qkv_bias=bias,
         o_bias=bias,
         speculators=speculators,
-        notes=notes,
+        notes=(*rope_notes(layer, POSITIONS), *notes),
     )
     _check_block(config, fields)
     _check_target(config, target, fields)
     return config
 
 
-def _check_kind(fields: Fields, inner: Fields, layer: Fields, speculators: bool) -> None:
-    names = fields.get("architectures")
-    if not speculators and names != [ARCHITECTURE]:
-        raise fields.wrong(f"`architectures` is {names!r}; a DFlash drafter has [{ARCHITECTURE!r}]")
+def _check_kind(fields: Fields, inner: Fields, layer: Fields) -> None:
     if later := next((key for key in LATER if inner.get(key)), None):
         raise fields.wrong(f"is a later kind of drafter than DFlash: `{later}` is not supported")
     whole, own = layer.integer("vocab_size"), fields.get("draft_vocab_size")

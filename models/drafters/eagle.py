@@ -70,7 +70,7 @@ class Eagle(EagleHead):
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__(config, config.taps)
-        self.config = config
+        self.config, self.notes = config, config.notes
         hidden = config.hidden_size
         self.fc = nn.Linear(2 * hidden, hidden, bias=config.fc_bias)
         self.layers = nn.ModuleList([DrafterLayer(config, hidden)])

@@ -9,8 +9,10 @@ from typing import Any
 
 from ..config import DecoderConfig, DecoderShape, check_supported, shape_fields
 from ..files import Fields, ModelError, read_fields
+from ..rope_config import rope_notes
 
 TAPS_KEY = "eagle_aux_hidden_state_layer_ids"
+POSITIONS = 2048  # Llama's default of `max_position_embeddings`
 FAMILIES = ("llama", "qwen3")  # layer kinds that speculators builds drafters from
 
 
@@ -20,10 +22,12 @@ class EagleConfig(DecoderShape):
 
     fc_bias: whether `fc` has a bias (`bias` of the file, true where it is silent).
     taps: the one feature, the target's last hidden state behind its final norm.
+    notes: what was assumed where the file is silent or ambiguous.
     """
 
     taps: tuple[int, ...]
     fc_bias: bool = True
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """config.json in the published layout, which knows no scaled angles here."""
@@ -47,9 +51,10 @@ def eagle_config(folder: Path, target: DecoderConfig) -> EagleConfig:
     for key in ("speculators_model_type", "draft_vocab_size"):
         if fields.get(key) is not None:
             raise fields.wrong(f"has `{key}`: no EAGLE-1 or EAGLE-2 drafter")
-    check_layer(fields, fields, "EAGLE-1 and EAGLE-2")
+    trained = fields.integer("max_sequence_length", POSITIONS)
     config = EagleConfig(
-        **shape_fields(fields, fields.integer("max_sequence_length", 2048)),
+        **shape_fields(fields, trained),
+        notes=layer_notes(fields, fields, "EAGLE-1 and EAGLE-2", trained),
         taps=(target.num_layers,),
         fc_bias=fields.flag("bias", True),
         qkv_bias=fields.flag("qkv_bias"),
@@ -112,8 +117,8 @@ def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
     family = layer.get("model_type")
     if speculators and family not in FAMILIES:
         raise fields.wrong(f"a drafter layer of model_type {family!r} is not supported")
-    check_layer(fields, layer, "EAGLE-3")
-    shape = shape_fields(layer, 2048)
+    own = layer_notes(fields, layer, "EAGLE-3", POSITIONS)
+    shape = shape_fields(layer, POSITIONS)
     bias = speculators and layer.flag("attention_bias")
     taps, notes = tap_ids(fields, target)
     switches, more = _switches(fields, speculators)
@@ -127,7 +132,7 @@ def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
         mlp_bias=speculators and layer.flag("mlp_bias"),
         qk_norm=speculators and family == "qwen3",
         speculators=speculators,
-        notes=notes + more,
+        notes=notes + more + own,
         **switches,
     )
     check_target(config, target, ("target features of width", config.target_hidden_size))
@@ -182,12 +187,16 @@ def layer_section(fields: Fields, kind: str) -> tuple[Fields, bool]:
     return fields.section("transformer_layer_config"), True
 
 
-def check_layer(fields: Fields, layer: Fields, name: str) -> None:
-    """Raise ModelError for a layer that no drafter of the EAGLE family is built from here."""
+def layer_notes(fields: Fields, layer: Fields, name: str, trained: int) -> tuple[str, ...]:
+    """What to note of the layer; ModelError if no drafter of the family is built from such a one.
+
+    Published files copy `num_hidden_layers` of all kinds of models; their tensors have one layer.
+    """
     layers = layer.integer("num_hidden_layers", 1)
-    if layers != 1:
-        raise fields.wrong(f"{name} drafters have 1 layer here, this one has {layers}")
     check_supported(fields, layer)
+    notes = rope_notes(layer, trained)
+    said = f"`num_hidden_layers` is {layers}: {name} drafters have one layer, and one is read"
+    return notes if layers == 1 else (said, *notes)
 
 
 def check_target(

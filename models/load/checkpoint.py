@@ -7,8 +7,9 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,6 +23,7 @@ FLOATS = {"F64", "F32", "F16", "BF16"}
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt"]
 SHOWN = 8  # names in one message
+PIECE = 1 << 18  # values that are copied at once
 DERIVED = ".rotary_emb.inv_freq"  # old Llama files store what config.json says already
 MAPS = {"d2t": {"I64", "I32"}, "t2d": {"BOOL"}}  # between vocabularies; all else is floats
 
@@ -63,6 +65,8 @@ def resolve(model: str | Path) -> Path:
 
 def weight_files(folder: Path) -> list[Path]:
     """The folder's safetensors files, in the order of their names; nothing is opened but JSON."""
+    if not folder.is_dir():
+        raise ModelError(folder, "is no folder")
     if (folder / SINGLE).is_symlink() or (folder / SINGLE).exists():
         return [inside(folder, SINGLE)]
     if (folder / INDEX).exists():
@@ -178,17 +182,33 @@ def materialise(module: nn.Module, dtype: torch.dtype, device: torch.device | st
 
 
 def fill(views: Mapping[str, Tensor], stored: Stored) -> None:
-    """Copy the stored tensors into the views, file by file; ModelError for NaN and infinity (of the
-    dtype as used)."""
-    for name in sorted(views, key=lambda name: (stored[name].path, name)):
-        path, view = stored[name].path, views[name]
-        value = read_tensor(path, name)
-        value = value.to(view.dtype) if value.is_floating_point() else value
-        bad = value.numel() - int(torch.isfinite(value).sum())
-        if bad:
-            raise ModelError(path, f"`{name}` holds {bad} values that are not finite")
-        with torch.no_grad():
-            view.copy_(value)
+    """Copy the stored tensors into the views, a few rows at a time, so that nothing lies in memory
+    twice; ModelError for NaN and infinity (of the dtype as used)."""
+
+    def where(name: str) -> tuple[Path, str]:
+        return stored[name].path, name
+
+    for path, names in groupby(sorted(views, key=where), lambda name: where(name)[0]):
+        try:
+            with safe_open(path, framework="pt") as file, torch.no_grad():
+                for name in names:
+                    if views[name].is_meta:
+                        continue
+                    bad = _copy(file.get_slice(name), views[name])
+                    if bad:
+                        raise ModelError(path, f"`{name}` holds {bad} values that are not finite")
+        except (SafetensorError, OSError) as error:
+            raise ModelError(path, f"cannot be read: {error}") from None
+
+
+def _copy(part: Any, view: Tensor) -> int:
+    """Fill a view from a stored tensor; returns how many values are not finite."""
+    step, bad = max(1, PIECE // view[0].numel()), 0
+    for first in range(0, len(view), step):
+        rows = view[first : first + step]
+        rows.copy_(part[first : first + step])
+        bad += rows.numel() - int(torch.isfinite(rows).sum())
+    return bad
 
 
 def listed(names: Iterable[str]) -> str:

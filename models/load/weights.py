@@ -5,20 +5,20 @@ cost most of the acceptance without failing any test of the output.
 """
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..config import DecoderConfig, decoder_config
+from ..config import decoder_config
 from ..decoder import Decoder
 from ..drafters.dflash import DFlashDraftModel, TargetEnds
 from ..drafters.dflash_config import dflash_config
 from ..drafters.eagle import EMBEDDING, LM_HEAD, Eagle, Eagle3, EagleHead
 from ..drafters.eagle_config import eagle3_config, eagle_config
-from ..files import ModelError, inside
+from ..files import ModelError
 from .checkpoint import (
     MAPS,
     Stored,
@@ -31,8 +31,9 @@ from .checkpoint import (
     on_meta,
     read_tensor,
 )
+from .kinds import KINDS, kind_of
+from .tokenizer import check_same_tokens
 
-TOKENIZER = "tokenizer.json"
 LAYER = re.compile(r"(?:model\.)?layers\.(\d{1,6})\.")
 
 Device = torch.device | str
@@ -44,22 +45,25 @@ def load_target(
 ) -> Decoder:
     """A decoder from a Hugging Face folder (config.json and safetensors).
 
-    Unexpected tensors are told in `Decoder.notes`.
+    Unexpected tensors are told in `Decoder.notes`. On the device `meta` all is checked but values.
 
     Raises:
         ModelError: the checkpoint is refused; the message names the file and the reason.
     """
     config = decoder_config(folder)
-    stored = entries(folder)
+    stored = _read(folder, "target")
     _check_layers(config.path, config.num_layers, stored)
     decoder = on_meta(config.path, lambda: Decoder(config))
     tied = (LM_HEAD,) if config.tied and LM_HEAD not in stored else ()
     extra = compare(folder, stored, _views(decoder, tied))
+    if tied:  # until the embedding has memory: the head shall have none of its own
+        decoder.lm_head = nn.Parameter(torch.empty(0), requires_grad=False)
     materialise(decoder, dtype, device)
     if tied:
         decoder.lm_head = decoder.embed
     fill(_views(decoder, tied), stored)
-    decoder.notes = (f"unexpected tensors ignored: {listed(extra)}",) if extra else ()
+    ignored = (f"unexpected tensors ignored: {listed(extra)}",) if extra else ()
+    decoder.notes = config.notes + ignored
     return decoder.eval()
 
 
@@ -74,11 +78,9 @@ def load_eagle3(
     Raises:
         ModelError: the checkpoint is refused, or belongs to another target.
     """
+    stored = _read(folder, "eagle3")
     config = eagle3_config(folder, target.config)
-    stored = {n: e for n, e in entries(folder).items() if not n.startswith("verifier_")}
-    if not config.speculators:
-        other = "EAGLE-1 or EAGLE-2 drafter, not EAGLE-3"
-        _refuse(stored, "layers.0.self_attn.q_proj.weight", other)
+    check_same_tokens(config, target.config, own=False)
     _check_width(stored, config.taps, config.target_hidden_size)
     drafter = on_meta(config.path, lambda: Eagle3(config))
     _borrow_(drafter, config.path, stored, target)
@@ -101,9 +103,9 @@ def load_eagle(
     Raises:
         ModelError: the checkpoint is refused, or belongs to another target.
     """
+    stored = _read(folder, "eagle")
     config = eagle_config(folder, target.config)
-    stored = entries(folder)
-    _refuse(stored, "midlayer.", "EAGLE-3 drafter, not EAGLE-1 or EAGLE-2")
+    check_same_tokens(config, target.config, own=False)
     drafter = on_meta(config.path, lambda: Eagle(config))
     _borrow_(drafter, config.path, stored, target)
     return _complete_(drafter, folder, stored, (dtype, device))
@@ -131,10 +133,10 @@ def load_dflash(
     Raises:
         ModelError: the checkpoint is refused, or belongs to another target.
     """
+    stored = dict(_read(folder, "dflash"))
     config = dflash_config(folder, target.config)
-    stored = entries(folder)
+    check_same_tokens(config, target.config, own=False)
     if config.speculators:
-        stored = {n: e for n, e in stored.items() if not n.startswith("verifier_")}
         for name, theirs in ((EMBEDDING, target.embed), (LM_HEAD, target.lm_head)):
             _check_copy(name, stored.pop(name, None), theirs)
     _check_layers(config.path, config.num_layers, stored)
@@ -177,11 +179,21 @@ def _borrow_(drafter: EagleHead, path: Path, stored: Stored, target: Decoder) ->
             drafter.get_submodule(module).weight = theirs
 
 
-def _refuse(stored: Stored, prefix: str, kind: str) -> None:
-    """Another member of the family, whose config.json may look the same."""
-    other = next((name for name in stored if name.startswith(prefix)), None)
-    if other is not None:
-        raise ModelError(stored[other].path, f"is an {kind}")
+def _read(folder: Path, kind: str) -> Stored:
+    """The tensors of a folder's files; ModelError if they are those of another kind of model.
+
+    What a model is stands in its tensors: published configs name all kinds of architectures.
+    """
+    stored = entries(folder)
+    if kind != "target":  # speculators keeps these of its target's
+        stored = {n: e for n, e in stored.items() if not n.startswith("verifier_")}
+    found = kind_of(stored)
+    if found not in ("", kind):
+        raise ModelError(next(iter(stored.values())).path, f"is {KINDS[found]}, not {KINDS[kind]}")
+    layers = _layers(stored)
+    if kind.startswith("eagle") and layers > 1:
+        raise ModelError(folder, f"{KINDS[kind]} has 1 layer here, this one has {layers}")
+    return stored
 
 
 def _check_copy(name: str, entry: StoredTensor | None, theirs: Tensor) -> None:
@@ -192,7 +204,7 @@ def _check_copy(name: str, entry: StoredTensor | None, theirs: Tensor) -> None:
     if own != shape:
         raise ModelError(entry.path, f"`{name}` has shape {own}, the target's is {shape}")
     copy = read_tensor(entry.path, name)
-    if not torch.equal(copy, theirs.to(copy.device, copy.dtype)):
+    if not theirs.is_meta and not torch.equal(copy, theirs.to(copy.device, copy.dtype)):
         raise ModelError(entry.path, f"`{name}` is not the target's")
 
 
@@ -208,6 +220,8 @@ def _check_width(stored: Stored, taps: tuple[int, ...], hidden: int) -> None:
 def _check_maps(path: Path, drafter: Eagle3) -> None:
     """d2t must lead into the target's vocabulary, and t2d must be its image."""
     config = drafter.config
+    if drafter.d2t.is_meta:
+        return
     targets = drafter.to_target(torch.arange(config.draft_vocab_size, device=drafter.d2t.device))
     outside = targets[(targets < 0) | (targets >= config.vocab_size)].tolist()
     if outside:
@@ -220,60 +234,10 @@ def _check_maps(path: Path, drafter: Eagle3) -> None:
 
 def _check_layers(path: Path, count: int, stored: Stored) -> None:
     """Before a module is built for every layer that the config claims."""
-    layers = len({match[1] for name in stored if (match := LAYER.match(name))})
+    layers = _layers(stored)
     if count > layers:
         raise ModelError(path, f"`num_hidden_layers` is {count}, the weights hold {layers} layers")
 
 
-def check_tokenizer(config: DecoderConfig, max_id: int) -> None:
-    """Raise ModelError if the tokenizer has an id that has no embedding row."""
-    if max_id >= config.vocab_size:
-        reason = f"the tokenizer's highest id is {max_id}"
-        raise ModelError(config.path, f"{reason}, the embedding has {config.vocab_size} rows")
-
-
-def check_same_tokens(drafter: DecoderConfig, target: DecoderConfig) -> None:
-    """Raise ModelError unless ids mean the same to both: every difference there is, in one line.
-
-    The sizes of the vocabularies must agree; and the tokenizers, special tokens included, where
-    both folders hold one (a drafter may come without).
-    """
-    sizes, differences = drafter.vocab_size != target.vocab_size, list[str]()
-    if sizes:
-        differences.append(
-            f"`vocab_size` is {drafter.vocab_size}, the target has {target.vocab_size}"
-        )
-    ours, theirs = (one.path.parent / TOKENIZER for one in (drafter, target))
-    if ours.is_file() and theirs.is_file() and (difference := _first_difference(ours, theirs)):
-        differences.append(difference)
-    if differences:
-        raise ModelError(drafter.path if sizes else ours, "; ".join(differences))
-
-
-def _first_difference(drafter: Path, target: Path) -> str | None:
-    """The token with the lowest id that has another id, or none, in the other tokenizer."""
-    if drafter.read_bytes() == target.read_bytes():
-        return None
-    ours, theirs = _ids(drafter), _ids(target)
-    unlike = [token for token in {*ours, *theirs} if ours.get(token) != theirs.get(token)]
-    if not unlike:
-        return None
-    first = min(unlike, key=lambda token: (ours.get(token, theirs.get(token, 0)), token))
-    here, there = (
-        f"has id {ids[first]}" if first in ids else "does not exist" for ids in (ours, theirs)
-    )
-    more = f" ({len(unlike)} tokens differ)" if len(unlike) > 1 else ""
-    return f"token {first!r} {here}, in the target's tokenizer it {there}{more}"
-
-
-def _ids(path: Path) -> Mapping[str, int]:
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(inside(path.parent, path.name)))
-    except ModelError:
-        raise
-    except Exception as error:  # the library raises nothing narrower
-        raise ModelError(path, f"no usable tokenizer: {error}") from None
-    ids: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
-    return ids
+def _layers(stored: Stored) -> int:
+    return len({match[1] for name in stored if (match := LAYER.match(name))})

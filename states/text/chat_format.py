@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..yaml.source import Problem
 from .template import Piece, Template, TemplateError, Turns, pieces
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Ids = list[int]
 Message = dict[str, str]
+NO_THINKING: dict[str, Any] = {"enable_thinking": False, "thinking": False}  # both names for it
 
 
 def leading_id(tokenizer: PreTrainedTokenizerFast) -> int | None:
@@ -96,7 +97,7 @@ class ChatWriter:
     def _render(self, messages: list[Message]) -> str:
         if self._turns is None:
             text = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+                messages, tokenize=False, add_generation_prompt=True, **NO_THINKING
             )
             return str(text)
         turns: Mapping[str, str] = self._turns.model_dump()

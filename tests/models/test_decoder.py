@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from specsot.models.config import ModelError
+from specsot.models.config import FAMILIES, ModelError
 from specsot.models.load.weights import load_target
 from specsot.ops.attention.metadata import AttentionGroup, AttentionMetadata
 from specsot.ops.blend.layer_plan import decode_plan
@@ -56,6 +56,20 @@ def test_prefill_in_one_forward_and_every_tap(case: Case) -> None:
     out = run.forward(case.ids, 0, taps=tuple(range(LAYERS + 1)))
     close(out.logits_RV, case.logits, 1e-4)
     close(out.taps_QF, torch.cat(case.hidden, -1), 1e-4)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shards_as_transformers_writes_them(family: str, tied: bool, tmp_path: Path) -> None:
+    save(tmp_path / "whole", family, {"tie_word_embeddings": tied})
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.float32).eval()
+    model.save_pretrained(tmp_path / "parts", max_shard_size="20KB")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 2
+    ids = torch.arange(LENGTH)
+    with torch.inference_mode():
+        theirs = model(ids[None]).logits[0]
+    run = Pooled(load_target(tmp_path / "parts"), torch.arange(LENGTH))
+    close(run.forward(ids, 0).logits_RV, theirs, 1e-4)
 
 
 def test_any_slots_and_any_chunks(case: Case) -> None:

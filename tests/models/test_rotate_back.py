@@ -8,10 +8,11 @@ import pytest
 import torch
 from helpers.decoders import LLAMA3, LONG, SHAPE, YARN
 
-from specsot.models.config import ROPE_KINDS, decoder_config
+from specsot.models.config import decoder_config
 from specsot.models.decoder import Decoder
 from specsot.models.layers import DecoderLayer
 from specsot.models.rope import rotate, rotate_back, rotation
+from specsot.models.rope_config import ROPE_KINDS
 
 KINDS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -61,7 +61,10 @@ BAD: dict[str, tuple[Spoil, str]] = {
         "another target: target features of width 48, .* has 32",
     ),
     "another vocabulary": (lambda f: edit(f, vocab_size=130), "a vocabulary of 130, .* has 128"),
-    "two layers": (lambda f: edit(f, num_hidden_layers=2), "1 layer here, this one has 2"),
+    "two layers": (
+        put("layers.1.mlp.up_proj.weight", torch.ones(1)),
+        "an EAGLE-1 or EAGLE-2 drafter has 1 layer here, this one has 2",
+    ),
     "another activation": (lambda f: edit(f, hidden_act="gelu"), "`hidden_act` 'gelu' is not"),
     "quantised": (lambda f: edit(f, quantization_config={"bits": 4}), "quantised checkpoints"),
     "EAGLE-3 by its config": (
@@ -74,7 +77,7 @@ BAD: dict[str, tuple[Spoil, str]] = {
     ),
     "EAGLE-3 by its tensors": (
         put("midlayer.hidden_norm.weight", torch.ones(32)),
-        "is an EAGLE-3 drafter, not EAGLE-1 or EAGLE-2",
+        "is an EAGLE-3 drafter, not an EAGLE-1 or EAGLE-2 drafter",
     ),
     "no fc": (drop("fc.weight"), r"1 tensors are missing: fc\.weight"),
     "no bias": (drop("fc.bias"), r"missing: fc\.bias"),
@@ -127,7 +130,7 @@ def test_a_bad_drafter_is_refused(name: str, draft: Path, target: Decoder) -> No
 def test_a_drafter_of_eagle_3_is_refused_whole(tmp_path: Path) -> None:
     write_tiny_target(tmp_path / "target")
     folder = write_tiny_eagle3(tmp_path / "draft", tmp_path / "target")
-    with pytest.raises(ModelError, match="no EAGLE-1 or EAGLE-2 drafter"):
+    with pytest.raises(ModelError, match="is an EAGLE-3 drafter, not an EAGLE-1 or EAGLE-2"):
         load_eagle(folder, load_target(tmp_path / "target"))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -260,6 +261,19 @@ def test_what_a_silent_or_ambiguous_file_is_taken_to_mean(tmp_path: Path) -> Non
     assert not drafter.config.norm_output and "norm_output" in drafter.notes[0]
 
 
+def test_a_config_of_forty_layers_over_the_tensors_of_one(tmp_path: Path) -> None:
+    """Communities copy a target's config.json and change what their loader looks at."""
+    target = load_target(GOLDEN / "targets" / "llama")
+    folder = tmp_path / "odd"
+    shutil.copytree(GOLDEN / "drafts" / "llama_eagle3", folder)
+    plain = load_eagle3(folder, target)
+    edit(folder, {"num_hidden_layers": 40, "architectures": ["Odd"], "rope_theta": 10000.0})
+    odd = load_eagle3(folder, target)
+    (note,) = odd.notes
+    assert note.startswith("`num_hidden_layers` is 40: EAGLE-3 drafters have one layer")
+    assert replace(odd.config, path=plain.config.path, notes=plain.notes) == plain.config
+
+
 def test_where_tap_ids_come_from(tmp_path: Path) -> None:
     target = load_target(GOLDEN / "targets" / "llama")
     folder = tmp_path / "taps"
@@ -267,7 +281,7 @@ def test_where_tap_ids_come_from(tmp_path: Path) -> None:
     key = "eagle_aux_hidden_state_layer_ids"
     edit(folder, {"eagle_config": {key: [1, 3, 4]}})
     assert load_eagle3(folder, target).tap_ids == (2, 4, 5)
-    assert load_eagle3(folder, target).notes == ()
+    assert load_eagle3(folder, target).notes == ("`rope_theta` is not given: 10000 assumed",)
     edit(folder, {key: [1, 4, 7]})
     drafter = load_eagle3(folder, target)
     assert drafter.tap_ids == (1, 4, 7) and "(2, 4, 5)" in drafter.notes[0]

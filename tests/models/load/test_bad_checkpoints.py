@@ -9,13 +9,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target
+from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target, write_tiny_tokenizer
+from helpers.tiny_models.tiny_dflash import write_tiny_dflash
+from helpers.tiny_models.tiny_eagle import write_tiny_eagle
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specsot.models.files import ModelError
 from specsot.models.load.checkpoint import model_hash, resolve
-from specsot.models.load.weights import check_tokenizer, load_eagle3, load_target
+from specsot.models.load.kinds import KINDS
+from specsot.models.load.tokenizer import check_tokenizer
+from specsot.models.load.weights import (
+    load_dflash,
+    load_eagle,
+    load_eagle3,
+    load_target,
+    load_vanilla,
+)
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 Q0 = "model.layers.0.self_attn.q_proj.weight"
@@ -189,6 +199,26 @@ TARGETS: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda f: shard(f, x="model-00001-of-00002.safetensors"),
         "puts `x` into",
     ),
+    "adapter": (
+        lambda f: (f / "config.json").rename(f / "adapter_config.json"),
+        "holds no config.json: it is a LoRA adapter; merge it",
+    ),
+    "gguf": (
+        lambda f: (f / "config.json").rename(f / "m.gguf"),
+        r"holds no config.json, but m\.gguf",
+    ),
+    "quantised": (
+        lambda f: edit(f, quantization_config={"quant_method": "gptq"}),
+        r"quantised checkpoints are not supported \('gptq'\)",
+    ),
+    "numbers of another kind": (
+        lambda f: edit(f, torch_dtype="float8_e4m3fn"),
+        "`torch_dtype` 'float8_e4m3fn' is not supported",
+    ),
+    "stop beyond the vocabulary": (
+        lambda f: (f / "generation_config.json").write_text('{"eos_token_id": [2, 130]}'),
+        r"generation_config\.json: `eos_token_id` is 130, the vocabulary has 130",
+    ),
     "index no JSON": (index_text("{"), r"index\.json: invalid JSON at line 1"),
     "index empty": (index_text("{}"), "`weight_map` must give a file name"),
     "index of numbers": (index_text('{"weight_map": {"a": 1}}'), "`weight_map` must give"),
@@ -214,6 +244,15 @@ def test_stored_angles_of_old_files_are_no_surprise(target: Path) -> None:
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     change(target, lambda t: t.update({name: torch.ones(8)}))
     assert load_target(target).notes == ()
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_what_the_file_says_of_its_numbers(target: Path, key: str) -> None:
+    raw = json.loads((target / "config.json").read_text())
+    del raw["torch_dtype"]
+    (target / "config.json").write_text(json.dumps(raw | {key: "bfloat16", "pad_token_id": -1}))
+    config = load_target(target).config
+    assert (config.dtype, config.pad_ids) == ("bfloat16", ())
 
 
 def test_shards_give_the_same_model(target: Path, good: Path) -> None:
@@ -311,7 +350,6 @@ DRAFTS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "nan": (put(FC, one(float("nan"))), r"`fc\.weight` holds 1 values that are not finite"),
     "int8": (put(FC, lambda t: t.to(torch.int8)), "is I8: unsupported quantisation"),
-    "two layers": (lambda f: edit(f, num_hidden_layers=2), "1 layer here, this one has 2"),
     "draft vocabulary too large": (
         lambda f: edit(f, draft_vocab_size=131),
         "`draft_vocab_size` 131 exceeds the vocabulary of 130",
@@ -320,7 +358,7 @@ DRAFTS: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda f: edit(f, speculators_model_type="dflash"),
         "speculators_model_type 'dflash' is not supported",
     ),
-    "EAGLE-2": (
+    "names of speculators alone": (
         lambda f: change(
             f,
             lambda t: [
@@ -329,7 +367,7 @@ DRAFTS: dict[str, tuple[Callable[[Path], None], str]] = {
                 if k.startswith("midlayer")
             ],
         ),
-        "is an EAGLE-1 or EAGLE-2 drafter",
+        "tensors are missing: midlayer",
     ),
     "both switches": (
         lambda f: edit(f, norm_before_fc=True, fc_norm=True),
@@ -346,6 +384,39 @@ def test_a_bad_drafter_is_refused(name: str, draft: Path, good: Path) -> None:
     with pytest.raises(ModelError, match=message) as caught:
         load_eagle3(draft, load_target(good / "target"))
     assert str(caught.value).startswith(str(draft))
+
+
+def test_every_kind_is_told_from_every_other(good: Path, tmp_path: Path) -> None:
+    target = load_target(good / "target")
+    write_tiny_eagle(tmp_path / "eagle", good / "target")
+    write_tiny_dflash(tmp_path / "dflash", good / "target")
+    folders = {"eagle": tmp_path / "eagle", "dflash": tmp_path / "dflash", "eagle3": good / "draft"}
+    folders["target"] = good / "target"
+    loaders = {"eagle": load_eagle, "dflash": load_dflash, "eagle3": load_eagle3}
+    loaders["target"] = load_vanilla
+    for wanted, load in loaders.items():
+        for kind, folder in folders.items():
+            if kind == wanted:
+                load(folder, target)
+                continue
+            with pytest.raises(ModelError, match=f"is {KINDS[kind]}, not {KINDS[wanted]}$"):
+                load(folder, target)
+
+
+def test_the_tokens_that_a_head_and_its_target_share(good: Path, tmp_path: Path) -> None:
+    """A head may know a mask token more; the same word under another id is another tokenizer's."""
+    target, draft = (shutil.copytree(good / n, tmp_path / n) for n in ("target", "draft"))
+    for folder in (target, draft):
+        write_tiny_tokenizer(folder)
+    raw = json.loads((draft / "tokenizer.json").read_text())
+    words = raw["model"]["vocab"]
+    words["<mask>"] = words.pop("w77")
+    (draft / "tokenizer.json").write_text(json.dumps(raw))
+    load_eagle3(draft, load_target(target))
+    words["w20"], words["w30"] = words["w30"], words["w20"]
+    (draft / "tokenizer.json").write_text(json.dumps(raw))
+    with pytest.raises(ModelError, match=r"token 'w30' has id 20, in the target's .* id 30"):
+        load_eagle3(draft, load_target(target))
 
 
 def test_a_drafter_without_its_own_embedding_needs_the_targets_width(

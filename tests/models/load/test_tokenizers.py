@@ -12,7 +12,8 @@ from helpers.tiny_models.tiny import write_tiny_target, write_tiny_tokenizer
 
 import specsot
 from specsot.models.files import ModelError
-from specsot.models.load.weights import TOKENIZER, load_target, load_vanilla
+from specsot.models.load.tokenizer import TOKENIZER
+from specsot.models.load.weights import load_target, load_vanilla
 
 EMBEDDED = Path(specsot.__file__).parent / "models" / "embedded"
 

@@ -1,0 +1,173 @@
+"""What a model folder is, without loading it: headers, configuration, tokenizer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ..config import DecoderConfig, decoder_config, shape_fields
+from ..decoder import Decoder
+from ..drafters.dflash_config import STATES_KEY
+from ..drafters.eagle_config import TAPS_KEY
+from ..files import Fields, ModelError, read_fields
+from .checkpoint import Stored, entries, on_meta
+from .kinds import KINDS, kind_of
+from .tokenizer import cause_of, has_tokenizer, load_tokenizer
+from .weights import load_dflash, load_eagle, load_eagle3, load_target
+
+WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4}  # bytes; others count as 1
+LAYERS = 32  # of the target that is assumed for a drafter whose file does not say
+MOST_LAYERS = 256
+LOADERS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "eagle": (load_eagle, ("eagle2", "eagle1")),
+    "eagle3": (load_eagle3, ("eagle3",)),
+    "dflash": (load_dflash, ("dflash",)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What can be said of a model folder.
+
+    kind: `target`, `drafter`, or `unknown`. family: of a target (llama), or of a drafter (eagle3).
+    facts: names and values, for reading. assumed: where its files are silent or ambiguous.
+    graphs: kinds of drafters of the graphs that can use it, as target or as drafter; empty where
+        something is wrong.
+    problems: why it cannot be used.
+    """
+
+    kind: str
+    family: str
+    facts: tuple[tuple[str, str], ...]
+    graphs: tuple[str, ...]
+    assumed: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def inspect_model(path: Path) -> Inspection:
+    """Look at a folder as the loaders would; values of weights alone are not read.
+
+    Bad content is told in `problems`, and never raised.
+    """
+    look = _Look(path)
+    look.attempt(look.weights)
+    drafts = look.found in LOADERS
+    look.attempt(look.drafter if drafts else look.target)
+    kind = "drafter" if drafts else "target" if look.family else "unknown"
+    graphs = () if look.problems else look.graphs
+    facts, problems = tuple(look.facts.items()), tuple(dict.fromkeys(look.problems))
+    return Inspection(kind, look.family, facts, graphs, look.assumed, problems)
+
+
+class _Look:
+    """Collects what is found in a folder; each step may fail and the next still be made."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.found, self.family = path, "", ""
+        self.facts: dict[str, str] = {}
+        self.graphs: tuple[str, ...] = ()
+        self.assumed: tuple[str, ...] = ()
+        self.problems: list[str] = []
+
+    def attempt(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except ModelError as error:
+            self.problems.append(str(error))
+        except Exception as error:  # whatever a folder makes the libraries do
+            self.problems.append(f"{self.path}: {cause_of(error)}")
+
+    def weights(self) -> None:
+        read_fields(self.path)  # what is no model at all is named by this
+        stored = entries(self.path)
+        self.found = kind_of(stored)
+        values = sum(prod(entry.shape) for entry in stored.values())
+        size = sum(prod(e.shape) * WIDTHS.get(e.dtype, 1) for e in stored.values())
+        self.facts["is"] = KINDS.get(self.found, "unknown by its tensors")
+        self.facts["parameters"] = f"{values / 1e6:,.1f} M in {len(stored)} tensors"
+        self.facts["size"] = f"{size / 1e6:,.1f} MB in {_files(stored)}"
+        self.facts["stored as"] = ", ".join(sorted({entry.dtype for entry in stored.values()}))
+
+    def target(self) -> None:
+        config = decoder_config(self.path)
+        self.family, self.assumed = config.family, config.notes
+        heads = f"{config.heads} heads, {config.kv_heads} for keys, of {config.head_dim}"
+        rope, tied = config.rope, ", tied" if config.tied else ""
+        self.facts |= {
+            "layers": str(config.num_layers),
+            "hidden size": f"{config.hidden_size} ({heads})",
+            "vocabulary": f"{config.vocab_size}{tied}",
+            "context": f"{rope.limit} positions, RoPE {rope.kind} {rope.theta:g}",
+            "dtype": config.dtype or "not said",
+        }
+        self.graphs = ("none", "ngram", "vanilla")
+        self.attempt(self.tensors)
+        self.attempt(lambda: self.tokens(config))
+
+    def tensors(self) -> None:
+        self.assumed = load_target(self.path, device="meta").notes
+
+    def tokens(self, config: DecoderConfig) -> None:
+        if not has_tokenizer(self.path):
+            self.facts["tokenizer"] = "none: it can draft for a target, not answer"
+            self.graphs = ("vanilla",)
+            return
+        tokenizer = load_tokenizer(self.path, config)
+        template = str(tokenizer.chat_template or "")
+        thinking = " with a switch for thinking (used: off)" if "thinking" in template else ""
+        stops = sorted({*config.eos_ids, tokenizer.eos_token_id} - {None})
+        self.facts |= {
+            "tokenizer": f"{len(tokenizer)} tokens",
+            "chat template": f"yes{thinking}" if template else "none",
+            "stop ids": ", ".join(f"{i} {tokenizer.decode([i])!r}" for i in stops) or "none",
+        }
+        if not stops:
+            self.assumed += ("no stop ids: answers end where their budget does",)
+
+    def drafter(self) -> None:
+        """Loaded without values, for a target that has all that the drafter's file says of it."""
+        load, self.graphs = LOADERS[self.found]
+        self.family, fields = self.found, read_fields(self.path)
+        section, dflash = fields.section("transformer_layer_config"), self.found == "dflash"
+        layer, own = section if section.values else fields, "z-lab" if dflash else "SafeAILab"
+        layers, said = _target_layers(fields)
+        shape = shape_fields(layer, LAYERS, 128 if dflash else 0)
+        hidden, vocabulary = shape["hidden_size"], shape["vocab_size"]
+        shape["hidden_size"] = fields.integer("target_hidden_size", hidden)
+        self.facts |= {
+            "layout": own if fields.get("speculators_model_type") is None else "speculators",
+            "hidden size": f"{hidden}, the target's {shape['hidden_size']}",
+            "vocabulary": f"{fields.integer('draft_vocab_size', vocabulary)} of {vocabulary}",
+        }
+        drafter = load(self.path, _any_target(shape, layers), device="meta")
+        self.assumed = tuple(note for note in drafter.notes if not note.startswith("taps "))
+        if dflash:
+            self.facts["block"] = f"{drafter.block_size}, mask token {drafter.mask_token_id}"
+        if self.found == "eagle" or said:
+            where = ", ".join(map(str, drafter.tap_ids)) if said else "the last, behind its norm"
+            self.facts["reads hidden states"] = where
+        else:
+            self.assumed += ("which states of the target it reads is not said: by its kind's rule",)
+
+
+def _any_target(shape: dict[str, Any], layers: int) -> Decoder:
+    """A target without memory that a drafter's file could speak of."""
+    rest: dict[str, Any] = dict.fromkeys(("eos_ids", "pad_ids", "bos_ids"), ())
+    rest |= {"family": "llama", "num_layers": layers, "tied": False, "window": 0, "dtype": ""}
+    config = DecoderConfig(**shape, **rest | {"sliding": (False,) * layers})
+    return on_meta(config.path, lambda: Decoder(config))
+
+
+def _files(stored: Stored) -> str:
+    count = len({entry.path for entry in stored.values()})
+    return f"{count} file{'s' if count > 1 else ''}"
+
+
+def _target_layers(fields: Fields) -> tuple[int, bool]:
+    """Layers of the target that a drafter's file speaks of, and whether it names which it reads."""
+    sections = (fields, fields.section("eagle_config"), fields.section("dflash_config"))
+    keys = (TAPS_KEY, STATES_KEY, "target_layer_ids")
+    ids = [i for section in sections for key in keys for i in section.ids(key)]
+    layers = fields.integer("num_target_layers", max(ids) + 3 if ids else LAYERS)
+    return min(layers, MOST_LAYERS), bool(ids)

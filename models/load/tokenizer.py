@@ -1,0 +1,167 @@
+"""The tokenizer of a model folder: nothing outside the folder is read, no code of it is run.
+
+And its chat template, tried once: one that fails or never ends is found before a run starts.
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..config import DecoderConfig, DecoderShape
+from ..files import Fields, ModelError, inside, read_json
+
+TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+VOCABULARIES = (TOKENIZER, "tokenizer.model", "vocab.json")  # any of them makes a tokenizer
+READ = (".json", ".jinja", ".model", ".txt")  # what files of a tokenizer are called
+TEMPLATES = "additional_chat_templates"
+SECONDS = 5.0  # that a chat template may take for three short turns
+TURNS = [
+    {"role": "user", "content": "Question0"},
+    {"role": "assistant", "content": "Answer0"},
+    {"role": "user", "content": "Question1"},
+]
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether the folder has a file that a tokenizer can be made of."""
+    return any((folder / name).exists() for name in VOCABULARIES)
+
+
+def load_tokenizer(folder: Path, config: DecoderConfig) -> Any:
+    """The tokenizer of a target's folder, its chat template tried.
+
+    Raises:
+        ModelError: there is none, it cannot be used, or it does not fit the target.
+    """
+    if not has_tokenizer(folder):
+        raise ModelError(folder, f"holds no tokenizer ({', '.join(VOCABULARIES)})")
+    for path in [*folder.iterdir(), *(folder / TEMPLATES).glob("*")]:
+        if path.suffix in READ or path.name == TEMPLATES:
+            inside(path.parent, path.name)
+    if (folder / SETTINGS).exists():
+        _check_settings(Fields(folder / SETTINGS, read_json(folder / SETTINGS)))
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+        size, stop = len(tokenizer), tokenizer.eos_token_id
+    except Exception as error:  # transformers and tokenizers raise what they like
+        raise ModelError(folder, f"no usable tokenizer: {cause_of(error)}") from None
+    check_tokenizer(config, max(size - 1, stop or 0))
+    check_chat_template(folder, tokenizer)
+    return tokenizer
+
+
+def _check_settings(settings: Fields) -> None:
+    if settings.get("auto_map"):
+        raise settings.wrong("`auto_map` is not supported; remote code is never executed")
+    name = settings.get("tokenizer_class")
+    if name is not None and not isinstance(name, str):
+        raise settings.wrong(f"`tokenizer_class` must be a name, not {name!r}")
+    others = settings.get("fast_tokenizer_files") or []
+    if not isinstance(others, list):
+        raise settings.wrong(f"`fast_tokenizer_files` must be a list, not {others!r}")
+    for other in others:
+        inside(settings.path.parent, str(other))
+
+
+def check_tokenizer(config: DecoderConfig, max_id: int) -> None:
+    """Raise ModelError if the tokenizer has an id that has no embedding row."""
+    if max_id >= config.vocab_size:
+        reason = f"the tokenizer's highest id is {max_id}"
+        raise ModelError(config.path, f"{reason}, the embedding has {config.vocab_size} rows")
+
+
+def check_chat_template(folder: Path, tokenizer: Any) -> None:
+    """Raise ModelError if the tokenizer has a template that cannot write a plain conversation."""
+    if not tokenizer.chat_template:
+        return
+    path = folder / (TEMPLATE if (folder / TEMPLATE).exists() else SETTINGS)
+    for turns in (TURNS[:1], TURNS):
+        try:
+            with _seconds(SECONDS):
+                text = tokenizer.apply_chat_template(
+                    turns, tokenize=False, add_generation_prompt=True, enable_thinking=False
+                )
+        except Exception as error:  # chat templates raise what they like
+            reason = f"the chat template fails on a plain conversation: {cause_of(error)}"
+            raise ModelError(path, reason) from None
+        if not all(turn["content"] in text for turn in turns if turn["role"] == "user"):
+            raise ModelError(path, "the chat template drops the text of a user's turn")
+
+
+@contextmanager
+def _seconds(most: float) -> Iterator[None]:
+    """Raise TimeoutError in what Python runs here for longer; a loop in a template is Python."""
+    before, end = sys.gettrace(), time.monotonic() + most
+
+    def watch(frame: Any, event: str, value: Any) -> Any:
+        if time.monotonic() > end:
+            raise TimeoutError(f"not done after {most:g} s")
+        return watch
+
+    sys.settrace(watch)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def cause_of(error: BaseException) -> str:
+    """An error of a library in one line."""
+    lines = str(error).strip().splitlines()
+    return ": ".join([type(error).__name__, *lines[:1]])
+
+
+def check_same_tokens(drafter: DecoderShape, target: DecoderShape, own: bool = True) -> None:
+    """Raise ModelError unless ids mean the same to both: every difference there is, in one line.
+
+    The sizes of the vocabularies must agree; and the tokenizers, special tokens included, where
+    both folders hold one (a drafter may come without).
+
+    Args:
+        own: tokens that only one of them has count; a head's folder may have a mask token more.
+    """
+    sizes, differences = drafter.vocab_size != target.vocab_size, list[str]()
+    if sizes:
+        differences.append(
+            f"`vocab_size` is {drafter.vocab_size}, the target has {target.vocab_size}"
+        )
+    ours, theirs = (inside(one.path.parent, TOKENIZER) for one in (drafter, target))
+    if ours.is_file() and theirs.is_file() and (difference := _difference(ours, theirs, own)):
+        differences.append(difference)
+    if differences:
+        raise ModelError(drafter.path if sizes else ours, "; ".join(differences))
+
+
+def _difference(drafter: Path, target: Path, own: bool) -> str | None:
+    """The token with the lowest id that has another id, or none, in the other tokenizer."""
+    if drafter.read_bytes() == target.read_bytes():
+        return None
+    ours, theirs = _ids(drafter), _ids(target)
+    compared = ours.keys() | theirs.keys() if own else ours.keys() & theirs.keys()
+    unlike = [token for token in compared if ours.get(token) != theirs.get(token)]
+    if not unlike:
+        return None
+    first = min(unlike, key=lambda token: (ours.get(token, theirs.get(token, 0)), token))
+    here, there = (
+        f"has id {ids[first]}" if first in ids else "does not exist" for ids in (ours, theirs)
+    )
+    more = f" ({len(unlike)} tokens differ)" if len(unlike) > 1 else ""
+    return f"token {first!r} {here}, in the target's tokenizer it {there}{more}"
+
+
+def _ids(path: Path) -> Mapping[str, int]:
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelError(path, f"no usable tokenizer: {cause_of(error)}") from None
+    ids: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    return ids
