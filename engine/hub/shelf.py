@@ -76,12 +76,17 @@ class Shelf:
                     facts = {"source": source, **(build(half) or {})}
                     (half / NOTE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
                     shutil.rmtree(half / ".work")
+                    for file in filter(Path.is_file, half.rglob("*")):
+                        file.chmod(0o644)
                     os.replace(half, final)
                 shutil.rmtree(half, ignore_errors=True)
                 Path(lock.name).unlink(missing_ok=True)
         except OSError as error:
             reason = f"no models can be kept there: {error.strerror or error}"
             raise UsageError(f"{self.folder}: {reason}; {VARIABLE} names another folder") from None
+        finally:
+            if half.is_dir() and not any(file.is_file() for file in half.rglob("*")):
+                shutil.rmtree(half, ignore_errors=True)  # nothing in it that helps another time
         return final
 
     def remove(self, name: str) -> int:

@@ -78,9 +78,11 @@ def convert_gguf(
     """
     try:
         reader = _Reader(file)
+        arrays = [GGUFValueType.ARRAY]
+        plain = {k: f.contents() for k, f in reader.fields.items() if f.types[:1] != arrays}
     except FAULTS as error:
         raise ModelError(file, f"is no intact GGUF file: {error}") from None
-    config = _config(file, reader)
+    config = _config(file, reader, plain)
     names = {t.name: name for t in reader.tensors if (name := _name_of(t.name))}
     strange = [t.name for t in reader.tensors if t.name not in {*names, LLAMA3_FREQS}]
     if strange:
@@ -132,18 +134,15 @@ def _tensor(file: Path, stored: ReaderTensor, config: dict[str, Any]) -> Tensor:
         # llama.cpp keeps the two numbers of a rotated pair side by side, the published files
         # half a head apart.
         heads = config[f"num_{'attention' if rotated[1] == 'q' else 'key_value'}_heads"]
-        if values.shape[0] != heads * config["head_dim"]:
+        if values.shape[:1] != (heads * config["head_dim"],):
             raise ModelError(file, f"`{stored.name}` does not have {heads} heads")
         pairs = values.reshape(heads, config["head_dim"] // 2, 2, *values.shape[1:])
         values = pairs.swapaxes(1, 2).reshape(values.shape)
     return torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
 
 
-def _config(file: Path, reader: GGUFReader) -> dict[str, Any]:
-    """config.json of the model in a file."""
-    plain = {
-        k: f.contents() for k, f in reader.fields.items() if f.types[:1] != [GGUFValueType.ARRAY]
-    }
+def _config(file: Path, reader: GGUFReader, plain: dict[str, Any]) -> dict[str, Any]:
+    """config.json of the model in a file; plain: the fields that are no lists."""
     arch, name = plain.get("general.architecture"), str(plain.get("general.name", ""))
     if arch not in ARCHITECTURES:
         raise ModelError(file, f"is of the family {arch!r}, not one of: {', '.join(ARCHITECTURES)}")
@@ -152,8 +151,8 @@ def _config(file: Path, reader: GGUFReader) -> dict[str, Any]:
     shapes = {t.name: [int(n) for n in t.shape] for t in reader.tensors}
     if own.get("expert_count"):
         raise fields.wrong("is a mixture of experts, which is not supported")
-    if "token_embd.weight" not in shapes:
-        raise fields.wrong("holds no `token_embd.weight`")
+    if len(shapes.get("token_embd.weight", ())) != 2:
+        raise fields.wrong("holds no table `token_embd.weight`")
     window = own.get("attention.sliding_window") or None
     family = "mistral" if arch == "llama" and (window or "mistral" in name.lower()) else arch
     if window and family != "mistral":
