@@ -61,7 +61,7 @@ class Shelf:
         """The model's folder; unless it is there, ``build`` fills one, which then gets its name.
 
         A build that ended early finds what it left in its folder; its `.work` is for files that do
-        not belong to the model. Processes that want the same model wait for one another.
+        not belong to the model. Processes that make models wait for one another.
 
         Args:
             build: returns more facts for the note.
@@ -69,7 +69,7 @@ class Shelf:
         final, half = self.path(name), self.folder / f".{self.path(name).name}.{source}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with half.with_name(f"{half.name}.lock").open("w") as lock:
+            with (self.folder / ".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not self.has(name):
                     (half / ".work").mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,6 @@ class Shelf:
                         file.chmod(0o644)
                     os.replace(half, final)
                 shutil.rmtree(half, ignore_errors=True)
-                Path(lock.name).unlink(missing_ok=True)
         except OSError as error:
             reason = f"no models can be kept there: {error.strerror or error}"
             raise UsageError(f"{self.folder}: {reason}; {VARIABLE} names another folder") from None

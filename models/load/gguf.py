@@ -162,7 +162,9 @@ def _config(file: Path, reader: GGUFReader, plain: dict[str, Any]) -> dict[str, 
     for key in ("attention.value_length", "rope.dimension_count"):
         if (found := fields.integer(key, head_dim)) != head_dim:
             raise fields.wrong(f"`{key}` is {found}, heads have {head_dim}: not supported")
-    trained = fields.integer("context_length")
+    trained, layers = fields.integer("context_length"), fields.integer("block_count")
+    if layers != (found := len({m[1] for name in shapes if (m := PART.fullmatch(name))})):
+        raise fields.wrong(f"`block_count` is {layers}, the tensors are those of {found} layers")
     biased = "blk.0.attn_q.bias" in shapes
     ends = {i for kind in ("eos", "eot") for i in tokens.ids(f"tokenizer.ggml.{kind}_token_id")}
     return {
@@ -171,7 +173,7 @@ def _config(file: Path, reader: GGUFReader, plain: dict[str, Any]) -> dict[str, 
         "vocab_size": shapes["token_embd.weight"][-1],
         "hidden_size": hidden,
         "intermediate_size": fields.integer("feed_forward_length"),
-        "num_hidden_layers": fields.integer("block_count"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": fields.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,

@@ -12,8 +12,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from helpers.pooled import Pooled
-from tokenizers.pre_tokenizers import ByteLevel
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from helpers.tiny_models.tiny_gguf import tiny, write_gguf
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specsot.models.files import ModelError
 from specsot.models.load import gguf as module
@@ -21,7 +21,6 @@ from specsot.models.load.checkpoint import model_hash
 from specsot.models.load.gguf import convert_gguf
 from specsot.models.load.weights import load_target
 
-TOKENS = [*sorted(ByteLevel.alphabet()), "th", "he", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 LLAMA3 = {
     "rope_type": "llama3",
@@ -31,69 +30,6 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 IDS = [7, 260, 3, 99, 4, 258, 31, 31, 200, 12, 5]
-
-
-def tiny(family: str, **more: Any) -> Any:
-    """A model of transformers with random weights."""
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-    rope = {"rope_type": "default", "rope_theta": 50000.0} | more.pop("rope", {})
-    config = AutoConfig.for_model(
-        family, vocab_size=len(TOKENS), **sizes, **heads | more, rope_parameters=rope
-    )
-    torch.manual_seed(5)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    for parameter in model.parameters():
-        parameter.data.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.15)
-    return model
-
-
-def write(file: Path, model: Any, kind: Kind = Kind.F32, arch: str | None = None) -> Path:
-    """A GGUF file as llama.cpp's converter writes it."""
-    config, family = model.config, model.config.model_type
-    arch = arch or ("llama" if family == "mistral" else family)
-    writer = gguf.GGUFWriter(file, arch)
-    writer.add_name("Tiny Mistral" if family == "mistral" else "Tiny")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    if family == "qwen3":
-        writer.add_key_length(config.head_dim)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([1] * (len(TOKENS) - 3) + [3] * 3)
-    writer.add_token_merges(["t h", "h e"])
-    writer.add_bos_token_id(len(TOKENS) - 2)
-    writer.add_eos_token_id(len(TOKENS) - 1)
-    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch.upper()), 3)
-    tied = config.tie_word_embeddings
-    for name, value in model.state_dict().items():
-        if tied and name == "lm_head.weight":
-            continue
-        stem, _, suffix = name.rpartition(".")
-        values = value.numpy()
-        if arch == "llama" and stem.endswith(("q_proj", "k_proj")):
-            heads = values.shape[0] // 16
-            halves = values.reshape(heads, 2, 8, *values.shape[1:])
-            values = np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
-        stored = kind if values.ndim == 2 else Kind.F32
-        data = gguf.quantize(values, stored)
-        writer.add_tensor(f"{names.get_name(stem)}.{suffix}", data, raw_dtype=stored)
-    if config.rope_parameters["rope_type"] == "llama3":
-        inverse = model.model.rotary_emb.inv_freq.numpy()
-        plain = 50000.0 ** -(np.arange(0, 16, 2) / 16)
-        writer.add_tensor("rope_freqs.weight", (plain / inverse).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
 
 
 def converted(file: Path, **more: Any) -> Path:
@@ -128,7 +64,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_the_logits_are_those_of_the_model_it_was_made_of(case: str, tmp_path: Path) -> None:
     family, more = CASES[case]
     model = tiny(family, **more)
-    out = converted(write(tmp_path / "m.gguf", model))
+    out = converted(write_gguf(tmp_path / "m.gguf", model))
     assert (ours(out) - logits_of(model)).abs().max() < 1e-4
     config = json.loads((out / "config.json").read_text())
     assert config["model_type"] == family
@@ -142,24 +78,24 @@ def test_the_logits_are_those_of_the_model_it_was_made_of(case: str, tmp_path: P
 def test_the_logits_are_those_of_transformers(family: str, kind: str, tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="transformers reads GGUF files with accelerate only")
     wide = {"head_dim": 128} if family == "qwen3" else {}  # they read no other width of it
-    file = write(tmp_path / "m.gguf", tiny(family, **wide), Kind[kind])
+    file = write_gguf(tmp_path / "m.gguf", tiny(family, **wide), Kind[kind])
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype="float32")
     assert (ours(converted(file)) - logits_of(theirs)).abs().max() < 1e-4
 
 
 def test_many_files_say_the_same_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("qwen3")
-    whole = ours(converted(write(tmp_path / "whole.gguf", model)))
+    whole = ours(converted(write_gguf(tmp_path / "whole.gguf", model)))
     monkeypatch.setattr(module, "SHARD", 60_000)
-    out = converted(write(tmp_path / "parts.gguf", model), tell=lambda text: None)
+    out = converted(write_gguf(tmp_path / "parts.gguf", model), tell=lambda text: None)
     assert len(list(out.glob("*.safetensors"))) > 3 and model_hash(out)
     assert torch.equal(ours(out), whole)
 
 
 def test_bfloat16_is_float32_rounded(tmp_path: Path) -> None:
-    file = write(tmp_path / "m.gguf", tiny("llama"), Kind.Q8_0)
+    file = write_gguf(tmp_path / "m.gguf", tiny("llama"), Kind.Q8_0)
     first = load_target(converted(file), torch.bfloat16)
-    second = write(tmp_path / "n.gguf", tiny("llama"), Kind.Q8_0)
+    second = write_gguf(tmp_path / "n.gguf", tiny("llama"), Kind.Q8_0)
     other = load_target(converted(second, dtype=torch.bfloat16), torch.bfloat16)
     pairs = zip(first.parameters(), other.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
@@ -174,7 +110,7 @@ def refused(file: Path) -> str:
 
 def test_other_families_are_named(tmp_path: Path) -> None:
     model = tiny("qwen2")
-    reason = refused(write(tmp_path / "m.gguf", model, arch="gemma"))
+    reason = refused(write_gguf(tmp_path / "m.gguf", model, arch="gemma"))
     assert reason == "is of the family 'gemma', not one of: llama, mistral, qwen2, qwen3"
 
 
@@ -212,12 +148,12 @@ def test_what_nothing_is_made_of_is_named(
         header(writer)
 
     monkeypatch.setattr(gguf.GGUFWriter, "write_header_to_file", changed)
-    assert says in refused(write(tmp_path / "m.gguf", tiny("llama")))
+    assert says in refused(write_gguf(tmp_path / "m.gguf", tiny("llama")))
 
 
 def test_damaged_files_end_in_one_message(tmp_path: Path) -> None:
     """Cut anywhere, or with a byte changed in the header: refused or read, never a fault."""
-    data = write(tmp_path / "whole.gguf", tiny("llama")).read_bytes()
+    data = write_gguf(tmp_path / "whole.gguf", tiny("llama")).read_bytes()
     draw = np.random.default_rng(3)
     for turn in range(60):
         file = tmp_path / f"{turn}.gguf"
