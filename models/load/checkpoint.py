@@ -71,7 +71,7 @@ def weight_files(folder: Path) -> list[Path]:
     if pickles:
         raise ModelError(
             folder / pickles[0],
-            "pickled weights can run code and are never opened; make safetensors of them once:"
+            "pickled weights can run code and are never opened; convert them once:"
             " specsot models convert FOLDER OUT",
         )
     raise ModelError(folder, f"holds neither {SINGLE} nor {INDEX}")
