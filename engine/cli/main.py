@@ -33,6 +33,7 @@ COMMANDS = (
     Command("list", "graphs", "list_graphs", "The shipped graphs, and what each is for."),
     Command("schema", "graphs", "schema", "The JSON schema of graph files."),
     Command("train", "train", "train", "Train a drafter for any target."),
+    Command("models", "models", "models", "Models: list, get, inspect, convert, remove."),
     Command("cache", "cache", "cache", "Cached chunks of documents: add, list, drop."),
     Command("doctor", "doctor", "doctor", "Report the environment and test the installation."),
 )

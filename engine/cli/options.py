@@ -13,7 +13,11 @@ from ..prepare.options import OPTIONS, OptionText, RunOptions, flag_of
 from ..shell import user_errors
 
 FIELDS = {field.name: field for field in fields(RunOptions)}
-LISTS = {Sequence[str]: list[str], Sequence[Path]: list[Path]}  # as typer wants them
+LISTS: dict[Any, Any] = {  # as typer wants them
+    Sequence[str]: list[str],
+    Sequence[Path]: list[Path],
+    Sequence[int] | None: list[int],
+}
 
 
 def option(name: str, text: OptionText | None = None) -> Any:

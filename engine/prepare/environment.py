@@ -16,7 +16,7 @@ from .files import PACKAGE
 from .job import EMBEDDED, Job
 
 PACKAGES = ["specsot", "torch", "transformers", "tokenizers", "safetensors", "llguidance"]
-PACKAGES += ["bm25s", "transitions", "numpy", "pydantic", "rich", "typer"]
+PACKAGES += ["gguf", "bm25s", "transitions", "numpy", "pydantic", "rich", "typer"]
 
 
 def embedded_folder(name: str) -> Path:
@@ -33,16 +33,16 @@ def embedded_layers() -> int:
         return 0
 
 
-def model_folder(ref: str, kind: str) -> Path:
+def model_folder(ref: str, kind: str, dtype: str = "float32") -> Path:
     """The folder of a model that a user named; kind: `target` or a drafter's kind.
 
     Raises:
-        ModelError: there is no such model.
+        ModelError, UsageError: there is no such model.
     """
-    from ...models.load.checkpoint import resolve
+    from ..hub.find import find_model
 
     if ref != EMBEDDED:
-        return resolve(os.path.expanduser(ref))
+        return find_model(ref, dtype)
     folder = embedded_folder(kind)
     if not (folder / "config.json").is_file():
         instead = "--model" if kind == "target" else "--drafter-model"
@@ -53,9 +53,9 @@ def model_folder(ref: str, kind: str) -> Path:
 
 def model_folders(job: Job) -> tuple[Path, Path | None]:
     """Target and drafter folders; no drafter for graphs that draft without a model."""
-    drafter, target = job.program.graph.drafter, model_folder(job.options.model, "target")
-    named = job.options.drafter_model
-    return target, model_folder(named, drafter.kind) if drafter.has_model else None
+    drafter, dtype = job.program.graph.drafter, job.options.dtype
+    target, named = model_folder(job.options.model, "target", dtype), job.options.drafter_model
+    return target, model_folder(named, drafter.kind, dtype) if drafter.has_model else None
 
 
 def versions() -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import Any, get_args
 from pydantic import create_model
 
 from ...states.graph.load import load_program, op_table
+from ...states.graph.overrides import parse_change
 from ...states.graph.program import Program
 from ...states.graph.schema import check_mapping, validated
 from ...states.text.outline import Outline, parse_outline
@@ -24,12 +25,14 @@ from ..errors import UsageError
 from .files import PACKAGE, open_source, read_source
 from .inputs import Prompt, Prompts, read_documents, read_prompts
 from .options import SETTINGS, RunOptions, flag_of
+from .profiles import KEY, ChosenProfile, Profile, check_drafters, merged
 from .repeat import Provenance, RunResult, graph_source, is_run_file, prompts_of, read_run
 
 EMBEDDED = "embedded"
 CONFIG = "specsot.yaml"
 OPEN = [name for name, kind in SETTINGS.items() if NoneType in get_args(kind)]  # may be null
 KEYS: Any = {name: (kind, None if name in OPEN else ...) for name, kind in SETTINGS.items()}
+KEYS[KEY] = (dict[str, Profile], ...)
 Settings: type[Spec] = create_model("Settings", __base__=Spec, **KEYS)
 
 
@@ -56,11 +59,11 @@ class Job:
 
 def read_config(
     folder: Path, options: RunOptions, saved: Mapping[str, Any] | None = None, file: str = ""
-) -> RunOptions:
-    """Options with no setting left open.
+) -> tuple[RunOptions, ChosenProfile | None]:
+    """Options with no setting left open, and the profile that they name.
 
     The packaged defaults, under `folder`'s own specsot.yaml, under the settings that a repeated run
-    saved in its `file`, under those of the options.
+    saved in its `file`, under the profile's, under those of the options.
 
     Raises:
         GraphError: every problem, in file order.
@@ -76,15 +79,21 @@ def read_config(
     before = {} if saved is None else {**dict.fromkeys(OPEN), **saved}
     source.options.update({(key,): f"{file}: options.{key}" for key in before})
     source.options.update({(key,): f"{flag_of(key)} {value}" for key, value in changes.items()})
-    source.data = {**packaged.data, **source.data, **before, **changes}
+    profiles = {KEY: merged(packaged.data[KEY], source.data.get(KEY))}
+    source.data = {**packaged.data, **source.data, **profiles, **before, **changes}
     try:
-        settings = validated(Settings, source)
+        settings: Any = validated(Settings, source)
+        check_drafters(settings.profiles, source)
     except GraphError as error:
         if any(one.line for one in error.problems):
             raise
         lines = [f"{one.file}: {one.message}" for one in error.problems]
         raise UsageError("\n".join(lines)) from None
-    return replace(options, **settings.model_dump())
+    values, profile = settings.model_dump(exclude={KEY}), None
+    if options.profile is not None:
+        profile = ChosenProfile(options.profile, settings.profiles, (source, packaged))
+        values |= {k: v for k, v in profile.options().items() if k not in changes}
+    return replace(options, **values), profile
 
 
 def prepare(options: RunOptions, folder: Path = Path(), prompts: Prompts | None = None) -> Job:
@@ -99,14 +108,16 @@ def prepare(options: RunOptions, folder: Path = Path(), prompts: Prompts | None 
         UsageError, PromptError, OutlineError, GraphError: each message says where.
     """
     _check(options)
-    config = read_config(folder, options)
+    config, profile = read_config(folder, options)
     source = open_source(config.graph)
     saved = read_run(source) if is_run_file(source) else None
     graph, name = source, source.file
     if saved is not None:
-        config = read_config(folder, options, saved.options, source.file)
+        config, profile = read_config(folder, options, saved.options, source.file)
         graph, name = graph_source(source), saved.graph_file
-    program = _with_requests(load_program(graph, op_table(), sets=options.sets), options)
+    sets = [parse_change(one) for one in options.sets]
+    sets = sets if profile is None else [*profile.changes(graph, sets), *sets]
+    program = _with_requests(load_program(graph, op_table(), sets=sets), options)
     asks = options.prompt is not None or options.prompts is not None
     if prompts is None and saved is not None and not asks:
         prompts = Prompts(prompts_of(saved, source))
@@ -114,9 +125,9 @@ def prepare(options: RunOptions, folder: Path = Path(), prompts: Prompts | None 
         prompts = read_prompts(options.prompt, options.prompts, config.prompt)
     prompts = _with_documents(prompts, options)
     outline = _outline(options.outline, program)
-    if saved is None:
-        config = _with_drafter(config, program, options.drafter_model)
-    elif outline is None and saved.outline is not None:
+    if saved is None or profile is not None:
+        config = _with_drafter(config, program, options.drafter_model, profile)
+    if saved is not None and outline is None and saved.outline is not None:
         outline = _parsed(saved.outline, program, source.file)
     return Job(
         program,
@@ -152,12 +163,19 @@ def _with_requests(program: Program, options: RunOptions) -> Program:
     return explaining
 
 
-def _with_drafter(config: RunOptions, program: Program, given: str | None) -> RunOptions:
-    """Which drafter: the command line, then the graph, then specsot.yaml."""
+def _with_drafter(
+    config: RunOptions, program: Program, given: str | None, profile: ChosenProfile | None
+) -> RunOptions:
+    """Which drafter: the command line, then the graph as the profile has changed it, then
+    specsot.yaml, which knows nothing of the profile's target."""
     drafter = program.graph.drafter
     if named := given or getattr(drafter, "model", None):
         return replace(config, drafter_model=named)
-    if drafter.has_model and config.model != EMBEDDED and config.drafter_model == EMBEDDED:
+    if not drafter.has_model or config.model == EMBEDDED:
+        return config
+    if profile is not None:
+        raise profile.lacks(program.graph)
+    if config.drafter_model == EMBEDDED:
         raise UsageError(
             f"graph {program.graph.name!r} drafts with {drafter.kind}, and the embedded drafter"
             f" fits the embedded model only: give --drafter-model for {config.model}, or"

@@ -16,6 +16,7 @@ Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 Seed = Annotated[Int, Field(ge=0, lt=1 << 63)]
 Threads = Annotated[Int, Field(ge=1, le=1024)]
 Budget = Annotated[Int, Field(ge=1, le=1 << 20)]
+TokenIds = tuple[Annotated[Int, Field(ge=0, lt=1 << 31)], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,9 @@ def _option(default: Any, help: str, *flags: str, **more: Any) -> Any:
     return field(default=default, metadata={"text": OptionText(help, flags, **more)})
 
 
-def _setting(kind: Any, help: str, *, argument: bool = False) -> Any:
+def _setting(kind: Any, help: str, *flags: str, argument: bool = False) -> Any:
     """None where it is not given, and then what `specsot.yaml` says; never None in a job."""
-    return _option(None, help, kind=kind, argument=argument)
+    return _option(None, help, *flags, kind=kind, argument=argument)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,17 @@ class SessionOptions:
         argument=True,
     )
     _: KW_ONLY
-    model: str = _setting(Text, "Target: folder or Hub id.")
+    profile: str | None = _option(None, "A profile of specsot.yaml: a target with its settings.")
+    model: str = _setting(Text, "Target: folder, .gguf file, known name or Hub id.")
     drafter_model: str = _setting(Text, "Drafter: folder or Hub id.")
     seed: int = _setting(Seed, "Seed of the run.")
     device: str = _setting(Device, "cpu, cuda, cuda:0 ...")
     dtype: str = _setting(Dtype, "float32 (lossless), float64, bfloat16, float16.")
     threads: int | None = _setting(Threads | None, "CPU threads; at most 4 by default.")
     max_new_tokens: int | None = _setting(Budget | None, "Budget of each branch.")
+    stop_ids: Sequence[int] | None = _setting(
+        TokenIds | None, "One more token id that ends an answer; may be repeated.", "--stop-id"
+    )
     outline: Path | None = _option(None, "A given outline instead of letting the model write one.")
     sets: Sequence[str] = _option(
         (),

@@ -1,7 +1,7 @@
 """The program from Python: a session from a graph, runs from a session. README shows how."""
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from inspect import signature
 from typing import ParamSpec
 
@@ -9,6 +9,7 @@ import torch
 
 from ..chunks.cache import CHUNK_BYTES
 from ..chunks.store import ChunkStore
+from ..errors import UsageError
 from ..models import Models, load_models
 from ..prepare.environment import model_folders, set_up_torch
 from ..prepare.inputs import Prompt
@@ -57,8 +58,13 @@ def load(job: Job) -> Session:
 
 
 def tie(job: Job, models: Models) -> Session:
-    """A job's graph with models that are loaded already."""
+    """A job's graph with models that are loaded already; raises UsageError, ModelError."""
     options, folder, chunks = job.options, job.options.cache_dir, None
+    if more := options.stop_ids:
+        if max(more) >= models.target.vocab_size:
+            size = models.target.vocab_size
+            raise UsageError(f"--stop-id {max(more)}: the model has {size} tokens")
+        models = replace(models, stop_ids=tuple(sorted({*models.stop_ids, *more})))
     if folder is not None and job.program.graph.blend is not None:
         chunks = ChunkStore(CHUNK_BYTES, folder, torch.device(options.device))
     return Session(

@@ -72,7 +72,7 @@ class RunWriter:
         # Those that changed options; no others, they can hold secrets.
         variables = {k: redact(v) for k, v in sorted(environ.items()) if k.startswith("SPECSOT_")}
         drafter = {"name": options.drafter_model, "hash": provenance.drafter_hash}
-        settings = ("seed", "dtype", "device", "threads", "max_new_tokens")
+        settings = ("profile", "seed", "dtype", "device", "threads", "max_new_tokens", "stop_ids")
         self._manifest = {
             "schema_version": SCHEMA,
             "status": Status.RUNNING,

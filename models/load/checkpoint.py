@@ -5,7 +5,7 @@ And stored tensors into modules: all is compared by name, shape and dtype before
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -42,8 +42,8 @@ class StoredTensor:
 Stored = Mapping[str, StoredTensor]
 
 
-def resolve(model: str | Path) -> Path:
-    """A local folder as it is; `org/name` through the Hub's cache or a download.
+def resolve(model: str | Path, wanted: Sequence[str] = WANTED) -> Path:
+    """A local folder as it is; `org/name` through the Hub's cache or a download of what is wanted.
 
     Raises:
         ModelError: neither exists, or the Hub cannot be reached.
@@ -56,7 +56,7 @@ def resolve(model: str | Path) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(str(model), allow_patterns=WANTED))
+        return Path(snapshot_download(str(model), allow_patterns=list(wanted)))
     except Exception as error:  # the Hub client raises a dozen unrelated kinds
         cause = f"{type(error).__name__}: {error}".splitlines()[0]
         reason = f"is no folder, and the model cannot be had from the Hub ({cause})"
@@ -75,8 +75,8 @@ def weight_files(folder: Path) -> list[Path]:
     if pickles:
         raise ModelError(
             folder / pickles[0],
-            "pickled weights can run code and are never opened; convert them once, e.g. load them"
-            " with transformers where you trust them and save_pretrained() to safetensors",
+            "pickled weights can run code and are never opened; convert them once:"
+            " specsot models convert FOLDER OUT",
         )
     raise ModelError(folder, f"holds neither {SINGLE} nor {INDEX}")
 

@@ -11,7 +11,7 @@ from .board import RUN_KEYS
 from .checks import MISSING, check_names, check_sizes, find_setting, with_named_functions
 from .flow import check_dataflow, check_progress, check_shape
 from .graph import Graph
-from .overrides import override
+from .overrides import Change, override
 from .plugins import with_installed
 from .program import OpStep, Program
 from .schema import validate
@@ -32,14 +32,17 @@ def op_table() -> OpTable:
 
 
 def load_program(
-    source: Source, table: OpTable, given: frozenset[str] = RUN_KEYS, sets: Iterable[str] = ()
+    source: Source,
+    table: OpTable,
+    given: frozenset[str] = RUN_KEYS,
+    sets: Iterable[str | Change] = (),
 ) -> Program:
     """Validate a graph, check it stage by stage, and resolve its ops.
 
     Args:
         source: the parsed file; `sets` are applied to it.
         given: blackboard keys that a run starts with.
-        sets: `path=value` texts, see `overrides.override`.
+        sets: changes, see `overrides.override`.
 
     Raises:
         GraphError: every problem of the first stage that found any.

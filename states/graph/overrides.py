@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..yaml.source import GraphError, Problem, Source, quoted
 from ..yaml.yaml12 import Path
@@ -10,6 +10,14 @@ from .graph import EXTENDS, KINDS, MACHINE
 from .schema import check_mapping, check_version, kind_of
 
 OPTION = "--set"
+
+
+class Change(NamedTuple):
+    """What stands at a path instead; option: who says so, for messages."""
+
+    path: Path
+    value: Any
+    option: str
 
 
 def base_of(source: Source) -> str | None:
@@ -49,8 +57,8 @@ def extend(own: Source, base: Source) -> Source:
     return whole
 
 
-def override(source: Source, sets: Iterable[str]) -> None:
-    """Apply `path=value` texts to a source; positions of untouched values stay.
+def override(source: Source, sets: Iterable[str | Change]) -> None:
+    """Apply changes, or `path=value` texts, to a source; positions of untouched values stay.
 
     `drafter.kind=K` and `layout.kind=K` replace the whole block, so that K's defaults hold; they
     apply before all others. Of several values for one path the last wins. Whether a path or a
@@ -60,7 +68,7 @@ def override(source: Source, sets: Iterable[str]) -> None:
         GraphError: a text without `=`, a path through something that is no mapping or list, or a
             value that is not YAML.
     """
-    parsed = [_parse(text) for text in sets]
+    parsed = [parse_change(one) if isinstance(one, str) else one for one in sets]
     parsed.sort(key=lambda one: one[0] not in _KIND_PATHS)  # stable: kinds first
     for path, value, option in parsed:
         if path in _KIND_PATHS:
@@ -71,14 +79,15 @@ def override(source: Source, sets: Iterable[str]) -> None:
 _KIND_PATHS = tuple((block, "kind") for block in KINDS)
 
 
-def _parse(text: str) -> tuple[Path, Any, str]:
+def parse_change(text: str) -> Change:
+    """A text `path=value`; raises GraphError."""
     option = f"{OPTION} {text}"
     path, equals, value = text.partition("=")
     if not equals or not all(path.split(".")):
         message = "write path=value, e.g. drafter.top_k=8"
         raise GraphError([Problem(option, 0, 0, "option", message)])
     try:
-        return tuple(path.split(".")), Source(value, option).data, option
+        return Change(tuple(path.split(".")), Source(value, option).data, option)
     except GraphError as error:
         wrong = error.problems[0]
         raise GraphError([Problem(option, 0, 0, path, wrong.message)]) from None

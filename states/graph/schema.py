@@ -46,7 +46,15 @@ def validated(model: type[Block], source: Source) -> Block:
         return model.model_validate(source.data)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-    raise GraphError(problem(source, e, lambda loc, data: None if loc else model) for e in errors)
+    raise GraphError(problem(source, e, lambda loc, data: _inside(model, loc)) for e in errors)
+
+
+def _inside(model: type[BaseModel], loc: Path) -> type[BaseModel] | None:
+    """The model at a place: the file's, or one of those that a mapping of its fields holds."""
+    field = model.model_fields.get(str(loc[0])) if len(loc) == 2 else None
+    kinds = get_args(field.annotation) if field else ()
+    inner = (one for one in kinds if isinstance(one, type) and issubclass(one, Spec))
+    return next(inner, None) if loc else model
 
 
 def check_mapping(source: Source, what: str) -> None:

@@ -50,7 +50,8 @@ MAY_IMPORT = {
     "states/manager": "states/requests states/layout states/graph states/text ops ops/*",
     "states/phases": "states/manager states/requests states/text ops ops/*",
     "engine": "models models/* states/yaml states/graph states/text ops ops/kv",
-    "engine/prepare": "engine states/yaml states/graph states/text models models/load ops",
+    "engine/hub": "engine states/yaml models models/load",
+    "engine/prepare": "engine engine/hub states/yaml states/graph states/text models ops",
     "engine/chunks": "engine states/yaml states/graph states/text models models/load ops/blend",
     "engine/record": "engine engine/chunks states states/* ops/kv ops/blend",
     "engine/run": "engine engine/prepare engine/chunks engine/record states states/* "

@@ -26,7 +26,7 @@ from specsot.states.yaml.source import Source
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1)
 PROGRAM = open_graph("bim_eagle")
-OPTIONS = read_config(Path("nowhere"), RunOptions())
+OPTIONS, _ = read_config(Path("nowhere"), RunOptions())
 
 
 def written(prompts: tuple[Prompt, ...], outline: Outline | None = None) -> Source:

