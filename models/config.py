@@ -42,7 +42,8 @@ class DecoderShape:
         return {f.name: getattr(self, f.name) for f in fields(DecoderShape) if f.default is MISSING}
 
     def shape_json(self) -> dict[str, Any]:
-        """The keys of a config.json that say it, of an untied model; scaled angles are left out."""
+        """The keys of a config.json that say it, of an untied model."""
+        scaling = {"rope_type": self.rope.kind, **self.rope.settings}
         return {
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
@@ -54,6 +55,7 @@ class DecoderShape:
             "rms_norm_eps": self.eps,
             TRAINED: self.rope.trained,
             "rope_theta": self.rope.theta,
+            "rope_scaling": None if self.rope.kind == "default" else scaling,
             "tie_word_embeddings": False,
         }
 

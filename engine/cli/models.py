@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ..errors import Code
+from ..errors import Code, UsageError
 from ..hub.shelf import DEFAULT, VARIABLE, Shelf
 from ..shell import complain, print_json, user_errors
 from .options import Json
@@ -27,6 +27,14 @@ Source = Annotated[
 Stored = Annotated[
     Literal["float32", "bfloat16"],
     typer.Option("--dtype", help="Of a GGUF file's numbers; float32 is exact."),
+]
+
+Layout = Annotated[
+    Literal["speculators", "safeailab", "z-lab"] | None,
+    typer.Option("--layout", help="Of a drafter: speculators', or its authors' (EAGLE-3, DFlash)."),
+]
+Target = Annotated[
+    str | None, typer.Option("--target", help="The model that the drafter of --layout is for.")
 ]
 
 
@@ -94,19 +102,24 @@ def remove(
 
 @models.command()
 def convert(
-    model: Annotated[str, typer.Argument(help="A .gguf file; or a folder or Hub id with .bin.")],
+    model: Annotated[str, typer.Argument(help="A .gguf file, a folder or a Hub id.")],
     out: Annotated[Path | None, typer.Argument(help="The folder to make.")] = None,
     dtype: Stored = "float32",
+    layout: Layout = None,
+    target: Target = None,
     as_json: Json = False,
 ) -> None:
-    """A GGUF file, or weights that are pickled, as a folder with safetensors.
+    """A GGUF file, or weights that are pickled, as a folder with safetensors; a drafter's layout.
 
     Without OUT it is kept where models are kept, and the same name finds it there.
     """
     with user_errors():
         from ..hub.find import convert
 
-        folder = convert(model, out, dtype, complain)
+        if (layout is None) != (target is None):
+            raise UsageError("--layout and --target go together")
+        other = None if layout is None or target is None else (layout, target)
+        folder = convert(model, out, dtype, complain, other)
     _print_folder(folder, as_json)
 
 

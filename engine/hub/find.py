@@ -10,12 +10,13 @@ import torch
 from ...models.files import ModelError
 from ...models.load.checkpoint import PICKLES, WANTED, resolve
 from ...models.load.gguf import convert_gguf
+from ...models.load.layouts import convert_layout
 from ...models.load.pickles import convert_pickles
 from ...states.yaml.source import hint
 from ..errors import UsageError
 from ..terminal import working
 from .known import KNOWN
-from .shelf import Shelf
+from .shelf import WORK, Shelf
 
 GGUF = ".gguf"
 
@@ -70,12 +71,19 @@ def gguf_folder(file: Path, dtype: str = "float32") -> Path:
         return shelf.make(name, "gguf", build)
 
 
-def convert(ref: str, out: Path | None, dtype: str, tell: Callable[[str], None]) -> Path:
+def convert(
+    ref: str,
+    out: Path | None,
+    dtype: str,
+    tell: Callable[[str], None],
+    layout: tuple[str, str] | None = None,
+) -> Path:
     """A GGUF file, or pickled weights in a folder or on the Hub, as a folder of safetensors.
 
     Args:
         out: the folder, which must not be there; without one it is kept on the shelf, where
             `find_model` finds it under the same ``ref``.
+        layout: of a drafter, see `convert_layout`; and the target that it is for.
 
     Raises:
         ModelError, UsageError: what cannot be converted, and why.
@@ -85,12 +93,21 @@ def convert(ref: str, out: Path | None, dtype: str, tell: Callable[[str], None])
     def build(folder: Path) -> dict[str, str]:
         if path.is_file():
             convert_gguf(path, folder, getattr(torch, dtype), tell)
-        else:
-            source = path if path.is_dir() else resolve(ref, (*WANTED, *(f"*{p}" for p in PICKLES)))
+            return {"file": ref}
+        source = path if path.is_dir() else resolve(ref, (*WANTED, *(f"*{p}" for p in PICKLES)))
+        if layout is None or not list(source.glob("*.safetensors")):
             tell(f"{ref}: reading pickled weights as plain tensors")
-            convert_pickles(source, folder)
+            plain = folder if layout is None else folder / WORK
+            convert_pickles(source, plain)
+            source = plain
+        if layout is not None:
+            target = find_model(layout[1])
+            named = target.name if Path(layout[1]).is_dir() else layout[1]
+            convert_layout(source, target, layout[0], folder, named)
         return {"file": ref}
 
+    if layout is not None and path.is_file():
+        raise UsageError(f"{ref}: --layout is for the folder of a drafter")
     if out is None and path.is_dir():
         raise UsageError(f"{ref}: name the folder to make, OUT")
     if out is not None:

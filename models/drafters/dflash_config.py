@@ -85,7 +85,6 @@ class DFlashConfig(DecoderShape):
         windows = {reach.window for reach in self.reaches} - {None}
         causal = {reach.causal for reach in self.reaches}
         ruled = all(reach.causal == (reach.window is not None) for reach in self.reaches)
-        scaling = {"rope_type": self.rope.kind, **self.rope.settings}
         return ({} if ruled else {"is_causal": causal == {True}}) | {
             "architectures": [ARCHITECTURE],
             "model_type": "qwen3",
@@ -93,7 +92,6 @@ class DFlashConfig(DecoderShape):
             "num_target_layers": self.target_layers,
             **self.shape_json(),
             "attention_bias": self.qkv_bias,
-            "rope_scaling": None if self.rope.kind == "default" else scaling,
             "layer_types": [
                 "full_attention" if reach.window is None else "sliding_attention"
                 for reach in self.reaches

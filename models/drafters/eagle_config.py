@@ -14,6 +14,7 @@ from ..rope_config import rope_notes
 TAPS_KEY = "eagle_aux_hidden_state_layer_ids"
 POSITIONS = 2048  # Llama's default of `max_position_embeddings`
 FAMILIES = ("llama", "qwen3")  # layer kinds that speculators builds drafters from
+SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class EagleConfig(DecoderShape):
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """config.json in the published layout, which knows no scaled angles here."""
+        """config.json in the published layout."""
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -85,7 +86,7 @@ class Eagle3Config(DecoderShape):
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """config.json in EAGLE's own layout, which knows neither switches nor scaled angles.
+        """config.json in EAGLE's own layout, which knows no switches.
 
         `target_hidden_size` stands there only where it differs: EAGLE takes the key to mean that
         the drafter brings its own embedding.
@@ -157,8 +158,7 @@ def tap_ids(fields: Fields, target: DecoderConfig) -> tuple[tuple[int, ...], tup
 
 
 def _switches(fields: Fields, speculators: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
-    names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-    switches = {name: fields.flag(name) for name in names}
+    switches = {name: fields.flag(name) for name in SWITCHES}
     notes: list[str] = []
     if speculators and fields.get("norm_before_residual") is None:
         # vLLM, where such files are run, takes it as set.

@@ -1,0 +1,123 @@
+"""A drafter from one published layout into the other: its authors' own, and speculators'.
+
+Tensors stay as they are stored; their names and config.json change.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from ..decoder import Decoder
+from ..drafters.dflash_config import MASK_KEY, SECTION, STATES_KEY, DFlashConfig
+from ..drafters.eagle import EMBEDDING, LM_HEAD
+from ..drafters.eagle_config import SWITCHES, TAPS_KEY, Eagle3Config
+from ..files import ModelError
+from .checkpoint import SINGLE, Stored, entries, read_tensor
+from .kinds import KINDS, kind_of
+from .weights import load_dflash, load_eagle3, load_target
+
+SPECULATORS = "speculators"
+VERSION = "0.8.0"  # of speculators, whose keys these are
+DRAFTS = 3  # of a round, speculators' default for EAGLE-3; programs that run one ask anyway
+OWN = {"eagle3": "safeailab", "dflash": "z-lab"}  # layouts of the authors
+LAYER = "layers.0.", "midlayer."  # speculators' name, and SafeAILab's
+ELSEWHERE = ("architectures", "num_target_layers", "block_size", "is_causal", SECTION)
+NO_PLACE = (*SWITCHES, "qkv_bias", "o_bias", "mlp_bias", "qk_norm")  # in SafeAILab's layout
+
+
+def convert_layout(
+    folder: Path, target_folder: Path, layout: str, out: Path, verifier: str
+) -> None:
+    """Write a drafter into the folder ``out``, in another layout.
+
+    Args:
+        target_folder: the model that it drafts for, with which it is checked.
+        layout: ``speculators``, or one of OWN.
+        verifier: what speculators' file calls the target.
+
+    Raises:
+        ModelError: it cannot be used, has that layout already, or cannot be said in it.
+    """
+    stored = entries(folder)
+    kind = kind_of(stored)
+    if kind not in OWN or layout not in (SPECULATORS, OWN[kind]):
+        what = KINDS.get(kind, "unknown by its tensors")
+        raise ModelError(folder, f"is {what}, which has no layout {layout!r}")
+    target = load_target(target_folder, device="meta")
+    load: Any = load_eagle3 if kind == "eagle3" else load_dflash
+    drafter = load(folder, target, device="meta")
+    config, wrap = drafter.config, layout == SPECULATORS
+    if config.speculators == wrap:
+        raise ModelError(folder, f"has the layout {layout!r} already")
+    if lost := _lost(config):
+        raise ModelError(folder, f"cannot be said in the layout {layout!r}: {', '.join(lost)}")
+    own = {n: read_tensor(stored[n].path, n) for n in stored if n in drafter.published()}
+    if kind == "eagle3":
+        old, new = LAYER[::-1] if wrap else LAYER
+        own = {name.replace(old, new): value for name, value in own.items()}
+    elif wrap:
+        own |= _ends(entries(target_folder))
+    save_file(own, out / SINGLE, metadata={"format": "pt"})
+    raw = _speculators_json(config, target, verifier) if wrap else config.to_json()
+    (out / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+
+
+def _lost(config: Eagle3Config | DFlashConfig) -> list[str]:
+    """What the other layout has no words for."""
+    if isinstance(config, Eagle3Config):
+        return [name for name in NO_PLACE if config.speculators and getattr(config, name)]
+    causal = not config.speculators and any(r.causal and r.window is None for r in config.reaches)
+    mixed = len({r.causal for r in config.reaches if r.window is not None}) > 1
+    return ["full layers that are causal"] * causal + ["sliding layers of two kinds"] * mixed
+
+
+def _ends(stored: Stored) -> dict[str, Any]:
+    """The target's embedding and head, under the names of a drafter's copies."""
+    table = f"model.{EMBEDDING}"
+    names = {EMBEDDING: table, LM_HEAD: LM_HEAD if LM_HEAD in stored else table}
+    return {own: read_tensor(stored[name].path, name) for own, name in names.items()}
+
+
+def _speculators_json(
+    config: Eagle3Config | DFlashConfig, target: Decoder, verifier: str
+) -> dict[str, Any]:
+    """config.json of a drafter for a target in speculators' layout."""
+    more: dict[str, Any]
+    if isinstance(config, Eagle3Config):
+        kind, name, drafts = "eagle3", "Eagle3Speculator", DRAFTS
+        layer = {"model_type": "llama", "num_hidden_layers": 1, **config.shape_json()}
+        more = dict.fromkeys(SWITCHES, False) | {TAPS_KEY: config.taps}
+        vocabulary, width = config.draft_vocab_size, config.target_hidden_size
+    else:
+        kind, name, drafts = "dflash", "DFlashSpeculator", config.block_size - 1
+        layer = {k: v for k, v in config.to_json().items() if k not in ELSEWHERE}
+        sliding = [reach for reach in config.reaches if reach.window is not None]
+        more = {
+            "block_size": config.block_size,
+            STATES_KEY: [layer_id + 1 for layer_id in config.layer_ids],
+            MASK_KEY: config.mask_token_id,
+            "sliding_window_non_causal": bool(sliding) and not sliding[0].causal,
+        }
+        vocabulary, width = config.vocab_size, config.hidden_size
+    proposal = {"proposal_type": "greedy", "speculative_tokens": drafts}
+    family = target.config.family.capitalize()
+    return {
+        "architectures": [name],
+        "speculators_model_type": kind,
+        "speculators_version": VERSION,
+        "draft_vocab_size": vocabulary,
+        "target_hidden_size": width if width != config.hidden_size else None,
+        **more,
+        "transformer_layer_config": layer,
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal | {"verifier_accept_k": 1, "accept_tolerance": 0.0}],
+            "verifier": {
+                "name_or_path": verifier,
+                "architectures": [f"{family}ForCausalLM"],
+            },
+        },
+    }
