@@ -34,16 +34,21 @@ def load_models(
     *,
     device: str = "cpu",
     dtype: str = "float32",
+    scan: bool = True,
 ) -> Models:
     """Load the target, its tokenizer and (if given) the drafter of this kind that fits it.
+
+    Args:
+        scan: the target's weights for values that are not finite.
 
     Raises:
         ModelError: a folder or checkpoint that cannot be used, with the file and the reason.
     """
     place, number_kind = torch.device(device), getattr(torch, dtype)
-    target = load_target(target_dir, dtype=number_kind, device=place)
+    target = load_target(target_dir, dtype=number_kind, device=place, scan=scan)
     tokenizer = load_tokenizer(target_dir, target.config)
     stops = {*target.config.eos_ids, tokenizer.eos_token_id} - {None}
+    target.known = max(*tokenizer.get_vocab().values(), *stops) + 1
     models = Models(target, None, tokenizer, tuple(sorted(stops)), place, number_kind)
     return models if drafter_dir is None else with_drafter(models, drafter_dir, kind)
 

@@ -256,6 +256,7 @@ class DecoderStack(PoolModel):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config, config.num_layers)
         self.config, self.hidden_size = config, config.hidden_size
+        self.known = config.vocab_size  # ids from here on are rows without a token
         near = partial(window_mask, window=config.window)
         self.narrows = {slides: near if slides else None for slides in set(config.sliding)}
         self.embed = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
@@ -269,4 +270,6 @@ class DecoderStack(PoolModel):
 
     def logits(self, x_RH: Tensor) -> Tensor:
         """[R, H] after the last layer -> [R, V]; float32, of a float64 model float64."""
-        return wide_logits(self.norm(x_RH), self.lm_head)
+        logits_RV = wide_logits(self.norm(x_RH), self.lm_head)
+        logits_RV[:, self.known :] = -torch.inf
+        return logits_RV

@@ -93,6 +93,8 @@ class RunOptions(SessionOptions):
     cache_dir: Path | None = _option(
         None, "Where chunks of documents are kept that graphs with `blend` reuse."
     )
+    strict: bool = _option(False, "Refuse models of which anything was assumed or ignored.")
+    skip_scan: bool = _option(False, "Do not look for values that are not finite in the target.")
     as_json: bool = _option(False, "One JSON document on stdout.", "--json")
     no_tui: bool = _option(False, "Plain lines, no live view.")
     step: bool = _option(False, "Halt before each transition.")

@@ -58,8 +58,9 @@ def mean_errors(errors: Sequence[Tensor]) -> dict[str, list[float]]:
 
 
 def divergence(full_V: Tensor, other_V: Tensor) -> float:
-    """KL(full || other) in nats, of log-probabilities."""
-    return float((full_V.exp() * (full_V - other_V)).sum().clamp(min=0))
+    """KL(full || other) in nats, of log-probabilities; ids without a token (-inf) count 0."""
+    terms_V = torch.where(full_V > -torch.inf, full_V.exp() * (full_V - other_V), 0.0)
+    return float(terms_V.sum().clamp(min=0))
 
 
 def blend_figures(

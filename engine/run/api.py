@@ -7,6 +7,7 @@ from typing import ParamSpec
 
 import torch
 
+from ...models.files import ModelError
 from ..chunks.cache import CHUNK_BYTES
 from ..chunks.store import ChunkStore
 from ..errors import UsageError
@@ -53,7 +54,10 @@ def load(job: Job) -> Session:
     set_up_torch(job.threads, job.options.device)
     target, drafter = model_folders(job)
     kind, options = job.program.graph.drafter.kind, job.options
-    models = load_models(target, drafter, kind, device=options.device, dtype=options.dtype)
+    place, scan = {"device": options.device, "dtype": options.dtype}, not options.skip_scan
+    models = load_models(target, drafter, kind, **place, scan=scan)
+    if options.strict and (notes := notes_of(models)):
+        raise ModelError(target, f"--strict: {'; '.join(notes)}")
     return tie(job, models)
 
 

@@ -58,6 +58,8 @@ def replace_files(out: Path) -> Iterator[Path]:
     yield folder
     for path in sorted(folder.iterdir()):
         path.chmod(0o644)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(path, out / path.name)
     folder.rmdir()
 

@@ -7,6 +7,7 @@ as one that was not.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -30,6 +31,9 @@ from .optim import MuonAdamW
 from .settings import MINUTES, DrafterTraining
 
 PRINTED_EVERY = 10.0  # seconds between lines where there is no terminal
+KNOWN_BY = 8  # samples that texts are recognised by
+LIMITS = ("minutes", "tokens", "steps", "save_minutes", "measure_minutes")
+FREE = (*LIMITS, "out", "run", "resume", "force", "device", "threads")  # may change on the way
 
 
 @dataclass(slots=True)
@@ -80,7 +84,7 @@ class Course(Protocol):
 
 def train(settings: DrafterTraining, course: Course, lessons: Lessons) -> Path:
     """Train until the end, saving now and then; returns the folder of the exported drafter."""
-    progress = _restore(settings, course)
+    progress = _restore(settings, course, lessons)
     log_file = settings.run_folder / "log.jsonl"
     keep_lines(log_file, progress.step)
     packer = Packer(lessons.source, settings.batch_tokens, settings.length, progress.index)
@@ -99,8 +103,8 @@ def train(settings: DrafterTraining, course: Course, lessons: Lessons) -> Path:
             log.report(done, **values, step=progress.step, tokens=progress.tokens)
             if done < 1.0 and _past(progress, saved, settings.save_minutes):
                 saved = progress.seconds
-                _checkpoint(settings, course, progress)
-    _checkpoint(settings, course, progress)
+                _checkpoint(settings, course, lessons, progress)
+    _checkpoint(settings, course, lessons, progress)
     return settings.out
 
 
@@ -133,8 +137,19 @@ def _step(
     return values
 
 
-def _checkpoint(settings: DrafterTraining, course: Course, progress: Progress) -> None:
+def _identity(settings: DrafterTraining, lessons: Lessons) -> dict[str, str]:
+    """What must be the same in both parts of a training for the second to go on with the first."""
+    own = {k: str(v) for k, v in asdict(settings).items() if k not in FREE}
+    samples = [lessons.source(index).ids for index in range(KNOWN_BY)]
+    texts = hashlib.sha256(repr((lessons.distinct, samples)).encode()).hexdigest()
+    return own | {"texts": texts[:12]}
+
+
+def _checkpoint(
+    settings: DrafterTraining, course: Course, lessons: Lessons, progress: Progress
+) -> None:
     state: dict[str, object] = {
+        "identity": _identity(settings, lessons),
         "model": course.model.state_dict(),
         "optimizer": course.optimizer.state_dict(),
         "progress": asdict(progress),
@@ -143,7 +158,7 @@ def _checkpoint(settings: DrafterTraining, course: Course, progress: Progress) -
     course.export(settings.out)
 
 
-def _restore(settings: DrafterTraining, course: Course) -> Progress:
+def _restore(settings: DrafterTraining, course: Course, lessons: Lessons) -> Progress:
     if not settings.checkpoint.exists():
         return Progress()
     if not settings.resume:
@@ -151,6 +166,11 @@ def _restore(settings: DrafterTraining, course: Course) -> Progress:
             f"{settings.run_folder} holds a training: --resume goes on with it, or another --run"
         )
     state = load_checkpoint(settings.checkpoint)
+    before, now = state.get("identity", {}), _identity(settings, lessons)
+    other = [f"{k} {before[k]} then, {now.get(k)} now" for k in before if before[k] != now.get(k)]
+    if other and not settings.force:
+        reason = f"of a training with other settings ({'; '.join(other)}); --force goes on"
+        raise UsageError(f"{settings.checkpoint}: {reason}")
     try:
         course.model.load_state_dict(state["model"])
         course.optimizer.load_state_dict(state["optimizer"])

@@ -41,6 +41,9 @@ class DrafterTraining:
     length: Annotated[int, Option(min=16, help="Tokens of a row; longer samples are cut.")] = 768
     seed: Annotated[int, Option(help="Another seed, other samples and weights.")] = 5
     resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False
+    force: Annotated[bool, Option("--force", help="Even if that had other settings or texts.")] = (
+        False
+    )
     save_minutes: Annotated[float, Option(min=0.0, help="Of training, between checkpoints.")] = 3.0
     measure_minutes: Annotated[float, Option(min=0.0, help="Of training, between looks.")] = 3.0
     device: Annotated[str, Option(help="cpu, cuda, cuda:1 ...")] = "cpu"

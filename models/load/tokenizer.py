@@ -49,10 +49,10 @@ def load_tokenizer(folder: Path, config: DecoderConfig) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-        size, stop = len(tokenizer), tokenizer.eos_token_id
+        most = max(*tokenizer.get_vocab().values(), tokenizer.eos_token_id or 0)
     except Exception as error:  # transformers and tokenizers raise what they like
         raise ModelError(folder, f"no usable tokenizer: {cause_of(error)}") from None
-    check_tokenizer(config, max(size - 1, stop or 0))
+    check_tokenizer(config, most)
     check_chat_template(folder, tokenizer)
     return tokenizer
 

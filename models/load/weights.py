@@ -41,11 +41,18 @@ Drafter = TypeVar("Drafter", Eagle, Eagle3, DFlashDraftModel)
 
 
 def load_target(
-    folder: Path, dtype: torch.dtype = torch.float32, device: Device = "cpu"
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    device: Device = "cpu",
+    *,
+    scan: bool = True,
 ) -> Decoder:
     """A decoder from a Hugging Face folder (config.json and safetensors).
 
     Unexpected tensors are told in `Decoder.notes`. On the device `meta` all is checked but values.
+
+    Args:
+        scan: for values that are not finite.
 
     Raises:
         ModelError: the checkpoint is refused; the message names the file and the reason.
@@ -61,7 +68,7 @@ def load_target(
     materialise(decoder, dtype, device)
     if tied:
         decoder.lm_head = decoder.embed
-    fill(_views(decoder, tied), stored)
+    fill(_views(decoder, tied), stored, scan)
     ignored = (f"unexpected tensors ignored: {listed(extra)}",) if extra else ()
     decoder.notes = config.notes + ignored
     return decoder.eval()

@@ -10,14 +10,16 @@ import pytest
 import torch
 from helpers.blocks import GOLDEN, Pair, golden_pair
 from helpers.interrupted import EMBEDDED, KINDS, log_of, write_inputs
-from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_tokenizer
+from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target, write_tiny_tokenizer
 from torch import Tensor
 from typer.testing import CliRunner
 
 from specsot.engine.cli.train import train
+from specsot.engine.train import files
 from specsot.engine.train.dflash import DFlashCourse
 from specsot.engine.train.dflash_loss import OnlineDFlashModel
 from specsot.engine.train.eagle3 import Eagle3Course
+from specsot.engine.train.files import export_drafter
 from specsot.engine.train.lessons import HeldOutPrompt, held_out_tau, rounds
 from specsot.engine.train.loop import Progress, generator
 from specsot.engine.train.settings import (
@@ -103,6 +105,7 @@ def test_mistakes_are_told_with_their_exit_codes(inputs: list[str], tmp_path: Pa
     for words, said in {
         ("dflash", *inputs, *out): "holds a training",
         ("dflash", *inputs, *out, "--resume", "--layers", "2"): "with other settings",
+        ("dflash", *inputs, *out, "--resume", "--seed", "6"): "with other settings (seed 5 then, 6",
         ("dflash", *inputs, *out, "--resume", "--target-layer-ids", "1,9"): "has 8 layers",
         ("dflash", *inputs, *out, "--resume", "--target-layer-ids", "a"): "numbers with commas",
         ("dflash", *inputs, *out, "--resume", "--mask-token-id", "5000"): "has 4096 tokens",
@@ -114,6 +117,42 @@ def test_mistakes_are_told_with_their_exit_codes(inputs: list[str], tmp_path: Pa
         assert code == 2 and said in output, (words, output)
     code, output = run("vanilla", "--target", str(tmp_path), *inputs[2:], *out)
     assert code == 4 and "config.json" in output
+
+
+def test_a_resumed_training_has_the_same_texts(inputs: list[str], tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "d"), *SMALL.split(), *KINDS["dflash"].split()]
+    file = Path(shutil.copy(inputs[3], tmp_path / "asked.jsonl"))
+    words = ["dflash", *inputs[:3], str(file), *out]
+    assert run(*words)[0] == 0
+    before = (tmp_path / "d" / "model.safetensors").read_bytes()
+    file.write_text(file.read_text().replace("no more", "no less"))
+    code, output = run(*words, "--resume", "--steps", "6")
+    assert code == 2 and "with other settings (texts " in output and "--force goes on" in output
+    assert (tmp_path / "d" / "model.safetensors").read_bytes() == before
+    assert run(*words, "--resume", "--force", "--steps", "6")[0] == 0
+    assert [line["step"] for line in log_of(tmp_path / "d.run")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_full_disk_leaves_the_drafter_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = write_tiny_target(tmp_path / "target")
+    drafter = load_eagle3(write_tiny_eagle3(tmp_path / "draft", target), load_target(target))
+    out = tmp_path / "out"
+    export_drafter(drafter, out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+
+    def full(tensors: Any, path: Path, **rest: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+        patched.setattr(files, "save_file", full)
+        export_drafter(drafter, out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    export_drafter(drafter, out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert {path.name for path in tmp_path.iterdir()} == {"target", "draft", "out"}
 
 
 def test_a_training_needs_prompts(tmp_path: Path) -> None:
