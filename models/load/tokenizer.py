@@ -17,6 +17,7 @@ TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat
 VOCABULARIES = (TOKENIZER, "tokenizer.model", "vocab.json")  # any of them makes a tokenizer
 READ = (".json", ".jinja", ".model", ".txt")  # what files of a tokenizer are called
 TEMPLATES = "additional_chat_templates"
+SPARE = 256  # tokens that a head's tokenizer may have more, or fewer
 SECONDS = 5.0  # that a chat template may take for three short turns
 TURNS = [
     {"role": "user", "content": "Question0"},
@@ -125,7 +126,8 @@ def check_same_tokens(drafter: DecoderShape, target: DecoderShape, own: bool = T
     both folders hold one (a drafter may come without).
 
     Args:
-        own: tokens that only one of them has count; a head's folder may have a mask token more.
+        own: tokens that only one of them has count, be they few; a head's folder may have a mask
+            token more.
     """
     sizes, differences = drafter.vocab_size != target.vocab_size, list[str]()
     if sizes:
@@ -144,6 +146,7 @@ def _difference(drafter: Path, target: Path, own: bool) -> str | None:
     if drafter.read_bytes() == target.read_bytes():
         return None
     ours, theirs = _ids(drafter), _ids(target)
+    own = own or len(ours.keys() ^ theirs.keys()) > SPARE
     compared = ours.keys() | theirs.keys() if own else ours.keys() & theirs.keys()
     unlike = [token for token in compared if ours.get(token) != theirs.get(token)]
     if not unlike:
