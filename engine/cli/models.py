@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ...states.graph.load import op_table
 from ..errors import Code, UsageError
 from ..hub.shelf import DEFAULT, VARIABLE, Shelf
+from ..prepare.files import graph_names, open_graph
 from ..shell import complain, print_json, user_errors
 from .options import Json
 
@@ -133,12 +135,15 @@ def inspect(
         from ...models.load.inspect import inspect_model
         from ..hub.find import find_model
 
-        found = inspect_model(find_model(model))
+        found, table = inspect_model(find_model(model)), op_table()
+        kinds = {name: open_graph(name, table=table).graph.drafter.kind for name in graph_names()}
+        graphs = [name for name, kind in kinds.items() if kind in found.kinds]
     if as_json:
-        print_json(**asdict(found) | {"facts": dict(found.facts)})
+        print_json(**asdict(found) | {"facts": dict(found.facts), "graphs": graphs})
     else:
         lines = [("kind", f"{found.kind} {found.family}".rstrip()), *found.facts]
-        lines += [("graphs", ", ".join(found.graphs))] if found.graphs else []
+        if found.kinds:
+            lines += [("drafters", ", ".join(found.kinds)), ("graphs", ", ".join(graphs))]
         lines += [("assumed", one) for one in found.assumed]
         width = max(len(key) for key, _ in lines)
         for key, value in lines:

@@ -32,7 +32,7 @@ class Inspection:
 
     kind: `target`, `drafter`, or `unknown`. family: of a target (llama), or of a drafter (eagle3).
     facts: names and values, for reading. assumed: where its files are silent or ambiguous.
-    graphs: kinds of drafters of the graphs that can use it, as target or as drafter; empty where
+    kinds: of drafters of the graphs that can use it, as target or as drafter; empty where
         something is wrong.
     problems: why it cannot be used.
     """
@@ -40,7 +40,7 @@ class Inspection:
     kind: str
     family: str
     facts: tuple[tuple[str, str], ...]
-    graphs: tuple[str, ...]
+    kinds: tuple[str, ...]
     assumed: tuple[str, ...]
     problems: tuple[str, ...]
 
@@ -55,9 +55,9 @@ def inspect_model(path: Path) -> Inspection:
     drafts = look.found in LOADERS
     look.attempt(look.drafter if drafts else look.target)
     kind = "drafter" if drafts else "target" if look.family else "unknown"
-    graphs = () if look.problems else look.graphs
+    kinds = () if look.problems else look.kinds
     facts, problems = tuple(look.facts.items()), tuple(dict.fromkeys(look.problems))
-    return Inspection(kind, look.family, facts, graphs, look.assumed, problems)
+    return Inspection(kind, look.family, facts, kinds, look.assumed, problems)
 
 
 class _Look:
@@ -66,7 +66,7 @@ class _Look:
     def __init__(self, path: Path) -> None:
         self.path, self.found, self.family = path, "", ""
         self.facts: dict[str, str] = {}
-        self.graphs: tuple[str, ...] = ()
+        self.kinds: tuple[str, ...] = ()
         self.assumed: tuple[str, ...] = ()
         self.problems: list[str] = []
 
@@ -101,7 +101,7 @@ class _Look:
             "context": f"{rope.limit} positions, RoPE {rope.kind} {rope.theta:g}",
             "dtype": config.dtype or "not said",
         }
-        self.graphs = ("none", "ngram", "vanilla")
+        self.kinds = ("none", "ngram", "vanilla")
         self.attempt(self.tensors)
         self.attempt(lambda: self.tokens(config))
 
@@ -111,7 +111,7 @@ class _Look:
     def tokens(self, config: DecoderConfig) -> None:
         if not has_tokenizer(self.path):
             self.facts["tokenizer"] = "none: it can draft for a target, not answer"
-            self.graphs = ("vanilla",)
+            self.kinds = ("vanilla",)
             return
         tokenizer = load_tokenizer(self.path, config)
         template = str(tokenizer.chat_template or "")
@@ -127,7 +127,7 @@ class _Look:
 
     def drafter(self) -> None:
         """Loaded without values, for a target that has all that the drafter's file says of it."""
-        load, self.graphs = LOADERS[self.found]
+        load, self.kinds = LOADERS[self.found]
         self.family, fields = self.found, read_fields(self.path)
         section, dflash = fields.section("transformer_layer_config"), self.found == "dflash"
         layer, own = section if section.values else fields, "z-lab" if dflash else "SafeAILab"

@@ -12,7 +12,10 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+import torch
+from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target, write_tiny_tokenizer
 from helpers.tiny_models.tiny_gguf import tiny, write_gguf
+from safetensors.torch import load_file
 
 from specsot.engine.cli.main import main
 from specsot.engine.errors import Code, UsageError
@@ -189,8 +192,6 @@ def test_files_that_are_no_models(models: Models, tiny_gguf: Path) -> None:
 def test_a_head_of_the_hub_is_converted_under_its_name(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
     snapshot = models.folder / "snapshot"
     snapshot.mkdir()
     (snapshot / "config.json").write_text("{}")
@@ -208,6 +209,47 @@ def test_a_head_of_the_hub_is_converted_under_its_name(
     assert find_model("a/b") == models.shelf.path("a/b") and find_model("a/b").is_dir()
     assert [one.name for one in models.shelf.kept()] == ["a/b"]
     assert models("convert", "snapshot") == Code.USAGE and "name the folder to make" in models.err
+
+
+def test_inspect_says_what_a_folder_is(models: Models) -> None:
+    target = write_tiny_tokenizer(write_tiny_target(models.folder / "target"))
+    draft = write_tiny_eagle3(models.folder / "draft", target)
+    found = models.json("inspect", str(draft))
+    assert (found["kind"], found["family"], found["kinds"]) == ("drafter", "eagle3", ["eagle3"])
+    assert {"eagle", "bim_eagle"} <= {*found["graphs"]} and "bim_plain" not in found["graphs"]
+    assert found["facts"]["layout"] == "SafeAILab" and found["problems"] == []
+    assert models("inspect", "target") == 0
+    lines = dict(line.split(maxsplit=1) for line in models.out.splitlines())
+    assert lines["kind"] == "target llama" and "bim_plain" in lines["graphs"].split(", ")
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 40}))
+    assert models("inspect", "draft") == 0 and "assumed              `num_hidden" in models.out
+    (draft / "model.safetensors").write_bytes(b"x")
+    assert models("inspect", "draft", "--json") == Code.MODEL
+    assert json.loads(models.out)["graphs"] == [] and "intact" in models.out
+
+
+def test_a_pickled_head_gets_another_layout(models: Models) -> None:
+    target = write_tiny_target(models.folder / "target")
+    draft = write_tiny_eagle3(models.folder / "draft", target)
+    torch.save(load_file(draft / "model.safetensors"), draft / "pytorch_model.bin")
+    (draft / "model.safetensors").unlink()
+    goal = ("--layout", "speculators", "--target", "target")
+    assert models("convert", "draft", "out", *goal) == 0 and models.out.endswith("/out\n")
+    assert {path.name for path in Path("out").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "specsot.json",
+    }
+    verifier = json.loads(Path("out/config.json").read_text())["speculators_config"]["verifier"]
+    assert verifier["name_or_path"] == "target"
+    assert models.json("inspect", "out")["facts"]["layout"] == "speculators"
+    assert models("convert", "out", "back", "--layout", "safeailab", "--target", "target") == 0
+    assert models("convert", "out", "more", *goal) == Code.MODEL and "already" in models.err
+    assert models("convert", "out", "more", "--layout", "z-lab") == Code.USAGE
+    assert "--layout and --target go together" in models.err and not Path("more").exists()
+    assert models("convert", "out/config.json", "more", *goal) == Code.USAGE
+    assert "--layout is for the folder of a drafter" in models.err
 
 
 def test_a_shelf_that_cannot_be_written_to(models: Models, tiny_gguf: Path) -> None:

@@ -36,7 +36,7 @@ def target(tmp_path: Path) -> Path:
 def test_a_target(target: Path) -> None:
     seen = inspect_model(target)
     assert (seen.kind, seen.family) == ("target", "qwen3")
-    assert (seen.graphs, seen.assumed, seen.problems) == (("none", "ngram", "vanilla"), (), ())
+    assert (seen.kinds, seen.assumed, seen.problems) == (("none", "ngram", "vanilla"), (), ())
     said = dict(seen.facts)
     assert said["layers"] == "2" and said["hidden size"] == "32 (4 heads, 2 for keys, of 16)"
     assert said["vocabulary"] == "130" and said["tokenizer"] == "130 tokens"
@@ -64,11 +64,11 @@ def test_a_switch_for_thinking(target: Path) -> None:
 
 def test_a_model_without_a_tokenizer_can_only_draft() -> None:
     seen = inspect_model(EMBEDDED / "vanilla")
-    assert seen.graphs == ("vanilla",) and not seen.problems
+    assert seen.kinds == ("vanilla",) and not seen.problems
 
 
 @pytest.mark.parametrize(
-    ("folder", "family", "graphs", "layout"),
+    ("folder", "family", "kinds", "layout"),
     [
         (EAGLE / "drafts" / "llama_eagle2", "eagle", ("eagle2", "eagle1"), "SafeAILab"),
         (EAGLE / "drafts" / "llama_eagle3", "eagle3", ("eagle3",), "SafeAILab"),
@@ -79,9 +79,9 @@ def test_a_model_without_a_tokenizer_can_only_draft() -> None:
         (EMBEDDED / "dflash", "dflash", ("dflash",), "z-lab"),
     ],
 )
-def test_drafters(folder: Path, family: str, graphs: tuple[str, ...], layout: str) -> None:
+def test_drafters(folder: Path, family: str, kinds: tuple[str, ...], layout: str) -> None:
     seen = inspect_model(folder)
-    assert (seen.kind, seen.family, seen.graphs) == ("drafter", family, graphs)
+    assert (seen.kind, seen.family, seen.kinds) == ("drafter", family, kinds)
     assert dict(seen.facts)["layout"] == layout and not seen.problems
 
 
@@ -101,7 +101,7 @@ def test_what_is_wrong_with_a_drafter(tmp_path: Path) -> None:
     del tensors["midlayer.hidden_norm.weight"]
     save_file(tensors, draft / WEIGHTS)
     seen = inspect_model(draft)
-    assert (seen.kind, seen.family, seen.graphs) == ("drafter", "eagle3", ())
+    assert (seen.kind, seen.family, seen.kinds) == ("drafter", "eagle3", ())
     assert seen.problems == (f"{draft}: 1 tensors are missing: midlayer.hidden_norm.weight",)
 
 
@@ -120,7 +120,7 @@ def test_every_problem_is_told(target: Path) -> None:
 def test_what_is_no_model_folder(name: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("{}")
     seen = inspect_model(tmp_path)
-    assert (seen.kind, seen.family, seen.facts, seen.graphs) == ("unknown", "", (), ())
+    assert (seen.kind, seen.family, seen.facts, seen.kinds) == ("unknown", "", (), ())
     (said,) = seen.problems
     assert problem in said
 
