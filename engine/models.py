@@ -8,7 +8,7 @@ import torch
 
 from ..models.drafters.eagle import Eagle3
 from ..models.files import ModelError
-from ..models.load.tokenizer import load_tokenizer
+from ..models.load.tokenizer import load_tokenizer, stop_ids
 from ..models.load.weights import load_target
 from ..ops.kv.pool import KVCache
 from ..ops.types import Target
@@ -47,9 +47,9 @@ def load_models(
     place, number_kind = torch.device(device), getattr(torch, dtype)
     target = load_target(target_dir, dtype=number_kind, device=place, scan=scan)
     tokenizer = load_tokenizer(target_dir, target.config)
-    stops = {*target.config.eos_ids, tokenizer.eos_token_id} - {None}
+    stops = stop_ids(target.config, tokenizer)
     target.known = max(*tokenizer.get_vocab().values(), *stops) + 1
-    models = Models(target, None, tokenizer, tuple(sorted(stops)), place, number_kind)
+    models = Models(target, None, tokenizer, stops, place, number_kind)
     return models if drafter_dir is None else with_drafter(models, drafter_dir, kind)
 
 

@@ -122,7 +122,8 @@ def _instead(folder: Path) -> str:
     if (folder / "adapter_config.json").exists():
         return ": it is a LoRA adapter; merge it into its base model and give that"
     others = sorted(p.name for p in folder.iterdir() if p.suffix in (".gguf", ".onnx", ".nemo"))
-    return f", but {others[0]}: only Hugging Face folders are read" if others else ""
+    which = "give that file itself" if others[:1] and others[0].endswith(".gguf") else "not read"
+    return f", but {others[0]}: {which}" if others else ""
 
 
 def read_fields(folder: Path) -> Fields:

@@ -19,7 +19,7 @@ LEAST = 4  # digits of a key that name it
 
 cache = typer.Typer(help="Cached chunks of documents: add, list, drop.", no_args_is_help=True)
 
-MODELS = ("profile", "model", "drafter_model")
+MODELS = ("profile", "model", "drafter_model", "device", "dtype", "threads", "sets")
 GRAPH = OptionText("The graph whose models read them [specsot.yaml's].")
 CacheDir = Annotated[
     Path, typer.Option(envvar="SPECSOT_CACHE_DIR", help="The folder of cached chunks.")
@@ -31,17 +31,7 @@ CHUNK = typer.Option(min=1, help="Most tokens of a chunk.")
 
 
 @cache.command()
-@takes(
-    "profile",
-    "model",
-    "drafter_model",
-    "device",
-    "dtype",
-    "threads",
-    "sets",
-    "as_json",
-    graph=GRAPH,
-)
+@takes(*MODELS, "as_json", graph=GRAPH)
 def add(
     options: RunOptions,
     files: Annotated[

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cache
-from hashlib import file_digest
 from pathlib import Path
 
 import torch
@@ -16,7 +15,7 @@ from ...states.yaml.source import hint
 from ..errors import UsageError
 from ..terminal import working
 from .known import KNOWN
-from .shelf import WORK, Shelf
+from .shelf import WORK, Shelf, sha256_of
 
 GGUF = ".gguf"
 
@@ -119,5 +118,4 @@ def convert(
 
 @cache
 def _digest(file: Path, changed: int) -> str:
-    with file.open("rb") as stream:
-        return file_digest(stream, "sha256").hexdigest()
+    return sha256_of(file)

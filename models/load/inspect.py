@@ -13,17 +13,12 @@ from ..drafters.eagle_config import TAPS_KEY
 from ..files import Fields, ModelError, read_fields
 from .checkpoint import Stored, entries, on_meta
 from .kinds import KINDS, kind_of
-from .tokenizer import cause_of, has_tokenizer, load_tokenizer
-from .weights import load_dflash, load_eagle, load_eagle3, load_target
+from .tokenizer import cause_of, has_tokenizer, load_tokenizer, stop_ids
+from .weights import LOADERS, load_target
 
 WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4}  # bytes; others count as 1
 LAYERS = 32  # of the target that is assumed for a drafter whose file does not say
 MOST_LAYERS = 256
-LOADERS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "eagle": (load_eagle, ("eagle2", "eagle1")),
-    "eagle3": (load_eagle3, ("eagle3",)),
-    "dflash": (load_dflash, ("dflash",)),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +111,7 @@ class _Look:
         tokenizer = load_tokenizer(self.path, config)
         template = str(tokenizer.chat_template or "")
         thinking = " with a switch for thinking (used: off)" if "thinking" in template else ""
-        stops = sorted({*config.eos_ids, tokenizer.eos_token_id} - {None})
+        stops = stop_ids(config, tokenizer)
         self.facts |= {
             "tokenizer": f"{len(tokenizer)} tokens",
             "chat template": f"yes{thinking}" if template else "none",
@@ -127,7 +122,7 @@ class _Look:
 
     def drafter(self) -> None:
         """Loaded without values, for a target that has all that the drafter's file says of it."""
-        load, self.kinds = LOADERS[self.found]
+        self.kinds = ("eagle2", "eagle1") if self.found == "eagle" else (self.found,)
         self.family, fields = self.found, read_fields(self.path)
         section, dflash = fields.section("transformer_layer_config"), self.found == "dflash"
         layer, own = section if section.values else fields, "z-lab" if dflash else "SafeAILab"
@@ -140,7 +135,7 @@ class _Look:
             "hidden size": f"{hidden}, the target's {shape['hidden_size']}",
             "vocabulary": f"{fields.integer('draft_vocab_size', vocabulary)} of {vocabulary}",
         }
-        drafter = load(self.path, _any_target(shape, layers), device="meta")
+        drafter = LOADERS[self.found](self.path, _any_target(shape, layers), device="meta")
         self.assumed = tuple(note for note in drafter.notes if not note.startswith("taps "))
         if dflash:
             self.facts["block"] = f"{drafter.block_size}, mask token {drafter.mask_token_id}"

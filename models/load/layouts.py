@@ -16,7 +16,7 @@ from ..drafters.eagle_config import SWITCHES, TAPS_KEY, Eagle3Config
 from ..files import ModelError
 from .checkpoint import SINGLE, Stored, entries, read_tensor
 from .kinds import KINDS, kind_of
-from .weights import load_dflash, load_eagle3, load_target
+from .weights import LOADERS, load_target
 
 SPECULATORS = "speculators"
 VERSION = "0.8.0"  # of speculators, whose keys these are
@@ -46,8 +46,7 @@ def convert_layout(
         what = KINDS.get(kind, "unknown by its tensors")
         raise ModelError(folder, f"is {what}, which has no layout {layout!r}")
     target = load_target(target_folder, device="meta")
-    load: Any = load_eagle3 if kind == "eagle3" else load_dflash
-    drafter = load(folder, target, device="meta")
+    drafter = LOADERS[kind](folder, target, device="meta")
     config, wrap = drafter.config, layout == SPECULATORS
     if config.speculators == wrap:
         raise ModelError(folder, f"has the layout {layout!r} already")

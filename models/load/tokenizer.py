@@ -58,6 +58,11 @@ def load_tokenizer(folder: Path, config: DecoderConfig) -> Any:
     return tokenizer
 
 
+def stop_ids(config: DecoderConfig, tokenizer: Any) -> tuple[int, ...]:
+    """The ids that end an answer: those that the model's files name, and the tokenizer's own."""
+    return tuple(sorted({*config.eos_ids, tokenizer.eos_token_id} - {None}))
+
+
 def _check_settings(settings: Fields) -> None:
     if settings.get("auto_map"):
         raise settings.wrong("`auto_map` is not supported; remote code is never executed")

@@ -5,9 +5,9 @@ cost most of the acceptance without failing any test of the output.
 """
 
 import re
-from collections.abc import Container
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -151,6 +151,13 @@ def load_dflash(
     ends = TargetEnds(target.embed, target.lm_head)
     drafter = on_meta(config.path, lambda: DFlashDraftModel(config, ends))
     return _complete_(drafter, folder, stored, (dtype, device))
+
+
+LOADERS: Mapping[str, Callable[..., Any]] = {
+    "eagle": load_eagle,
+    "eagle3": load_eagle3,
+    "dflash": load_dflash,
+}
 
 
 def _views(module: Decoder | Drafter, absent: Container[str]) -> dict[str, Tensor]:
