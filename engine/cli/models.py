@@ -49,8 +49,9 @@ def list_models(cache: Cache = None, as_json: Json = False) -> None:
     if as_json:
         print_json(folder=str(shelf.folder), models=rows)
         return
+    width = max(len(row["name"]) for row in rows)
     for row in rows:
-        print(f"{row['name']:16} {_size(row['bytes']):>8}  {row['state']:12} {row['doc']}")
+        print(f"{row['name']:{width}} {_size(row['bytes']):>8}  {row['state']:12} {row['doc']}")
     print(f"in {shelf.folder}")
 
 

@@ -88,6 +88,7 @@ def convert(
         ModelError, UsageError: what cannot be converted, and why.
     """
     path = Path(ref).expanduser()
+    target = None if layout is None else find_model(layout[1])
 
     def build(folder: Path) -> dict[str, str]:
         if path.is_file():
@@ -99,8 +100,7 @@ def convert(
             plain = folder if layout is None else folder / WORK
             convert_pickles(source, plain)
             source = plain
-        if layout is not None:
-            target = find_model(layout[1])
+        if layout is not None and target is not None:
             named = target.name if Path(layout[1]).is_dir() else layout[1]
             convert_layout(source, target, layout[0], folder, named)
         return {"file": ref}

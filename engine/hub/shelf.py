@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
@@ -22,6 +22,17 @@ WORK = ".work"  # inside a half made model: files that do not belong to it
 def sha256_of(file: Path) -> str:
     with file.open("rb") as stream:
         return file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process has the folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +87,7 @@ class Shelf:
         final, half = self.path(name), self.folder / f".{self.path(name).name}.{source}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with (self.folder / ".lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with _locked(self.folder):
                 if not self.has(name):
                     (half / WORK).mkdir(parents=True, exist_ok=True)
                     facts = {"source": source, **(build(half) or {})}

@@ -76,7 +76,7 @@ def weight_files(folder: Path) -> list[Path]:
         raise ModelError(
             folder / pickles[0],
             "pickled weights can run code and are never opened; convert them once:"
-            " specsot models convert FOLDER OUT",
+            f" specsot models convert {folder} OUT",
         )
     raise ModelError(folder, f"holds neither {SINGLE} nor {INDEX}")
 
