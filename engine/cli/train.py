@@ -1,13 +1,37 @@
 """`specsot train`: drafters for any target. What trains is imported only when a command runs."""
 
 from functools import partial
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from ..prepare.options import RunOptions
+from ..shell import user_errors
 from ..train.settings import ConversationFile, DFlashTraining, Eagle3Training, VanillaTraining
-from .options import flat_options
+from .options import flat_options, takes
 
 train = typer.Typer(help="Train drafters for any target.", no_args_is_help=True)
+
+
+@train.command()
+@takes(
+    *("graph", "profile", "model", "seed", "device", "dtype", "threads", "max_new_tokens", "sets")
+)
+def answers(
+    options: RunOptions,
+    prompts: Annotated[
+        Path, typer.Option(help="JSONL: {'prompt': ...} or {'messages': [...]} per line.")
+    ],
+    out: Annotated[Path, typer.Option(help="File of answers; what is in it is not asked again.")],
+    at_once: Annotated[int, typer.Option(min=1, help="Branches that are written together.")] = 32,
+    length: Annotated[int, typer.Option(min=16, help="Tokens of a whole conversation.")] = 768,
+) -> None:
+    """Let a target answer prompts through a graph: texts that its drafters are trained on."""
+    from ..train.answers import answer_file
+
+    with user_errors():
+        typer.echo(f"{answer_file(options, prompts, out, at_once, length)} answers in {out}")
 
 
 @train.command()

@@ -1,129 +1,206 @@
-"""Answers that the target writes itself, greedily: what a drafter has to foresee."""
+"""Answers that the target writes itself, through any graph: what a drafter has to foresee.
+
+A line of the file is one conversation: its number among those that were asked, the question, and
+its samples (see `Written`) as exact ids. Graphs with an outline give the outline and the parts in
+the very form that they have in a run.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 
-from .chats import ChatCoder, Conversation, Turn
-from .settings import DrafterTraining
-from .teacher import Teacher
+from ...states.requests.branch import Branch, Finish, Request
+from ...states.text.prompt_tokens import PromptTokens
+from ..errors import UsageError
+from ..prepare.inputs import Prompt
+from ..prepare.job import prepare
+from ..prepare.options import RunOptions
+from ..run.api import load
+from ..run.session import Session
+from .chats import ChatCoder, Conversation, Turn, read_conversations
+from .data import GOLD, Tokens
 
-TOGETHER = 16  # conversations that are answered in one batch
+Piece = tuple[Sequence[int], bool]
+"""Ids, and whether the target wrote them."""
 
 
-class Regeneration:
-    """Every assistant's turn is written anew, batch by batch; RUN/answers.jsonl keeps them.
+@dataclass(frozen=True, slots=True)
+class Written:
+    """kind: answer, outline or parts. trunk: what all branches go on from. branches: of each its
+    pieces, one after another."""
 
-    A killed run goes on with the first batch that is not whole: the batches are always the same
-    ones, so the answers are too.
+    kind: str
+    trunk: Sequence[int]
+    branches: Sequence[Sequence[Piece]]
+
+    def tokens(self) -> Tokens:
+        """As a sample to be trained on; the trunk is read only."""
+        ids, size = list(self.trunk), len(self.trunk)
+        weights, segments, positions = [0.0] * size, [0] * size, list(range(size))
+        for number, pieces in enumerate(self.branches, 1):
+            own = [(token, GOLD * written) for part, written in pieces for token in part]
+            ids += [token for token, _ in own]
+            weights += [weight for _, weight in own]
+            segments += [number] * len(own)
+            positions += range(size, size + len(own))
+        return Tokens(ids, weights, segments, positions)
+
+
+def answer_file(options: RunOptions, prompts: Path, out: Path, at_once: int, length: int) -> int:
+    """Answer a file's conversations through a graph; returns how many lines `out` has.
+
+    Raises:
+        GraphError, ModelError, UsageError: what cannot be used, and where.
+    """
+    conversations = read_conversations(prompts, questions=True)
+    options = replace(options, graph=options.graph or "autoregressive")
+    rows = at_once if prepare(options).program.graph.layout.kind == "bim" else 1
+    room = [f"layout.max_active={at_once}", f"layout.capacity={rows * length}"]
+    job = prepare(replace(options, sets=(*room, *(options.sets or ()))))
+    session = load(job)
+    target = session.models.target
+    coder = ChatCoder(target.config.path.parent, session.models.tokenizer, session.models.stop_ids)
+    return Answering(session, coder, out, length).write(conversations)
+
+
+class Answering:
+    """Conversations that a session answers, many at once; every one that ended is a line of `out`.
+
+    What the file holds already is not asked again, so a killed run goes on where it was.
     """
 
-    def __init__(self, settings: DrafterTraining, teacher: Teacher, coder: ChatCoder) -> None:
-        self.teacher, self.coder, self.length = teacher, coder, settings.length
-        self.file = settings.run_folder / "answers.jsonl"
+    def __init__(self, session: Session, coder: ChatCoder, out: Path, length: int) -> None:
+        self.session, self.coder, self.out, self.length = session, coder, out, length
+        self.outlines = session.program.graph.skeleton is not None
+        stops, usual = session.models.stop_ids, session.models.tokenizer.eos_token_id
+        self.end = usual if usual in stops else stops[0]  # which one it was, nobody kept
+        self._open: dict[str, tuple[Conversation, int, list[Written]]] = {}
 
-    def answered(self, conversations: list[Conversation]) -> list[Conversation]:
-        """The conversations with the target's answers; without those that are too long."""
-        questions = [
-            question
-            for question in map(_unanswered, conversations)
-            if len(self.coder.prompt(question.head(question.user_turns[0] + 1))) < self.length
-        ]
-        done = self._already(questions)
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text("".join(map(_line, done)), encoding="utf-8")
-        starts = range(len(done), len(questions), TOGETHER)
-        screen, hidden = Console(stderr=True), not sys.stderr.isatty()
-        with self.file.open("a", encoding="utf-8") as file:
-            for start in track(starts, "answers", console=screen, disable=hidden):
-                batch = self._answer(questions[start : start + TOGETHER])
-                file.write("".join(map(_line, batch)))
-                file.flush()
-                done += batch
+    def write(self, conversations: Sequence[Conversation]) -> int:
+        """Answer them all; returns how many lines the file has.
+
+        Raises:
+            UsageError: the file holds other questions.
+        """
+        done = self._already(conversations)
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        self.out.write_text("".join(done.values()), encoding="utf-8")
+        waiting = iter([n for n in range(len(conversations)) if n not in done])
+        screen = Progress(console=Console(stderr=True), disable=not sys.stderr.isatty())
+        run = self.session.start([], lambda event: None)
+        manager, most = run.board["branches"], 2 * self.session.program.graph.layout.max_active
+        with self.out.open("a", encoding="utf-8") as file, screen:
+            bar = screen.add_task("answers", total=len(conversations), completed=len(done))
+            while True:
+                for number in islice(waiting, most - len(manager.unfinished)):
+                    self._ask(manager, number, conversations[number].asked, 0, [])
+                if not manager.unfinished:
+                    break
+                run.advance()
+                for request in manager.table.forget_finished():
+                    if line := self._take(manager, request):
+                        file.write(line)
+                        file.flush()
+                        screen.advance(bar)
+        run.close()
+        return len(read_lines(self.out))
+
+    def _already(self, conversations: Sequence[Conversation]) -> dict[int, str]:
+        """Whole lines of an earlier run, by the numbers of their conversations."""
+        done: dict[int, str] = {}
+        text = self.out.read_text(encoding="utf-8") if self.out.exists() else ""
+        for line in text.split("\n")[:-1]:  # what stands behind the last end of a line was cut off
+            value = json.loads(line)
+            number = value["number"]
+            if number >= len(conversations) or value["question"] != conversations[number].text:
+                raise UsageError(f"{self.out}: holds answers to other prompts; another --out")
+            done[number] = line + "\n"
         return done
 
-    def _already(self, questions: list[Conversation]) -> list[Conversation]:
-        """What an earlier run of the same prompts has answered, in whole batches."""
-        if not self.file.exists():
-            return []
-        lines = self.file.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-        done: list[Conversation] = []
-        for line, conversation in zip(lines, questions, strict=False):
-            if (again := _read(line, conversation)) is None:
-                break
-            done.append(again)
-        return done if len(done) == len(questions) else done[: len(done) // TOGETHER * TOGETHER]
+    def _ask(
+        self, manager: Any, number: int, talk: Conversation, turn: int, done: list[Written]
+    ) -> None:
+        """The next turn of a conversation; with an outline its first one, as a run asks it."""
+        question = talk.turns[talk.user_turns[turn]].text
+        request = self.session.request(Prompt(str(number), question))
+        if not self.outlines:
+            ids = self.coder.prompt(talk.head(talk.user_turns[turn] + 1))
+            request = replace(request, prefix=PromptTokens(), tail=PromptTokens(tuple(ids)))
+            request.budget = min(request.budget, max(self.length - len(ids), 1))
+        self._open[request.key] = talk, turn, done
+        manager.submit(request)
 
-    def _answer(self, batch: list[Conversation]) -> list[Conversation]:
-        """All turns of a few conversations, one turn of each at a time."""
-        done = list(batch)
-        for number in range(max(len(c.user_turns) for c in batch)):
-            prompts: dict[int, list[int]] = {}
-            for index, conversation in enumerate(done):
-                if number < len(conversation.user_turns):
-                    place = conversation.user_turns[number]
-                    ids = self.coder.prompt(conversation.head(place + 1))
-                    if len(ids) < self.length:
-                        prompts[index] = ids
-                    else:
-                        done[index] = conversation.head(place)
-            if prompts:
-                room = self.length - min(map(len, prompts.values()))
-                answers = self.teacher.answer([*prompts.values()], room)
-                for index, ids in zip(prompts, answers, strict=True):
-                    done[index] = self._with(done[index], number, ids)
-        return done
+    def _take(self, manager: Any, request: Request) -> str | None:
+        """A request that ended: the next turn is asked, or the conversation's line is made."""
+        talk, turn, done = self._open.pop(request.key)
+        samples = [*done, *self._samples(request)]
+        if not self.outlines:
+            talk, samples = self._answered(talk, turn, done, request.branches[0])
+            if turn + 1 < len(talk.user_turns) and samples is not done:
+                self._ask(manager, int(request.key), talk, turn + 1, samples)
+                return None
+        own = [asdict(sample) for sample in samples]
+        line = {"number": int(request.key), "question": talk.text, "samples": own}
+        return json.dumps(line, ensure_ascii=False) + "\n"
 
-    def _with(self, conversation: Conversation, number: int, ids: list[int]) -> Conversation:
-        """The conversation with an answer to user turn ``number``."""
-        ended = ids[-1] in self.teacher.stops
-        ids = ids[:-1] if ended else ids
-        text = self.teacher.tokenizer.decode(ids, skip_special_tokens=True)
-        answer = Turn("assistant", str(text), tuple(ids), ended)
-        place, turns = conversation.user_turns[number], conversation.turns
-        return replace(conversation, turns=(*turns[: place + 1], answer, *turns[place + 2 :]))
+    def _samples(self, request: Request) -> Iterator[Written]:
+        if request.root is not None:
+            pieces = self._pieces(request.root)
+            yield Written("outline", request.prefix.ids, [pieces])
+        parts = [self._pieces(branch) for branch in request.branches if branch.tokens]
+        if parts:
+            yield Written("parts", request.context, parts)
 
+    def _pieces(self, branch: Branch) -> list[Piece]:
+        """A branch's own prompt, and what it wrote; its end too, unless its budget was the end."""
+        end = (self.end,) if branch.finish is Finish.STOP else ()
+        return [(branch.prompt.ids, False), ([*branch.tokens, *end], True)]
 
-def _unanswered(conversation: Conversation) -> Conversation:
-    """Every user turn followed by an empty answer."""
-    turns: list[Turn] = []
-    for turn in conversation.turns:
-        if turn.role == "user":
-            turns += [turn, Turn("assistant", "")]
-        elif turn.role == "system":
-            turns.append(turn)
-    return replace(conversation, turns=tuple(turns))
-
-
-def _line(conversation: Conversation) -> str:
-    """Messages as any trainer reads them, and for ours the exact ids."""
-    turns = conversation.turns
-    value = {
-        "messages": [{"role": turn.role, "content": turn.text} for turn in turns],
-        "ids": [list(turn.ids) for turn in turns if turn.ids is not None],
-        "ended": [turn.ended for turn in turns if turn.ids is not None],
-    }
-    return json.dumps(value, ensure_ascii=False) + "\n"
+    def _answered(
+        self, talk: Conversation, turn: int, done: list[Written], branch: Branch
+    ) -> tuple[Conversation, list[Written]]:
+        """The conversation with this turn's answer, and its samples; `done` itself where the prompt
+        alone was too long. One sample holds all turns while each prompt goes on from the last."""
+        if branch.finish is Finish.REFUSED or len(branch.prompt) >= self.length:
+            return talk, done
+        (prompt, _), answer = self._pieces(branch)
+        text = self.session.prompts.decode(branch.tokens)
+        said = Turn("assistant", text, tuple(branch.tokens), branch.finish is Finish.STOP)
+        place = talk.user_turns[turn]
+        talk = replace(talk, turns=(*talk.turns[: place + 1], said, *talk.turns[place + 2 :]))
+        before = [i for part, _ in done[-1].branches[0] for i in part] if done else []
+        if done and list(prompt[: len(before)]) == before:
+            pieces = [*done[-1].branches[0], (prompt[len(before) :], False), answer]
+            return talk, [*done[:-1], Written("answer", (), [pieces])]
+        return talk, [*done, Written("answer", (), [[(prompt, False), answer]])]
 
 
-def _read(line: str, question: Conversation) -> Conversation | None:
-    """A line of `_line`, if it answers these questions."""
-    turns: list[Turn] = []
-    try:
-        value: dict[str, Any] = json.loads(line)
-        answers = iter(zip(value["ids"], value["ended"], strict=True))
-        for message in value["messages"]:
-            role, text = message["role"], message["content"]
-            ids, ended = next(answers) if role == "assistant" else (None, True)
-            turns.append(Turn(role, text, None if ids is None else tuple(ids), ended))
-    except (ValueError, KeyError, TypeError, StopIteration):
-        return None
-    own = [(turn.role, turn.text) for turn in turns if turn.role != "assistant"]
-    wanted = [(turn.role, turn.text) for turn in question.turns if turn.role != "assistant"]
-    return replace(question, turns=tuple(turns)) if own == wanted[: len(own)] else None
+def read_lines(file: Path) -> list[list[Written]]:
+    """The samples of every conversation in a file of answers, in the order of their numbers.
+
+    Raises:
+        UsageError: a line is none that `Answering` wrote.
+    """
+    found: dict[int, list[Written]] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            value = json.loads(line)
+            found[value["number"]] = [Written(**sample) for sample in value["samples"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{file}:{number}: not a line of answers ({error})") from None
+    return [found[number] for number in sorted(found)]
+
+
+def is_answers(file: Path) -> bool:
+    """Whether a file's first line is one of answers."""
+    with file.open("rb") as stream:
+        return stream.readline(1 << 16).startswith(b'{"number": ')

@@ -60,18 +60,30 @@ class Conversation:
         """The first turns."""
         return Conversation(self.place, self.turns[:count])
 
+    @property
+    def text(self) -> str:
+        """All that the user says."""
+        return "\n".join(self.turns[at].text for at in self.user_turns)
 
-def read_conversations(file: Path, *, regenerate: bool) -> list[Conversation]:
+    @property
+    def asked(self) -> Conversation:
+        """Every user turn followed by an empty answer."""
+        pairs = [(t, Turn("assistant", "")) if t.role == "user" else (t,) for t in self.turns]
+        kept = [pair for pair in pairs if pair[0].role != "assistant"]
+        return Conversation(self.place, tuple(turn for pair in kept for turn in pair))
+
+
+def read_conversations(file: Path, *, questions: bool) -> list[Conversation]:
     """One conversation per line.
 
     Args:
-        regenerate: answers will be written by the target, so that none is needed.
+        questions: only what the user says is wanted; answers may be missing.
 
     Raises:
         UsageError: with the file and the line.
     """
     try:
-        conversations = list(_lines(file, regenerate))
+        conversations = list(_lines(file, questions))
     except OSError as error:
         raise UsageError(f"{file}: cannot be read: {error.strerror or error}") from None
     if not conversations:
@@ -79,7 +91,7 @@ def read_conversations(file: Path, *, regenerate: bool) -> list[Conversation]:
     return conversations
 
 
-def _lines(file: Path, regenerate: bool) -> Iterator[Conversation]:
+def _lines(file: Path, questions: bool) -> Iterator[Conversation]:
     with file.open("rb") as stream:
         for number, data in enumerate(stream, 1):
             place = f"{file}:{number}"
@@ -91,10 +103,10 @@ def _lines(file: Path, regenerate: bool) -> Iterator[Conversation]:
                 continue
             turns = tuple(_turns(json_object(line.rstrip("\r\n"), place, KEYS), place))
             _check_order(turns, place)
-            if turns[-1].role == "user" and not regenerate:
+            if turns[-1].role == "user" and not questions:
                 raise UsageError(
-                    f"{place}: the last user turn has no answer; with --regenerate the target"
-                    " writes the answers"
+                    f"{place}: the last user turn has no answer; with `specsot train answers` the"
+                    " target writes it"
                 )
             yield Conversation(place, turns)
 

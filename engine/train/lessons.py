@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from random import Random
 
 import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from .answers import Regeneration
+from .answers import Written, is_answers, read_lines
 from .chats import ChatCoder, read_conversations
 from .data import GOLD, Source, Tokens, TrainingBatch, pack
 from .settings import ConversationFile, DrafterTraining
@@ -53,42 +53,69 @@ LessonSource = Callable[[DrafterTraining, Teacher], Lessons]
 def conversation_lessons(
     file: ConversationFile, settings: DrafterTraining, teacher: Teacher
 ) -> Lessons:
-    """Conversations in an order of their own in every epoch; some of them are held out.
+    """Conversations in an order of their own in every epoch; some of each file are held out.
 
     Raises:
         UsageError: the file cannot be used.
         ModelError: the target has no chat format.
     """
-    coder = ChatCoder(teacher.folder, teacher.tokenizer, teacher.stops)
-    conversations = read_conversations(file.prompts, regenerate=file.regenerate)
-    count = len(conversations)
-    order = Random(f"held:{settings.seed}").sample(range(count), count)
-    set_aside = set(order[: min(settings.held_out, max(count // 10, 1)) if count > 1 else 0])
-    trained = [c for i, c in enumerate(conversations) if i not in set_aside]
-    prompts = [coder.prompt(conversations[i].question) for i in sorted(set_aside)]
-    if file.regenerate:
-        trained = Regeneration(settings, teacher, coder).answered(trained)
-    samples = [
-        (array("i", sample.ids), array("b", (w >= GOLD for w in sample.weights)))
-        for conversation in trained
-        for sample in coder.samples(conversation, settings.length)
-    ]
+    samples, held_out = list[Tokens](), list[HeldOutPrompt]()
+    for path in file.prompts:
+        learned, kept = (_answers if is_answers(path) else _chats)(path, settings, teacher)
+        samples += learned
+        held_out += kept
+    samples = [one for one in samples if sum(w >= GOLD for w in one.weights[: settings.length]) > 1]
     if not samples:
+        names = ", ".join(map(str, file.prompts))
         raise UsageError(
-            f"{file.prompts}: no answer of two tokens or more within {settings.length} tokens"
+            f"{names}: no answer of two tokens or more within {settings.length} tokens"
         )
-    prompts = [ids for ids in prompts if len(ids) < settings.length]
-    room = settings.length - max(map(len, prompts), default=0)
-    held_out = held_out_prompts(teacher, "prompt", prompts, room)
     return Lessons(_epochs(samples, settings.seed), len(samples), held_out)
 
 
-def _epochs(samples: list[tuple[array[int], array[int]]], seed: int) -> Source:
-    """All samples again and again, shuffled anew each time.
+def _held_out(count: int, settings: DrafterTraining) -> set[int]:
+    """Which lines of a file are not trained on: a tenth at most."""
+    order = Random(f"held:{settings.seed}").sample(range(count), count)
+    return set(order[: min(settings.held_out, max(count // 10, 1)) if count > 1 else 0])
 
-    Args:
-        samples: of one segment each; ids, and 1 where the model has to write them.
-    """
+
+def _answers(
+    path: Path, settings: DrafterTraining, teacher: Teacher
+) -> tuple[list[Tokens], list[HeldOutPrompt]]:
+    """What the target has written already: it says itself what is to be drafted."""
+    lines = read_lines(path)
+    size, aside = teacher.config.vocab_size, _held_out(len(lines), settings)
+    kept = [prompt for at in sorted(aside) for one in lines[at] for prompt in _paths(one)]
+    learned = [one.tokens() for at, line in enumerate(lines) if at not in aside for one in line]
+    if any(token >= size for one in learned for token in one.ids):
+        raise UsageError(f"{path}: has tokens that the target lacks; it has {size}")
+    return learned, [one for one in kept if one.first < len(one.ids) <= settings.length]
+
+
+def _paths(one: Written) -> Iterator[HeldOutPrompt]:
+    """Every branch by itself; what is drafted is the last that it wrote."""
+    for pieces in one.branches:
+        ids = [*one.trunk, *(token for part, _ in pieces for token in part)]
+        yield HeldOutPrompt(one.kind, tuple(ids), len(ids) - len(pieces[-1][0]))
+
+
+def _chats(
+    path: Path, settings: DrafterTraining, teacher: Teacher
+) -> tuple[list[Tokens], list[HeldOutPrompt]]:
+    """Conversations as they stand in a file; those that are held out are answered by the target."""
+    coder = ChatCoder(teacher.folder, teacher.tokenizer, teacher.stops)
+    conversations = read_conversations(path, questions=False)
+    aside = _held_out(len(conversations), settings)
+    trained = [c for i, c in enumerate(conversations) if i not in aside]
+    learned = [one for c in trained for one in coder.samples(c, settings.length)]
+    prompts = [coder.prompt(conversations[i].question) for i in sorted(aside)]
+    prompts = [ids for ids in prompts if len(ids) < settings.length]
+    room = settings.length - max(map(len, prompts), default=0)
+    return learned, held_out_prompts(teacher, "prompt", prompts, room)
+
+
+def _epochs(samples: list[Tokens], seed: int) -> Source:
+    """All samples again and again, shuffled anew each time."""
 
     @lru_cache(2)
     def shuffled(epoch: int) -> list[int]:
@@ -96,8 +123,7 @@ def _epochs(samples: list[tuple[array[int], array[int]]], seed: int) -> Source:
 
     def sample(index: int) -> Tokens:
         epoch, place = divmod(index, len(samples))
-        ids, flags = samples[shuffled(epoch)[place]]
-        return Tokens.linear(ids.tolist(), [GOLD * flag for flag in flags])
+        return samples[shuffled(epoch)[place]]
 
     return sample
 

@@ -132,13 +132,9 @@ class ConversationFile:
     """Where a training's texts come from."""
 
     prompts: Annotated[
-        Path,
+        list[Path],
         Option(
-            help="JSONL: {'prompt': ...} or {'messages': [{'role', 'content'}, ...]} (or"
-            " ShareGPT's 'conversations') per line."
+            help="JSONL: answers of `specsot train answers`, or {'messages': [{'role', 'content'},"
+            " ...]} (or ShareGPT's 'conversations') per line. May be repeated."
         ),
     ]
-    regenerate: Annotated[
-        bool,
-        Option("--regenerate", help="The target writes all answers itself: RUN/answers.jsonl."),
-    ] = False

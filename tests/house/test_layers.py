@@ -60,7 +60,7 @@ MAY_IMPORT = {
     "engine/bench": "engine engine/prepare engine/record engine/run states/*",
     "engine/certify": "engine engine/prepare engine/record engine/run engine/bench states states/* "
     "models ops ops/*",
-    "engine/train": "engine engine/prepare states/text models models/*",
+    "engine/train": "engine engine/prepare engine/run states/requests states/text models models/*",
     "engine/cli": "engine engine/* states states/* models models/*",
 }
 

@@ -165,7 +165,7 @@ def test_every_setting_is_an_option(kind: str) -> None:
     settings = {"eagle3": Eagle3Training, "dflash": DFlashTraining, "vanilla": VanillaTraining}
     code, text = run(kind, "--help")
     flags = [f"--{field.name.replace('_', '-')} " for field in fields(settings[kind])]
-    assert code == 0 and [flag for flag in [*flags, "--regenerate "] if flag not in text] == []
+    assert code == 0 and [flag for flag in [*flags, "--prompts "] if flag not in text] == []
 
 
 def test_minutes_are_not_looked_at_when_steps_are_given() -> None:

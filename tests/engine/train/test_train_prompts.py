@@ -1,6 +1,7 @@
 """Files of prompts and conversations: what is refused, what is trained on, what is answered."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from typer.testing import CliRunner
 
 from specsot.engine.cli.train import train
 from specsot.engine.errors import UsageError
-from specsot.engine.train.answers import TOGETHER, Regeneration
+from specsot.engine.prepare.options import RunOptions
+from specsot.engine.train.answers import Written, answer_file, read_lines
 from specsot.engine.train.chats import ChatCoder, Conversation, Turn, read_conversations
-from specsot.engine.train.data import GOLD, Tokens
-from specsot.engine.train.lessons import conversation_lessons
+from specsot.engine.train.data import GOLD, Tokens, pack
+from specsot.engine.train.lessons import HeldOutPrompt, conversation_lessons
 from specsot.engine.train.settings import ConversationFile, DrafterTraining
 from specsot.engine.train.teacher import Teacher
 from specsot.models.files import ModelError
@@ -43,7 +45,7 @@ def test_three_spellings_are_read(tmp_path: Path) -> None:
         {"messages": [USER, MODEL, USER]},
         {"conversations": [*said, {"from": "gpt", "value": "A"}]},
     )
-    found = read_conversations(file, regenerate=True)
+    found = read_conversations(file, questions=True)
     assert shapes(found) == ["u", "uau", "sua"]
     assert [c.place.rsplit(":")[-1] for c in found] == ["1", "3", "4"]
     assert shapes([c.question for c in found]) == ["u", "uau", "su"]
@@ -73,26 +75,28 @@ def test_three_spellings_are_read(tmp_path: Path) -> None:
 def test_a_bad_line_is_named(tmp_path: Path, line: Any, said: str) -> None:
     file = lines(tmp_path, {"prompt": "fine"}, line)
     with pytest.raises(UsageError) as caught:
-        read_conversations(file, regenerate=True)
+        read_conversations(file, questions=True)
     assert str(caught.value).startswith(f"{file}:2") and said in str(caught.value)
 
 
 def test_a_file_that_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file"):
-        read_conversations(tmp_path / "none.jsonl", regenerate=True)
+        read_conversations(tmp_path / "none.jsonl", questions=True)
     with pytest.raises(UsageError, match="no prompts in it"):
-        read_conversations(lines(tmp_path, ""), regenerate=True)
+        read_conversations(lines(tmp_path, ""), questions=True)
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "caf\xe9"}\n')
     with pytest.raises(UsageError, match=r"latin.jsonl:1: not UTF-8"):
-        read_conversations(tmp_path / "latin.jsonl", regenerate=True)
+        read_conversations(tmp_path / "latin.jsonl", questions=True)
 
 
-def test_an_unanswered_prompt_is_an_error_without_regeneration(tmp_path: Path) -> None:
+def test_an_unanswered_prompt_cannot_be_trained_on(tmp_path: Path) -> None:
     file = lines(tmp_path, {"messages": [USER, MODEL]}, {"prompt": "Why?"})
     words = ["vanilla", "--prompts", str(file), "--out", str(tmp_path / "o"), "--steps", "1"]
     result = CliRunner().invoke(train, words)
     assert result.exit_code == 2
-    assert f"{file}:2: the last user turn has no answer; with --regenerate" in result.output
+    assert (
+        f"{file}:2: the last user turn has no answer; with `specsot train answers`" in result.output
+    )
 
 
 @pytest.fixture(scope="module")
@@ -178,41 +182,90 @@ def test_a_model_without_a_chat_format_is_refused(tmp_path: Path, teacher: Teach
         ChatCoder(tmp_path, plain, ())
 
 
-def training(folder: Path) -> DrafterTraining:
-    return DrafterTraining(target=str(EMBEDDED), out=folder, run=folder, length=160)
+def asked(graph: str = "autoregressive") -> RunOptions:
+    return RunOptions(graph=graph, model=str(EMBEDDED), max_new_tokens=40, dtype="float32")
+
+
+def pieces(sample: Written) -> list[Any]:
+    (branch,) = sample.branches
+    return [[list(ids), written] for ids, written in branch]
 
 
 def test_the_target_writes_the_answers_and_they_are_kept(tmp_path: Path, teacher: Teacher) -> None:
     file = lines(
         tmp_path,
         {"messages": [USER, MODEL, {"role": "user", "content": "What is bread?"}]},
-        *({"prompt": f"What is tea number {i}?"} for i in range(TOGETHER)),
+        *({"prompt": f"What is tea number {i}?"} for i in range(6)),
         {"prompt": "too long " * 200},
     )
-    made = coder(teacher)
-    asked = read_conversations(file, regenerate=True)
-    again = Regeneration(training(tmp_path), teacher, made)
-    done = again.answered(asked)
-    assert shapes(done) == ["uaua", *["ua"] * TOGETHER]
-    for conversation in done[:3]:
-        for end in range(1, len(conversation.turns), 2):
-            before = Conversation("", conversation.turns[:end])
-            (answer,) = teacher.answer([made.prompt(before)], 100)
-            turn = conversation.turns[end]
-            assert turn.ids is not None and turn.ended
-            assert [*turn.ids, answer[-1]] == answer and turn.text != MODEL["content"]
-    kept = again.file.read_text().splitlines(keepends=True)
-    assert len(kept) == len(done)
-    # Half of a batch was written when the process died: that batch is answered again.
-    again.file.write_text("".join(kept[: TOGETHER // 2]) + kept[TOGETHER // 2][:20])
-    assert again.answered(asked) == done
-    again.file.write_text("".join(kept[:TOGETHER]) + "{}")
-    assert again.answered(asked) == done
-    other = [Conversation("", (Turn("user", "Why?"),)), *asked[1:]]
-    assert again.answered(other)[1:] == done[1:] != done
-    (sample,) = made.samples(done[1], 160)
-    assert done[1].turns[1].ids is not None
-    assert written(sample)[:-1] == list(done[1].turns[1].ids) and written(sample)[-1] == 2
+    out = tmp_path / "answers.jsonl"
+    assert answer_file(asked(), file, out, 3, 160) == 8
+    (talk,), *others, nothing = read_lines(out)
+    assert nothing == [] and all(len(samples) == 1 for samples in others)
+    made, told = coder(teacher), pieces(talk)
+    assert [written for _, written in told] == [False, True, False, True]
+    for sample, prompt in ((others[2][0], 0), (talk, 0), (talk, 2)):
+        parts = pieces(sample)
+        before = [i for ids, _ in parts[: prompt + 1] for i in ids]
+        assert parts[prompt + 1][0] == teacher.answer([before], 40)[0], "greedily its own"
+    assert pieces(others[2][0])[0][0] == made.prompt(read_conversations(file, questions=True)[3])
+    kept = out.read_text().splitlines(keepends=True)
+    out.write_text("".join(kept[2:5]) + kept[5][:20])  # a process that died while it wrote
+    assert answer_file(asked(), file, out, 3, 160) == 8
+    assert sorted(out.read_text().splitlines(keepends=True)) == sorted(kept)
+    with pytest.raises(UsageError, match="holds answers to other prompts"):
+        answer_file(asked(), lines(tmp_path, {"prompt": "Why?"}), out, 3, 160)
+
+
+@pytest.mark.parametrize("share", ["outline", "prompt"])
+def test_outlines_and_parts_are_trained_on_as_they_were_seen(
+    share: str, tmp_path: Path, teacher: Teacher
+) -> None:
+    file, out = lines(tmp_path, {"prompt": "Plan a weekend camping trip."}), tmp_path / "a.jsonl"
+    options = replace(asked("bim_plain"), sets=(f"skeleton.share={share}",))
+    answer_file(options, file, out, 8, 768)
+    ((outline, parts),) = read_lines(out)
+    assert (outline.kind, parts.kind) == ("outline", "parts") and len(parts.branches) > 2
+    tokens = parts.tokens()
+    assert tokens.positions[: len(parts.trunk)] == list(range(len(parts.trunk)))
+    batch = pack([[tokens]], len(tokens.ids))
+    _, hidden_1SH = teacher.look(batch, exact=True)
+    best_S = (hidden_1SH[0] @ teacher.head.T).argmax(-1)
+    counted_S = batch.weights[0] >= GOLD
+    first_S = torch.tensor(tokens.segments) != torch.tensor([*tokens.segments[1:], -1])
+    assert counted_S.sum() > 40 and not (counted_S & first_S).any()
+    right_S = best_S == batch.labels[0]
+    assert right_S[counted_S].all(), "every token is the target's own, at its place"
+
+
+def test_a_held_out_line_of_answers_is_drafted_branch_by_branch(
+    tmp_path: Path, teacher: Teacher
+) -> None:
+    file = tmp_path / "answers.jsonl"
+    pieces = [[[[5, 6], False], [[7, 8, 2], True]], [[[9], False], [[10, 2], True]]]
+    sample = {"kind": "parts", "trunk": [3, 4], "branches": pieces}
+    made = [{"number": n, "question": "Q", "samples": [sample]} for n in range(20)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in reversed(made)))
+    settings = DrafterTraining(target=str(EMBEDDED), out=tmp_path, length=100, held_out=5)
+    found = conversation_lessons(ConversationFile(prompts=[file]), settings, teacher)
+    assert found.distinct == 18 and len(found.held_out) == 4  # a tenth of twenty, of two parts
+    assert found.held_out[:2] == [
+        HeldOutPrompt("parts", (3, 4, 5, 6, 7, 8, 2), 4),
+        HeldOutPrompt("parts", (3, 4, 9, 10, 2), 3),
+    ]
+    tokens = found.source(0)
+    assert tokens.ids == [3, 4, 5, 6, 7, 8, 2, 9, 10, 2]
+    assert tokens.segments == [0, 0, 1, 1, 1, 1, 1, 2, 2, 2]
+    assert tokens.positions == [0, 1, 2, 3, 4, 5, 6, 2, 3, 4] and written(tokens) == [
+        7,
+        8,
+        2,
+        10,
+        2,
+    ]
+    file.write_text('{"number": 0, "samples": [{"kind": "parts"}]}\n')
+    with pytest.raises(UsageError, match=r"answers.jsonl:1: not a line of answers"):
+        conversation_lessons(ConversationFile(prompts=[file]), settings, teacher)
 
 
 def test_an_answer_that_was_cut_does_not_teach_its_end(teacher: Teacher) -> None:
@@ -227,7 +280,7 @@ def test_held_out_prompts_are_not_trained_on(tmp_path: Path) -> None:
     words = write_inputs(folder)
     teacher, file = Teacher(Path(words[1])), Path(words[3])
     settings = DrafterTraining(target=words[1], out=tmp_path, length=100, held_out=5)
-    found = conversation_lessons(ConversationFile(prompts=file), settings, teacher)
+    found = conversation_lessons(ConversationFile(prompts=[file]), settings, teacher)
     assert found.distinct == 27 and len(found.held_out) == 3  # a tenth of thirty
     epoch = [found.source(i).ids for i in range(27)]
     assert sorted(epoch) == sorted(found.source(i).ids for i in range(27, 54))
