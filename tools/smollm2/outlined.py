@@ -2,9 +2,9 @@
 
     python -m tools.smollm2.outlined --prompts questions.jsonl --prompts tasks.jsonl
 
-Every prompt is answered with `bim_plain` and the profile, many at once. Told are the share of answers
-with a parsed outline of 2 to 8 parts, titles that come twice, parts with marker text, and how parts
-ended. `--samples FILE` writes ten answers that are drawn by `--seed`, as a page.
+Every prompt is answered with `bim_plain` and the profile, many at once. Told are answers without a
+parsed outline of 2 to 8 parts, titles that come twice, parts with marker text, and how parts ended.
+`--samples FILE` writes ten answers that are drawn by `--seed`, as a page.
 """
 
 import argparse
@@ -22,8 +22,9 @@ from ..bench.make_samples import shown
 
 HEAD = """# Ten answers of SmolLM2-135M-Instruct
 
-Questions of the files below, drawn with seed {seed}, not chosen; greedy, `graphs/bim_plain.yaml` with
-the profile `smollm2`, {dtype}. The model is small: the form of its answers is what this page shows.
+Questions of the files below, drawn with seed {seed}, not chosen; greedy, `graphs/bim_plain.yaml`
+with the profile `smollm2`, {dtype}. The model is small: the form of its answers is what this page
+shows.
 
     python -m tools.smollm2.outlined {files} --samples docs/samples_smollm2.md --seed {seed}
 """
