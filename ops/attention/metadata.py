@@ -214,9 +214,10 @@ def _dense(kv: KVCache, members: Sequence[Member]) -> tuple[Sequence[Member], li
 
 
 def _stack(members: Sequence[Member], keys: Sequence[Keys], group: Sequence[int]) -> Stack:
-    queries = max(len(members[i].rows) for i in group)
     rows = [members[i].rows for i in group]
-    rows_Gq = np.stack([np.pad(one, (0, queries - len(one)), "edge") for one in rows])
+    rows_Gq = np.array([one[-1] for one in rows]).repeat(max(map(len, rows))).reshape(len(rows), -1)
+    for own_q, one in zip(rows_Gq, rows, strict=True):
+        own_q[: len(one)] = one
     first = keys[group[0]]
     if isinstance(first, np.ndarray):
         return Stack(rows_Gq, first, first[None])

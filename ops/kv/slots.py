@@ -78,11 +78,11 @@ class Region:
         """
         near = (self.first, max(self.high, self.first) + count)
         for first, last in (near, (self.first, len(free)), (0, len(free))):
-            slots = first + np.flatnonzero(free[first:last])[:count]
+            slots = first + free[first:last].nonzero()[0][:count]
             if slots.size == count:
                 return slots.astype(np.int32)
         raise PoolFullError(f"{count} slots asked, {slots.size} free")
 
-    def include_(self, slots: npt.NDArray[np.integer]) -> None:
-        """It uses these slots from now on."""
-        self.low, self.high = min(self.low, int(slots.min())), max(self.high, int(slots.max()) + 1)
+    def include_(self, first: int, last: int) -> None:
+        """It uses these slots, and some between them, from now on."""
+        self.low, self.high = min(self.low, first), max(self.high, last + 1)

@@ -81,11 +81,13 @@ class Admission:
         The first one that does not fit ends the search, so that nobody is overtaken for ever; while
         nothing runs, others may start in its place, for only their rows can be in its way.
         """
+        waiting = [(r, item) for r in requests for item in _waiting(r, self.order)]
+        if not waiting:
+            return [], []
         plan = _Plan(requests, active, self.room)
-        for request in requests:
-            for item in _waiting(request, self.order):
-                if not plan.take(request, item) and plan.count:
-                    return plan.branches, plan.opened
+        for request, item in waiting:
+            if not plan.take(request, item) and plan.count:
+                break
         return plan.branches, plan.opened
 
     def why_never(self, request: Request) -> str:

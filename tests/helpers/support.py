@@ -418,6 +418,11 @@ def outlined(
     return run
 
 
+def taking_turns(many: Sequence[Any], few: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Each of many with one of few, in turn; with another seed, other pairs."""
+    return [(one, few[(at + SEED) % len(few)]) for at, one in enumerate(many)]
+
+
 def pairwise(factors: dict[str, Sequence[Any]], seed: int) -> list[dict[str, Any]]:
     """Cases, drawn by seed, in which every two values of two factors meet at least once."""
     draw, names = random.Random(seed), list(factors)

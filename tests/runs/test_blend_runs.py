@@ -7,7 +7,18 @@ import pytest
 import torch
 from helpers.drafters import KINDS, drafting, settings_of
 from helpers.reading import BLENDED, DOCUMENTS, TWINS, asked, book_of, searching, session, watched
-from helpers.support import Graphs, Tiny, accepted_of, drive, requests_of, run_all, start, tokens_of
+from helpers.support import (
+    SEED,
+    Graphs,
+    Tiny,
+    accepted_of,
+    drive,
+    pairwise,
+    requests_of,
+    run_all,
+    start,
+    tokens_of,
+)
 
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.session import Session
@@ -88,17 +99,19 @@ def _within(part: list[int], whole: list[int]) -> list[bool]:
     return [whole[i : i + len(part)] == part for i in range(len(whole) - len(part) + 1)]
 
 
-@pytest.mark.parametrize(
-    ("graph", "where"),
-    [("blend_eagle", ()), ("bim_blend_eagle", ()), ("bim_blend_eagle", PREFIX)],
-    ids=["one", "branches", "prefix"],
-)
-@pytest.mark.parametrize("plan", ["blend", "reuse"])
-@pytest.mark.parametrize("kind", KINDS)
+BLENDS: dict[str, tuple[Any, ...]] = {
+    "kind": tuple(KINDS),
+    "plan": ("blend", "reuse"),
+    "read": (("blend_eagle",), ("bim_blend_eagle",), ("bim_blend_eagle", *PREFIX)),
+}
+
+
+@pytest.mark.parametrize("case", pairwise(BLENDS, SEED), ids=str)
 def test_every_drafter_writes_what_none_writes_on_the_same_blended_cache(
-    kind: str, plan: str, graph: str, where: tuple[str, ...], made: Tiny, graphs: Graphs
+    case: dict[str, Any], made: Tiny, graphs: Graphs
 ) -> None:
-    found = []
+    found, kind, plan = [], case["kind"], case["plan"]
+    graph, *where = case["read"]
     for layout in ("bim", "batching"):
         for drafter in ("drafter.kind=none", *settings_of(kind, 0)[:1]):
             sets = (f"layout.kind={layout}", drafter, f"blend.plan={plan}", *where)
@@ -114,8 +127,7 @@ def test_every_drafter_writes_what_none_writes_on_the_same_blended_cache(
     assert all(one == found[0] for one in found)
 
 
-@pytest.mark.parametrize("budget", ["per_branch", "per_chunk"])
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize(("layout", "budget"), [("bim", "per_chunk"), ("batching", "per_branch")])
 def test_a_newcomer_changes_nobody_and_is_blended_as_ever(
     layout: str, budget: str, made: Tiny, graphs: Graphs
 ) -> None:

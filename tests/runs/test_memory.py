@@ -20,6 +20,7 @@ from helpers.support import (
     drive,
     requests_of,
     start,
+    taking_turns,
     tokens_of,
 )
 
@@ -157,8 +158,7 @@ def _places(run: Run) -> tuple[Any, ...]:
     return tuple((p.data.data_ptr(), p.data.untyped_storage().nbytes()) for p in pools_of(run))
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("share", ["outline", "prompt"])
+@pytest.mark.parametrize(("graph", "share"), taking_turns(GRAPHS, ("outline", "prompt")))
 def test_the_order_of_slots_never_matters(graph: str, share: str, session: Any) -> None:
     """Both pools are shuffled, every row by its own map, in the middle of a run and again later."""
     made = session(graph, share, sets=("layout.max_active=3",))

@@ -19,6 +19,7 @@ from helpers.support import (
     requests_of,
     run_all,
     start,
+    taking_turns,
     tokens_of,
 )
 
@@ -33,8 +34,9 @@ DRAFTED = ("bim_eagle", "batching_eagle")
 
 
 @pytest.mark.parametrize("graph", DRAFTED)
-@pytest.mark.parametrize("share", ["outline", "prompt"])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    ("family", "share"), taking_turns(("llama", "qwen2", "qwen3"), ("outline", "prompt"))
+)
 def test_a_newcomer_drafts_as_well_as_one_that_started_at_once(
     family: str, share: str, graph: str, tiny: Make, graphs: Graphs
 ) -> None:

@@ -17,6 +17,7 @@ from helpers.support import (
     requests_of,
     run_all,
     start,
+    taking_turns,
     tokens_of,
 )
 
@@ -56,12 +57,14 @@ def last_step(session: Session) -> int:
     return run_all(session, [FIRST]).steps
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize(("share", "most"), [("outline", 8), ("prompt", 2), ("outline", 1)])
+MODES = (("outline", 8), ("prompt", 2), ("outline", 1))
+
+
+@pytest.mark.parametrize(("graph", "mode"), taking_turns(GRAPHS, MODES))
 def test_a_second_request_may_come_at_any_step_and_both_keep_their_tokens(
-    graph: str, share: str, most: int, session: Any, tiny: Make
+    graph: str, mode: tuple[str, int], session: Any, tiny: Make
 ) -> None:
-    made, book = session(graph, share, most)
+    made, book = session(graph, *mode)
     alone = {"0": own_tokens(made, "0", FIRST), "late": own_tokens(made, "late", SECOND)}
     end = last_step(made) - 2  # `merge` and `done` follow
     for step in sorted({1, 3, end // 2, end - 4, end - 1, end + 1}):  # the last one: in `merge`

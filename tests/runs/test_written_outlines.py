@@ -22,6 +22,7 @@ from helpers.support import (
     drive,
     requests_of,
     start,
+    taking_turns,
     tiny_models,
     tokens_of,
 )
@@ -127,8 +128,7 @@ def outlines_of(run: Run) -> list[Branch]:
     return [r.root for r in requests_of(run) if r.root is not None]
 
 
-@pytest.mark.parametrize("graph", FULL)
-@pytest.mark.parametrize("share", ["outline", "prompt"])
+@pytest.mark.parametrize(("graph", "share"), taking_turns(FULL, ("outline", "prompt")))
 def test_an_outline_is_what_transformers_writes_under_the_same_grammar(
     graph: str, share: str, writer: Writer
 ) -> None:

@@ -3,10 +3,10 @@
     python -m tools.bench.bench_requests --threads 1
 
 Prompts of as many random tokens, all submitted at the start, decoded without a drafter. Tokens per
-second count the whole run, prefill included; seconds are those of the processor, so that a busy
-neighbour counts little. The layouts take turns `--repeats` times, each first every other time;
-figures are medians, the ratio is the median of the pairs'. The masks' bytes are the most of any
-forward.
+second count the whole run, prefill included; seconds are those of the processor. The layouts' runs
+stand side by side and take their steps in turn, so that a busy neighbour slows both; figures are
+medians of `--repeats` runs, the ratio is the median of the pairs'. The masks' bytes are the most of
+any forward.
 """
 
 import argparse
@@ -38,34 +38,50 @@ def requests(session: object, count: int, tokens: int, budget: int) -> list[Requ
     return made
 
 
-def measure(layout: str, count: int, args: argparse.Namespace) -> tuple[float, float, int]:
-    """(tokens per second, seconds per decoding round, largest mask in bytes)."""
-    room = args.tokens + args.new + 64
-    sets = [f"layout.kind={layout}", f"layout.max_active={count}", *args.sets]
-    sets.append(f"layout.capacity={room * (count if layout == 'bim' else 1)}")
-    session = open_session("autoregressive", sets=sets, threads=args.threads)
-    sizes: list[int] = []
+class Measured:
+    """One layout's run, and what its steps took.
 
-    def sink(event: object) -> None:
+    Attributes:
+        seconds: processor time of all steps; rounds: of each decoding round; masks: bytes of the
+            largest forward's.
+    """
+
+    def __init__(self, layout: str, count: int, args: argparse.Namespace) -> None:
+        room = args.tokens + args.new + 64
+        sets = [f"layout.kind={layout}", f"layout.max_active={count}", *args.sets]
+        sets.append(f"layout.capacity={room * (count if layout == 'bim' else 1)}")
+        session = open_session("autoregressive", sets=sets, threads=args.threads)
+        self.seconds, self.rounds, self.masks = 0.0, list[float](), 0
+        self.tokens = count * args.new
+        self.run = session.start([], self._see)
+        for request in requests(session, count, args.tokens, args.new):
+            self.run.board["branches"].submit(request)
+
+    def _see(self, event: object) -> None:
         if isinstance(event, OpRan) and event.op == "mask.build":
-            groups = run.board["attention"].groups
-            sizes.append(sum(group.mask_GqK.numel() for group in groups))
+            groups = self.run.board["attention"].groups
+            self.masks = max(self.masks, sum(group.mask_GqK.numel() for group in groups))
 
-    run = session.start([], sink)
-    for request in requests(session, count, args.tokens, args.new):
-        run.board["branches"].submit(request)
-    masks, rounds, begun = 0, list[float](), process_time()
-    with torch.inference_mode():
-        while not run.finished:
-            before = process_time()
-            run.advance()
-            masks = max(masks, sizes.pop() if sizes else 0)
-            if run.state in ("verify", "continuous_decode"):
-                rounds.append(process_time() - before)
-    seconds = process_time() - begun
-    run.close()
-    rounds.sort()
-    return count * args.new / seconds, rounds[len(rounds) // 2], masks
+    def step(self) -> None:
+        """One phase further."""
+        before = process_time()
+        self.run.advance()
+        self.seconds += (took := process_time() - before)
+        if self.run.state in ("verify", "continuous_decode"):
+            self.rounds.append(took)
+
+
+def pair(count: int, args: argparse.Namespace, turn: int) -> list[Measured]:
+    """Both layouts, in the order of `LAYOUTS`, step by step beside each other."""
+    both = [Measured(layout, count, args) for layout in LAYOUTS]
+    while not both[0].run.finished:
+        turn += 1
+        for one in both if turn % 2 else both[::-1]:
+            one.step()
+    for one in both:
+        assert one.run.finished, "the layouts take the same steps"
+        one.run.close()
+    return both
 
 
 def main() -> None:
@@ -77,21 +93,23 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--set", dest="sets", action="append", default=[])
     args = parser.parse_args()
-    measure("bim", 1, args)  # the first run of a process is slower
-    for count in args.counts:
-        pairs = []
-        for turn in range(args.repeats):
-            order = LAYOUTS if turn % 2 else LAYOUTS[::-1]
-            pair = {layout: measure(layout, count, args) for layout in order}
-            pairs.append([pair[layout] for layout in LAYOUTS])
-        for at, layout in enumerate(LAYOUTS):
-            speed, round_time, masks = map(median, zip(*(pair[at] for pair in pairs), strict=True))
-            print(
-                f"{count:3} requests {layout:8} {speed:7.1f} tokens/s, "
-                f"{round_time * 1e3:7.2f} ms per round, masks {masks / 2**20:6.1f} MiB"
-            )
-        ratio = median(bim[0] / batching[0] for bim, batching in pairs)
-        print(f"{count:3} requests bim / batching {ratio:.3f}", flush=True)
+    with torch.inference_mode():
+        pair(1, args, 0)  # the first run of a process is slower
+        for count in args.counts:
+            show(count, [pair(count, args, turn) for turn in range(args.repeats)])
+
+
+def show(count: int, pairs: list[list[Measured]]) -> None:
+    """A line for each layout, and one for both."""
+    for layout, runs in zip(LAYOUTS, zip(*pairs, strict=True), strict=True):
+        speed = median(one.tokens / one.seconds for one in runs)
+        round_time = median(median(one.rounds) for one in runs)
+        print(
+            f"{count:3} requests {layout:8} {speed:7.1f} tokens/s, "
+            f"{round_time * 1e3:7.2f} ms per round, masks {runs[0].masks / 2**20:6.1f} MiB"
+        )
+    ratio = median(batching.seconds / bim.seconds for bim, batching in pairs)
+    print(f"{count:3} requests bim / batching {ratio:.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def test_slots_that_lie_apart_are_gathered() -> None:
         (lambda kv: kv.position.__setitem__(2, 5), "owner 1 has a gap"),
         (lambda kv: kv.release_([1]), "owner 1 has a gap"),
         (lambda kv: kv.owner.__setitem__(3, 2), "slots in use are counted wrongly"),
-        (lambda kv: kv.regions[NOBODY].include_(np.array([0])), None),
+        (lambda kv: kv.regions[NOBODY].include_(0, 0), None),
         (lambda kv: setattr(kv.regions[NOBODY], "high", 2), "slots outside region"),
         (lambda kv: setattr(kv.regions[NOBODY], "low", 1), "slots outside region"),
     ],

@@ -48,10 +48,10 @@ def test_the_lowest_free_slots_from_its_first_on_are_taken() -> None:
 
 def test_a_region_remembers_between_which_slots_it_was_used() -> None:
     region = Region(8, 8)
-    region.include_(np.array([9, 12]))
+    region.include_(9, 12)
     assert (region.low, region.high) == (9, 13)
-    region.include_(np.array([10]))
-    region.include_(np.array([8, 20]))
+    region.include_(10, 10)
+    region.include_(8, 20)
     assert (region.low, region.high) == (8, 21)
 
 
