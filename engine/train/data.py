@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class TrainingBatch:
 
     ``ids``, ``positions``, ``labels`` and ``weights`` are [rows, length]; ``mask`` is
     [rows, 1, length, length], True where the query (third axis) sees the key (fourth axis).
-    Label ``t`` is the id that position ``t`` has to predict.
+    Label ``t`` is the id that position ``t`` has to predict. ``samples`` are those of each row.
     """
 
     ids: Tensor
@@ -44,6 +44,7 @@ class TrainingBatch:
     labels: Tensor
     weights: Tensor
     mask: Tensor
+    samples: list[list[Tokens]]
 
     def written(self) -> Tensor:
         """float [rows, length], 1 where the token itself is one that the model has to write."""
@@ -51,7 +52,8 @@ class TrainingBatch:
         return torch.cat([torch.zeros_like(counted[:, :1]), counted[:, :-1]], dim=1)
 
     def to(self, device: torch.device) -> TrainingBatch:
-        return TrainingBatch(*(getattr(self, part.name).to(device) for part in fields(self)))
+        names = ("ids", "positions", "labels", "weights", "mask")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
 def trimmed(tokens: Tokens, length: int) -> Tokens:
@@ -81,7 +83,7 @@ def pack(rows: list[list[Tokens]], length: int) -> TrainingBatch:
     weights = torch.cat([weights[:, 1:], weights.new_zeros(len(rows), 1)], dim=1)
     same = samples[:, :, None] == samples[:, None, :]
     related = (segments[:, :, None] == segments[:, None, :]) | (segments[:, None, :] == 0)
-    return TrainingBatch(ids, positions, labels, weights, (same & related).tril()[:, None])
+    return TrainingBatch(ids, positions, labels, weights, (same & related).tril()[:, None], rows)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import UsageError
 from .answers import Written, is_answers, read_lines
 from .chats import ChatCoder, read_conversations
-from .data import GOLD, Source, Tokens, TrainingBatch, pack
+from .data import GOLD, Source, Tokens, TrainingBatch, pack, trimmed
 from .settings import ConversationFile, DrafterTraining
 from .teacher import Teacher
 
@@ -64,7 +64,8 @@ def conversation_lessons(
         learned, kept = (_answers if is_answers(path) else _chats)(path, settings, teacher)
         samples += learned
         held_out += kept
-    samples = [one for one in samples if sum(w >= GOLD for w in one.weights[: settings.length]) > 1]
+    samples = [trimmed(one, settings.length) for one in samples]
+    samples = [one for one in samples if sum(weight >= GOLD for weight in one.weights) > 1]
     if not samples:
         names = ", ".join(map(str, file.prompts))
         raise UsageError(

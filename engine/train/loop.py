@@ -84,6 +84,8 @@ class Course(Protocol):
 
 def train(settings: DrafterTraining, course: Course, lessons: Lessons) -> Path:
     """Train until the end, saving now and then; returns the folder of the exported drafter."""
+    if settings.keep_features and lessons.distinct is None:
+        raise UsageError("--keep-features: these texts have no end")
     progress = _restore(settings, course, lessons)
     log_file = settings.run_folder / "log.jsonl"
     keep_lines(log_file, progress.step)

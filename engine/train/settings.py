@@ -39,6 +39,14 @@ class DrafterTraining:
     head_lr: Annotated[float, Option(min=0.0, help="Peak learning rate of the rest.")] = 2e-3
     batch_tokens: Annotated[int, Option(min=16, help="Tokens of an update.")] = 3072
     length: Annotated[int, Option(min=16, help="Tokens of a row; longer samples are cut.")] = 768
+    keep_features: Annotated[
+        bool,
+        Option(
+            "--keep-features",
+            help="Read every text once and keep what the target says of it in memory (some KB per"
+            " token), instead of reading it again in every epoch.",
+        ),
+    ] = False
     seed: Annotated[int, Option(help="Another seed, other samples and weights.")] = 5
     resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False
     force: Annotated[bool, Option("--force", help="Even if that had other settings or texts.")] = (

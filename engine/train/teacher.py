@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils.logging import disable_progress_bar
@@ -13,18 +14,30 @@ from transformers.utils.logging import disable_progress_bar
 from ...models.config import DecoderConfig, decoder_config
 from ...models.load.tokenizer import load_tokenizer, stop_ids
 from ..prepare.environment import model_folder, set_up_torch
-from .data import TrainingBatch
+from .data import Tokens, TrainingBatch, pack
 from .settings import DrafterTraining
+
+
+class Told(NamedTuple):
+    """A sample, held so that nothing else gets its id, with its features and hidden states, both
+    in bfloat16."""
+
+    tokens: Tokens
+    features_SF: Tensor
+    hidden_SH: Tensor
 
 
 class Teacher:
     """A frozen target with its tokenizer.
 
+    Args:
+        keep: read every sample once, and keep in memory what was found.
+
     Raises:
         ModelError: the folder holds no target that specsot can run, or no usable tokenizer.
     """
 
-    def __init__(self, folder: Path, device: str = "cpu") -> None:
+    def __init__(self, folder: Path, device: str = "cpu", *, keep: bool = False) -> None:
         disable_progress_bar()  # type: ignore[no-untyped-call]  # ours is the only one
         self.folder, self.device = folder, torch.device(device)
         self.config: DecoderConfig = decoder_config(folder)
@@ -35,6 +48,7 @@ class Teacher:
         self.embedding: Tensor = self.model.get_input_embeddings().weight.detach()
         self.head: Tensor = self.model.get_output_embeddings().weight.detach()
         self.stops = stop_ids(self.config, self.tokenizer)
+        self._kept: dict[int, Told] | None = {} if keep else None
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text whose special tokens are meant as such."""
@@ -47,11 +61,36 @@ class Teacher:
         """One forward over packed rows; taps are indices of `hidden_states`, 0 the embedding.
 
         Args:
-            exact: in float32, as a run would be.
+            exact: in float32, as a run would be; nothing of it is kept.
 
         Returns:
             The tapped hidden states, joined, [B, S, F]; the input of the head, [B, S, H].
         """
+        if self._kept is None or exact:
+            return self._forward(batch, taps, exact)
+        parts = [[self._recall(self._kept, one, taps) for one in row] for row in batch.samples]
+        features = [torch.cat([told.features_SF for told in row]) for row in parts]
+        hidden = [torch.cat([told.hidden_SH for told in row]) for row in parts]
+        return self._padded(features, batch), self._padded(hidden, batch)
+
+    def _padded(self, rows: list[Tensor], batch: TrainingBatch) -> Tensor:
+        missing = [batch.ids.shape[1] - len(row) for row in rows]
+        padded = [F.pad(row, (0, 0, 0, more)) for row, more in zip(rows, missing, strict=True)]
+        return torch.stack(padded).to(self.device).float()
+
+    def _recall(self, kept: dict[int, Told], tokens: Tokens, taps: tuple[int, ...]) -> Told:
+        """What the target says of a sample. It is read by itself, so that this is the same in
+        whatever batch it stands."""
+        if id(tokens) not in kept:
+            alone = pack([[tokens]], len(tokens.ids)).to(self.device)
+            features_1SF, hidden_1SH = self._forward(alone, taps, exact=False)
+            parts = (part[0].bfloat16().cpu() for part in (features_1SF, hidden_1SH))
+            kept[id(tokens)] = Told(tokens, *parts)
+        return kept[id(tokens)]
+
+    def _forward(
+        self, batch: TrainingBatch, taps: tuple[int, ...], exact: bool
+    ) -> tuple[Tensor, Tensor]:
         with self.low_precision(not exact):
             out = self.model.base_model(
                 input_ids=batch.ids,
@@ -68,7 +107,7 @@ class Teacher:
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """[..., H] -> [..., V], in bfloat16."""
         with self.low_precision():
-            return torch.nn.functional.linear(hidden_RH, self.head)
+            return F.linear(hidden_RH, self.head)
 
     def low_precision(self, wanted: bool = True) -> torch.autocast:
         """Products in bfloat16, everything else as it is."""
@@ -100,4 +139,5 @@ def load_teacher(settings: DrafterTraining) -> Teacher:
         ModelError: no such model.
     """
     set_up_torch(settings.threads or torch.get_num_threads(), settings.device)
-    return Teacher(model_folder(settings.target, "target"), settings.device)
+    folder = model_folder(settings.target, "target")
+    return Teacher(folder, settings.device, keep=settings.keep_features)

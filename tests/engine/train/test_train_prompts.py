@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -236,6 +237,23 @@ def test_outlines_and_parts_are_trained_on_as_they_were_seen(
     assert counted_S.sum() > 40 and not (counted_S & first_S).any()
     right_S = best_S == batch.labels[0]
     assert right_S[counted_S].all(), "every token is the target's own, at its place"
+
+
+def test_what_is_kept_of_a_text_is_what_the_target_says_of_it(teacher: Teacher) -> None:
+    draw = Random(3)
+    samples = [
+        Tokens([draw.randrange(9, 900) for _ in range(n)], [1.0] * n, [0] * n, [*range(n)])
+        for n in (12, 30, 7, 21)
+    ]
+    keeping, taps = Teacher(EMBEDDED, keep=True), (2, 4)
+    batches = [pack([samples[:2], samples[2:]], 48), pack([samples[::-1]], 80)]
+    for batch in batches:
+        for kept, said in zip(keeping.look(batch, taps), teacher.look(batch, taps), strict=True):
+            there = (batch.mask[:, 0].any(-1)).unsqueeze(-1) & (kept != 0).any(-1, keepdim=True)
+            assert ((kept - said) * there).norm() < 0.02 * (said * there).norm()
+    again = keeping.look(batches[1], taps)[0][0, : len(samples[3].ids)]
+    first = keeping.look(batches[0], taps)[0][1, 7:28]
+    assert torch.equal(again, first), "in whatever batch it stands"
 
 
 def test_a_held_out_line_of_answers_is_drafted_branch_by_branch(
