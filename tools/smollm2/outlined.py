@@ -37,7 +37,7 @@ def faults(answer: Answer, markers: list[str]) -> list[str]:
     texts = [section.text for section in answer.sections]
     found = {
         "no outline of 2 to 8 parts": not 2 <= len(points) <= 8,
-        "fallback": answer.outline is not None and answer.outline.status != "ok",
+        "an outline read in part": answer.outline is not None and answer.outline.status != "ok",
         "a title twice": len(set(titles)) < len(titles),
         "marker text": any(mark in text for text in (*titles, *texts) for mark in markers),
         "an empty part": not all(text.strip() for text in texts),
