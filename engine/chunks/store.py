@@ -205,7 +205,9 @@ def _read(path: Path) -> ChunkKV:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:
+        if not path.exists():  # torch maps it once more by its name, and another process took it
+            raise FileNotFoundError(path) from None
         raise DamagedChunk(f"{path}: cannot be read: {error}") from None
     if set(tensors) - {"features"} != {"keys", "values"}:
         raise DamagedChunk(f"{path}: holds {', '.join(sorted(tensors))}, not keys and values")

@@ -264,6 +264,20 @@ def test_a_missing_header_field_is_damage(tmp_path: Path) -> None:
     assert files.list()[0] == [] and len(files.list()[1]) == 1
 
 
+def test_a_file_that_goes_while_it_is_opened_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ChunkStore(4 * SIZE, tmp_path).put(key(), chunk())
+
+    def gone(path: Path, framework: str) -> None:
+        path.unlink()
+        raise RuntimeError(f"unable to open file <{path}> in read-only mode")
+
+    monkeypatch.setattr("specsot.engine.chunks.store.safe_open", gone)
+    store = ChunkStore(4 * SIZE, tmp_path)
+    assert store.get(key()) is None and not store.notes
+
+
 def many_writes(folder: Path) -> None:
     torch.set_num_threads(1)
     store = ChunkStore(4 * SIZE, folder)
