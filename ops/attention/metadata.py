@@ -215,9 +215,9 @@ def _dense(kv: KVCache, members: Sequence[Member]) -> tuple[Sequence[Member], li
 
 def _stack(members: Sequence[Member], keys: Sequence[Keys], group: Sequence[int]) -> Stack:
     rows = [members[i].rows for i in group]
-    rows_Gq = np.array([one[-1] for one in rows]).repeat(max(map(len, rows))).reshape(len(rows), -1)
+    rows_Gq = np.empty((len(rows), max(map(len, rows))), np.int64)
     for own_q, one in zip(rows_Gq, rows, strict=True):
-        own_q[: len(one)] = one
+        own_q[: len(one)], own_q[len(one) :] = one, one[-1]
     first = keys[group[0]]
     if isinstance(first, np.ndarray):
         return Stack(rows_Gq, first, first[None])

@@ -83,8 +83,8 @@ class KVCache:
         """The slots of some roots: first slot and number of slots of the run that holds them all,
         or a list of them if they lie too far apart."""
         regions = [r for root in roots if (r := self.regions.get(root)) and r.high]
-        low = min([region.low for region in regions], default=0)
-        high = max([region.high for region in regions], default=0)
+        low = min((r.low for r in regions), default=0)
+        high = max((r.high for r in regions), default=0)
         part = self.root[low:high]
         own = part == roots[0] if len(roots) == 1 else np.isin(part, roots)
         if high - low <= 2 * np.count_nonzero(own) + SPREAD:
@@ -126,7 +126,7 @@ class KVCache:
         slots = np.empty(root_Q.size, np.int32)
         free = self.owner == FREE
         for root in dict.fromkeys(root_Q.tolist()):
-            (mine,) = np.nonzero(root_Q == root)
+            mine = np.flatnonzero(root_Q == root)
             region = self.regions.setdefault(root, Region())
             slots[mine] = lowest = region.lowest(free, mine.size)
             free[lowest] = False

@@ -78,7 +78,7 @@ class Region:
         """
         near = (self.first, max(self.high, self.first) + count)
         for first, last in (near, (self.first, len(free)), (0, len(free))):
-            slots = first + free[first:last].nonzero()[0][:count]
+            slots = first + np.flatnonzero(free[first:last])[:count]
             if slots.size == count:
                 return slots.astype(np.int32)
         raise PoolFullError(f"{count} slots asked, {slots.size} free")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from string import Formatter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -18,9 +18,6 @@ from ..graph.schema import check_mapping, problem
 from ..yaml.source import GraphError, Problem, Source, decode, hint
 from ..yaml.spec import Int, Spec
 from .outline import OutlineFormat
-
-if TYPE_CHECKING:
-    pass
 
 FOLDER = Path(__file__).parent / "templates"
 SHIPPED = ("embedded", "instruct", "list")

@@ -19,6 +19,7 @@ import torch
 
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.api import open_session
+from specsot.engine.run.session import Session
 from specsot.states.requests.branch import Request
 from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.trace import OpRan
@@ -26,12 +27,13 @@ from specsot.states.trace import OpRan
 LAYOUTS = ("bim", "batching")
 
 
-def requests(session: object, count: int, tokens: int, budget: int) -> list[Request]:
+def requests(session: Session, count: int, tokens: int, budget: int) -> list[Request]:
+    """Requests whose prompts are random tokens, and whose answers end by the budget alone."""
     draw = random.Random(count)
-    size = session.models.target.vocab_size  # type: ignore[attr-defined]
+    size = session.models.target.vocab_size
     made = []
     for number in range(count):
-        one = session.request(Prompt(str(number), "?"))  # type: ignore[attr-defined]
+        one = session.request(Prompt(str(number), "?"))
         ids = tuple(draw.randrange(10, size) for _ in range(tokens))
         one = replace(one, prefix=PromptTokens(), tail=PromptTokens(ids))
         made.append(replace(one, stop_ids=frozenset(), budget=budget))
