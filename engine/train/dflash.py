@@ -73,7 +73,7 @@ class DFlashCourse:
         self.optimizer = MuonAdamW(self.model, settings.lr, settings.head_lr)
 
     def teach(self, batch: TrainingBatch, draw: torch.Generator) -> LossReport:
-        features_BSF, _ = self.teacher.look(batch, self.model.tap_ids)
+        features_BSF = self.teacher.look(batch, self.model.tap_ids).features_BSF
         packing = Packing(batch.positions, batch.mask[:, 0])
         with self.teacher.low_precision():
             step = self.online(
@@ -83,7 +83,7 @@ class DFlashCourse:
 
     def hits(self, sample: HeldOutPrompt) -> Tensor:
         batch = sample.batch(self.teacher.device)
-        features_BSF, _ = self.teacher.look(batch, self.model.tap_ids, exact=True)
+        features_BSF = self.teacher.look(batch, self.model.tap_ids, exact=True).features_BSF
         roots = torch.arange(sample.first, batch.ids.shape[1], device=batch.ids.device)[None]
         blocks = Blocks(roots, roots >= 0, self.online.block_size, batch.ids.shape[1])
         hidden_BQH = self.online.hidden(batch.ids, features_BSF, blocks)

@@ -61,11 +61,33 @@ def new_drafter(settings: Eagle3Training, teacher: Teacher, ids: Tensor) -> Eagl
         elif name != "embed_tokens.weight":
             nn.init.normal_(parameter, std=0.02)
     drafter.lm_head.weight.data.copy_(teacher.head[ids])
+    import os
+    if os.environ.get("TRY_INHERIT"):
+        inherit(drafter, teacher)
     drafter.d2t.copy_(ids - torch.arange(len(ids)))
     drafter.t2d.fill_(False)[ids] = True
     drafter.to(teacher.device)
     drafter.embed_tokens.weight = nn.Parameter(teacher.embedding, requires_grad=False)
     return drafter
+
+
+@torch.no_grad()
+def inherit(drafter: Eagle3, teacher: Teacher) -> None:
+    """The layer begins as the target's last, reading the last tap beside the embedding."""
+    hidden = drafter.config.hidden_size
+    theirs, mine = teacher.model.base_model.layers[-1], drafter.midlayer
+    drafter.fc.weight[:, -hidden:] += torch.eye(hidden)
+    drafter.norm.weight.copy_(teacher.model.base_model.norm.weight)
+    mine.hidden_norm.weight.copy_(theirs.input_layernorm.weight)
+    mine.post_attention_layernorm.weight.copy_(theirs.post_attention_layernorm.weight)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        getattr(mine.self_attn, name).weight[:, hidden:] = getattr(theirs.self_attn, name).weight
+    mine.self_attn.o_proj.weight.copy_(theirs.self_attn.o_proj.weight)
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        part = getattr(mine.mlp, name).weight
+        whole = getattr(theirs.mlp, name).weight
+        if part.shape == whole.shape:
+            part.copy_(whole)
 
 
 def chain_tau(accuracies: list[Tensor]) -> Tensor:
@@ -78,7 +100,9 @@ class Lesson:
     """What the target said about a batch of sequences; all but `taps` already shifted by one.
 
     taps_BSF: the target's tapped hidden states of token j.
-    tokens_BS: int64, token j + 1. teacher_BSV: the target's logits after token j + 1.
+    tokens_BS: int64, token j + 1.
+    wanted_BSD: what the target would say after token j + 1, its softmax over the draft vocabulary.
+    best_BS: int64, its likeliest token there, of its whole vocabulary.
     counted_BS: float, 1 where row j counts at step 0.
     positions_BS: int64, the position of token j.
     visible_BSS: bool, True where row j (second axis) sees row k (third axis) of step 0.
@@ -86,7 +110,8 @@ class Lesson:
 
     taps_BSF: Tensor
     tokens_BS: Tensor
-    teacher_BSV: Tensor
+    wanted_BSD: Tensor
+    best_BS: Tensor
     counted_BS: Tensor
     positions_BS: Tensor
     visible_BSS: Tensor
@@ -121,15 +146,15 @@ def rehearse(drafter: Eagle3, lesson: Lesson, steps: int) -> LossTerms:
 
 def _score(drafter: Eagle3, hidden_BSH: Tensor, lesson: Lesson, step: int) -> tuple[Tensor, Tensor]:
     """Cross-entropy with the target's distribution over the draft vocabulary, and accuracy."""
-    teacher_BSV, counted_BS = shift(lesson.teacher_BSV, step), shift(lesson.counted_BS, step)
-    known_BS = drafter.t2d[teacher_BSV.argmax(-1)] * counted_BS
+    best_BS, counted_BS = shift(lesson.best_BS, step), shift(lesson.counted_BS, step)
+    known_BS = drafter.t2d[best_BS] * counted_BS
     rows = known_BS.flatten().nonzero().flatten()  # nothing else contributes
-    wanted_RV = teacher_BSV.flatten(0, 1)[rows][:, drafter.t2d].float().softmax(-1)
-    logits_RV = drafter.logits(hidden_BSH.flatten(0, 1)[rows])
-    losses_R = -(wanted_RV * F.log_softmax(logits_RV, -1)).sum(-1)
+    wanted_RD = lesson.wanted_BSD.flatten(0, 1)[rows + step].float()
+    logits_RD = drafter.logits(hidden_BSH.flatten(0, 1)[rows])
+    losses_R = -(wanted_RD * F.log_softmax(logits_RD, -1)).sum(-1)
     weights_R = known_BS.flatten()[rows]
-    right_R = (logits_RV.argmax(-1) == wanted_RV.argmax(-1)) * weights_R
-    accuracy = right_R.sum() / counted_BS.sum().clamp_min(1e-6)
+    right_R = drafter.to_target(logits_RD.argmax(-1)) == best_BS.flatten()[rows]
+    accuracy = (right_R * weights_R).sum() / counted_BS.sum().clamp_min(1e-6)
     return (losses_R * weights_R).sum() / known_BS.numel(), accuracy.detach()
 
 
@@ -179,6 +204,7 @@ class Eagle3Course:
     def __init__(self, settings: Eagle3Training, teacher: Teacher, ids: Tensor) -> None:
         self.settings, self.teacher = settings, teacher
         self.model = new_drafter(settings, teacher, ids)
+        self.head_DH = teacher.head[ids]
         self.optimizer = MuonAdamW(self.model, settings.lr, settings.head_lr)
 
     def lesson(self, batch: TrainingBatch, *, exact: bool = False) -> Lesson:
@@ -190,11 +216,15 @@ class Eagle3Course:
         Args:
             exact: hidden states in float32, as in a run.
         """
-        features_BSF, hidden_BSH = self.teacher.look(batch, self.model.config.taps, exact=exact)
+        taps = self.model.config.taps
+        told = self.teacher.look(batch, taps, best=True, exact=exact)
+        with torch.no_grad(), self.teacher.low_precision():
+            wanted_BSD = F.linear(shift(told.hidden_BSH), self.head_DH).softmax(-1)
         return Lesson(
-            taps_BSF=features_BSF,
+            taps_BSF=told.features_BSF,
             tokens_BS=batch.labels,
-            teacher_BSV=shift(self.teacher.logits(hidden_BSH)),
+            wanted_BSD=wanted_BSD,
+            best_BS=shift(told.best_BS),
             counted_BS=(shift(batch.weights) >= GOLD).float(),
             positions_BS=batch.positions,
             visible_BSS=batch.mask[:, 0],

@@ -19,12 +19,22 @@ from .settings import DrafterTraining
 
 
 class Told(NamedTuple):
-    """A sample, held so that nothing else gets its id, with its features and hidden states, both
-    in bfloat16."""
+    """What the target says of packed rows.
+
+    features_BSF: the tapped hidden states, joined. hidden_BSH: the input of its head.
+    best_BS: int64, its likeliest next token; zeros unless it was asked for.
+    """
+
+    features_BSF: Tensor
+    hidden_BSH: Tensor
+    best_BS: Tensor
+
+
+class Kept(NamedTuple):
+    """A sample, held so that nothing else gets its id, and what was told of it, in bfloat16."""
 
     tokens: Tokens
-    features_SF: Tensor
-    hidden_SH: Tensor
+    told: Told
 
 
 class Teacher:
@@ -48,7 +58,7 @@ class Teacher:
         self.embedding: Tensor = self.model.get_input_embeddings().weight.detach()
         self.head: Tensor = self.model.get_output_embeddings().weight.detach()
         self.stops = stop_ids(self.config, self.tokenizer)
-        self._kept: dict[int, Told] | None = {} if keep else None
+        self._kept: dict[int, Kept] | None = {} if keep else None
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text whose special tokens are meant as such."""
@@ -56,41 +66,47 @@ class Teacher:
 
     @torch.no_grad()
     def look(
-        self, batch: TrainingBatch, taps: tuple[int, ...] = (), *, exact: bool = False
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        batch: TrainingBatch,
+        taps: tuple[int, ...] = (),
+        *,
+        best: bool = False,
+        exact: bool = False,
+    ) -> Told:
         """One forward over packed rows; taps are indices of `hidden_states`, 0 the embedding.
 
         Args:
+            best: the likeliest tokens are wanted too; that is the largest product of all.
             exact: in float32, as a run would be; nothing of it is kept.
-
-        Returns:
-            The tapped hidden states, joined, [B, S, F]; the input of the head, [B, S, H].
         """
         if self._kept is None or exact:
-            return self._forward(batch, taps, exact)
-        parts = [[self._recall(self._kept, one, taps) for one in row] for row in batch.samples]
-        features = [torch.cat([told.features_SF for told in row]) for row in parts]
-        hidden = [torch.cat([told.hidden_SH for told in row]) for row in parts]
-        return self._padded(features, batch), self._padded(hidden, batch)
+            return self._forward(batch, taps, best, exact)
+        rows = [[self._recall(self._kept, one, taps, best) for one in row] for row in batch.samples]
+        length, parts = batch.ids.shape[1], range(len(Told._fields))
+        return Told(*(self._joined(rows, part, length) for part in parts))
 
-    def _padded(self, rows: list[Tensor], batch: TrainingBatch) -> Tensor:
-        missing = [batch.ids.shape[1] - len(row) for row in rows]
-        padded = [F.pad(row, (0, 0, 0, more)) for row, more in zip(rows, missing, strict=True)]
-        return torch.stack(padded).to(self.device).float()
+    def _joined(self, rows: list[list[Told]], part: int, length: int) -> Tensor:
+        """One part of what is kept of each row's samples, behind each other."""
+        joined = [torch.cat([told[part][0] for told in row]) for row in rows]
+        padded = [F.pad(x, (0, 0) * (x.dim() - 1) + (0, length - len(x))) for x in joined]
+        both = torch.stack(padded).to(self.device)
+        return both.float() if both.is_floating_point() else both
 
-    def _recall(self, kept: dict[int, Told], tokens: Tokens, taps: tuple[int, ...]) -> Told:
+    def _recall(
+        self, kept: dict[int, Kept], tokens: Tokens, taps: tuple[int, ...], best: bool
+    ) -> Told:
         """What the target says of a sample. It is read by itself, so that this is the same in
         whatever batch it stands."""
         if id(tokens) not in kept:
             alone = pack([[tokens]], len(tokens.ids)).to(self.device)
-            features_1SF, hidden_1SH = self._forward(alone, taps, exact=False)
-            parts = (part[0].bfloat16().cpu() for part in (features_1SF, hidden_1SH))
-            kept[id(tokens)] = Told(tokens, *parts)
-        return kept[id(tokens)]
+            features, hidden, likeliest = self._forward(alone, taps, best, exact=False)
+            told = Told(features.bfloat16().cpu(), hidden.bfloat16().cpu(), likeliest.cpu())
+            kept[id(tokens)] = Kept(tokens, told)
+        return kept[id(tokens)].told
 
     def _forward(
-        self, batch: TrainingBatch, taps: tuple[int, ...], exact: bool
-    ) -> tuple[Tensor, Tensor]:
+        self, batch: TrainingBatch, taps: tuple[int, ...], best: bool, exact: bool
+    ) -> Told:
         with self.low_precision(not exact):
             out = self.model.base_model(
                 input_ids=batch.ids,
@@ -101,7 +117,8 @@ class Teacher:
             )
         last: Tensor = out.last_hidden_state
         features = [out.hidden_states[tap] for tap in taps] or [last[..., :0]]
-        return torch.cat(features, -1).float(), last
+        likeliest = self.logits(last).argmax(-1) if best else torch.zeros_like(batch.ids)
+        return Told(torch.cat(features, -1).float(), last, likeliest)
 
     @torch.no_grad()
     def logits(self, hidden_RH: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class VanillaCourse:
     def teach(self, batch: TrainingBatch, draw: torch.Generator) -> LossReport:
         rows = (batch.weights.flatten() >= GOLD).nonzero().flatten()
         labels_R = batch.labels.flatten()[rows]
-        _, hidden_BSH = self.teacher.look(batch)
+        hidden_BSH = self.teacher.look(batch).hidden_BSH
         wanted_RV = log_softmax(self.teacher.logits(hidden_BSH.flatten(0, 1)[rows]).float(), -1)
         with self.teacher.low_precision():
             logits_RV = self._hidden(batch).flatten(0, 1)[rows] @ self.model.lm_head.weight.T

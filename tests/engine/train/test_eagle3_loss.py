@@ -24,13 +24,14 @@ def drafter() -> Eagle3:
     return load_eagle3(GOLDEN / "drafts" / "llama_eagle3", target)
 
 
-def lesson(step: dict[str, torch.Tensor]) -> Lesson:
+def lesson(step: dict[str, torch.Tensor], known_V: torch.Tensor) -> Lesson:
     rows, length = step["input_ids"].shape
     keys = step["attention_mask"].bool()[:, None, :]
     return Lesson(
         taps_BSF=step["aux_hidden"],
         tokens_BS=step["input_ids_shifted"].long(),
-        teacher_BSV=step["target_logits_shifted"],
+        wanted_BSD=step["target_logits_shifted"][..., known_V].softmax(-1),
+        best_BS=step["target_logits_shifted"].argmax(-1),
         counted_BS=step["loss_mask"].float(),
         positions_BS=torch.arange(length).expand(rows, -1),
         visible_BSS=torch.ones(length, length, dtype=torch.bool).tril() & keys,
@@ -38,7 +39,8 @@ def lesson(step: dict[str, torch.Tensor]) -> Lesson:
 
 
 def test_losses_and_accuracies_of_every_step(step: dict[str, torch.Tensor]) -> None:
-    verdict = rehearse(drafter(), lesson(step), steps=7)
+    model = drafter()
+    verdict = rehearse(model, lesson(step, model.t2d), steps=7)
     torch.testing.assert_close(torch.stack(verdict.losses), step["plosses"], atol=2e-6, rtol=2e-6)
     facts = json.loads((GOLDEN / "e3_llama_training" / "ttt_step.json").read_text())
     expected = torch.tensor(facts["accuracies"])
@@ -49,7 +51,7 @@ def test_gradients_of_the_decayed_sum(step: dict[str, torch.Tensor]) -> None:
     model = drafter()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name != "embed_tokens.weight")
-    total = rehearse(model, lesson(step), steps=7).total()
+    total = rehearse(model, lesson(step, model.t2d), steps=7).total()
     torch.testing.assert_close(total[None], step["loss"], atol=2e-5, rtol=2e-6)
     total.backward()
     expected = {k.removeprefix("grad."): v for k, v in step.items() if k.startswith("grad.")}

@@ -242,7 +242,7 @@ def test_held_out_rounds_of_eagle3_are_those_of_a_run(inputs: list[str], tmp_pat
     course = Eagle3Course(config, teacher, torch.arange(32))
     course.model = drafter
     held = answered(teacher, [5, 9, 3, 70, 31, 8], 40)
-    taps, _ = teacher.look(held.batch(teacher.device), drafter.config.taps, exact=True)
+    taps = teacher.look(held.batch(teacher.device), drafter.config.taps, exact=True).features_BSF
     hits, ids = course.hits(held), list(held.ids)
     lengths = []
     for root in range(held.first, len(ids) - steps):

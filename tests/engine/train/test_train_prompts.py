@@ -230,8 +230,7 @@ def test_outlines_and_parts_are_trained_on_as_they_were_seen(
     tokens = parts.tokens()
     assert tokens.positions[: len(parts.trunk)] == list(range(len(parts.trunk)))
     batch = pack([[tokens]], len(tokens.ids))
-    _, hidden_1SH = teacher.look(batch, exact=True)
-    best_S = (hidden_1SH[0] @ teacher.head.T).argmax(-1)
+    best_S = teacher.look(batch, best=True, exact=True).best_BS[0]
     counted_S = batch.weights[0] >= GOLD
     first_S = torch.tensor(tokens.segments) != torch.tensor([*tokens.segments[1:], -1])
     assert counted_S.sum() > 40 and not (counted_S & first_S).any()
@@ -248,11 +247,16 @@ def test_what_is_kept_of_a_text_is_what_the_target_says_of_it(teacher: Teacher) 
     keeping, taps = Teacher(EMBEDDED, keep=True), (2, 4)
     batches = [pack([samples[:2], samples[2:]], 48), pack([samples[::-1]], 80)]
     for batch in batches:
-        for kept, said in zip(keeping.look(batch, taps), teacher.look(batch, taps), strict=True):
-            there = (batch.mask[:, 0].any(-1)).unsqueeze(-1) & (kept != 0).any(-1, keepdim=True)
-            assert ((kept - said) * there).norm() < 0.02 * (said * there).norm()
-    again = keeping.look(batches[1], taps)[0][0, : len(samples[3].ids)]
-    first = keeping.look(batches[0], taps)[0][1, 7:28]
+        kept = keeping.look(batch, taps, best=True)
+        said = teacher.look(batch, taps, best=True)
+        for mine, theirs in zip(kept[:2], said[:2], strict=True):
+            there = (mine != 0).any(-1, keepdim=True)
+            assert ((mine - theirs) * there).norm() < 0.02 * (theirs * there).norm()
+        there_BS = (kept.hidden_BSH != 0).any(-1)
+        same_BS = (kept.best_BS == said.best_BS)[there_BS]
+        assert len(same_BS) > 40 and same_BS.float().mean() > 0.95
+    again = keeping.look(batches[1], taps, best=True).features_BSF[0, : len(samples[3].ids)]
+    first = keeping.look(batches[0], taps, best=True).features_BSF[1, 7:28]
     assert torch.equal(again, first), "in whatever batch it stands"
 
 
