@@ -1,5 +1,6 @@
 """What a failure means to the shell: exit codes, and one clear line for every kind of error."""
 
+import re
 from enum import IntEnum
 from traceback import walk_tb
 
@@ -44,9 +45,27 @@ def code_of(error: BaseException) -> Code:
     return next((code for kind, code in kinds if isinstance(error, kind)), Code.FAILED)
 
 
-def is_ours(error: BaseException) -> bool:
-    """Whether the message was written for a user; anything else is a fault of the program."""
-    return code_of(error) is not Code.FAILED
+def is_told(error: BaseException) -> bool:
+    """Whether the message says all that a user needs; anything else is a fault of some program."""
+    return code_of(error) is not Code.FAILED or refusal(error) is not None
+
+
+def refusal(error: BaseException) -> str | None:
+    """What the machine refused, in words: a full disk, a missing right, too little memory."""
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error) or type(error).__name__
+        return reason if error.filename is None else f"{error.filename}: {reason}"
+    first = first_line(error)
+    short = "can't allocate memory" in first or type(error).__name__ == "OutOfMemoryError"
+    if not short and not isinstance(error, MemoryError):
+        return None
+    asked = re.search(r"allocate ([0-9.]+ ?[KMGT]?i?B|[0-9]+ bytes)", first)
+    return "not enough memory" + (f" for {asked[1]}" if asked else "")
+
+
+def first_line(error: BaseException) -> str:
+    """Of what the error says."""
+    return str(error).strip().split("\n", 1)[0]
 
 
 def fault_of(error: BaseException) -> str:
@@ -60,10 +79,15 @@ def fault_of(error: BaseException) -> str:
     return str(frames[called]).split(".")[0] if 0 < called < len(frames) else "specsot"
 
 
+def blame(error: BaseException) -> list[str]:
+    """Whose fault an error is that nobody was told of; none if the machine refused something."""
+    return [] if refusal(error) else [f"this is a fault of {fault_of(error)}"]
+
+
 def message_of(error: BaseException) -> str:
     """What to tell the user; a fault is told with its kind and its place in the graph."""
-    if is_ours(error):
+    if code_of(error) is not Code.FAILED:
         return str(error) or type(error).__name__
     places = [str(note) for note in getattr(error, "__notes__", ())]
-    first = str(error).strip().split("\n", 1)[0]
-    return ": ".join([*places, type(error).__name__, *([first] if first else [])])
+    told = refusal(error) or ": ".join(filter(None, (type(error).__name__, first_line(error))))
+    return ": ".join([*places, told])

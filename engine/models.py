@@ -1,6 +1,7 @@
 """What a run decodes with: models and a tokenizer, loaded once and shared by any number of runs."""
 
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..models.load.weights import load_target
 from ..ops.kv.pool import KVCache
 from ..ops.types import Target
 from ..states.graph.drafters import drafter_class
+from .prepare.limits import free_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,16 @@ def with_drafter(models: Models, folder: Path, kind: str) -> Models:
 
 
 def new_pool(model: Target | Eagle3, capacity: int, rows: int, models: Models) -> KVCache:
-    """The KV pool of one model, `rows` of it under ``batching``."""
+    """The KV pool of one model, `rows` of it under ``batching``.
+
+    Raises:
+        MemoryError: it takes more than there is; with both numbers.
+    """
     shape = (model.num_layers, model.kv_heads, model.head_dim, capacity, rows)
+    needed, free = 2 * prod(shape) * models.dtype.itemsize, free_memory()
+    if models.device.type == "cpu" and free is not None and needed > free:
+        each = f"{rows} rows of {capacity}" if rows > 1 else str(capacity)
+        raise MemoryError(
+            f"keys and values of {each} slots take {needed / 1e9:.1f} GB, {free / 1e9:.1f} are free"
+        )
     return KVCache(*shape, dtype=models.dtype, device=models.device)

@@ -10,39 +10,65 @@ from typing import Any, ParamSpec, TextIO, TypeVar
 
 import typer
 
-from .errors import Code, code_of, fault_of, is_ours, message_of
+from .errors import Code, blame, code_of, is_told, message_of
 
 DEBUG = "SPECSOT_DEBUG"
+STDOUT = "standard output"
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def writer(stream: TextIO) -> Callable[[str], None]:
-    """Write and flush; whatever the encoding lacks is escaped, a reader that has gone is none.
+class Writer:
+    """Writes and flushes; whatever the encoding lacks is escaped.
 
-    So a run goes on, and keeps what it makes, when its output is piped into `head`.
+    A reader that has gone is none: so a run goes on, and keeps what it makes, when its output is
+    piped into `head`. What comes after a fault is dropped.
+
+    Attributes:
+        fault: why the stream cannot be written to (a full disk, a closed stream), else None.
     """
 
-    def write(text: str) -> None:
-        encoding = stream.encoding or "utf-8"
-        try:
-            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-            stream.flush()
-        except BrokenPipeError:
-            _drop(stream)
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.fault: OSError | None = None
 
-    return write
+    def __call__(self, text: str) -> None:
+        encoding = self._stream.encoding or "utf-8"
+        try:
+            self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            self._stream.flush()
+        except BrokenPipeError:
+            _drop(self._stream)
+        except OSError as error:
+            self.fault = error
+            _drop(self._stream)
+
+
+def open_streams() -> None:
+    """Give those of the three standard streams that the shell has closed a file to nowhere.
+
+    Or the next file that is opened would get the number, and what was meant for the stream.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # Writing into it fails, and is told, where an answer would have gone.
+            null = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+            os.dup2(null, number)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def complain(message: str) -> None:
     """One message on stderr."""
-    writer(sys.stderr)(f"specsot: {message}\n")
+    Writer(sys.stderr)(f"specsot: {message}\n")
 
 
 def ended(error: BaseException) -> Code:
     """The exit code of a user's mistake or an interruption, told in one line; faults go on."""
-    if not is_ours(error):
+    if not is_told(error):
         raise error
     complain("interrupted" if isinstance(error, KeyboardInterrupt) else message_of(error))
     return code_of(error)
@@ -59,6 +85,14 @@ def exit_code(command: Callable[P, int]) -> Callable[P, int]:
             return ended(error)
 
     return called
+
+
+def put(text: str) -> None:
+    """A result on stdout; raises OSError where it cannot be written."""
+    out = Writer(sys.stdout)
+    out(text)
+    if out.fault is not None:
+        raise OSError(out.fault.errno, out.fault.strerror, STDOUT)
 
 
 def json_text(document: Mapping[str, Any]) -> str:
@@ -104,15 +138,16 @@ def one_line_for_faults() -> Iterator[None]:
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
-        first = str(error).strip().split("\n", 1)[0]
-        complain(f"{type(error).__name__}: {first}")
-        complain(f"this is a fault of {fault_of(error)}; {DEBUG}=1 shows where")
+        complain(message_of(error))
+        for line in blame(error):
+            complain(f"{line}; {DEBUG}=1 shows where")
         raise SystemExit(1) from None
     finally:
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:
-            _drop(sys.stdout)
+        out = Writer(sys.stdout)
+        out("")
+        if out.fault is not None:
+            complain(f"{STDOUT}: {message_of(out.fault)}")
+            raise SystemExit(1)
 
 
 def _drop(stream: TextIO) -> None:

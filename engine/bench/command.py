@@ -15,7 +15,7 @@ from ..prepare.files import FOLDER, PACKAGE, is_graph
 from ..prepare.inputs import Prompts, read_file
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
-from ..shell import complain, exit_code, json_text, writer
+from ..shell import complain, exit_code, json_text, put
 from ..terminal import working
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ def compare_command(sides: Sequence[str], options: RunOptions) -> int:
     comparison = compare_jobs(prepare_all(sides, options, prompts))
     count, failures = len(comparison.prompts), comparison.failures
     if options.as_json:
-        writer(sys.stdout)(json_text(comparison.document()))
+        put(json_text(comparison.document()))
     elif count:
         # Here and not above: a mistyped graph is an error at once, torch takes seconds to import.
         from .table import render
 
-        writer(sys.stdout)(render(comparison, sys.stdout, dict(os.environ)))
+        put(render(comparison, sys.stdout, dict(os.environ)))
     for line in comparison.problems:
         complain(line)
     if failures:

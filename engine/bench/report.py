@@ -5,6 +5,7 @@ from itertools import product
 from typing import Any
 
 from ..errors import Code
+from ..prepare.environment import threads_of
 from ..run.runner import STATUS_CODES, Status
 from .equal import (
     CUT,
@@ -106,7 +107,7 @@ def _graph(side: Side) -> dict[str, Any]:
         "drafter_model": options.drafter_model if graph.drafter.has_model else None,
         "dtype": options.dtype,
         "device": options.device,
-        "threads": side.job.threads,
+        "threads": threads_of(side.job),
         "max_new_tokens": side.session.budget,
     }
 

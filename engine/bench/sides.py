@@ -10,7 +10,7 @@ from typing import Any
 
 from ...states.requests.branch import Request
 from ..models import load_models, with_drafter
-from ..prepare.environment import model_folders, set_up_torch
+from ..prepare.environment import model_folders, set_up_torch, threads_of
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..record.metrics import Meter, state_figures
@@ -131,7 +131,7 @@ class SharedModels:
     ) -> Side:
         """A job with the models of these folders; raises UsageError, ModelError, GraphError."""
         options = job.options
-        set_up_torch(job.threads, options.device)
+        set_up_torch(threads_of(job), options.device)
         models = self._target(target, None, device=options.device, dtype=options.dtype)
         if drafter is not None:
             models = self._drafted(models, drafter, job.program.graph.drafter.kind)
@@ -164,7 +164,7 @@ def warm_up(sides: Sequence[Side], prompts: Sequence[Prompt], halt: Halt) -> Non
         for prompt in prompts:
             side.session.request(prompt)
     for side in sides:
-        set_up_torch(side.job.threads, side.job.options.device)
+        set_up_torch(threads_of(side.job), side.job.options.device)
         perform(side.session, prompts[:1], halt=halt, max_rounds=WARM_UP)[0].close()
 
 
@@ -186,7 +186,7 @@ def answer_all(
 
 
 def _answer(side: Side, prompt: Prompt, halt: Halt) -> SideRun:
-    set_up_torch(side.job.threads, side.job.options.device)
+    set_up_torch(threads_of(side.job), side.job.options.device)
     run, recorder, status = perform(side.session, [prompt], halt=halt)
     requests = run.board["branches"].requests
     problems = refusals(answers_of(requests, side.session.prompts))

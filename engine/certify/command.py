@@ -1,6 +1,5 @@
 """`specsot certify`: whether a graph's text is its target's own, and the proof."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from ..prepare.inputs import read_file
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
 from ..record.run_folder import RunFolder
-from ..shell import complain, exit_code, json_text, writer
+from ..shell import complain, exit_code, json_text, put
 
 PROMISED = ("float32", "float64")
 
@@ -55,13 +54,13 @@ def certify_command(
             folder.write_text(f"{name}.md", one.page())
             folder.write_json(f"{name}.json", one.document())
         elif not options.as_json:
-            writer(sys.stdout)(one.page())
+            put(one.page())
         complain(f"{name}: {one.verdict}")
     code = Code.OK if all(one.passed for one in certificates) else Code.UNEQUAL
     if options.as_json:
         documents = [one.document() for one in certificates]
         document = {"schema_version": SCHEMA, "exit_code": code, "certificates": documents}
-        writer(sys.stdout)(json_text(document))
+        put(json_text(document))
     return Code.MODEL if code is Code.OK and len(certificates) < len(jobs) else code
 
 

@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from ...states.requests.admission import request_slots
 from ...states.requests.branch import Branch, Finish
-from ..errors import is_ours, message_of
+from ..errors import is_told, message_of
 from .drawn import FILTERS, filter_gate
 from .probe import ProbedRun, Trial, probe
 from .watch import Watch, memory_checks
@@ -60,7 +60,7 @@ def _check(name: str, gate: Callable[[], GateResult]) -> Check:
     try:
         text, figures, wrong = gate()
     except Exception as error:
-        if is_ours(error):
+        if is_told(error):
             raise
         return Check(f"gates/{name}", False, {}, f"the run died: {message_of(error)}")
     return Check(f"gates/{name}", not wrong, figures, "; ".join([text, *wrong[:SHOWN]]))

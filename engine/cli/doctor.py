@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import Code, code_of, is_ours, message_of
+from ..errors import Code, code_of, is_told, message_of
 from ..prepare.environment import embedded_folder, machine, versions
 from ..shell import complain, print_json
 
@@ -26,7 +26,8 @@ START_UPS = {
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     threads: Annotated[
-        int | None, typer.Option(envvar="SPECSOT_THREADS", help="CPU threads; at most 4.")
+        int | None,
+        typer.Option(envvar="SPECSOT_THREADS", help="CPU threads [1: the models are small]."),
     ] = None,
     rounds: Annotated[int, typer.Option(help="Rounds over which the overhead is measured.")] = 200,
 ) -> None:
@@ -102,7 +103,7 @@ def _self_test(
         meter = measure_overhead(threads, rounds)
     except Exception as error:
         report["problems"].append(message_of(error))
-        return code_of(error) if is_ours(error) else Code.FAILED
+        return code_of(error) if is_told(error) else Code.FAILED
     names = ("rounds", "seconds", "tokens_per_second")
     share, figures = meter.overhead_share, {name: getattr(meter, name) for name in names}
     report["overhead"] = {"share": share, **figures}

@@ -9,21 +9,21 @@ from rich.console import Console
 from rich.text import Text
 
 from ...states.machine import Run
-from ..errors import Code, UnequalError
+from ..errors import Code, UnequalError, message_of
 from ..prepare.job import Job
 from ..prepare.options import RunOptions
 from ..prepare.repeat import Provenance
 from ..record.doubts import doubts
 from ..record.recorder import Recorder
 from ..record.report import answer_text, closing_lines, left_apart, refusals
-from ..record.run_folder import RunFolder
+from ..record.run_folder import SparedFolder
 from ..record.snapshot import scene_of
 from ..record.trace_records import trace_pools
 from ..run.blend_probe import probe_blends
 from ..run.runner import STATUS_CODES, Halt, Status, drive, recorded
 from ..run.session import Session
 from ..run.writer import RunOutcome, RunWriter
-from ..shell import complain, json_text, writer
+from ..shell import STDOUT, Writer, complain, json_text
 from ..terminal import usable
 from ..view.lines import PlainView, rounds_view
 from ..view.stepper import Stepper
@@ -32,7 +32,7 @@ from ..view.tui import LiveView
 SCHEMA = 1
 
 
-def perform(job: Job, session: Session, provenance: Provenance, folder: RunFolder) -> RunOutcome:
+def perform(job: Job, session: Session, provenance: Provenance, folder: SparedFolder) -> RunOutcome:
     """The run from its first transition to its last file; what it made is kept if it fails."""
     with closing(folder):
         files = RunWriter(folder, job, provenance)
@@ -40,7 +40,7 @@ def perform(job: Job, session: Session, provenance: Provenance, folder: RunFolde
         run, recorder = recorded(session, job.prompts, folder.trace)
         _listen(job.options, run, recorder)
         rounds = job.program.graph.limits.max_rounds
-        stepper = Stepper(job.program, sys.stdin, writer(sys.stderr)) if job.options.step else None
+        stepper = Stepper(job.program, sys.stdin, Writer(sys.stderr)) if job.options.step else None
         try:
             with Halt() as halt, _view(job, run, recorder):
                 status = drive(run, recorder, max_rounds=rounds, halt=halt, pause=stepper)
@@ -56,7 +56,7 @@ def perform(job: Job, session: Session, provenance: Provenance, folder: RunFolde
 def _listen(options: RunOptions, run: Run, recorder: Recorder) -> None:
     """What was asked for beside the view."""
     if options.explain_rounds and not options.quiet:
-        recorder.listeners.append(rounds_view(recorder, run, writer(sys.stderr)))
+        recorder.listeners.append(rounds_view(recorder, run, Writer(sys.stderr)))
     if options.trace == "kv":
         trace_pools(run.board, recorder.tell)
     if options.probe_blend:
@@ -77,7 +77,7 @@ def _view(job: Job, run: Run, recorder: Recorder) -> Iterator[None]:
         with LiveView(recorder, scene, console):
             yield
     else:
-        plain = PlainView(recorder, run, writer(sys.stderr))
+        plain = PlainView(recorder, run, Writer(sys.stderr))
         recorder.listeners.append(plain)
         try:
             yield
@@ -85,30 +85,52 @@ def _view(job: Job, run: Run, recorder: Recorder) -> Iterator[None]:
             plain.look()
 
 
-def print_result(job: Job, folder: RunFolder, outcome: RunOutcome) -> None:
-    """The answer to stdout; how the run went to stderr."""
-    out, say = writer(sys.stdout), writer(sys.stderr)
-    if job.options.as_json:
-        document = {
-            "schema_version": SCHEMA,
-            "status": str(outcome.status),
-            "answers": outcome.outputs,
-            "metrics": outcome.metrics,
-            "digest": outcome.digest,
-            "run_folder": str(folder.path),
-        }
-        out(json_text(document))
-    elif sys.stdout.isatty():
-        Console(highlight=False).print(Text(answer_text(outcome.answers)), end="")  # whole words
-    else:
-        out(answer_text(outcome.answers))
+def print_result(job: Job, folder: SparedFolder, outcome: RunOutcome) -> bool:
+    """The answer to stdout; how the run went to stderr. False if something could not be written.
+
+    An answer that stdout does not take is in the run folder; where there is none, it goes to
+    stderr.
+    """
+    text, say = result_text(job, folder, outcome), Writer(sys.stderr)
+    out = Writer(sys.stdout)
+    out(text)
+    if out.fault is not None:
+        where = "follows here" if folder.faults else f"is in {folder.path}"
+        complain(f"{STDOUT}: {message_of(out.fault)}; the answer {where}")
+        say(text if folder.faults else "")
     if not job.options.quiet:
         kind = job.program.graph.drafter.kind
         lines = closing_lines(outcome.answers, outcome.metrics, str(outcome.status))
         lines += [f"warning: {line}" for line in doubts(outcome.metrics, kind)]
-        for line in lines:
+        for line in (*lines, folder.words, f"digest {outcome.digest}"):
             say(f"{line}\n")
-        say(f"run folder {folder.path}\ndigest {outcome.digest}\n")
+    for fault in folder.faults:
+        complain(fault)
+    return out.fault is None and not folder.faults
+
+
+def result_text(job: Job, folder: SparedFolder, outcome: RunOutcome) -> str:
+    """The answer, or a JSON document with all that is known of it."""
+    if not job.options.as_json:
+        text = answer_text(outcome.answers)
+        return whole_words(text) if sys.stdout.isatty() else text
+    document = {
+        "schema_version": SCHEMA,
+        "status": str(outcome.status),
+        "answers": outcome.outputs,
+        "metrics": outcome.metrics,
+        "digest": outcome.digest,
+        "run_folder": str(folder.path) if folder.there else None,
+    }
+    return json_text(document)
+
+
+def whole_words(text: str) -> str:
+    """The text with the terminal's lines ending between words."""
+    console = Console(highlight=False)
+    with console.capture() as capture:
+        console.print(Text(text), end="")
+    return capture.get()
 
 
 def exit_code(job: Job, outcome: RunOutcome) -> int:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from ..shell import one_line_for_faults, quiet_pipes
+from ..shell import one_line_for_faults, open_streams, quiet_pipes
 
 PROGRAM = "specsot"
 COMPLETING = "_SPECSOT_COMPLETE"
@@ -88,5 +88,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = [word for word in words if not word.startswith("-")][:1]
     if COMPLETING in os.environ:
         names = [command.name for command in COMMANDS]
+    open_streams()
+    # A thread that spins while it waits is in the way of whoever else wants the CPU.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with one_line_for_faults():
         build(names)(args=words, prog_name=PROGRAM)

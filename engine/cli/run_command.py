@@ -4,18 +4,20 @@ import sys
 import traceback
 from contextlib import AbstractContextManager, nullcontext
 
-from ..errors import Code, fault_of, is_ours, message_of
+from ..errors import Code, blame, is_told, message_of
 from ..prepare.environment import redact
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
 from ..prepare.repeat import differences
-from ..record.run_folder import RunFolder
+from ..record.run_folder import RunFolder, SparedFolder
 from ..shell import complain, ended
+
+FILE = "traceback.txt"
 
 
 def run_command(options: RunOptions) -> int:
     """Run and return the exit code; whatever goes wrong ends as one message."""
-    folder: RunFolder | None = None
+    folder: SparedFolder | None = None
     try:
         job = prepare(options)
         with _loading(job):
@@ -32,27 +34,31 @@ def run_command(options: RunOptions) -> int:
             lines += [f"warning: {line}" for line in differences(job.made_with, provenance)]
         for line in lines if not options.quiet else ():
             complain(line)
-        folder = RunFolder.create(options.runs_dir, job.program.graph.name)
+        folder = SparedFolder(options.runs_dir, job.program.graph.name)
         outcome = perform(job, session, provenance, folder)
-        print_result(job, folder, outcome)
-        return exit_code(job, outcome)
+        kept = print_result(job, folder, outcome)
+        return exit_code(job, outcome) or (Code.OK if kept else Code.FAILED)
     except (Exception, KeyboardInterrupt) as error:
-        if is_ours(error):
+        for fault in folder.faults if folder is not None else ():
+            complain(fault)
+        if is_told(error):
             return ended(error)
         complain(message_of(error))
-        _keep_traceback(error, options, folder)
+        for line in blame(error):
+            complain(f"{line}; {_kept_traceback(error, options, folder)}")
         return Code.FAILED
 
 
-def _keep_traceback(error: BaseException, options: RunOptions, folder: RunFolder | None) -> None:
-    """A fault of the program: where it happened goes into the run folder, not onto the screen."""
+def _kept_traceback(error: BaseException, options: RunOptions, folder: SparedFolder | None) -> str:
+    """Where it happened goes into the run folder, not onto the screen."""
     try:
-        folder = folder or RunFolder.create(options.runs_dir, "failed")
+        there = folder if folder is not None and folder.there else None
+        kept: RunFolder = there or RunFolder.create(options.runs_dir, "failed")
         text = "".join(traceback.format_exception(error))
-        folder.write_text("traceback.txt", redact(text))
-        complain(f"this is a fault of {fault_of(error)}; see {folder.path / 'traceback.txt'}")
+        RunFolder(kept.path).write_text(FILE, redact(text))
+        return f"see {kept.path / FILE}"
     except (OSError, ValueError):
-        complain(f"this is a fault of {fault_of(error)}; its traceback could not be written")
+        return "its traceback could not be written"
 
 
 def _loading(job: Job) -> AbstractContextManager[object]:

@@ -1,7 +1,6 @@
 """Where a run happens: model folders, versions, threads, device."""
 
 import json
-import os
 import platform
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, entry_points, version
@@ -14,6 +13,7 @@ from ...states.graph.plugins import DRAFTERS, OPS
 from ..errors import UsageError
 from .files import PACKAGE
 from .job import EMBEDDED, Job
+from .limits import default_threads, usable_cpus
 
 PACKAGES = ["specsot", "torch", "transformers", "tokenizers", "safetensors", "llguidance"]
 PACKAGES += ["gguf", "bm25s", "transitions", "numpy", "pydantic", "rich", "typer"]
@@ -58,6 +58,18 @@ def model_folders(job: Job) -> tuple[Path, Path | None]:
     return target, model_folder(named, drafter.kind, dtype) if drafter.has_model else None
 
 
+def threads_of(job: Job) -> int:
+    """Threads that a job computes with: as told, else as many as help a target of its size.
+
+    Raises:
+        ModelError, UsageError: there is no such target.
+    """
+    if job.options.threads is not None:
+        return job.options.threads
+    folder = model_folder(job.options.model, "target", job.options.dtype)
+    return default_threads(sum(file.stat().st_size for file in folder.glob("*.safetensors")))
+
+
 def versions() -> dict[str, str]:
     """Of Python and of every package that can change a result."""
     numbers = dict.fromkeys(("python", *PACKAGES), "not installed")
@@ -83,12 +95,12 @@ def set_up_torch(threads: int, device: str) -> None:
         raise UsageError(f"--device {device}: {reason}") from None
 
 
-def machine() -> dict[str, str | int | None]:
+def machine() -> dict[str, str | int]:
     """The machine in words, without names that identify it."""
     return {
         "system": f"{platform.system()} {platform.release()}",
         "processor": platform.processor() or platform.machine(),
-        "cpus": os.cpu_count(),
+        "cpus": usable_cpus(),
     }
 
 

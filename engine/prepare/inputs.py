@@ -17,7 +17,19 @@ from ..errors import UsageError
 MAX_BYTES = 64 << 20  # of a file
 TEXT_KEYS = ("prompt", "question", "turns", "task")
 ID_KEYS = ("id", "question_id", "task_id")
+PROMPT_KEYS = {*TEXT_KEYS, *ID_KEYS, "seed", "max_new_tokens", "documents"}
+FOR_ALL = {  # what others' files say of a prompt's decoding, and what says it here
+    "max_tokens": "'max_new_tokens' is the name here",
+    "max_completion_tokens": "'max_new_tokens' is the name here",
+    **{
+        name: f"--set sampling.{name}=... sets it for all prompts"
+        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias")
+    },
+    "stop_token_ids": "--stop-id sets it for all prompts",
+}
+OTHERS = (".csv", ".tsv", ".json", ".yaml", ".yml", ".xml", ".parquet", ".xlsx", ".docx", ".pdf")
 MAX_ID = 200
+MAX_NAMED = 8  # of keys in a note
 DOCUMENT_KEYS = ("text", "title")
 MAX_DOCUMENTS = 10_000  # of one file, or of one prompt
 
@@ -70,6 +82,8 @@ def read_file(file: Path) -> Prompts:
     The keys of plain lines are their line numbers; an object has its own `id`, or else its line
     number too.
     """
+    if file.suffix.lower() in OTHERS:
+        raise UsageError(f"{file}: prompts are read from text, one per line, or from .jsonl")
     lines, notes = lines_of(read_text(file)), list[str]()
     if is_jsonl(file):
         prompts = list(_from_json(file, lines, notes))
@@ -81,15 +95,19 @@ def read_file(file: Path) -> Prompts:
 
 
 def _from_json(file: Path, lines: list[tuple[int, str]], notes: list[str]) -> Iterator[Prompt]:
-    numbers: dict[str, int] = {}
+    numbers, unused = dict[str, int](), set[str]()
     for number, line in lines:
         place = f"{file}:{number}"
-        prompt, dropped = _object(json_object(line, place, TEXT_KEYS), place, number)
+        fields = json_object(line, place, TEXT_KEYS)
+        unused |= fields.keys() - PROMPT_KEYS
+        prompt, dropped = _object(fields, place, number)
         if (same := numbers.setdefault(prompt.key, number)) != number:
             raise UsageError(f"{place}: id {prompt.key!r} is that of line {same} too")
         if dropped:
             notes.append(f"{place}: only the first of {dropped + 1} turns is asked")
         yield _checked(prompt, place)
+    if unused:
+        notes.append(f"{file}: not used: {', '.join(sorted(unused)[:MAX_NAMED])}")
 
 
 def json_object(line: str, place: str, keys: Sequence[str]) -> dict[str, Any]:
@@ -102,6 +120,8 @@ def json_object(line: str, place: str, keys: Sequence[str]) -> dict[str, Any]:
 
 def _object(value: Mapping[str, Any], place: str, number: int) -> tuple[Prompt, int]:
     """The prompt of one object, and how many further turns were left out."""
+    for name in FOR_ALL.keys() & value.keys():
+        raise UsageError(f"{place}: {name!r} cannot be set for one prompt: {FOR_ALL[name]}")
     names = [key for key in TEXT_KEYS if value.get(key) is not None]
     if len(names) != 1:
         which = f"has {' and '.join(names)}" if names else "has none"

@@ -3,7 +3,6 @@
 `specsot.yaml` has what a run uses when the command line does not say otherwise.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -51,10 +50,6 @@ class Job:
     made_with: Provenance | None = None
     result: RunResult | None = None
     notes: tuple[str, ...] = ()
-
-    @property
-    def threads(self) -> int:
-        return self.options.threads or min(os.cpu_count() or 1, 4)
 
 
 def read_config(

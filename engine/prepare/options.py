@@ -61,7 +61,9 @@ class SessionOptions:
     seed: int = _setting(Seed, "Seed of the run.")
     device: str = _setting(Device, "cpu, cuda, cuda:0 ...")
     dtype: str = _setting(Dtype, "float32 (lossless), float64, bfloat16, float16.")
-    threads: int | None = _setting(Threads | None, "CPU threads; at most 4 by default.")
+    threads: int | None = _setting(
+        Threads | None, "CPU threads [1 for small models, else up to 4]."
+    )
     max_new_tokens: int | None = _setting(Budget | None, "Budget of each branch.")
     stop_ids: Sequence[int] | None = _setting(
         TokenIds | None, "One more token id that ends an answer; may be repeated.", "--stop-id"

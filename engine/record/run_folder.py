@@ -3,8 +3,8 @@
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from ..errors import UsageError
 
 LATEST = "latest"
+TRACE = "trace.jsonl"
 COMPACT = json.JSONEncoder(separators=(",", ":"))  # `dumps` would make a new one for each line
 
 
@@ -59,13 +60,63 @@ class RunFolder:
         """Append one record to trace.jsonl."""
         if self._trace is None:
             # Not line-buffered: a system call per event would cost more than the event.
-            self._trace = (self.path / "trace.jsonl").open("w", encoding="utf-8", newline="\n")
+            self._trace = (self.path / TRACE).open("w", encoding="utf-8", newline="\n")
         self._trace.write(_line(record))
 
     def close(self) -> None:
         if self._trace is not None:
             self._trace.close()
             self._trace = None
+
+
+class SparedFolder(RunFolder):
+    """A run folder that the run can do without: the disk may be full, the place read-only.
+
+    Attributes:
+        path: where the folder is, or would have been.
+        there: whether it could be made at all.
+        faults: what could not be written and why, in order.
+    """
+
+    def __init__(self, runs: Path, graph: str) -> None:
+        self.faults: list[str] = []
+        self._lost = False  # the trace, from some record on
+        try:
+            super().__init__(RunFolder.create(runs, graph).path)
+        except UsageError as error:
+            super().__init__(runs)
+            self.faults.append(str(error))
+        self.there = not self.faults
+
+    @property
+    def words(self) -> str:
+        """Where the run is kept."""
+        return f"run folder {self.path}" if self.there else "no run folder"
+
+    def write_text(self, name: str, text: str) -> None:
+        if self.there:
+            with self._noted(name):
+                super().write_text(name, text)
+
+    def trace(self, record: Mapping[str, Any]) -> None:
+        if self.there and not self._lost:
+            self._lost = True
+            with self._noted(TRACE):
+                super().trace(record)
+                self._lost = False
+
+    def close(self) -> None:
+        file, self._trace = self._trace, None
+        if file is not None:
+            with suppress(OSError) if self._lost else self._noted(TRACE):
+                file.close()
+
+    @contextmanager
+    def _noted(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.faults.append(f"{self.path / name}: {error.strerror or error}")
 
 
 def _line(value: Mapping[str, Any]) -> str:

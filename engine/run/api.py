@@ -12,7 +12,7 @@ from ..chunks.cache import CHUNK_BYTES
 from ..chunks.store import ChunkStore
 from ..errors import UsageError
 from ..models import Models, load_models
-from ..prepare.environment import model_folders, set_up_torch
+from ..prepare.environment import model_folders, set_up_torch, threads_of
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions, SessionOptions
@@ -51,7 +51,7 @@ def load(job: Job) -> Session:
     Raises:
         UsageError, ModelError, GraphError: what cannot be used, and where.
     """
-    set_up_torch(job.threads, job.options.device)
+    set_up_torch(threads_of(job), job.options.device)
     target, drafter = model_folders(job)
     kind, options = job.program.graph.drafter.kind, job.options
     place, scan = {"device": options.device, "dtype": options.dtype}, not options.skip_scan

@@ -65,7 +65,7 @@ class Session:
             raise ModelError(program.source.file, reason)
         self.program, self.models, self.seed = program, models, seed
         self.outline_drafter = self._outline_drafter()
-        self.budget = max_new_tokens or graph.limits.max_new_tokens
+        self.asked, self.budget = max_new_tokens, max_new_tokens or graph.limits.max_new_tokens
         self.outline = outline
         self.sampling = self._sampling()
         self.prompts = prompts or prompt_book(graph, models)
@@ -136,6 +136,7 @@ class Session:
             prompt.max_new_tokens or self.budget,
             skeleton.max_tokens if skeleton is not None else 0,
             self.sampling,
+            prompt.max_new_tokens or self.asked,
             opening=opening,
             given=outline,
             given_ids=[] if outline is None else list(self.prompts.outline_ids(outline.points)),
@@ -156,7 +157,7 @@ class Session:
         drafter = models.drafter if graph.drafter.has_model else None
         outlines = graph.skeleton.drafter if graph.skeleton is not None else None
         rows = graph.layout.max_active if graph.layout.kind == "batching" else 1
-        kv = new_pool(models.target, graph.layout.capacity, rows, models)
+        kv = self._pool(models.target, graph.layout.capacity, rows)
         kv_draft = self._draft_pool(graph.drafter, drafter, rows)
         kv_outline = self._draft_pool(outlines, self.outline_drafter, rows)
         limits = RunLimits(
@@ -199,7 +200,14 @@ class Session:
             return None
         layout = self.program.graph.layout
         scratch = block.scratch * (layout.max_active // rows)
-        return new_pool(drafter, layout.capacity + scratch, rows, self.models)
+        return self._pool(drafter, layout.capacity + scratch, rows)
+
+    def _pool(self, model: Any, capacity: int, rows: int) -> KVCache:
+        try:
+            return new_pool(model, capacity, rows, self.models)
+        except (MemoryError, OSError) as error:
+            source = self.program.source
+            raise GraphError([source.problem(("layout", "capacity"), str(error))]) from None
 
 
 def _taps(

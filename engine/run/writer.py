@@ -1,6 +1,5 @@
 """What of a run is kept: the files of its folder, written when it begins and when it ends."""
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -10,7 +9,7 @@ from typing import Any
 from ...models.load.checkpoint import model_hash
 from ...states.machine import Run
 from ...states.phases.outline_ops import Answer
-from ..prepare.environment import machine, model_folders, redact, versions
+from ..prepare.environment import machine, model_folders, redact, threads_of, versions
 from ..prepare.job import Job
 from ..prepare.repeat import (
     FILE,
@@ -51,7 +50,7 @@ def made_with(job: Job) -> Provenance:
         versions=versions(),
         dtype=job.options.dtype,
         device=job.options.device,
-        threads=job.threads,
+        threads=threads_of(job),
     )
 
 
@@ -62,7 +61,7 @@ class RunWriter:
         self.folder, self.job, self.provenance = folder, job, provenance
         names = ("graph", "model", "drafter_model")
         shown: dict[str, Any] = {name: redact(getattr(job.options, name)) for name in names}
-        self.options = replace(job.options, threads=job.threads, **shown)
+        self.options = replace(job.options, threads=threads_of(job), **shown)
         self._manifest: dict[str, Any] = {}
         self._document: dict[str, Any] = {}
 
@@ -103,7 +102,8 @@ class RunWriter:
         document = run_document(self.options, job.program.graph, job.prompts, job.outline)
         skeleton = document["graph"].get("skeleton")
         if skeleton is not None and Path(skeleton["template"]).is_file():  # the user's own
-            shutil.copyfile(skeleton["template"], self.folder.path / TEMPLATE_FILE)
+            text = Path(skeleton["template"]).read_text(encoding="utf-8")
+            self.folder.write_text(TEMPLATE_FILE, text)
             skeleton["template"] = TEMPLATE_FILE
         if too_long(document):
             self.folder.write_lines(PROMPTS_FILE, document["prompts"])

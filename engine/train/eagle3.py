@@ -61,9 +61,7 @@ def new_drafter(settings: Eagle3Training, teacher: Teacher, ids: Tensor) -> Eagl
         elif name != "embed_tokens.weight":
             nn.init.normal_(parameter, std=0.02)
     drafter.lm_head.weight.data.copy_(teacher.head[ids])
-    import os
-    if os.environ.get("TRY_INHERIT"):
-        inherit(drafter, teacher)
+    inherit(drafter, teacher)
     drafter.d2t.copy_(ids - torch.arange(len(ids)))
     drafter.t2d.fill_(False)[ids] = True
     drafter.to(teacher.device)
@@ -73,21 +71,20 @@ def new_drafter(settings: Eagle3Training, teacher: Teacher, ids: Tensor) -> Eagl
 
 @torch.no_grad()
 def inherit(drafter: Eagle3, teacher: Teacher) -> None:
-    """The layer begins as the target's last, reading the last tap beside the embedding."""
-    hidden = drafter.config.hidden_size
-    theirs, mine = teacher.model.base_model.layers[-1], drafter.midlayer
-    drafter.fc.weight[:, -hidden:] += torch.eye(hidden)
-    drafter.norm.weight.copy_(teacher.model.base_model.norm.weight)
-    mine.hidden_norm.weight.copy_(theirs.input_layernorm.weight)
-    mine.post_attention_layernorm.weight.copy_(theirs.post_attention_layernorm.weight)
-    for name in ("q_proj", "k_proj", "v_proj"):
-        getattr(mine.self_attn, name).weight[:, hidden:] = getattr(theirs.self_attn, name).weight
-    mine.self_attn.o_proj.weight.copy_(theirs.self_attn.o_proj.weight)
-    for name in ("gate_proj", "up_proj", "down_proj"):
-        part = getattr(mine.mlp, name).weight
-        whole = getattr(theirs.mlp, name).weight
-        if part.shape == whole.shape:
-            part.copy_(whole)
+    """The layer begins as the target's last, which reads the last tap, beside the embedding.
+
+    What has another shape than the target's begins as chance has it.
+    """
+    target, mine = teacher.model.base_model, drafter.midlayer
+    theirs = dict(target.layers[-1].named_parameters())
+    theirs["hidden_norm.weight"] = theirs.pop("input_layernorm.weight")
+    drafter.norm.weight.copy_(target.norm.weight)
+    drafter.fc.weight[:, -len(drafter.fc.weight) :].fill_diagonal_(1.0)
+    for name, own in mine.named_parameters():
+        other = theirs.get(name, own)
+        rows = own[:, -other.shape[1] :] if own.ndim == 2 else own  # of q, k, v the second half
+        if rows.shape == other.shape:
+            rows.copy_(other)
 
 
 def chain_tau(accuracies: list[Tensor]) -> Tensor:

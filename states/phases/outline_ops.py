@@ -112,7 +112,8 @@ def parse_(
         if request.outline.points:
             _fan_out_(branches, builder, request, pending)
         else:
-            direct = branches.table.new_branch(request, 0, direct_tokens)
+            most = min(direct_tokens, request.asked or direct_tokens)
+            direct = branches.table.new_branch(request, 0, most)
             before = PromptTokens(tuple(pending)) + request.opening
             direct.prompt = before + builder.direct(request)
             request.branches = [direct]

@@ -123,6 +123,7 @@ class Request:
             `opening` what of it is known before there is an outline.
         prefix_length: rows of the shared prefix in the pool; `context` their token ids.
         sampling: how its tokens are drawn.
+        asked: the budget that somebody asked for; None if it is the graph's.
         given: outline ids of `--outline FILE`, prefilled instead of being written.
         documents: those that its branches are searched for.
     """
@@ -136,6 +137,7 @@ class Request:
     budget: int
     outline_budget: int
     sampling: SamplingRules = field(default_factory=SamplingRules)
+    asked: int | None = None
     prefix_owner: int = 0
     root: Branch | None = None
     branches: list[Branch] = field(default_factory=list)

@@ -11,14 +11,17 @@ from helpers.support import (
     Tiny,
     branches_of,
     check_lossless,
+    drive,
     outline_of,
     requests_of,
     run_all,
+    start,
 )
 
 from specsot.engine.models import load_models
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
+from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
 from specsot.models.files import ModelError
 from specsot.states.requests.branch import Finish
@@ -41,9 +44,21 @@ def test_without_a_usable_outline_the_answer_is_an_ordinary_one(
     (request,) = requests_of(run)
     assert request.outline.status == status
     (branch,) = request.branches
-    assert (len(branch.tokens), branch.budget) == (13, 13), "skeleton.direct_tokens"
+    assert (len(branch.tokens), branch.budget) == (10, 10), "the run's own budget"
     assert sum(branch.accepted), "it is speculated like any other"
     check_lossless(run, book, made.reference, plain=False)
+
+
+def test_a_budget_that_is_asked_for_binds_an_ordinary_answer_too(
+    tiny: Make, graphs: Graphs
+) -> None:
+    book = PlanBook(130, "outline", ())
+    book.text = "DIRECT"
+    session = graphs.session("bim_eagle", tiny("qwen3").models, book)
+    asked = [Prompt(str(most), "hello", max_new_tokens=most) for most in (5, 40)]
+    run = drive(start(session, asked))
+    lengths = [len(request.branches[0].tokens) for request in requests_of(run)]
+    assert lengths == [5, 13], "skeleton.direct_tokens is the most"
 
 
 @pytest.mark.parametrize("share", ["outline", "prompt"])

@@ -40,7 +40,7 @@ CASE: dict[str, Any] = {
 
 
 # tests/full/test_sampling_grid.py runs them all
-PART = random.Random(SEED).sample(pairwise(FACTORS, SEED), 24)
+PART = random.Random(SEED).sample(pairwise(FACTORS, SEED), 16)
 
 
 @pytest.mark.parametrize("case", PART, ids=named)

@@ -296,8 +296,8 @@ def test_ctrl_c_keeps_what_was_made(shell: Any, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_folder_that_cannot_be_written(shell: Any) -> None:
     Path("file").write_text("")
-    assert shell.run(runs_dir=Path("file"), quiet=True) == Code.USAGE
-    assert "see --runs-dir" in shell.err
+    assert shell.run(runs_dir=Path("file"), quiet=True) == Code.FAILED
+    assert "see --runs-dir" in shell.err and "2. Second" in shell.out, "the answer comes first"
 
 
 def test_redacting_hides_the_home_directory() -> None:

@@ -31,7 +31,10 @@ def test_jsonl_objects(tmp_path: Path) -> None:
         Prompt("0", "Three?"),
         Prompt("4", "line\u2028sep"),
     )
-    assert found.notes == (f"{file}:2: only the first of 2 turns is asked",)
+    assert found.notes == (
+        f"{file}:2: only the first of 2 turns is asked",
+        f"{file}: not used: category",
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,9 +76,25 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         ("", "cannot be read"),
         ("empty.txt", "no prompts"),
         ("latin.txt", "latin.txt:2: not UTF-8"),
+        ("a.csv", "prompts are read from text"),
     ]:
         with pytest.raises(UsageError, match=says):
             read_file(tmp_path / name)
+
+
+@pytest.mark.parametrize("key", ["temperature", "max_tokens", "stop_token_ids"])
+def test_what_cannot_be_set_for_one_prompt_is_refused(key: str, tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b", "%s": 1}\n' % key)
+    with pytest.raises(UsageError, match=f"q.jsonl:2: '{key}' cannot be set for one prompt: "):
+        read_file(tmp_path / "q.jsonl")
+
+
+def test_keys_that_are_not_used_are_named(tmp_path: Path) -> None:
+    lines = '{"prompt": "a", "category": "x", "seed": 1}\n{"task": "b", "source": null}\n'
+    (tmp_path / "q.jsonl").write_text(lines)
+    assert read_file(tmp_path / "q.jsonl").notes == (
+        f"{tmp_path / 'q.jsonl'}: not used: category, source",
+    )
 
 
 def test_where_a_single_prompt_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specsot.engine.errors import UsageError
-from specsot.engine.record.run_folder import RunFolder
+from specsot.engine.record.run_folder import RunFolder, SparedFolder
 
 
 def test_a_folder_per_run_and_a_link_to_the_latest(tmp_path: Path) -> None:
@@ -45,3 +45,24 @@ def test_a_place_that_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--runs-dir"):
         RunFolder.create(tmp_path / "file", "g")
+
+
+def test_a_run_goes_on_without_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    folder = SparedFolder(tmp_path / "file", "g")
+    folder.write_json("a.json", {})
+    folder.trace({})
+    folder.close()
+    assert not folder.there and len(folder.faults) == 1 and "--runs-dir" in folder.faults[0]
+
+
+@pytest.mark.parametrize("records", [3, 3000])
+def test_a_trace_that_finds_no_room_is_told_once(records: int, tmp_path: Path) -> None:
+    folder = SparedFolder(tmp_path, "g")
+    (folder.path / "trace.jsonl").symlink_to("/dev/full")
+    for number in range(records):
+        folder.trace({"number": number})
+    folder.write_json("a.json", {"x": 1})
+    folder.close()
+    assert folder.faults == [f"{folder.path / 'trace.jsonl'}: No space left on device"]
+    assert json.loads((folder.path / "a.json").read_text()) == {"x": 1}

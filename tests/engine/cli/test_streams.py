@@ -1,0 +1,69 @@
+"""The answer first, files second: streams that are closed or full, and no room for a run folder."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specsot.engine.errors import Code
+
+RUN = [sys.executable, "-c", "from specsot.engine.cli.main import main; main()", "run"]
+WORDS = ["autoregressive", "Why is the sky blue?", "--max-new-tokens", "6", "--no-tui"]
+NOWHERE = "/proc/nowhere"
+
+
+def specsot(streams: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """A run whose streams the shell has redirected."""
+    shell = ["sh", "-c", f'exec "$@" {streams}', "sh", *RUN, *WORDS, *more]
+    return subprocess.run(shell, cwd=folder, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What goes to stdout where nothing is wrong."""
+    done = specsot("", tmp_path_factory.mktemp("good"))
+    assert done.returncode == Code.OK and "run folder runs/" in done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("streams", [">/dev/full", ">&-"])
+def test_an_answer_that_stdout_does_not_take_is_kept(
+    streams: str, tmp_path: Path, answer: str
+) -> None:
+    done = specsot(streams, tmp_path)
+    assert done.returncode == Code.FAILED and "fault of" not in done.stderr
+    reason = {">/dev/full": "No space left on device", ">&-": "Bad file descriptor"}[streams]
+    assert f"specsot: standard output: {reason}; the answer is in runs/" in done.stderr
+    assert answer.strip() in (tmp_path / "runs" / "latest" / "summary.md").read_text()
+
+
+@pytest.mark.parametrize("streams", ["2>/dev/full", "2>&-"])
+def test_without_stderr_the_answer_is_the_same(streams: str, tmp_path: Path, answer: str) -> None:
+    done = specsot(streams, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (Code.OK, answer, "")
+
+
+def test_without_a_folder_the_answer_is_the_same(tmp_path: Path, answer: str) -> None:
+    done = specsot("", tmp_path, "--runs-dir", NOWHERE)
+    assert done.returncode == Code.FAILED and done.stdout == answer
+    assert f"specsot: {NOWHERE}: no run folder can be made there: " in done.stderr
+    assert "fault of" not in done.stderr
+
+
+def test_without_stdout_and_folder_the_answer_goes_to_stderr(tmp_path: Path, answer: str) -> None:
+    done = specsot(">/dev/full </dev/null", tmp_path, "--runs-dir", NOWHERE)
+    assert done.returncode == Code.FAILED and "the answer follows here\n" + answer in done.stderr
+
+
+def test_with_nothing_open_a_run_only_fails(tmp_path: Path) -> None:
+    assert specsot("<&- >&- 2>&-", tmp_path).returncode == Code.FAILED
+    found = [*(tmp_path / "runs" / "latest").iterdir()]
+    assert len(found) == 6 and all(file.stat().st_size for file in found)
+
+
+def test_a_list_that_stdout_does_not_take(tmp_path: Path) -> None:
+    shell = ["sh", "-c", 'exec "$@" >/dev/full', "sh", *RUN[:-1], "list"]
+    done = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == Code.FAILED and "fault of" not in done.stderr
+    assert "standard output: No space left on device" in done.stderr
