@@ -30,6 +30,7 @@ from .optim import MuonAdamW
 from .settings import Eagle3Training
 from .teacher import Teacher, load_teacher
 
+WIDE = [f"self_attn.{name}_proj.weight" for name in "qkv"]  # they read the embedding too
 COUNTED = 4000  # samples that the draft vocabulary is chosen from
 
 
@@ -81,10 +82,10 @@ def inherit(drafter: Eagle3, teacher: Teacher) -> None:
     drafter.norm.weight.copy_(target.norm.weight)
     drafter.fc.weight[:, -len(drafter.fc.weight) :].fill_diagonal_(1.0)
     for name, own in mine.named_parameters():
-        other = theirs.get(name, own)
-        rows = own[:, -other.shape[1] :] if own.ndim == 2 else own  # of q, k, v the second half
-        if rows.shape == other.shape:
-            rows.copy_(other)
+        other, wide = theirs.get(name, own), name in WIDE
+        part = own[:, -other.shape[1] :] if wide else own  # behind the embedding
+        if part.shape == other.shape:
+            part.copy_(other)
 
 
 def chain_tau(accuracies: list[Tensor]) -> Tensor:

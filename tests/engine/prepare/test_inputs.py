@@ -1,6 +1,7 @@
 """Prompts from everywhere, and what is wrong with them, with file and line."""
 
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -84,7 +85,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["temperature", "max_tokens", "stop_token_ids"])
 def test_what_cannot_be_set_for_one_prompt_is_refused(key: str, tmp_path: Path) -> None:
-    (tmp_path / "q.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b", "%s": 1}\n' % key)
+    lines = [json.dumps({"prompt": "a"}), json.dumps({"prompt": "b", key: 1})]
+    (tmp_path / "q.jsonl").write_text("\n".join(lines))
     with pytest.raises(UsageError, match=f"q.jsonl:2: '{key}' cannot be set for one prompt: "):
         read_file(tmp_path / "q.jsonl")
 
