@@ -87,7 +87,8 @@ def check_dataflow(
     """What an op or a guard reads is on the board on *every* path that leads to it.
 
     And where an op writes a linear key, no earlier value is left on *any* path, unless the op reads
-    that value. Both are forward fixpoints; an op's drops are gone before its results are there.
+    that value. Both are forward fixpoints; an op's drops are gone before its results are there. No
+    op runs a second time on what it has seen.
     """
     anywhere = given.union(*(s.entry.declared.writes for ops in steps.values() for s in ops))
     most = dict.fromkeys(graph.states, anywhere) | {graph.initial: given}
@@ -99,7 +100,8 @@ def check_dataflow(
         for i, step in enumerate(steps[name]):
             at = ("states", name, "ops", i)
             yield from _missing_reads(src, at, step.entry, keys, anywhere)
-            yield from _lost_values(src, at, step.entry, possible)
+            lost = [*_lost_values(src, at, step.entry, possible)]
+            yield from lost or _done_already(src, at, steps[name][: i + 1])
             keys = _after(step, keys.union(step.entry.reads))  # one missing key, one problem
             possible = _after(step, possible)
         for i, edge in enumerate(graph.transitions):
@@ -125,6 +127,22 @@ def _lost_values(src: Source, at: Path, entry: OpEntry, possible: Keys) -> Itera
         if key in LINEAR_KEYS and key in unread:
             message = f"{entry.name!r} writes {key!r} while an earlier one is still unread"
             yield src.problem(at, message)
+
+
+def _done_already(src: Source, at: Path, steps: tuple[OpStep, ...]) -> Iterator[Problem]:
+    """The last of a state's steps, if it has run there and nothing can have changed since."""
+    *earlier, last = steps
+    same = [
+        i for i, s in enumerate(earlier) if (s.entry, s.settings) == (last.entry, last.settings)
+    ]
+    if not same:
+        return
+    since = earlier[same[-1] :]
+    written = {key for step in since for key in step.entry.declared.writes}
+    in_place = any(step.entry.name.endswith("_") for step in since[1:])
+    if written.isdisjoint(last.entry.reads) and not in_place:
+        reason = f"has just run ({since[0].at}): nothing has changed"
+        yield src.problem(at, f"{last.entry.name!r} {reason}")
 
 
 def _after(step: OpStep, keys: Keys) -> Keys:

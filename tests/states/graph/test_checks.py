@@ -1,6 +1,7 @@
 """What only a whole graph can tell, on a toy graph; and the shipped graphs under every swap."""
 
 import random
+from collections.abc import Iterator
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -12,7 +13,7 @@ from helpers.toy_graph import GRAPH, changed, load, problems
 from specsot.engine.prepare.files import graph_names, open_graph, open_source
 from specsot.states.graph.drafters import DRAFTERS
 from specsot.states.graph.graph import LAYOUTS
-from specsot.states.graph.load import op_table
+from specsot.states.graph.load import load_program, op_table
 from specsot.states.yaml.source import GraphError, Source
 
 FULL = (
@@ -242,6 +243,31 @@ def test_an_update_reads_what_it_replaces() -> None:
     assert load(changed(("[toy.draft]", "[toy.draft, toy.cut, toy.cut]")))
 
 
+def test_an_op_that_runs_again_on_what_it_has_seen() -> None:
+    """Below is one that may: something was changed in place in between."""
+    reason = "'toy.open' has just run (g.yaml:7): nothing has changed"
+    found = problems(changed(("[toy.open]", "[toy.open, toy.open]")))
+    assert found == [f"g.yaml:7:29: states.prefill.ops.1: {reason}"]
+
+
+def machine_ops() -> Iterator[tuple[str, str, int]]:
+    """Machine, state and place of every op."""
+    for machine in MACHINES:
+        for state, spec in open_source(machine).data["states"].items():
+            yield from ((machine, state, at) for at in range(len(spec.get("ops", ()))))
+
+
+def test_every_doubled_op_of_the_machines_is_refused() -> None:
+    table = op_table()
+    for machine, state, at in machine_ops():
+        source = open_source(machine)
+        ops = source.data["states"][state]["ops"]
+        ops.insert(at, ops[at])
+        if ops[at] != "outline.force":  # it changes what it reads
+            with pytest.raises(GraphError):
+                load_program(source, table)
+
+
 def test_what_uses_a_linear_value_up_makes_room_for_the_next() -> None:
     ops = "[toy.open, toy.place_, toy.commit_, toy.place_, toy.commit_]"
     assert load(changed(("[toy.open]", ops)))
@@ -264,6 +290,8 @@ def test_one_branch_that_leaves_a_linear_value_is_enough() -> None:
     text += "  - {from: verify, to: b}\n  - {from: b, to: draft}\n"
     assert problems(text) == [unread(8, 17, "draft.ops.0", "toy.place_", "batch")]
     assert load(changed(("  b: {}", "  b: {ops: [toy.commit_]}"), text=text))
+
+    assert load(changed(("[toy.open]", "[toy.open, toy.place_, toy.commit_, toy.open]")))
 
 
 def test_what_is_not_linear_may_be_written_over() -> None:
