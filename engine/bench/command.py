@@ -14,6 +14,7 @@ from ..errors import UsageError
 from ..prepare.files import FOLDER, PACKAGE, is_graph
 from ..prepare.inputs import Prompts, read_file
 from ..prepare.job import Job, prepare
+from ..prepare.limits import disturbance
 from ..prepare.options import RunOptions
 from ..shell import complain, exit_code, json_text, put
 from ..terminal import working
@@ -49,6 +50,8 @@ def compare_command(sides: Sequence[str], options: RunOptions) -> int:
         put(render(comparison, sys.stdout, dict(os.environ)))
     for line in comparison.problems:
         complain(line)
+    if (reason := disturbance(comparison.cpu_share)) is not None:
+        complain(f"warning: {reason}")
     if failures:
         branches = "1 branch differs" if failures == 1 else f"{failures} branches differ"
         complain(f"{branches} where equality is promised")

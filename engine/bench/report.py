@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass, replace
 from itertools import product
+from statistics import median
 from typing import Any
 
 from ..errors import Code
@@ -67,6 +68,11 @@ class Comparison:
         return [line for run in runs for line in run.problems]
 
     @property
+    def cpu_share(self) -> float:
+        """What a busy loop got of a CPU before each prompt, the median."""
+        return median([prompt.cpu_share for prompt in self.prompts] or [1.0])
+
+    @property
     def code(self) -> int:
         """The exit code: a stopped comparison, then a broken promise, then refused answers."""
         if self.status is not Status.OK:
@@ -84,6 +90,7 @@ class Comparison:
             "prompts": [_prompt(self, prompt) for prompt in self.prompts],
             "total": {s.letter: self.total(s).document() for s in self.sides if self.prompts},
             "problems": self.problems,
+            "cpu_share": round(self.cpu_share, 3),
         }
 
 

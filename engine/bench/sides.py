@@ -13,6 +13,7 @@ from ..models import load_models, with_drafter
 from ..prepare.environment import model_folders, set_up_torch, threads_of
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
+from ..prepare.limits import cpu_share
 from ..record.metrics import Meter, state_figures
 from ..record.report import answers_of, refusals
 from ..run.api import notes_of, tie
@@ -114,10 +115,14 @@ class SideRun:
 
 @dataclass(frozen=True, slots=True)
 class ComparedPrompt:
-    """A prompt with what every side made of it, by the sides' letters."""
+    """A prompt with what every side made of it, by the sides' letters.
+
+    cpu_share: what a busy loop got of a CPU just before.
+    """
 
     prompt: Prompt
     runs: Mapping[str, SideRun]
+    cpu_share: float = 1.0
 
 
 class SharedModels:
@@ -176,13 +181,13 @@ def answer_all(
     Ends early when somebody asked to stop; a prompt that not every graph has answered is left out.
     """
     for number, prompt in enumerate(prompts, 1):
-        runs = {}
+        runs, share = {}, cpu_share()
         for side in sides:
             show(f"prompt {number} of {len(prompts)}: {side.letter} {side.name} ...")
             runs[side.letter] = _answer(side, prompt, halt)
             if halt.status is not None:
                 return
-        yield ComparedPrompt(prompt, runs)
+        yield ComparedPrompt(prompt, runs, share)
 
 
 def _answer(side: Side, prompt: Prompt, halt: Halt) -> SideRun:

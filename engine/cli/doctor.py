@@ -12,6 +12,7 @@ import typer
 
 from ..errors import Code, code_of, is_told, message_of
 from ..prepare.environment import embedded_folder, machine, versions
+from ..prepare.limits import cpu_share, disturbance
 from ..shell import complain, print_json
 
 EMBEDDED_MODELS = ("target", "eagle3", "dflash", "vanilla")
@@ -104,6 +105,9 @@ def _self_test(
     except Exception as error:
         report["problems"].append(message_of(error))
         return code_of(error) if is_told(error) else Code.FAILED
+    report["cpu_share"] = busy = cpu_share(0.2)
+    if (reason := disturbance(busy)) is not None:
+        say(f"warning: {reason}")
     names = ("rounds", "seconds", "tokens_per_second")
     share, figures = meter.overhead_share, {name: getattr(meter, name) for name in names}
     report["overhead"] = {"share": share, **figures}

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
+from time import perf_counter, thread_time
 
 CGROUPS = Path("/sys/fs/cgroup")
 SMALL = 64_000_000  # bytes of weights up to which a second thread gains nothing
 MOST_THREADS = 4
+UNDISTURBED = 0.85  # of a CPU, for a loop that does nothing else
 
 
 def usable_cpus() -> int:
@@ -35,6 +37,21 @@ def free_memory() -> int | None:
         table = dict(line.split(":", 1) for line in lines)
         amounts.append(int(table["MemAvailable"].split()[0]) * 1024)
     return min(amounts, default=None)
+
+
+def cpu_share(seconds: float = 0.03) -> float:
+    """What a busy loop of so many seconds gets of a CPU: 1, and less where others want it too."""
+    began, used = perf_counter(), thread_time()
+    while perf_counter() - began < seconds:
+        pass
+    return min(1.0, (thread_time() - used) / (perf_counter() - began))
+
+
+def disturbance(share: float) -> str | None:
+    """What to say of a machine on which a busy loop got this much of a CPU; None if it is idle."""
+    if share >= UNDISTURBED:
+        return None
+    return f"others use this machine: a busy loop got {share:.0%} of a CPU; trust no times"
 
 
 def _cpu_quotas() -> Iterator[float]:

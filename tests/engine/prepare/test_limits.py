@@ -55,3 +55,13 @@ def test_memory_is_what_the_group_allows(groups: Path) -> None:
     assert limits.free_memory() == 4096
     (groups / "a" / "memory.max").write_text("2048\n")
     assert limits.free_memory() == 2048
+
+
+def test_a_machine_that_others_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0.0 < limits.cpu_share(0.01) <= 1.0
+    used = iter((5.0, 5.004))
+    monkeypatch.setattr(limits, "thread_time", lambda: next(used))
+    share = limits.cpu_share(0.01)
+    assert 0.1 < share <= 0.4
+    assert limits.disturbance(1.0) is None
+    assert "others use this machine: a busy loop got 40% of a CPU" in str(limits.disturbance(0.4))
