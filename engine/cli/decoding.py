@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..prepare.options import JSONL, OPTIONS, SESSION, RunOptions
-from .options import takes
+from .options import Json, takes
 
 PROMPTS = replace(
     OPTIONS["prompts"], help=f".txt (one per line) or .jsonl {JSONL} [ten packaged ones]."
@@ -78,3 +78,21 @@ def certify(
 
     names = tuple(graphs or ())
     raise typer.Exit(certify_command(names, options, quick=quick, out=out, every=every))
+
+
+def verify_run(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A run folder, e.g. runs/latest.")
+    ],
+    as_json: Json = False,
+    threads: Annotated[
+        int | None, typer.Option(envvar="SPECSOT_THREADS", help="CPU threads [the run's].")
+    ] = None,
+) -> None:
+    """Hold the tokens of a finished run to plain transformers, and to nothing of specsot's.
+
+    Example: `specsot run bim_eagle`, then `specsot verify-run runs/latest`.
+    """
+    from ..certify.verify_run import verify_command
+
+    raise typer.Exit(verify_command(folder, as_json, threads))

@@ -36,7 +36,7 @@ def perform(job: Job, session: Session, provenance: Provenance, folder: SparedFo
     """The run from its first transition to its last file; what it made is kept if it fails."""
     with closing(folder):
         files = RunWriter(folder, job, provenance)
-        files.begin(os.environ)
+        files.begin(os.environ, session.models.stop_ids)
         run, recorder = recorded(session, job.prompts, folder.trace)
         _listen(job.options, run, recorder)
         rounds = job.program.graph.limits.max_rounds

@@ -28,6 +28,7 @@ COMMANDS = (
     Command("run", "decoding", "run", "Answer a prompt, live, from a graph."),
     Command("compare", "decoding", "compare", "Compare graphs: equal tokens, and the cost."),
     Command("certify", "decoding", "certify", "Certify that a graph is lossless."),
+    Command("verify-run", "decoding", "verify_run", "Hold a run folder to plain transformers."),
     Command("check", "graphs", "check", "Check graphs: every problem with its place."),
     Command("show", "graphs", "show", "Print a graph; --full, --resolved, --mermaid."),
     Command("list", "graphs", "list_graphs", "The shipped graphs, and what each is for."),

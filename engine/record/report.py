@@ -11,6 +11,10 @@ from ...states.text.outline import Outline, Point
 from .metrics import NS, Marks, Meter
 from .text_stream import printable
 
+Contexts = Mapping[int, Sequence[int]]
+"""The token ids before the answer of each branch, by its index; `OUTLINE` that of the outline."""
+OUTLINE = -1
+
 
 def answers_of(requests: Sequence[Request], prompts: Any) -> tuple[Answer, ...]:
     """What every request has so far; prompts: states.prompts.PromptBook."""
@@ -69,8 +73,8 @@ def _point_document(point: Point) -> dict[str, Any]:
     return {**same, "depends_on": list(point.deps)}
 
 
-def answer_document(item: Answer, marks: Marks | None) -> dict[str, Any]:
-    """One request: text, outline, parts with finish reasons, times."""
+def answer_document(item: Answer, marks: Marks | None, contexts: Contexts) -> dict[str, Any]:
+    """One request: text, outline, parts with finish reasons, times; contexts: of its branches."""
     return {
         "id": item.key,
         "question": item.question,
@@ -78,9 +82,10 @@ def answer_document(item: Answer, marks: Marks | None) -> dict[str, Any]:
         "finish_reason": finish_of(item),
         "outline": None if item.outline is None else outline_document(item.outline),
         "outline_finish_reason": item.outline_finish or None,
+        "outline_context_ids": list(contexts.get(OUTLINE, ())),
         "outline_token_ids": list(item.outline_tokens),
-        "parts": [_section_document(s) for s in item.sections],
-        "combined": None if item.combined is None else _section_document(item.combined),
+        "parts": [_section_document(s, contexts) for s in item.sections],
+        "combined": None if item.combined is None else _section_document(item.combined, contexts),
         "seconds": {
             f"to_{name}": None if nanos is None else nanos / NS
             for name, nanos in asdict(marks or Marks()).items()
@@ -88,13 +93,14 @@ def answer_document(item: Answer, marks: Marks | None) -> dict[str, Any]:
     }
 
 
-def _section_document(section: Section) -> dict[str, Any]:
+def _section_document(section: Section, contexts: Contexts) -> dict[str, Any]:
     return {
         "index": section.index,
         "title": section.title,
         "text": section.text,
         "finish_reason": section.finish,
         "note": section.note,
+        "context_ids": list(contexts.get(section.index, ())),
         "token_ids": list(section.tokens),
     }
 
@@ -108,9 +114,14 @@ def finish_of(item: Answer) -> str:
     return next((reason for reason in worst_first if reason in reasons), "cancelled")
 
 
-def outputs(answers: Sequence[Answer], meter: Meter) -> list[dict[str, Any]]:
-    """The lines of outputs.jsonl."""
-    return [answer_document(item, meter.marks.get(item.key)) for item in answers]
+def outputs(
+    answers: Sequence[Answer], meter: Meter, contexts: Mapping[str, Contexts]
+) -> list[dict[str, Any]]:
+    """The lines of outputs.jsonl; contexts: of every request, by its key."""
+    return [
+        answer_document(item, meter.marks.get(item.key), contexts.get(item.key, {}))
+        for item in answers
+    ]
 
 
 def answer_text(answers: Sequence[Answer]) -> str:

@@ -1,6 +1,6 @@
 """What of a run is kept: the files of its folder, written when it begins and when it ends."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from ..record.metrics import figures
 from ..record.recorder import Recorder
 from ..record.report import answers_of, output_digest, outputs, summary_page
 from ..record.run_folder import RunFolder
+from .contexts import contexts
 from .runner import Status
 
 SCHEMA = 1
@@ -65,8 +66,12 @@ class RunWriter:
         self._manifest: dict[str, Any] = {}
         self._document: dict[str, Any] = {}
 
-    def begin(self, environ: Mapping[str, str]) -> None:
-        """manifest.json and run.yaml, before the first step."""
+    def begin(self, environ: Mapping[str, str], stop_ids: Sequence[int]) -> None:
+        """manifest.json and run.yaml, before the first step.
+
+        Args:
+            stop_ids: what ends an answer, the model's own among them.
+        """
         graph, options, provenance = self.job.program.graph, self.options, self.provenance
         # Those that changed options; no others, they can hold secrets.
         variables = {k: redact(v) for k, v in sorted(environ.items()) if k.startswith("SPECSOT_")}
@@ -85,7 +90,11 @@ class RunWriter:
                 "resolved": graph.model_dump(by_alias=True, exclude_none=True),
             },
             "models": {
-                "target": {"name": options.model, "hash": provenance.model_hash},
+                "target": {
+                    "name": options.model,
+                    "hash": provenance.model_hash,
+                    "stop_ids": list(stop_ids),
+                },
                 "drafter": drafter if provenance.drafter_hash else None,
             },
             "versions": provenance.versions,
@@ -122,7 +131,11 @@ class RunWriter:
         answers = answers_of(run.board["branches"].requests, run.board["prompts"])
         metrics = figures(recorder.meter, run.board)
         digest = output_digest(answers)
-        lines = outputs(answers, recorder.meter)
+        behind = {
+            one.key: {branch.index: ids for branch, ids in contexts(one, run.board["prompts"])}
+            for one in run.board["branches"].requests
+        }
+        lines = outputs(answers, recorder.meter, behind)
         outcome = RunOutcome(status, answers, metrics, digest, lines)
         self.folder.write_lines("outputs.jsonl", lines)
         self.folder.write_json("metrics.json", {"status": status, **metrics})

@@ -1,0 +1,119 @@
+"""A run's folder held to plain transformers: what passes, what is found, what is refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specsot.engine.certify.verify_run import verify_command
+from specsot.engine.cli.run_command import run_command
+from specsot.engine.errors import Code
+from specsot.engine.prepare.options import RunOptions
+
+PROMPTS = '{"id": "a", "prompt": "Tell me about honey bees."}\n{"id": "b", "prompt": "2+2?"}\n'
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two requests, one with an outline."""
+    root = tmp_path_factory.mktemp("verify")
+    (root / "q.jsonl").write_text(PROMPTS)
+    options = RunOptions(
+        graph="bim_eagle",
+        prompts=root / "q.jsonl",
+        max_new_tokens=9,
+        runs_dir=root / "runs",
+        quiet=True,
+    )
+    assert run_command(options) == Code.OK
+    return (root / "runs" / "latest").resolve()
+
+
+@pytest.fixture
+def folder(kept: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(kept, tmp_path / "run"))
+
+
+def changed(folder: Path, name: str, change: Callable[[Any], None]) -> None:
+    """A file of the folder with its first line changed."""
+    text = (folder / name).read_text()
+    first, rest = (text, "") if name.endswith(".json") else text.split("\n", 1)
+    value = json.loads(first)
+    change(value)
+    (folder / name).write_text(json.dumps(value) + "\n" + rest)
+
+
+def test_every_token_is_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify_command(folder, True, 1) == Code.OK
+    found = json.loads(capsys.readouterr().out)["branches"]
+    lines = [json.loads(line) for line in (folder / "outputs.jsonl").read_text().splitlines()]
+    parts = [part for line in lines for part in line["parts"]]
+    outlines = [line["outline_token_ids"] for line in lines]
+    written = [*outlines, *(part["token_ids"] for part in parts)]
+    ends = sum(part["finish_reason"] == "stop" for part in parts)
+    ends += sum(line["outline_finish_reason"] == "stop" for line in lines)
+    assert sum(one["tokens"] for one in found) == sum(map(len, written)) + ends
+    assert all(one["own"] + one["grammar"] + one["ties"] == one["tokens"] for one in found)
+    assert sum(one["own"] for one in found) > 40
+
+
+def test_another_token_is_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def other(line: Any) -> None:
+        line["parts"][1]["token_ids"][3] += 1
+
+    changed(folder, "outputs.jsonl", other)
+    assert verify_command(folder, False, 1) == Code.UNEQUAL
+    out = capsys.readouterr().out
+    assert "request a, part 2: " in out and "are not: token 4 is " in out
+
+
+def test_another_context_is_found(folder: Path) -> None:
+    def other(line: Any) -> None:
+        line["parts"][0]["context_ids"][5:] = []
+
+    changed(folder, "outputs.jsonl", other)
+    assert verify_command(folder, False, 1) == Code.UNEQUAL
+
+
+def test_an_end_that_the_target_does_not_want_is_found(folder: Path) -> None:
+    def other(line: Any) -> None:
+        line["parts"][0]["finish_reason"] = "stop"
+
+    changed(folder, "outputs.jsonl", other)
+    assert verify_command(folder, False, 1) == Code.UNEQUAL
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        (lambda m: m["graph"]["resolved"]["sampling"].update(temperature=0.7), 2, "draws"),
+        (lambda m: m["graph"]["resolved"]["sampling"].update(banned=[5]), 2, "changes"),
+        (lambda m: m["graph"]["resolved"].update(blend={}), 2, "may reuse rows"),
+        (lambda m: m["graph"]["resolved"].update(beam={}), 2, "searches beams"),
+        (lambda m: m["models"]["target"].update(hash="0"), 4, "its weights are others"),
+        (lambda m: m["models"].pop("target"), 2, "no run folder that can be verified"),
+        (lambda m: m["graph"]["resolved"].update(sampling={"temperature": []}), 2, "no run folder"),
+    ],
+)
+def test_what_cannot_be_verified_is_said(
+    change: Callable[[Any], None],
+    code: int,
+    says: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    changed(folder, "manifest.json", change)
+    assert verify_command(folder, False, 1) == code
+    assert says in capsys.readouterr().err
+
+
+def test_a_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify_command(tmp_path, False, 1) == Code.USAGE
+    (tmp_path / "manifest.json").write_text("[]")
+    assert verify_command(tmp_path, False, 1) == Code.USAGE
+    (tmp_path / "manifest.json").write_text("{")
+    assert verify_command(tmp_path, False, 1) == Code.USAGE
+    assert capsys.readouterr().err.count("manifest.json") == 3
