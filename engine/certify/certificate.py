@@ -18,6 +18,7 @@ from ..shell import complain
 from ..terminal import working
 from . import workbench
 from .beam import beam_checks
+from .blended import blended_checks
 from .drawn import acceptance_checks
 from .gates import gate_checks
 from .texts import greedy_checks, sampled_checks
@@ -64,7 +65,8 @@ class Certificate:
         count, failed = len(self.checks), sum(not check.passed for check in self.checks)
         if failed:
             return f"NOT lossless: {failed} of {count} checks failed"
-        return f"lossless: all {count} checks passed, {self.ties or 'no'} numeric ties"
+        where = " on its blended cache" if any(p.name == "blended" for p in self.parts) else ""
+        return f"lossless{where}: all {count} checks passed, {self.ties or 'no'} numeric ties"
 
     def document(self) -> dict[str, Any]:
         """The JSON of a certificate; its keys are documented in docs/cli.md."""
@@ -163,6 +165,9 @@ def _parts(bench: Bench) -> Iterator[Part]:
             yield Part(*rejection, why if graph.drafter.drafts else "nothing is drafted")
         else:
             yield _part(graph.name, *rejection, acceptance_checks(bench))
+    if graph.blend is not None:
+        title = "Documents that were read before"
+        yield _part(graph.name, "blended", title, blended_checks(bench))
     yield _part(graph.name, "gates", "Structural gates", gate_checks(bench))
 
 
@@ -199,8 +204,9 @@ def _notes(graph: Graph) -> Iterator[str]:
         )
     if graph.blend is not None:
         yield (
-            "Nothing was reused from cached documents here: with them the reference is plain "
-            "decoding on the same blended cache, not this one."
+            "Where rows of documents are reused, the text is held to plain decoding on the same "
+            "blended cache, which is an approximation of the prompt (docs/cacheblend.md); "
+            "everywhere else, to transformers."
         )
 
 

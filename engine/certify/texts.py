@@ -11,7 +11,7 @@ from dataclasses import replace
 from ...states.requests.branch import Branch, Finish, Request
 from ...states.requests.samplers import rules_of
 from ..bench.equal import BranchAnswer, BranchComparison, GraphPair, compare_branches, counts
-from ..bench.sides import Side, answer_all
+from ..bench.sides import ComparedPrompt, Side, answer_all
 from ..prepare.inputs import Prompt
 from ..record.report import answers_of
 from ..run.contexts import contexts
@@ -119,36 +119,46 @@ def sampled_checks(bench: Bench) -> Iterator[Check]:
 
 
 def _twins(bench: Bench, name: str, sets: tuple[str, ...], tally: TeacherTally | None) -> Check:
-    """The graph and its twin; the twin is held to transformers if there is a tally for that.
+    """The graph and its twin; the twin is held to transformers if there is a tally for that."""
+    extent, results = bench.extent, list[BranchComparison]()
+    for seed in range(FIRST_SEED, FIRST_SEED + extent.seeds):
+        for pair, answer in twin_answers(bench, sets, seed, bench.prompts[: extent.drawn_prompts]):
+            results += compare_branches(pair, answer)
+            if tally is not None:
+                twin = pair.reference
+                repeat = repeated(bench, twin, answer.prompt)
+                tally.hold(twin, answer.runs[twin.letter].request, repeat)
+    title = f"{name}, {extent.seeds} seeds, with its drafter and without one"
+    return equality(bench, f"sampled/{name}/twin", title, results, seeds=extent.seeds)
+
+
+def twin_answers(
+    bench: Bench, sets: tuple[str, ...], seed: int, prompts: Sequence[Prompt]
+) -> Iterator[tuple[GraphPair, ComparedPrompt]]:
+    """Prompts answered by the graph, and by its twin, which is the reference.
 
     The twin has no drafter, and one branch after another in one sequence, in reading order.
     """
-    extent, results = bench.extent, list[BranchComparison]()
-    capacity = f"layout.capacity={bench.job.program.graph.layout.capacity}"
-    order = ("layout.kind=bim", capacity, "layout.max_active=1", "layout.order=fcfs")
-    for seed in range(FIRST_SEED, FIRST_SEED + extent.seeds):
-        most = extent.drawn_tokens
-        own = bench.changed(*sets, seed=seed, tokens=most)
-        alone = bench.changed(*sets, "drafter.kind=none", *order, seed=seed, tokens=most)
-        twin, graph = bench.side(alone, "A"), bench.side(own, "B")
-        prompts = bench.prompts[: extent.drawn_prompts]
-        for answer in answer_all([twin, graph], prompts, Halt(), bench.tell):
-            results += compare_branches(GraphPair(twin, graph), answer)
-            if tally is not None:
-                repeat = repeated(bench, twin, answer.prompt)
-                tally.hold(twin, answer.runs["A"].request, repeat)
-    return _equal(bench, name, results)
+    most, capacity = bench.extent.drawn_tokens, bench.job.program.graph.layout.capacity
+    order = ("layout.kind=bim", f"layout.capacity={capacity}", "layout.max_active=1")
+    alone = ("drafter.kind=none", *order, "layout.order=fcfs")
+    twin = bench.side(bench.changed(*sets, *alone, seed=seed, tokens=most), "A")
+    graph = bench.side(bench.changed(*sets, seed=seed, tokens=most), "B")
+    for answer in answer_all([twin, graph], prompts, Halt(), bench.tell):
+        yield GraphPair(twin, graph), answer
 
 
-def _equal(bench: Bench, name: str, results: list[BranchComparison]) -> Check:
-    number, seeds = counts(results), bench.extent.seeds
+def equality(
+    bench: Bench, name: str, title: str, results: Sequence[BranchComparison], **figures: float
+) -> Check:
+    """Whether all branches that were compared are equal; in float32 but for numeric ties."""
+    number = counts(results)
     tokens, ties = number["equal_tokens"], number["tie"]
     faults = {BranchAnswer.DIFFERENT}
     if bench.dtype == "float64":
         ties, faults = 0, {BranchAnswer.DIFFERENT, BranchAnswer.TIE}
     wrong = [_difference(one) for one in results if one.result in faults]
-    figures = {
-        "seeds": seeds,
+    figures |= {
         "branches": number["branches"],
         "equal": number["equal"],
         "tokens": tokens,
@@ -156,11 +166,12 @@ def _equal(bench: Bench, name: str, results: list[BranchComparison]) -> Check:
         "refused": number["unfinished"],
         "differences": len(wrong),
     }
-    text = f"{name}, {seeds} seeds, with its drafter and without one: {tokens} tokens in "
-    text += f"{number['equal']} of {number['branches']} branches are equal"
+    text = (
+        f"{title}: {tokens} tokens in {number['equal']} of {number['branches']} branches are equal"
+    )
     text += f", {ties} numeric ties" if ties else ""
     passed = not wrong and tokens > 0
-    return Check(f"sampled/{name}/twin", passed, figures, "; ".join([text, *wrong[:SHOWN]]))
+    return Check(name, passed, figures, "; ".join([text, *wrong[:SHOWN]]))
 
 
 def _difference(one: BranchComparison) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 from specsot.engine.bench.sides import answer_all
 from specsot.engine.certify import teacher as certify_teacher
 from specsot.engine.certify import workbench as certify_bench
+from specsot.engine.certify.blended import blended_checks
 from specsot.engine.certify.certificate import bench_of
 from specsot.engine.certify.command import _prepared, certify_command
 from specsot.engine.certify.drawn import FILTERS, acceptance_checks, filter_gate
@@ -61,7 +62,7 @@ Make = Callable[..., Bench]
 @pytest.fixture
 def bench(options: RunOptions) -> Make:
     def make(graph: str = "bim_eagle", *sets: str) -> Bench:
-        outline = options.outline if graph.startswith("b") and graph != "beam" else None
+        outline = options.outline if graph.startswith(("bim", "batching")) else None
         drafter = options.drafter_model if "eagle" in graph else None
         own = replace(options, sets=sets, outline=outline, drafter_model=drafter)
         return bench_of(_prepared(graph, own), True, lambda text: None)
@@ -240,6 +241,30 @@ def test_a_wrong_token_of_a_drafted_run_is_seen_by_greedy_and_sampled_checks(
     made = bench()
     assert {"greedy/teacher forcing"} <= failed(list(greedy_checks(made)))
     assert any(name.endswith("/twin") for name in failed(list(sampled_checks(made))))
+
+
+BLENDED = {"blended/prefix", "blended/branches"}
+
+
+def test_documents_that_are_reused_are_certified(bench: Make) -> None:
+    checks = {check.name: check for check in blended_checks(bench("bim_blend_eagle"))}
+    assert not failed(list(checks.values()))
+    assert set(checks) == BLENDED | {f"{name}, nothing reused" for name in BLENDED}
+    assert checks["blended/prefix"].figures["reused"] > 100
+
+
+def test_nothing_reused_proves_nothing(bench: Make) -> None:
+    checks = list(blended_checks(bench("blend_eagle", "blend.min_tokens=4000")))
+    assert failed(checks) == {"blended/prompt"}
+
+
+def test_wrong_tokens_on_a_blended_cache_are_caught(
+    bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every path is taken to be accepted one node further than it is, where rows were reused."""
+    good = verify._longest_path
+    monkeypatch.setattr(verify, "_longest_path", lambda agrees, *rest: good(agrees | True, *rest))
+    assert "blended/prompt" in failed(list(blended_checks(bench("blend_eagle"))))
 
 
 @pytest.mark.parametrize("name", ["top_k", "top_p"])
