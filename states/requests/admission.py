@@ -78,16 +78,21 @@ class Admission:
     ) -> tuple[list[Branch], list[Request]]:
         """Waiting branches and requests that can start beside so many active branches.
 
-        The first one that does not fit ends the search, so that nobody is overtaken for ever; while
-        nothing runs, others may start in its place, for only their rows can be in its way.
+        The first one that does not fit ends the search, so that nobody is overtaken for ever; but
+        for branches that start in the row that their own idle prefix holds, of no use to others.
+        While nothing runs, others may start in its place, for only their rows can be in its way.
         """
         waiting = [(r, item) for r in requests for item in _waiting(r, self.order)]
         if not waiting:
             return [], []
-        plan = _Plan(requests, active, self.room)
+        plan, full = _Plan(requests, active, self.room), False
         for request, item in waiting:
+            if full and not plan.has_row(request):
+                continue
             if not plan.take(request, item) and plan.count:
-                break
+                full = True
+                if not self.room.rows:
+                    break
         return plan.branches, plan.opened
 
     def why_never(self, request: Request) -> str:
@@ -145,6 +150,10 @@ class _Plan:
         else:
             self.opened.append(item)
         return True
+
+    def has_row(self, request: Request) -> bool:
+        """Whether a row holds its prefix and nothing else."""
+        return self.room.rows > 0 and request in self.open and request.prefix_owner not in self.live
 
     def _more(self, request: Request, item: Branch | Request) -> int:
         """Slots that it takes beyond what is held: of the shared row, or of its own."""

@@ -202,3 +202,20 @@ def test_a_branch_too_long_for_a_row_is_refused_and_all_others_run(
         assert (first.finish, third.finish) == (Finish.LENGTH, Finish.LENGTH)
         assert second.finish is Finish.REFUSED and second.tokens == []
         assert second.note == f"needs {capacity + 1} slots, the pool has {capacity}"
+
+
+def test_rows_that_idle_prefixes_hold_are_used_by_their_own_branches(
+    run_of: Callable[..., Run],
+) -> None:
+    """Six requests hold the six rows; the first one's second branch finds none, and all others
+    would wait for it."""
+    rounds = {}
+    for graph in ("bim_plain", "batching_plain"):
+        run = run_of([outline((3, 3, 3))] * 8, 400, graph, budgets=(BUDGET,) * 8)
+        busy: list[int] = []
+        drive(
+            run, until=lambda run, busy=busy: bool(busy.append(len(run.board["branches"].active)))
+        )
+        assert all(len(b.tokens) == BUDGET for b in branches_of(run) if not b.is_root)
+        rounds[graph] = sum(count > 0 for count in busy)
+    assert rounds["batching_plain"] <= 1.3 * rounds["bim_plain"]
