@@ -14,7 +14,7 @@ from ..models.load.weights import load_target
 from ..ops.kv.pool import KVCache
 from ..ops.types import Target
 from ..states.graph.drafters import drafter_class
-from .prepare.limits import free_memory
+from .limits import free_memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,18 @@
 """What kind of terminal there is, and a sign of life on it."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 
 from rich.console import Console
 from rich.text import Text
 
+from .shell import Writer
+
 REFRESH = 4.0  # pictures per second: a spinner must not cost the work that it stands for
+LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 
 
 def usable(console: Console, environ: dict[str, str]) -> bool:
@@ -18,11 +23,25 @@ def usable(console: Console, environ: dict[str, str]) -> bool:
 
 @contextmanager
 def working(text: str) -> Iterator[Callable[[str], None]]:
-    """A line on stderr while something goes on, only where somebody watches; yields what changes
-    its text."""
+    """A line on stderr while something goes on; yields what changes its text.
+
+    Where nobody watches, or nothing shall move, now and then a line of its own.
+    """
     console = Console(stderr=True)
     if not usable(console, dict(os.environ)):
-        yield lambda text: None
+        yield _lines_now_and_then()
         return
     with console.status(Text(text), refresh_per_second=REFRESH) as status:
         yield lambda text: status.update(Text(text))
+
+
+def _lines_now_and_then() -> Callable[[str], None]:
+    write, last = Writer(sys.stderr), monotonic()
+
+    def tell(text: str) -> None:
+        nonlocal last
+        if monotonic() - last >= LINE_EVERY:
+            last = monotonic()
+            write(f"{text}\n")
+
+    return tell

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from ...states.text.outline_file import OutlineError
 from ...states.yaml.source import GraphError, Problem
 from ..errors import UsageError
+from ..limits import disturbance
 from ..prepare.files import FOLDER, PACKAGE, is_graph
 from ..prepare.inputs import Prompts, read_file
 from ..prepare.job import Job, prepare
-from ..prepare.limits import disturbance
 from ..prepare.options import RunOptions
 from ..shell import complain, exit_code, json_text, put
 from ..terminal import working

@@ -9,11 +9,11 @@ from string import ascii_uppercase
 from typing import Any
 
 from ...states.requests.branch import Request
+from ..limits import cpu_share
 from ..models import load_models, with_drafter
 from ..prepare.environment import model_folders, set_up_torch, threads_of
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
-from ..prepare.limits import cpu_share
 from ..record.metrics import Meter, state_figures
 from ..record.report import answers_of, refusals
 from ..run.api import notes_of, tie

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import Code, code_of, is_told, message_of
+from ..limits import cpu_share, disturbance
 from ..prepare.environment import embedded_folder, machine, versions
-from ..prepare.limits import cpu_share, disturbance
 from ..shell import complain, print_json
 
 EMBEDDED_MODELS = ("target", "eagle3", "dflash", "vanilla")

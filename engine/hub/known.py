@@ -15,7 +15,6 @@ from ...models.files import ModelError
 from ...models.load.checkpoint import WANTED
 from ...states.yaml.source import hint
 from ..errors import UsageError
-from ..prepare.files import PACKAGE
 from .shelf import WORK, Shelf, sha256_of
 
 Tell = Callable[[str], None]
@@ -47,7 +46,7 @@ KNOWN: Mapping[str, KnownModel] = {
 
 def shipped() -> dict[str, Path]:
     """Drafters of known models that come with the package, by name: `smollm2/eagle3`."""
-    models = Path(str(files(PACKAGE) / "models"))
+    models = Path(str(files(__name__.split(".")[0]) / "models"))
     folders = sorted(
         config.parent for name in KNOWN for config in models.glob(f"{name}/*/config.json")
     )

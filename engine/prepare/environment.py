@@ -11,9 +11,9 @@ from pathlib import Path
 from ...models.files import ModelError
 from ...states.graph.plugins import DRAFTERS, OPS
 from ..errors import UsageError
+from ..limits import default_threads, usable_cpus
 from .files import PACKAGE
 from .job import EMBEDDED, Job
-from .limits import default_threads, usable_cpus
 
 PACKAGES = ["specsot", "torch", "transformers", "tokenizers", "safetensors", "llguidance"]
 PACKAGES += ["gguf", "bm25s", "transitions", "numpy", "pydantic", "rich", "typer"]

@@ -8,15 +8,11 @@ the very form that they have in a run.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import Progress
 
 from ...states.requests.branch import Branch, Finish, Request
 from ...states.text.prompt_tokens import PromptTokens
@@ -26,6 +22,7 @@ from ..prepare.job import prepare
 from ..prepare.options import RunOptions
 from ..run.api import load
 from ..run.session import Session
+from ..terminal import working
 from .chats import ChatCoder, Conversation, Turn, read_conversations
 from .data import GOLD, Tokens
 
@@ -95,11 +92,11 @@ class Answering:
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.out.write_text("".join(done.values()), encoding="utf-8")
         waiting = iter([n for n in range(len(conversations)) if n not in done])
-        screen = Progress(console=Console(stderr=True), disable=not sys.stderr.isatty())
+        count, total = len(done), len(conversations)
         run = self.session.start([], lambda event: None)
         manager, most = run.board["branches"], 2 * self.session.program.graph.layout.max_active
-        with self.out.open("a", encoding="utf-8") as file, screen:
-            bar = screen.add_task("answers", total=len(conversations), completed=len(done))
+        title = f"{self.out.name}: {{}} of {total} answers"
+        with self.out.open("a", encoding="utf-8") as file, working(title.format(count)) as tell:
             while True:
                 for number in islice(waiting, most - len(manager.unfinished)):
                     self._ask(manager, number, conversations[number].asked, 0, [])
@@ -110,7 +107,8 @@ class Answering:
                     if line := self._take(manager, request):
                         file.write(line)
                         file.flush()
-                        screen.advance(bar)
+                        count += 1
+                        tell(title.format(count))
         run.close()
         return len(read_lines(self.out))
 

@@ -59,7 +59,7 @@ MAY_IMPORT = {
     "engine/view": "engine/record states states/* ops ops/*",
     "engine/bench": "engine engine/prepare engine/record engine/run states/*",
     "engine/certify": "engine engine/prepare engine/record engine/run engine/bench states states/* "
-    "models ops ops/*",
+    "models models/load ops ops/*",
     "engine/train": "engine engine/prepare engine/run states/requests states/text models models/*",
     "engine/cli": "engine engine/* states states/* models models/*",
 }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specsot.engine.prepare import limits
+from specsot.engine import limits
 
 
 @pytest.fixture
