@@ -1,0 +1,6 @@
+"""`python -m specsot`, the same as the script `specsot`."""
+
+from .engine.cli.main import main
+
+if __name__ == "__main__":
+    main()
