@@ -6,14 +6,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import wraps
+from pathlib import Path
 from typing import Any, ParamSpec, TextIO, TypeVar
 
 import typer
 
+from ..states.yaml.source import GraphError, Problem
 from .errors import Code, blame, code_of, is_told, message_of
 
 DEBUG = "SPECSOT_DEBUG"
 STDOUT = "standard output"
+WIDTH = 90  # of a line of a file that is shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,11 +69,26 @@ def complain(message: str) -> None:
     Writer(sys.stderr)(f"specsot: {message}\n")
 
 
+def pointed(problem: Problem) -> str:
+    """The problem; on a terminal with the line that it is about, and a mark below its place."""
+    package = Path(__file__).parents[1]  # files that ship are called by their place in it
+    files = [one for one in (Path(problem.file), package / problem.file) if one.is_file()]
+    if not (problem.line and files and sys.stderr.isatty()):
+        return str(problem)
+    lines = files[0].read_text(encoding="utf-8", errors="replace").split("\n")
+    line, at = lines[problem.line - 1].expandtabs(1), problem.column - 1
+    start = max(at - WIDTH // 2, 0)
+    return f"{problem}\n    {line[start : start + WIDTH]}\n    {' ' * (at - start)}^"
+
+
 def ended(error: BaseException) -> Code:
     """The exit code of a user's mistake or an interruption, told in one line; faults go on."""
     if not is_told(error):
         raise error
-    complain("interrupted" if isinstance(error, KeyboardInterrupt) else message_of(error))
+    if isinstance(error, GraphError):
+        complain("\n".join(map(pointed, error.problems)) + error.more)
+    else:
+        complain("interrupted" if isinstance(error, KeyboardInterrupt) else message_of(error))
     return code_of(error)
 
 

@@ -19,7 +19,7 @@ from ..errors import Code
 from ..prepare.environment import embedded_layers
 from ..prepare.files import graph_names, open_graph
 from ..prepare.repeat import graph_yaml
-from ..shell import print_json
+from ..shell import pointed, print_json
 from ..view.diagram import describe_graph, describe_words, mermaid
 from .options import Sets
 
@@ -49,7 +49,7 @@ def check(
             states, ways = len(program.graph.states), len(program.graph.transitions)
             typer.echo(f"{program.source.file}: good ({states} states, {ways} transitions)")
         for problem in problems:
-            print(problem, file=sys.stderr)
+            print(pointed(problem), file=sys.stderr)
     raise typer.Exit(Code.GRAPH if problems else Code.OK)
 
 
@@ -111,5 +111,5 @@ def _open(ref: str, sets: list[str] | None) -> Program:
     try:
         return open_graph(ref, sets or ())
     except GraphError as error:
-        print(*error.problems, sep="\n", file=sys.stderr)
+        print(*map(pointed, error.problems), sep="\n", file=sys.stderr)
         raise typer.Exit(Code.GRAPH) from None

@@ -227,3 +227,20 @@ def test_no_torch_is_imported(words: str) -> None:
         "assert not slow, slow\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+def test_on_a_terminal_the_place_is_shown(
+    tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "g.yaml"
+    file.write_text("extends: bim_eagle\nversion: 1\nname: g\ndoc: d\nlayout: {kind: bimm}\n")
+    assert run("check", str(file)) == 3
+    plain = capsys.readouterr().err
+    assert plain.count("\n") == 1
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    for command in ("check", "show", "run"):
+        assert run(command, str(file), *(["--full"] if command == "show" else [])) == 3
+        said = capsys.readouterr().err
+        *_, line, mark, _ = said.split("\n")
+        assert plain.strip() in said
+        assert line == "    layout: {kind: bimm}" and mark.index("^") == line.index("bimm")
