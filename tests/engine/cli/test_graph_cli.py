@@ -244,3 +244,19 @@ def test_on_a_terminal_the_place_is_shown(
         *_, line, mark, _ = said.split("\n")
         assert plain.strip() in said
         assert line == "    layout: {kind: bimm}" and mark.index("^") == line.index("bimm")
+
+
+def test_graphs_of_ones_own_to_begin_with(
+    tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("init", str(tmp_path / "mine")) == 0
+    monkeypatch.chdir(tmp_path / "mine")
+    graph = Path("graphs/bim_eagle.yaml")
+    graph.write_text(graph.read_text().replace("nodes: 4", "nodes: 7"))
+    capsys.readouterr()
+    assert run("check", *(str(p) for p in sorted(Path("graphs").glob("*.yaml")))) == 0
+    assert open_graph("graphs/bim_eagle.yaml").graph.drafter.offered == 7
+    assert Path("specsot.yaml").is_file() and Path("graphs/prompts/documents.jsonl").is_file()
+    assert run("init") == 2
+    assert "is there already" in capsys.readouterr().err
+    assert "nodes: 7" in graph.read_text()
