@@ -18,7 +18,7 @@ from specsot.engine.cli.train import train
 from specsot.engine.train import files
 from specsot.engine.train.dflash import DFlashCourse
 from specsot.engine.train.dflash_loss import OnlineDFlashModel
-from specsot.engine.train.eagle3 import Eagle3Course
+from specsot.engine.train.eagle3 import Eagle3Course, new_drafter
 from specsot.engine.train.files import export_drafter
 from specsot.engine.train.lessons import HeldOutPrompt, held_out_tau, rounds
 from specsot.engine.train.loop import Progress, generator
@@ -269,3 +269,27 @@ def test_held_out_rounds_of_a_vanilla_drafter(inputs: list[str], tmp_path: Path)
     other[held.first + 2] = 4000
     changed = rounds(course.hits(HeldOutPrompt("prompt", tuple(other), held.first)), held.first)
     assert changed[0] == 2
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_new_eagle3_begins_as_the_targets_last_layer(
+    same: bool, inputs: list[str], tmp_path: Path
+) -> None:
+    """Beside the embedding it reads the last tap; what has another shape begins by chance."""
+    teacher = Teacher(Path(inputs[1]))
+    wide = teacher.config.intermediate_size + (0 if same else 8)
+    config = Eagle3Training(out=tmp_path, draft_vocabulary=32, intermediate=wide)
+    drafter = new_drafter(config, teacher, torch.arange(32))
+    last, hidden = teacher.model.base_model.layers[-1], teacher.config.hidden_size
+    for name in ("q_proj", "k_proj", "v_proj"):
+        own = getattr(drafter.midlayer.self_attn, name).weight
+        assert own.shape[1] == 2 * hidden
+        assert torch.equal(own[:, hidden:], getattr(last.self_attn, name).weight)
+        assert not torch.equal(own[:, :hidden], own[:, hidden:])
+    assert torch.equal(drafter.midlayer.self_attn.o_proj.weight, last.self_attn.o_proj.weight)
+    assert torch.equal(drafter.midlayer.hidden_norm.weight, last.input_layernorm.weight)
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        own = getattr(drafter.midlayer.mlp, name).weight
+        assert (own.shape == getattr(last.mlp, name).weight.shape) == same
+        assert not same or torch.equal(own, getattr(last.mlp, name).weight)
+    assert torch.equal(drafter.fc.weight[:, -hidden:].diagonal(), torch.ones(hidden))
