@@ -11,9 +11,10 @@ from ...models.drafters.dflash import DFlashDraftModel, TargetEnds
 from ...models.drafters.dflash_config import DFlashConfig, Reach, default_layer_ids
 from ..errors import UsageError
 from .data import TrainingBatch
-from .dflash_loss import Blocks, OnlineDFlashModel, Packing
+from .dflash_blocks import Blocks, Packing
+from .dflash_loss import OnlineDFlashModel
 from .files import export_drafter
-from .lessons import HeldOutPrompt, LessonSource
+from .lessons import HeldOutPrompt, LessonSource, frequent_ids
 from .loop import LossReport, train
 from .optim import MuonAdamW
 from .settings import DFlashTraining
@@ -66,10 +67,13 @@ class DFlashCourse:
 
     name = "dflash"
 
-    def __init__(self, settings: DFlashTraining, teacher: Teacher) -> None:
+    def __init__(
+        self, settings: DFlashTraining, teacher: Teacher, candidates: Tensor | None = None
+    ) -> None:
         self.teacher = teacher
         self.model = new_drafter(settings, teacher)
-        self.online = OnlineDFlashModel(self.model, settings.num_anchors, settings.loss_decay_gamma)
+        anchors, gamma = settings.num_anchors, settings.loss_decay_gamma
+        self.online = OnlineDFlashModel(self.model, anchors, gamma, candidates=candidates)
         self.optimizer = MuonAdamW(self.model, settings.lr, settings.head_lr)
 
     def teach(self, batch: TrainingBatch, draw: torch.Generator) -> LossReport:
@@ -99,5 +103,7 @@ class DFlashCourse:
 
 def train_dflash(settings: DFlashTraining, source: LessonSource) -> Path:
     """Train, saving now and then; returns the folder of the exported drafter."""
-    course = DFlashCourse(settings, load_teacher(settings))
-    return train(settings, course, source(settings, course.teacher))
+    teacher, size = load_teacher(settings), settings.loss_vocabulary
+    lessons, whole = source(settings, teacher), teacher.config.vocab_size
+    candidates = None if size is None else frequent_ids(lessons, min(size, whole), whole)
+    return train(settings, DFlashCourse(settings, teacher, candidates), lessons)

@@ -7,7 +7,6 @@ only itself: the tree mask of an unrolled chain.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -24,14 +23,13 @@ from ...models.rope_config import RopeConfig
 from ..errors import UsageError
 from .data import GOLD, TrainingBatch, by_head
 from .files import export_drafter, load_checkpoint
-from .lessons import HeldOutPrompt, Lessons, LessonSource
+from .lessons import HeldOutPrompt, Lessons, LessonSource, frequent_ids
 from .loop import LossReport, train
 from .optim import MuonAdamW
 from .settings import Eagle3Training
 from .teacher import Teacher, load_teacher
 
 WIDE = [f"self_attn.{name}_proj.weight" for name in "qkv"]  # they read the embedding too
-COUNTED = 4000  # samples that the draft vocabulary is chosen from
 
 
 def drafter_config(settings: Eagle3Training, teacher: Teacher) -> Eagle3Config:
@@ -264,11 +262,7 @@ def _vocabulary(settings: Eagle3Training, lessons: Lessons, whole: int) -> Tenso
                 f"{settings.checkpoint}: of a training that drafts {len(ids)} different ids"
             )
         return ids
-    counts: Counter[int] = Counter(dict.fromkeys(range(whole), 0))
-    for index in range(min(COUNTED, lessons.distinct or COUNTED)):
-        tokens = lessons.source(index)
-        counts.update(i for i, w in zip(tokens.ids, tokens.weights, strict=True) if w >= GOLD)
-    return torch.tensor(sorted(i for i, _ in counts.most_common(size)))
+    return frequent_ids(lessons, size, whole)
 
 
 def train_eagle3(settings: Eagle3Training, source: LessonSource) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +18,8 @@ from .chats import ChatCoder, read_conversations
 from .data import GOLD, Source, Tokens, TrainingBatch, pack, trimmed
 from .settings import ConversationFile, DrafterTraining
 from .teacher import Teacher
+
+COUNTED = 4000  # samples that frequent ids are counted in
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,15 @@ def held_out_prompts(
         HeldOutPrompt(kind, (*prompt, *answer), len(prompt))
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
+
+
+def frequent_ids(lessons: Lessons, size: int, vocabulary: int) -> Tensor:
+    """The ids that most often have to be written, increasing, int64 [size]."""
+    counts: Counter[int] = Counter(dict.fromkeys(range(vocabulary), 0))
+    for index in range(min(COUNTED, lessons.distinct or COUNTED)):
+        tokens = lessons.source(index)
+        counts.update(i for i, w in zip(tokens.ids, tokens.weights, strict=True) if w >= GOLD)
+    return torch.tensor(sorted(i for i, _ in counts.most_common(size)))
 
 
 def rounds(hits_SK: Tensor, first: int) -> list[int]:

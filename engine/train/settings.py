@@ -95,6 +95,14 @@ class DFlashTraining(DrafterTraining):
             help="Row k counts exp(-(k - 1) / gamma). Default: 7, 5, 4 for blocks of 16, 10, 8.",
         ),
     ] = None
+    loss_vocabulary: Annotated[
+        int | None,
+        Option(
+            min=2,
+            help="How many of the most frequent ids compete in the loss, beside those of the batch;"
+            " of a large vocabulary most of the time goes into the rest. Default: all.",
+        ),
+    ] = None
     target_layer_ids: Annotated[
         str | None,
         Option(

@@ -12,14 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from specsot.engine.train.dflash_loss import (
-    Blocks,
-    OnlineDFlashModel,
-    decay_of,
-    dense_mask,
-    flex_mask,
-    sample_anchors,
-)
+from specsot.engine.train.dflash_blocks import Blocks, dense_mask, flex_mask, sample_anchors
+from specsot.engine.train.dflash_loss import OnlineDFlashModel, decay_of
 from specsot.models.decoder import Decoder
 from specsot.models.drafters.dflash import DFlashDraftModel
 from specsot.models.drafters.dflash_config import Reach
@@ -264,3 +258,20 @@ def test_a_few_steps_lower_the_loss(
         losses.append(found.loss.item())
     assert losses[-1] < losses[0] - 0.1
     assert torch.equal(head, target.lm_head)
+
+
+def test_what_competes_in_the_loss(
+    models: tuple[Decoder, DFlashDraftModel], step: dict[str, Tensor]
+) -> None:
+    """All ids as candidates are no candidates at all; of few, the right ones are always there."""
+    drafter = models[1]
+    size = len(drafter.ends.head_VH)
+    with torch.no_grad():
+        whole = OnlineDFlashModel(drafter)(*batch(step), fixed(step))
+        every, few = (
+            OnlineDFlashModel(drafter, candidates=torch.arange(n))(*batch(step), fixed(step))
+            for n in (size, 5)
+        )
+    torch.testing.assert_close(every.loss, whole.loss)
+    assert torch.equal(every.accuracy, whole.accuracy)
+    assert few.loss < whole.loss and few.accuracy >= whole.accuracy

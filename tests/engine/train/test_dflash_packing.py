@@ -6,14 +6,14 @@ from helpers.blocks import golden_pair
 from torch import Tensor
 
 from specsot.engine.train.data import Tokens, TrainingBatch, pack
-from specsot.engine.train.dflash_loss import (
+from specsot.engine.train.dflash_blocks import (
     Blocks,
-    OnlineDFlashModel,
     Packing,
     dense_mask,
     flex_mask,
     sample_anchors,
 )
+from specsot.engine.train.dflash_loss import OnlineDFlashModel
 from specsot.models.drafters.dflash_config import Reach
 
 from .test_dflash_loss import opened, varied
