@@ -141,7 +141,8 @@ class OnlineDFlashModel(nn.Module):
         """Logits of what competes, and where among it the right ids are."""
         if self.candidates is None:
             return self.draft_model.logits(hidden_RH), labels_R
-        ids_K = torch.cat((self.candidates.to(labels_R.device), labels_R)).unique()
+        both = torch.cat((self.candidates.to(labels_R.device), labels_R))
+        ids_K: Tensor = both.unique()  # type: ignore[no-untyped-call]
         head_KH = self.draft_model.ends.head_VH[ids_K].to(hidden_RH.dtype)
         logits_RK = wide_logits(hidden_RH, head_KH)
         return logits_RK, torch.searchsorted(ids_K, labels_R)
