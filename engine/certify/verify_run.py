@@ -26,7 +26,7 @@ EXACT = ("float32", "float64")  # in others tokens agree mostly, and nothing is 
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class DecodedText:
     """What was decoded behind one context.
 
     ended: the token behind it was a stop token. constrained: under the grammar of outlines.
@@ -103,19 +103,19 @@ def verify_command(folder: Path, as_json: bool, threads: int | None) -> int:
     return code
 
 
-def written_by(line: Mapping[str, Any]) -> Iterator[Written]:
+def written_by(line: Mapping[str, Any]) -> Iterator[DecodedText]:
     """What one line of outputs.jsonl says was decoded; raises KeyError."""
     name = f"request {line['id']}"
     if line["outline_token_ids"]:
         ended = line["outline_finish_reason"] == "stop"
         outline = (line["outline_context_ids"], line["outline_token_ids"])
-        yield Written(f"{name}, outline", *outline, ended, constrained=True)
+        yield DecodedText(f"{name}, outline", *outline, ended, constrained=True)
     combined = [] if line["combined"] is None else [line["combined"]]
     for part in (*line["parts"], *combined):
         if part["token_ids"] or part["finish_reason"] == "stop":
             title = f", part {part['index'] + 1}" if line["outline"] is not None else ""
             ended = part["finish_reason"] == "stop"
-            yield Written(f"{name}{title}", part["context_ids"], part["token_ids"], ended)
+            yield DecodedText(f"{name}{title}", part["context_ids"], part["token_ids"], ended)
 
 
 def _findings(
@@ -123,7 +123,7 @@ def _findings(
     dtype: str,
     threads: int,
     stops: set[int],
-    written: Sequence[Written],
+    written: Sequence[DecodedText],
     show: Any,
 ) -> Iterator[Finding]:
     from ...models.files import ModelError
@@ -140,7 +140,7 @@ def _findings(
         yield _held(model, dtype, stops, one)
 
 
-def _held(model: Any, dtype: str, stops: set[int], one: Written) -> Finding:
+def _held(model: Any, dtype: str, stops: set[int], one: DecodedText) -> Finding:
     """One answer against the likeliest tokens behind its context and each of its own."""
     logits_QV = model.logits([*one.context, *one.tokens], dtype)[len(one.context) - 1 :].double()
     finding = Finding(one.name)

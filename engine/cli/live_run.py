@@ -16,7 +16,7 @@ from ..prepare.repeat import Provenance
 from ..record.doubts import doubts
 from ..record.recorder import Recorder
 from ..record.report import answer_text, closing_lines, left_apart, refusals
-from ..record.run_folder import SparedFolder
+from ..record.run_folder import OUTPUTS, SparedFolder
 from ..record.snapshot import scene_of
 from ..record.trace_records import trace_pools
 from ..run.blend_probe import probe_blends
@@ -95,7 +95,7 @@ def print_result(job: Job, folder: SparedFolder, outcome: RunOutcome) -> bool:
     out = Writer(sys.stdout)
     out(text)
     if out.fault is not None:
-        where = "follows here" if folder.faults else f"is in {folder.path}"
+        where = "follows here" if folder.faults else f"is in {folder.path / OUTPUTS}"
         complain(f"{STDOUT}: {message_of(out.fault)}; the answer {where}")
         say(text if folder.faults else "")
     if not job.options.quiet:

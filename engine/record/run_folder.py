@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from ..errors import UsageError
 
 LATEST = "latest"
-TRACE = "trace.jsonl"
+TRACE, OUTPUTS = "trace.jsonl", "outputs.jsonl"
 COMPACT = json.JSONEncoder(separators=(",", ":"))  # `dumps` would make a new one for each line
 
 

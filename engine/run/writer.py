@@ -24,7 +24,7 @@ from ..prepare.repeat import (
 from ..record.metrics import figures
 from ..record.recorder import Recorder
 from ..record.report import answers_of, output_digest, outputs, summary_page
-from ..record.run_folder import RunFolder
+from ..record.run_folder import OUTPUTS, RunFolder
 from .contexts import contexts
 from .runner import Status
 
@@ -137,7 +137,7 @@ class RunWriter:
         }
         lines = outputs(answers, recorder.meter, behind)
         outcome = RunOutcome(status, answers, metrics, digest, lines)
-        self.folder.write_lines("outputs.jsonl", lines)
+        self.folder.write_lines(OUTPUTS, lines)
         self.folder.write_json("metrics.json", {"status": status, **metrics})
         self._manifest |= {"status": status, "ended": _now(), "digest": digest}
         if error is not None:

@@ -239,7 +239,7 @@ class Graphs:
         book: Any,
         *,
         outline: Outline | None = None,
-        budget: int = 10,
+        budget: int | None = 10,
         sets: Iterable[str] = (),
     ) -> Session:
         """A session on a shipped graph with a small pool, small budgets and no grammar."""

@@ -285,7 +285,9 @@ def test_a_direct_answer_that_can_never_fit_is_refused_with_the_numbers(
     made = tiny("llama")
     book = PlanBook(130, "outline", ())
     sets = ("skeleton.direct_tokens=380", "layout.capacity=400", "layout.max_active=2")
-    session = graphs.session(graph, made.models, book, sets=sets)
+    session = graphs.session(
+        graph, made.models, book, budget=None, sets=(*sets, "limits.max_new_tokens=10")
+    )
     (branch,) = branches_of(run_all(session, ["hello"]))
     assert branch.finish is Finish.REFUSED and branch.tokens == []
     root = requests_of(run_all(session, ["hello"]))[0].root

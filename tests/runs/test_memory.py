@@ -45,7 +45,7 @@ def test_no_op_of_a_whole_run_copies_rows_out_of_a_pool(
     graph: str, share: str, session: Any
 ) -> None:
     """Only a fork under batching does, and the ledger names every byte of it."""
-    run = start(session(graph, share, sets=("layout.max_active=2",)), QUESTIONS)
+    run = start(session(graph, share, sets=("layout.max_active=3",)), QUESTIONS)
     watch = watched(run)
     moved = [pool.ledger.bytes.total() for pool in pools_of(run)]
     assert [watch.by_pool[i] for i, _ in enumerate(moved)] == moved, "the ledger agrees"

@@ -1,5 +1,6 @@
 """The answer first, files second: streams that are closed or full, and no room for a run folder."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,8 @@ def test_an_answer_that_stdout_does_not_take_is_kept(
     assert done.returncode == Code.FAILED and "fault of" not in done.stderr
     reason = {">/dev/full": "No space left on device", ">&-": "Bad file descriptor"}[streams]
     assert f"specsot: standard output: {reason}; the answer is in runs/" in done.stderr
-    assert answer.strip() in (tmp_path / "runs" / "latest" / "summary.md").read_text()
+    kept = json.loads((tmp_path / "runs" / "latest" / "outputs.jsonl").read_text())
+    assert kept["text"] == answer.rstrip("\n") and "outputs.jsonl\n" in done.stderr
 
 
 @pytest.mark.parametrize("streams", ["2>/dev/full", "2>&-"])
