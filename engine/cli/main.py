@@ -93,8 +93,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if COMPLETING in os.environ:
         names = [command.name for command in COMMANDS]
     open_streams()
-    # A thread that spins while it waits is in the way of whoever else wants the CPU, itself included:
-    # beside a busy neighbour that costs half the speed, on an idle machine sleeping costs a fifth.
+    # A thread that spins while it waits is in the way of whoever else wants the CPU: beside a busy
+    # neighbour that costs half of the speed; sleeping costs a fifth, on an idle machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with one_line_for_faults():
         build(names)(args=words, prog_name=PROGRAM)
