@@ -19,7 +19,6 @@ EMBEDDED_MODELS = ("target", "eagle3", "dflash", "vanilla")
 START_UPS = {
     "specsot --help": "from specsot.engine.cli.main import main; main(['--help'])",
     "specsot check": "from specsot.engine.cli.main import main; main(['check'])",
-    "import torch, transformers": "from transformers import AutoTokenizer",
 }
 
 
