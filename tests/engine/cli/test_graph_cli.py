@@ -251,6 +251,10 @@ def test_graphs_of_ones_own_to_begin_with(
 ) -> None:
     assert run("init", str(tmp_path / "mine")) == 0
     monkeypatch.chdir(tmp_path / "mine")
+    for file in Path("graphs").rglob("*.yaml"):
+        first = file.read_text().split("\n", 1)[0]
+        schema = file.parent / first.removeprefix("# yaml-language-server: $schema=")
+        assert "properties" in json.loads(schema.read_text())
     graph = Path("graphs/bim_eagle.yaml")
     graph.write_text(graph.read_text().replace("nodes: 4", "nodes: 7"))
     capsys.readouterr()
