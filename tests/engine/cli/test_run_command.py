@@ -300,6 +300,15 @@ def test_a_folder_that_cannot_be_written(shell: Any) -> None:
     assert "see --runs-dir" in shell.err and "2. Second" in shell.out, "the answer comes first"
 
 
+def test_a_pool_that_does_not_fit_is_refused_with_the_bytes(
+    shell: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specsot.engine.models.free_memory", lambda: 1_000_000)
+    assert shell.run(sets=("layout.capacity=4000000",)) == Code.GRAPH
+    assert "layout.capacity: keys and values of 4000000 slots take " in shell.err
+    assert " GB, 0.0 are free" in shell.err and "fault of" not in shell.err
+
+
 def test_redacting_hides_the_home_directory() -> None:
     assert redact(f"{Path.home()}/models/x") == "~/models/x"
     assert STATUS_CODES.keys() >= set(Status) - {Status.RUNNING}
