@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ...states.machine import Run
 from ..errors import Code, UnequalError, message_of
+from ..prepare.environment import threads_of
 from ..prepare.job import Job
 from ..prepare.options import RunOptions
 from ..prepare.repeat import Provenance
@@ -101,6 +102,7 @@ def print_result(job: Job, folder: SparedFolder, outcome: RunOutcome) -> bool:
     if not job.options.quiet:
         kind = job.program.graph.drafter.kind
         lines = closing_lines(outcome.answers, outcome.metrics, str(outcome.status))
+        lines[0] += ", 1 thread" if (threads := threads_of(job)) == 1 else f", {threads} threads"
         lines += [f"warning: {line}" for line in doubts(outcome.metrics, kind)]
         for line in (*lines, folder.words, f"digest {outcome.digest}"):
             say(f"{line}\n")

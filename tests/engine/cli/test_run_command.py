@@ -28,6 +28,7 @@ def test_the_answer_is_all_of_stdout(shell: Any) -> None:
     assert "<|" not in shell.out and "tokens" not in shell.out
     assert f"digest {shell.digest}" in shell.err
     assert "tau_step" in shell.err and "outline: 3 parts" in shell.err
+    assert " tokens/s, 1 thread\n" in shell.err
 
 
 def test_quiet_says_nothing_else(shell: Any) -> None:
