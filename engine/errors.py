@@ -79,11 +79,6 @@ def fault_of(error: BaseException) -> str:
     return str(frames[called]).split(".")[0] if 0 < called < len(frames) else "specsot"
 
 
-def blame(error: BaseException) -> list[str]:
-    """Whose fault an error is that nobody was told of; none if the machine refused something."""
-    return [] if refusal(error) else [f"this is a fault of {fault_of(error)}"]
-
-
 def message_of(error: BaseException) -> str:
     """What to tell the user; a fault is told with its kind and its place in the graph."""
     if code_of(error) is not Code.FAILED:

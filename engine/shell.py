@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TextIO, TypeVar
 import typer
 
 from ..states.yaml.source import GraphError, Problem
-from .errors import Code, blame, code_of, is_told, message_of
+from .errors import Code, code_of, fault_of, is_told, message_of
 
 DEBUG = "SPECSOT_DEBUG"
 STDOUT = "standard output"
@@ -71,14 +71,18 @@ def complain(message: str) -> None:
 
 def pointed(problem: Problem) -> str:
     """The problem; on a terminal with the line that it is about, and a mark below its place."""
+    if not (problem.line and sys.stderr.isatty()):
+        return str(problem)
     package = Path(__file__).parents[1]  # files that ship are called by their place in it
     files = [one for one in (Path(problem.file), package / problem.file) if one.is_file()]
-    if not (problem.line and files and sys.stderr.isatty()):
+    lines = files[0].read_text(encoding="utf-8", errors="replace").split("\n") if files else []
+    if problem.line > len(lines):
         return str(problem)
-    lines = files[0].read_text(encoding="utf-8", errors="replace").split("\n")
-    line, at = lines[problem.line - 1].expandtabs(1), problem.column - 1
-    start = max(at - WIDTH // 2, 0)
-    return f"{problem}\n    {line[start : start + WIDTH]}\n    {' ' * (at - start)}^"
+    # One character for each: a control character is not for the terminal, a tab is one column.
+    line = "".join(c if c.isprintable() else " " for c in lines[problem.line - 1])
+    start = max(problem.column - 1 - WIDTH // 2, 0)
+    mark = " " * (problem.column - 1 - start) + "^"
+    return f"{problem}\n    {line[start : start + WIDTH]}\n    {mark}"
 
 
 def ended(error: BaseException) -> Code:
@@ -157,8 +161,8 @@ def one_line_for_faults() -> Iterator[None]:
         if os.environ.get(DEBUG):
             raise
         complain(message_of(error))
-        for line in blame(error):
-            complain(f"{line}; {DEBUG}=1 shows where")
+        if not is_told(error):
+            complain(f"this is a fault of {fault_of(error)}; {DEBUG}=1 shows where")
         raise SystemExit(1) from None
     finally:
         out = Writer(sys.stdout)

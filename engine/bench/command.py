@@ -30,11 +30,6 @@ def ten_prompts() -> Path:
     return Path(str(files(PACKAGE) / FOLDER / "prompts" / "ten.txt"))
 
 
-def documented_prompts() -> Prompts:
-    """The packaged prompts that bring documents, which hold the answers."""
-    return read_file(Path(str(files(PACKAGE) / FOLDER / "prompts" / "documents.jsonl")))
-
-
 @exit_code
 def compare_command(sides: Sequence[str], options: RunOptions) -> int:
     """Compare and return the exit code; what a user can mend ends as one message.

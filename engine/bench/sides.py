@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from string import ascii_uppercase
@@ -135,8 +135,9 @@ class SharedModels:
         self, letter: str, job: Job, target: Path, drafter: Path | None, sets: tuple[str, ...] = ()
     ) -> Side:
         """A job with the models of these folders; raises UsageError, ModelError, GraphError."""
-        options = job.options
-        set_up_torch(threads_of(job), options.device)
+        threads = threads_of(job)
+        job = replace(job, options=(options := replace(job.options, threads=threads)))
+        set_up_torch(threads, options.device)
         models = self._target(target, None, device=options.device, dtype=options.dtype)
         if drafter is not None:
             models = self._drafted(models, drafter, job.program.graph.drafter.kind)

@@ -9,19 +9,21 @@ text is transformers' own.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ..bench.command import documented_prompts
 from ..bench.equal import BranchComparison, compare_branches
 from ..bench.sides import answer_all
-from ..prepare.inputs import Prompt
+from ..prepare.files import SHIPPED
+from ..prepare.inputs import Prompt, read_file
 from ..run.runner import Halt
 from .teacher import TeacherTally
 from .texts import FIRST_SEED, GREEDY, equality, repeated, twin_answers
 from .workbench import Bench, Check
 
+DOCUMENTS = SHIPPED / "prompts" / "documents.jsonl"  # prompts that bring what holds their answers
+
 
 def blended_checks(bench: Bench) -> Iterator[Check]:
     """Two findings for every place that documents may have in prompts."""
-    prompts = documented_prompts().items[: bench.extent.drawn_prompts]
+    prompts = read_file(DOCUMENTS).items[: bench.extent.drawn_prompts]
     outlined = bench.job.program.graph.skeleton is not None
     for place in ("prefix", "branches") if outlined else ("prompt",):
         sets = (GREEDY, f"skeleton.documents={place}") if outlined else (GREEDY,)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...states.graph.graph import Graph
 from ..errors import Code
-from ..prepare.environment import model_folders, redact, threads_of
+from ..prepare.environment import model_folders, redact
 from ..prepare.job import Job
 from ..prepare.options import SESSION, RunOptions, flag_of
 from ..prepare.repeat import graph_hash
@@ -222,7 +222,7 @@ def _facts(job: Job, options: RunOptions, quick: bool, prompts: int) -> dict[str
         "models": models,
         "dtype": job.options.dtype,
         "device": job.options.device,
-        "threads": threads_of(job),
+        "threads": provenance.threads,
         "prompts": prompts,
         "versions": provenance.versions,
         "resolved": {

@@ -5,23 +5,24 @@ forward of transformers over context and answer. If the likeliest token behind e
 answer is the answer's next one, then decoding token by token writes this answer.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any
 
 from ...states.graph.blocks import Sampling
 from ..bench.equal import TIE
-from ..errors import Code, UsageError
+from ..errors import Code, UsageError, first_line
 from ..prepare.environment import model_folder, set_up_torch
-from ..prepare.inputs import json_value, lines_of, read_text
+from ..record.kept_runs import find_run
 from ..shell import exit_code, json_text, put
 from ..terminal import working
 
+if TYPE_CHECKING:
+    from .workbench import Transformers
+
 SCHEMA = 1
+COUNTS = ("tokens", "own", "ties", "grammar", "wrong")
 EXACT = ("float32", "float64")  # in others tokens agree mostly, and nothing is promised
 
 
@@ -64,19 +65,22 @@ class Finding:
 
 
 @exit_code
-def verify_command(folder: Path, as_json: bool, threads: int | None) -> int:
-    """Hold every answer of a run folder to transformers; returns the exit code."""
-    manifest = _object(folder / "manifest.json")
-    lines = [
-        json_value(line, str(folder)) for _, line in lines_of(read_text(folder / "outputs.jsonl"))
-    ]
+def verify_command(ref: str, runs: Path, as_json: bool, threads: int | None) -> int:
+    """Hold every answer of a kept run to transformers; returns the exit code.
+
+    Args:
+        ref, runs: see `find_run`.
+    """
+    run = find_run(ref, runs)
+    manifest, outputs = run.manifest, run.outputs
     try:
-        written = [one for line in lines for one in written_by(line)]
-        stops, dtype = set(manifest["models"]["target"]["stop_ids"]), manifest["dtype"]
-        graph, target = manifest["graph"]["resolved"], manifest["models"]["target"]
+        target, dtype = manifest["models"]["target"], manifest["dtype"]
+        texts = [one for line in outputs.values() for one in decoded_texts(line)]
+        stops, graph = set(target["stop_ids"]), manifest["graph"]["resolved"]
         rules = Sampling.model_validate(graph["sampling"]).rules()
-    except (KeyError, TypeError, ValidationError) as error:
-        raise UsageError(f"{folder}: no run folder that can be verified: {error}") from None
+        threads = threads or int(manifest["threads"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{run.path}: cannot be verified: {_first(error)}") from None
     reasons = {
         "draws its tokens": not rules.greedy,
         "changes the target's scores": rules.greedy and not rules.plain,
@@ -84,27 +88,28 @@ def verify_command(folder: Path, as_json: bool, threads: int | None) -> int:
         "may reuse rows that were not computed here": graph.get("blend") is not None,
     }
     if found := [reason for reason, holds in reasons.items() if holds]:
-        raise UsageError(f"{folder}: its graph {' and '.join(found)}: see `specsot certify`")
+        raise UsageError(f"{run.path}: its graph {' and '.join(found)}: see `specsot certify`")
     with working(f"loading {target['name']} in transformers ...") as show:
-        findings = list(
-            _findings(target, dtype, threads or manifest["threads"], stops, written, show)
-        )
+        model = _reference(target, dtype, threads)
+        findings = []
+        for number, one in enumerate(texts, 1):
+            show(f"{one.name}, {number} of {len(texts)} ...")
+            findings.append(_held(model, dtype, stops, one))
     wrong = sum(one.wrong for one in findings)
     code = Code.UNEQUAL if wrong and dtype in EXACT else Code.OK if findings else Code.FAILED
-    if as_json:
-        rows = [asdict(one) for one in findings]
-        put(
-            json_text(
-                {"schema_version": SCHEMA, "exit_code": code, "dtype": dtype, "branches": rows}
-            )
-        )
-    else:
-        put("".join(f"{line}\n" for line in _page(findings, dtype)))
+    rows = [asdict(one) for one in findings]
+    document = {"schema_version": SCHEMA, "exit_code": code, "dtype": dtype, "branches": rows}
+    put(json_text(document) if as_json else _page(findings, dtype))
     return code
 
 
-def written_by(line: Mapping[str, Any]) -> Iterator[DecodedText]:
-    """What one line of outputs.jsonl says was decoded; raises KeyError."""
+def _first(error: Exception) -> str:
+    """What is missing or wrong, in one line."""
+    return f"no {error}" if isinstance(error, KeyError) else first_line(error)
+
+
+def decoded_texts(line: Mapping[str, Any]) -> Iterator[DecodedText]:
+    """What one line of outputs.jsonl says was decoded; raises KeyError, TypeError, ValueError."""
     name = f"request {line['id']}"
     if line["outline_token_ids"]:
         ended = line["outline_finish_reason"] == "stop"
@@ -115,17 +120,12 @@ def written_by(line: Mapping[str, Any]) -> Iterator[DecodedText]:
         if part["token_ids"] or part["finish_reason"] == "stop":
             title = f", part {part['index'] + 1}" if line["outline"] is not None else ""
             ended = part["finish_reason"] == "stop"
-            yield DecodedText(f"{name}{title}", part["context_ids"], part["token_ids"], ended)
+            context = part["context_ids"] or ()
+            yield DecodedText(f"{name}{title}", context, part["token_ids"], ended)
 
 
-def _findings(
-    target: Mapping[str, Any],
-    dtype: str,
-    threads: int,
-    stops: set[int],
-    written: Sequence[DecodedText],
-    show: Any,
-) -> Iterator[Finding]:
+def _reference(target: Mapping[str, Any], dtype: str, threads: int) -> "Transformers":
+    """The run's target in transformers; raises ModelError, UsageError."""
     from ...models.files import ModelError
     from ...models.load.checkpoint import model_hash
     from .workbench import Transformers
@@ -134,15 +134,15 @@ def _findings(
     if model_hash(folder) != target["hash"]:
         raise ModelError(folder, "is not the model of this run: its weights are others")
     set_up_torch(threads, "cpu")
-    model = Transformers(folder, "cpu")
-    for number, one in enumerate(written, 1):
-        show(f"{one.name}, {number} of {len(written)} ...")
-        yield _held(model, dtype, stops, one)
+    return Transformers(folder, "cpu")
 
 
-def _held(model: Any, dtype: str, stops: set[int], one: DecodedText) -> Finding:
+def _held(model: "Transformers", dtype: str, stops: set[int], one: DecodedText) -> Finding:
     """One answer against the likeliest tokens behind its context and each of its own."""
-    logits_QV = model.logits([*one.context, *one.tokens], dtype)[len(one.context) - 1 :].double()
+    ids, size = (*one.context, *one.tokens), model.model(dtype).config.vocab_size
+    if not one.context or not all(type(token) is int and 0 <= token < size for token in ids):
+        raise UsageError(f"{one.name}: not token ids of this model behind a context")
+    logits_QV = model.logits(ids, dtype)[len(one.context) - 1 :].double()
     finding = Finding(one.name)
     end = [-1] if one.ended else []
     for place, (token, logits_V) in enumerate(zip((*one.tokens, *end), logits_QV, strict=False)):
@@ -162,23 +162,12 @@ def _held(model: Any, dtype: str, stops: set[int], one: DecodedText) -> Finding:
     return finding
 
 
-def _page(findings: Sequence[Finding], dtype: str) -> Iterator[str]:
-    total = Finding("all")
-    for one in findings:
-        yield one.words
-        for name in ("tokens", "own", "ties", "grammar", "wrong"):
-            setattr(total, name, getattr(total, name) + getattr(one, name))
-        total.first = total.first or f"{one.name}: {one.first}" if one.first else total.first
-    yield total.words
+def _page(findings: Sequence[Finding], dtype: str) -> str:
+    first = next((f"{one.name}: {one.first}" for one in findings if one.wrong), "")
+    total = Finding("all", first=first)
+    for name in COUNTS:
+        setattr(total, name, sum(getattr(one, name) for one in findings))
+    lines = [one.words for one in (*findings, total)]
     if dtype not in EXACT:
-        yield f"in {dtype} nothing is promised; the share tells how far forwards agree"
-
-
-def _object(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(read_text(file))
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{file}:{error.lineno}:{error.colno}: {error.msg}") from None
-    if not isinstance(value, dict):
-        raise UsageError(f"{file}: no manifest")
-    return value
+        lines += [f"in {dtype} nothing is promised; the share tells how far forwards agree"]
+    return "".join(f"{line}\n" for line in lines)

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from ..prepare.options import JSONL, OPTIONS, SESSION, RunOptions
-from .options import Json, takes
+from ..record.run_folder import LATEST
+from .options import RUNS_DIR, Json, Runs, Which, takes
 
 PROMPTS = replace(
     OPTIONS["prompts"], help=f".txt (one per line) or .jsonl {JSONL} [ten packaged ones]."
@@ -81,9 +82,8 @@ def certify(
 
 
 def verify_run(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A run folder, e.g. runs/latest.")
-    ],
+    run: Which = LATEST,
+    runs_dir: Runs = RUNS_DIR,
     as_json: Json = False,
     threads: Annotated[
         int | None, typer.Option(envvar="SPECSOT_THREADS", help="CPU threads [the run's].")
@@ -91,8 +91,8 @@ def verify_run(
 ) -> None:
     """Hold the tokens of a finished run to plain transformers, and to nothing of specsot's.
 
-    Example: `specsot run bim_eagle`, then `specsot verify-run runs/latest`.
+    Example: `specsot run bim_eagle`, then `specsot verify-run latest`.
     """
     from ..certify.verify_run import verify_command
 
-    raise typer.Exit(verify_command(folder, as_json, threads))
+    raise typer.Exit(verify_command(run, runs_dir, as_json, threads))

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from ...states.machine import Run
 from ..errors import Code, UnequalError, message_of
-from ..prepare.environment import threads_of
 from ..prepare.job import Job
 from ..prepare.options import RunOptions
 from ..prepare.repeat import Provenance
@@ -86,11 +85,10 @@ def _view(job: Job, run: Run, recorder: Recorder) -> Iterator[None]:
             plain.look()
 
 
-def print_result(job: Job, folder: SparedFolder, outcome: RunOutcome) -> bool:
-    """The answer to stdout; how the run went to stderr. False if something could not be written.
+def print_result(job: Job, folder: SparedFolder, outcome: RunOutcome, threads: int) -> bool:
+    """The answer to stdout, how the run went to stderr; False if stdout does not take the answer.
 
-    An answer that stdout does not take is in the run folder; where there is none, it goes to
-    stderr.
+    Then it is in the run folder; where that lacks something, it goes to stderr.
     """
     text, say = result_text(job, folder, outcome), Writer(sys.stderr)
     out = Writer(sys.stdout)
@@ -102,13 +100,11 @@ def print_result(job: Job, folder: SparedFolder, outcome: RunOutcome) -> bool:
     if not job.options.quiet:
         kind = job.program.graph.drafter.kind
         lines = closing_lines(outcome.answers, outcome.metrics, str(outcome.status))
-        lines[0] += ", 1 thread" if (threads := threads_of(job)) == 1 else f", {threads} threads"
+        lines[0] += ", 1 thread" if threads == 1 else f", {threads} threads"
         lines += [f"warning: {line}" for line in doubts(outcome.metrics, kind)]
         for line in (*lines, folder.words, f"digest {outcome.digest}"):
             say(f"{line}\n")
-    for fault in folder.faults:
-        complain(fault)
-    return out.fault is None and not folder.faults
+    return out.fault is None
 
 
 def result_text(job: Job, folder: SparedFolder, outcome: RunOutcome) -> str:

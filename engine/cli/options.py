@@ -31,6 +31,12 @@ def option(name: str, text: OptionText | None = None) -> Any:
     return typer.Option(*text.flags or (flag_of(name),), **known)
 
 
+Runs = Annotated[
+    Path, typer.Option("--runs-dir", envvar="SPECSOT_RUNS_DIR", help="Where run folders are.")
+]
+WHICH = "A folder, `latest`, a graph (its newest run), or the beginning or end of a name."
+Which = Annotated[str, typer.Argument(metavar="RUN", help=WHICH)]
+RUNS_DIR = Path("runs")
 Json = Annotated[bool, option("as_json")]
 Sets = Annotated[list[str] | None, option("sets")]
 

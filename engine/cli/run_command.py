@@ -4,7 +4,7 @@ import sys
 import traceback
 from contextlib import AbstractContextManager, nullcontext
 
-from ..errors import Code, blame, is_told, message_of
+from ..errors import Code, fault_of, is_told, message_of
 from ..prepare.environment import redact
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
@@ -36,17 +36,19 @@ def run_command(options: RunOptions) -> int:
             complain(line)
         folder = SparedFolder(options.runs_dir, job.program.graph.name)
         outcome = perform(job, session, provenance, folder)
-        kept = print_result(job, folder, outcome)
-        return exit_code(job, outcome) or (Code.OK if kept else Code.FAILED)
+        delivered = print_result(job, folder, outcome, provenance.threads)
+        whole = delivered and not folder.faults
+        return exit_code(job, outcome) or (Code.OK if whole else Code.FAILED)
     except (Exception, KeyboardInterrupt) as error:
-        for fault in folder.faults if folder is not None else ():
-            complain(fault)
         if is_told(error):
             return ended(error)
         complain(message_of(error))
-        for line in blame(error):
-            complain(f"{line}; {_kept_traceback(error, options, folder)}")
+        where = _kept_traceback(error, options, folder)
+        complain(f"this is a fault of {fault_of(error)}; {where}")
         return Code.FAILED
+    finally:
+        for fault in folder.faults if folder is not None else ():
+            complain(fault)
 
 
 def _kept_traceback(error: BaseException, options: RunOptions, folder: SparedFolder | None) -> str:

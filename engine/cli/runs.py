@@ -10,21 +10,14 @@ from ..errors import Code, UsageError
 from ..record.kept_runs import difference, find_run, kept_runs, remove, to_clean
 from ..record.trace_export import as_csv, as_perfetto, records_of
 from ..shell import complain, print_json, put, user_errors
-from .options import Json
+from .options import RUNS_DIR, WHICH, Json, Runs, Which
 
 runs = typer.Typer(help="Kept runs: list, show, diff, clean.", no_args_is_help=True)
 trace = typer.Typer(help="Traces of kept runs: export.", no_args_is_help=True)
 
-Runs = Annotated[
-    Path, typer.Option("--runs-dir", envvar="SPECSOT_RUNS_DIR", help="Where run folders are.")
-]
-WHICH = "A folder, `latest`, a graph (its newest run), or the beginning or end of a name."
-Which = Annotated[str, typer.Argument(metavar="RUN", help=WHICH)]
-FOLDER = Path("runs")
-
 
 @runs.command("list")
-def list_runs(runs_dir: Runs = FOLDER, as_json: Json = False) -> None:
+def list_runs(runs_dir: Runs = RUNS_DIR, as_json: Json = False) -> None:
     """The kept runs, the newest at the end."""
     with user_errors():
         rows = [one.row for one in kept_runs(runs_dir)]
@@ -40,7 +33,7 @@ def list_runs(runs_dir: Runs = FOLDER, as_json: Json = False) -> None:
 
 
 @runs.command()
-def show(run: Which = "latest", runs_dir: Runs = FOLDER) -> None:
+def show(run: Which = "latest", runs_dir: Runs = RUNS_DIR) -> None:
     """The summary of a run: settings, figures, states, parts."""
     with user_errors():
         put(find_run(run, runs_dir).text("summary.md"))
@@ -50,7 +43,7 @@ def show(run: Which = "latest", runs_dir: Runs = FOLDER) -> None:
 def diff(
     first: Annotated[str, typer.Argument(metavar="RUN", help=WHICH)],
     second: Annotated[str, typer.Argument(metavar="RUN", help="Another.")] = "latest",
-    runs_dir: Runs = FOLDER,
+    runs_dir: Runs = RUNS_DIR,
     as_json: Json = False,
 ) -> None:
     """What differs between two runs: settings, the first token, figures; code 5 if tokens do."""
@@ -101,7 +94,7 @@ def clean(
         float | None, typer.Option(min=0, metavar="DAYS", help="Only those that began before.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which.")] = False,
-    runs_dir: Runs = FOLDER,
+    runs_dir: Runs = RUNS_DIR,
 ) -> None:
     """Delete kept runs; those that still run and everything that is no run folder stay."""
     with user_errors():
@@ -122,7 +115,7 @@ def export(
         typer.Option("--format", help="For ui.perfetto.dev, or a table."),
     ] = "perfetto",
     out: Annotated[Path | None, typer.Option("--out", help="The file [standard output].")] = None,
-    runs_dir: Runs = FOLDER,
+    runs_dir: Runs = RUNS_DIR,
 ) -> None:
     """A run's trace in another format.
 

@@ -62,7 +62,7 @@ class RunWriter:
         self.folder, self.job, self.provenance = folder, job, provenance
         names = ("graph", "model", "drafter_model")
         shown: dict[str, Any] = {name: redact(getattr(job.options, name)) for name in names}
-        self.options = replace(job.options, threads=threads_of(job), **shown)
+        self.options = replace(job.options, threads=provenance.threads, **shown)
         self._manifest: dict[str, Any] = {}
         self._document: dict[str, Any] = {}
 

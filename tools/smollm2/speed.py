@@ -9,10 +9,8 @@ its own; of outlined graphs everything counts, the outline and its prompt includ
 has settings of its own, as in `specsot compare`. `tau` is tokens per branch and round.
 """
 
-import argparse
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from statistics import median
 from time import perf_counter
@@ -20,13 +18,13 @@ from time import perf_counter
 import torch
 from transformers import AutoModelForCausalLM
 
-from specsot.engine.bench.command import read_side
 from specsot.engine.limits import cpu_share, disturbance
-from specsot.engine.prepare.inputs import Prompt, read_file
+from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.record.metrics import Meter
-from specsot.engine.run.api import open_session
 from specsot.engine.run.runner import perform
 from specsot.engine.run.session import Session
+
+from .asked import arguments, drawn, session
 
 BASE = "transformers generate"
 
@@ -84,36 +82,16 @@ def answer(session: Session, prompt: Prompt, timed: Timed) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--graph", action="append", required=True)
-    parser.add_argument("--prompts", type=Path, action="append", required=True)
-    parser.add_argument("--count", type=int, default=6)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--profile", default="smollm2")
-    parser.add_argument("--model", default=None)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=128, help="of an answer, or of each branch")
-    args = parser.parse_args()
-    common = {
-        "profile": args.profile,
-        "model": args.model,
-        "dtype": args.dtype,
-        "threads": args.threads,
-        "max_new_tokens": args.tokens,
-    }
-    plain = open_session("autoregressive", **common)
-    generate = Generate(plain, args.dtype, args.tokens)
-    sides: dict[str, Session] = {}
-    for side in args.graph:
-        graph, sets = read_side(side)
-        sides[side] = open_session(graph, sets=sets, **common)
-    items = [prompt for file in args.prompts for prompt in read_file(file).items]
-    drawn = Random(args.seed).sample(items, args.count)
+    args = arguments(__doc__, count=6)
+    prompts = drawn(args)
+    generate = Generate(session(args, "autoregressive"), args.dtype, args.tokens)
+    sides = {side: session(args, side) for side in args.graph}
     timed: dict[str, Timed] = {name: Timed() for name in (BASE, *sides)}
     with torch.inference_mode():
         shares = []
-        for number, prompt in enumerate([drawn[0], *drawn]):  # the first one warms everything up
+        for number, prompt in enumerate(
+            [prompts[0], *prompts]
+        ):  # the first one warms everything up
             names = list(timed)
             Random(number).shuffle(names)
             shares.append(cpu_share())

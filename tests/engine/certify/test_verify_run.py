@@ -47,7 +47,7 @@ def changed(folder: Path, name: str, change: Callable[[Any], None]) -> None:
 
 
 def test_every_token_is_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert verify_command(folder, True, 1) == Code.OK
+    assert verify_command(str(folder), Path("runs"), True, 1) == Code.OK
     found = json.loads(capsys.readouterr().out)["branches"]
     lines = [json.loads(line) for line in (folder / "outputs.jsonl").read_text().splitlines()]
     parts = [part for line in lines for part in line["parts"]]
@@ -65,7 +65,7 @@ def test_another_token_is_found(folder: Path, capsys: pytest.CaptureFixture[str]
         line["parts"][1]["token_ids"][3] += 1
 
     changed(folder, "outputs.jsonl", other)
-    assert verify_command(folder, False, 1) == Code.UNEQUAL
+    assert verify_command(str(folder), Path("runs"), False, 1) == Code.UNEQUAL
     out = capsys.readouterr().out
     assert "request a, part 2: " in out and "are not: token 4 is " in out
 
@@ -75,7 +75,7 @@ def test_another_context_is_found(folder: Path) -> None:
         line["parts"][0]["context_ids"][5:] = []
 
     changed(folder, "outputs.jsonl", other)
-    assert verify_command(folder, False, 1) == Code.UNEQUAL
+    assert verify_command(str(folder), Path("runs"), False, 1) == Code.UNEQUAL
 
 
 def test_an_end_that_the_target_does_not_want_is_found(folder: Path) -> None:
@@ -83,7 +83,7 @@ def test_an_end_that_the_target_does_not_want_is_found(folder: Path) -> None:
         line["parts"][0]["finish_reason"] = "stop"
 
     changed(folder, "outputs.jsonl", other)
-    assert verify_command(folder, False, 1) == Code.UNEQUAL
+    assert verify_command(str(folder), Path("runs"), False, 1) == Code.UNEQUAL
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,12 @@ def test_an_end_that_the_target_does_not_want_is_found(folder: Path) -> None:
         (lambda m: m["graph"]["resolved"].update(blend={}), 2, "may reuse rows"),
         (lambda m: m["graph"]["resolved"].update(beam={}), 2, "searches beams"),
         (lambda m: m["models"]["target"].update(hash="0"), 4, "its weights are others"),
-        (lambda m: m["models"].pop("target"), 2, "no run folder that can be verified"),
-        (lambda m: m["graph"]["resolved"].update(sampling={"temperature": []}), 2, "no run folder"),
+        (lambda m: m["models"].pop("target"), 2, "cannot be verified: no 'target'"),
+        (
+            lambda m: m["graph"]["resolved"].update(sampling={"temperature": []}),
+            2,
+            "cannot be verified",
+        ),
     ],
 )
 def test_what_cannot_be_verified_is_said(
@@ -106,14 +110,23 @@ def test_what_cannot_be_verified_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     changed(folder, "manifest.json", change)
-    assert verify_command(folder, False, 1) == code
+    assert verify_command(str(folder), Path("runs"), False, 1) == code
     assert says in capsys.readouterr().err
 
 
 def test_a_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert verify_command(tmp_path, False, 1) == Code.USAGE
-    (tmp_path / "manifest.json").write_text("[]")
-    assert verify_command(tmp_path, False, 1) == Code.USAGE
-    (tmp_path / "manifest.json").write_text("{")
-    assert verify_command(tmp_path, False, 1) == Code.USAGE
-    assert capsys.readouterr().err.count("manifest.json") == 3
+    assert verify_command(str(tmp_path), tmp_path, False, 1) == Code.USAGE
+    assert "no such run in" in capsys.readouterr().err
+    for text in ("[]", "{"):
+        (tmp_path / "manifest.json").write_text(text)
+        assert verify_command(str(tmp_path), tmp_path, False, 1) == Code.USAGE
+        assert "manifest.json: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ids", [[], [1 << 40], [-1], ["a"], None])
+def test_ids_that_are_none_are_refused(
+    ids: Any, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed(folder, "outputs.jsonl", lambda line: line["parts"][0].update(context_ids=ids))
+    assert verify_command(str(folder), folder, False, 1) == Code.USAGE
+    assert "part 1: not token ids of this model behind a context" in capsys.readouterr().err

@@ -264,3 +264,12 @@ def test_graphs_of_ones_own_to_begin_with(
     assert run("init") == 2
     assert "is there already" in capsys.readouterr().err
     assert "nodes: 7" in graph.read_text()
+
+
+def test_on_a_terminal_an_option_has_no_line(
+    capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it is: it is no file's name."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert run("run", "bim_eagle", "--set", f"drafter.nodes={'x' * 400}") == 3
+    assert "drafter.nodes: must be" in capsys.readouterr().err

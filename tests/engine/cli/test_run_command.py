@@ -301,6 +301,12 @@ def test_a_folder_that_cannot_be_written(shell: Any) -> None:
     assert "see --runs-dir" in shell.err and "2. Second" in shell.out, "the answer comes first"
 
 
+def test_what_could_not_be_written_is_told_once(shell: Any) -> None:
+    Path("file").write_text("")
+    assert shell.run(runs_dir=Path("file"), expect_digest="0" * 12) == Code.UNEQUAL
+    assert shell.err.count("see --runs-dir") == 1 and "expected was" in shell.err
+
+
 def test_a_pool_that_does_not_fit_is_refused_with_the_bytes(
     shell: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
