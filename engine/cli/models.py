@@ -56,7 +56,7 @@ def list_models(cache: Cache = None, as_json: Json = False) -> None:
 
 
 def _rows(shelf: Shelf) -> Iterator[dict[str, Any]]:
-    from ..hub.known import KNOWN
+    from ..hub.known import KNOWN, shipped
 
     kept = {one.name: one for one in shelf.kept()}
     for name in (*KNOWN, *(name for name in kept if name not in KNOWN)):
@@ -68,6 +68,11 @@ def _rows(shelf: Shelf) -> Iterator[dict[str, Any]]:
             "path": str(here.path) if here else None,
             "doc": known.doc if known else "",
         }
+    for name, path in shipped().items():
+        size = sum(file.stat().st_size for file in path.iterdir())
+        doc = f"drafter of {name.partition('/')[0]}"
+        row = {"name": name, "bytes": size, "state": "shipped", "path": str(path)}
+        yield {**row, "doc": doc}
 
 
 @models.command()

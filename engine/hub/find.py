@@ -14,14 +14,14 @@ from ...models.load.pickles import convert_pickles
 from ...states.yaml.source import hint
 from ..errors import UsageError
 from ..terminal import working
-from .known import KNOWN
+from .known import KNOWN, shipped
 from .shelf import WORK, Shelf, sha256_of
 
 GGUF = ".gguf"
 
 
 def find_model(ref: str, dtype: str = "float32") -> Path:
-    """A folder, a .gguf file (converted once), a known or kept name, or a Hub id.
+    """A folder, a .gguf file (converted once), a known, kept or shipped name, or a Hub id.
 
     Args:
         dtype: in which a .gguf file is kept: bfloat16, or else float32.
@@ -36,6 +36,8 @@ def find_model(ref: str, dtype: str = "float32") -> Path:
         return path
     if shelf.has(ref):
         return shelf.path(ref)
+    if (own := shipped().get(ref)) is not None:
+        return own
     if ref in KNOWN:
         raise ModelError(ref, f"is not in {shelf.folder} yet: specsot models get {ref}")
     try:

@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,15 @@ KNOWN: Mapping[str, KnownModel] = {
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     )
 }
+
+
+def shipped() -> dict[str, Path]:
+    """Drafters of known models that come with the package, by name: `smollm2/eagle3`."""
+    models = Path(str(files(__name__.split(".")[0]) / "models"))
+    folders = sorted(
+        config.parent for name in KNOWN for config in models.glob(f"{name}/*/config.json")
+    )
+    return {folder.relative_to(models).as_posix(): folder for folder in folders}
 
 
 class UnreachableError(Exception):

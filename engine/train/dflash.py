@@ -59,7 +59,25 @@ def new_drafter(settings: DFlashTraining, teacher: Teacher) -> DFlashDraftModel:
             nn.init.ones_(parameter)
         else:
             nn.init.normal_(parameter, std=0.02)
+    inherit(drafter, teacher)
     return drafter.to(teacher.device)
+
+
+@torch.no_grad()
+def inherit(drafter: DFlashDraftModel, teacher: Teacher) -> None:
+    """The layers begin as the target's last ones, which read the last tap.
+
+    What has another shape than the target's begins as chance has it.
+    """
+    target = teacher.model.base_model
+    drafter.norm.weight.copy_(target.norm.weight)
+    drafter.hidden_norm.weight.copy_(target.layers[-1].input_layernorm.weight)
+    drafter.fc.weight[:, -len(drafter.fc.weight) :].fill_diagonal_(1.0)
+    for mine, layer in zip(reversed(drafter.stack), reversed(target.layers), strict=False):
+        theirs = dict(layer.named_parameters())
+        for name, own in mine.named_parameters():
+            if name in theirs and theirs[name].shape == own.shape:
+                own.copy_(theirs[name])
 
 
 class DFlashCourse:
@@ -72,16 +90,25 @@ class DFlashCourse:
     ) -> None:
         self.teacher = teacher
         self.model = new_drafter(settings, teacher)
-        anchors, gamma = settings.num_anchors, settings.loss_decay_gamma
-        self.online = OnlineDFlashModel(self.model, anchors, gamma, candidates=candidates)
+        self.online = OnlineDFlashModel(
+            self.model,
+            settings.num_anchors,
+            settings.loss_decay_gamma,
+            candidates=candidates,
+            distillation=settings.distillation,
+        )
         self.optimizer = MuonAdamW(self.model, settings.lr, settings.head_lr)
 
     def teach(self, batch: TrainingBatch, draw: torch.Generator) -> LossReport:
-        features_BSF = self.teacher.look(batch, self.model.tap_ids).features_BSF
-        packing = Packing(batch.positions, batch.mask[:, 0])
+        told = self.teacher.look(batch, self.model.tap_ids)
         with self.teacher.low_precision():
             step = self.online(
-                batch.ids, features_BSF, batch.written(), generator=draw, packing=packing
+                batch.ids,
+                told.features_BSF,
+                batch.written(),
+                generator=draw,
+                packing=Packing(batch.positions, batch.mask[:, 0]),
+                told_BSH=told.hidden_BSH if self.online.distillation else None,
             )
         return step.loss, {"accuracy": step.accuracy}
 

@@ -4,16 +4,12 @@ Shape letters beside the usual ones: S tokens of a sequence, M blocks of a seque
 block. Keys of a row are [S context tokens | M * P block rows], queries the M * P block rows.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from ...models.drafters.dflash_config import Reach
-
-Mask = Tensor | BlockMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +75,12 @@ class Blocks:
         index_BMP = self.places_BMP.clamp(max=self.length - 1)
         return value_BS.gather(1, index_BMP.flatten(1)).view(index_BMP.shape)
 
+    def before(self, value_BSH: Tensor) -> Tensor:
+        """[B * M * P, H]: a value of the token before each row's place, in the order of rows."""
+        index_BR1 = (self.places_BMP - 1).clamp(0, self.length - 1).flatten(1)[:, :, None]
+        index_BRH = index_BR1.expand(-1, -1, value_BSH.shape[-1])
+        return value_BSH.gather(1, index_BRH).flatten(0, 1)
+
     def noise(self, input_ids_BS: Tensor, mask_token_id: int) -> Tensor:
         """int64 [B, M * P]: each anchor's token, then masks; a padding block is all masks."""
         tokens_BMP = torch.full_like(self.positions_BMP, mask_token_id)
@@ -126,8 +128,8 @@ def sample_anchors(loss_mask_BS: Tensor, num_anchors: int, size: int, coins_BC: 
     return Blocks(anchors_BM.where(kept_BM, 0), kept_BM, size, last)
 
 
-def dense_mask(blocks: Blocks, reach: Reach) -> Tensor:
-    """bool [B, 1, M * P, S + M * P], the reference: True where a row may attend.
+def block_mask(blocks: Blocks, reach: Reach) -> Tensor:
+    """bool [B, 1, M * P, S + M * P]: True where a row may attend.
 
     A window narrows the context only; no block is longer than it (`dflash_config`).
     """
@@ -143,28 +145,3 @@ def dense_mask(blocks: Blocks, reach: Reach) -> Tensor:
     seen_BQK = torch.cat((before_BQS, own_QQ.expand(len(before_BQS), -1, -1)), -1)
     kept_BQ1 = blocks.kept_BM.repeat_interleave(size, 1)[:, :, None]
     return (seen_BQK & kept_BQ1)[:, None]
-
-
-def flex_mask(blocks: Blocks, reach: Reach, tile: int = 128) -> BlockMask:
-    """The same for flex_attention, which skips tiles that nobody sees."""
-    kept_BM, size, length = blocks.kept_BM, blocks.size, blocks.length
-    before_BMS, sources_BS = blocks.before_BMS, blocks.sources_BS
-    starts_BM = blocks.positions_BMP[:, :, 0]
-    window = math.inf if reach.window is None else reach.window
-
-    def visible(b: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        block, row = q // size, k - length
-        context = k.clamp(max=length - 1)
-        near = starts_BM[b, block] + q % size - sources_BS[b, context] < window
-        before = (row < 0) & before_BMS[b, block, context] & near
-        own = (row >= 0) & (row // size == block)
-        if reach.causal:
-            own = own & (row <= q)
-        return (before | own) & kept_BM[b, block]
-
-    batch, many = kept_BM.shape
-    rows = many * size
-    device = str(kept_BM.device)
-    return create_block_mask(
-        visible, batch, None, rows, length + rows, device=device, BLOCK_SIZE=tile
-    )

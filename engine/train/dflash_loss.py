@@ -12,23 +12,18 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import flex_attention
 
 from ...models.drafters.dflash import DFlashDraftModel
 from ...models.layers import wide_logits
 from .data import by_head
-from .dflash_blocks import Blocks, Mask, Packing, dense_mask, flex_mask, sample_anchors
+from .dflash_blocks import Blocks, Packing, block_mask, sample_anchors
 
 GAMMAS = {16: 7.0, 10: 5.0, 8: 4.0}  # block size -> decay, from the paper
 
 
-def attend(q_BhQd: Tensor, k_BgKd: Tensor, v_BgKd: Tensor, mask: Mask) -> Tensor:
+def attend(q_BhQd: Tensor, k_BgKd: Tensor, v_BgKd: Tensor, mask_B1QK: Tensor) -> Tensor:
     """Grouped-query attention -> [B, heads, Q, d]; rows that see nothing give zeros."""
-    if isinstance(mask, Tensor):
-        return F.scaled_dot_product_attention(q_BhQd, k_BgKd, v_BgKd, mask, enable_gqa=True)
-    out = flex_attention(q_BhQd, k_BgKd, v_BgKd, block_mask=mask, enable_gqa=True)
-    assert isinstance(out, Tensor)
-    return out
+    return F.scaled_dot_product_attention(q_BhQd, k_BgKd, v_BgKd, mask_B1QK, enable_gqa=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +51,10 @@ class OnlineDFlashModel(nn.Module):
     Args:
         num_anchors: blocks per sequence, drawn anew for every batch.
         gamma: row k counts exp(-(k - 1) / gamma); infinity for no decay, None for `decay_of`.
-        flex: attend through flex_attention, which is only sparse under torch.compile and only has
-            gradients on a GPU; else densely.
         candidates: int64 [D], the ids that compete in the loss beside those that are right; None
             for all.
+        distillation: share of what a row should say that is the target's distribution after the
+            true tokens before it; the rest is the token itself, as in the paper.
     """
 
     def __init__(
@@ -68,12 +63,12 @@ class OnlineDFlashModel(nn.Module):
         num_anchors: int = 512,
         gamma: float | None = None,
         *,
-        flex: bool = False,
         candidates: Tensor | None = None,
+        distillation: float = 0.0,
     ) -> None:
         super().__init__()
-        self.candidates = candidates
-        self.draft_model, self.num_anchors, self.flex = draft_model, num_anchors, flex
+        self.candidates, self.distillation = candidates, distillation
+        self.draft_model, self.num_anchors = draft_model, num_anchors
         self.block_size = draft_model.block_size
         self.gamma = decay_of(self.block_size) if gamma is None else gamma
 
@@ -85,6 +80,7 @@ class OnlineDFlashModel(nn.Module):
         blocks: Blocks | None = None,
         generator: torch.Generator | None = None,
         packing: Packing | None = None,
+        told_BSH: Tensor | None = None,
     ) -> TrainingStep:
         """One step on sequences padded at the right.
 
@@ -95,20 +91,24 @@ class OnlineDFlashModel(nn.Module):
             blocks: fixed blocks instead of drawn ones.
             generator: on the inputs' device; where the anchors' coins come from.
             packing: for sequences of several texts, whose blocks see their own text only.
+            told_BSH: the input of the target's head at every token, to be distilled from.
         """
         if blocks is None:
             shape, device = loss_mask_BS[:, 1:].shape, loss_mask_BS.device
             coins_BC = torch.rand(shape, generator=generator, device=device)
             sampled = sample_anchors(loss_mask_BS, self.num_anchors, self.block_size, coins_BC)
             blocks = replace(sampled, packing=packing)
-        hidden_BQH = self.hidden(input_ids_BS, hidden_states_BSF, blocks)
-        return self._score(hidden_BQH, blocks.at(input_ids_BS), blocks.counted(loss_mask_BS))
+        hidden_RH = self.hidden(input_ids_BS, hidden_states_BSF, blocks).flatten(0, 1)
+        labels_R = blocks.at(input_ids_BS).flatten()
+        # What does not count is left out: the head is the largest product here.
+        rows = blocks.counted(loss_mask_BS).flatten().nonzero().flatten()
+        before_RH = None if told_BSH is None else blocks.before(told_BSH)[rows]
+        return self._score(hidden_RH[rows], labels_R[rows], rows % self.block_size, before_RH)
 
     def hidden(self, input_ids_BS: Tensor, hidden_states_BSF: Tensor, blocks: Blocks) -> Tensor:
         """The drafter's output [B, M * P, H] of all blocks."""
         draft, batch = self.draft_model, len(input_ids_BS)
-        build = flex_mask if self.flex else dense_mask
-        masks = {reach: build(blocks, reach) for reach in set(draft.config.reaches)}
+        masks = {reach: block_mask(blocks, reach) for reach in set(draft.config.reaches)}
         context_RH = draft.fuse(hidden_states_BSF.flatten(0, 1))
         before = draft.angles(blocks.sources_BS.flatten())
         own = draft.angles(blocks.positions_BMP.flatten())
@@ -124,25 +124,30 @@ class OnlineDFlashModel(nn.Module):
             x_NH = layer.finish(x_NH, attended.transpose(1, 2).flatten(2).flatten(0, 1))
         return torch.unflatten(draft.norm(x_NH), 0, (batch, -1))
 
-    def _score(self, hidden_BQH: Tensor, labels_BMP: Tensor, counted_BMP: Tensor) -> TrainingStep:
-        """Decayed cross-entropy with the tokens themselves, on the rows that count."""
-        rows = counted_BMP.flatten().nonzero().flatten()  # the head is the largest product here
-        labels_R = labels_BMP.flatten()[rows]
-        logits_RV, labels_R = self._competing(hidden_BQH.flatten(0, 1)[rows], labels_R)
-        decay_R = torch.exp(-(rows % self.block_size - 1) / self.gamma)
-        loss_sum = (F.cross_entropy(logits_RV, labels_R, reduction="none") * decay_R).sum()
-        weight = decay_R.sum()
-        right_R = (logits_RV.argmax(-1) == labels_R).float()
+    def _score(
+        self, hidden_RH: Tensor, labels_R: Tensor, place_R: Tensor, told_RH: Tensor | None
+    ) -> TrainingStep:
+        """Decayed cross-entropy with the tokens themselves, or with what the target said there."""
+        head_KH, labels_R = self._competing(labels_R)
+        logits_RK = wide_logits(hidden_RH, head_KH.to(hidden_RH.dtype))
+        decay_R = torch.exp(-(place_R - 1) / self.gamma)
+        losses_R = F.cross_entropy(logits_RK, labels_R, reduction="none")
+        if told_RH is not None:
+            with torch.no_grad():
+                wanted_RK = wide_logits(told_RH.to(head_KH.dtype), head_KH).softmax(-1)
+            soft_R = F.cross_entropy(logits_RK, wanted_RK, reduction="none")
+            losses_R = torch.lerp(losses_R, soft_R, self.distillation)
+        loss_sum, weight = (losses_R * decay_R).sum(), decay_R.sum()
+        right_R = (logits_RK.argmax(-1) == labels_R).float()
         tiny = torch.finfo(weight.dtype).tiny  # fixed blocks may count nothing
-        accuracy = right_R.sum() / max(len(rows), 1)
+        accuracy = right_R.sum() / max(len(labels_R), 1)
         return TrainingStep(loss_sum / weight.clamp_min(tiny), accuracy, loss_sum, weight)
 
-    def _competing(self, hidden_RH: Tensor, labels_R: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of what competes, and where among it the right ids are."""
+    def _competing(self, labels_R: Tensor) -> tuple[Tensor, Tensor]:
+        """The head's rows of what competes, and where among them the right ids are."""
+        head_VH = self.draft_model.ends.head_VH
         if self.candidates is None:
-            return self.draft_model.logits(hidden_RH), labels_R
+            return head_VH, labels_R
         both = torch.cat((self.candidates.to(labels_R.device), labels_R))
         ids_K: Tensor = both.unique()  # type: ignore[no-untyped-call]
-        head_KH = self.draft_model.ends.head_VH[ids_K].to(hidden_RH.dtype)
-        logits_RK = wide_logits(hidden_RH, head_KH)
-        return logits_RK, torch.searchsorted(ids_K, labels_R)
+        return head_VH[ids_K], torch.searchsorted(ids_K, labels_R)

@@ -95,6 +95,15 @@ class DFlashTraining(DrafterTraining):
             help="Row k counts exp(-(k - 1) / gamma). Default: 7, 5, 4 for blocks of 16, 10, 8.",
         ),
     ] = None
+    distillation: Annotated[
+        float,
+        Option(
+            min=0,
+            max=1,
+            help="Share of the loss that is divergence from what the target says at each place;"
+            " published trainings have none, with few texts it helps.",
+        ),
+    ] = 0.0
     loss_vocabulary: Annotated[
         int | None,
         Option(

@@ -10,9 +10,8 @@ import torch
 from helpers.blocks import GOLDEN, Pair, golden_pair
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
-from specsot.engine.train.dflash_blocks import Blocks, dense_mask, flex_mask, sample_anchors
+from specsot.engine.train.dflash_blocks import Blocks, block_mask, sample_anchors
 from specsot.engine.train.dflash_loss import OnlineDFlashModel, decay_of
 from specsot.models.decoder import Decoder
 from specsot.models.drafters.dflash import DFlashDraftModel
@@ -21,7 +20,6 @@ from specsot.models.drafters.dflash_config import Reach
 FACTS: dict[str, Any] = json.loads((GOLDEN / "training.json").read_text())
 GAMMAS = {"gamma_none": math.inf, "gamma_4": 4.0, "gamma_7": 7.0}
 SLIDING = (Reach(FACTS["sliding_window"], causal=True), Reach())
-REACHES = [Reach(), Reach(6, causal=True), Reach(9), Reach(None, causal=True)]
 
 
 @pytest.fixture(scope="module")
@@ -111,59 +109,20 @@ def test_gradients(
 
 
 def test_masks_are_the_recorded_ones(step: dict[str, Tensor]) -> None:
-    assert torch.equal(dense_mask(fixed(step), Reach()), step["mask_full"].bool())
-    assert torch.equal(dense_mask(fixed(step), SLIDING[0]), step["mask_sliding"].bool())
-
-
-def drawn(seed: int) -> Blocks:
-    """Blocks anywhere, some padding, overlapping and past the end."""
-    draw = torch.Generator().manual_seed(seed)
-    anchors = torch.randint(0, 50, (3, 9), generator=draw)
-    kept = torch.rand(3, 9, generator=draw) < 0.8
-    return Blocks(anchors.where(kept, 0), kept, 5 + seed, 50)
-
-
-def opened(mask: BlockMask, rows: int, keys: int) -> Tensor:
-    """What flex_attention computes: partial tiles by the rule, full tiles without asking it."""
-    shape = (mask.shape[0], 1, rows, keys)
-    at = [
-        torch.arange(size).view([-1 if i == d else 1 for i in range(4)])
-        for d, size in enumerate(shape)
-    ]
-    rule = mask.mask_mod(*at).expand(shape)
-    tile = mask.BLOCK_SIZE[0]
-
-    def tiles(counts: Tensor, indices: Tensor) -> Tensor:
-        listed = torch.arange(indices.shape[-1]) < counts[..., None]
-        chosen = torch.zeros(indices.shape).scatter_add(3, indices.long(), listed.float()) > 0
-        wide = chosen.repeat_interleave(tile, 2).repeat_interleave(tile, 3)
-        return wide[:, :, :rows, :keys]
-
-    assert mask.full_kv_num_blocks is not None and mask.full_kv_indices is not None
-    partial = tiles(mask.kv_num_blocks, mask.kv_indices) & rule
-    return partial | tiles(mask.full_kv_num_blocks, mask.full_kv_indices)
-
-
-@pytest.mark.parametrize("reach", REACHES)
-@pytest.mark.parametrize("tile", [2, 16, 128])
-def test_both_masks_are_equal_element_by_element(
-    step: dict[str, Tensor], reach: Reach, tile: int
-) -> None:
-    for blocks in (fixed(step), drawn(1), drawn(3)):
-        dense = dense_mask(blocks, reach)
-        assert torch.equal(opened(flex_mask(blocks, reach, tile), *dense.shape[2:]), dense)
+    assert torch.equal(block_mask(fixed(step), Reach()), step["mask_full"].bool())
+    assert torch.equal(block_mask(fixed(step), SLIDING[0]), step["mask_sliding"].bool())
 
 
 def test_a_mask_drawn_as_a_matrix() -> None:
     """Keys: six context tokens, then the blocks of three."""
     blocks = Blocks(torch.tensor([[2, 5, 0]]), torch.tensor([[True, True, False]]), 3, 6)
-    full = dense_mask(blocks, Reach())[0, 0]
+    full = block_mask(blocks, Reach())[0, 0]
     assert ["".join("#" if x else "." for x in row) for row in full.tolist()] == [
         *["##....###......"] * 3,
         *["#####....###..."] * 3,
         *["..............."] * 3,
     ]
-    sliding = dense_mask(blocks, Reach(3, causal=True))[0, 0]
+    sliding = block_mask(blocks, Reach(3, causal=True))[0, 0]
     assert ["".join("#" if x else "." for x in row) for row in sliding.tolist()] == [
         "##....#........",
         ".#....##.......",
@@ -173,21 +132,6 @@ def test_a_mask_drawn_as_a_matrix() -> None:
         ".........###...",
         *["..............."] * 3,
     ]
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("reaches", [(Reach(), Reach()), SLIDING])
-def test_flex_attention_gives_the_same_step(
-    models: tuple[Decoder, DFlashDraftModel], step: dict[str, Tensor], reaches: tuple[Reach, ...]
-) -> None:
-    drafter = varied(models[1], reaches)
-    with torch.no_grad():
-        one, other = (
-            OnlineDFlashModel(drafter, flex=flex)(*batch(step), fixed(step))
-            for flex in (False, True)
-        )
-    torch.testing.assert_close(one.loss, other.loss)
-    assert torch.equal(one.accuracy, other.accuracy)
 
 
 @pytest.mark.parametrize("case", FACTS["samplers"], ids=lambda case: str(case["seed"]))
@@ -275,3 +219,30 @@ def test_what_competes_in_the_loss(
     torch.testing.assert_close(every.loss, whole.loss)
     assert torch.equal(every.accuracy, whole.accuracy)
     assert few.loss < whole.loss and few.accuracy >= whole.accuracy
+
+
+def test_distillation_with_what_the_target_says(
+    models: tuple[Decoder, DFlashDraftModel], step: dict[str, Tensor]
+) -> None:
+    """Row by row: cross-entropy with the target's softmax after the token before its place."""
+    drafter, blocks = models[1], fixed(step)
+    ids, features, supervised = batch(step)
+    told_BSH = torch.randn(*ids.shape, drafter.config.hidden_size)
+    none, half, whole = (
+        OnlineDFlashModel(drafter, gamma=math.inf, distillation=share)(
+            ids, features, supervised, blocks, told_BSH=told_BSH
+        )
+        for share in (0.0, 0.5, 1.0)
+    )
+    paper = OnlineDFlashModel(drafter, gamma=math.inf)(*batch(step), blocks)
+    torch.testing.assert_close(none.loss, paper.loss)
+    torch.testing.assert_close(half.loss, (none.loss + whole.loss) / 2)
+    drafts_QH = OnlineDFlashModel(drafter).hidden(ids, features, blocks).flatten(0, 1)
+    place_BMP, counted_BMP = blocks.places_BMP, blocks.counted(supervised)
+    losses = []
+    for b, m, p in counted_BMP.nonzero().tolist():
+        before_H = told_BSH[b, place_BMP[b, m, p] - 1]
+        wanted_V = drafter.logits(before_H[None])[0].softmax(-1)
+        row = (b * counted_BMP.shape[1] + m) * blocks.size + p
+        losses.append(-(wanted_V * drafter.logits(drafts_QH[row][None])[0].log_softmax(-1)).sum())
+    torch.testing.assert_close(whole.loss, torch.stack(losses).mean())

@@ -6,17 +6,11 @@ from helpers.blocks import golden_pair
 from torch import Tensor
 
 from specsot.engine.train.data import Tokens, TrainingBatch, pack
-from specsot.engine.train.dflash_blocks import (
-    Blocks,
-    Packing,
-    dense_mask,
-    flex_mask,
-    sample_anchors,
-)
+from specsot.engine.train.dflash_blocks import Blocks, Packing, sample_anchors
 from specsot.engine.train.dflash_loss import OnlineDFlashModel
 from specsot.models.drafters.dflash_config import Reach
 
-from .test_dflash_loss import opened, varied
+from .test_dflash_loss import varied
 
 TRUNK, FIRST, SECOND, OTHER = 6, 5, 9, 7
 TREE = TRUNK + FIRST + SECOND
@@ -90,14 +84,6 @@ def test_a_step_on_a_packed_row_is_the_mean_over_its_texts() -> None:
         step = online(found.ids[:, rows], taps[:, rows], found.written()[:, rows], alone)
         total, weight = total + step.loss_sum, weight + step.weight
     torch.testing.assert_close(whole.loss, total / weight, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("reach", [Reach(), Reach(3, causal=True), Reach(4)])
-def test_both_masks_of_a_packed_row_are_equal(reach: Reach) -> None:
-    found = batch()
-    blocks = everywhere(found, 3)
-    dense = dense_mask(blocks, reach)
-    assert torch.equal(opened(flex_mask(blocks, reach, 16), *dense.shape[2:]), dense)
 
 
 def test_drawn_anchors_take_the_packing_over() -> None:

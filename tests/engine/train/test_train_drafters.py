@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from specsot.engine.cli.train import train
 from specsot.engine.train import files
 from specsot.engine.train.dflash import DFlashCourse
+from specsot.engine.train.dflash import new_drafter as new_dflash
 from specsot.engine.train.dflash_loss import OnlineDFlashModel
 from specsot.engine.train.eagle3 import Eagle3Course, new_drafter
 from specsot.engine.train.files import export_drafter
@@ -292,4 +293,23 @@ def test_a_new_eagle3_begins_as_the_targets_last_layer(
         own = getattr(drafter.midlayer.mlp, name).weight
         assert (own.shape == getattr(last.mlp, name).weight.shape) == same
         assert not same or torch.equal(own, getattr(last.mlp, name).weight)
+    assert torch.equal(drafter.fc.weight[:, -hidden:].diagonal(), torch.ones(hidden))
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_new_dflash_begins_as_the_targets_last_layers(
+    same: bool, inputs: list[str], tmp_path: Path
+) -> None:
+    """Its last layer as the last one; what has another shape begins by chance."""
+    teacher = Teacher(Path(inputs[1]))
+    wide = teacher.config.intermediate_size + (0 if same else 8)
+    drafter = new_dflash(DFlashTraining(out=tmp_path, layers=2, intermediate=wide), teacher)
+    theirs = teacher.model.base_model.layers[-2:]
+    for mine, layer in zip(drafter.stack, theirs, strict=True):
+        own, other = dict(mine.named_parameters()), dict(layer.named_parameters())
+        equal = {name for name in own if name in other and torch.equal(own[name], other[name])}
+        mlp = {name for name in own if name.startswith("mlp.")}
+        assert equal >= {f"self_attn.{name}_proj.weight" for name in "qkvo"}
+        assert equal >= mlp if same else not equal & mlp
+    hidden = teacher.config.hidden_size
     assert torch.equal(drafter.fc.weight[:, -hidden:].diagonal(), torch.ones(hidden))
