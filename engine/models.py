@@ -9,6 +9,7 @@ import torch
 
 from ..models.drafters.eagle import Eagle3
 from ..models.files import ModelError
+from ..models.linear import can_pack, pack_
 from ..models.load.tokenizer import load_tokenizer, stop_ids
 from ..models.load.weights import load_target
 from ..ops.kv.pool import KVCache
@@ -50,6 +51,8 @@ def load_models(
     target = load_target(target_dir, dtype=number_kind, device=place, scan=scan)
     tokenizer = load_tokenizer(target_dir, target.config)
     stops = stop_ids(target.config, tokenizer)
+    if can_pack(place, number_kind):
+        pack_(target)
     target.known = max(*tokenizer.get_vocab().values(), *stops) + 1
     models = Models(target, None, tokenizer, stops, place, number_kind)
     return models if drafter_dir is None else with_drafter(models, drafter_dir, kind)
@@ -65,7 +68,10 @@ def with_drafter(models: Models, folder: Path, kind: str) -> Models:
     except (ImportError, AttributeError, ValueError) as error:
         reason = f"the drafter {kind!r} has no loader {block.loader!r}: {error}"
         raise ModelError(folder, reason) from error
-    drafter = load(folder, models.target, dtype=models.dtype, device=models.device)
+    target = models.target
+    drafter = load(folder, target, dtype=models.dtype, device=models.device)
+    if can_pack(models.device, models.dtype) and isinstance(drafter, torch.nn.Module):
+        pack_(drafter, lent=(target.embed, target.lm_head))
     return replace(models, drafter=drafter)
 
 

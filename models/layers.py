@@ -14,6 +14,7 @@ from ..ops.attention.metadata import AttentionMetadata
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import SlotRun
 from .config import DecoderConfig, DecoderShape
+from .linear import Linear
 from .rope import Angles, inverse_frequencies, rotate, rotation
 
 
@@ -83,16 +84,9 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
 
-def add_linear(residual_NH: Tensor, x_NI: Tensor, linear: nn.Linear) -> Tensor:
-    """residual + linear(x), in one kernel where there is no bias."""
-    if linear.bias is None:
-        return torch.addmm(residual_NH, x_NI, linear.weight.t())
-    return residual_NH + F.linear(x_NI, linear.weight, linear.bias)
-
-
-def wide_logits(x_RH: Tensor, head_VH: Tensor) -> Tensor:
+def wide_logits(x_RH: Tensor, head: Tensor | Linear) -> Tensor:
     """[R, H] -> [R, V], float32; of a float64 model float64."""
-    logits_RV = F.linear(x_RH, head_VH)
+    logits_RV: Tensor = F.linear(x_RH, head) if isinstance(head, Tensor) else head(x_RH)
     return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
 
 
@@ -130,11 +124,11 @@ class DecoderLayer(nn.Module):
         hidden, inner = config.hidden_size, config.intermediate_size
         width, total = self.heads * self.head_dim, self.heads + 2 * self.kv_heads
         self.input_norm = RMSNorm(hidden, config.eps)
-        self.qkv = nn.Linear(hidden, total * self.head_dim, bias=config.qkv_bias)
-        self.o = nn.Linear(width, hidden, bias=config.o_bias)
+        self.qkv = Linear(hidden, total * self.head_dim, bias=config.qkv_bias)
+        self.o = Linear(width, hidden, bias=config.o_bias)
         self.post_norm = RMSNorm(hidden, config.eps)
-        self.gate_up = nn.Linear(hidden, 2 * inner, bias=config.mlp_bias)
-        self.down = nn.Linear(inner, hidden, bias=config.mlp_bias)
+        self.gate_up = Linear(hidden, 2 * inner, bias=config.mlp_bias)
+        self.down = Linear(inner, hidden, bias=config.mlp_bias)
         self.qk_norm = nn.Parameter(torch.empty(2, self.head_dim)) if config.qk_norm else None
 
     def forward(self, x_NH: Tensor, layer: int, inputs: AttentionInputs, kv: KVCache) -> Tensor:
@@ -167,9 +161,9 @@ class DecoderLayer(nn.Module):
 
     def finish(self, x_NH: Tensor, seen_NI: Tensor) -> Tensor:
         """What a layer makes of its rows and of what they saw."""
-        x_NH = add_linear(x_NH, seen_NI, self.o)
+        x_NH = self.o.added(x_NH, seen_NI)
         gate, up = self.gate_up(self.post_norm(x_NH)).chunk(2, -1)
-        return add_linear(x_NH, F.silu(gate) * up, self.down)
+        return self.down.added(x_NH, F.silu(gate) * up)
 
     def _norm(self, qk_Nhd: Tensor, weight_2d: Tensor) -> Tensor:
         q, k = qk_Nhd[:, : self.heads], qk_Nhd[:, self.heads :]

@@ -18,6 +18,7 @@ from ...ops.attention.backends import window_mask
 from ...ops.attention.metadata import AttentionMetadata
 from ...ops.kv.pool import KVCache
 from ..layers import RMSNorm, wide_logits
+from ..linear import Linear
 from .dflash_config import DFlashConfig, Reach
 from .parts import DrafterLayer, DrafterModel
 
@@ -43,7 +44,7 @@ class DFlashDraftModel(DrafterModel):
         self.config, self.ends, self.notes = config, ends, config.notes
         self.block_size, self.mask_token_id = config.block_size, config.mask_token_id
         hidden = config.hidden_size
-        self.fc = nn.Linear(len(config.layer_ids) * hidden, hidden, bias=False)
+        self.fc = Linear(len(config.layer_ids) * hidden, hidden, bias=False)
         self.hidden_norm = RMSNorm(hidden, config.eps)
         self.layers = nn.ModuleList(
             DrafterLayer(config, hidden, "input_layernorm") for _ in range(config.num_layers)

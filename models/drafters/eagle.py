@@ -8,13 +8,13 @@ one model: they differ in the tree that is drafted with it.
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...ops.attention.metadata import AttentionMetadata
 from ...ops.kv.pool import KVCache
 from ..config import DecoderShape
 from ..layers import AttentionInputs, RMSNorm, wide_logits
+from ..linear import Linear
 from .eagle_config import Eagle3Config, EagleConfig
 from .parts import DrafterLayer, DrafterModel
 
@@ -72,9 +72,9 @@ class Eagle(EagleHead):
         super().__init__(config, config.taps)
         self.config, self.notes = config, config.notes
         hidden = config.hidden_size
-        self.fc = nn.Linear(2 * hidden, hidden, bias=config.fc_bias)
+        self.fc = Linear(2 * hidden, hidden, bias=config.fc_bias)
         self.layers = nn.ModuleList([DrafterLayer(config, hidden)])
-        self.lm_head = nn.Linear(hidden, config.vocab_size, bias=False)
+        self.lm_head = Linear(hidden, config.vocab_size, bias=False)
 
     def fuse(self, taps_RF: Tensor) -> Tensor:
         """See `HiddenDrafter.fuse`: the one tap is the feature."""
@@ -90,7 +90,7 @@ class Eagle(EagleHead):
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """See `HiddenDrafter.logits`: no norm before the head."""
-        return wide_logits(hidden_RH, self.lm_head.weight)
+        return wide_logits(hidden_RH, self.lm_head)
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """See `HiddenDrafter.to_target`: the vocabulary is the target's."""
@@ -127,10 +127,10 @@ class Eagle3(EagleHead):
         super().__init__(config, config.taps)
         self.config, self.notes = config, config.notes
         hidden, features = config.hidden_size, len(config.taps) * config.target_hidden_size
-        self.fc = nn.Linear(features, hidden, bias=False)
+        self.fc = Linear(features, hidden, bias=False)
         self.midlayer = Eagle3Layer(config)
         self.norm = RMSNorm(hidden, config.eps)
-        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
+        self.lm_head = Linear(hidden, config.draft_vocab_size, bias=False)
         self.input_norm = RMSNorm(features, config.eps) if config.norm_before_fc else None
         norms = (RMSNorm(config.target_hidden_size, config.eps) for _ in config.taps)
         self.fc_norm = nn.ModuleList(norms) if config.fc_norm else None
@@ -148,7 +148,8 @@ class Eagle3(EagleHead):
         if self.fc_norm is not None:
             parts = taps_RF.chunk(len(self.fc_norm), -1)
             taps_RF = torch.cat([n(p) for n, p in zip(self.fc_norm, parts, strict=True)], -1)
-        return F.linear(taps_RF, self.fc.weight)
+        fused_RH: Tensor = self.fc(taps_RF)
+        return fused_RH
 
     def step(
         self, embedding_NH: Tensor, hidden_NH: Tensor, inputs: AttentionInputs, kv: KVCache
@@ -161,7 +162,7 @@ class Eagle3(EagleHead):
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """See `HiddenDrafter.logits`."""
         normed_RH = hidden_RH if self.config.norm_output else self.norm(hidden_RH)
-        return wide_logits(normed_RH, self.lm_head.weight)
+        return wide_logits(normed_RH, self.lm_head)
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """See `HiddenDrafter.to_target`."""

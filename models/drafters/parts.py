@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from ...ops.kv.pool import KVCache
 from ..config import DecoderShape
-from ..layers import AttentionInputs, PoolModel, RMSNorm, add_linear, attend_pool
+from ..layers import AttentionInputs, PoolModel, RMSNorm, attend_pool
+from ..linear import Linear
 from ..rope import Angles, rotate
 
 
@@ -17,10 +18,10 @@ class DrafterAttention(nn.Module):
         super().__init__()
         bias, dim = shape.qkv_bias, shape.head_dim
         self.head_dim = dim
-        self.q_proj = nn.Linear(wide, shape.heads * dim, bias=bias)
-        self.k_proj = nn.Linear(wide, shape.kv_heads * dim, bias=bias)
-        self.v_proj = nn.Linear(wide, shape.kv_heads * dim, bias=bias)
-        self.o_proj = nn.Linear(shape.heads * dim, shape.hidden_size, bias=shape.o_bias)
+        self.q_proj = Linear(wide, shape.heads * dim, bias=bias)
+        self.k_proj = Linear(wide, shape.kv_heads * dim, bias=bias)
+        self.v_proj = Linear(wide, shape.kv_heads * dim, bias=bias)
+        self.o_proj = Linear(shape.heads * dim, shape.hidden_size, bias=shape.o_bias)
         self.q_norm = RMSNorm(dim, shape.eps) if shape.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(dim, shape.eps) if shape.qk_norm else nn.Identity()
 
@@ -40,9 +41,9 @@ class DrafterMLP(nn.Module):
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
         hidden, inner, bias = shape.hidden_size, shape.intermediate_size, shape.mlp_bias
-        self.gate_proj = nn.Linear(hidden, inner, bias=bias)
-        self.up_proj = nn.Linear(hidden, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, hidden, bias=bias)
+        self.gate_proj = Linear(hidden, inner, bias=bias)
+        self.up_proj = Linear(hidden, inner, bias=bias)
+        self.down_proj = Linear(inner, hidden, bias=bias)
 
 
 class DrafterLayer(nn.Module):
@@ -73,16 +74,16 @@ class DrafterLayer(nn.Module):
 
     def finish(self, residual_NH: Tensor, attended_ND: Tensor) -> Tensor:
         """Everything after attention: output projection, residual, SwiGLU."""
-        x_NH = add_linear(residual_NH, attended_ND, self.self_attn.o_proj)
+        x_NH = self.self_attn.o_proj.added(residual_NH, attended_ND)
         y_NH = self.post_attention_layernorm(x_NH)
         inner_NI = F.silu(self.mlp.gate_proj(y_NH)) * self.mlp.up_proj(y_NH)
-        return add_linear(x_NH, inner_NI, self.mlp.down_proj)
+        return self.mlp.down_proj.added(x_NH, inner_NI)
 
 
 class DrafterModel(PoolModel):
     """A drafter: `fc` takes the target's taps in, its dtype is the drafter's."""
 
-    fc: nn.Linear
+    fc: Linear
 
     def __init__(self, shape: DecoderShape, layers: int, tap_ids: tuple[int, ...]) -> None:
         super().__init__(shape, layers)
