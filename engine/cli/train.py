@@ -8,7 +8,13 @@ import typer
 
 from ..prepare.options import RunOptions
 from ..shell import user_errors
-from ..train.settings import ConversationFile, DFlashTraining, Eagle3Training, VanillaTraining
+from ..train.settings import (
+    ConversationFile,
+    DFlashTraining,
+    Eagle2Training,
+    Eagle3Training,
+    VanillaTraining,
+)
 from .options import flat_options, takes
 
 train = typer.Typer(help="Train drafters for any target.", no_args_is_help=True)
@@ -32,6 +38,16 @@ def answers(
 
     with user_errors():
         typer.echo(f"{answer_file(options, prompts, out, at_once, length)} answers in {out}")
+
+
+@train.command()
+@flat_options
+def eagle2(settings: Eagle2Training, file: ConversationFile) -> None:
+    """Train a head for EAGLE-1 and EAGLE-2. The defaults are the shape of the embedded one."""
+    from ..train.eagle2 import train_eagle2
+    from ..train.lessons import conversation_lessons
+
+    typer.echo(train_eagle2(settings, partial(conversation_lessons, file)))
 
 
 @train.command()

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from ...models.drafters.dflash import DFlashDraftModel
-from ...models.drafters.eagle import Eagle3
+from ...models.drafters.eagle import Eagle, Eagle3
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -64,7 +64,7 @@ def replace_files(out: Path) -> Iterator[Path]:
     folder.rmdir()
 
 
-def export_drafter(drafter: Eagle3 | DFlashDraftModel, out: Path) -> None:
+def export_drafter(drafter: Eagle | Eagle3 | DFlashDraftModel, out: Path) -> None:
     """Write a drafter's folder: its weights in bf16 and its config; each file is replaced whole."""
     tensors = {
         name: value.detach().to("cpu", torch.bfloat16 if value.is_floating_point() else value.dtype)

@@ -67,15 +67,28 @@ class DrafterTraining:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eagle3Training(DrafterTraining):
+class EagleTraining(DrafterTraining):
+    """What the trainings of all EAGLE drafters have in common."""
+
+    unroll: Annotated[int, Option(min=1, help="Drafted steps per token.")] = 4
+    decay: Annotated[float, Option(min=0.0, help="Weight of a step over the one before.")] = 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle2Training(EagleTraining):
+    """The shape of a head for EAGLE-1 and EAGLE-2."""
+
+    intermediate: Intermediate = 1536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Training(EagleTraining):
     """An EAGLE-3 drafter's shape and how it is trained."""
 
     intermediate: Intermediate = 2048
     draft_vocabulary: Annotated[
         int, Option(min=1, help="How many of the most frequent ids it can draft.")
     ] = 2048
-    unroll: Annotated[int, Option(min=1, help="Drafted steps per token.")] = 4
-    decay: Annotated[float, Option(min=0.0, help="Weight of a step over the one before.")] = 0.8
 
 
 @dataclass(frozen=True, kw_only=True)

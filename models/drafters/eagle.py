@@ -5,7 +5,7 @@ EAGLE-3) and vllm-project/speculators, under the published parameter names. EAGL
 one model: they differ in the tree that is drafted with it.
 """
 
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,33 @@ class EagleHead(DrafterModel):
         self, embedding_NH: Tensor, hidden_NH: Tensor, inputs: AttentionInputs, kv: KVCache
     ) -> Tensor:
         """Tokens and the features before them -> the next features, all [N, H]."""
+        mixed_NW, residual_NH = self.mix(embedding_NH, hidden_NH)
+        return self.leave(self.layer(mixed_NW, residual_NH, 0, inputs, kv))
+
+    @property
+    def layer(self) -> DrafterLayer:
+        """The one layer."""
         raise NotImplementedError
+
+    def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and the features before them -> attention's input [N, W], the residual [N, H]."""
+        raise NotImplementedError
+
+    def leave(self, out_NH: Tensor) -> Tensor:
+        """What the layer gives -> the next features."""
+        return out_NH
+
+    def fuse(self, taps_RF: Tensor) -> Tensor:
+        """See `HiddenDrafter.fuse`."""
+        raise NotImplementedError
+
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """See `HiddenDrafter.logits`."""
+        raise NotImplementedError
+
+    def to_target(self, draft_ids: Tensor) -> Tensor:
+        """See `HiddenDrafter.to_target`: the vocabulary is the target's."""
+        return draft_ids
 
     def published(self) -> dict[str, Tensor]:
         """Parameters under published names; of `ends` only those it owns."""
@@ -80,35 +106,18 @@ class Eagle(EagleHead):
         """See `HiddenDrafter.fuse`: the one tap is the feature."""
         return taps_RF.to(self.dtype)
 
-    def step(
-        self, embedding_NH: Tensor, hidden_NH: Tensor, inputs: AttentionInputs, kv: KVCache
-    ) -> Tensor:
-        """See `EagleHead.step`; true and predicted features alike go through `fc`."""
+    @property
+    def layer(self) -> DrafterLayer:
+        return cast(DrafterLayer, self.layers[0])
+
+    def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
+        """See `EagleHead.mix`; true and predicted features alike go through `fc`."""
         x_NH = self.fc(torch.cat((embedding_NH, hidden_NH), -1))
-        out_NH: Tensor = self.layers[0](x_NH, x_NH, 0, inputs, kv)
-        return out_NH
+        return x_NH, x_NH
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """See `HiddenDrafter.logits`: no norm before the head."""
         return wide_logits(hidden_RH, self.lm_head)
-
-    def to_target(self, draft_ids: Tensor) -> Tensor:
-        """See `HiddenDrafter.to_target`: the vocabulary is the target's."""
-        return draft_ids
-
-
-class Eagle3Layer(DrafterLayer):
-    """The one decoder layer, whose attention reads embeddings beside features."""
-
-    def __init__(self, config: Eagle3Config) -> None:
-        super().__init__(config, 2 * config.hidden_size, "input_layernorm", "hidden_norm")
-        self.norm_before_residual = config.norm_before_residual
-
-    def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
-        """Attention's input [N, 2H], the embedding first, and the residual [N, H]."""
-        normed_NH = self.hidden_norm(hidden_NH)
-        mixed = torch.cat((self.input_layernorm(embedding_NH), normed_NH), -1)
-        return mixed, normed_NH if self.norm_before_residual else hidden_NH
 
 
 class Eagle3(EagleHead):
@@ -128,7 +137,7 @@ class Eagle3(EagleHead):
         self.config, self.notes = config, config.notes
         hidden, features = config.hidden_size, len(config.taps) * config.target_hidden_size
         self.fc = Linear(features, hidden, bias=False)
-        self.midlayer = Eagle3Layer(config)
+        self.midlayer = DrafterLayer(config, 2 * hidden, "input_layernorm", "hidden_norm")
         self.norm = RMSNorm(hidden, config.eps)
         self.lm_head = Linear(hidden, config.draft_vocab_size, bias=False)
         self.input_norm = RMSNorm(features, config.eps) if config.norm_before_fc else None
@@ -151,12 +160,19 @@ class Eagle3(EagleHead):
         fused_RH: Tensor = self.fc(taps_RF)
         return fused_RH
 
-    def step(
-        self, embedding_NH: Tensor, hidden_NH: Tensor, inputs: AttentionInputs, kv: KVCache
-    ) -> Tensor:
-        """See `EagleHead.step`. What returns is not normalised, unless `norm_output`."""
-        mixed_NW, residual_NH = self.midlayer.mix(embedding_NH, hidden_NH)
-        out_NH: Tensor = self.midlayer(mixed_NW, residual_NH, 0, inputs, kv)
+    @property
+    def layer(self) -> DrafterLayer:
+        return self.midlayer
+
+    def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
+        """See `EagleHead.mix`: attention reads embeddings beside features."""
+        layer = self.midlayer
+        normed_NH = layer.hidden_norm(hidden_NH)
+        mixed_NW = torch.cat((layer.input_layernorm(embedding_NH), normed_NH), -1)
+        return mixed_NW, normed_NH if self.config.norm_before_residual else hidden_NH
+
+    def leave(self, out_NH: Tensor) -> Tensor:
+        """See `EagleHead.leave`. Nothing is normalised, unless `norm_output`."""
         return self.norm(out_NH) if self.config.norm_output else out_NH
 
     def logits(self, hidden_RH: Tensor) -> Tensor:

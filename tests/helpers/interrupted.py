@@ -18,6 +18,7 @@ EMBEDDED = Path(specsot.__file__).parent / "models" / "embedded" / "target"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 SMALL = "--batch-tokens 256 --length 128 --threads 1 --save-minutes 0.001 --measure-minutes 0.005"
 KINDS = {
+    "eagle2": "--intermediate 32 --unroll 2",
     "eagle3": "--draft-vocabulary 256 --intermediate 32 --unroll 2",
     "dflash": "--layers 1 --intermediate 32 --num-anchors 8 --block-size 4",
     "vanilla": "--layers 1 --hidden 32 --intermediate 32 --heads 2",

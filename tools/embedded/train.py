@@ -10,8 +10,14 @@ import typer
 
 from specsot.engine.cli.options import flat_options
 from specsot.engine.train.dflash import train_dflash
+from specsot.engine.train.eagle2 import train_eagle2
 from specsot.engine.train.eagle3 import train_eagle3
-from specsot.engine.train.settings import DFlashTraining, Eagle3Training, VanillaTraining
+from specsot.engine.train.settings import (
+    DFlashTraining,
+    Eagle2Training,
+    Eagle3Training,
+    VanillaTraining,
+)
 from specsot.engine.train.vanilla import train_vanilla
 
 from .lessons import corpus_lessons
@@ -25,6 +31,13 @@ app = typer.Typer(help="Train the embedded target and its drafters.", no_args_is
 def target(settings: TargetTraining) -> None:
     """Train tokenizer and target on texts generated from the almanac."""
     typer.echo(train_target(settings))
+
+
+@app.command()
+@flat_options
+def eagle2(settings: Eagle2Training) -> None:
+    """Train the head of EAGLE-1 and EAGLE-2."""
+    typer.echo(train_eagle2(settings, corpus_lessons))
 
 
 @app.command()

@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specsot.engine.train.eagle3 import Lesson, rehearse, shift
+from specsot.engine.train.eagle import rehearse, shift
+from specsot.engine.train.eagle3 import Eagle3Lesson
 from specsot.models.drafters.eagle import Eagle3
 from specsot.models.load.weights import load_eagle3, load_target
 
@@ -24,10 +25,10 @@ def drafter() -> Eagle3:
     return load_eagle3(GOLDEN / "drafts" / "llama_eagle3", target)
 
 
-def lesson(step: dict[str, torch.Tensor], known_V: torch.Tensor) -> Lesson:
+def lesson(step: dict[str, torch.Tensor], known_V: torch.Tensor) -> Eagle3Lesson:
     rows, length = step["input_ids"].shape
     keys = step["attention_mask"].bool()[:, None, :]
-    return Lesson(
+    return Eagle3Lesson(
         taps_BSF=step["aux_hidden"],
         tokens_BS=step["input_ids_shifted"].long(),
         wanted_BSD=step["target_logits_shifted"][..., known_V].softmax(-1),

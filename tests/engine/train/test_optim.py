@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specsot.engine.train.eagle3 import chain_tau
+from specsot.engine.train.eagle import chain_tau
 from specsot.engine.train.optim import learning_rate, orthogonalized
 
 

@@ -16,9 +16,12 @@ from typer.testing import CliRunner
 
 from specsot.engine.cli.train import train
 from specsot.engine.train import files
+from specsot.engine.train.data import Tokens, pack
 from specsot.engine.train.dflash import DFlashCourse
 from specsot.engine.train.dflash import new_drafter as new_dflash
 from specsot.engine.train.dflash_loss import OnlineDFlashModel
+from specsot.engine.train.eagle import unroll
+from specsot.engine.train.eagle2 import Eagle2Course
 from specsot.engine.train.eagle3 import Eagle3Course, new_drafter
 from specsot.engine.train.files import export_drafter
 from specsot.engine.train.lessons import HeldOutPrompt, held_out_tau, rounds
@@ -26,18 +29,30 @@ from specsot.engine.train.loop import Progress, generator
 from specsot.engine.train.settings import (
     DFlashTraining,
     DrafterTraining,
+    Eagle2Training,
     Eagle3Training,
     VanillaTraining,
 )
 from specsot.engine.train.teacher import Teacher
 from specsot.engine.train.vanilla import VanillaCourse
 from specsot.models.drafters.eagle import Eagle3
-from specsot.models.load.weights import load_dflash, load_eagle3, load_target, load_vanilla
+from specsot.models.load.weights import (
+    load_dflash,
+    load_eagle,
+    load_eagle3,
+    load_target,
+    load_vanilla,
+)
 from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.kv.pool import KVCache
 
 SMALL = "--batch-tokens 256 --length 128 --threads 1 --steps 4 --held-out 2"
-LOADERS = {"eagle3": load_eagle3, "dflash": load_dflash, "vanilla": load_vanilla}
+LOADERS = {
+    "eagle2": load_eagle,
+    "eagle3": load_eagle3,
+    "dflash": load_dflash,
+    "vanilla": load_vanilla,
+}
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +178,12 @@ def test_a_training_needs_prompts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_setting_is_an_option(kind: str) -> None:
-    settings = {"eagle3": Eagle3Training, "dflash": DFlashTraining, "vanilla": VanillaTraining}
+    settings = {
+        "eagle2": Eagle2Training,
+        "eagle3": Eagle3Training,
+        "dflash": DFlashTraining,
+        "vanilla": VanillaTraining,
+    }
     code, text = run(kind, "--help")
     flags = [f"--{field.name.replace('_', '-')} " for field in fields(settings[kind])]
     assert code == 0 and [flag for flag in [*flags, "--prompts "] if flag not in text] == []
@@ -313,3 +333,31 @@ def test_a_new_dflash_begins_as_the_targets_last_layers(
         assert equal >= mlp if same else not equal & mlp
     hidden = teacher.config.hidden_size
     assert torch.equal(drafter.fc.weight[:, -hidden:].diagonal(), torch.ones(hidden))
+
+
+def test_a_head_of_eagle2_learns_features_and_what_the_target_makes_of_them(
+    inputs: list[str], tmp_path: Path
+) -> None:
+    """The loss of the papers, row by row; without noise where acceptance is measured."""
+    teacher = Teacher(Path(inputs[1]))
+    course = Eagle2Course(Eagle2Training(out=tmp_path, intermediate=32, unroll=1), teacher)
+    ids, first = list(answered(teacher, [5, 9, 3, 70, 31, 8], 12).ids), 6
+    weights = [0.0] * first + [1.0] * (len(ids) - first)
+    batch = pack([[Tokens.linear(ids, weights)]], len(ids))
+    lesson = course.lesson(batch, exact=True)
+    features_SH = teacher.look(batch, course.model.config.taps, exact=True).features_BSF[0]
+    assert torch.equal(lesson.taps_BSF[0], features_SH), "behind the target's last norm"
+    noisy = course.lesson(batch, exact=True, noise=generator(1, 1)).taps_BSF[0]
+    off = (noisy - features_SH).abs().max()
+    assert 0.05 < float(off) * features_SH.shape[0] / 512 <= 0.1
+    (found_SH,) = (hidden[0] for hidden in unroll(course.model, lesson, 1))
+    loss, accuracy = lesson.score(course.model, found_SH[None], 0)
+    losses, right = [], []
+    for row in range(first - 2, len(ids) - 2):
+        wanted_H = features_SH[row + 1]
+        near = torch.nn.functional.smooth_l1_loss(found_SH[row], wanted_H)
+        said, meant = (course.model.logits(x[None])[0] for x in (found_SH[row], wanted_H))
+        losses.append(near - 0.1 * (meant.softmax(-1) * said.log_softmax(-1)).sum())
+        right.append(said.argmax() == meant.argmax())
+    torch.testing.assert_close(loss * len(ids), torch.stack(losses).sum())
+    torch.testing.assert_close(accuracy, torch.stack(right).float().mean())
