@@ -31,6 +31,8 @@ def serve(place: str) -> None:
     torch.set_num_threads(1)
     for module in MODULES.split():
         importlib.import_module(module)
+    api = importlib.import_module("specsot.engine.run.api")  # what is imported on the way, too
+    api.generate(api.open_session("bim_eagle", max_new_tokens=1, threads=1), "Hello")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
     server = socket.socket(socket.AF_UNIX)
     server.bind(place)
