@@ -8,6 +8,7 @@ from typing import ParamSpec
 import torch
 
 from ...models.files import ModelError
+from ...states.phases.outline_ops import Answer
 from ..chunks.cache import CHUNK_BYTES
 from ..chunks.store import ChunkStore
 from ..errors import UsageError
@@ -17,10 +18,22 @@ from ..prepare.inputs import Prompt
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions, SessionOptions
 from ..record.recorder import Recorder
+from ..record.report import answers_of
 from ..record.report import output_digest as token_digest
+from .runner import perform
 from .session import Session
 
-__all__ = ["Prompt", "Recorder", "Session", "load", "open_session", "tie", "token_digest"]
+__all__ = [
+    "Answer",
+    "Prompt",
+    "Recorder",
+    "Session",
+    "generate",
+    "load",
+    "open_session",
+    "tie",
+    "token_digest",
+]
 
 P = ParamSpec("P")
 
@@ -43,6 +56,19 @@ def _opener(kind: Callable[P, SessionOptions]) -> Callable[P, Session]:
 
 
 open_session = _opener(SessionOptions)
+
+
+def generate(session: Session, prompt: str) -> Answer:
+    """The answer to one prompt: a run of its own, to its end or to `limits.max_rounds`.
+
+    A prompt that does not fit is refused in the answer: its sections say why they finished.
+
+    Raises:
+        PromptError: the text cannot be a prompt.
+    """
+    run, _, _ = perform(session, [Prompt("1", prompt)])
+    (answer,) = answers_of(run.board["branches"].requests, session.prompts)
+    return answer
 
 
 def load(job: Job) -> Session:

@@ -15,7 +15,7 @@ from specsot.engine.prepare.environment import embedded_folder
 from tools.bench import bench_blend, blend_quality, blend_ttft
 from tools.bench.blend_modes import Mode, modes_of, session_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "cacheblend.md"
+PAGE = Path(__file__).parents[2] / "docs" / "results.md"
 SMALL = {
     "vocab_size": 64,
     "hidden_size": 32,

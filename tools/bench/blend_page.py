@@ -6,7 +6,7 @@ from typing import Any
 from .blend_modes import FULL
 from .blend_plot import COLOURS, Panel, Series, picture
 
-PAGE, TTFT, QUALITY = "cacheblend.md", "blend_ttft.svg", "blend_quality.svg"
+PAGE, TTFT, QUALITY = "results.md", "blend_ttft.svg", "blend_quality.svg"
 END = "<!-- /bench_blend -->"
 KIND_NAMES = {"one_hop": "one hop", "two_hop": "two hops"}
 Part = dict[str, Any]

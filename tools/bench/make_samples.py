@@ -22,7 +22,10 @@ show the machinery: it knows the almanac in `tools/embedded/almanac/` and little
 words unlike any it was trained on, it often falls back to a general plan (the row *unseen* in
 [embedded.md](embedded.md)).
 
-    python -m tools.bench.make_samples --seed {seed}
+<!-- not run: checkout -->
+```sh
+python -m tools.bench.make_samples --seed {seed}
+```
 """
 
 

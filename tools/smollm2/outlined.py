@@ -26,7 +26,10 @@ Questions of the files below, drawn with seed {seed}, not chosen; greedy, `graph
 with the profile `smollm2`, {dtype}. The model is small: the form of its answers is what this page
 shows.
 
-    python -m tools.smollm2.outlined {files} --samples docs/samples_smollm2.md --seed {seed}
+<!-- not run: checkout -->
+```sh
+python -m tools.smollm2.outlined {files} --samples docs/samples_smollm2.md --seed {seed}
+```
 """
 
 

@@ -2,30 +2,69 @@
 
 import inspect
 import re
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import specsot
 from specsot.engine.prepare.options import SessionOptions
-from specsot.engine.run.api import open_session
+from specsot.engine.run import api
+from specsot.engine.run.api import Answer, generate, open_session
 from specsot.states.yaml.source import GraphError
 
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/cli.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/cli.md", "docs/howto.md"])
 def test_the_python_that_is_shown_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(compile(block, page, "exec"), names)
-    out = capsys.readouterr().out
-    assert names["run"].finished and names["run"].board["answers"][0].text in out
-    assert "honey" in out
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    for block in blocks:
+        names: dict[str, Any] = {}
+        exec(compile(block, page, "exec"), names)
+        out = capsys.readouterr().out
+        assert "honey" in out
+    if run := names.get("run"):
+        assert run.finished and run.board["answers"][0].text in out
+
+
+def test_the_readme_begins_with_three_lines() -> None:
+    first = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    assert len([line for line in first.splitlines() if line]) == 3
+
+
+def test_the_package_has_the_names_and_loads_nothing_by_itself() -> None:
+    code = (
+        "import sys, specsot; print([m for m in sys.modules if m.startswith(('torch', 'specsot'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "['specsot']\n"
+    assert {name: getattr(specsot, name) for name in specsot.FROM_API} == {
+        name: getattr(api, name) for name in specsot.FROM_API
+    }
+    with pytest.raises(AttributeError, match="'specsot' has no attribute 'opn'"):
+        specsot.opn  # noqa: B018
+
+
+def test_generate_answers_one_prompt_and_tells_a_refusal(
+    endless: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    target, drafter = map(str, endless)
+    session = open_session("eagle", model=target, drafter_model=drafter, max_new_tokens=5)
+    answer = generate(session, "hello")
+    assert isinstance(answer, Answer) and answer.question == "hello"
+    assert [len(section.tokens) for section in answer.sections] == [5]
+    assert generate(session, "hello") == answer
+    refused = generate(session, "far too long " * 3000)
+    assert [section.finish for section in refused.sections] == ["refused"]
+    assert set(api.__all__) > {"generate", "open_session"}
 
 
 def test_arguments_are_the_options_of_a_session(

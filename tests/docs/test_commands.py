@@ -1,0 +1,138 @@
+"""Every command of every page runs as printed, page by page, from an empty folder."""
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import warm
+from helpers.pages import BLOCK, PAGES, REASONS, ROOT, Block, blocks_of, not_run, text_of
+
+# Blocks that are shown and not run: a command that is added without being run is added here.
+NOT_RUN: dict[str, dict[str, int]] = {
+    "README.md": {"install": 2, "models": 1, "network": 1},
+    "CONTRIBUTING.md": {"checkout": 7, "install": 1},
+    "examples/own_drafter/README.md": {"install": 1},
+    "docs/cli.md": {"minutes": 1, "models": 1, "network": 1},
+    "docs/concepts.md": {"other test": 1},
+    "docs/embedded.md": {"checkout": 2},
+    "docs/howto.md": {"minutes": 1, "models": 4, "network": 1},
+    "docs/outlines.md": {"network": 1},
+    "docs/results.md": {"checkout": 8},
+    "docs/samples.md": {"checkout": 1},
+    "docs/samples_smollm2.md": {"checkout": 1},
+    "docs/troubleshooting.md": {"models": 1, "other test": 1},
+    "docs/certificates/README.md": {"minutes": 1},
+}
+RUN = [page for page in PAGES if any(not block.skipped for block in blocks_of(page))]
+SHORT = {"SPECSOT_MAX_NEW_TOKENS": "8", "FEW": "1"}  # on pages that show no output
+SHIM = """#!/bin/sh
+[ "$1" = compare ] && [ "${{FEW-}}" ] && export SPECSOT_PROMPTS={prompts}
+exec {python} -S -E {warm} ask {socket} {words} "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def shims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for PATH with `specsot` and `python`, which start at once."""
+    folder = tmp_path_factory.mktemp("bin")
+    socket = folder / "socket"
+    server = subprocess.Popen(
+        [sys.executable, warm.__file__, "serve", str(socket)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert server.stdin is not None and server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+    told = {"python": sys.executable, "warm": warm.__file__, "socket": socket}
+    told["prompts"] = folder / "prompts.txt"
+    told["prompts"].write_text("Why is the sky blue?\n")
+    for name, words in (("specsot", "-m specsot"), ("python", "")):
+        (folder / name).write_text(SHIM.format(**told, words=words))
+        (folder / name).chmod(0o755)
+    yield folder
+    server.stdin.close()
+    server.wait(10)
+
+
+def perform(block: Block, folder: Path, more: dict[str, str]) -> tuple[str, Path]:
+    """What the commands of a block printed, and the folder that they end in.
+
+    They must end as the page says.
+    """
+    place = folder.parent / "place"
+    place.write_text(str(folder))
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", f"{block.commands}\npwd > {place}"],
+        cwd=folder,
+        env=os.environ | more,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    told = f"line {block.line}:\n{block.commands}\nended with {done.returncode}:\n{done.stdout}"
+    assert done.returncode == block.code, told
+    return done.stdout, Path(place.read_text().strip())
+
+
+def settings(shims: Path) -> dict[str, str]:
+    return {
+        "PATH": f"{shims}{os.pathsep}{os.environ['PATH']}",
+        "SPECSOT_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "100",
+        "CI": "true",
+    }
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_a_page_runs_from_an_empty_folder(page: str, shims: Path, tmp_path: Path) -> None:
+    blocks = blocks_of(page)
+    more = settings(shims) | ({} if any(block.shown for block in blocks) else SHORT)
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    for block in blocks:
+        if not block.skipped:
+            printed, folder = perform(block, folder, more)
+            flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+            same = doctest.OutputChecker().check_output(block.shown, printed, flags)
+            assert same or not block.shown, f"line {block.line} printed\n{printed}"
+
+
+def test_what_the_readme_draws_is_not_what_greedy_decoding_takes(
+    shims: Path, tmp_path: Path
+) -> None:
+    (block,) = [one for one in blocks_of("README.md") if "temperature" in one.commands]
+    printed, _ = perform(block, tmp_path, settings(shims) | {"SPECSOT_MAX_NEW_TOKENS": "16"})
+    digests = re.findall(r"^digest (\w+)", printed, re.M)
+    assert len(digests) == len(set(digests)) == 3
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_is_not_run_is_counted_and_has_a_reason(page: str) -> None:
+    assert not_run(page) == NOT_RUN.get(page, {})
+    assert set(not_run(page)) <= set(REASONS)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_stand_in_blocks_that_are_found(page: str) -> None:
+    """No command is indented, and no marker lost its block."""
+    text = text_of(page)
+    markers = re.findall(r"<!-- (?:not run|ends with)", text)
+    assert len(markers) == sum(bool(found["kind"]) for found in BLOCK.finditer(text))
+    assert text.count("```sh") == len(blocks_of(page))
+    others = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    assert [line for line in others.splitlines() if re.match(r"    +(specsot|python) ", line)] == []
+
+
+def test_the_pages_are_all_there() -> None:
+    assert "docs/tutorial.md" in RUN and "README.md" in RUN
+    assert {p.name for p in (ROOT / "docs").glob("*.md")} <= {Path(page).name for page in PAGES}
