@@ -11,14 +11,15 @@ from typing import Any
 
 from ...states.machine import Run
 from ...states.requests.branch import Stage
-from ...states.requests.summary import RoundSummary
+from ...states.requests.summary import RoundSummary, VerifiedTree
 from ...states.trace import Event, Moved, Sink
+from .drafts import draft_tree
 from .metrics import Meter
-from .snapshot import Move, Snapshot, branch_view, pool_view
-from .text_stream import Decode, TextStream
+from .snapshot import Move, Snapshot, branch_view, pool_view, request_view
+from .text_stream import Decode, Pieces, TextStream
 from .trace_records import Happened, Record, Write, trace_record
 
-LAST = 64  # moves that are kept for viewers
+LAST = 64  # moves, and branches with their last rounds, that are kept for viewers
 BATCH = 256  # trace records that are written together
 
 
@@ -42,6 +43,8 @@ class Recorder:
         self._run: Run | None = None
         self._committed = 0
         self._streams: dict[int, TextStream] = {}
+        self._pieces = Pieces(decode)
+        self._trees: dict[str, tuple[int, VerifiedTree]] = {}
         self._pending: list[tuple[int, Happened, int]] = []
 
     def attach(self, run: Run) -> None:
@@ -70,6 +73,11 @@ class Recorder:
             return
         self._committed += sum(summary.committed)
         self.meter.forward_done(summary, at)
+        for tree in summary.trees:
+            self._trees.pop(tree.branch, None)  # the latest stands last
+            self._trees[tree.branch] = (self.meter.forwards, tree)
+        for name in list(self._trees)[:-LAST]:
+            del self._trees[name]
         for request in board["branches"].requests:
             root, marks = request.root, self.meter.marks.get(request.key)
             if root is not None and root.stage is Stage.DONE and marks and marks.outline is None:
@@ -123,6 +131,8 @@ class Recorder:
             meter,
             self.now / 1e9,
             self.meter.blends[-1] if self.meter.blends else None,
+            tuple(map(request_view, requests)),
+            tuple(draft_tree(*of, self._pieces) for of in self._trees.values()),
         )
 
     def _text(self, branch: Any) -> str:
