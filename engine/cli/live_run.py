@@ -20,7 +20,7 @@ from ..record.run_folder import OUTPUTS, SparedFolder
 from ..record.snapshot import scene_of
 from ..record.trace_records import trace_pools
 from ..run.blend_probe import probe_blends
-from ..run.runner import STATUS_CODES, Halt, Status, drive, recorded
+from ..run.runner import STATUS_CODES, Halt, Pause, Status, drive, recorded, slowed
 from ..run.session import Session
 from ..run.writer import RunOutcome, RunWriter
 from ..shell import STDOUT, Writer, complain, json_text
@@ -40,10 +40,10 @@ def perform(job: Job, session: Session, provenance: Provenance, folder: SparedFo
         run, recorder = recorded(session, job.prompts, folder.trace)
         _listen(job.options, run, recorder)
         rounds = job.program.graph.limits.max_rounds
-        stepper = Stepper(job.program, sys.stdin, Writer(sys.stderr)) if job.options.step else None
         try:
             with Halt() as halt, _view(job, run, recorder):
-                status = drive(run, recorder, max_rounds=rounds, halt=halt, pause=stepper)
+                pause = _pause(job, recorder, halt)
+                status = drive(run, recorder, max_rounds=rounds, halt=halt, pause=pause)
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             files.end(run, recorder, Status.INTERRUPTED if interrupted else Status.FAILED, error)
@@ -61,6 +61,16 @@ def _listen(options: RunOptions, run: Run, recorder: Recorder) -> None:
         trace_pools(run.board, recorder.tell)
     if options.probe_blend:
         recorder.meter.probed = probe_blends(run)
+
+
+def _pause(job: Job, recorder: Recorder, halt: Halt) -> Pause | None:
+    """What happens before each transition, if anything was asked for."""
+    pauses: list[Pause] = []
+    if job.options.slow:
+        pauses.append(slowed(job.options.slow, recorder, halt))
+    if job.options.step:
+        pauses.append(Stepper(job.program, sys.stdin, Writer(sys.stderr)))
+    return (lambda run: all(pause(run) for pause in pauses)) if pauses else None
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from .repeat import Provenance, RunResult, graph_source, is_run_file, prompts_of
 
 EMBEDDED = "embedded"
 CONFIG = "specsot.yaml"
+SLOWEST = 3600  # seconds between two transitions
 OPEN = [name for name, kind in SETTINGS.items() if NoneType in get_args(kind)]  # may be null
 KEYS: Any = {name: (kind, None if name in OPEN else ...) for name, kind in SETTINGS.items()}
 KEYS[KEY] = (dict[str, Profile], ...)
@@ -141,6 +142,8 @@ def _check(options: RunOptions) -> None:
         raise UsageError("--expect-digest takes 12 to 64 hexadecimal digits")
     if options.step and options.prompt == "-":
         raise UsageError("--step reads the keyboard, so the prompt cannot come from standard input")
+    if options.slow is not None and not 0 <= options.slow <= SLOWEST:
+        raise UsageError(f"--slow takes seconds, 0 to {SLOWEST}")
     if options.trace not in (None, "kv"):
         raise UsageError(f"--trace {options.trace}: there is only `kv`")
 

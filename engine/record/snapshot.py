@@ -63,7 +63,7 @@ class PoolView:
     """A KV pool; `codes` tells for every slot what it holds (FREE, PREFIX, TREE, ...).
 
     rows: of the pool, one behind the other in `codes`; `capacity` slots in all.
-    moved: bytes moved inside both pools, as their ledgers have it.
+    moved: bytes moved inside both pools, as their ledgers have it; None if that is not known.
     """
 
     codes: Codes
@@ -73,7 +73,7 @@ class PoolView:
     draft_used: int
     draft_capacity: int
     rows: int = 1
-    moved: int = 0
+    moved: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)
