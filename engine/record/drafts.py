@@ -14,6 +14,7 @@ class Mark(StrEnum):
     FORCED: accepted, and a grammar left nothing else.
     BONUS: the target's token behind drafts that were accepted to the end of a path.
     OWN: the target's token where no draft had it.
+    OFFERED: not verified yet.
     """
 
     ROOT = "root"
@@ -23,6 +24,7 @@ class Mark(StrEnum):
     UNREACHED = "not reached"
     BONUS = "bonus"
     OWN = "own"
+    OFFERED = "offered"
 
 
 @dataclass(frozen=True, slots=True)

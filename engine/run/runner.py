@@ -86,19 +86,23 @@ def drive(
         Exception: whatever an op raised; what was committed before it is still there.
     """
     while not run.finished:
-        if halt is not None and halt.status is not None:
-            return halt.status
-        enough = recorder.meter.rounds >= max_rounds
+        enough = not _halted(halt) and recorder.meter.rounds >= max_rounds
         if enough and not all(one.finished for one in run.board["branches"].requests):
             return Status.LIMIT
-        if pause is not None:
+        if pause is not None and not _halted(halt):
             began = perf_counter_ns()
             goes_on = pause(run)
             recorder.waited(perf_counter_ns() - began)
             if not goes_on:
                 return Status.INTERRUPTED
+        if halt is not None and halt.status is not None:  # asked for meanwhile, perhaps
+            return halt.status
         run.advance()
     return Status.OK
+
+
+def _halted(halt: Halt | None) -> bool:
+    return halt is not None and halt.status is not None
 
 
 def slowed(seconds: float, recorder: Recorder, halt: Halt) -> Pause:

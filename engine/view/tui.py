@@ -3,7 +3,9 @@
 A frame is a function of the recorder's last picture; the view never touches the run.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from rich.console import Console, Group, RenderableType
 from rich.layout import Layout
@@ -40,11 +42,19 @@ TRACE = "trace · ms · tokens"
 BARS = 18  # inner width of the histogram
 
 
+Paint = Callable[[Snapshot, int, int], RenderableType]
+
+
 class LiveView(Live):
-    """Shows a recorder's run on a terminal while the context is open."""
+    """Shows a recorder's run on a terminal while the context is open.
+
+    Attributes:
+        paint: makes a picture of a snapshot and a size.
+    """
 
     def __init__(self, recorder: Recorder, scene: Scene, console: Console) -> None:
         self.recorder, self.scene = recorder, scene
+        self.paint: Paint = partial(frame, scene)
         self._fullest: PoolView | None = None
         super().__init__(
             console=console,
@@ -63,7 +73,7 @@ class LiveView(Live):
             return Text("")
         self._fullest = fuller(self._fullest, snap.pool)
         try:
-            return frame(self.scene, snap, size.width, size.height)
+            return self.paint(snap, size.width, size.height)
         except Exception as error:  # a fault of the view must not disturb the run
             return Text(f"the view failed: {type(error).__name__}: {error}")
 

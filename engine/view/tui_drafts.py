@@ -21,6 +21,7 @@ MARKS = {  # a mark, its style, and its name in the legend
     Mark.OWN: ("◆", "bold magenta", "own"),
     Mark.FORCED: ("!", "bold dodger_blue1", "forced"),
     Mark.UNREACHED: ("·", "grey50", "not reached"),
+    Mark.OFFERED: ("+", "yellow", ""),
     Mark.ROOT: ("", "bold", ""),
 }
 LINE = "grey42"  # of branches between tokens
