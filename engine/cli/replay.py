@@ -1,6 +1,5 @@
 """`specsot replay`: a kept run on the terminal again, from its folder, without a model."""
 
-import io
 import os
 import re
 import sys
@@ -17,7 +16,7 @@ from ..record.run_folder import LATEST
 from ..shell import complain, put, user_errors
 from ..terminal import usable
 from ..view.keys import Keys
-from ..view.player import FASTEST, SLOWEST, Player, play, replay_lines
+from ..view.player import FASTEST, SLOWEST, Player, play, replay_lines, still
 from ..view.tui import frame as frame_of
 from .options import RUNS_DIR, Runs, Which
 
@@ -82,18 +81,7 @@ def _one(found: Replay, step: int, size: tuple[int, int], svg: Path | None) -> N
     number = len(found) if step == -1 else step
     if not 1 <= number <= len(found):
         raise UsageError(f"--step {step}: the run has transitions 1 to {len(found)}")
-    width, height = size
-    console = Console(
-        record=True,
-        width=width,
-        height=height,
-        file=io.StringIO(),
-        force_terminal=True,
-        color_system="truecolor",
-        legacy_windows=False,
-        _environ={},
-    )
-    console.print(frame_of(found.scene, found.snapshot(number - 1), width, height), height=height)
+    console = still(found, number - 1, *size)
     if svg is None:
         lines = console.export_text().splitlines()
         put("".join(f"{line.rstrip()}\n" for line in lines))

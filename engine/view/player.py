@@ -1,7 +1,9 @@
 """A replayed run on a terminal: forwards and back, at any speed; and as plain lines without one."""
 
+import io
 from collections.abc import Callable, Iterator
 from time import monotonic
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.layout import Layout
@@ -121,6 +123,15 @@ def play(player: Player, console: Console, keys: Keys) -> None:
             now = monotonic()
             player.pass_time(now - last if not key else 0.0)
             last = now
+
+
+def still(replay: Replay, number: int, width: int, height: int) -> Console:
+    """A console with the picture after one frame, to be exported as text or SVG."""
+    out: dict[str, Any] = {"file": io.StringIO(), "force_terminal": True, "_environ": {}}
+    colors: dict[str, Any] = {"color_system": "truecolor", "legacy_windows": False}
+    console = Console(record=True, width=width, height=height, **out, **colors)
+    console.print(frame(replay.scene, replay.snapshot(number), width, height), height=height)
+    return console
 
 
 # -- without a terminal ---------------------------------------------------------------------------
