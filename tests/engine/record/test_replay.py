@@ -10,6 +10,7 @@ import pytest
 from specsot.engine.cli import live_run
 from specsot.engine.errors import Code, UsageError
 from specsot.engine.record import trace_records
+from specsot.engine.record.drafts import Mark
 from specsot.engine.record.kept_runs import KeptRun
 from specsot.engine.record.replay import Replay
 from specsot.engine.record.replay_branches import ReplayedBranch
@@ -56,6 +57,9 @@ def test_every_frame_is_the_picture_of_the_run(
             assert getattr(again.meter, name) == getattr(live.meter, name), name
         assert again.pool.capacity == live.pool.capacity
         assert again.seconds <= live.seconds
+    if outline is None:
+        marks = {node.mark for snap in seen for tree in snap.trees for node in tree.nodes}
+        assert Mark.FORCED in marks, "the grammar of outlines forces tokens"
     texts = [[one.text.strip() for one in side[-1].branches] for side in (seen, back)]
     assert texts[0] == texts[1] and any(texts[0])
     used = [(a.pool.used, (a.pool.codes > 0).sum()) for a in back]
