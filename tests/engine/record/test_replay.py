@@ -1,6 +1,8 @@
 """A kept run read back: every frame is the picture that the live run had there."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +28,14 @@ def watched(shell: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list
     """A run, and the pictures of it before every transition but the first."""
     seen: list[Snapshot] = []
 
-    def look(job: Any, recorder: Any, *more: Any) -> Any:
+    @contextmanager
+    def look(job: Any, run: Any, recorder: Any, *more: Any) -> Iterator[Any]:
         def pause(run: Any) -> bool:
             recorder.look()
             seen.append(recorder.snapshot)
             return True
 
-        return pause
+        yield pause
 
     monkeypatch.setattr(live_run, "_pause", look)
     assert shell.run(**options) == Code.OK
