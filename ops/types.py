@@ -105,6 +105,7 @@ class Proposal:
     draft_probs_STV: the distribution that each node's children were drawn from (node 0 is the root;
         rows of nodes without children mean nothing); None if drafts were not drawn, or nobody asks.
     is_chain: whether no tree ever has more than one path, by the way it was drafted.
+    forced: which trees (host ints) are no drafter's, but all that a grammar leaves.
     """
 
     tokens_SN: Tensor
@@ -117,6 +118,7 @@ class Proposal:
     draft_probs_STV: Tensor | None = None
     is_chain: bool = False
     shared: int | None = None
+    forced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

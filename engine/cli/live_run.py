@@ -3,7 +3,8 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 
 from rich.console import Console
 from rich.text import Text
@@ -14,19 +15,21 @@ from ..prepare.job import Job
 from ..prepare.options import RunOptions
 from ..prepare.repeat import Provenance
 from ..record.doubts import doubts
+from ..record.inspection import Inspector
 from ..record.recorder import Recorder
 from ..record.report import answer_text, closing_lines, left_apart, refusals
 from ..record.run_folder import OUTPUTS, SparedFolder
 from ..record.snapshot import scene_of
 from ..record.trace_records import trace_pools
 from ..run.blend_probe import probe_blends
-from ..run.runner import STATUS_CODES, Halt, Status, drive, recorded
+from ..run.runner import STATUS_CODES, Halt, Pause, Status, drive, recorded, slowed
 from ..run.session import Session
 from ..run.writer import RunOutcome, RunWriter
 from ..shell import STDOUT, Writer, complain, json_text
 from ..terminal import usable
+from ..view.keys import Keys
 from ..view.lines import PlainView, rounds_view
-from ..view.stepper import Stepper
+from ..view.stepper import Halts, LiveStepper, Stepper
 from ..view.tui import LiveView
 
 SCHEMA = 1
@@ -40,10 +43,13 @@ def perform(job: Job, session: Session, provenance: Provenance, folder: SparedFo
         run, recorder = recorded(session, job.prompts, folder.trace)
         _listen(job.options, run, recorder)
         rounds = job.program.graph.limits.max_rounds
-        stepper = Stepper(job.program, sys.stdin, Writer(sys.stderr)) if job.options.step else None
         try:
-            with Halt() as halt, _view(job, run, recorder):
-                status = drive(run, recorder, max_rounds=rounds, halt=halt, pause=stepper)
+            with (
+                Halt() as halt,
+                _view(job, run, recorder) as view,
+                _pause(job, run, recorder, halt, view) as pause,
+            ):
+                status = drive(run, recorder, max_rounds=rounds, halt=halt, pause=pause)
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             files.end(run, recorder, Status.INTERRUPTED if interrupted else Status.FAILED, error)
@@ -64,23 +70,53 @@ def _listen(options: RunOptions, run: Run, recorder: Recorder) -> None:
 
 
 @contextmanager
-def _view(job: Job, run: Run, recorder: Recorder) -> Iterator[None]:
-    """The live view on a terminal, plain lines elsewhere, nothing under -q or --step.
+def _pause(
+    job: Job, run: Run, recorder: Recorder, halt: Halt, view: LiveView | None
+) -> Iterator[Pause | None]:
+    """What happens before each transition, if anything was asked for."""
+    options, pauses = job.options, list[Pause]()
+    if options.slow:
+        pauses.append(slowed(options.slow, recorder, halt))
+    with ExitStack() as stack:
+        if _steps(options):
+            halts, inspector = Halts(options.breaks), Inspector(recorder, run)
+            if view is None:
+                out = Writer(sys.stderr)
+                pauses.append(Stepper(job.program, sys.stdin, out, halts, inspector))
+            else:
+                keys, stopped = stack.enter_context(Keys(sys.stdin)), partial(_stopped, halt)
+                pauses.append(LiveStepper(job.program, view, keys, halts, inspector, stopped))
+        yield (lambda run: all(pause(run) for pause in pauses)) if pauses else None
 
-    Explained rounds are lines, and a live view leaves no room for lines.
+
+def _steps(options: RunOptions) -> bool:
+    return options.step or bool(options.breaks)
+
+
+def _stopped(halt: Halt) -> bool:
+    return halt.status is not None
+
+
+@contextmanager
+def _view(job: Job, run: Run, recorder: Recorder) -> Iterator[LiveView | None]:
+    """The live view on a terminal, plain lines elsewhere, nothing under -q.
+
+    Explained rounds are lines, and a live view leaves no room for lines; nor does a run that is
+    stepped through in plain lines need others.
     """
     console, options = Console(stderr=True), job.options
-    if options.quiet or options.step:
-        yield
-    elif not (options.no_tui or options.explain_rounds) and usable(console, dict(os.environ)):
+    live = not (options.no_tui or options.explain_rounds) and usable(console, dict(os.environ))
+    if options.quiet or (_steps(options) and not (live and sys.stdin.isatty())):
+        yield None
+    elif live:
         scene = scene_of(job.program.graph, options.model, len(job.prompts))
-        with LiveView(recorder, scene, console):
-            yield
+        with LiveView(recorder, scene, console) as view:
+            yield view
     else:
         plain = PlainView(recorder, run, Writer(sys.stderr))
         recorder.listeners.append(plain)
         try:
-            yield
+            yield None
         finally:
             plain.look()
 

@@ -29,6 +29,7 @@ from .repeat import Provenance, RunResult, graph_source, is_run_file, prompts_of
 
 EMBEDDED = "embedded"
 CONFIG = "specsot.yaml"
+SLOWEST = 3600  # seconds between two transitions
 OPEN = [name for name, kind in SETTINGS.items() if NoneType in get_args(kind)]  # may be null
 KEYS: Any = {name: (kind, None if name in OPEN else ...) for name, kind in SETTINGS.items()}
 KEYS[KEY] = (dict[str, Profile], ...)
@@ -139,8 +140,11 @@ def _check(options: RunOptions) -> None:
     digest = options.expect_digest
     if digest is not None and (len(digest) < 12 or set(digest.lower()) - set("0123456789abcdef")):
         raise UsageError("--expect-digest takes 12 to 64 hexadecimal digits")
-    if options.step and options.prompt == "-":
-        raise UsageError("--step reads the keyboard, so the prompt cannot come from standard input")
+    if (options.step or options.breaks) and options.prompt == "-":
+        name = "--step" if options.step else "--break"
+        raise UsageError(f"{name} reads the keyboard, so the prompt cannot come from there")
+    if options.slow is not None and not 0 <= options.slow <= SLOWEST:
+        raise UsageError(f"--slow takes seconds, 0 to {SLOWEST}")
     if options.trace not in (None, "kv"):
         raise UsageError(f"--trace {options.trace}: there is only `kv`")
 
@@ -148,6 +152,9 @@ def _check(options: RunOptions) -> None:
 def _with_requests(program: Program, options: RunOptions) -> Program:
     """The program that tells what the command line asks for, whatever the graph says."""
     name = program.graph.name
+    if unknown := [one for one in options.breaks if one not in program.graph.states]:
+        states = ", ".join(program.graph.states)
+        raise UsageError(f"--break {unknown[0]}: graph {name!r} has the states {states}")
     if options.probe_blend and program.graph.blend is None:
         raise UsageError(f"--probe-blend: graph {name!r} has no block `blend`")
     if not options.explain_rounds:

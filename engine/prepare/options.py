@@ -100,6 +100,12 @@ class RunOptions(SessionOptions):
     as_json: bool = _option(False, "One JSON document on stdout.", "--json")
     no_tui: bool = _option(False, "Plain lines, no live view.")
     step: bool = _option(False, "Halt before each transition.")
+    breaks: Sequence[str] = _option(
+        (), "Halt only in this state; may be repeated.", "--break", metavar="STATE"
+    )
+    slow: float | None = _option(
+        None, "Wait so long before each transition; not counted.", metavar="SECONDS"
+    )
     expect_digest: str | None = _option(None, "Exit 5 unless the output has this digest.")
     runs_dir: Path = _option(Path("runs"), "Where run folders go.")
     trace: str | None = _option(None, "kv: one trace line per KV operation too.", metavar="kv")

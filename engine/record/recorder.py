@@ -11,14 +11,15 @@ from typing import Any
 
 from ...states.machine import Run
 from ...states.requests.branch import Stage
-from ...states.requests.summary import RoundSummary
+from ...states.requests.summary import RoundSummary, VerifiedTree
 from ...states.trace import Event, Moved, Sink
+from .drafts import draft_tree
 from .metrics import Meter
-from .snapshot import Move, Snapshot, branch_view, pool_view
-from .text_stream import Decode, TextStream
+from .snapshot import Move, Snapshot, branch_view, pool_view, request_view
+from .text_stream import Decode, Pieces, TextStream
 from .trace_records import Happened, Record, Write, trace_record
 
-LAST = 64  # moves that are kept for viewers
+LAST = 64  # moves, and branches with their last rounds, that are kept for viewers
 BATCH = 256  # trace records that are written together
 
 
@@ -42,6 +43,9 @@ class Recorder:
         self._run: Run | None = None
         self._committed = 0
         self._streams: dict[int, TextStream] = {}
+        self._pieces = Pieces(decode)
+        self._trees: dict[str, tuple[int, VerifiedTree]] = {}
+        self._tokens: set[int] = set()
         self._pending: list[tuple[int, Happened, int]] = []
 
     def attach(self, run: Run) -> None:
@@ -60,9 +64,7 @@ class Recorder:
                 self._forward_done(self._run.board, at)
         for listener in self.listeners:
             listener(event)
-        if self.wanted:
-            self.wanted = False
-            self.look()
+        self.serve()
 
     def _forward_done(self, board: Mapping[str, Any], at: int) -> None:
         summary: RoundSummary = board["committed"]
@@ -70,6 +72,13 @@ class Recorder:
             return
         self._committed += sum(summary.committed)
         self.meter.forward_done(summary, at)
+        for tree in summary.trees:
+            if self.write is not None:
+                self._tokens.update((*tree.tokens[1:], tree.root, tree.final))
+            self._trees.pop(tree.branch, None)  # the latest stands last
+            self._trees[tree.branch] = (self.meter.forwards, tree)
+        for name in list(self._trees)[:-LAST]:
+            del self._trees[name]
         for request in board["branches"].requests:
             root, marks = request.root, self.meter.marks.get(request.key)
             if root is not None and root.stage is Stage.DONE and marks and marks.outline is None:
@@ -100,10 +109,32 @@ class Recorder:
                 self.write(trace_record(at, happened, number))
         self._pending.clear()
 
+    def close(self) -> None:
+        """End the trace: the text of every token that it tells of, so that it can be read alone."""
+        if self.write is not None and self._run is not None:
+            for request in self._run.board["branches"].requests:
+                for branch in request.all_branches():
+                    self._tokens.update(branch.tokens)
+            told = sorted(token for token in self._tokens if token >= 0)
+            self.tell({"kind": "texts", "texts": {str(one): self._pieces(one) for one in told}})
+        self.flush()
+
+    def waited(self, nanos: int) -> None:
+        """Somebody let the run wait; that is no time of its own."""
+        self.began += nanos
+        if self._run is not None and self._run.moved_at:
+            self._run.moved_at += nanos
+
     @property
     def now(self) -> int:
-        """Nanoseconds since the run began."""
+        """Nanoseconds since the run began, without what it has waited."""
         return perf_counter_ns() - self.began
+
+    def serve(self) -> None:
+        """A new picture, if somebody has asked for one; only on the run's own thread."""
+        if self.wanted:
+            self.wanted = False
+            self.look()
 
     def look(self) -> None:
         """Make a new picture; only on the run's own thread."""
@@ -123,6 +154,8 @@ class Recorder:
             meter,
             self.now / 1e9,
             self.meter.blends[-1] if self.meter.blends else None,
+            tuple(map(request_view, requests)),
+            tuple(draft_tree(*of, self._pieces) for of in self._trees.values()),
         )
 
     def _text(self, branch: Any) -> str:

@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from ...states.graph.graph import Graph
 from ...states.requests.blending import Reused
-from ...states.requests.branch import Branch, Request
+from ...states.requests.branch import Branch, Finish, Request, Stage
 from ...states.requests.summary import BlendSummary
+from .drafts import DraftTree
 from .metrics import Meter
 
 Codes = npt.NDArray[np.int16]
@@ -45,11 +46,24 @@ class BranchView:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestView:
+    """One request; `parts` that it has so far, `done` of them ended; tokens of all its branches."""
+
+    key: str
+    question: str
+    stage: str
+    parts: int
+    done: int
+    tokens: int
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PoolView:
     """A KV pool; `codes` tells for every slot what it holds (FREE, PREFIX, TREE, ...).
 
     rows: of the pool, one behind the other in `codes`; `capacity` slots in all.
-    moved: bytes moved inside both pools, as their ledgers have it.
+    moved: bytes moved inside both pools, as their ledgers have it; None if that is not known.
     """
 
     codes: Codes
@@ -59,7 +73,7 @@ class PoolView:
     draft_used: int
     draft_capacity: int
     rows: int = 1
-    moved: int = 0
+    moved: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +94,7 @@ class Snapshot:
     """The whole picture at one moment; `seconds` since the run began.
 
     meter: a copy of the run's, without requests and moments. blend: the last forward with cached
-    rows, None if there was none.
+    rows, None if there was none. trees: of the last rounds of branches, one for each.
     """
 
     state: str
@@ -91,6 +105,8 @@ class Snapshot:
     meter: Meter
     seconds: float
     blend: BlendSummary | None = None
+    requests: tuple[RequestView, ...] = ()
+    trees: tuple[DraftTree, ...] = ()
 
 
 def scene_of(graph: Graph, model: str, requests: int) -> Scene:
@@ -151,3 +167,12 @@ def branch_view(branch: Branch, text: str) -> BranchView:
     name = (branch.request.key, branch.index, branch.title)
     stage, finish = str(branch.stage), str(branch.finish or "")
     return BranchView(*name, stage, finish, len(branch.tokens), branch.budget, text)
+
+
+def request_view(request: Request) -> RequestView:
+    branches = request.branches
+    done = sum(branch.stage is Stage.DONE for branch in branches)
+    tokens = sum(len(branch.tokens) for branch in request.all_branches())
+    refused = any(branch.finish is Finish.REFUSED for branch in request.all_branches())
+    facts = (request.key, request.question, str(request.stage))
+    return RequestView(*facts, len(branches), done, tokens, refused)

@@ -42,6 +42,22 @@ class TextStream:
         return self.text
 
 
+class Pieces:
+    """The text of single tokens as it is inside a text, each decoded once."""
+
+    def __init__(self, decode: Decode) -> None:
+        self.decode = decode
+        self.texts: dict[int, str] = {}
+
+    def __call__(self, token: int) -> str:
+        if (known := self.texts.get(token)) is not None:
+            return known
+        # Some tokenizers drop the blank of a token that nothing stands before.
+        alone, twice = self.decode([token]), self.decode([token, token])
+        text = twice[len(alone) :] if twice.startswith(alone) else alone
+        return self.texts.setdefault(token, text)
+
+
 def printable(text: str, keep: str = "\n\t") -> str:
     """Without control characters, escape sequences and direction overrides; `keep` stays."""
     return "".join(char if char in keep else _shown(char) for char in text)

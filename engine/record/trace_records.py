@@ -1,6 +1,6 @@
 """The lines of trace.jsonl; their keys are documented in docs/cli.md."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import wraps
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...ops.kv.align import AlignmentState, ContinuousDecodingState
-from ...states.requests.summary import RoundSummary
+from ...states.requests.summary import RoundSummary, VerifiedTree
 from ...states.trace import Event, Moved, OpRan
 
 Record = dict[str, Any]
@@ -16,6 +16,8 @@ Write = Callable[[Record], None]
 Happened = Event | RoundSummary | Record
 
 COUNTS = ("branches", "committed", "accepted", "drafted", "rows", "padding")  # of a round
+
+NODES = 512  # of all trees of a round together, in its record
 
 OPERATIONS = ("append_", "commit_", "release_", "retire_", "relabel_", "truncate_", "copy_")
 OF_ROWS = ("append_", "commit_", "copy_")  # whose first argument has an entry for each row
@@ -50,7 +52,62 @@ def _round(summary: RoundSummary) -> Record:
         "kv": summary.target_length,
         "kv_draft": summary.draft_length,
         **(explained if summary.explained else {}),
+        **({"trees": list(_trees(summary.trees))} if summary.trees else {}),
     }
+
+
+def _trees(trees: Sequence[VerifiedTree]) -> Iterator[Record]:
+    """Short, since there are some in every round: the root is left out of the lists, padding at the
+    end as well, and the parents of a chain. Trees beyond `NODES` nodes in all are not told of."""
+    room = NODES
+    for tree in trees:
+        end = max((n for n, token in enumerate(tree.tokens) if token >= 0 and n), default=0) + 1
+        room -= end - 1
+        if room < 0:
+            return
+        parents = list(tree.parents[1:end])
+        yield {
+            "at": tree.position,
+            "root": tree.root,
+            "tokens": list(tree.tokens[1:end]),
+            **({} if parents == list(range(end - 1)) else {"parents": parents}),
+            "path": list(tree.path[1:]),
+            "final": tree.final,
+            **({"forced": True} if tree.forced else {}),
+        }
+
+
+def told_trees(record: Record) -> Iterator[VerifiedTree]:
+    """The trees of a round's record; a trace that was made before they were told has those of
+    `--explain-rounds`, or none."""
+    places = {name: at for at, name in enumerate(record["branches"])}
+    for at, one in enumerate(record.get("trees", ())):
+        parents = one.get("parents", range(len(one["tokens"])))
+        yield VerifiedTree(
+            record["branches"][at],
+            one["at"],
+            one["root"],
+            (-1, *one["tokens"]),
+            (0, *parents),
+            (0, *one["path"]),
+            one["final"],
+            record["committed"][at],
+            one.get("forced", False),
+        )
+    for one in () if "trees" in record else record.get("explained", ()):
+        taken = record["committed"][places[one["branch"]]]
+        yield _told_in_full(one, taken)
+
+
+def _told_in_full(one: Record, taken: int) -> VerifiedTree:
+    drafts = one["drafts"]
+    count = max((draft["node"] for draft in drafts), default=0) + 1
+    tokens, parents = [-1] * count, [0] * count
+    for draft in drafts:
+        tokens[draft["node"]], parents[draft["node"]] = draft["token"], draft["parent"]
+    path = (0, *(draft["node"] for draft in drafts if draft["accepted"]))
+    tree = tuple(tokens), tuple(parents), path
+    return VerifiedTree(one["branch"], one["position"], one["root"], *tree, one["final"], taken)
 
 
 def _alignment(state: AlignmentState | ContinuousDecodingState | None) -> Record | None:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from enum import StrEnum
+from time import monotonic, perf_counter_ns, sleep
 from types import FrameType
 from typing import TYPE_CHECKING, Self
 
@@ -16,6 +17,10 @@ from ..record.trace_records import Write
 
 if TYPE_CHECKING:
     from .session import Session
+
+
+Pause = Callable[[Run], bool]
+SLICE = 0.05  # seconds between two looks at who wants something of a run that waits
 
 
 class Status(StrEnum):
@@ -68,27 +73,50 @@ def drive(
     *,
     max_rounds: int,
     halt: Halt | None = None,
-    pause: Callable[[Run], bool] | None = None,
+    pause: Pause | None = None,
 ) -> Status:
     """Advance to the end, to the limit, or until somebody stops it.
 
     Args:
         max_rounds: rounds that a run may make before all its requests have ended.
-        pause: called before every transition; False stops the run.
+        pause: called before every transition; False stops the run. The time that it takes is not
+            the run's.
 
     Raises:
         Exception: whatever an op raised; what was committed before it is still there.
     """
     while not run.finished:
-        if halt is not None and halt.status is not None:
-            return halt.status
-        enough = recorder.meter.rounds >= max_rounds
+        enough = not _halted(halt) and recorder.meter.rounds >= max_rounds
         if enough and not all(one.finished for one in run.board["branches"].requests):
             return Status.LIMIT
-        if pause is not None and not pause(run):
-            return Status.INTERRUPTED
+        if pause is not None and not _halted(halt):
+            began = perf_counter_ns()
+            goes_on = pause(run)
+            recorder.waited(perf_counter_ns() - began)
+            if not goes_on:
+                return Status.INTERRUPTED
+        if halt is not None and halt.status is not None:  # asked for meanwhile, perhaps
+            return halt.status
         run.advance()
     return Status.OK
+
+
+def _halted(halt: Halt | None) -> bool:
+    return halt is not None and halt.status is not None
+
+
+def slowed(seconds: float, recorder: Recorder, halt: Halt) -> Pause:
+    """A pause of so many seconds; pictures are made meanwhile, and a halt ends it."""
+
+    def wait(run: Run) -> bool:
+        until = monotonic() + seconds
+        recorder.wanted = True
+        while (left := until - monotonic()) > 0 and halt.status is None:
+            recorder.serve()
+            sleep(min(left, SLICE))
+        return True
+
+    return wait
 
 
 def perform(

@@ -127,7 +127,7 @@ class RunWriter:
         self, run: Run, recorder: Recorder, status: Status, error: BaseException | None
     ) -> RunOutcome:
         """Outputs, metrics, summary and the final status, whatever has happened."""
-        recorder.flush()
+        recorder.close()
         answers = answers_of(run.board["branches"].requests, run.board["prompts"])
         metrics = figures(recorder.meter, run.board)
         digest = output_digest(answers)

@@ -3,7 +3,9 @@
 A frame is a function of the recorder's last picture; the view never touches the run.
 """
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 from rich.console import Console, Group, RenderableType
 from rich.layout import Layout
@@ -13,7 +15,16 @@ from rich.text import Text
 
 from ..record.recorder import Recorder
 from ..record.snapshot import PoolView, Scene, Snapshot
-from .tui_parts import branches_text, header_line, states_text, trace_text
+from .tui_drafts import drafts_legend, drafts_text
+from .tui_parts import (
+    BRANCH_MARKS,
+    branches_text,
+    header_line,
+    last_move,
+    states_text,
+    trace_text,
+)
+from .tui_requests import asked_lines, lines_of_question, requests_text
 from .tui_sequence import (
     figures_line,
     histogram_bars,
@@ -25,15 +36,25 @@ from .tui_sequence import (
 
 FRAMES = 8  # per second, at most
 WIDE, TALL = 96, 28  # from this size on there is room for more
+VAST, LARGE = 130, 40  # and from here on for much more
 STILL = 31  # the picture that stays behind is not taller
+TRACE = "trace · ms · tokens"
 BARS = 18  # inner width of the histogram
 
 
+Paint = Callable[[Snapshot, int, int], RenderableType]
+
+
 class LiveView(Live):
-    """Shows a recorder's run on a terminal while the context is open."""
+    """Shows a recorder's run on a terminal while the context is open.
+
+    Attributes:
+        paint: makes a picture of a snapshot and a size.
+    """
 
     def __init__(self, recorder: Recorder, scene: Scene, console: Console) -> None:
         self.recorder, self.scene = recorder, scene
+        self.paint: Paint = partial(frame, scene)
         self._fullest: PoolView | None = None
         super().__init__(
             console=console,
@@ -52,7 +73,7 @@ class LiveView(Live):
             return Text("")
         self._fullest = fuller(self._fullest, snap.pool)
         try:
-            return frame(self.scene, snap, size.width, size.height)
+            return self.paint(snap, size.width, size.height)
         except Exception as error:  # a fault of the view must not disturb the run
             return Text(f"the view failed: {type(error).__name__}: {error}")
 
@@ -77,26 +98,89 @@ def fuller(one: PoolView | None, other: PoolView) -> PoolView:
     return other if one is None or other.used >= one.used else one
 
 
+@dataclass(frozen=True, slots=True)
+class ScreenPlan:
+    """How the lines of a screen are given away, and the columns of its upper part."""
+
+    asked: int
+    upper: int
+    branches: int
+    foot: int
+    left: int
+    trace: int
+
+    @classmethod
+    def of(cls, scene: Scene, snap: Snapshot, width: int, height: int) -> "ScreenPlan":
+        """What every part gets; nothing depends on what changes from frame to frame."""
+        tall, asked = height >= TALL, 1
+        if tall and len(snap.requests) == 1:
+            asked = min(lines_of_question(snap.requests[0].question, width), 1 + height // 20)
+        foot = 8 if height >= LARGE else 6 if tall else 3
+        upper = states = len(scene.states) + 2
+        free = height - foot - asked - 2
+        if height >= LARGE:
+            upper = max(upper, free * 3 // 5)
+        trace = upper - states if upper - states >= 4 else 0
+        left = 46 if width >= VAST else 38 if width >= WIDE else 28
+        return cls(asked, upper, max(free - upper, 3), foot, left, trace)
+
+
 def frame(scene: Scene, snap: Snapshot, width: int, height: int) -> RenderableType:
     """One picture of `width` x `height` cells."""
-    wide, tall = width >= WIDE, height >= TALL
-    top = len(scene.states) + 2
-    foot = 6 if tall else 3
-    left = 38 if wide else 28
-    middle = max(height - top - foot - 2, 3)
-    states = states_text(scene, snap, times=wide)
-    trace = trace_text(snap.moves, width - left - 4, top - 2)
-    graph = _beside((states, "states", left), (trace, "trace · ms · tokens", width - left))
-    branches = branches_text(snap.branches, scene.requests > 1, width - 4, middle - 2)
+    room = ScreenPlan.of(scene, snap, width, height)
     layout = Layout()
     layout.split_column(
         Layout(header_line(scene, snap, width), name="header", size=1),
-        Layout(graph, name="top", size=top),
-        Layout(_panel(branches, "branches"), name="branches", size=middle),
-        Layout(_foot(snap, width, foot, tall), name="foot", size=foot),
+        Layout(asked_lines(snap.requests, width, room.asked), name="asked", size=room.asked),
+        Layout(_upper(scene, snap, width, room), name="upper", size=room.upper),
+        Layout(_lower(snap, width, room), name="branches", size=room.branches),
+        Layout(_foot(snap, width, room.foot, height >= TALL), name="foot", size=room.foot),
         Layout(figures_line(snap, width), name="figures", size=1),
     )
     return layout
+
+
+def _upper(scene: Scene, snap: Snapshot, width: int, room: ScreenPlan) -> Layout:
+    """The states, below them the trace if there is room, and the drafts."""
+    wide = width >= WIDE
+    inner, lines = width - room.left - 4, room.upper - 2
+    states = states_text(scene, snap, times=wide)
+    title = "states · visits · ms each" if wide else "states · visits"
+    drafts = _panel(
+        drafts_text(snap.trees, snap.branches, inner, lines), "drafts", drafts_legend(inner - 2)
+    )
+    if scene.drafter == "none":  # nothing is drafted
+        drafts = _panel(trace_text(snap.moves, inner, lines), TRACE)
+    right = Layout(drafts, size=width - room.left)
+    if room.trace and scene.drafter != "none":
+        trace = trace_text(snap.moves, room.left - 4, room.trace - 2)
+        left = Layout(size=room.left)
+        left.split_column(
+            Layout(_panel(states, title), size=room.upper - room.trace),
+            Layout(_panel(trace, TRACE), size=room.trace),
+        )
+    else:
+        left = Layout(_panel(states, title, last_move(snap, room.left - 6)), size=room.left)
+    row = Layout()
+    row.split_row(left, right)
+    return row
+
+
+def _lower(snap: Snapshot, width: int, room: ScreenPlan) -> Layout:
+    """The branches' texts; beside them requests, if they are many and there is room."""
+    many, lines = len(snap.requests) > 1, room.branches - 2
+    side = width * 2 // 5 if many and width >= VAST else 0
+    inner = width - side - 4
+    branches = _panel(branches_text(snap.branches, many, inner, lines), "branches", BRANCH_MARKS)
+    if not side:
+        return Layout(branches)
+    row = Layout()
+    requests = requests_text(snap.requests, side - 4, lines)
+    row.split_row(
+        Layout(branches, size=width - side),
+        Layout(_panel(requests, "requests · parts · tokens"), size=side),
+    )
+    return row
 
 
 def _foot(snap: Snapshot, width: int, height: int, tall: bool) -> RenderableType:
@@ -126,5 +210,13 @@ def _key(snap: Snapshot, step: int) -> Text:
     return text.append(f" {step} slot{'s' if step > 1 else ''} per cell", style="dim")
 
 
-def _panel(body: RenderableType, title: str) -> Panel:
-    return Panel(body, title=title, title_align="left", border_style="grey50", padding=(0, 1))
+def _panel(body: RenderableType, title: str, legend: str = "") -> Panel:
+    return Panel(
+        body,
+        title=title,
+        title_align="left",
+        subtitle=Text(legend, style="grey62") if legend else None,
+        subtitle_align="right",
+        border_style="grey50",
+        padding=(0, 1),
+    )

@@ -14,7 +14,9 @@ PALETTE = (
 )
 LIT = "bold #00240f on #3ddc84"  # not `black`: bold black is grey on many terminals
 MARKS = {"running": "▶", "waiting": "·", "stop": "✓", "length": "✂", "refused": "✗"}
+BRANCH_MARKS = "▶ running  · waiting  ✓ stop  ✂ length  ✗ refused"
 STATE_WIDTH = 17
+MOST = 6  # lines of one branch
 RANKS = {"running": 0, "waiting": 1}  # who is shown first; what has ended comes last
 
 
@@ -83,6 +85,17 @@ def _move_line(move: Move, width: int) -> Text:
     return line.append(tail[:7], style="dim").append(tail[7:], style="bold cyan")
 
 
+def last_move(snap: Snapshot, width: int) -> str:
+    """The last transition in as many words as there is room for."""
+    if not snap.moves:
+        return ""
+    move = snap.moves[-1]
+    cost = f"{move.millis:.1f} ms" + (f" +{move.committed}" if move.committed else "")
+    way = f"{move.source} → {move.target}"
+    known = [f"{way} {move.guard}  {cost}"] if move.guard else []
+    return next((one for one in (*known, f"{way}  {cost}", cost) if len(one) <= width), "")
+
+
 # -- the branches ---------------------------------------------------------------------------------
 
 
@@ -91,7 +104,7 @@ def branches_text(branches: Sequence[BranchView], many: bool, width: int, height
     room = height if len(branches) <= height else max(height - 1, 1)  # a line tells of the others
     ranked = sorted(range(len(branches)), key=lambda i: _rank(branches[i], i))
     shown = [branches[i] for i in sorted(ranked[:room])]
-    rows = max(1, min(room // max(len(shown), 1), 3))
+    rows = max(1, min(room // max(len(shown), 1), MOST))
     lines = [line for view in shown for line in _branch_lines(view, many, width, rows)]
     if hidden := len(branches) - len(shown):
         lines.append(Text(f"  … and {hidden} more", style="dim"))
@@ -114,7 +127,7 @@ def _branch_lines(view: BranchView, many: bool, width: int, rows: int) -> list[T
     head = Text.assemble(
         (f"{mark} ", "bold green" if view.finish == "stop" else color),
         (f"{label:>2} ", f"bold {color}"),
-        (_cut(printable(view.title, ""), title_width).ljust(title_width), color),
+        (cut(printable(view.title, ""), title_width).ljust(title_width), color),
         (f"{view.tokens:>4}/{view.budget:<4} ", "dim"),
         no_wrap=True,
     )
@@ -126,7 +139,8 @@ def _branch_lines(view: BranchView, many: bool, width: int, rows: int) -> list[T
     return lines
 
 
-def _cut(text: str, width: int) -> str:
+def cut(text: str, width: int) -> str:
+    """A text in so many cells at most; what is shortened ends with an ellipsis."""
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
@@ -134,14 +148,15 @@ def _tail(text: str, width: int, rows: int) -> list[str]:
     """A text in at most `rows` lines of `width` cells; of a longer one the end, lines full."""
     recent = printable(text[-4 * width * rows :], "\n\t").split()
     words = [set_cell_size(w, width) if cell_len(w) > width else w for w in recent]
-    lines = _wrapped(words, width)
+    lines = wrapped(words, width)
     if len(lines) <= rows:
         return lines
-    backwards = _wrapped([word[::-1] for word in reversed(words)], width)[:rows]
+    backwards = wrapped([word[::-1] for word in reversed(words)], width)[:rows]
     return [line[::-1] for line in reversed(backwards)]
 
 
-def _wrapped(words: Sequence[str], width: int) -> list[str]:
+def wrapped(words: Sequence[str], width: int) -> list[str]:
+    """Words in lines of so many cells; at least one line."""
     lines = [""]
     for word in words:
         joined = f"{lines[-1]} {word}" if lines[-1] else word

@@ -182,11 +182,13 @@ def figures_line(snap: Snapshot, width: int) -> Text:
         ("", f"{meter.tokens} tokens"),
         ("accept ", f"{100 * meter.acceptance_rate:.0f} %"),
         ("", f"{pool.bytes / 1e6:.1f} MB"),
-        ("moved ", f"{pool.moved / 1e6:.1f} MB"),
-        ("draft KV ", f"{pool.draft_used}/{pool.draft_capacity}"),
     ]
+    if pool.moved is not None:
+        parts.append(("moved ", f"{pool.moved / 1e6:.1f} MB"))
+    if pool.draft_capacity:
+        parts.append(("draft KV ", f"{pool.draft_used}/{pool.draft_capacity}"))
     text = Text(no_wrap=True)
-    for i, (name, value) in enumerate(parts[: 8 if pool.draft_capacity else 7]):
+    for i, (name, value) in enumerate(parts):
         if text.cell_len + len(name) + len(value) + 3 > width:
             break
         text.append(" · " if i else "", style="dim")

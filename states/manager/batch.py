@@ -16,6 +16,7 @@ class Batch:
         tokens are drawn and which of them are cached.
     ran: the branches with a tree in it, in the proposal's order. newcomers: those that start with
         it; opened: the requests that do. spans: prefill rows, as in `placed.spans`.
+    forced: trees, as in the proposal.
     """
 
     rows: Rows
@@ -24,6 +25,7 @@ class Batch:
     newcomers: tuple[Branch, ...]
     opened: tuple[Request, ...]
     spans: tuple[Span, ...]
+    forced: tuple[int, ...] = ()
 
     @property
     def everyone(self) -> tuple[Branch, ...]:

@@ -24,7 +24,7 @@ from ..requests.rounds import (
     take,
     take_legal_,
 )
-from ..requests.summary import RoundSummary, explain
+from ..requests.summary import RoundSummary, explain, verified_trees
 from .batch import Batch
 
 
@@ -77,6 +77,7 @@ class Committer:
             gamma,
             explain(batch.ran, walks, result, accepted, batch.rows.bound_trees),
             blend,
+            verified_trees(batch.ran, walks, result, batch.forced),
         )
 
     def _learn(

@@ -52,7 +52,8 @@ class Placer:
             sampler=self.samplers.of([*ran, *drawn]),
             blend=None if self.blend is None else self.blend.rows(spans, placed),
         )
-        return Batch(rows, placed, ran, tuple(newcomers), tuple(opened), tuple(spans))
+        forced = proposal.forced if proposal is not None else ()
+        return Batch(rows, placed, ran, tuple(newcomers), tuple(opened), tuple(spans), forced)
 
     def trees(self, proposal: Proposal) -> Trees:
         """The active branches as roots of trees, or their beams."""

@@ -82,6 +82,7 @@ def _with_chains(proposal: Proposal, chains: dict[int, list[int]]) -> Proposal:
         depths_SN=depths,
         scores_SN=scores,
         levels=max(proposal.levels, *(len(chain) for chain in chains.values())),
+        forced=tuple(chains),
     )
 
 

@@ -70,6 +70,28 @@ class ExplainedRound:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifiedTree:
+    """What a branch was offered in one round, and what became of it, as the host has read it.
+
+    position, root: of the round's root token, which an earlier round committed.
+    tokens, parents: of each node, the root first; a negative token is padding.
+    path: the nodes that were accepted, the root first. final: the token behind them.
+    taken: how many of these tokens the branch took, which ends at a stop token and at its budget.
+    forced: no drafter's, but all that a grammar leaves.
+    """
+
+    branch: str
+    position: int
+    root: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    path: tuple[int, ...]
+    final: int
+    taken: int
+    forced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class BlendSummary:
     """What a forward with cached rows did, in host ints; see `ops.blend.BlendReport`.
 
@@ -96,7 +118,7 @@ class RoundSummary:
     slots in use afterwards; rows: query rows of the forward, `padding` of them stand for nothing;
     alignment: how they were padded, None under ``bim``; gamma: how a draft-length policy decided
     for each branch that was drafted for; explained: each draft's figures, if somebody asked;
-    blend: what was reused, None if nothing was.
+    blend: what was reused, None if nothing was; trees: of the branches that were drafted for.
     """
 
     branches: tuple[str, ...]
@@ -111,6 +133,30 @@ class RoundSummary:
     gamma: tuple[GammaRecord, ...] = ()
     explained: tuple[ExplainedRound, ...] = ()
     blend: BlendSummary | None = None
+    trees: tuple[VerifiedTree, ...] = ()
+
+
+def verified_trees(
+    ran: Sequence[Branch], walks: Sequence[Walk], verdict: RoundResult, forced: Sequence[int]
+) -> tuple[VerifiedTree, ...]:
+    """One record per tree; ran: their branches."""
+    offered = zip(verdict.tokens_ST.tolist(), verdict.parents_ST.tolist(), strict=True)
+    return tuple(
+        VerifiedTree(
+            branch.name,
+            walk.position,
+            walk.root,
+            tuple(tokens),
+            tuple(parents),
+            tuple(walk.nodes),
+            walk.tokens[-1],
+            walk.taken,
+            tree in forced,
+        )
+        for tree, (branch, walk, (tokens, parents)) in enumerate(
+            zip(ran, walks, offered, strict=True)
+        )
+    )
 
 
 def explain(

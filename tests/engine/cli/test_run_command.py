@@ -52,7 +52,8 @@ def test_the_run_folder_is_complete(shell: Any) -> None:
 def test_the_trace_tells_every_move_op_and_round(shell: Any) -> None:
     assert shell.run() == Code.OK
     records = shell.lines("trace.jsonl")
-    assert {r["kind"] for r in records} == {"move", "op", "round"}
+    assert {r["kind"] for r in records} == {"move", "op", "round", "texts"}
+    assert records[-1]["kind"] == "texts"
     moves = [r for r in records if r["kind"] == "move"]
     assert [m["step"] for m in moves] == list(range(1, len(moves) + 1))
     assert moves[0]["to"] == "skeleton" and moves[-1]["to"] == "done"

@@ -2,15 +2,20 @@
 
 import io
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from specsot.engine.errors import Code
+from specsot.engine.record.drafts import Mark
+from specsot.engine.record.inspection import Inspector
+from specsot.engine.record.snapshot import scene_of
 from specsot.engine.run.api import Prompt, Recorder, open_session, token_digest
 from specsot.engine.run.runner import Halt, Status, drive
-from specsot.engine.view.stepper import Stepper, open_ways, picture
+from specsot.engine.view.stepper import Halts, LiveStepper, Stepper, open_ways, picture
 
 
 @pytest.fixture
@@ -98,3 +103,140 @@ def test_a_pause_can_stop_a_run(session: Any) -> None:
     halt.status = Status.TERMINATED
     assert drive(run, recorder, max_rounds=9, halt=halt) is Status.TERMINATED
     assert drive(run, recorder, max_rounds=99) is Status.OK
+
+
+# -- breakpoints and pages ------------------------------------------------------------------------
+
+
+def test_breakpoints_halt_in_their_states_alone(
+    shell: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.defaults["max_new_tokens"] = 8
+    assert shell.run() == Code.OK
+    digest, moves = shell.digest, [r for r in shell.lines("trace.jsonl") if r["kind"] == "move"]
+    wanted = [move["to"] for move in moves if move["to"] in ("verify", "merge")]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("c\n" * len(moves)))
+    assert shell.run(breaks=("verify", "merge")) == Code.OK
+    assert shell.digest == digest and len(wanted) > 2
+    halts = [line.split()[-1] for line in shell.err.splitlines() if "  state " in line]
+    assert halts == wanted and "[c] to the next halt" in shell.err
+    metrics = shell.read("metrics.json")
+    assert metrics["overhead_share"] >= 0
+
+
+def test_a_single_step_from_a_breakpoint(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n\nq\n"))
+    assert shell.run(breaks=("verify",)) == Code.INTERRUPTED
+    halts = [line.split()[-1] for line in shell.err.splitlines() if "  state " in line]
+    assert halts == ["verify", "expand_root", "grow_tree"]
+
+
+def test_a_state_that_is_none(shell: Any) -> None:
+    assert shell.run(breaks=("verfy",)) == Code.USAGE
+    assert "--break verfy: graph 'bim_eagle' has the states skeleton, expand_root" in shell.err
+    assert shell.run(breaks=("verify",), prompt="-") == Code.USAGE
+    assert "--break reads the keyboard" in shell.err
+
+
+def test_pages_in_plain_lines(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("tree\n\nrows\ntext\ntree\nq\n"))
+    assert shell.run(breaks=("grow_tree",)) == Code.INTERRUPTED
+    offered, after = shell.err.split("  state verify")
+    assert "+ offered, not verified yet" in offered and "drafts, root at position" in offered
+    assert "rows see" in after and "✓ accepted ✗ rejected" in after and "⟨" in after
+
+
+def halted_in(session: Any, state: str, nth: int = 2) -> tuple[Any, Recorder, Inspector]:
+    recorder = Recorder(session.prompts.decode)
+    run = session.start([Prompt("1", "How do bees make honey?")], recorder)
+    recorder.attach(run)
+    inspector = Inspector(recorder, run)
+    while recorder.meter.visits[state] < nth:
+        run.advance()
+    return run, recorder, inspector
+
+
+def test_rows_have_their_positions_and_see_their_ancestors(session: Any) -> None:
+    _, recorder, inspector = halted_in(session, "verify")
+    view = inspector.look().forward
+    assert view is not None and view.number == recorder.meter.forwards
+    tree = {t.branch: t for _, t in recorder._trees.values()}["1/1"]
+    rows = [at for at, row in enumerate(view.rows) if row.name == "1/1"]
+    assert [view.rows[at].node for at in rows] == list(range(len(rows))) and len(rows) > 2
+    own = view.sees_NK[:, -view.fresh :]
+    place = {slot: at for at, slot in enumerate(view.slots[-view.fresh :])}
+    depth = {0: 0}
+    for at in rows:
+        node, line = view.rows[at].node, {0}
+        depth[node] = depth[tree.parents[node]] + (node > 0)
+        assert view.rows[at].position == tree.position + depth[node]
+        up = node
+        while up:
+            line.add(up)
+            up = tree.parents[up]
+        seen = [n for n in range(len(rows)) if own[at, place[view.rows[rows[n]].slot]]]
+        assert seen == sorted(line), node
+        assert own[at].sum() == len(line), "of no other branch"
+    cached = view.sees_NK[rows[0], : -view.fresh]
+    assert cached.sum() == tree.position, "the prefix and its own rows"
+
+
+def test_what_is_offered_is_what_is_verified(session: Any) -> None:
+    run, recorder, inspector = halted_in(session, "grow_tree")
+    offered = {tree.name: tree for tree in inspector.look().offered}
+    run.advance()
+    recorder.look()
+    assert recorder.snapshot is not None and run.state == "verify" and len(offered) == 2
+    for tree in recorder.snapshot.trees:
+        before = Counter(node.text for node in offered[tree.name].nodes)
+        assert before < Counter(node.text for node in tree.nodes), "the final token is new"
+        assert {node.mark for node in offered[tree.name].nodes} == {Mark.ROOT, Mark.OFFERED}
+        assert offered[tree.name].drafted == tree.drafted
+    assert inspector.look().offered == ()
+
+
+class Screen:
+    """As much of a live view as a stepper wants."""
+
+    def __init__(self, session: Any, recorder: Recorder) -> None:
+        self.recorder, self.console, self.shown = recorder, Console(width=100, height=30), []
+        self.scene = scene_of(session.program.graph, "tiny", 1)
+        self.paint: Any = None
+
+    def refresh(self) -> None:
+        console = Console(record=True, width=100, height=30, file=io.StringIO())
+        console.print(self.paint(self.recorder.snapshot, 100, 30), height=30)
+        self.shown.append(console.export_text())
+
+
+class Typed:
+    def __init__(self, *keys: str) -> None:
+        self.keys = list(keys)
+
+    def read(self, seconds: float) -> str:
+        return self.keys.pop(0)
+
+
+def test_keys_turn_pages_inside_the_view(session: Any) -> None:
+    run, recorder, inspector = halted_in(session, "verify")
+    screen, keys = Screen(session, recorder), Typed("1", "4", "down", "tab", "3", "enter")
+    parts: Any = (session.program, screen, keys, Halts(()), inspector, lambda: False)
+    stepper = LiveStepper(*parts)
+    assert stepper(run) and not keys.keys
+    picture, board, rows, lower, again, tree = screen.shown
+    assert "drafts" in picture and "‖" in picture and "[0 picture]" in picture
+    assert "=> expand_root" in board and "committed" in board
+    assert "of its own" in rows and "own" in rows and "[4 rows]" in rows
+    assert rows != lower or "lines 1-" in lower
+    assert again.splitlines()[1:] == picture.splitlines()[1:] and "root at position" in tree
+    keys.keys = ["q"]
+    assert not stepper(run)
+    keys.keys = ["c"]
+    assert stepper(run) and stepper.halts.free and stepper(run)
+
+
+def test_who_stops_a_run_need_not_press_a_key(session: Any) -> None:
+    run, recorder, inspector = halted_in(session, "skeleton", 1)
+    screen = Screen(session, recorder)
+    parts: Any = (session.program, screen, Typed(), Halts(()), inspector, lambda: True)
+    assert LiveStepper(*parts)(run)

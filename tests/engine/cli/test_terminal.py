@@ -101,9 +101,11 @@ def test_the_live_view(endless: Any, place: Path, width: int, height: int) -> No
     finally:
         terminal.close()
     picture = seen[len(seen) // 2]
-    for wanted in (*STATES, "bim_eagle", "→", "Part 1", "/500", "KV ", "tok/s", "prefix", "τ"):
+    facts = ("bim_eagle", "Part 1", "/500", "KV ", "tok/s", "prefix", "τ", "drafts", "bees")
+    for wanted in (*STATES, *facts, "✓ accepted ✗ rejected ★ bonus"):
         assert wanted in picture, f"{wanted!r} is not on the screen:\n{picture}"
-    assert any("verify → expand_root" in s for s in seen)
+    assert any("╭▶ expand_root" in s and "╰╴ verify" in s for s in seen)
+    assert width < 100 or any("verify → expand_root" in s for s in seen)
     assert b"1. Part 1" in terminal.raw, "the answer stays on the normal screen"
     frames = terminal.raw.count(b"\x1b[H")
     assert frames > 2
@@ -138,8 +140,44 @@ def test_plain_lines_where_a_live_view_is_not_wanted(
     assert b"outline: 5 parts" in terminal.raw and b"digest" in terminal.raw
 
 
-def test_stepping_on_a_terminal(tiny: Any, place: Path) -> None:
-    terminal = Terminal(command(tiny, "--max-new-tokens", "4", "--step"), 100, 50)
+def answered(terminal: Terminal, answers: list[tuple[str, str]]) -> list[str]:
+    """The screens on which something was waited for, and what was typed then."""
+    seen = []
+    for screen in terminal.screens():
+        if answers and answers[0][0] in screen:
+            seen.append(screen)
+            terminal.type(answers.pop(0)[1])
+    return seen
+
+
+def test_stepping_inside_the_live_view(tiny: Any, place: Path) -> None:
+    words = command(tiny, "--max-new-tokens", "6", "--break", "verify")
+    terminal = Terminal(words, 100, 30)
+    try:
+        answers = [("verify → expand_root ·", "4"), ("[4 rows]", "\n")]
+        seen = answered(terminal, [*answers, ("expand_root → grow_tree ·", "q")])
+        assert terminal.process.wait(PATIENCE) == 130
+    finally:
+        terminal.close()
+    assert len(seen) == 3 and "rows see" in seen[1] and "slots per cell" in seen[1]
+    assert b"interrupted:" in terminal.raw and b"\x1b[?1049l" in terminal.raw
+
+
+def test_a_replay_on_a_terminal(place: Path) -> None:
+    run = str(Path(__file__).parents[3] / "tools" / "pictures" / "run")
+    terminal = Terminal([*PROGRAM, "replay", run, "--speed", "4"], 80, 24)
+    ends = [("step 1", " "), ("‖", "\x1b[F"), ("140/140", "\x1b[H")]
+    try:
+        seen = answered(terminal, [*ends, ("step 1/", "\x1b[6~"), ("round 1 ", "q")])
+        assert terminal.process.wait(PATIENCE) == 0
+    finally:
+        terminal.close()
+    assert len(seen) == 5 and "drafts" in seen[-1] and "Plan a weekend camping" in seen[-1]
+
+
+def test_stepping_in_plain_lines(tiny: Any, place: Path) -> None:
+    words = command(tiny, "--max-new-tokens", "4", "--step", "--no-tui")
+    terminal = Terminal(words, 100, 50)
     answers = ["\n", "\n", "c\n"]
     try:
         asked = 0

@@ -10,6 +10,7 @@ from helpers.screens import screenshot
 from rich.cells import cell_len
 from rich.console import Console
 
+from specsot.engine.record.drafts import draft_tree
 from specsot.engine.record.metrics import Meter
 from specsot.engine.record.recorder import Recorder
 from specsot.engine.record.snapshot import (
@@ -21,6 +22,7 @@ from specsot.engine.record.snapshot import (
     BranchView,
     Move,
     PoolView,
+    RequestView,
     Scene,
     Snapshot,
     slot_codes,
@@ -31,6 +33,7 @@ from specsot.engine.view.tui_parts import LIT, branches_text, states_text, trace
 from specsot.engine.view.tui_sequence import downsample, histogram_bars, strip_text
 from specsot.ops.kv.pool import KVCache
 from specsot.states.requests.branch import Branch, Request
+from specsot.states.requests.summary import VerifiedTree
 
 STATES = [
     "skeleton",
@@ -43,6 +46,13 @@ STATES = [
     "merge",
     "done",
 ]
+
+
+# the root 9; 11 and 12 below it, 13 and 14 below 11, 15 below 12: 11 and 14 are accepted
+TREE_OF_ONE = VerifiedTree(
+    "1/1", 30, 9, (-1, 11, 12, 13, 14, 15), (0, 0, 0, 1, 1, 2), (0, 1, 4), 77, 3
+)
+CHAIN_OF_TWO = VerifiedTree("1/2", 40, 8, (-1, 21, 22, 23, -1), (0, 0, 1, 2, 0), (0, 1), 66, 2)
 
 
 def branch(index: int, stage: str = "running", text: str = "word " * 40) -> BranchView:
@@ -71,6 +81,8 @@ def picture(branches: int = 5) -> Snapshot:
         PoolView(codes, 180, 4096, 1_200_000, 150, 4200),
         meter,
         3.25,
+        requests=(RequestView("1", "How do bees make honey?", "running", 5, 0, 412),),
+        trees=(draft_tree(34, TREE_OF_ONE, str), draft_tree(33, CHAIN_OF_TWO, str)),
     )
 
 
@@ -100,8 +112,10 @@ def test_everything_asked_for_is_on_the_screen(width: int, height: int) -> None:
         "bim_eagle",
         "eagle3",
         "round 34",
-        "verify → expand_root",
-        "+9",
+        "8.1 ms +9",
+        "How do bees make honey?",
+        "✓ accepted ✗ rejected ★ bonus ◆ own ! forced",
+        "★77",
         "Title 4",
         "12/256",
         "KV 180/4096 4 %",

@@ -1,0 +1,67 @@
+"""Single keys of a terminal, without Enter; nothing where there is no keyboard."""
+
+import os
+import select
+import sys
+from contextlib import suppress
+from time import sleep
+from typing import Self, TextIO
+
+NAMES = {  # what terminals send, CSI and SS3
+    **{"\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left"},
+    **{"\x1bOA": "up", "\x1bOB": "down", "\x1bOC": "right", "\x1bOD": "left"},
+    **{"\x1b[H": "home", "\x1b[F": "end", "\x1bOH": "home", "\x1bOF": "end"},
+    **{"\x1b[1~": "home", "\x1b[4~": "end", "\x1b[5~": "page up", "\x1b[6~": "page down"},
+    **{"\r": "enter", "\n": "enter", "\t": "tab", "\x03": "q", "\x04": "q"},
+}
+
+
+class Keys:
+    """Reads keys while the context is open; the terminal is as it was afterwards.
+
+    Attributes:
+        there: whether there is a keyboard.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdin
+        self.there, self._typed = False, ""
+
+    def __enter__(self) -> Self:
+        with suppress(ImportError, OSError, ValueError):
+            import termios
+            import tty
+
+            self._number = self._stream.fileno()
+            self._before = termios.tcgetattr(self._number)  # fails where there is no terminal
+            tty.setcbreak(self._number)
+            self.there = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.there:
+            import termios
+
+            termios.tcsetattr(self._number, termios.TCSADRAIN, self._before)
+            self.there = False
+
+    def read(self, seconds: float) -> str:
+        """The next key, by name or as it is; empty if none comes in time."""
+        if not self._typed and not self._receive(seconds):
+            return ""
+        for sent, name in NAMES.items():
+            if self._typed.startswith(sent):
+                self._typed = self._typed[len(sent) :]
+                return name
+        key, self._typed = self._typed[0], self._typed[1:]
+        if key == "\x1b":  # a key that has no name here
+            self._typed = ""
+        return key
+
+    def _receive(self, seconds: float) -> bool:
+        if not self.there:
+            sleep(max(seconds, 0.0))
+        elif select.select([self._number], [], [], max(seconds, 0.0))[0]:
+            piece = os.read(self._number, 64)
+            self._typed += piece.decode("utf-8", "replace") or "q"  # nobody is there any more
+        return bool(self._typed)

@@ -1,0 +1,169 @@
+"""A replayed run on a terminal: forwards and back, at any speed; and as plain lines without one."""
+
+import io
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.layout import Layout
+from rich.live import Live
+from rich.text import Text
+
+from ..record.drafts import draft_tree
+from ..record.replay import Replay
+from ..record.text_stream import printable
+from ..record.trace_records import Record, told_trees
+from .keys import Keys
+from .tui import FRAMES, frame
+from .tui_drafts import tree_lines
+from .tui_parts import LIT
+
+FASTEST, SLOWEST = 1024.0, 1 / 1024
+HELP = ("space pause", "←→ step", "PgUp/PgDn round", "↑↓ speed", "Home/End", "q quit")
+WORDS = {  # letters, for keyboards and terminals that lack a key
+    **{"l": "right", "h": "left", "k": "up", "j": "down", "+": "up", "-": "down"},
+    **{"]": "page down", "[": "page up", "n": "page down", "p": "page up", "g": "home", "G": "end"},
+}
+
+
+class Player:
+    """Where a replay is and how fast it goes; knows nothing of terminals.
+
+    Attributes:
+        frame: the one that is shown. at: nanoseconds of the run. speed: 1 as fast as it was.
+    """
+
+    def __init__(self, replay: Replay, speed: float = 1.0) -> None:
+        self.replay, self.speed = replay, speed
+        self.frame, self.at, self.playing = 0, float(replay.times[0]), True
+        self._rounds = [
+            at
+            for at in range(len(replay))
+            if any(one["kind"] == "round" for one in replay.records_of(at))
+        ]
+
+    def pass_time(self, seconds: float) -> None:
+        """Go on by so much of the viewer's time."""
+        if self.playing:
+            self.at += seconds * 1e9 * self.speed
+            self.frame = self.replay.frame_at(self.at)
+            self.playing = self.frame < len(self.replay) - 1
+
+    def press(self, key: str) -> bool:
+        """Do what a key says; False for the end."""
+        key = WORDS.get(key, key)
+        last = len(self.replay) - 1
+        if key == " ":
+            if self.frame == last:
+                self._go(0)
+            self.playing = not self.playing
+        elif key in ("up", "down"):
+            self.speed *= 2 if key == "up" else 0.5
+            self.speed = min(max(self.speed, SLOWEST), FASTEST)
+        elif key in ("right", "left"):
+            self._go(self.frame + (1 if key == "right" else -1))
+        elif key in ("home", "end"):
+            self._go(0 if key == "home" else last)
+        elif key == "page down":
+            self._go(next((at for at in self._rounds if at > self.frame), last))
+        elif key == "page up":
+            self._go(next((at for at in reversed(self._rounds) if at < self.frame), 0))
+        return key != "q"
+
+    def _go(self, frame: int) -> None:
+        self.frame = min(max(frame, 0), len(self.replay) - 1)
+        self.at, self.playing = float(self.replay.times[self.frame]), False
+
+    def bar(self, width: int) -> Text:
+        """The line below the picture: how far it is, how fast, what keys do."""
+        count, mark = len(self.replay), "▶" if self.playing else "‖"
+        end = self.replay.times[-1] / 1e9
+        text = Text.assemble(
+            (f" {mark} ", LIT),
+            (f" {self.speed:g}x", "bold"),
+            f"  step {self.frame + 1}/{count}",
+            f"  {self.replay.times[self.frame] / 1e9:.2f}/{end:.2f} s ",
+            no_wrap=True,
+        )
+        for words in HELP:
+            if text.cell_len + len(words) + 12 > width:
+                break
+            text.append(f" · {words}", style="dim")
+        room = width - text.cell_len - 2
+        filled = round(room * self.frame / max(count - 1, 1))
+        text.append(" " + "━" * filled, style="green").append("─" * (room - filled), style="grey37")
+        text.truncate(width)
+        return text
+
+    def picture(self, width: int, height: int) -> RenderableType:
+        """The run's picture with the bar below it."""
+        layout, bar = Layout(), self.bar(width)
+        snap = self.replay.snapshot(self.frame)
+        layout.split_column(
+            Layout(frame(self.replay.scene, snap, width, height - 1), size=max(height - 1, 1)),
+            Layout(bar, size=1),
+        )
+        return layout
+
+
+def play(player: Player, console: Console, keys: Keys) -> None:
+    """Play until somebody quits; where there is no keyboard, until the end."""
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        last, seen = monotonic(), None
+        while player.playing or keys.there:
+            size = console.size
+            look = (player.frame, player.playing, player.speed, size)
+            if look != seen:
+                live.update(player.picture(size.width, size.height), refresh=True)
+                seen = look
+            key = keys.read(1 / FRAMES)
+            if key and not player.press(key):
+                break
+            now = monotonic()
+            player.pass_time(now - last if not key else 0.0)
+            last = now
+
+
+def still(replay: Replay, number: int, width: int, height: int) -> Console:
+    """A console with the picture after one frame, to be exported as text or SVG."""
+    out: dict[str, Any] = {"file": io.StringIO(), "force_terminal": True, "_environ": {}}
+    colors: dict[str, Any] = {"color_system": "truecolor", "legacy_windows": False}
+    console = Console(record=True, width=width, height=height, **out, **colors)
+    console.print(frame(replay.scene, replay.snapshot(number), width, height), height=height)
+    return console
+
+
+# -- without a terminal ---------------------------------------------------------------------------
+
+
+def replay_lines(replay: Replay, width: int = 100) -> Iterator[str]:
+    """The rounds of a run, each draft with its mark."""
+    scene = replay.scene
+    yield f"{scene.graph} · {scene.layout} · {scene.drafter} · {printable(scene.model, '')}"
+    for request in replay.requests:
+        yield f"? [{printable(request.key, '')}] {printable(request.question, '')}"
+    text = replay.text_of
+    for at in range(len(replay)):
+        for record in replay.records_of(at):
+            if record["kind"] == "move":
+                guard = f"  ({record['guard']})" if record["guard"] else ""
+                yield f"{record['t'] / 1e9:8.3f} s  {record['from']} → {record['to']}{guard}"
+            elif record["kind"] == "round":
+                yield from _round_lines(record, text, width)
+
+
+def _round_lines(record: Record, text: Callable[[int], str], width: int) -> Iterator[str]:
+    trees = {tree.branch: tree for tree in told_trees(record)}
+    longest = max(map(len, record["branches"]), default=0)
+    for name, count in zip(record["branches"], record["committed"], strict=True):
+        shown = printable(name, "").ljust(longest)
+        head = f"            round {record['round']}  {shown} +{count}"
+        if name not in trees:
+            yield head
+            continue
+        tree = draft_tree(record["round"], trees[name], text)
+        for at, line in enumerate(tree_lines(tree, max(width - len(head) - 10, 30), 99)):
+            counts = f"  {tree.accepted}/{tree.drafted}".ljust(8)
+            front = head + counts if at == 0 else " " * (len(head) + 8)
+            yield f"{front}{line.plain}".rstrip()

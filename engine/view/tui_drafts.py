@@ -1,0 +1,272 @@
+"""The panel of drafts: each branch's last tree or chain, and what became of every token in it.
+
+A tree lies on its side: the root at the left, a column for each depth, the path that was taken in
+its first line. Marks tell the same as colours.
+"""
+
+from collections.abc import Sequence
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from ..record.drafts import DraftTree, Mark
+from ..record.snapshot import BranchView
+from ..record.text_stream import printable
+from .tui_parts import color_of, cut
+
+MARKS = {  # a mark, its style, and its name in the legend
+    Mark.ACCEPTED: ("✓", "bold green", "accepted"),
+    Mark.REJECTED: ("✗", "red", "rejected"),
+    Mark.BONUS: ("★", "bold yellow", "bonus"),
+    Mark.OWN: ("◆", "bold magenta", "own"),
+    Mark.FORCED: ("!", "bold dodger_blue1", "forced"),
+    Mark.UNREACHED: ("·", "grey50", "not reached"),
+    Mark.OFFERED: ("+", "yellow", ""),
+    Mark.ROOT: ("", "bold", ""),
+}
+LINE = "grey42"  # of branches between tokens
+WIDTHS = (24, 16, 12, 10, 8, 7, 6, 5)  # of a column, as they are tried
+COUNTS = 6  # cells of `accepted/drafted`
+BESIDE = 48  # cells that a tree wants before two stand side by side
+
+
+def drafts_text(
+    trees: Sequence[DraftTree], branches: Sequence[BranchView], width: int, height: int
+) -> Text:
+    """As many trees as there is room for; those of running branches first, in their order."""
+    parted = {one.request for one in branches if one.index >= 0}
+    trees = [one for one in trees if one.name != "outline" or one.request not in parted]
+    if not trees:
+        return Text("no drafts so far", style="dim")
+    live = {_key(one) for one in branches if one.stage == "running"}
+    order = {_key(one): at for at, one in enumerate(branches)}
+    ranked = sorted(
+        trees, key=lambda t: (_of(t) not in live, order.get(_of(t), len(order)), -t.round)
+    )
+    columns = min(max(width // BESIDE, 1), len(ranked))
+    each = (width - 2 * (columns - 1)) // columns
+    shown = ranked[: columns * height]
+    many = len({tree.request for tree in trees}) > 1
+    heads = _heads(shown, live, many)
+    parts = [range(at, len(shown), columns) for at in range(columns)]
+    sides = [_column([(heads[i], shown[i]) for i in part], each, height) for part in parts]
+    lines = _side_by_side(sides, each)
+    if hidden := len(ranked) - len(shown):
+        lines[-1].append(f"  … and {hidden} more", style="dim")
+    return Text("\n", no_wrap=True).join(lines)
+
+
+def drafts_legend(width: int) -> str:
+    """The marks with their names, as many as there is room for."""
+    text = ""
+    for mark, _, name in MARKS.values():
+        more = f"{' ' if text else ''}{mark} {name}"
+        text += more if name and len(text) + len(more) <= width else ""
+    return text
+
+
+def _key(view: BranchView) -> tuple[str, str]:
+    return view.request, "outline" if view.index < 0 else str(view.index + 1)
+
+
+def _of(tree: DraftTree) -> tuple[str, str]:
+    return tree.request, tree.name
+
+
+def _side_by_side(sides: Sequence[Sequence[Text]], width: int) -> list[Text]:
+    lines = []
+    for row in range(max(map(len, sides))):
+        line = Text(no_wrap=True)
+        for at, side in enumerate(sides):
+            part = side[row].copy() if row < len(side) else Text()
+            last = at == len(sides) - 1
+            part.truncate(width, overflow="ellipsis", pad=not last)
+            line.append_text(part).append("" if last else "  ")
+        lines.append(line)
+    return lines
+
+
+def _column(trees: Sequence[tuple[Text, DraftTree]], width: int, height: int) -> list[Text]:
+    """Trees behind their heads, one below the other; each gets the lines it needs, or its share."""
+    room = max(width - max(head.cell_len for head, _ in trees), 12)
+    needs = [_lines_needed(tree, room) for _, tree in trees]
+    lines: list[Text] = []
+    for (head, tree), rows in zip(trees, _shares(needs, height), strict=True):
+        for at, line in enumerate(tree_lines(tree, room, rows)):
+            front = head if at == 0 else Text(" " * head.cell_len)
+            lines.append(Text(no_wrap=True).append_text(front).append_text(line))
+    return lines
+
+
+def _shares(needs: Sequence[int], room: int) -> list[int]:
+    """Lines for each: as many as it needs, or its fair share of the room; at least one."""
+    given = [1 for _ in needs]
+    left = room - len(needs)
+    while left > 0 and (hungry := [i for i, need in enumerate(needs) if given[i] < need]):
+        for i in hungry[:left]:
+            given[i] += 1
+        left -= len(hungry[:left])
+    return given
+
+
+def _heads(trees: Sequence[DraftTree], live: set[tuple[str, str]], many: bool) -> list[Text]:
+    """Whose each tree is, and how many of its tokens were accepted; of one width."""
+    names = [tree.name if tree.name.isdigit() else tree.name[:1].upper() for tree in trees]
+    labels = [
+        f"{cut(printable(tree.request, ''), 6)}/{name}" if many else name
+        for tree, name in zip(trees, names, strict=True)
+    ]
+    size = max(map(cell_len, labels)) + 1
+    heads = []
+    for tree, label in zip(trees, labels, strict=True):
+        color = color_of(int(tree.name) - 1 if tree.name.isdigit() else -1)
+        counts = f"{tree.accepted}/{tree.drafted}".ljust(COUNTS)
+        style = f"bold {color}" if _of(tree) in live else "dim"
+        heads.append(Text.assemble((set_cell_size(label, size), style), (counts, "dim")))
+    return heads
+
+
+# -- one tree -------------------------------------------------------------------------------------
+
+
+def tree_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
+    """A tree in at most so many lines."""
+    return _chain_lines(tree, width, rows) if _is_chain(tree) else _grid_lines(tree, width, rows)
+
+
+def _is_chain(tree: DraftTree) -> bool:
+    parents = [node.parent for node in tree.nodes if _is_draft(node.mark)]
+    return len(set(parents)) == len(parents)
+
+
+def _is_draft(mark: Mark) -> bool:
+    return mark not in (Mark.ROOT, Mark.BONUS, Mark.OWN)
+
+
+def _lines_needed(tree: DraftTree, width: int) -> int:
+    if _is_chain(tree):
+        return len(_chain_lines(tree, max(width, 12), 99))
+    return len(_leaves(tree))
+
+
+def _label(tree: DraftTree, node: int) -> str:
+    one = tree.nodes[node]
+    return MARKS[one.mark][0] + printable(one.text, "")
+
+
+def _chain_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
+    """What was taken, the final token, and behind a gap what was drafted in vain."""
+    lines = [Text(no_wrap=True)]
+    for node, one in enumerate(tree.nodes):
+        label = cut(_label(tree, node), WIDTHS[0])
+        taken = one.mark not in (Mark.REJECTED, Mark.UNREACHED)
+        link = "" if node == 0 else "─" if taken else "  " if one.mark is Mark.REJECTED else " "
+        if lines[-1].cell_len + len(link) + cell_len(label) > width - 1 and lines[-1].cell_len:
+            if len(lines) == rows:
+                lines[-1].append("…", style="dim")
+                break
+            lines.append(Text("  ", no_wrap=True))
+        lines[-1].append(link, style=LINE).append(label, style=MARKS[one.mark][1])
+    return lines
+
+
+def _leaves(tree: DraftTree) -> list[int]:
+    parents = {node.parent for node in tree.nodes}
+    return [at for at in range(len(tree.nodes)) if at not in parents]
+
+
+def _kept(tree: DraftTree, rows: int) -> set[int]:
+    """The nodes that are drawn: the path, then what was rejected, then the rest, whole paths."""
+
+    tried: set[int] = set()
+
+    def rank(leaf: int) -> int:
+        node = leaf
+        while tree.nodes[node].mark is Mark.UNREACHED:
+            node = tree.nodes[node].parent
+        first = node not in tried
+        tried.add(node)
+        return 0 if not _is_draft(tree.nodes[leaf].mark) else 1 if first else 2
+
+    kept: set[int] = set()
+    for leaf in sorted(_leaves(tree), key=rank)[:rows]:
+        while leaf >= 0 and leaf not in kept:
+            kept.add(leaf)
+            leaf = tree.nodes[leaf].parent
+    return kept
+
+
+def _grid_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
+    kept = _kept(tree, rows)
+    below: dict[int, list[int]] = {node: [] for node in kept}
+    for node in sorted(kept):
+        if node:
+            below[tree.nodes[node].parent].append(node)
+    depth, row = _places(below)
+    labels = {node: _label(tree, node) for node in kept}
+    columns = _columns(labels, depth, width)
+    count = max(row.values()) + 1
+    lines = [Text(no_wrap=True) for _ in range(count)]
+    grid = {(row[node], depth[node]): node for node in kept}
+    links = _links(below, depth, row)
+    for at, line in enumerate(lines):
+        for column, size in enumerate(columns):
+            line.append(links.get((at, column), " ") if column else "", style=LINE)
+            if (at, column) not in grid:
+                line.append(" " * size)
+                continue
+            here = grid[at, column]
+            label = cut(labels[here], size)
+            line.append(label, style=MARKS[tree.nodes[here].mark][1])
+            line.append(("─" if below[here] else " ") * (size - cell_len(label)), style=LINE)
+        line.rstrip()
+    if hidden := len(_leaves(tree)) - count:
+        lines[-1].append(f"  +{hidden} more", style="dim")
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines
+
+
+def _places(below: dict[int, list[int]]) -> tuple[dict[int, int], dict[int, int]]:
+    """Depth and line of each node: a first child stands in its parent's line."""
+    depth, row, lines = {0: 0}, {0: 0}, 0
+    stack = [0]
+    while stack:
+        node = stack.pop()
+        if node not in row:
+            lines += 1
+            row[node] = lines
+        for at, child in enumerate(below[node]):
+            depth[child] = depth[node] + 1
+            if at == 0:
+                row[child] = row[node]
+        stack += reversed(below[node])
+    return depth, row
+
+
+def _links(
+    below: dict[int, list[int]], depth: dict[int, int], row: dict[int, int]
+) -> dict[tuple[int, int], str]:
+    """What stands in front of each column: lines from parents to children."""
+    links = {}
+    for children in below.values():
+        for at, child in enumerate(children):
+            last, column = at == len(children) - 1, depth[child]
+            first = "─" if last else "┬"
+            links[row[child], column] = first if at == 0 else "└" if last else "├"
+            if at:
+                between = range(row[children[at - 1]] + 1, row[child])
+                links |= {(line, column): "│" for line in between}
+    return links
+
+
+def _columns(labels: dict[int, str], depth: dict[int, int], width: int) -> list[int]:
+    """Cells of each column: what its longest label takes, less where there is no room."""
+    natural = [0] * (max(depth.values()) + 1)
+    for node, label in labels.items():
+        natural[depth[node]] = max(natural[depth[node]], cell_len(label))
+    for most in WIDTHS:
+        columns = [min(size, most) for size in natural]
+        if sum(columns) + len(columns) - 1 <= width:
+            break
+    return columns

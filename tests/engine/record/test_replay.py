@@ -1,0 +1,179 @@
+"""A kept run read back: every frame is the picture that the live run had there."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specsot.engine.cli import live_run
+from specsot.engine.errors import Code, UsageError
+from specsot.engine.record import trace_records
+from specsot.engine.record.drafts import Mark
+from specsot.engine.record.kept_runs import KeptRun
+from specsot.engine.record.replay import Replay
+from specsot.engine.record.replay_branches import ReplayedBranch
+from specsot.engine.record.snapshot import Snapshot
+from specsot.engine.record.trace_records import told_trees, trace_record
+from specsot.states.requests.summary import RoundSummary, VerifiedTree
+
+TREE = VerifiedTree("1/1", 30, 9, (-1, 11, 12, 13, -1), (0, 0, 0, 1, 0), (0, 1), 77, 2)
+CHAIN = VerifiedTree("1/2", 40, 8, (-1, 21, 22), (0, 0, 1), (0, 1, 2), 66, 3, True)
+
+
+def watched(shell: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Snapshot]:
+    """A run, and the pictures of it before every transition but the first."""
+    seen: list[Snapshot] = []
+
+    @contextmanager
+    def look(job: Any, run: Any, recorder: Any, *more: Any) -> Iterator[Any]:
+        def pause(run: Any) -> bool:
+            recorder.look()
+            seen.append(recorder.snapshot)
+            return True
+
+        yield pause
+
+    monkeypatch.setattr(live_run, "_pause", look)
+    assert shell.run(**options) == Code.OK
+    return seen[1:]
+
+
+@pytest.mark.parametrize("outline", [Path("outline.txt"), None])
+def test_every_frame_is_the_picture_of_the_run(
+    shell: Any, monkeypatch: pytest.MonkeyPatch, outline: Path | None
+) -> None:
+    seen = watched(shell, monkeypatch, outline=outline)
+    found = Replay(KeptRun(shell.latest))
+    assert found.lacks == [] and len(found) == len(seen) + 1
+    back = [found.snapshot(at) for at in reversed(range(len(seen)))][::-1]
+    for live, again in zip(seen, back, strict=True):
+        for name in ("state", "before", "moves", "requests", "trees", "blend"):
+            assert getattr(again, name) == getattr(live, name), (name, live.state)
+        assert [replace(one, text="") for one in again.branches] == [
+            replace(one, text="") for one in live.branches
+        ]
+        for name in ("forwards", "rounds", "tokens", "drafted", "accepted", "lengths", "visits"):
+            assert getattr(again.meter, name) == getattr(live.meter, name), name
+        assert again.pool.capacity == live.pool.capacity
+        assert again.seconds <= live.seconds
+    if outline is None:
+        marks = {node.mark for snap in seen for tree in snap.trees for node in tree.nodes}
+        assert Mark.FORCED in marks, "the grammar of outlines forces tokens"
+    texts = [[one.text.strip() for one in side[-1].branches] for side in (seen, back)]
+    assert texts[0] == texts[1] and any(texts[0])
+    used = [(a.pool.used, (a.pool.codes > 0).sum()) for a in back]
+    assert used[-1][0] and all(told == drawn for told, drawn in used)
+
+
+def test_a_text_grows_with_its_tokens() -> None:
+    facts = ("1/1", 0, "answer", 9, "stop", [1, 2, 3, 4])
+    pieces = {1: "Bees", 2: " make", 3: " hon", 4: "ey."}
+    one = ReplayedBranch(*facts, "Bees make honey.", pieces)
+    grown = [one.text_at(count) for count in range(5)]
+    assert grown == ["", "Bees", "Bees make", "Bees make hon", "Bees make honey."]
+    halves = ReplayedBranch(
+        *facts, "Bees m\xe4ke.", {1: "Bees m", 2: "\ufffd", 3: "\ufffd", 4: "ke."}
+    )
+    assert [halves.text_at(count) for count in (2, 4)] == ["Bees ", "Bees m\xe4ke."]
+    outline = ReplayedBranch(*facts[:5], [1, 5], None, {1: "PLAN", 5: "\ufffd"})
+    assert [outline.text_at(count) for count in (1, 2)] == ["PLAN", "PLAN"]
+
+
+def test_trees_are_told_in_few_words_and_read_back() -> None:
+    summary = RoundSummary(("1/1", "1/2", "2/1"), (2, 3, 1), (1, 2, -1), 5, 9, 9, 6)
+    record = trace_record(5, replace(summary, trees=(TREE, CHAIN)), 1)
+    assert record["trees"][1] == {
+        "at": 40,
+        "root": 8,
+        "tokens": [21, 22],
+        "path": [1, 2],
+        "final": 66,
+        "forced": True,
+    }
+    (first, second) = told_trees(json.loads(json.dumps(record)))
+    assert second == CHAIN
+    assert first == replace(TREE, tokens=TREE.tokens[:-1], parents=TREE.parents[:-1])
+    assert "trees" not in trace_record(5, summary, 1)
+
+
+def test_a_round_tells_of_so_many_nodes_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_records, "NODES", 4)
+    summary = RoundSummary(("1/1", "1/2"), (2, 3), (1, 2), 5, 9, 9, 6, trees=(TREE, CHAIN))
+    record = trace_record(5, summary, 1)
+    assert [tree.branch for tree in told_trees(record)] == ["1/1"]
+
+
+def test_old_traces_are_replayed_as_far_as_they_go(shell: Any) -> None:
+    assert shell.run(explain_rounds=True) == Code.OK
+    path = shell.latest / "trace.jsonl"
+    records = shell.lines("trace.jsonl")
+    whole = Replay(KeptRun(shell.latest))
+    old = [{k: v for k, v in one.items() if k != "trees"} for one in records[:-1]]
+    assert records[-1]["kind"] == "texts"
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in old))
+    explained = Replay(KeptRun(shell.latest))
+    assert explained.lacks == ["the texts of single tokens"]
+    last = len(whole) - 1
+    trees, again = whole.snapshot(last).trees, explained.snapshot(last).trees
+    assert [tree.accepted for tree in again] == [tree.accepted for tree in trees]
+    assert [node.mark for node in again[0].nodes] == [node.mark for node in trees[0].nodes]
+    assert again[0].nodes[0].text.startswith("<")
+    plain = [{k: v for k, v in one.items() if k != "explained"} for one in old]
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in plain))
+    for name in ("outputs.jsonl", "metrics.json"):
+        (shell.latest / name).unlink()
+    bare = Replay(KeptRun(shell.latest))
+    assert bare.lacks == ["the texts of single tokens", "drafts", "outputs", "metrics"]
+    snap = bare.snapshot(last)
+    assert snap.trees == () and snap.meter.tokens == whole.snapshot(last).meter.tokens
+    assert {one.stage for one in snap.branches} == {"done"}
+
+
+@pytest.mark.parametrize(
+    ("trace", "manifest", "words"),
+    [
+        ("", None, "nothing to replay"),
+        ('{"kind": "op", "t": 1}\n', None, "nothing to replay"),
+        ('{"kind": "move", "t": 1}\n', None, "not as a run leaves it"),
+        ("x\n", None, "trace.jsonl:1: no record"),
+        (None, "{}", "not as a run leaves it"),
+    ],
+)
+def test_what_is_no_run_is_said(
+    kept: Path, trace: str | None, manifest: str | None, words: str
+) -> None:
+    for name, text in (("trace.jsonl", trace), ("manifest.json", manifest)):
+        if text is not None:
+            (kept / name).write_text(text)
+    with pytest.raises(UsageError, match=words):
+        Replay(KeptRun(kept))
+
+
+MOVE = {"kind": "move", "t": 1, "step": 1, "from": "start", "to": "a", "guard": None, "ns": 0}
+GRAPH = {
+    "name": "g",
+    "layout": {"kind": "bim", "capacity": 8},
+    "drafter": {"kind": "none"},
+    "limits": {"max_new_tokens": 4},
+    "states": {"a": {}},
+    "transitions": [],
+}
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """The smallest run folder that can be replayed."""
+    manifest = {"graph": {"resolved": GRAPH}, "models": {"target": {"name": "m"}}, "requests": 1}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "trace.jsonl").write_text(json.dumps({**MOVE, "committed": 0}) + "\n")
+    return tmp_path
+
+
+def test_the_smallest_run(kept: Path) -> None:
+    found = Replay(KeptRun(kept))
+    assert len(found) == 1 and found.snapshot(0).state == "a"
+    assert found.lacks == ["the texts of single tokens", "outputs", "metrics"]
