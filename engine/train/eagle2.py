@@ -1,7 +1,7 @@
 """Training of a head for EAGLE-1 and EAGLE-2: it foresees the target's last hidden states.
 
-Its loss is the papers' (arXiv 2401.15077): the distance to the target's next feature, and a tenth
-of the cross-entropy with what the target makes of that feature; true features get some noise.
+Its loss is the papers' (arXiv 2401.15077): the distance to the target's next feature, and a share
+(there a tenth) of the cross-entropy with what the target makes of it; true features get some noise.
 Steps behind the first are unrolled as in EAGLE-3's training, where the papers take only the first.
 """
 
@@ -24,7 +24,6 @@ from .settings import Eagle2Training
 from .teacher import Teacher, Told, load_teacher
 
 NOISE = 0.1  # half the width of the uniform noise, for texts of 512 tokens; less for longer ones
-SHARE = 0.1  # of the cross-entropy
 
 
 def drafter_config(settings: Eagle2Training, teacher: Teacher) -> EagleConfig:
@@ -51,9 +50,10 @@ def new_drafter(settings: Eagle2Training, teacher: Teacher) -> Eagle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle2Lesson(EagleLesson):
-    """features_BSH: the target's last hidden state of token j + 1."""
+    """features_BSH: the target's last hidden state of token j + 1. weight: of the cross-entropy."""
 
     features_BSH: Tensor
+    weight: float
 
     def score(self, drafter: AnyEagle, hidden_BSH: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Smooth L1 with the feature and cross-entropy with what follows from it; accuracy."""
@@ -65,7 +65,7 @@ class Eagle2Lesson(EagleLesson):
         logits_RV = drafter.logits(found_RH)
         with torch.no_grad():
             said_RV = drafter.logits(wanted_RH.to(found_RH.dtype)).softmax(-1)
-        losses_R = near_R + SHARE * F.cross_entropy(logits_RV, said_RV, reduction="none")
+        losses_R = near_R + self.weight * F.cross_entropy(logits_RV, said_RV, reduction="none")
         right_R = logits_RV.argmax(-1) == shift(self.best_BS, step).flatten()[rows]
         accuracy = right_R.sum() / counted_BS.sum().clamp_min(1e-6)
         return losses_R.sum() / counted_BS.numel(), accuracy
@@ -78,6 +78,7 @@ class Eagle2Course(EagleCourse):
 
     def __init__(self, settings: Eagle2Training, teacher: Teacher) -> None:
         super().__init__(settings, teacher, new_drafter(settings, teacher))
+        self.weight = settings.classification
 
     def made(
         self, told: Told, common: dict[str, Tensor], noise: torch.Generator | None
@@ -86,7 +87,10 @@ class Eagle2Course(EagleCourse):
         if noise is not None:
             coins = torch.rand(taps_BSF.shape, generator=noise).to(taps_BSF.device)
             taps_BSF = taps_BSF + (coins - 0.5) * (2 * NOISE * 512 / taps_BSF.shape[1])
-        return Eagle2Lesson(taps_BSF=taps_BSF, features_BSH=shift(told.features_BSF), **common)
+        features_BSH = shift(told.features_BSF)
+        return Eagle2Lesson(
+            taps_BSF=taps_BSF, features_BSH=features_BSH, weight=self.weight, **common
+        )
 
 
 def train_eagle2(settings: Eagle2Training, source: LessonSource) -> Path:

@@ -76,9 +76,16 @@ class EagleTraining(DrafterTraining):
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle2Training(EagleTraining):
-    """The shape of a head for EAGLE-1 and EAGLE-2."""
+    """The shape of a head for EAGLE-1 and EAGLE-2, and its loss."""
 
     intermediate: Intermediate = 1536
+    classification: Annotated[
+        float,
+        Option(
+            min=0.0,
+            help="Weight of what the target makes of a feature, beside the feature itself.",
+        ),
+    ] = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
