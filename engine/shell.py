@@ -117,6 +117,20 @@ def put(text: str) -> None:
         raise OSError(out.fault.errno, out.fault.strerror, STDOUT)
 
 
+def deliver(text: str, place: str) -> bool:
+    """A result on stdout, and whether it went there; place: where it is kept too, if anywhere.
+
+    What stdout does not take and no place keeps goes to stderr.
+    """
+    out = Writer(sys.stdout)
+    out(text)
+    if out.fault is not None:
+        where = f"is in {place}" if place else "follows here"
+        complain(f"{STDOUT}: {message_of(out.fault)}; the result {where}")
+        Writer(sys.stderr)("" if place else text)
+    return out.fault is None
+
+
 def json_text(document: Mapping[str, Any]) -> str:
     """A document for stdout."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"

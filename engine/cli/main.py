@@ -27,6 +27,7 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("run", "decoding", "run", "Answer a prompt, live, from a graph."),
     Command("compare", "decoding", "compare", "Compare graphs: equal tokens, and the cost."),
+    Command("sweep", "decoding", "sweep", "Vary settings of a graph: what each costs, the best."),
     Command("certify", "decoding", "certify", "Certify that a graph is lossless."),
     Command("verify-run", "decoding", "verify_run", "Hold a run folder to plain transformers."),
     Command("check", "graphs", "check", "Check graphs: every problem with its place."),
