@@ -32,6 +32,7 @@ COMMANDS = (
     Command("verify-run", "decoding", "verify_run", "Hold a run folder to plain transformers."),
     Command("check", "graphs", "check", "Check graphs: every problem with its place."),
     Command("show", "graphs", "show", "Print a graph; --full, --resolved, --mermaid."),
+    Command("explain", "explain", "explain", "What a problem's code or an exit code means."),
     Command("init", "init", "init", "Copy graphs, prompts and settings, to be changed."),
     Command("list", "graphs", "list_graphs", "The shipped graphs, and what each is for."),
     Command("schema", "graphs", "schema", "The JSON schema of graph files."),
