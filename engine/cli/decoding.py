@@ -9,6 +9,7 @@ import typer
 
 from ..prepare.options import JSONL, OPTIONS, SESSION, RunOptions
 from ..record.run_folder import LATEST
+from .completing import graph_names_of, varied_of
 from .options import RUNS_DIR, Json, Runs, Which, takes
 
 PROMPTS = replace(
@@ -19,11 +20,17 @@ Sides = Annotated[
     typer.Argument(
         metavar="GRAPH GRAPH...",
         help="Shipped graphs or graph files; GRAPH@PATH=VALUE,... with settings of its own.",
+        autocompletion=graph_names_of,
     ),
 ]
 Graphs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="GRAPH...", help="Shipped graphs or graph files.", show_default=False),
+    typer.Argument(
+        metavar="GRAPH...",
+        help="Shipped graphs or graph files.",
+        show_default=False,
+        autocompletion=graph_names_of,
+    ),
 ]
 Quick = Annotated[
     bool,
@@ -38,10 +45,20 @@ Kept = Annotated[
     Path | None,
     typer.Option("--out", metavar="DIR", help="Keep tables there, and go on where it was left."),
 ]
-Varied = Annotated[str, typer.Argument(metavar="GRAPH", help="A shipped graph or a graph file.")]
+Varied = Annotated[
+    str,
+    typer.Argument(
+        metavar="GRAPH", help="A shipped graph or a graph file.", autocompletion=graph_names_of
+    ),
+]
 Vary = Annotated[
     list[str],
-    typer.Option("--vary", metavar="PATH=VALUE,...", help="Values of a setting; may be repeated."),
+    typer.Option(
+        "--vary",
+        metavar="PATH=VALUE,...",
+        help="Values of a setting; may be repeated.",
+        autocompletion=varied_of,
+    ),
 ]
 
 

@@ -12,6 +12,7 @@ from ...states.yaml.source import Source, hint
 from ...states.yaml.spec import Spec, Text
 from ..errors import UsageError
 from ..shell import print_json, put, user_errors
+from .completing import codes_of
 from .options import Json
 
 FILE = Path(__file__).with_name("explained.yaml")
@@ -70,7 +71,10 @@ def explanations() -> Explanations:
 
 def explain(
     code: Annotated[
-        str | None, typer.Argument(metavar="CODE", help="G202, or an exit code; default: a list.")
+        str | None,
+        typer.Argument(
+            metavar="CODE", help="G202, or an exit code; default: a list.", autocompletion=codes_of
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

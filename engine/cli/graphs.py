@@ -21,6 +21,7 @@ from ..prepare.files import graph_names, open_graph
 from ..prepare.repeat import graph_yaml
 from ..shell import pointed, print_json
 from ..view.diagram import describe_graph, describe_words, mermaid
+from .completing import graph_names_of
 from .options import Sets
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
@@ -28,7 +29,10 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document instead of
 
 def check(
     graphs: Annotated[
-        list[str] | None, typer.Argument(help="Paths or shipped names; default: all shipped.")
+        list[str] | None,
+        typer.Argument(
+            help="Paths or shipped names; default: all shipped.", autocompletion=graph_names_of
+        ),
     ] = None,
     sets: Sets = None,
     as_json: Json = False,
@@ -54,7 +58,9 @@ def check(
 
 
 def show(
-    graph: Annotated[str, typer.Argument(help="A path or a shipped name.")],
+    graph: Annotated[
+        str, typer.Argument(help="A path or a shipped name.", autocompletion=graph_names_of)
+    ],
     full: Annotated[
         bool, typer.Option("--full", help="Instead: the whole graph, with all that it extends.")
     ] = False,

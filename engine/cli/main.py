@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from ..shell import one_line_for_faults, open_streams, quiet_pipes
+from .completing import asked_for, join_words
 
 PROGRAM = "specsot"
 COMPLETING = "_SPECSOT_COMPLETE"
@@ -93,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     names = [word for word in words if not word.startswith("-")][:1]
     if COMPLETING in os.environ:
-        names = [command.name for command in COMMANDS]
+        join_words(os.environ)
+        names = asked_for(os.environ)
     open_streams()
     # A thread that spins while it waits is in the way of whoever else wants the CPU: beside a busy
     # neighbour that costs half of the speed; sleeping costs a fifth, on an idle machine.
