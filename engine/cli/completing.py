@@ -217,7 +217,7 @@ def _profiles() -> dict[str, dict[str, Any]]:
 @_offers
 def codes_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
     """Codes that can be explained."""
-    from .explain import explanations
+    from .explained import explanations
 
     known = explanations()
     yield from ((str(code), one.title) for code, one in known.problems.items())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specsot.engine.cli.explain import ExplainedProblem, explanations
+from specsot.engine.cli.explained import ExplainedProblem, explanations
 from specsot.engine.cli.main import COMMANDS, main
 from specsot.engine.errors import Code
 from specsot.engine.prepare.files import SHIPPED, open_graph
