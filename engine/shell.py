@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
@@ -83,6 +83,11 @@ def pointed(problem: Problem) -> str:
     start = max(problem.column - 1 - WIDTH // 2, 0)
     mark = " " * (problem.column - 1 - start) + "^"
     return f"{problem}\n    {line[start : start + WIDTH]}\n    {mark}"
+
+
+def tell_problems(problems: Iterable[Problem]) -> None:
+    """All of them on stderr, each pointed at, and nothing else."""
+    Writer(sys.stderr)("".join(f"{pointed(problem)}\n" for problem in problems))
 
 
 def ended(error: BaseException) -> Code:
@@ -171,6 +176,8 @@ def one_line_for_faults() -> Iterator[None]:
     """An error that no command has dealt with: one line, and where to get the rest."""
     try:
         yield
+    except KeyboardInterrupt as error:  # before any command could deal with it, or behind it
+        raise SystemExit(ended(error)) from None
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
@@ -179,6 +186,7 @@ def one_line_for_faults() -> Iterator[None]:
             complain(f"this is a fault of {fault_of(error)}; {DEBUG}=1 shows where")
         raise SystemExit(1) from None
     finally:
+        Writer(sys.stderr)("")
         out = Writer(sys.stdout)
         out("")
         if out.fault is not None:

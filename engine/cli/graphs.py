@@ -5,7 +5,6 @@ Exit codes: 0 good, 3 a graph has problems.
 """
 
 import json
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -19,7 +18,7 @@ from ..errors import Code
 from ..prepare.environment import embedded_layers
 from ..prepare.files import graph_names, open_graph
 from ..prepare.repeat import graph_yaml
-from ..shell import pointed, print_json
+from ..shell import print_json, tell_problems
 from ..view.diagram import describe_graph, describe_words, mermaid
 from .completing import graph_names_of
 from .options import Sets
@@ -52,8 +51,7 @@ def check(
         for program in good:
             states, ways = len(program.graph.states), len(program.graph.transitions)
             typer.echo(f"{program.source.file}: good ({states} states, {ways} transitions)")
-        for problem in problems:
-            print(pointed(problem), file=sys.stderr)
+        tell_problems(problems)
     raise typer.Exit(Code.GRAPH if problems else Code.OK)
 
 
@@ -117,5 +115,5 @@ def _open(ref: str, sets: list[str] | None) -> Program:
     try:
         return open_graph(ref, sets or ())
     except GraphError as error:
-        print(*map(pointed, error.problems), sep="\n", file=sys.stderr)
+        tell_problems(error.problems)
         raise typer.Exit(Code.GRAPH) from None

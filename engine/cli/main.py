@@ -1,6 +1,7 @@
 """The command line. Each command's module is imported only when that command is asked for."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -100,5 +101,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     # A thread that spins while it waits is in the way of whoever else wants the CPU: beside a busy
     # neighbour that costs half of the speed; sleeping costs a fifth, on an idle machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with one_line_for_faults():
-        build(names)(args=words, prog_name=PROGRAM)
+    try:
+        with one_line_for_faults():
+            build(names)(args=words, prog_name=PROGRAM)
+    finally:
+        if argv is None:  # the program ends: Ctrl-C while it closes would be a traceback
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
