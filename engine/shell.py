@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
@@ -85,6 +85,11 @@ def pointed(problem: Problem) -> str:
     return f"{problem}\n    {line[start : start + WIDTH]}\n    {mark}"
 
 
+def tell_problems(problems: Iterable[Problem]) -> None:
+    """All of them on stderr, each pointed at, and nothing else."""
+    Writer(sys.stderr)("".join(f"{pointed(problem)}\n" for problem in problems))
+
+
 def ended(error: BaseException) -> Code:
     """The exit code of a user's mistake or an interruption, told in one line; faults go on."""
     if not is_told(error):
@@ -115,6 +120,20 @@ def put(text: str) -> None:
     out(text)
     if out.fault is not None:
         raise OSError(out.fault.errno, out.fault.strerror, STDOUT)
+
+
+def deliver(text: str, place: str) -> bool:
+    """A result on stdout, and whether it went there; place: where it is kept too, if anywhere.
+
+    What stdout does not take and no place keeps goes to stderr.
+    """
+    out = Writer(sys.stdout)
+    out(text)
+    if out.fault is not None:
+        where = f"is in {place}" if place else "follows here"
+        complain(f"{STDOUT}: {message_of(out.fault)}; the result {where}")
+        Writer(sys.stderr)("" if place else text)
+    return out.fault is None
 
 
 def json_text(document: Mapping[str, Any]) -> str:
@@ -157,6 +176,8 @@ def one_line_for_faults() -> Iterator[None]:
     """An error that no command has dealt with: one line, and where to get the rest."""
     try:
         yield
+    except KeyboardInterrupt as error:  # before any command could deal with it, or behind it
+        raise SystemExit(ended(error)) from None
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
@@ -165,6 +186,7 @@ def one_line_for_faults() -> Iterator[None]:
             complain(f"this is a fault of {fault_of(error)}; {DEBUG}=1 shows where")
         raise SystemExit(1) from None
     finally:
+        Writer(sys.stderr)("")
         out = Writer(sys.stdout)
         out("")
         if out.fault is not None:

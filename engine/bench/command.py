@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING
 
 from ...states.text.outline_file import OutlineError
 from ...states.yaml.source import GraphError, Problem
-from ..errors import UsageError
+from ..errors import Code, UsageError
 from ..limits import disturbance
 from ..prepare.files import FOLDER, PACKAGE, is_graph
 from ..prepare.inputs import Prompts, read_file
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
-from ..shell import complain, exit_code, json_text, put
+from ..record.run_folder import SparedFolder
+from ..shell import complain, deliver, exit_code, json_text
 from ..terminal import working
 
 if TYPE_CHECKING:
     from .report import Comparison
+    from .results import ResultsFolder
 
-MOST_GRAPHS = 26  # they are called A to Z
+MOST_GRAPHS = 26
 
 
 def ten_prompts() -> Path:
@@ -31,33 +33,72 @@ def ten_prompts() -> Path:
 
 
 @exit_code
-def compare_command(sides: Sequence[str], options: RunOptions) -> int:
+def compare_command(sides: Sequence[str], options: RunOptions, out: Path | None = None) -> int:
     """Compare and return the exit code; what a user can mend ends as one message.
 
     Args:
         sides: GRAPH, or GRAPH@SET,SET... with settings of its own.
         options: of every graph, as of `specsot run`.
+        out: the folder that rounds and tables are kept in.
+    """
+    if not 2 <= len(sides) <= MOST_GRAPHS:
+        raise UsageError(f"compare takes from 2 to {MOST_GRAPHS} graphs, not {len(sides)}")
+    return measured("compare", sides, options, out)
+
+
+def measured(
+    command: str,
+    sides: Sequence[str],
+    options: RunOptions,
+    out: Path | None,
+    best: Callable[["Comparison"], str] | None = None,
+) -> int:
+    """Answer the prompts with every side, tell what came of it, and return the exit code.
+
+    Args:
+        best: what is said at the end of the tables, which then leave single prompts out.
     """
     prompts = read_file(options.prompts or ten_prompts())
-    comparison = compare_jobs(prepare_all(sides, options, prompts))
-    count, failures = len(comparison.prompts), comparison.failures
-    if options.as_json:
-        put(json_text(comparison.document()))
-    elif count:
-        # Here and not above: a mistyped graph is an error at once, torch takes seconds to import.
-        from .table import render
+    jobs = prepare_all(sides, options, prompts)
+    files = None if out is None else SparedFolder.at(out)
+    comparison, folder = compare_jobs(jobs, files)
+    # Here and not above: a mistyped graph is an error at once, torch takes seconds to import.
+    from .summary import document
+    from .table import equality_lines, render
 
-        put(render(comparison, sys.stdout, dict(os.environ)))
+    line = best(comparison) if best is not None else ""
+    warning = disturbance(comparison.cpu_share)
+    if folder is not None:
+        notes = [*equality_lines(comparison), *filter(None, (line, warning))]
+        folder.finish(comparison, f"specsot {command}", notes)
+    faults = files.faults if files is not None else []
+    if options.as_json:
+        text = json_text({**document(comparison), "best": line} if best else document(comparison))
+    else:
+        text = render(comparison, sys.stdout, dict(os.environ), each=best is None)
+        text = f"{text}{line}\n" if line else text
+    delivered = True
+    if options.as_json or comparison.prompts:
+        delivered = deliver(text, str(out) if out is not None and not faults else "")
+    _complaints(comparison, len(prompts.items), warning, resumable=out is not None)
+    for fault in faults:
+        complain(fault)
+    return comparison.code or (Code.OK if delivered and not faults else Code.FAILED)
+
+
+def _complaints(comparison: "Comparison", asked: int, warning: str | None, resumable: bool) -> None:
+    """What went wrong, on stderr."""
+    count, failures = len(comparison.prompts), comparison.failures
     for line in comparison.problems:
         complain(line)
-    if (reason := disturbance(comparison.cpu_share)) is not None:
-        complain(f"warning: {reason}")
+    if warning is not None:
+        complain(f"warning: {warning}")
     if failures:
         branches = "1 branch differs" if failures == 1 else f"{failures} branches differ"
         complain(f"{branches} where equality is promised")
-    if count < len(prompts.items):
-        complain(f"{comparison.status} after {count} of {len(prompts.items)} prompts")
-    return comparison.code
+    if count < asked:
+        way = "; the same command goes on from there" if resumable else ""
+        complain(f"{comparison.status} after {count} of {asked} prompts{way}")
 
 
 def prepare_all(sides: Sequence[str], options: RunOptions, prompts: Prompts) -> list[Job]:
@@ -66,8 +107,6 @@ def prepare_all(sides: Sequence[str], options: RunOptions, prompts: Prompts) -> 
     Raises:
         UsageError, OutlineError, GraphError: as `specsot run` does; the problems of all graphs.
     """
-    if not 2 <= len(sides) <= MOST_GRAPHS:
-        raise UsageError(f"compare takes from 2 to {MOST_GRAPHS} graphs, not {len(sides)}")
     jobs: list[Job] = []
     problems: list[Problem] = []
     for side in sides:
@@ -90,10 +129,10 @@ def read_side(text: str) -> tuple[str, tuple[str, ...]]:
     if not places or is_graph(text):
         return text, ()
     at = next((at for at in places if is_graph(text[:at])), places[0])
-    return text[:at], tuple(_sets(text[at + 1 :]))
+    return text[:at], tuple(at_commas(text[at + 1 :]))
 
 
-def _sets(text: str) -> Iterator[str]:
+def at_commas(text: str) -> Iterator[str]:
     """Cut at commas, but at none inside brackets."""
     depth = start = 0
     for at, char in enumerate(text):
@@ -112,8 +151,12 @@ def _of_side(side: str, own: Sequence[str], problem: Problem) -> Problem:
     return replace(problem, file=f"{side}: {problem.file}") if own else problem
 
 
-def compare_jobs(jobs: Sequence[Job]) -> "Comparison":
+def compare_jobs(
+    jobs: Sequence[Job], files: SparedFolder | None = None
+) -> tuple["Comparison", "ResultsFolder | None"]:
     """Load the models, answer the jobs' prompts with each graph, and judge what came of it.
+
+    Rounds that the files already hold are not measured again.
 
     Raises:
         UsageError, ModelError, GraphError, PromptError: as `specsot run` does.
@@ -121,13 +164,27 @@ def compare_jobs(jobs: Sequence[Job]) -> "Comparison":
     with working(f"loading models for {len(jobs)} graphs ...") as show:
         # Here and not above: a mistyped graph is told at once, torch takes seconds to import.
         from ..run.runner import Halt, Status
-        from .report import judge
+        from .equal import pairs_of
+        from .report import Comparison, judge_prompt
+        from .results import ResultsFolder, setup_of
         from .sides import answer_all, load_sides, loading_notes, warm_up
 
         sides, prompts = load_sides(jobs), jobs[0].prompts
+        pairs, folder, rounds = pairs_of(sides), None, {}
         for note in loading_notes(sides):
             complain(f"note: {note}")
+        if files is not None:
+            folder = ResultsFolder(files, setup_of(sides, prompts, jobs[0].options.argv))
+            rounds = folder.kept(prompts, pairs)
+        missing = [number for number in range(len(prompts)) if number not in rounds]
         with Halt() as halt:
-            warm_up(sides, prompts, halt)
-            answers = list(answer_all(sides, prompts, halt, show))
-        return judge(halt.status or Status.OK, sides, answers)
+            asked = [prompts[number] for number in missing]
+            warm_up(sides, prompts, asked, halt)
+            for number, one in zip(missing, answer_all(sides, asked, halt, show), strict=False):
+                rounds[number] = one, judge_prompt(one, pairs)
+                if folder is not None:
+                    folder.add(number, *rounds[number])
+        done = [rounds[number] for number in sorted(rounds)]
+        results = [branch for _, judged in done for branch in judged]
+        status = halt.status or Status.OK
+        return Comparison(status, sides, pairs, [one for one, _ in done], results), folder

@@ -1,12 +1,12 @@
 """A comparison's results: everything judged, as plain data, and its exit code."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from statistics import median
 from typing import Any
 
 from ..errors import Code
-from ..prepare.environment import threads_of
+from ..prepare.environment import redact, threads_of
 from ..run.runner import STATUS_CODES, Status
 from .equal import (
     CUT,
@@ -85,7 +85,7 @@ class Comparison:
             "schema_version": SCHEMA,
             "status": str(self.status),
             "exit_code": int(self.code),
-            "graphs": {side.letter: _graph(side) for side in self.sides},
+            "graphs": {side.letter: graph_facts(side) for side in self.sides},
             "equality": [_pair(self, pair) for pair in self.pairs],
             "prompts": [_prompt(self, prompt) for prompt in self.prompts],
             "total": {s.letter: self.total(s).document() for s in self.sides if self.prompts},
@@ -97,21 +97,27 @@ class Comparison:
 def judge(status: Status, sides: list[Side], prompts: list[ComparedPrompt]) -> Comparison:
     """Hold the answers against each other; a difference costs one forward of the target."""
     pairs = pairs_of(sides)
-    compared = product(prompts, [pair for pair in pairs if not pair.why_not])
-    results = [branch for one, pair in compared for branch in compare_branches(pair, one)]
+    results = [branch for one in prompts for branch in judge_prompt(one, pairs)]
     return Comparison(status, sides, pairs, prompts, results)
 
 
-def _graph(side: Side) -> dict[str, Any]:
+def judge_prompt(prompt: ComparedPrompt, pairs: Sequence[GraphPair]) -> list[BranchComparison]:
+    """The answers to one prompt alone."""
+    compared = (pair for pair in pairs if not pair.why_not)
+    return [branch for pair in compared for branch in compare_branches(pair, prompt)]
+
+
+def graph_facts(side: Side) -> dict[str, Any]:
+    """What a side is, in the words of its options."""
     graph, options = side.job.program.graph, side.job.options
     return {
         "name": graph.name,
-        "file": options.graph,
+        "file": redact(options.graph),
         "sets": list(options.sets),
         "layout": graph.layout.kind,
         "drafter": graph.drafter.kind,
-        "model": options.model,
-        "drafter_model": options.drafter_model if graph.drafter.has_model else None,
+        "model": redact(options.model),
+        "drafter_model": redact(options.drafter_model) if graph.drafter.has_model else None,
         "dtype": options.dtype,
         "device": options.device,
         "threads": threads_of(side.job),

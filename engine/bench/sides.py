@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain, count, product
 from pathlib import Path
 from string import ascii_uppercase
+from time import monotonic
 from typing import Any
 
 from ...states.requests.branch import Request
@@ -104,13 +106,20 @@ def total(costs: Sequence[Cost]) -> Cost:
 class SideRun:
     """One prompt answered by one graph.
 
-    problems: why the answer is not complete, and whose it is, a line each.
+    problems: why the answer is not complete, and whose it is, a line each. answered: None where a
+    folder kept the run, and no more of it than figures.
     """
 
     status: Status
-    request: Request
     cost: Cost
     problems: Sequence[str]
+    answered: Request | None = None
+
+    @property
+    def request(self) -> Request:
+        """With its answer; only of a run of this process."""
+        assert self.answered is not None, "a kept run was judged when it was made"
+        return self.answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +153,17 @@ class SharedModels:
         return Side(letter, job, tie(job, models), target, sets)
 
 
+def letters() -> Iterator[str]:
+    """A to Z, AA, AB and so on."""
+    lengths = (product(ascii_uppercase, repeat=length) for length in count(1))
+    return map("".join, chain.from_iterable(lengths))
+
+
 def load_sides(jobs: Sequence[Job]) -> list[Side]:
     """All graphs with their models; raises UsageError, ModelError, GraphError."""
     models, sides = SharedModels(), []
     common = set(jobs[0].options.sets).intersection(*(job.options.sets for job in jobs))
-    for letter, job in zip(ascii_uppercase, jobs, strict=False):
+    for letter, job in zip(letters(), jobs, strict=False):
         own = tuple(one for one in job.options.sets if one not in common)
         sides.append(models.side(letter, job, *model_folders(job), own))
     return sides
@@ -160,8 +175,12 @@ def loading_notes(sides: Sequence[Side]) -> list[str]:
     return list(dict.fromkeys(both))
 
 
-def warm_up(sides: Sequence[Side], prompts: Sequence[Prompt], halt: Halt) -> None:
+def warm_up(
+    sides: Sequence[Side], prompts: Sequence[Prompt], asked: Sequence[Prompt], halt: Halt
+) -> None:
     """Refuse what cannot be a prompt before anything is measured, and warm everything up.
+
+    asked: those of the prompts that are about to be measured.
 
     Raises:
         PromptError: the text cannot be a prompt for one of the models.
@@ -169,9 +188,9 @@ def warm_up(sides: Sequence[Side], prompts: Sequence[Prompt], halt: Halt) -> Non
     for side in sides:
         for prompt in prompts:
             side.session.request(prompt)
-    for side in sides:
+    for side in sides if asked else ():
         set_up_torch(threads_of(side.job), side.job.options.device)
-        perform(side.session, prompts[:1], halt=halt, max_rounds=WARM_UP)[0].close()
+        perform(side.session, asked[:1], halt=halt, max_rounds=WARM_UP)[0].close()
 
 
 def answer_all(
@@ -179,16 +198,27 @@ def answer_all(
 ) -> Iterator[ComparedPrompt]:
     """Every prompt through every graph, prompt by prompt, so that all share the machine's moods.
 
-    Ends early when somebody asked to stop; a prompt that not every graph has answered is left out.
+    Who begins changes from prompt to prompt: a machine that gets slower favours no graph. Ends
+    early when somebody asked to stop; a prompt that not every graph has answered is left out.
     """
-    for number, prompt in enumerate(prompts, 1):
-        runs, share = {}, cpu_share()
-        for side in sides:
-            show(f"prompt {number} of {len(prompts)}: {side.letter} {side.name} ...")
+    began, done, every = monotonic(), 0, len(prompts) * len(sides)
+    for number, prompt in enumerate(prompts):
+        runs, share, first = {}, cpu_share(), number % len(sides)
+        for side in (*sides[first:], *sides[:first]):
+            left = _words((monotonic() - began) / done * (every - done)) if done else ""
+            show(f"prompt {number + 1} of {len(prompts)}{left}: {side.letter} {side.name} ...")
             runs[side.letter] = _answer(side, prompt, halt)
             if halt.status is not None:
                 return
-        yield ComparedPrompt(prompt, runs, share)
+            done += 1
+        yield ComparedPrompt(prompt, {side.letter: runs[side.letter] for side in sides}, share)
+
+
+def _words(seconds: float) -> str:
+    """How long it may still take."""
+    return (
+        f", about {seconds:.0f} s left" if seconds < 90 else f", about {seconds / 60:.0f} min left"
+    )
 
 
 def _answer(side: Side, prompt: Prompt, halt: Halt) -> SideRun:
@@ -203,4 +233,4 @@ def _answer(side: Side, prompt: Prompt, halt: Halt) -> SideRun:
     uses = {name: PoolUse.of(pool) for name, pool in pools.items() if pool is not None}
     run.close()
     lines = [f"{side.letter} {side.name}: {problem}" for problem in problems]
-    return SideRun(status, requests[0], Cost(recorder.meter, uses), lines)
+    return SideRun(status, Cost(recorder.meter, uses), lines, requests[0])

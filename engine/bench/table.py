@@ -14,8 +14,10 @@ from ..record.metrics import state_figures
 from ..record.text_stream import printable
 from ..terminal import usable
 from .equal import CUT, END, TIE, BranchAnswer, BranchComparison, counts
+from .gains import COSTS, Gain, gains
 from .report import Comparison
 from .sides import Side
+from .summary import equal_branches
 
 STYLE: dict[str, Any] = {"title_justify": "left", "title_style": "bold"}
 STYLE |= {"pad_edge": False, "padding": (0, 1, 0, 0)}
@@ -25,6 +27,11 @@ STATES = 9  # states side by side; a graph with more gets another table
 MOST = 20  # differences that are printed; --json has all
 MB = 1e6
 FIGURES = ("equal", "tau", "forwards", "tokens", "ms", "KV peak", "KV moved", "padding")
+GAINS = {
+    "speedup_per_token": "time per token",
+    "fewer_rounds": "rounds",
+    "more_tokens_per_round": "tokens per round",
+}
 WORDS = {
     BranchAnswer.DIFFERENT: "DIFFERENT",
     BranchAnswer.TIE: "by a numeric tie",
@@ -33,28 +40,34 @@ WORDS = {
 }
 
 
-def render(comparison: Comparison, stream: TextIO, environ: dict[str, str]) -> str:
-    """All tables as text for this stream: as wide as its terminal, or WIDTH columns."""
+def render(
+    comparison: Comparison, stream: TextIO, environ: dict[str, str], each: bool = True
+) -> str:
+    """All tables as text for this stream: as wide as its terminal, or WIDTH columns.
+
+    each: a line for each prompt too, and states apart.
+    """
     there, out = Console(file=stream), io.StringIO()
     width = there.width if there.is_terminal else WIDTH
     console = Console(file=out, width=width, force_terminal=usable(there, environ), highlight=False)
     lines = box.SIMPLE_HEAD if "utf" in (stream.encoding or "utf-8").lower() else box.ASCII
-    console.print(Group(*_parts(comparison, lines)))
+    console.print(Group(*_parts(comparison, lines, each)))
     return "\n".join(line.rstrip() for line in out.getvalue().split("\n"))
 
 
-def _parts(comparison: Comparison, lines: box.Box) -> Iterator[RenderableType]:
+def _parts(comparison: Comparison, lines: box.Box, each: bool) -> Iterator[RenderableType]:
     yield _graphs(comparison, lines)
     if comparison.prompts:
-        yield _figures(comparison, lines)
+        yield _figures(comparison, lines, each)
+        yield _gains(comparison, lines)
         graphs = [side.job.program.graph for side in comparison.sides]
         busy = (name for graph in graphs for name, state in graph.states.items() if state.ops)
-        states = list(dict.fromkeys(busy))
+        states = list(dict.fromkeys(busy)) if each else []
         for start in range(0, len(states), STATES):
             yield _milliseconds(comparison, states[start : start + STATES], lines)
-        yield from map(Text, _moves(comparison))
+        yield from map(Text, _moves(comparison) if each else ())
     yield Text("\nEquality", style="bold")
-    yield from (Text(f"  {line}") for line in _equality(comparison))
+    yield from (Text(f"  {line}") for line in equality_lines(comparison))
     every = comparison.differences
     for branch in every[:MOST]:
         yield from map(Text, ("", *_difference(branch)))
@@ -99,16 +112,40 @@ def _add(table: Table, name: Text, comparison: Comparison, cells: Cells) -> None
         name = Text()
 
 
-def _figures(comparison: Comparison, lines: box.Box) -> Table:
+def _figures(comparison: Comparison, lines: box.Box, each: bool) -> Table:
     pools = "KV: MB in the target's and the drafter's pool"
-    title = f"Per prompt and in total (equal: branches; {pools})"
+    title = f"{'Per prompt and in total' if each else 'In total'} (equal: branches; {pools})"
     table = _of_prompts(title, lines, FIGURES, fold=False)
-    for prompt in comparison.prompts:
+    for prompt in comparison.prompts if each else ():
         name = _cut(f"{prompt.prompt.key}. {prompt.prompt.text}")
         _add(table, name, comparison.of(prompt), _numbers)
     table.add_section()
     _add(table, Text(f"total of {len(comparison.prompts)}"), comparison, _numbers)
     return table
+
+
+def _gains(comparison: Comparison, lines: box.Box) -> Table:
+    """Each graph against the first, within prompts."""
+    first = comparison.sides[0].letter
+    title = f"Against {first}: times better, median of prompts (lowest to highest)"
+    table = Table(title=f"\n{title}", box=lines, **STYLE)
+    table.add_column("", no_wrap=True)
+    table.add_column("graph", overflow="fold")
+    for name in COSTS:
+        table.add_column(GAINS[name], justify="right", no_wrap=True)
+    for side in comparison.sides:
+        found = gains(comparison, side)
+        table.add_row(
+            side.letter, Text(printable(side.name)), *(_gain(found.get(name)) for name in COSTS)
+        )
+    return table
+
+
+def _gain(gain: Gain | None) -> str:
+    if gain is None:
+        return "-"
+    spread = f" ({gain.lowest:.2f} to {gain.highest:.2f})" if gain.prompts > 1 else ""
+    return f"{gain.median:.2f}{spread}"
 
 
 def _cut(text: str) -> Text:
@@ -118,20 +155,10 @@ def _cut(text: str) -> Text:
     return Text(short, no_wrap=True, overflow="crop")
 
 
-def _equal(comparison: Comparison, side: Side) -> str:
-    """How many branches are those of which reference; a reference itself has none."""
-    for pair in comparison.pairs:
-        if pair.other is side and not pair.why_not:
-            number = counts(comparison.branches(pair))
-            bad = "!" if number[BranchAnswer.DIFFERENT] else ""
-            return f"{bad}{number['equal']}/{number['branches']} ={pair.reference.letter}"
-    return "-"
-
-
 def _numbers(comparison: Comparison, side: Side) -> Iterator[str]:
     cost = comparison.total(side)
     meter, pools = cost.meter, cost.pools.values()
-    yield _equal(comparison, side)
+    yield equal_branches(comparison, side)
     yield f"{meter.tau_step:.2f}"
     yield str(meter.forwards)
     yield str(meter.tokens)
@@ -175,7 +202,8 @@ def _moves(comparison: Comparison) -> Iterator[str]:
                 yield f"KV moved by {side.letter} in the {name}'s pool: {', '.join(causes)}"
 
 
-def _equality(comparison: Comparison) -> Iterator[str]:
+def equality_lines(comparison: Comparison) -> Iterator[str]:
+    """For each pair of graphs how many branches are equal, or why they were not compared."""
     for pair in comparison.pairs:
         names = f"{pair.other.letter} and {pair.reference.letter}"
         if pair.why_not:

@@ -35,7 +35,7 @@ def certify_command(
     if bool(graphs) == every:
         raise UsageError("name the graphs to certify, or give --all")
     jobs = [_prepared(name, options) for name in (graph_names() if every else graphs)]
-    folder = None if out is None else _folder(out)
+    folder = None if out is None else RunFolder.at(out)
     # Here and not above: a mistyped graph is an error at once, torch takes seconds to import.
     from .certificate import SCHEMA, Certificate, certificate
 
@@ -77,11 +77,3 @@ def _prepared(graph: str, options: RunOptions) -> Job:
         reason = "reads documents in a way of its own: certify it with prompts without any"
         raise UsageError(f"{own.name} {reason}")
     return job
-
-
-def _folder(out: Path) -> RunFolder:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{out}: no folder can be made there: {error.strerror or error}") from None
-    return RunFolder(out)

@@ -17,6 +17,7 @@ from ...states.graph.blocks import BlendBlock
 from ...states.graph.program import Program
 from ...states.text.chat_format import leading_id
 from ...states.text.prompt_tokens import Chunk
+from ...states.yaml.codes import ProblemCode
 from ...states.yaml.source import GraphError
 from .files import ChunkKey
 from .store import ChunkStore
@@ -131,7 +132,8 @@ def _check_model(program: Program, blend: BlendBlock, target: Any) -> None:
         last = blend.check_layers[-1]
         at = ("blend", "check_layers", len(blend.check_layers) - 1)
         message = f"no layer {last}: the model's layers are 0 to {target.num_layers - 1}"
-        raise GraphError([source.problem(at, message)]) from None
+        raise GraphError([source.problem(at, message, ProblemCode.MODEL_LAYERS)]) from None
     if blend.mask == "bottom_right" and any(target.config.sliding):
         message = "bottom_right cannot be used: layers of this model have a sliding window"
-        raise GraphError([source.problem(("blend", "mask"), message)])
+        wrong = source.problem(("blend", "mask"), message, ProblemCode.MODEL_LAYERS)
+        raise GraphError([wrong])

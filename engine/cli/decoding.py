@@ -1,4 +1,4 @@
-"""The options of `specsot run | compare | certify`. What they do is imported when one is called."""
+"""`specsot run | compare | sweep | certify`; what they do is imported when one is called."""
 
 import sys
 from dataclasses import replace
@@ -9,6 +9,7 @@ import typer
 
 from ..prepare.options import JSONL, OPTIONS, SESSION, RunOptions
 from ..record.run_folder import LATEST
+from .completing import graph_names_of, varied_of
 from .options import RUNS_DIR, Json, Runs, Which, takes
 
 PROMPTS = replace(
@@ -19,11 +20,17 @@ Sides = Annotated[
     typer.Argument(
         metavar="GRAPH GRAPH...",
         help="Shipped graphs or graph files; GRAPH@PATH=VALUE,... with settings of its own.",
+        autocompletion=graph_names_of,
     ),
 ]
 Graphs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="GRAPH...", help="Shipped graphs or graph files.", show_default=False),
+    typer.Argument(
+        metavar="GRAPH...",
+        help="Shipped graphs or graph files.",
+        show_default=False,
+        autocompletion=graph_names_of,
+    ),
 ]
 Quick = Annotated[
     bool,
@@ -33,6 +40,25 @@ Every = Annotated[bool, typer.Option("--all", help="All shipped graphs.")]
 Out = Annotated[
     Path | None,
     typer.Option("--out", metavar="DIR", help="Write DIR/GRAPH.md and .json, print no page."),
+]
+Kept = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Keep tables there, and go on where it was left."),
+]
+Varied = Annotated[
+    str,
+    typer.Argument(
+        metavar="GRAPH", help="A shipped graph or a graph file.", autocompletion=graph_names_of
+    ),
+]
+Vary = Annotated[
+    list[str],
+    typer.Option(
+        "--vary",
+        metavar="PATH=VALUE,...",
+        help="Values of a setting; may be repeated.",
+        autocompletion=varied_of,
+    ),
 ]
 
 
@@ -49,7 +75,7 @@ def run(options: RunOptions) -> None:
 
 
 @takes("as_json", *SESSION, prompts=PROMPTS)
-def compare(options: RunOptions, sides: Sides) -> None:
+def compare(options: RunOptions, sides: Sides, out: Kept = None) -> None:
     """Compare graphs: whether their tokens are equal where they must be, and what each costs.
 
     Examples: `specsot compare bim_plain bim_eagle`,
@@ -58,7 +84,21 @@ def compare(options: RunOptions, sides: Sides) -> None:
     """
     from ..bench.command import compare_command
 
-    raise typer.Exit(compare_command(tuple(sides), options))
+    own = replace(options, argv=tuple(sys.argv))
+    raise typer.Exit(compare_command(tuple(sides), own, out))
+
+
+@takes("as_json", *SESSION, prompts=PROMPTS)
+def sweep(options: RunOptions, graph: Varied, vary: Vary, out: Kept = None) -> None:
+    """Vary settings of a graph: every combination, compared as `specsot compare` does.
+
+    Examples: `specsot sweep bim_eagle --vary drafter.nodes=4,8,16`,
+    `specsot sweep bim_eagle --vary drafter.nodes=4,8 --vary layout.kind=bim,batching --out swept`.
+    """
+    from ..bench.sweep import sweep_command
+
+    own = replace(options, argv=tuple(sys.argv))
+    raise typer.Exit(sweep_command(graph, tuple(vary), own, out))
 
 
 @takes("as_json", *SESSION, prompts=PROMPTS)

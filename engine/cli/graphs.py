@@ -5,7 +5,6 @@ Exit codes: 0 good, 3 a graph has problems.
 """
 
 import json
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -19,8 +18,9 @@ from ..errors import Code
 from ..prepare.environment import embedded_layers
 from ..prepare.files import graph_names, open_graph
 from ..prepare.repeat import graph_yaml
-from ..shell import pointed, print_json
+from ..shell import print_json, tell_problems
 from ..view.diagram import describe_graph, describe_words, mermaid
+from .completing import graph_names_of
 from .options import Sets
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
@@ -28,7 +28,10 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document instead of
 
 def check(
     graphs: Annotated[
-        list[str] | None, typer.Argument(help="Paths or shipped names; default: all shipped.")
+        list[str] | None,
+        typer.Argument(
+            help="Paths or shipped names; default: all shipped.", autocompletion=graph_names_of
+        ),
     ] = None,
     sets: Sets = None,
     as_json: Json = False,
@@ -48,13 +51,14 @@ def check(
         for program in good:
             states, ways = len(program.graph.states), len(program.graph.transitions)
             typer.echo(f"{program.source.file}: good ({states} states, {ways} transitions)")
-        for problem in problems:
-            print(pointed(problem), file=sys.stderr)
+        tell_problems(problems)
     raise typer.Exit(Code.GRAPH if problems else Code.OK)
 
 
 def show(
-    graph: Annotated[str, typer.Argument(help="A path or a shipped name.")],
+    graph: Annotated[
+        str, typer.Argument(help="A path or a shipped name.", autocompletion=graph_names_of)
+    ],
     full: Annotated[
         bool, typer.Option("--full", help="Instead: the whole graph, with all that it extends.")
     ] = False,
@@ -111,5 +115,5 @@ def _open(ref: str, sets: list[str] | None) -> Program:
     try:
         return open_graph(ref, sets or ())
     except GraphError as error:
-        print(*map(pointed, error.problems), sep="\n", file=sys.stderr)
+        tell_problems(error.problems)
         raise typer.Exit(Code.GRAPH) from None

@@ -1,6 +1,7 @@
 """The command line. Each command's module is imported only when that command is asked for."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -10,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from ..shell import one_line_for_faults, open_streams, quiet_pipes
+from .completing import asked_for, join_words
 
 PROGRAM = "specsot"
 COMPLETING = "_SPECSOT_COMPLETE"
@@ -27,10 +29,12 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("run", "decoding", "run", "Answer a prompt, live, from a graph."),
     Command("compare", "decoding", "compare", "Compare graphs: equal tokens, and the cost."),
+    Command("sweep", "decoding", "sweep", "Vary settings of a graph: what each costs, the best."),
     Command("certify", "decoding", "certify", "Certify that a graph is lossless."),
     Command("verify-run", "decoding", "verify_run", "Hold a run folder to plain transformers."),
     Command("check", "graphs", "check", "Check graphs: every problem with its place."),
     Command("show", "graphs", "show", "Print a graph; --full, --resolved, --mermaid."),
+    Command("explain", "explain", "explain", "What a problem's code or an exit code means."),
     Command("init", "init", "init", "Copy graphs, prompts and settings, to be changed."),
     Command("list", "graphs", "list_graphs", "The shipped graphs, and what each is for."),
     Command("schema", "graphs", "schema", "The JSON schema of graph files."),
@@ -92,10 +96,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     names = [word for word in words if not word.startswith("-")][:1]
     if COMPLETING in os.environ:
-        names = [command.name for command in COMMANDS]
+        join_words(os.environ)
+        names = asked_for(os.environ)
     open_streams()
     # A thread that spins while it waits is in the way of whoever else wants the CPU: beside a busy
     # neighbour that costs half of the speed; sleeping costs a fifth, on an idle machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with one_line_for_faults():
-        build(names)(args=words, prog_name=PROGRAM)
+    try:
+        with one_line_for_faults():
+            build(names)(args=words, prog_name=PROGRAM)
+    finally:
+        if argv is None:  # the program ends: Ctrl-C while it closes would be a traceback
+            signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -11,6 +11,7 @@ import typer
 
 from ..prepare.options import OPTIONS, OptionText, RunOptions, flag_of
 from ..shell import user_errors
+from .completing import BY_OPTION, runs_of
 
 FIELDS = {field.name: field for field in fields(RunOptions)}
 LISTS: dict[Any, Any] = {  # as typer wants them
@@ -26,6 +27,7 @@ def option(name: str, text: OptionText | None = None) -> Any:
     variable = name.upper() if text.argument else flag_of(name)[2:].replace("-", "_").upper()
     known: Any = {"help": text.help, "metavar": text.metavar}
     known["envvar"] = f"SPECSOT_{variable}" if text.mirrored else None
+    known["autocompletion"] = BY_OPTION.get(name)
     if text.argument:
         return typer.Argument(show_default=False, **known)
     return typer.Option(*text.flags or (flag_of(name),), **known)
@@ -35,7 +37,7 @@ Runs = Annotated[
     Path, typer.Option("--runs-dir", envvar="SPECSOT_RUNS_DIR", help="Where run folders are.")
 ]
 WHICH = "A folder, `latest`, a graph (its newest run), or the beginning or end of a name."
-Which = Annotated[str, typer.Argument(metavar="RUN", help=WHICH)]
+Which = Annotated[str, typer.Argument(metavar="RUN", help=WHICH, autocompletion=runs_of)]
 RUNS_DIR = Path("runs")
 Json = Annotated[bool, option("as_json")]
 Sets = Annotated[list[str] | None, option("sets")]

@@ -34,7 +34,7 @@ def run_command(options: RunOptions) -> int:
             lines += [f"warning: {line}" for line in differences(job.made_with, provenance)]
         for line in lines if not options.quiet else ():
             complain(line)
-        folder = SparedFolder(options.runs_dir, job.program.graph.name)
+        folder = SparedFolder.create(options.runs_dir, job.program.graph.name)
         outcome = perform(job, session, provenance, folder)
         delivered = print_result(job, folder, outcome, provenance.threads)
         whole = delivered and not folder.faults

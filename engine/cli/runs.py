@@ -10,6 +10,7 @@ from ..errors import Code, UsageError
 from ..record.kept_runs import difference, find_run, kept_runs, remove, to_clean
 from ..record.trace_export import as_csv, as_perfetto, records_of
 from ..shell import complain, print_json, put, user_errors
+from .completing import runs_of
 from .options import RUNS_DIR, WHICH, Json, Runs, Which
 
 runs = typer.Typer(help="Kept runs: list, show, diff, clean.", no_args_is_help=True)
@@ -41,8 +42,10 @@ def show(run: Which = "latest", runs_dir: Runs = RUNS_DIR) -> None:
 
 @runs.command()
 def diff(
-    first: Annotated[str, typer.Argument(metavar="RUN", help=WHICH)],
-    second: Annotated[str, typer.Argument(metavar="RUN", help="Another.")] = "latest",
+    first: Annotated[str, typer.Argument(metavar="RUN", help=WHICH, autocompletion=runs_of)],
+    second: Annotated[
+        str, typer.Argument(metavar="RUN", help="Another.", autocompletion=runs_of)
+    ] = "latest",
     runs_dir: Runs = RUNS_DIR,
     as_json: Json = False,
 ) -> None:

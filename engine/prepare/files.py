@@ -13,6 +13,7 @@ from ...states.graph.graph import EXTENDS
 from ...states.graph.load import load_program, op_table
 from ...states.graph.overrides import base_of, extend
 from ...states.graph.program import Program
+from ...states.yaml.codes import ProblemCode
 from ...states.yaml.source import GraphError, Problem, Source, decode, hint, quoted
 from ...states.yaml.yaml12 import MAX_BYTES
 
@@ -67,7 +68,7 @@ def _extended(source: Source, chain: tuple[GraphFile, ...]) -> Source:
     beside = (str(Path(place).parent / name) for place in chain[-1])
     base = _find(name, GraphFile(*beside))
 
-    wrong = partial(source.problem, (EXTENDS,))
+    wrong = partial(source.problem, (EXTENDS,), code=ProblemCode.EXTENDS)
     way = " > ".join(file.shown for file in (*chain, base))
     if any(os.path.realpath(base.path) == os.path.realpath(file.path) for file in chain):
         raise GraphError([wrong(f"a graph cannot extend itself: {way}")])
@@ -109,7 +110,8 @@ def read_source(ref: str, shown: str = "", wrong: Callable[[str], Problem] | Non
         shown: how messages call the file, if not by its path.
         wrong: the problem to raise when it cannot be read; by default one of that file.
     """
-    problem = wrong or (lambda message: Problem(shown or ref or "''", 0, 0, "file", message))
+    name = shown or ref or "''"
+    problem = wrong or (lambda message: Problem(name, 0, 0, "file", message, ProblemCode.FILE))
     data = None
     try:
         mode = Path(ref).stat().st_mode

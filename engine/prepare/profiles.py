@@ -9,6 +9,7 @@ from ...states.graph.drafters import DRAFTERS
 from ...states.graph.graph import Graph
 from ...states.graph.overrides import Change
 from ...states.graph.plugins import installed_kinds
+from ...states.yaml.codes import ProblemCode
 from ...states.yaml.source import GraphError, Source, hint
 from ...states.yaml.spec import Spec, Text
 from ..errors import UsageError
@@ -54,6 +55,7 @@ def check_drafters(profiles: Mapping[str, Profile], source: Source) -> None:
         source.problem(
             (KEY, name, "drafters", kind),
             f"no drafter {kind!r}{hint(kind, known)}; there are: {', '.join(known)}",
+            ProblemCode.UNKNOWN_KIND,
             key=True,
         )
         for name, profile in profiles.items()
@@ -117,5 +119,5 @@ class ChosenProfile:
     def _place(self, *at: str) -> str:
         path = (KEY, self.name, *at)
         deepest = max(self._sources, key=lambda source: len(source.nearest(path)))
-        place = deepest.problem(path, "", key=True)
-        return f"{place.file}:{place.line}:{place.column}: {KEY}.{self.name}"
+        file, line, column = deepest.place(path, key=True)
+        return f"{file}:{line}:{column}: {KEY}.{self.name}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from ..errors import UsageError
 
@@ -24,7 +24,7 @@ class RunFolder:
         self._trace: TextIO | None = None
 
     @classmethod
-    def create(cls, runs: Path, graph: str) -> "RunFolder":
+    def create(cls, runs: Path, graph: str) -> Self:
         """A new folder; `latest` beside it points there.
 
         Raises:
@@ -37,6 +37,20 @@ class RunFolder:
             reason = error.strerror or error
             message = f"{runs}: no run folder can be made there: {reason} (see --runs-dir)"
             raise UsageError(message) from None
+        return cls(path)
+
+    @classmethod
+    def at(cls, path: Path) -> Self:
+        """The folder that a user named, made if it is not there.
+
+        Raises:
+            UsageError: it cannot be made.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = error.strerror or error
+            raise UsageError(f"{path}: no folder can be made there: {reason}") from None
         return cls(path)
 
     def write_text(self, name: str, text: str) -> None:
@@ -70,7 +84,7 @@ class RunFolder:
 
 
 class SparedFolder(RunFolder):
-    """A run folder that the run can do without: the disk may be full, the place read-only.
+    """A folder that the work can do without: the disk may be full, the place read-only.
 
     Attributes:
         path: where the folder is, or would have been.
@@ -78,15 +92,19 @@ class SparedFolder(RunFolder):
         faults: what could not be written and why, in order.
     """
 
-    def __init__(self, runs: Path, graph: str) -> None:
-        self.faults: list[str] = []
+    def __init__(self, path: Path, fault: str = "") -> None:
+        super().__init__(path)
+        self.faults = [fault] if fault else []
+        self.there = not fault
         self._lost = False  # the trace, from some record on
+
+    @classmethod
+    def create(cls, runs: Path, graph: str) -> Self:
+        """A new folder as of `RunFolder`, or the fault that there is none."""
         try:
-            super().__init__(RunFolder.create(runs, graph).path)
+            return super().create(runs, graph)
         except UsageError as error:
-            super().__init__(runs)
-            self.faults.append(str(error))
-        self.there = not self.faults
+            return cls(runs, str(error))
 
     @property
     def words(self) -> str:

@@ -29,6 +29,7 @@ from ...states.text.prompt_tokens import PromptTokens
 from ...states.text.prompts import PromptBook
 from ...states.text.template import TemplateError, load_template
 from ...states.trace import Sink
+from ...states.yaml.codes import ProblemCode
 from ...states.yaml.source import GraphError, Problem
 from ..chunks.cache import ChunkLibrary, chunks_for
 from ..chunks.store import ChunkStore
@@ -88,11 +89,16 @@ class Session:
         """The graph's rules, whose token ids the model must know."""
         sampling, source = self.program.graph.sampling, self.program.source
         size = self.models.target.vocab_size
-        wrong = [
-            source.problem(("sampling", name), f"no token {token}: the model has {size} of them")
+        unknown = [
+            (name, token)
             for name in ("logit_bias", "banned", "forced")
             for token in getattr(sampling, name)
             if token >= size
+        ]
+        reason = f"the model has {size} of them"
+        wrong = [
+            source.problem(("sampling", name), f"no token {token}: {reason}", ProblemCode.NO_TOKEN)
+            for name, token in unknown
         ]
         if wrong:
             raise GraphError(wrong)
@@ -207,7 +213,8 @@ class Session:
             return new_pool(model, capacity, rows, self.models)
         except (MemoryError, OSError) as error:
             source = self.program.source
-            raise GraphError([source.problem(("layout", "capacity"), str(error))]) from None
+            at, code = ("layout", "capacity"), ProblemCode.NO_MEMORY
+            raise GraphError([source.problem(at, str(error), code)]) from None
 
 
 def _taps(
@@ -232,7 +239,8 @@ def prompt_book(graph: Graph, models: Models) -> PromptBook:
     template = load_template(template_for(skeleton, models))
     if skeleton.format not in ("auto", template.format):
         message = f"its outlines are {template.format!r}, the graph says {skeleton.format!r}"
-        raise TemplateError([Problem(template.name, 0, 0, "template.format", message)])
+        where = "template.format"
+        raise TemplateError([Problem(template.name, 0, 0, where, message, ProblemCode.TEXTS)])
     most, tools = skeleton.max_branches, skeleton.tools
     return PromptBook(tokenizer, template, skeleton.share, stops, max_branches=most, tools=tools)
 

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from ...ops.registry import OpTable
 from ...ops.sampling.settings import Draws, fitting_rules
+from ..yaml.codes import ProblemCode
 from ..yaml.source import Problem, Source
 from .blocks import BeamBlock, BlendBlock, Sampling
 from .drafter_spec import Drafter
@@ -31,20 +32,20 @@ def _check_beam(graph: Graph, beam: BeamBlock, src: Source) -> Iterator[Problem]
     """A search writes whole answers, undrafted and undrawn; its rows must fit."""
     if graph.drafter.kind != "none":
         message = f"beam search takes no drafter: the kind must be none, not {graph.drafter.kind}"
-        yield src.problem(("drafter", "kind"), message)
+        yield src.problem(("drafter", "kind"), message, ProblemCode.BEAM_ALONE)
     if graph.skeleton is not None:
         message = "beam search writes one answer: a graph with the block `beam` has no skeleton"
-        yield src.problem(("skeleton",), message, key=True)
+        yield src.problem(("skeleton",), message, ProblemCode.BEAM_ALONE, key=True)
     for name, usual in Sampling.model_validate({}):
         if getattr(graph.sampling, name) != usual:
             message = f"beam search draws nothing: {name} must be {usual}"
-            yield src.problem(("sampling", name), message)
+            yield src.problem(("sampling", name), message, ProblemCode.BEAM_ALONE)
     tokens = graph.limits.max_new_tokens
     slots = 2 + beam.num_beams * tokens
     if slots > graph.layout.capacity:
         size = f"1 prompt token + {beam.num_beams} beams with {tokens} tokens + 1 = {slots} slots"
         message = f"{size}, but layout.capacity is {graph.layout.capacity}"
-        yield src.problem(("beam", "num_beams"), message)
+        yield src.problem(("beam", "num_beams"), message, ProblemCode.BUDGET)
 
 
 def _foreign_ops(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]:
@@ -52,32 +53,32 @@ def _foreign_ops(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]
     for at, call, entry in graph.calls(table):
         if entry and entry.declared.commits and "beam" not in entry.declared.needs:
             message = f"{call.op!r} has no place in a beam search: it commits single tokens"
-            yield src.problem(at, message)
+            yield src.problem(at, message, ProblemCode.BEAM_OP)
 
 
 def _check_blend(graph: Graph, blend: BlendBlock, src: Source) -> Iterator[Problem]:
     """Check layers and ratios go together; what the rest of the graph allows."""
     if not blend.check_layers:
-        yield src.problem(("blend", "check_layers"), "must not be empty")
+        yield src.problem(("blend", "check_layers"), "must not be empty", ProblemCode.BLEND_LAYERS)
         return
     for i, (before, after) in enumerate(pairwise(blend.check_layers), 1):
         if after <= before:
             message = f"check layers must increase, but {after} follows {before}"
-            yield src.problem(("blend", "check_layers", i), message)
+            yield src.problem(("blend", "check_layers", i), message, ProblemCode.BLEND_LAYERS)
     if len(blend.ratios) != len(blend.check_layers):
         message = f"one share per check layer: {len(blend.ratios)} for {len(blend.check_layers)}"
-        yield src.problem(("blend", "ratios"), message)
+        yield src.problem(("blend", "ratios"), message, ProblemCode.BLEND_RATIOS)
     for i, (more, less) in enumerate(pairwise(blend.ratios), 1):
         if less > more:
             message = f"shares must not grow, but {less} follows {more}"
-            yield src.problem(("blend", "ratios", i), message)
+            yield src.problem(("blend", "ratios", i), message, ProblemCode.BLEND_RATIOS)
     if graph.beam is not None:
         message = "beam search reuses nothing: a graph with the block `beam` has no block `blend`"
-        yield src.problem(("blend",), message, key=True)
+        yield src.problem(("blend",), message, ProblemCode.BEAM_ALONE, key=True)
     alone = graph.layout.kind == "bim" and graph.layout.max_active == 1 and graph.skeleton is None
     if blend.mask == "bottom_right" and not alone:
         message = "bottom_right is for one sequence: layout bim with max_active 1, and no skeleton"
-        yield src.problem(("blend", "mask"), message)
+        yield src.problem(("blend", "mask"), message, ProblemCode.BLEND_MASK)
 
 
 def _check_skeleton(graph: Graph, skeleton: Skeleton, src: Source) -> Iterator[Problem]:
@@ -87,14 +88,16 @@ def _check_skeleton(graph: Graph, skeleton: Skeleton, src: Source) -> Iterator[P
     """
     if skeleton.documents == "branches" and "Search" not in skeleton.tools:
         message = "branches get what they search for, but skeleton.tools has no 'Search'"
-        yield src.problem(("skeleton", "documents"), message)
+        yield src.problem(("skeleton", "documents"), message, ProblemCode.NO_SEARCH)
     at, merge = ("skeleton", "merge"), skeleton.merge
     if merge == "concat":
         return
     if all(call.op != FOLD for state in graph.states.values() for call in state.ops):
-        yield src.problem(at, f"{merge}, but no state runs the op {FOLD!r} that folds the parts")
+        message = f"{merge}, but no state runs the op {FOLD!r} that folds the parts"
+        yield src.problem(at, message, ProblemCode.NO_FOLD)
     if merge == "blend" and graph.blend is None:
-        yield src.problem(at, "blend needs the block `blend`, which says what is recomputed")
+        message = "blend needs the block `blend`, which says what is recomputed"
+        yield src.problem(at, message, ProblemCode.NO_FOLD)
 
 
 def _check_sampling(graph: Graph, src: Source) -> Iterator[Problem]:
@@ -107,25 +110,25 @@ def _check_sampling(graph: Graph, src: Source) -> Iterator[Problem]:
         return
     if drafter.shared is not None and drafter.draws_as is not Draws.BEST:
         message = "under accept: rejection, drafts that are drawn cannot be ranked: draws: best"
-        yield src.problem(("drafter", "rows_per_round"), message)
+        yield src.problem(("drafter", "rows_per_round"), message, ProblemCode.RANKED_DRAWS)
     fitting = fitting_rules(drafter.draws_as, drafter.is_chain)
     if rule is not None and rule not in fitting:
         how = f"{drafter.kind} drafts {'chains' if drafter.is_chain else 'trees'}"
         which = {"best": "of the best tokens", "sampled": "of independent draws"}
         made = which.get(drafter.draws_as, "of draws without replacement")
         message = f"rule {rule!r} does not fit: {how} {made}, which takes {' or '.join(fitting)}"
-        yield src.problem(("sampling", "rule"), message)
+        yield src.problem(("sampling", "rule"), message, ProblemCode.RULE)
 
 
 def _check_two_drafters(graph: Graph, outlines: Drafter, src: Source) -> Iterator[Problem]:
     """What outlines and parts that are drafted for by different drafters cannot have."""
-    at = ("skeleton", "drafter")
+    at, code = ("skeleton", "drafter"), ProblemCode.TWO_DRAFTERS
     for place, drafter in ((at, outlines), (("drafter",), graph.drafter)):
         for name in ("rows_per_round", "filler_top_k"):
             if (getattr(drafter, name, None) or 1) > 1:
                 message = "must be left out where outlines have a drafter of their own"
-                yield src.problem((*place, name), message, key=True)
+                yield src.problem((*place, name), message, code, key=True)
     if graph.sampling.accept == "rejection":
-        yield src.problem(at, "a second drafter takes `sampling.accept: match`", key=True)
+        yield src.problem(at, "a second drafter takes `sampling.accept: match`", code, key=True)
     if graph.blend is not None:
-        yield src.problem(at, "cached documents (`blend`) take one drafter", key=True)
+        yield src.problem(at, "cached documents (`blend`) take one drafter", code, key=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ...ops.registry import OpEntry, OpSetting, OpTable, RegistryError
+from ..yaml.codes import ProblemCode
 from ..yaml.source import Problem, Source, hint, quoted
 from ..yaml.yaml12 import Path
 from .drafter_spec import Drafter, most_of
@@ -31,7 +32,7 @@ def with_named_functions(
         try:
             entry = named_function(kind, name)
         except RegistryError as error:
-            problems.append(src.problem(at, str(error)))
+            problems.append(src.problem(at, str(error), ProblemCode.NO_FUNCTION))
             continue
         if kind == "op":
             ops[name] = (entry,)
@@ -53,16 +54,18 @@ def check_names(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]:
     """States, ops, guards, settings and `$refs` must exist; named functions were looked up."""
     states = graph.states
     if graph.initial not in states:
-        yield src.problem(("initial",), _no("state", graph.initial, states))
+        message = _no("state", graph.initial, states)
+        yield src.problem(("initial",), message, ProblemCode.NO_STATE)
     for at, call, entry in graph.calls(table):
         yield from _check_call(graph, src, table, at, call, entry)
     for i, edge in enumerate(graph.transitions):
         for end, name in (("from", edge.from_), ("to", edge.to)):
             if name not in states:
-                yield src.problem(("transitions", i, end), _no("state", name, states))
+                message = _no("state", name, states)
+                yield src.problem(("transitions", i, end), message, ProblemCode.NO_STATE)
         if edge.when is not None and edge.when not in table.guards and ":" not in edge.when:
             message = _no("guard", edge.when, table.guards, table.faults)
-            yield src.problem(("transitions", i, "when"), message)
+            yield src.problem(("transitions", i, "when"), message, ProblemCode.NO_GUARD)
     yield from _check_blocks(graph, src, table)
 
 
@@ -75,24 +78,28 @@ def _check_call(
 ) -> Iterator[Problem]:
     if call.op not in table.ops:
         if ":" not in call.op:
-            yield src.problem((*at, "op"), _no("op", call.op, table.ops, table.faults))
+            message = _no("op", call.op, table.ops, table.faults)
+            yield src.problem((*at, "op"), message, ProblemCode.NO_OP)
         return
     if entry is None:
         kinds = f"layout {graph.layout.kind!r} with drafter {graph.drafter.kind!r}"
         message = f"op {call.op!r} does not run under {kinds}"
-        yield src.problem((*at, "op"), "; ".join([message, *table.faults]))
+        message = "; ".join([message, *table.faults])
+        yield src.problem((*at, "op"), message, ProblemCode.NO_VARIANT)
         return
     settings = {s.name: s for s in entry.settings}
     for key, value in call.with_.items():
         if key not in settings:
             message = f"{call.op!r} has no setting {quoted(key)}{hint(key, settings)}"
-            yield src.problem((*at, "with", key), message, key=True)
-        elif message := _wrong_value(graph, settings[key], value):
-            yield src.problem((*at, "with", key), message)
+            yield src.problem((*at, "with", key), message, ProblemCode.NO_SETTING, key=True)
+        elif wrong := _wrong_value(graph, settings[key], value):
+            yield src.problem((*at, "with", key), *wrong)
+    if any(getattr(graph, block, None) is None for block in entry.declared.needs):
+        return  # the block that would give them is missing, which is told by itself
     for name in (s.name for s in entry.settings if s.required and s.name not in call.with_):
         if find_setting(graph, call, name) is MISSING:
             message = f"{call.op!r} needs the setting {name!r}: no block gives it"
-            yield src.problem(at, f"{message}, nor does `with`")
+            yield src.problem(at, f"{message}, nor does `with`", ProblemCode.NEEDS_SETTING)
 
 
 def find_setting(graph: Graph, call: Call, name: str) -> Any:
@@ -115,18 +122,20 @@ def _is_ref(value: Any) -> bool:
     return isinstance(value, str) and value.startswith("$")
 
 
-def _wrong_value(graph: Graph, setting: OpSetting, value: Any) -> str:
+def _wrong_value(graph: Graph, setting: OpSetting, value: Any) -> tuple[str, ProblemCode] | None:
     if _is_ref(value):
         try:
             value = graph.refer(value[1:])
         except KeyError:
             known = _references(graph)
-            return f"{quoted(value)} names nothing in this graph{hint(value, known)}"
+            message = f"{quoted(value)} names nothing in this graph{hint(value, known)}"
+            return message, ProblemCode.NO_REFERENCE
     kinds = {k.strip() for k in setting.kind.split("|")}
     if not kinds <= _KINDS.keys() or any(_KINDS[k][1](value) for k in kinds):
-        return ""
+        return None
     wanted = " or ".join(_KINDS[k][0] for k in sorted(kinds))
-    return f"{setting.name!r} must be {wanted}, not {kind_of(value)}"
+    message = f"{setting.name!r} must be {wanted}, not {kind_of(value)}"
+    return message, ProblemCode.SETTING_VALUE
 
 
 def _is_number(value: Any) -> bool:
@@ -154,12 +163,13 @@ def _check_blocks(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem
         for block in entry.declared.needs if entry else ():
             needed.add(block)
             if getattr(graph, block, None) is None:
-                yield src.problem(at, f"{call.op!r} needs the block {block!r} in this graph")
+                message = f"{call.op!r} needs the block {block!r} in this graph"
+                yield src.problem(at, message, ProblemCode.NEEDS_BLOCK)
     for block in OPTIONAL_BLOCKS:
         users = {e.name for es in table.ops.values() for e in es if block in e.declared.needs}
         if users and block not in needed and getattr(graph, block) is not None:
             message = f"no state runs an op that reads this block: {', '.join(sorted(users))}"
-            yield src.problem((block,), message, key=True)
+            yield src.problem((block,), message, ProblemCode.UNUSED_BLOCK, key=True)
 
 
 def check_sizes(graph: Graph, src: Source) -> Iterator[Problem]:
@@ -168,7 +178,8 @@ def check_sizes(graph: Graph, src: Source) -> Iterator[Problem]:
     most, (room, shape) = most_of(drafter.offered), drafter.room
     first = _drafted(drafter, 1, 1)
     if most > room:
-        yield src.problem(("drafter", "nodes"), f"{most} nodes are too many: {shape}")
+        message = f"{most} nodes are too many: {shape}"
+        yield src.problem(("drafter", "nodes"), message, ProblemCode.TREE_SIZE)
     budgets = {("limits", "max_new_tokens"): graph.limits.max_new_tokens}
     if outline is not None:
         budgets[("skeleton", "max_tokens")] = outline.max_tokens
@@ -177,7 +188,8 @@ def check_sizes(graph: Graph, src: Source) -> Iterator[Problem]:
         need = 1 + budget + first + 1  # one prompt token, the answer, one tree with its root
         if need > layout.capacity:
             size = f"1 prompt token + {budget} new ones + {first} nodes + 1 = {need} slots"
-            yield src.problem(path, f"{size}, but layout.capacity is {layout.capacity}")
+            message = f"{size}, but layout.capacity is {layout.capacity}"
+            yield src.problem(path, message, ProblemCode.BUDGET)
     side = _per_active(drafter.offered, layout.max_active)
     rows = layout.max_active if layout.kind == "bim" else 1  # trees in a row of the pool
     need = 2 * rows + _drafted(drafter, layout.max_active, rows)
@@ -185,7 +197,8 @@ def check_sizes(graph: Graph, src: Source) -> Iterator[Problem]:
         apart = drafter.shared is None or drafter.shared >= rows * side
         trees = f"{side} nodes each" if apart else f"{drafter.shared} nodes together"
         message = f"{layout.max_active} branches with {trees} need {need} slots"
-        yield src.problem(("layout", "max_active"), f"{message}, capacity is {layout.capacity}")
+        message = f"{message}, capacity is {layout.capacity}"
+        yield src.problem(("layout", "max_active"), message, ProblemCode.ROWS)
 
 
 def _drafted(drafter: Drafter, active: int, trees: int) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from ...ops.registry import OpEntry, OpTable
+from ..yaml.codes import ProblemCode
 from ..yaml.source import Problem, Source
 from ..yaml.yaml12 import Path
 from .board import LINEAR_KEYS
@@ -24,20 +25,25 @@ def check_shape(graph: Graph, src: Source) -> Iterator[Problem]:
     for name, state in graph.states.items():
         here, out = ("states", name), graph.edges_from(name)
         if state.final and out:
-            yield src.problem(here, "final, but a transition leaves it", key=True)
+            yield src.problem(
+                here, "final, but a transition leaves it", ProblemCode.FINAL_LEFT, key=True
+            )
         elif not state.final and not out:
-            yield src.problem(here, "not final, but no transition leaves it", key=True)
+            message = "not final, but no transition leaves it"
+            yield src.problem(here, message, ProblemCode.DEAD_END, key=True)
         elif not state.final and name not in ending and reachable & finals:
-            yield src.problem(here, "no final state can be reached from here", key=True)
+            message = "no final state can be reached from here"
+            yield src.problem(here, message, ProblemCode.NO_WAY_OUT, key=True)
         if out and out[-1].when is not None and all(e.when is not None for e in out):
             last = max(i for i, e in enumerate(graph.transitions) if e is out[-1])
             message = f"the last way out of {name!r} must have no `when`"
-            yield src.problem(_place(src, last), message)
+            yield src.problem(_place(src, last), message, ProblemCode.GUARDED_LAST)
         if name not in reachable:
-            yield src.problem(here, "cannot be reached", key=True)
+            yield src.problem(here, "cannot be reached", ProblemCode.UNREACHABLE, key=True)
     if not reachable & finals:
         which = f"none of {', '.join(finals)} can be reached" if finals else "no state is final"
-        yield src.problem(("states",), f"{which}: a run would never end", key=True)
+        message = f"{which}: a run would never end"
+        yield src.problem(("states",), message, ProblemCode.NO_END, key=True)
 
 
 def _never_taken(graph: Graph, src: Source) -> Iterator[Problem]:
@@ -46,12 +52,13 @@ def _never_taken(graph: Graph, src: Source) -> Iterator[Problem]:
     for i, edge in enumerate(graph.transitions):
         if edge.from_ in unguarded:
             message = f"never taken: {src.where(_place(src, unguarded[edge.from_]))} has no guard"
-            yield src.problem(_place(src, i), message)
+            yield src.problem(_place(src, i), message, ProblemCode.NEVER_TAKEN)
         elif edge.when is None:
             unguarded[edge.from_] = i
         elif (edge.from_, edge.when) in guards:
             same = src.where(_place(src, guards[edge.from_, edge.when]))
-            yield src.problem(_place(src, i), f"never taken: {same} has the same guard")
+            message = f"never taken: {same} has the same guard"
+            yield src.problem(_place(src, i), message, ProblemCode.NEVER_TAKEN)
         else:
             guards[edge.from_, edge.when] = i
 
@@ -118,7 +125,7 @@ def _missing_reads(
             why = (
                 "unset on some path here" if key in anywhere else "which no op of this graph writes"
             )
-            yield src.problem(at, f"{entry.name!r} reads {key!r}, {why}")
+            yield src.problem(at, f"{entry.name!r} reads {key!r}, {why}", ProblemCode.UNSET)
 
 
 def _lost_values(src: Source, at: Path, entry: OpEntry, possible: Keys) -> Iterator[Problem]:
@@ -126,7 +133,7 @@ def _lost_values(src: Source, at: Path, entry: OpEntry, possible: Keys) -> Itera
     for key in entry.declared.writes:
         if key in LINEAR_KEYS and key in unread:
             message = f"{entry.name!r} writes {key!r} while an earlier one is still unread"
-            yield src.problem(at, message)
+            yield src.problem(at, message, ProblemCode.UNREAD)
 
 
 def _done_already(src: Source, at: Path, steps: tuple[OpStep, ...]) -> Iterator[Problem]:
@@ -142,7 +149,7 @@ def _done_already(src: Source, at: Path, steps: tuple[OpStep, ...]) -> Iterator[
     in_place = any(step.entry.name.endswith("_") for step in since[1:])
     if written.isdisjoint(last.entry.reads) and not in_place:
         reason = f"has just run ({since[0].at}): nothing has changed"
-        yield src.problem(at, f"{last.entry.name!r} {reason}")
+        yield src.problem(at, f"{last.entry.name!r} {reason}", ProblemCode.REPEATED)
 
 
 def _after(step: OpStep, keys: Keys) -> Keys:
@@ -185,4 +192,4 @@ def check_progress(graph: Graph, src: Source, steps: Steps) -> Iterator[Problem]
             reported.update(path)
             cycle = " > ".join((edge.from_, *reversed(path)))
             message = f"the cycle {cycle} commits no token: a run could stay in it for ever"
-            yield src.problem(_place(src, i), message)
+            yield src.problem(_place(src, i), message, ProblemCode.IDLE_CYCLE)

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from ..yaml.codes import ProblemCode
 from ..yaml.source import GraphError, Problem, Source, quoted
 from ..yaml.yaml12 import Path
 from .graph import EXTENDS, KINDS, MACHINE
@@ -30,10 +31,11 @@ def base_of(source: Source) -> str | None:
         return None
     name = source.data[EXTENDS]
     why = "a graph that extends another replaces blocks only: states stand in machine files"
-    problems = [source.problem((k,), why, key=True) for k in MACHINE if k in source.data]
+    code = ProblemCode.EXTENDS
+    problems = [source.problem((k,), why, code, key=True) for k in MACHINE if k in source.data]
     if not isinstance(name, str) or not name:
         message = f"must be the name of a graph or the path of a file, not {kind_of(name)}"
-        problems.append(source.problem((EXTENDS,), message))
+        problems.append(source.problem((EXTENDS,), message, code))
     if problems:
         raise GraphError(problems)
     return str(name)
@@ -85,12 +87,12 @@ def parse_change(text: str) -> Change:
     path, equals, value = text.partition("=")
     if not equals or not all(path.split(".")):
         message = "write path=value, e.g. drafter.top_k=8"
-        raise GraphError([Problem(option, 0, 0, "option", message)])
+        raise GraphError([Problem(option, 0, 0, "option", message, ProblemCode.OPTION)])
     try:
         return Change(tuple(path.split(".")), Source(value, option).data, option)
     except GraphError as error:
         wrong = error.problems[0]
-        raise GraphError([Problem(option, 0, 0, path, wrong.message)]) from None
+        raise GraphError([Problem(option, 0, 0, path, wrong.message, wrong.code)]) from None
 
 
 def _put(source: Source, path: Path, value: Any, option: str) -> None:
@@ -101,7 +103,8 @@ def _put(source: Source, path: Path, value: Any, option: str) -> None:
     for i, part in enumerate(map(str, path)):
         key, last = _key(node, part), i == len(path) - 1
         if key is None:
-            raise GraphError([Problem(option, 0, 0, ".".join(map(str, path)), _no_way(done, node))])
+            where, why = ".".join(map(str, path)), _no_way(done, node)
+            raise GraphError([Problem(option, 0, 0, where, why, ProblemCode.OPTION)])
         if last or (isinstance(node, dict) and key not in node):
             node[key] = value if last else {}
             _forget(source, (*done, key))

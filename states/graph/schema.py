@@ -1,11 +1,12 @@
 """From plain data to a `Graph`, with every problem of the schema said in plain words."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from ..yaml.codes import ProblemCode
 from ..yaml.source import MOST, GraphError, Problem, Source, hint, quoted
 from ..yaml.spec import Spec
 from ..yaml.yaml12 import Path
@@ -31,10 +32,10 @@ def validate(source: Source) -> Graph:
     try:
         graph = Graph.model_validate(data)
     except ValidationError as error:
-        places = {replace(p, message="") for p in problems}
+        places = {p.place for p in problems}
         errors = error.errors(include_url=False)[: 10 * MOST]
-        rest = (problem(source, e, _model_at) for e in errors)
-        problems += [p for p in rest if replace(p, message="") not in places]
+        rest = (schema_problem(source, e, _model_at) for e in errors)
+        problems += [p for p in rest if p.place not in places]
     if problems:
         raise GraphError(problems)
     return graph
@@ -46,10 +47,11 @@ def validated(model: type[Block], source: Source) -> Block:
         return model.model_validate(source.data)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-    raise GraphError(problem(source, e, lambda loc, data: _inside(model, loc)) for e in errors)
+    inside = partial(_inside, model)
+    raise GraphError(schema_problem(source, e, inside) for e in errors)
 
 
-def _inside(model: type[BaseModel], loc: Path) -> type[BaseModel] | None:
+def _inside(model: type[BaseModel], loc: Path, _: Any) -> type[BaseModel] | None:
     """The model at a place: the file's, or one of those that a mapping of its fields holds."""
     field = model.model_fields.get(str(loc[0])) if len(loc) == 2 else None
     kinds = get_args(field.annotation) if field else ()
@@ -62,7 +64,8 @@ def check_mapping(source: Source, what: str) -> None:
     if not isinstance(source.data, dict):
         empty = source.data is None
         reason = "the file is empty" if empty else f"{kind_of(source.data)} at the top"
-        raise GraphError([source.problem((), f"{reason}; a {what} is a mapping of keys")])
+        message = f"{reason}; a {what} is a mapping of keys"
+        raise GraphError([source.problem((), message, ProblemCode.TOP)])
 
 
 def flatten_edges(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Path, Path]]:
@@ -103,13 +106,14 @@ def check_version(source: Source) -> None:
     version = source.data.get("version")
     if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
         message = f"the graph needs format {quoted(version)}, this specsot reads {VERSION}: upgrade"
-        raise GraphError([source.problem(("version",), f"{message} specsot")])
+        newer = source.problem(("version",), f"{message} specsot", ProblemCode.VERSION)
+        raise GraphError([newer])
 
 
 def _nulls(source: Source, value: Any, path: Path) -> Iterator[Problem]:
     """No setting of a graph may be null, except what an op is given under `with`."""
     if value is None:
-        yield source.problem(path, "must not be null")
+        yield source.problem(path, "must not be null", ProblemCode.NULL)
     elif isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, inner in items:
@@ -140,25 +144,35 @@ def _model_at(loc: Path, data: Any) -> type[BaseModel] | None:
     return next((one for one in kinds if isinstance(one, type) and issubclass(one, Spec)), None)
 
 
-def problem(source: Source, error: Any, model_at: Any) -> Problem:
+def schema_problem(source: Source, error: Any, model_at: Any) -> Problem:
     """One pydantic error as a problem: where it is in the file, in plain words."""
     loc: Path = error["loc"]
     kind: str = error["type"]
     if kind == "extra_forbidden":
         parent = source.nearest(loc[:-1])
-        return source.problem(loc, _extra(str(loc[-1]), parent, model_at, source.data), key=True)
+        message, code = _extra(str(loc[-1]), parent, model_at, source.data)
+        return source.problem(loc, message, code, key=True)
     if kind == "missing":
-        return source.problem(loc[:-1], f"the key {str(loc[-1])!r} is missing")
+        message = f"the key {str(loc[-1])!r} is missing"
+        return source.problem(loc[:-1], message, ProblemCode.MISSING_KEY)
     if kind == "union_tag_not_found":
-        return source.problem(loc, "the key 'kind' is missing")
+        return source.problem(loc, "the key 'kind' is missing", ProblemCode.MISSING_KEY)
     if kind == "union_tag_invalid":
         message = _no_kind(str(source.nearest(loc)[-1]), error["input"]["kind"])
-        return source.problem((*loc, "kind"), message)
+        return source.problem((*loc, "kind"), message, ProblemCode.UNKNOWN_KIND)
     if kind == "invalid_key":
-        return source.problem(loc, f"unknown key {loc[-1]}", key=True)
+        message = f"unknown key {loc[-1]}"
+        return source.problem(loc, message, ProblemCode.UNKNOWN_KEY, key=True)
     if "at" in error.get("ctx", {}):
         loc = (*loc, error["ctx"]["at"])
-    return source.problem(loc, _plain(error), key=kind.endswith("_key") or loc[-1:] == ("[key]",))
+    at_key = kind.endswith("_key") or loc[-1:] == ("[key]",)
+    return source.problem(loc, _plain(error), _code(kind), key=at_key)
+
+
+def _code(kind: str) -> ProblemCode:
+    if kind in _OWN:
+        return _OWN[kind]
+    return ProblemCode.WRONG_TYPE if kind in _WANTED else ProblemCode.WRONG_VALUE
 
 
 def _no_kind(block: str, kind: Any) -> str:
@@ -169,7 +183,7 @@ def _no_kind(block: str, kind: Any) -> str:
     return f"no {block} {quoted(kind)}{hint(kind, known)}; there are: {', '.join(known)}"
 
 
-def _extra(key: str, parent: Path, model_at: Any, data: Any) -> str:
+def _extra(key: str, parent: Path, model_at: Any, data: Any) -> tuple[str, ProblemCode]:
     model: type[BaseModel] | None = model_at(parent, data)
     known = [f.alias or name for name, f in model.model_fields.items()] if model else []
     known += [EXTENDS] if model is Graph else []
@@ -177,8 +191,9 @@ def _extra(key: str, parent: Path, model_at: Any, data: Any) -> str:
     other = [kind for kind, one in KINDS.get(block, {}).items() if key in one.model_fields]
     if other:
         mine = _kind_at(parent, data)
-        return f"{quoted(key)} belongs to the {block} {' or '.join(other)}, this is {mine}"
-    return f"unknown key {quoted(key)}{hint(key, known)}"
+        message = f"{quoted(key)} belongs to the {block} {' or '.join(other)}, this is {mine}"
+        return message, ProblemCode.OTHER_KIND
+    return f"unknown key {quoted(key)}{hint(key, known)}", ProblemCode.UNKNOWN_KEY
 
 
 def _plain(error: Any) -> str:
@@ -201,6 +216,7 @@ def _plain(error: Any) -> str:
     return message[:1].lower() + message[1:]
 
 
+_OWN = {"state_key": ProblemCode.STATE_NAME, "drafter": ProblemCode.NO_FUNCTION}
 _WANTED = {
     "int_type": "an integer",
     "float_type": "a number",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..yaml.codes import ProblemCode
 from ..yaml.source import Problem
 from .template import Piece, Template, TemplateError, Turns, pieces
 
@@ -109,4 +110,6 @@ class ChatWriter:
         return "".join(content if is_slot else piece for piece, is_slot in pieces(turn))
 
     def _error(self, message: str) -> TemplateError:
-        return TemplateError([Problem(self._template.name, 0, 0, "template", message)])
+        return TemplateError(
+            [Problem(self._template.name, 0, 0, "template", message, ProblemCode.TEXTS)]
+        )

@@ -94,8 +94,8 @@ def _items(text: str, name: str) -> tuple[list[Any], Place]:
     def place(line: int) -> str:
         if source is None:
             return f"{name}: item {line - 1}"
-        at = source.problem((line - 2,), "")
-        return f"{name}:{at.line}:{at.column}: item {line - 1}"
+        _, row, column = source.place((line - 2,))
+        return f"{name}:{row}:{column}: item {line - 1}"
 
     return data, place
 

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from ..graph.schema import check_mapping, problem
+from ..graph.schema import check_mapping, schema_problem
+from ..yaml.codes import ProblemCode
 from ..yaml.source import GraphError, Problem, Source, decode, hint
 from ..yaml.spec import Int, Spec
 from .outline import OutlineFormat
@@ -137,9 +138,12 @@ def load_template(name: str | Path) -> Template:
     except OSError as error:
         known = f"there are {', '.join(SHIPPED)}, or give the path of a file"
         message = f"no template {str(name)!r} ({error.strerror}){hint(str(name), SHIPPED)}; {known}"
-        raise TemplateError([Problem(str(name), 0, 0, "template", message)]) from None
+        problem = Problem(str(name), 0, 0, "template", message, ProblemCode.TEMPLATE_FILE)
+        raise TemplateError([problem]) from None
     if len(data) > MAX_BYTES:
-        raise TemplateError([Problem(str(path), 1, 1, "template", f"more than {MAX_BYTES} bytes")])
+        message = f"more than {MAX_BYTES} bytes"
+        problem = Problem(str(path), 1, 1, "template", message, ProblemCode.TOO_LARGE)
+        raise TemplateError([problem])
     try:
         return _template(Source(decode(data, str(path)), str(path)))
     except GraphError as error:
@@ -153,7 +157,7 @@ def _template(source: Source) -> Template:
         template = Template.model_validate(source.data)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        raise GraphError([problem(source, e, _model_at) for e in errors]) from None
+        raise GraphError([schema_problem(source, e, _model_at) for e in errors]) from None
     for check in (_wrong_slots, _wrong_parts, _wrong_chat):
         if problems := list(check(template, source)):
             raise GraphError(problems)
@@ -174,15 +178,17 @@ def _wrong_slots(template: Template, source: Source) -> Iterator[Problem]:
         try:
             slots = [slot for slot, is_slot in pieces(attrgetter(name)(template)) if is_slot]
         except ValueError as error:
-            yield source.problem(where, str(error).lower())
+            yield source.problem(where, str(error).lower(), ProblemCode.SLOTS)
             continue
         for slot in sorted(set(slots)):
             if slot not in known:
-                yield source.problem(where, f"no slot {{{slot}}} here{hint(slot, known)}")
+                message = f"no slot {{{slot}}} here{hint(slot, known)}"
+                yield source.problem(where, message, ProblemCode.SLOTS)
             if slots.count(slot) > 1:
-                yield source.problem(where, f"the slot {{{slot}}} stands here twice")
+                message = f"the slot {{{slot}}} stands here twice"
+                yield source.problem(where, message, ProblemCode.SLOTS)
         for slot in sorted(set(needed) - set(slots)):
-            yield source.problem(where, f"the slot {{{slot}}} is missing")
+            yield source.problem(where, f"the slot {{{slot}}} is missing", ProblemCode.SLOTS)
 
 
 def _wrong_parts(template: Template, source: Source) -> Iterator[Problem]:
@@ -192,23 +198,26 @@ def _wrong_parts(template: Template, source: Source) -> Iterator[Problem]:
         slots = [slot for slot, is_slot in pieces(getattr(template, name).branch) if is_slot]
         for slot in fields:
             if slot not in slots:
-                yield source.problem((name, "branch"), f"the slot {{{slot}}} is missing")
+                message = f"the slot {{{slot}}} is missing"
+                yield source.problem((name, "branch"), message, ProblemCode.SLOTS)
         if not {"id", "title"} & set(slots):
-            yield source.problem((name, "branch"), "the slot {id} or {title} is missing")
+            message = "the slot {id} or {title} is missing"
+            yield source.problem((name, "branch"), message, ProblemCode.SLOTS)
     for at, example in enumerate(template.examples):
         if example.part > len(example.titles):
             what = f"there are {len(example.titles)} titles, no part {example.part}"
-            yield source.problem(("examples", at, "part"), what)
+            yield source.problem(("examples", at, "part"), what, ProblemCode.TEXTS)
 
 
 def _wrong_chat(template: Template, source: Source) -> Iterator[Problem]:
     """What needs more than one text to be seen."""
     if not template.chat and template.turns is None:
-        yield source.problem(("chat",), "without a chat format, 'turns' must say how turns look")
+        message = "without a chat format, 'turns' must say how turns look"
+        yield source.problem(("chat",), message, ProblemCode.TEXTS)
     for where in ("branch", "direct"):
         if _opening(getattr(template.prompt, where)) != _opening(template.skeleton):
             message = "what stands before {question} differs from 'skeleton', so nothing is shared"
-            yield source.problem(("prompt", where), message)
+            yield source.problem(("prompt", where), message, ProblemCode.TEXTS)
 
 
 def _opening(text: str) -> list[Piece]:

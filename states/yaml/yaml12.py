@@ -17,12 +17,15 @@ from yaml.parser import Parser
 from yaml.reader import Reader
 from yaml.scanner import Scanner, ScannerError
 
+from .codes import ProblemCode
+
 Path = tuple[str | int, ...]
 Place = tuple[int, int]  # line and column, both from 1
 
 MAX_DEPTH = 64
 MAX_EVENTS = 20_000
 MAX_BYTES = 256 * 1024
+TOO_DEEP = "nested deeper"
 MAX_DIGITS = 100  # Python itself refuses to print integers of more than 4300
 
 NULLS = frozenset({"", "~", "null", "Null", "NULL"})
@@ -41,9 +44,9 @@ UNPRINTABLE = Reader.NON_PRINTABLE
 class YamlError(ValueError):
     """One thing wrong with a text, at one place."""
 
-    def __init__(self, place: Place, message: str) -> None:
+    def __init__(self, place: Place, message: str, code: ProblemCode = ProblemCode.SYNTAX) -> None:
         super().__init__(message)
-        self.place, self.message = place, message
+        self.place, self.message, self.code = place, message, code
 
 
 def plain_scalar(text: str) -> Any:
@@ -83,7 +86,7 @@ class _Events(Reader, Scanner, Parser):
     def _limit(self, depth: int) -> None:
         if depth >= MAX_DEPTH:
             mark = self.get_mark()
-            raise ScannerError(None, None, f"nested deeper than {MAX_DEPTH} levels", mark)
+            raise ScannerError(None, None, f"{TOO_DEEP} than {MAX_DEPTH} levels", mark)
 
 
 def _place(mark: Any) -> Place:
@@ -107,13 +110,15 @@ def _events(text: str) -> Iterator[yaml.Event]:
                 return
             event: yaml.Event = reader.get_event()  # type: ignore[no-untyped-call]
             if count == MAX_EVENTS:
-                raise YamlError(_place(event.start_mark), f"more than {MAX_EVENTS} YAML items")
+                many = f"more than {MAX_EVENTS} YAML items"
+                raise YamlError(_place(event.start_mark), many, ProblemCode.TOO_LARGE)
             yield event
     except yaml.MarkedYAMLError as error:
         problem = error.problem or str(error)  # in PyYAML's words, where these need no help
         message = "a tab where blanks belong" if "'\\t'" in problem else problem
         message = message.replace("'\\x00'", "the end of the text")
-        raise YamlError(_place(error.problem_mark or error.context_mark), message) from None
+        code = ProblemCode.TOO_LARGE if problem.startswith(TOO_DEEP) else ProblemCode.SYNTAX
+        raise YamlError(_place(error.problem_mark or error.context_mark), message, code) from None
     except (ValueError, OverflowError) as error:
         if isinstance(error, YamlError):
             raise
@@ -138,14 +143,20 @@ class Tree:
         for event in self._events:
             if isinstance(event, yaml.DocumentStartEvent):
                 if self.values:
-                    raise YamlError(_place(event.start_mark), "a second document starts here")
+                    raise YamlError(
+                        _place(event.start_mark),
+                        "a second document starts here",
+                        ProblemCode.REFUSED,
+                    )
                 if event.tags or event.version not in (None, (1, 2)):
                     self._refuse(event, "directives other than `%YAML 1.2` are not allowed")
             elif isinstance(event, yaml.NodeEvent):
                 self.data = self._value(event, ())
 
-    def _refuse(self, event: yaml.Event, message: str) -> None:
-        self.errors.append(YamlError(_place(event.start_mark), message))
+    def _refuse(
+        self, event: yaml.Event, message: str, code: ProblemCode = ProblemCode.REFUSED
+    ) -> None:
+        self.errors.append(YamlError(_place(event.start_mark), message, code))
 
     def _value(self, event: Any, path: Path) -> Any:
         """The value that begins with this event, and what is inside it."""
@@ -182,7 +193,7 @@ class Tree:
         try:
             return plain_scalar(event.value)
         except ValueError as error:
-            self._refuse(event, str(error))
+            self._refuse(event, str(error), ProblemCode.TOO_LARGE)
             return 0
 
     def _key(self, event: Any, parent: Path) -> str | int:
@@ -201,6 +212,6 @@ class Tree:
         elif path in self.keys:
             first = self.keys[path][0]
             message = f"this key is given twice, first in line {first}"
-            self._refuse(event, f"{'.'.join(map(str, path))}: {message}")
+            self._refuse(event, f"{'.'.join(map(str, path))}: {message}", ProblemCode.TWICE)
         self.keys[path] = place
         return key

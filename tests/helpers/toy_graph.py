@@ -41,7 +41,7 @@ def problems(text: str, sets: Iterable[str] = ()) -> list[str]:
     try:
         load(text, sets)
     except GraphError as error:
-        return str(error).split("\n")
+        return told(error)
     raise AssertionError("the graph was accepted")
 
 
@@ -51,3 +51,8 @@ def changed(*pairs: tuple[str, str], text: str = GRAPH) -> str:
         assert old in text, old
         text = text.replace(old, new, 1)
     return text
+
+
+def told(error: GraphError) -> list[str]:
+    """Its problems without their codes; those are held by the examples of `specsot explain`."""
+    return [str(problem).removesuffix(f" [{problem.code}]") for problem in error.problems]

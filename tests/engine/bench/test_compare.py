@@ -2,7 +2,6 @@
 
 import json
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
@@ -50,7 +49,7 @@ PROMPTS = Prompts(
 def found() -> Comparison:
     """All graphs on the embedded models, a plan and a short answer, few tokens per branch."""
     jobs = prepare_all(GRAPHS, RunOptions(threads=1, max_new_tokens=6), PROMPTS)
-    return compare_jobs(jobs)
+    return compare_jobs(jobs)[0]
 
 
 def again(found: Comparison) -> Comparison:
@@ -310,24 +309,6 @@ def test_half_precision_is_compared_and_promises_nothing(found: Comparison) -> N
 
 
 # -- the command --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def options(
-    tiny: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[RunOptions]:
-    """Random models and a given outline: quick, and nothing depends on what they were taught."""
-    monkeypatch.chdir(tmp_path)
-    Path("o.txt").write_text("PLAN\n1|60|-|-|First\n2|60|-|1|Second\nEND\n")
-    Path("q.txt").write_text("How do bees make honey?\nWhat is a lake?\n")
-    yield RunOptions(
-        prompts=Path("q.txt"),
-        model=str(tiny[0]),
-        drafter_model=str(tiny[1]),
-        outline=Path("o.txt"),
-        max_new_tokens=8,
-        threads=1,
-    )
 
 
 PAIR = ("graphs/bim_plain.yaml", "bim_eagle")

@@ -77,6 +77,6 @@ def test_a_layer_that_the_model_does_not_have(reading: Any) -> None:
     assert reading.run(sets=("blend.check_layers=[8]",)) == Code.GRAPH
     assert reading.err == (
         "specsot: --set blend.check_layers=[8]: blend.check_layers: "
-        "no layer 8: the model's layers are 0 to 7\n"
+        "no layer 8: the model's layers are 0 to 7 [G703]\n"
     )
     assert not (reading.folder / "runs").exists()

@@ -1,12 +1,14 @@
 """The answer first, files second: streams that are closed or full, and no room for a run folder."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from specsot.engine.cli import main as cli
 from specsot.engine.errors import Code
 
 RUN = [sys.executable, "-c", "from specsot.engine.cli.main import main; main()", "run"]
@@ -69,3 +71,36 @@ def test_a_list_that_stdout_does_not_take(tmp_path: Path) -> None:
     done = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == Code.FAILED and "fault of" not in done.stderr
     assert "standard output: No space left on device" in done.stderr
+
+
+def test_problems_that_stderr_does_not_take_keep_their_code(tmp_path: Path) -> None:
+    for streams in ("2>/dev/full", "2>&-", ">&- 2>/dev/full"):
+        shell = ["sh", "-c", f'exec "$@" {streams}', "sh", *RUN[:-1], "check", "bim_eagel"]
+        assert subprocess.run(shell, cwd=tmp_path, timeout=60).returncode == Code.GRAPH
+
+
+def test_ctrl_c_before_a_command_is_one_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(names: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "build", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run"])
+    assert ended.value.code == Code.INTERRUPTED
+    assert capsys.readouterr().err == "specsot: interrupted\n"
+
+
+def test_ctrl_c_while_the_program_closes_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit):
+            cli.main(["--version"])
+        assert signal.getsignal(signal.SIGINT) is before, "in somebody else's program"
+        monkeypatch.setattr(sys, "argv", ["specsot", "--version"])
+        with pytest.raises(SystemExit):
+            cli.main()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

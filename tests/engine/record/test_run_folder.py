@@ -49,7 +49,7 @@ def test_a_place_that_is_no_folder(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_without_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    folder = SparedFolder(tmp_path / "file", "g")
+    folder = SparedFolder.create(tmp_path / "file", "g")
     folder.write_json("a.json", {})
     folder.trace({})
     folder.close()
@@ -58,7 +58,7 @@ def test_a_run_goes_on_without_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("records", [3, 3000])
 def test_a_trace_that_finds_no_room_is_told_once(records: int, tmp_path: Path) -> None:
-    folder = SparedFolder(tmp_path, "g")
+    folder = SparedFolder.create(tmp_path, "g")
     (folder.path / "trace.jsonl").symlink_to("/dev/full")
     for number in range(records):
         folder.trace({"number": number})

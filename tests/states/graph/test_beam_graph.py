@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from helpers.toy_graph import told
 
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.repeat import graph_yaml
@@ -17,7 +18,7 @@ BEAM = graph_yaml(open_graph("beam").graph)
 def refused(*sets: str, graph: str = "beam") -> list[str]:
     with pytest.raises(GraphError) as caught:
         open_graph(graph, sets)
-    return [str(problem) for problem in caught.value.problems]
+    return told(caught.value)
 
 
 def changed(old: str, new: str) -> list[str]:
@@ -25,7 +26,7 @@ def changed(old: str, new: str) -> list[str]:
     assert BEAM.count(old) == 1
     with pytest.raises(GraphError) as caught:
         load_program(Source(BEAM.replace(old, new), FILE), op_table())
-    return [str(problem) for problem in caught.value.problems]
+    return told(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from helpers.toy_graph import told
 
 from specsot.engine.prepare.files import graph_names, open_graph
 from specsot.engine.view.diagram import describe_graph
@@ -13,7 +14,7 @@ from specsot.states.yaml.source import GraphError
 def refused(*sets: str, graph: str = "blend_eagle") -> list[str]:
     with pytest.raises(GraphError) as caught:
         open_graph(graph, sets)
-    return [str(problem) for problem in caught.value.problems]
+    return told(caught.value)
 
 
 @pytest.mark.parametrize(

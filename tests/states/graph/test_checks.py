@@ -328,11 +328,9 @@ def test_settings_come_from_with_then_from_the_blocks_then_from_the_default() ->
     assert program.steps["draft"][0].settings == {"levels": 2, "extra": 4000, "top_k": 4}
 
 
-def test_a_setting_that_nobody_gives() -> None:
+def test_an_op_without_its_block_is_one_problem() -> None:
     text = changed(("[toy.open]", "[toy.open, toy.outline]"))
     assert problems(text) == [
-        "g.yaml:7:29: states.prefill.ops.1: 'toy.outline' needs the setting 'max_branches': "
-        "no block gives it, nor does `with`",
         "g.yaml:7:29: states.prefill.ops.1: 'toy.outline' needs the block 'skeleton' in this graph",
     ]
 

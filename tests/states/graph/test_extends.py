@@ -4,6 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from helpers.toy_graph import told
 
 from specsot.engine.prepare.files import graph_names, open_graph, open_source
 from specsot.engine.prepare.repeat import graph_yaml
@@ -29,7 +30,7 @@ def write(**texts: str) -> None:
 def refused(ref: str = "mine.yaml") -> list[str]:
     with pytest.raises(GraphError) as caught:
         open_graph(ref)
-    return [str(problem) for problem in caught.value.problems]
+    return told(caught.value)
 
 
 # -- what holds ------------------------------------------------------------------------------------

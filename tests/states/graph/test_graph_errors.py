@@ -6,6 +6,7 @@ The mark ¦ stands where the problem must point; it is taken out before the grap
 from importlib.resources import files
 
 import pytest
+from helpers.toy_graph import told
 
 from specsot.ops.registry import OpTable
 from specsot.states.graph.load import load_program, op_table
@@ -152,7 +153,7 @@ def said(text: str, table: OpTable) -> list[str]:
     try:
         load_program(Source(text, "g.yaml"), table)
     except GraphError as error:
-        return str(error).split("\n")
+        return told(error)
     raise AssertionError("the graph was accepted")
 
 

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import yaml
+from helpers.toy_graph import told
 
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
@@ -21,7 +22,7 @@ from tools.embedded.pieces import END, Pieces
 def refused(graph: str, *sets: str) -> list[str]:
     with pytest.raises(GraphError) as caught:
         open_graph(graph, sets)
-    return [str(problem) for problem in caught.value.problems]
+    return told(caught.value)
 
 
 @pytest.mark.parametrize("merge", ["plain", "blend"])

@@ -9,8 +9,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specsot.states.yaml.codes import ProblemCode
 from specsot.states.yaml.source import MOST, GraphError, Problem, Source, decode, hint, quoted
 from specsot.states.yaml.yaml12 import MAX_BYTES, MAX_DEPTH, MAX_EVENTS, plain_scalar
+
+CODE = ProblemCode.WRONG_VALUE
 
 
 def read(text: str) -> Any:
@@ -102,9 +105,9 @@ def test_every_key_and_value_has_its_place() -> None:
 
 def test_a_problem_points_at_the_nearest_thing_in_the_file() -> None:
     source = Source("a:\n  b: 1\n", "g.yaml")
-    assert str(source.problem(("a", "tag", "b"), "no")) == "g.yaml:2:6: a.b: no"
-    assert str(source.problem(("a", "b"), "no", key=True)) == "g.yaml:2:3: a.b: no"
-    assert str(source.problem(("z",), "no")) == "g.yaml:1:1: graph: no"
+    assert str(source.problem(("a", "tag", "b"), "no", CODE)) == "g.yaml:2:6: a.b: no [G104]"
+    assert str(source.problem(("a", "b"), "no", CODE, key=True)) == "g.yaml:2:3: a.b: no [G104]"
+    assert str(source.problem(("z",), "no", CODE)) == "g.yaml:1:1: graph: no [G104]"
 
 
 def test_byte_order_mark_and_windows_lines_are_fine() -> None:
@@ -221,7 +224,7 @@ def test_no_text_is_slow(text: str) -> None:
 
 
 def test_of_very_many_problems_the_first_are_told() -> None:
-    error = GraphError(Problem("g.yaml", line, 1, "x", "no") for line in range(250, 0, -1))
+    error = GraphError(Problem("g.yaml", line, 1, "x", "no", CODE) for line in range(250, 0, -1))
     assert [p.line for p in error.problems] == list(range(1, MOST + 1))
     assert str(error).endswith("\n... and 150 more problems")
 

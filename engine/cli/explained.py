@@ -1,0 +1,61 @@
+"""What `specsot explain` has to say: explained.yaml, as data."""
+
+from pathlib import Path
+from typing import Literal
+
+from ...states.graph.schema import validated
+from ...states.yaml.codes import ProblemCode
+from ...states.yaml.source import Source
+from ...states.yaml.spec import Spec, Text
+
+FILE = Path(__file__).with_name("explained.yaml")
+
+
+class ExplainedProblem(Spec):
+    """A problem's code; the words of its keys are at the top of the file."""
+
+    title: Text
+    means: Text
+    mend: Text
+    when: Literal["check", "run"] = "check"
+    kind: Literal["block", "machine", "file", "own", "name", "set", "template"]
+    base: str = ""
+    encoding: str = "utf-8"
+    wrong: Text
+    right: Text
+    module: str = ""
+    module_right: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where the example stands."""
+        return {
+            "block": f"In a graph with `extends: {self.base}`",
+            "machine": f"In a copy of graphs/machines/{self.base}.yaml",
+            "file": "A whole graph file",
+            "own": "As an op of a state, with own_ops.py beside it",
+            "name": "specsot check",
+            "set": f"specsot check {self.base} --set",
+            "template": f"In a copy of the template `{self.base}`",
+        }[self.kind]
+
+
+class ExplainedExit(Spec):
+    """An exit code. command: one that ends with it."""
+
+    title: Text
+    means: Text
+    mend: Text
+    command: str
+
+
+class Explanations(Spec):
+    """The whole file."""
+
+    problems: dict[ProblemCode, ExplainedProblem]
+    exits: dict[int, ExplainedExit]
+
+
+def explanations() -> Explanations:
+    """What can be explained."""
+    return validated(Explanations, Source(FILE.read_text(encoding="utf-8"), FILE.name))

@@ -1,0 +1,137 @@
+"""What the shell offers behind TAB, asked for as bash, zsh and fish ask."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specsot.engine.cli.completing import BEFORE, join_words
+from specsot.engine.cli.main import COMMANDS
+from specsot.engine.prepare.files import graph_names
+from specsot.states.graph.graph import KINDS
+from specsot.states.yaml.codes import ProblemCode
+
+ASK = """
+import sys
+from specsot.engine.cli.main import main
+try:
+    main()
+finally:
+    assert not {"torch", "transformers"} & sys.modules.keys()
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("{version: 1, name: mine, extends: bim_dflash}")
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "sub").mkdir()
+    for name in ("20260101T000000Z-eagle-00000a", "20260102T000000Z-ngram-00000b"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "manifest.json").write_text("{}")
+    return tmp_path
+
+
+def ask(**variables: str) -> list[str]:
+    """What a process of its own answers; it may not import torch."""
+    environ = {**os.environ, **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == "", done.stderr
+    return done.stdout.split()
+
+
+def bash(*words: str) -> list[str]:
+    """As bash asks for the last of these words."""
+    text = "\n".join(("specsot", *words))
+    return ask(_SPECSOT_COMPLETE="complete_bash", COMP_WORDS=text, COMP_CWORD=str(len(words)))
+
+
+def test_commands() -> None:
+    assert bash("") == [command.name for command in COMMANDS]
+    assert bash("ex") == ["explain"]
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "sweep", "check", "show", "certify"])
+def test_graphs_files_and_folders(command: str) -> None:
+    offered = bash(command, "")
+    assert set(offered) == {*graph_names(), "mine.yaml", "runs/", "sub/"}
+    assert bash(command, "bim_e") == ["bim_eagle"] and bash(command, "./mi") == ["./mine.yaml"]
+
+
+def test_files_in_a_folder(folder: Path) -> None:
+    (folder / "sub" / "other.yaml").write_text("")
+    assert bash("run", "sub/") == ["sub/other.yaml"]
+    assert bash("run", f"{folder}/m") == [f"{folder}/mine.yaml"]
+
+
+def test_settings_of_the_graph_that_is_named() -> None:
+    offered = bash("run", "eagle", "--set", "drafter.")
+    assert {"drafter.nodes=4", "drafter.kind=eagle3"} <= set(offered)
+    assert "drafter.block_size=8" not in offered and not bash("run", "eagle", "--set", "skel")
+    assert "drafter.nodes=4" in bash("check", "bim_eagle", "--set", "drafter.")
+    assert any(
+        one.startswith("drafter.block_size=") for one in bash("run", "mine.yaml", "--set", "")
+    )
+    assert "skeleton.max_branches=8" in bash("run", "--set", "skel"), "of the default graph"
+    other = bash("run", "eagle", "--set", "drafter.kind=vanilla", "--set", "drafter.ga")
+    assert "drafter.gamma=5" in other
+
+
+def test_values_of_a_setting_in_the_words_that_bash_makes_of_it() -> None:
+    kinds = [*KINDS["drafter"]]
+    assert bash("run", "eagle", "--set", "drafter.kind", "=") == kinds
+    assert bash("run", "eagle", "--set", "drafter.kind", "=", "") == kinds
+    assert bash("run", "eagle", "--set", "drafter.kind", "=", "ng") == ["ngram"]
+    assert bash("run", "eagle", "--set", "layout.kind") == [
+        "layout.kind=bim",
+        "layout.kind=batching",
+    ]
+    assert bash("run", "bim_plain", "--set", "skeleton.grammar", "=") == ["true", "false"]
+    assert bash("compare", "eagle", "@", "layout.kind", "=", "ba") == ["batching"]
+    assert bash("compare", "eagle", "@", "drafter.nodes", "=", "8,sampling.acc") == [
+        "8,sampling.accept=match",
+        "8,sampling.accept=rejection",
+    ]
+    assert bash("sweep", "eagle", "--vary", "layout.kind", "=", "bim,ba") == ["bim,batching"]
+
+
+def test_other_shells_give_whole_words() -> None:
+    words = "specsot run eagle --set drafter.kind=ng"
+    zsh = "\n".join(ask(_SPECSOT_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=words))
+    assert "drafter.kind=ngram" in zsh
+    fish = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": words}
+    assert ask(_SPECSOT_COMPLETE="complete_fish", **fish) == ["drafter.kind=ngram"]
+
+
+def test_runs_profiles_models_and_codes() -> None:
+    names = ["20260102T000000Z-ngram-00000b", "20260101T000000Z-eagle-00000a"]
+    assert bash("runs", "show", "") == bash("trace", "export", "") == ["latest", *names]
+    assert bash("runs", "diff", names[1], "20260102") == names[:1]
+    assert bash("verify-run", "lat") == ["latest"]
+    Path("specsot.yaml").write_text("profiles: {mine: {model: my/model}}")
+    assert "mine" in bash("run", "--profile", "") and bash("run", "--profile", "smo") == ["smollm2"]
+    assert bash("run", "--model", "my/") == ["my/model"] and "embedded" in bash(
+        "run", "--model", ""
+    )
+    assert bash("explain", "G20") == [code for code in ProblemCode if code.startswith("G20")]
+
+
+def test_what_is_broken_offers_nothing() -> None:
+    Path("specsot.yaml").write_text("graph: [")
+    Path("broken.yaml").write_text("{")
+    assert bash("run", "--set", "dr") == [] and bash("run", "--profile", "") == []
+    assert bash("run", "broken.yaml", "--set", "dr") == []
+    assert bash("run", "no/such/folder/") == []
+
+
+def test_words_are_joined_and_the_last_is_cut() -> None:
+    words = "specsot\nrun\n--set\na.b\n=\nc"
+    environ = {"_SPECSOT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "5"}
+    join_words(environ)
+    assert environ["COMP_WORDS"] == "specsot\nrun\n--set\nc" and environ["COMP_CWORD"] == "3"
+    assert environ[BEFORE] == "a.b="

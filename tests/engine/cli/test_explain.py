@@ -1,0 +1,135 @@
+"""`specsot explain`: every code is explained, and its example gives that code and no other."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from specsot.engine.cli.explained import ExplainedProblem, explanations
+from specsot.engine.cli.main import COMMANDS, main
+from specsot.engine.errors import Code
+from specsot.engine.prepare.files import SHIPPED, open_graph
+from specsot.engine.prepare.job import prepare
+from specsot.engine.prepare.options import RunOptions
+from specsot.states.graph.load import op_table
+from specsot.states.text.template import FOLDER, load_template
+from specsot.states.yaml.codes import ProblemCode
+from specsot.states.yaml.source import GraphError
+
+KNOWN = explanations()
+HEAD = "version: 1\nname: mine\nextends: {base}\n\n"
+OWN_OP = "ops: [answer.merge]"  # of the machine `decode`
+TABLE = op_table()
+
+
+def test_every_code_is_explained_and_no_other() -> None:
+    assert set(KNOWN.problems) == set(ProblemCode)
+    assert set(KNOWN.exits) == {int(code) for code in Code}
+    assert len({one.title for one in KNOWN.problems.values()}) == len(ProblemCode)
+
+
+def test_codes_have_a_form_that_can_be_looked_for() -> None:
+    assert all(len(code) == 4 and code[0] == "G" and code[1:].isdigit() for code in ProblemCode)
+
+
+def replaced(text: str, one: ExplainedProblem, piece: str) -> str:
+    assert one.right in text
+    return text.replace(one.right, piece, 1)
+
+
+def given(one: ExplainedProblem, wrong: bool) -> list[ProblemCode]:
+    """The codes that the example gives, as it is or mended."""
+    piece, module = (one.wrong, one.module) if wrong else (one.right, one.module_right)
+    text, sets, mine = piece, [], Path("mine.yaml")
+    if one.kind == "block":
+        text = HEAD.format(base=one.base) + piece
+    elif one.kind == "machine":
+        text = replaced((SHIPPED / "machines" / f"{one.base}.yaml").read_text(), one, piece)
+    elif one.kind == "own":
+        Path("own_ops.py").write_text(module or one.module)
+        machine = (SHIPPED / "machines" / "decode.yaml").read_text()
+        called = piece if piece.startswith("{") else repr(piece)
+        text = machine.replace(OWN_OP, f"ops: [answer.merge, {called}]", 1)
+    elif one.kind == "set":
+        sets = [piece]
+    elif one.kind == "template":
+        text = replaced((FOLDER / f"{one.base}.yaml").read_text(), one, piece)
+    mine.write_text(text, encoding=one.encoding if wrong else "utf-8")
+    graph = {"name": piece, "set": one.base}.get(one.kind, str(mine))
+    try:
+        if one.kind == "template":
+            load_template(mine)
+        else:
+            open_graph(graph, sets, TABLE)
+        if one.when == "run" and one.kind != "template":
+            from specsot.engine.run.api import load
+
+            load(prepare(RunOptions(graph=graph, threads=1))).board()
+    except GraphError as error:
+        return [problem.code for problem in error.problems]
+    return []
+
+
+@pytest.mark.parametrize("code", ProblemCode)
+def test_an_example_gives_exactly_its_code_until_it_is_mended(
+    code: ProblemCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    one = KNOWN.problems[code]
+    assert set(given(one, wrong=True)) == {code}
+    if one.when == "run" and one.kind != "template":
+        open_graph("mine.yaml", (), TABLE)  # which `check` accepts
+    assert given(one, wrong=False) == []
+
+
+@pytest.mark.parametrize("name", [*ProblemCode, *map(int, Code)])
+def test_each_can_be_asked_for(name: object, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", str(name)])
+    out = capsys.readouterr().out
+    assert ended.value.code in (0, None) and out.startswith(f"{name}: ")
+    assert max(map(len, out.splitlines())) <= 160
+
+
+def test_the_list_the_document_and_a_code_that_there_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["explain"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(ProblemCode) + len(Code) and lines[0].startswith("G001  ")
+    with pytest.raises(SystemExit):
+        main(["explain", "[g202]", "--json"])
+    made = json.loads(capsys.readouterr().out)
+    assert made["code"] == "G202" and made["wrong"] == "ops: [draft.grow_tree]"
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", "G20"])
+    assert ended.value.code == Code.USAGE
+    assert "no code 'G20'; did you mean 'G2" in capsys.readouterr().err
+
+
+def test_a_message_and_its_document_show_the_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["check", "eagle", "--set", "drafter.nods=3"])
+    assert capsys.readouterr().err.endswith("did you mean 'nodes'? [G101]\n")
+    with pytest.raises(SystemExit):
+        main(["check", "eagle", "--set", "drafter.nods=3", "--json"])
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert problem["code"] == "G101" and "[G101]" not in problem["message"]
+
+
+@pytest.mark.parametrize("code", [0, 2, 3, 4, 5])
+def test_an_exit_codes_command_ends_with_it(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(KNOWN.exits[code].command)
+    assert words[0] == "specsot" and words[1] in {command.name for command in COMMANDS}
+    with pytest.raises(SystemExit) as ended:
+        main(words[1:])
+    assert (ended.value.code or 0) == code

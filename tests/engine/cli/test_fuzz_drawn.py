@@ -1,0 +1,31 @@
+"""A few of the odd graphs, inputs and streams that tests/full tries by hundreds."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from helpers.fuzz import MAKERS, try_graphs, try_inputs
+from helpers.fuzz_streams import ANSWER, run_cases, stream_cases
+from helpers.support import SEED
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_few_odd_graphs() -> None:
+    tally = try_graphs(range(1000, 1012), SEED)
+    assert not tally.faults and tally.ended.total() == 12
+
+
+def test_an_odd_input_of_each_kind() -> None:
+    tally = try_inputs(range(1000, 1000 + len(MAKERS)), SEED)
+    assert not tally.faults and tally.ended.total() == len(MAKERS)
+
+
+def test_a_few_odd_streams(tmp_path: Path) -> None:
+    draw = Random(SEED)
+    cases = draw.sample([one for one in stream_cases(draw) if one.words[:6] == ANSWER], 3)
+    codes, faults = run_cases(cases, tmp_path)
+    assert not faults and len(codes) == 3
