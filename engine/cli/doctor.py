@@ -15,7 +15,7 @@ from ..limits import cpu_share, disturbance
 from ..prepare.environment import embedded_folder, machine, versions
 from ..shell import complain, print_json
 
-EMBEDDED_MODELS = ("target", "eagle3", "dflash", "vanilla")
+EMBEDDED_MODELS = ("target", "eagle3", "eagle2", "dflash", "vanilla")
 START_UPS = {
     "specsot --help": "from specsot.engine.cli.main import main; main(['--help'])",
     "specsot check": "from specsot.engine.cli.main import main; main(['check'])",

@@ -19,9 +19,12 @@ PACKAGES = ["specsot", "torch", "transformers", "tokenizers", "safetensors", "ll
 PACKAGES += ["gguf", "bm25s", "transitions", "numpy", "pydantic", "rich", "typer"]
 
 
+SAME_MODEL = {"eagle1": "eagle2"}  # one head, two ways to draft with it
+
+
 def embedded_folder(name: str) -> Path:
-    """The folder of a packaged model."""
-    return Path(str(files(PACKAGE) / "models" / "embedded" / name))
+    """The folder of a packaged model: the target, or a drafter's kind."""
+    return Path(str(files(PACKAGE) / "models" / "embedded" / SAME_MODEL.get(name, name)))
 
 
 def embedded_layers() -> int:

@@ -23,11 +23,11 @@ from helpers.support import (
     start,
 )
 
-from specsot.engine.prepare.environment import model_folders
+from specsot.engine.prepare.environment import model_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
-from specsot.engine.prepare.job import prepare
-from specsot.engine.prepare.options import RunOptions
+from specsot.engine.run.api import open_session
+from specsot.engine.run.runner import perform
 from specsot.models.files import ModelError
 from specsot.ops.draft.static_tree import MC_SIM_7B_63
 from specsot.ops.types import Proposal
@@ -194,12 +194,23 @@ def test_eagle2_is_the_twin_of_eagle() -> None:
     assert other.model_copy(update=same) == one
 
 
-def test_there_is_no_packaged_head_and_the_message_says_what_to_do() -> None:
-    job = prepare(RunOptions(graph="eagle2", prompt="hello"))
-    with pytest.raises(
-        ModelError, match=r"no embedded eagle2 model: name one with --drafter-model"
-    ):
-        model_folders(job)
+def test_the_packaged_head_drafts_for_both_kinds() -> None:
+    """Out of the box, and the text is the target's own."""
+    found: list[list[int]] = []
+    rounds: list[int] = []
+    for graph, *sets in (["autoregressive"], ["eagle2"], ["eagle2", "drafter.kind=eagle1"]):
+        session = open_session(graph, sets=sets, max_new_tokens=40, threads=1)
+        run, recorder, _ = perform(session, [Prompt("1", "Tell me about honey bees.")])
+        found.append(run.board["branches"].requests[0].branches[0].tokens)
+        rounds.append(recorder.meter.rounds)
+        run.close()
+    assert found[0] == found[1] == found[2]
+    assert max(rounds[1:]) < 0.8 * rounds[0]
+
+
+def test_a_kind_that_has_no_packaged_model() -> None:
+    with pytest.raises(ModelError, match=r"no embedded other model: name one with --drafter-model"):
+        model_folder("embedded", "other")
 
 
 def test_a_graph_keeps_its_tree_as_it_was_given() -> None:

@@ -276,3 +276,13 @@ def test_what_was_half_made_is_taken_up_again(models: Models) -> None:
     assert seen == [False, True] and models.shelf.has("one")
     models.shelf.make("one", "test", build)
     assert len(seen) == 2
+
+
+def test_drafters_that_come_with_the_package(models: Models) -> None:
+    """Found by name, listed, and in the profile of their target."""
+    rows = {row["name"]: row for row in models.json("list")["models"]}
+    row = rows["smollm2/eagle3"]
+    assert row["state"] == "shipped" and 1e7 < row["bytes"] < 4e7
+    folder = model_folder("smollm2/eagle3", "eagle3")
+    assert row["path"] == str(folder) and (folder / "README.md").is_file()
+    assert models("remove", "smollm2/eagle3") == Code.USAGE
