@@ -70,7 +70,7 @@ def with_drafter(models: Models, folder: Path, kind: str) -> Models:
         raise ModelError(folder, reason) from error
     target = models.target
     drafter = load(folder, target, dtype=models.dtype, device=models.device)
-    if can_pack(models.device, models.dtype) and isinstance(drafter, torch.nn.Module):
+    if isinstance(drafter, torch.nn.Module) and can_pack(models.device, models.dtype):
         pack_(drafter, lent=(target.embed, target.lm_head))
     return replace(models, drafter=drafter)
 
