@@ -61,7 +61,7 @@ class ForwardView:
 
 
 @dataclass(frozen=True, slots=True)
-class Inspection:
+class RunLook:
     """A halted run. offered: trees that are not verified yet; forward: the last one."""
 
     texts: tuple[BranchText, ...]
@@ -85,13 +85,13 @@ class Inspector:
             self._forward = self._read(event.state, board)
             self.recorder.waited(perf_counter_ns() - began)
 
-    def look(self) -> Inspection:
+    def look(self) -> RunLook:
         """What there is now."""
         board = self.run.board
         requests = board["branches"].requests
         branches = [b for one in requests for b in one.branches or one.all_branches()]
         texts = tuple(self._text(branch) for branch in branches)
-        return Inspection(texts, tuple(self._offered(board)), self._forward)
+        return RunLook(texts, tuple(self._offered(board)), self._forward)
 
     def _text(self, branch: Any) -> BranchText:
         decode, kept = self.recorder.decode, branch.tokens[: branch.kept]

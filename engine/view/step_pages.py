@@ -8,7 +8,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from ..record.drafts import DraftTree
-from ..record.inspection import ForwardRow, ForwardView, Inspection
+from ..record.inspection import ForwardRow, ForwardView, RunLook
 from ..record.text_stream import printable
 from .tui_drafts import drafts_legend, tree_lines
 from .tui_parts import color_of, cut, wrapped
@@ -26,7 +26,7 @@ class Page(NamedTuple):
     lines: list[Text]
 
 
-def pages(board: str, found: Inspection, trees: Sequence[DraftTree], width: int) -> list[Page]:
+def pages(board: str, found: RunLook, trees: Sequence[DraftTree], width: int) -> list[Page]:
     """Blackboard, texts, trees, and rows with their positions and what they see.
 
     Args:
@@ -41,7 +41,7 @@ def pages(board: str, found: Inspection, trees: Sequence[DraftTree], width: int)
     ]
 
 
-def _text_lines(found: Inspection, width: int) -> Iterator[Text]:
+def _text_lines(found: RunLook, width: int) -> Iterator[Text]:
     yield Text("⟨ ⟩ has no row in the cache yet", style="dim")
     for one in found.texts:
         style = f"bold {_color(one.name)}"
@@ -53,7 +53,7 @@ def _text_lines(found: Inspection, width: int) -> Iterator[Text]:
                 yield Text(f"  {line}", no_wrap=True)
 
 
-def _tree_lines(found: Inspection, trees: Sequence[DraftTree], width: int) -> Iterator[Text]:
+def _tree_lines(found: RunLook, trees: Sequence[DraftTree], width: int) -> Iterator[Text]:
     parted = {one.name.rpartition("/")[0] for one in found.texts if "outline" not in one.name}
     current = [one for one in trees if one.name != "outline" or one.request not in parted]
     shown = found.offered or current
