@@ -10,12 +10,13 @@ pytestmark = pytest.mark.real_model
 QUESTION = "How can I improve my time management skills?"
 
 
-@pytest.mark.parametrize("graph", ["bim_plain", "bim_eagle"])
 def test_an_outline_and_its_parts(
-    graph: str, smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the packaged profiles, and nobody's own
-    session = open_session(graph, profile="smollm2", dtype="bfloat16", max_new_tokens=16, threads=1)
+    session = open_session(
+        "bim_eagle", profile="smollm2", dtype="bfloat16", max_new_tokens=16, threads=1
+    )
     assert session.models.target.config.path.parent == smollm2
     assert session.program.graph.skeleton.share == session.prompts.share == "prompt"
     run = session.start([Prompt("1", QUESTION)], lambda event: None)

@@ -15,8 +15,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_few_odd_graphs() -> None:
-    tally = try_graphs(range(1000, 1012), SEED)
-    assert not tally.faults and tally.ended.total() == 12
+    tally = try_graphs(range(1000, 1006), SEED)
+    assert not tally.faults and tally.ended.total() == 6
 
 
 def test_an_odd_input_of_each_kind() -> None:

@@ -105,11 +105,10 @@ def test_the_live_view(endless: Any, place: Path, width: int, height: int) -> No
     facts = ("bim_eagle", "Part 1", "/500", "KV ", "tok/s", "prefix", "τ", "drafts", "bees")
     for wanted in (*STATES, *facts, "✓ accepted ✗ rejected ★ bonus"):
         assert wanted in picture, f"{wanted!r} is not on the screen:\n{picture}"
-    moves = [("verify", "expand_root"), ("expand_root", "grow_tree"), ("grow_tree", "verify")]
-    for one, other in moves:  # a slow machine shows few pictures, and not every move
-        drawn = [s for s in seen if f"{one} → {other}" in s]
-        assert all("▶" in s and "╴" in s for s in drawn)
-    assert any(f"{one} → {other}" in s for one, other in moves for s in seen)
+    assert any("╭" in s and "▶" in s and "╴" in s for s in seen)
+    # A slow machine shows few pictures, and not every move.
+    moves = ("verify → expand_root", "expand_root → grow_tree", "grow_tree → verify")
+    assert width < 100 or any(move in s for move in moves for s in seen)
     assert b"1. Part 1" in terminal.raw, "the answer stays on the normal screen"
     frames = terminal.raw.count(b"\x1b[H")
     assert frames > 2
