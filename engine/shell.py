@@ -122,16 +122,18 @@ def put(text: str) -> None:
         raise OSError(out.fault.errno, out.fault.strerror, STDOUT)
 
 
-def deliver(text: str, place: str) -> bool:
-    """A result on stdout, and whether it went there; place: where it is kept too, if anywhere.
+def deliver(text: str, place: str, what: str = "result") -> bool:
+    """Put a text on stdout; whether it went there. What no place keeps goes to stderr then.
 
-    What stdout does not take and no place keeps goes to stderr.
+    Args:
+        place: where it is kept too, if anywhere.
+        what: it is called.
     """
     out = Writer(sys.stdout)
     out(text)
     if out.fault is not None:
         where = f"is in {place}" if place else "follows here"
-        complain(f"{STDOUT}: {message_of(out.fault)}; the result {where}")
+        complain(f"{STDOUT}: {message_of(out.fault)}; the {what} {where}")
         Writer(sys.stderr)("" if place else text)
     return out.fault is None
 

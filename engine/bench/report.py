@@ -16,7 +16,6 @@ from .equal import (
     GraphPair,
     compare_branches,
     counts,
-    pairs_of,
 )
 from .sides import ComparedPrompt, Cost, Side, total
 
@@ -92,13 +91,6 @@ class Comparison:
             "problems": self.problems,
             "cpu_share": round(self.cpu_share, 3),
         }
-
-
-def judge(status: Status, sides: list[Side], prompts: list[ComparedPrompt]) -> Comparison:
-    """Hold the answers against each other; a difference costs one forward of the target."""
-    pairs = pairs_of(sides)
-    results = [branch for one in prompts for branch in judge_prompt(one, pairs)]
-    return Comparison(status, sides, pairs, prompts, results)
 
 
 def judge_prompt(prompt: ComparedPrompt, pairs: Sequence[GraphPair]) -> list[BranchComparison]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ...states.machine import Run
-from ..errors import Code, UnequalError, message_of
+from ..errors import Code, UnequalError
 from ..prepare.job import Job
 from ..prepare.options import RunOptions
 from ..prepare.repeat import Provenance
@@ -25,7 +25,7 @@ from ..run.blend_probe import probe_blends
 from ..run.runner import STATUS_CODES, Halt, Pause, Status, drive, recorded, slowed
 from ..run.session import Session
 from ..run.writer import RunOutcome, RunWriter
-from ..shell import STDOUT, Writer, complain, json_text
+from ..shell import Writer, complain, deliver, json_text
 from ..terminal import usable
 from ..view.keys import Keys
 from ..view.lines import PlainView, rounds_view
@@ -126,13 +126,9 @@ def print_result(job: Job, folder: SparedFolder, outcome: RunOutcome, threads: i
 
     Then it is in the run folder; where that lacks something, it goes to stderr.
     """
-    text, say = result_text(job, folder, outcome), Writer(sys.stderr)
-    out = Writer(sys.stdout)
-    out(text)
-    if out.fault is not None:
-        where = "follows here" if folder.faults else f"is in {folder.path / OUTPUTS}"
-        complain(f"{STDOUT}: {message_of(out.fault)}; the answer {where}")
-        say(text if folder.faults else "")
+    place = "" if folder.faults else str(folder.path / OUTPUTS)
+    delivered = deliver(result_text(job, folder, outcome), place, "answer")
+    say = Writer(sys.stderr)
     if not job.options.quiet:
         kind = job.program.graph.drafter.kind
         lines = closing_lines(outcome.answers, outcome.metrics, str(outcome.status))
@@ -140,7 +136,7 @@ def print_result(job: Job, folder: SparedFolder, outcome: RunOutcome, threads: i
         lines += [f"warning: {line}" for line in doubts(outcome.metrics, kind)]
         for line in (*lines, folder.words, f"digest {outcome.digest}"):
             say(f"{line}\n")
-    return out.fault is None
+    return delivered
 
 
 def result_text(job: Job, folder: SparedFolder, outcome: RunOutcome) -> str:

@@ -57,12 +57,12 @@ def draft_tree(number: int, tree: VerifiedTree, text: Callable[[int], str]) -> D
     """A round's tree with texts; text: of a single token."""
     request, _, name = tree.branch.rpartition("/")
     there = [n for n in range(1, len(tree.tokens)) if tree.tokens[n] >= 0]
-    final = DraftNode(_shown(tree.final, text), len(tree.path) - 1, _final_mark(tree, there))
-    place, nodes = {0: 0}, [DraftNode(_shown(tree.root, text), -1, Mark.ROOT)]
+    final = DraftNode(shown(tree.final, text), len(tree.path) - 1, _final_mark(tree, there))
+    place, nodes = {0: 0}, [DraftNode(shown(tree.root, text), -1, Mark.ROOT)]
     for node in _in_order(tree, there):
         place[node] = len(nodes)
         parent = place[tree.parents[node]]
-        nodes.append(DraftNode(_shown(tree.tokens[node], text), parent, _mark(tree, node)))
+        nodes.append(DraftNode(shown(tree.tokens[node], text), parent, _mark(tree, node)))
     nodes.insert(len(tree.path), final)
     moved = [n if n.parent < len(tree.path) else _behind(n) for n in nodes]
     counts = len(there), len(tree.path) - 1
@@ -95,5 +95,6 @@ def _final_mark(tree: VerifiedTree, there: list[int]) -> Mark:
     return Mark.OWN if leads_on or not there else Mark.BONUS
 
 
-def _shown(token: int, text: Callable[[int], str]) -> str:
+def shown(token: int, text: Callable[[int], str]) -> str:
+    """A token's text, or its number where it has none."""
     return text(token) or f"<{token}>"

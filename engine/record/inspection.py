@@ -15,7 +15,7 @@ from ...ops.kv.slots import SlotRun
 from ...states.machine import Run
 from ...states.requests.branch import Stage
 from ...states.trace import Event, OpRan
-from .drafts import DraftNode, DraftTree, Mark
+from .drafts import DraftNode, DraftTree, Mark, shown
 from .recorder import Recorder
 from .text_stream import Pieces
 
@@ -121,7 +121,7 @@ class Inspector:
             yield DraftTree(request, name, 0, branch.length, tuple(nodes), count, 0)
 
     def _piece(self, token: int) -> str:
-        return self._pieces(token) or f"<{token}>"
+        return shown(token, self._pieces)
 
     def _read(self, state: str, board: Mapping[str, Any]) -> ForwardView:
         rows, batch = board["rows"], board["batch"]

@@ -86,23 +86,26 @@ def drive(
         Exception: whatever an op raised; what was committed before it is still there.
     """
     while not run.finished:
-        enough = not _halted(halt) and recorder.meter.rounds >= max_rounds
+        if (asked := _asked(halt)) is not None:
+            return asked
+        enough = recorder.meter.rounds >= max_rounds
         if enough and not all(one.finished for one in run.board["branches"].requests):
             return Status.LIMIT
-        if pause is not None and not _halted(halt):
+        if pause is not None:
             began = perf_counter_ns()
             goes_on = pause(run)
             recorder.waited(perf_counter_ns() - began)
             if not goes_on:
                 return Status.INTERRUPTED
-        if halt is not None and halt.status is not None:  # asked for meanwhile, perhaps
-            return halt.status
+            if (asked := _asked(halt)) is not None:  # meanwhile
+                return asked
         run.advance()
     return Status.OK
 
 
-def _halted(halt: Halt | None) -> bool:
-    return halt is not None and halt.status is not None
+def _asked(halt: Halt | None) -> Status | None:
+    """How somebody wants the run to end."""
+    return None if halt is None else halt.status
 
 
 def slowed(seconds: float, recorder: Recorder, halt: Halt) -> Pause:

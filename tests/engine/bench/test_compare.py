@@ -20,7 +20,7 @@ from specsot.engine.bench.command import (
     ten_prompts,
 )
 from specsot.engine.bench.equal import CUT, END, BranchAnswer, BranchComparison, counts, pairs_of
-from specsot.engine.bench.report import Comparison, judge
+from specsot.engine.bench.report import Comparison, judge_prompt
 from specsot.engine.bench.sides import Side, total
 from specsot.engine.bench.table import WIDTH, render
 from specsot.engine.errors import Code
@@ -54,7 +54,9 @@ def found() -> Comparison:
 
 def again(found: Comparison) -> Comparison:
     """The same answers judged once more, as they are now."""
-    return judge(Status.OK, found.sides, found.prompts)
+    pairs = pairs_of(found.sides)
+    results = [branch for one in found.prompts for branch in judge_prompt(one, pairs)]
+    return Comparison(Status.OK, found.sides, pairs, found.prompts, results)
 
 
 def branch_of(found: Comparison, prompt: int, side: int, index: int) -> Branch:

@@ -6,17 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.commands import call
 
-from specsot.engine.cli.main import COMMANDS, main
+from specsot.engine.cli.main import COMMANDS
 from specsot.engine.errors import Code
 from specsot.engine.prepare.options import OPTIONS, SESSION, flag_of
 from specsot.engine.shell import DEBUG
-
-
-def call(*words: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    return int(caught.value.code or 0)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,19 +6,13 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from helpers.commands import call
 
 from specsot.engine.cli import live_run
-from specsot.engine.cli.main import main
 from specsot.engine.errors import Code
 from specsot.engine.run import runner
 
 Captured = pytest.CaptureFixture[str]
-
-
-def call(*words: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    return int(caught.value.code or 0)
 
 
 @pytest.fixture

@@ -7,18 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.commands import call
 
-from specsot.engine.cli.main import main
 from specsot.engine.errors import Code, UsageError
 from specsot.engine.record.kept_runs import find_run, kept_runs
 
 Captured = pytest.CaptureFixture[str]
-
-
-def call(*words: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    return int(caught.value.code or 0)
 
 
 @pytest.fixture
