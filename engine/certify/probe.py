@@ -144,6 +144,6 @@ def _drive(side: Side, requests: Sequence[Request], watch: Watch) -> Run:
     watch.forked += sum(pool.ledger.bytes["fork"] for pool in pools)
     if places != [pool.data.data_ptr() for pool in pools]:
         watch.wrong.setdefault("moved", "a pool was allocated anew during a run")
-    for used in filter(None, (pool.current_length for pool in pools)):
+    for used in filter(None, (pool.current_length - pool.idle_length for pool in pools)):
         watch.wrong.setdefault("left", f"{used} slots are in use after the end of a run")
     return run

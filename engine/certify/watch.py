@@ -57,7 +57,8 @@ class Watch:
                 self.wrong.setdefault("integrity", f"{run.state}: {error}")
         if book.beams is not None:
             return  # a search's rows are a tree, which its own tests look at
-        expected, used = sum(_rows(book, one) for one in book.requests), target.current_length
+        expected = sum(_rows(book, one) for one in book.requests) + _kept(book)
+        used = target.current_length
         if used != expected:
             self.wrong.setdefault("rows", f"{run.state}: {used} slots in use for {expected} rows")
         for branch in book.active:
@@ -71,16 +72,23 @@ def _rows(book: Any, request: Request) -> int:
     own = sum(b.length - b.start for b in request.branches if b.stage is Stage.RUNNING)
     if request.stage in (Stage.OUTLINE, Stage.RUNNING):
         own += request.prefix_length * len(book.layout.rows_of(request.prefix_owner))
+        own -= request.shared
     if request.stage is Stage.OUTLINE and request.root is not None:
         own += request.root.length - request.root.start
     return int(own)
 
 
+def _kept(book: Any) -> int:
+    """Rows that stay for whoever begins like what has ended."""
+    cache = book.prefixes
+    return 0 if cache is None else int(cache.idle + cache.pinned)
+
+
 def _slots(book: Any, pool: KVCache, branch: Branch) -> list[int]:
     """Of the committed rows that a branch sees, the prefix's first."""
     (row,) = book.layout.rows_of(branch.owner)
-    owners = (branch.request.prefix_owner, branch.owner)
-    return [slot for owner in owners for slot in pool.slots_of(owner, row).tolist()]
+    path = reversed(book.table.segments.path(branch.owner))
+    return [slot for owner in path for slot in pool.slots_of(owner, row).tolist()]
 
 
 def drafting_sides(run: Run) -> list[OutlineSide]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ...states.requests.summary import BlendSummary, RoundSummary
@@ -167,6 +167,14 @@ def pool_figures(pool: Any) -> dict[str, Any]:
     }
 
 
+def prefix_figures(cache: Any) -> dict[str, Any] | None:
+    """What was reused of earlier prompts and answers; cache: states.cache.PrefixCache or None."""
+    if cache is None:
+        return None
+    hit_rate = ratio(cache.figures.reused, cache.figures.asked)
+    return {**asdict(cache.figures), "hit_rate": hit_rate, "kept_rows": cache.idle + cache.pinned}
+
+
 def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
     """metrics.json: every figure of a run under its documented name."""
     host, draft = board["host"], board["kv_draft"]
@@ -202,6 +210,7 @@ def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
             "target": pool_figures(board["kv"]),
             "drafter": pool_figures(draft) if draft is not None else None,
         },
+        "prefix_cache": prefix_figures(board["branches"].prefixes),
         "blend": blend_figures(meter.blends, board, meter.probed),
     }
 

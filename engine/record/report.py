@@ -195,6 +195,8 @@ def _nested(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for key, figure in nested:
             if isinstance(figure, int | float | list):
                 yield f"blend.{name}.{key}".rstrip("."), figure
+    for name, value in (metrics["prefix_cache"] or {}).items():
+        yield f"prefix_cache.{name}", value
     for name, pool in metrics["kv"].items():
         if pool is not None:
             yield f"kv.{name}.peak_bytes", pool["peak_bytes"]

@@ -173,6 +173,7 @@ class Session:
             models.target.max_positions,
             models.target.vocab_size,
             outlines,
+            graph.scheduler.prefix_cache,
         )
         blend = None
         if self.maker is not None and graph.blend is not None:

@@ -118,13 +118,13 @@ def _alone(groups: Sequence[AttentionGroup]) -> tuple[Tensor, AttentionMetadata]
 class Member(NamedTuple):
     """Query rows of a forward that may see the same part of a pool.
 
-    rows: int64, their flat indices, increasing. row: the pool's row that they attend to; roots: of
-    the segments that they belong to, empty if they may see all of the row.
+    rows: int64, their flat indices, increasing. row: the pool's row that they attend to; homes:
+    those of the segments that they belong to, empty if they may see all of the row.
     """
 
     rows: npt.NDArray[np.int64]
     row: int
-    roots: tuple[int, ...]
+    homes: tuple[int, ...]
 
 
 class Stack(NamedTuple):
@@ -196,9 +196,9 @@ class _Group:
 
 
 def _keys(kv: KVCache, members: Sequence[Member]) -> list[Keys]:
-    extents = [] if all(one.roots for one in members) else kv.extents()
+    extents = [] if all(one.homes for one in members) else kv.extents()
     return [
-        kv.keys_of(one.roots) if one.roots else (one.row * kv.capacity, extents[one.row])
+        kv.keys_of(one.homes) if one.homes else (one.row * kv.capacity, extents[one.row])
         for one in members
     ]
 
@@ -231,12 +231,13 @@ class Lineages(NamedTuple):
     """The segments that rows of a forward belong to, and what each of them may see.
 
     ids_S: int32, ids of the segments. path_SA: int32, the ids on the way from each segment to its
-    root, its own first, NOBODY behind the root. roots_S: of each.
+    root, its own first, NOBODY behind the root. homes_S: the homes of all that each may see, its
+    own first.
     """
 
     ids_S: Ints
     path_SA: Ints
-    roots_S: Ints
+    homes_S: tuple[tuple[int, ...], ...]
 
     def visible(self, segment_P: Ints, owner_PK: Ints) -> npt.NDArray[np.bool_]:
         """bool [P, K]: whether a slot's owner is on the way from a segment (by number; what lies

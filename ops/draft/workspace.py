@@ -1,5 +1,6 @@
 """Fresh rows of a drafter's pool: every branch's own, for one grow_tree, then given back."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -45,24 +46,29 @@ class Workspace:
         self.device = draft_rows.position_S.device
         branches = len(self.frame.rows_S)
         lineages, segment_S = draft_rows.rows.lineages, draft_rows.segment_S
-        root_S = lineages.roots_S[segment_S]
-        rows = np.repeat(np.asarray(self.frame.rows_S, np.int32), each)
+        homes_S = [lineages.homes_S[segment] for segment in segment_S]
+        rows_S = self.frame.rows_S if kv.rows > 1 else (0,) * branches
+        rows = np.repeat(np.asarray(rows_S, np.int32), each)
         owner = np.full(rows.size, WORKSPACE)
         # position 0: only what `fresh` says ever sees them
-        self.slots = kv.append_(owner, np.zeros(rows.size), rows, np.repeat(root_S, each))
+        self.slots = kv.append_(
+            owner, np.zeros(rows.size), rows, np.repeat([homes[0] for homes in homes_S], each)
+        )
         slots_SM = self.slots.reshape(branches, each)
         self.slots_SM = tensor(slots_SM, self.device)
         self.parts = [
             self._part(stack, draft_rows, slots_SM)
-            for stack in stacks(kv, self._members(root_S), draft_rows.attention)
+            for stack in stacks(kv, self._members(homes_S), draft_rows.attention)
         ]
 
-    def _members(self, root_S: Ints) -> list[Member]:
+    def _members(self, homes_S: Sequence[tuple[int, ...]]) -> list[Member]:
         """Whose branches (by number) see the same part of the pool: those of a request, or one."""
-        if not self.frame.packed:
+        if self.kv.rows > 1:
             return [Member(np.array([s]), row, ()) for s, row in enumerate(self.frame.rows_S)]
-        roots = dict.fromkeys(root_S.tolist())
-        return [Member(np.flatnonzero(root_S == root), 0, (root,)) for root in roots]
+        parts: dict[tuple[int, ...], list[int]] = {}
+        for branch, homes in enumerate(homes_S):
+            parts.setdefault(homes, []).append(branch)
+        return [Member(np.array(branches), 0, homes) for homes, branches in parts.items()]
 
     def _part(self, stack: Stack, draft_rows: DraftRows, slots_SM: Ints) -> _Part:
         lineages, branch_Gn = draft_rows.rows.lineages, stack.rows_Gq

@@ -4,7 +4,7 @@ It holds one sequence (the layout ``bim``) or several rows of equal capacity (``
 is a flat index over all rows. A table on the host says which segment owns each slot. It is the only
 copy of that truth: forwards get it as small tensors, ops never write it. Slot order inside a row
 never matters, so a segment's slots may lie anywhere in it; what is committed stays where it is.
-Segments of one root (a request) take slots near each other, so that its forwards read one run.
+Segments of one home (a request) take slots near each other, so that its forwards read one run.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,12 +27,13 @@ class KVCache:
 
     Attributes:
         capacity: slots of each row; `slots` = rows x capacity.
-        owner: int32 [slots], FREE or the id of the segment that owns it; root: int32 [slots], the
-            root of that segment.
+        owner: int32 [slots], FREE or the id of the segment that owns it; home: int32 [slots], the
+            home of that segment.
         position: int32 [slots], RoPE position of what lies there.
         committed: bool [slots]; False for fresh slots (a tree under verification, draft levels),
             which only their own tree can see.
-        current_length: slots in use; peak_length: most that ever were.
+        current_length: slots in use; idle_length: those of them that no request needs;
+        peak_length: most that requests ever needed.
     """
 
     def __init__(
@@ -53,12 +54,13 @@ class KVCache:
         parts = [layer.unbind() for layer in self.data.unbind()]
         self._offsets = [(keys.storage_offset(), values.storage_offset()) for keys, values in parts]
         self.owner: Ints = np.full(self.slots, FREE, np.int32)
-        self.root: Ints = np.full(self.slots, NOBODY, np.int32)
+        self.home: Ints = np.full(self.slots, NOBODY, np.int32)
         self.position: Ints = np.zeros(self.slots, np.int32)
         self.committed = np.zeros(self.slots, np.bool_)
         self.regions: dict[int, Region] = {}
         self.ledger = CopyLedger()
-        self.current_length = self.peak_length = 0
+        self.current_length = self.idle_length = self.peak_length = 0
+        self._idle: set[int] = set()
 
     @property
     def scratch(self) -> int:
@@ -73,20 +75,25 @@ class KVCache:
 
     # -- regions ----------------------------------------------------------------------------------
 
-    def open_(self, root: int, size: int) -> None:
-        """Choose where the slots of a root shall lie. In a pool of several rows, and where no gap
-        has `size` slots, it takes them wherever they are free."""
+    def open_(self, home: int, size: int) -> None:
+        """Choose where the slots of a home shall lie: where all are free, else where nothing but
+        idle ones lie. In a pool of several rows, and where no gap has `size` slots, it takes them
+        wherever they are free."""
         limit = self.capacity if self.rows == 1 else 0
-        self.regions[root] = Region.between(self.regions.values(), size, limit)
+        region = Region.between(self.regions.values(), size, limit)
+        if self._idle and not region.size:
+            needed = [one for at, one in self.regions.items() if at not in self._idle]
+            region = Region.between(needed, size, limit)
+        self.regions[home] = region
 
-    def keys_of(self, roots: Sequence[int]) -> tuple[int, int] | Ints:
-        """The slots of some roots: first slot and number of slots of the run that holds them all,
+    def keys_of(self, homes: Sequence[int]) -> tuple[int, int] | Ints:
+        """The slots of some homes: first slot and number of slots of the run that holds them all,
         or a list of them if they lie too far apart."""
-        regions = [r for root in roots if (r := self.regions.get(root)) and r.high]
+        regions = [r for home in homes if (r := self.regions.get(home)) and r.high]
         low = min((r.low for r in regions), default=0)
         high = max((r.high for r in regions), default=0)
-        part = self.root[low:high]
-        own = part == roots[0] if len(roots) == 1 else np.isin(part, roots)
+        part = self.home[low:high]
+        own = part == homes[0] if len(homes) == 1 else np.isin(part, homes)
         if high - low <= 2 * np.count_nonzero(own) + SPREAD:
             return low, high - low
         return (low + np.flatnonzero(own)).astype(np.int32)
@@ -104,30 +111,30 @@ class KVCache:
         owner: npt.ArrayLike,
         position: npt.ArrayLike,
         row: Row = 0,
-        root: npt.ArrayLike = NOBODY,
+        home: npt.ArrayLike = NOBODY,
     ) -> Ints:
         """Label free slots as fresh and return them, in the order of `owner`.
 
         Args:
-            row: the pool's row, one for all or one for each slot; root: of the owners, likewise.
+            row: the pool's row, one for all or one for each slot; home: of the owners, likewise.
         """
         owner_Q = np.asarray(owner, np.int32)
-        root_Q = np.broadcast_to(np.asarray(root, np.int32), owner_Q.shape)
-        slots = self._take(root_Q) if self.rows == 1 else self.lowest_free(owner_Q.size, row)
-        self.owner[slots], self.root[slots] = owner_Q, root_Q
+        home_Q = np.broadcast_to(np.asarray(home, np.int32), owner_Q.shape)
+        slots = self._take(home_Q) if self.rows == 1 else self.lowest_free(owner_Q.size, row)
+        self.owner[slots], self.home[slots] = owner_Q, home_Q
         self.position[slots] = np.asarray(position, np.int32)
         self.committed[slots] = False
         self.current_length += len(slots)
-        self.peak_length = max(self.peak_length, self.current_length)
+        self._note_peak()
         return slots
 
-    def _take(self, root_Q: Ints) -> Ints:
-        """Free slots of the only row, of each root the lowest ones in its region."""
-        slots = np.empty(root_Q.size, np.int32)
+    def _take(self, home_Q: Ints) -> Ints:
+        """Free slots of the only row, of each home the lowest ones in its region."""
+        slots = np.empty(home_Q.size, np.int32)
         free = self.owner == FREE
-        for root in dict.fromkeys(root_Q.tolist()):
-            mine = np.flatnonzero(root_Q == root)
-            region = self.regions.setdefault(root, Region())
+        for home in dict.fromkeys(home_Q.tolist()):
+            mine = np.flatnonzero(home_Q == home)
+            region = self.regions.setdefault(home, Region())
             slots[mine] = lowest = region.lowest(free, mine.size)
             free[lowest] = False
             region.include_(int(lowest[0]), int(lowest[-1]))
@@ -154,20 +161,20 @@ class KVCache:
         slots: npt.ArrayLike,
         position: npt.ArrayLike,
         owner: npt.ArrayLike | None = None,
-        root: int | None = None,
+        home: int | None = None,
     ) -> None:
         """Fresh slots become part of their owner's history, where they are: nothing moves.
 
         Args:
             position: their positions; only now known on the host if they are nodes of a tree.
-            owner, root: whose they are from now on; None for whom they were taken for.
+            owner, home: whose they are from now on; None for whom they were taken for.
         """
         index = np.asarray(slots, np.int64)
         if owner is not None:
             self.owner[index] = np.asarray(owner, np.int32)
-        if root is not None and index.size and (self.root[index] != root).any():
-            self.root[index] = root
-            self.regions.setdefault(root, Region()).include_(int(index.min()), int(index.max()))
+        if home is not None and index.size and (self.home[index] != home).any():
+            self.home[index] = home
+            self.regions.setdefault(home, Region()).include_(int(index.min()), int(index.max()))
         self.position[index] = np.asarray(position, np.int32)
         self.committed[index] = True
 
@@ -175,22 +182,51 @@ class KVCache:
         """Give slots back."""
         index = np.asarray(slots, np.int64)
         self.current_length -= int(np.count_nonzero(self.owner[index] != FREE))
-        self.owner[index], self.root[index] = FREE, NOBODY
+        self.owner[index], self.home[index] = FREE, NOBODY
         self.committed[index] = False
 
     def retire_(self, owners: Iterable[int], row: int | None = None) -> None:
-        """Give back everything of these owners, in all rows or in one, and the regions of roots."""
+        """Give back everything of these owners, in all rows or in one, and the regions of homes."""
         gone = list(owners)
         first, last = (0, self.slots) if row is None else (row * self.capacity, self.capacity)
         part = self.owner[first : last if row is None else first + last]
         self.release_(first + np.flatnonzero(np.isin(part, gone)))
         if row is None:
-            for root in gone:
-                self.regions.pop(root, None)
+            for home in gone:
+                self.regions.pop(home, None)
 
     def relabel_(self, old: int, new: int) -> None:
         """The rows of one owner become another's: 0 bytes moved."""
         self.owner[self.owner == old] = new
+
+    def split_(self, owner: int, first: int, position: int) -> None:
+        """The owner's committed rows before a position become those of `first`, which is its own
+        home, and which takes no further slots: 0 bytes moved."""
+        mine = (self.owner == owner) & self.committed & (self.position < position)
+        slots = np.flatnonzero(mine)
+        self.owner[slots], self.home[slots] = first, first
+        if slots.size:
+            region = self.regions.setdefault(first, Region())
+            region.include_(int(slots[0]), int(slots[-1]))
+            region.first, region.size = region.low, region.high - region.low
+
+    def rest_(self, owner: int, *, idle: bool) -> None:
+        """No request needs what an owner has, or one needs it again."""
+        count = int(np.count_nonzero(self.owner == owner))
+        self.idle_length += count if idle else -count
+        if idle:
+            self._idle.add(owner)
+        else:
+            self._idle.discard(owner)
+            self._note_peak()
+
+    def _note_peak(self) -> None:
+        self.peak_length = max(self.peak_length, self.current_length - self.idle_length)
+
+    def span_of(self, owner: int) -> tuple[int, int]:
+        """The positions of an owner's committed rows: the first, and one past the last."""
+        positions = self.position[(self.owner == owner) & self.committed]
+        return (int(positions.min()), int(positions.max()) + 1) if positions.size else (0, 0)
 
     def truncate_(self, owner: int, length: int) -> None:
         """Drop the owner's rows at positions >= length."""
@@ -209,9 +245,9 @@ class KVCache:
         copy = self.take_out(source_R, cause)
         self.data.index_copy_(3, torch.from_numpy(target_R).to(copy.device), copy)
         self.current_length += int(np.count_nonzero(self.owner[target_R] == FREE))
-        for table in (self.owner, self.root, self.position, self.committed):
+        for table in (self.owner, self.home, self.position, self.committed):
             table[target_R] = table[source_R]
-        self.peak_length = max(self.peak_length, self.current_length)
+        self._note_peak()
 
     def take_out(self, slots: npt.ArrayLike, cause: str) -> Tensor:
         """A copy of slots for somewhere else, [layers, 2, kv_heads, R, head_dim]; counted."""
@@ -245,9 +281,9 @@ class KVCache:
         used = self.owner != FREE
         assert not self.committed[~used].any(), "a free slot is committed"
         assert self.current_length == used.sum(), "slots in use are counted wrongly"
-        for root in np.unique(self.root[used]) if self.rows == 1 else ():
-            region, mine = self.regions[int(root)], np.flatnonzero(used & (self.root == root))
-            assert region.low <= mine[0] and mine[-1] < region.high, f"slots outside region {root}"
+        for home in np.unique(self.home[used]) if self.rows == 1 else ():
+            region, mine = self.regions[int(home)], np.flatnonzero(used & (self.home == home))
+            assert region.low <= mine[0] and mine[-1] < region.high, f"slots outside region {home}"
         for row in range(self.rows):
             part = slice(row * self.capacity, (row + 1) * self.capacity)
             kept = self.committed[part]

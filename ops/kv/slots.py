@@ -1,4 +1,4 @@
-"""Slots of a KV pool: who owns one, runs of them, the regions that roots take them from."""
+"""Slots of a KV pool: who owns one, runs of them, the regions that homes take them from."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -48,7 +48,7 @@ class SlotRun:
 
 @dataclass(slots=True)
 class Region:
-    """Where a root's slots lie: `size` slots from `first` on are kept free for it, and those that
+    """Where a home's slots lie: `size` slots from `first` on are kept free for it, and those that
     it uses are among `low` to before `high`."""
 
     first: int = 0

@@ -28,12 +28,12 @@ from .tree_rows import PlacedRows, SpanSlots, Trees, grow
 class Span:
     """Prefill rows of one segment, in reading order.
 
-    root: of the segment. draws: whether the last row's logits draw a root token; bound: under a
-    grammar. chunks: of documents, in `tokens`.
+    request: of whose prompt it is a part: its prefix's owner. draws: whether the last row's logits
+    draw a root token; bound: under a grammar. chunks: of documents, in `tokens`.
     """
 
     owner: int
-    root: int
+    request: int
     position: int
     tokens: Sequence[int]
     draws: bool = False
@@ -54,7 +54,6 @@ class PendingRows:
     """
 
     owner: int
-    root: int
     position: int
     tokens: Sequence[int]
     features: Tensor | None
@@ -138,8 +137,8 @@ class Layout:
         """
 
         def run(owner: int, size: int, like: int) -> QueryRun:
-            row, root = self.rows_of(like)[0], self.segments.root(like)
-            return QueryRun(row, owner, root, [0] * size, [0] * size)
+            row, homes = self.rows_of(like)[0], self.segments.homes(like)
+            return QueryRun(row, owner, homes, [0] * size, [0] * size)
 
         size = trees.nodes if shared is None else 1
         runs = [run(owner, size, owner) for owner in trees.owners]
@@ -149,8 +148,9 @@ class Layout:
         """One run for each row that has to hold these tokens: several for a prefix's copies."""
         first = part.position
         positions = list(range(first, first + len(part.tokens)))
+        homes = self.segments.homes(part.owner)
         for row in self.rows_of(part.owner):
-            yield QueryRun(row, part.owner, part.root, part.tokens, positions)
+            yield QueryRun(row, part.owner, homes, part.tokens, positions)
 
     def _chains(
         self,
@@ -197,14 +197,14 @@ class Layout:
             rows = np.arange(count * size).reshape(count, size)
             return tuple(Member(rows[b], first + b, ()) for b in range(count)) if size else ()
         shared = any(run.owner < 0 for run in packed.runs[:trees])
-        drafted = tuple(dict.fromkeys(run.root for run in packed.runs[:trees]))
+        drafted = tuple(dict.fromkeys(home for run in packed.runs[:trees] for home in run.homes))
         parts: dict[tuple[int, ...], list[Ints]] = {}
         for at, (run, flat) in enumerate(zip(packed.runs, packed.flat, strict=True)):
-            roots = drafted if shared and at < trees else (run.root,)
-            parts.setdefault(roots, []).append(flat)
+            homes = drafted if shared and at < trees else run.homes
+            parts.setdefault(homes, []).append(flat)
         return tuple(
-            Member(np.concatenate(flats).astype(np.int64), 0, roots)
-            for roots, flats in parts.items()
+            Member(np.concatenate(flats).astype(np.int64), 0, homes)
+            for homes, flats in parts.items()
         )
 
     # -- the drafter's rows -----------------------------------------------------------------------

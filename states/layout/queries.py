@@ -14,11 +14,11 @@ from ...ops.kv.slots import Ints
 
 @dataclass(frozen=True, slots=True)
 class QueryRun:
-    """Consecutive rows of one segment in one row of the pool; `root` is that of the segment."""
+    """Consecutive rows of one segment; homes: of all that they may see, its own first."""
 
     row: int
     owner: int
-    root: int
+    homes: tuple[int, ...]
     tokens: Sequence[int]
     positions: Sequence[int]
 
@@ -63,10 +63,10 @@ class PackedQueries:
     def _append_(self, kv: KVCache) -> list[Ints]:
         sizes = [run.size for run in self.runs]
         owners = np.repeat([run.owner for run in self.runs], sizes)
-        roots = np.repeat([run.root for run in self.runs], sizes)
+        homes = np.repeat([run.homes[0] for run in self.runs], sizes)
         positions = [p for run in self.runs for p in run.positions]
         rows = np.repeat([run.row for run in self.runs], sizes).astype(np.int32)
-        slots = kv.append_(owners, positions, rows if kv.rows > 1 else 0, roots)
+        slots = kv.append_(owners, positions, rows if kv.rows > 1 else 0, homes)
         return np.split(slots, np.cumsum(sizes)[:-1]) if sizes else []
 
     def spread(self, empty: int, values: Iterable[Sequence[int] | Ints | int]) -> Ints:

@@ -192,8 +192,8 @@ class BeamState:
         owner_W = np.full(len(parent_W), NOBODY, np.int32)
         owner_W[alive] = [segments.add(tips[beam]) for beam in alive]
         position = _position(branch, search) - 1  # the search has moved on
-        root = branch.request.prefix_owner
-        self.kv.commit_(slots_W[alive], [position] * len(alive), owner_W[alive], root)
+        home = segments.home(branch.owner)
+        self.kv.commit_(slots_W[alive], [position] * len(alive), owner_W[alive], home)
         before = search.owners_Wm
         search.owners_Wm = np.column_stack([before, owner_W])[parent_W]
         dead = np.setdiff1d(before, search.owners_Wm).tolist()

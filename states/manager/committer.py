@@ -11,6 +11,7 @@ from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
 from ...ops.verify.verify import Accepted, FirstTokens
+from ..cache.segments import SegmentTree
 from ..requests.blending import BlendState, picked_rows
 from ..requests.branch import Branch, Finish
 from ..requests.draft_state import CommittedRows, Drafting
@@ -33,6 +34,7 @@ class Committer:
     """Commits a batch, in one read of the device; the target's pool is the first."""
 
     pools: Sequence[KVCache]
+    segments: SegmentTree
     draftings: Sequence[Drafting]
     fold: FoldState | None
     blend: BlendState | None
@@ -97,7 +99,7 @@ class Committer:
         branch.kept += len(slots)
         branch.length += len(slots)
         positions = range(position, branch.length)
-        self.pools[0].commit_(slots, positions, branch.owner, branch.request.prefix_owner)
+        self.pools[0].commit_(slots, positions, branch.owner, self.segments.home(branch.owner))
         tokens = branch.tokens[first : branch.kept]
         part = CommittedRows.of_branch(branch, position, tokens, rows, features_QF, is_path=True)
         self._hand_on(branch, part)
@@ -117,7 +119,7 @@ class Committer:
             owner, position, tokens = span.owner, span.position, span.tokens
             for slots_n in slots.slots_Cn:
                 self.pools[0].commit_(slots_n, span.positions)
-            if owner == span.root:
+            if owner == span.request:
                 part = CommittedRows(owner, owner, position, tokens, (), slots.rows, features_QF)
                 for drafting in self.draftings:
                     drafting.memory.take_in(part)

@@ -14,6 +14,7 @@ from ..requests.request_table import RequestTable
 from ..requests.samplers import Samplers
 from ..text.prompt_tokens import PromptTokens
 from .beam import BeamState
+from .keeper import Keeper
 
 BuildPrompt = Callable[[Branch], PromptTokens]
 
@@ -22,7 +23,8 @@ BuildPrompt = Callable[[Branch], PromptTokens]
 class Lifecycle:
     """Requests and branches from submission to the end.
 
-    build_prompt: a branch's own prompt, once all that it depends on is finished.
+    build_prompt: a branch's own prompt, once all that it depends on is finished. keeper: keeps rows
+    of what has ended; None gives them back.
     """
 
     table: RequestTable
@@ -35,6 +37,7 @@ class Lifecycle:
     draftings: Sequence[Drafting]
     fold: FoldState | None
     build_prompt: BuildPrompt
+    keeper: Keeper | None = None
 
     def submit(self, request: Request) -> None:
         """Queue a request; it starts at the next admission that has room for it."""
@@ -48,7 +51,9 @@ class Lifecycle:
 
     def waiting(self) -> tuple[list[Branch], list[Request]]:
         """Branches and requests that could start now."""
-        return self.admission.choose(self.table.unfinished, len(self.table.active))
+        active = self.table.active
+        branches, opened = self.admission.choose(self.table.unfinished, len(active))
+        return branches, opened if self.keeper is None else self.keeper.apart(opened)
 
     def retire_and_prepare_(self, ran: Iterable[Branch] = ()) -> None:
         """Retire what ended, prepare prompts that became known, refuse what can never run."""
@@ -75,11 +80,13 @@ class Lifecycle:
             drafting.memory.close(request)
         if self.fold is not None:
             self.fold.forget_(request)
-        self.retire_([request.prefix_owner, *(b.owner for b in request.all_branches())])
+        self._end_(request.all_branches())
+        if self.keeper is not None:
+            self.keeper.close_(request)
+        self.retire_([request.prefix_owner])
 
     def _go_on_(self, request: Request) -> None:
-        ended = (b.owner for b in request.branches if b.stage is Stage.DONE)
-        self.retire_([owner for owner in ended if owner in self.table.segments])
+        self._end_(b for b in request.branches if b.stage is Stage.DONE)
         for branch in request.branches:
             if branch.stage is Stage.WAITING and not len(branch.prompt):
                 self._prepare_(branch)
@@ -137,8 +144,22 @@ class Lifecycle:
             owners = [*owners, *self.beams.forget(owners)]
         for pool in self.pools:
             pool.retire_(owners)
-        self.layout.leave_(owners)
         self.table.segments.remove(owners)
+        self._forget_(owners)
+
+    def _end_(self, branches: Iterable[Branch]) -> None:
+        """What branches have in the pools that ended is kept, or given back."""
+        kept, gone = list[int](), list[int]()
+        for branch in branches:
+            if branch.owner in self.table.segments and not branch.settled:
+                branch.settled = self.keeper is not None and self.keeper.keep_(branch)
+                (kept if branch.settled else gone).append(branch.owner)
+        self._forget_(kept)
+        self.retire_(gone)
+
+    def _forget_(self, owners: Sequence[int]) -> None:
+        """Owners that are no part of the run any more, whether their rows are kept or not."""
+        self.layout.leave_(owners)
         self.samplers.forget(owners)
         for drafting in self.draftings:
             drafting.memory.forget(owners)

@@ -10,6 +10,7 @@ from ...ops.blend.blend import BlendReport
 from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
 from ...ops.verify.verify import Accepted, FirstTokens
+from ..cache.prefix_cache import PrefixCache
 from ..graph.blocks import BeamBlock
 from ..layout.batching import BatchingLayout
 from ..layout.layout import Layout
@@ -25,6 +26,7 @@ from ..requests.summary import RoundSummary
 from .batch import Batch
 from .beam import BeamState
 from .committer import Committer
+from .keeper import Keeper
 from .lifecycle import BuildPrompt, Lifecycle
 from .placer import Placer
 
@@ -50,6 +52,7 @@ class BranchStateManager:
     Attributes:
         table: who there is. placer: lays out the next forward. committer: reads what came of it.
         draftings: the drafters' parts of the run; `draft` is what the first one remembers.
+        prefixes: what is kept of prompts and answers for whoever begins alike; None without it.
     """
 
     def __init__(
@@ -76,7 +79,6 @@ class BranchStateManager:
         width = 1 if beam is None else beam.num_beams
         most, nodes, shared = limits.layout.max_active, limits.nodes, limits.drafter.shared
         self.room = Room(kv.capacity, most, nodes, rows, shared, width)
-        self.admission = Admission(self.room, limits.layout.order, limits)
         whole = (self.table, self.layout, self.samplers)
         self.draft, second = DRAFT_STATES[limits.drafter.takes](), limits.outline_drafter
         parts_only = None if second is None else False
@@ -85,10 +87,24 @@ class BranchStateManager:
             memory = DRAFT_STATES[second.takes]()
             self.draftings.append(Drafting(*whole, memory, kv_outline, True))
         self.beams = None if beam is None else BeamState(beam.num_beams, self.table, kv)
+        self.prefixes = self._prefixes()
+        self.admission = Admission(self.room, limits.layout.order, limits, self.prefixes)
+        keeper = None
+        if self.prefixes is not None:
+            keeper = Keeper(self.table, self.prefixes, self.draftings)
         parts = (self.table, self.layout, self.pools, self.admission, self.samplers, blend)
-        self.placer = Placer(*parts, self.beams)
-        self.committer = Committer(self.pools, self.draftings, fold, blend)
-        self.lifecycle = Lifecycle(*parts, self.beams, self.draftings, fold, build_prompt)
+        self.placer = Placer(*parts, self.beams, keeper)
+        self.committer = Committer(self.pools, segments, self.draftings, fold, blend)
+        self.lifecycle = Lifecycle(*parts, self.beams, self.draftings, fold, build_prompt, keeper)
+
+    def _prefixes(self) -> PrefixCache | None:
+        """What is kept of prompts and answers; None where nothing can be: blended rows are no
+        prompt's own, beams are no text, and rows of ``batching`` belong to branches."""
+        exact = self.blend is None and self.beams is None and not self.room.rows
+        if not (exact and self.limits.prefix_cache):
+            return None
+        back = max(drafting.memory.back for drafting in self.draftings)
+        return PrefixCache(self.pools, self.table.segments, back)
 
     # -- who there is -----------------------------------------------------------------------------
 

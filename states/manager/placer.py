@@ -15,13 +15,14 @@ from ..requests.samplers import Samplers
 from ..text.prompt_tokens import PromptTokens
 from .batch import Batch
 from .beam import BeamState
+from .keeper import Keeper
 
 
 @dataclass(eq=False, slots=True)
 class Placer:
     """Lays branches out as rows; `pools` are the target's and then the drafters', if there are any.
 
-    beams: the searches, where every branch is one.
+    beams: the searches, where every branch is one. keeper: what is kept of earlier prompts.
     """
 
     table: RequestTable
@@ -31,12 +32,14 @@ class Placer:
     samplers: Samplers
     blend: BlendState | None
     beams: BeamState | None
+    keeper: Keeper | None
 
     def place_(
         self, proposal: Proposal | None, branches: Iterable[Branch], requests: Iterable[Request]
     ) -> Batch:
         """Rows of the active branches' trees, if there are any, and of whoever begins."""
         opened, newcomers = list(requests), list(branches)
+        self._make_room_(newcomers, opened)
         spans = [span for branch in newcomers for span in self._start_behind(branch)]
         for request in opened:
             root, more = self._open(request)
@@ -71,9 +74,7 @@ class Placer:
     def _open(self, request: Request) -> tuple[list[Branch], list[Span]]:
         """A request's first branch, if one begins, and the spans of its prompt; with a given
         outline nothing is drawn."""
-        size = self.admission.region(request)
-        self.layout.open_(request.prefix_owner, size, self.pools)
-        spans = self._extend_prefix(request, request.prefix)
+        spans = self._extend_prefix(request, request.prefix.behind(request.shared))
         if request.outline_budget == 0:
             branch = self.table.new_branch(request, 0, request.budget)
             request.branches, request.stage = [branch], Stage.RUNNING
@@ -86,9 +87,24 @@ class Placer:
                 branch.end(Finish.STOP)
                 return [], spans
             branch.prompt += request.given_ids
-        elif request.new_matcher is not None and branch.is_root:
+        branch.prompt = branch.prompt.behind(request.shared - len(request.prefix))
+        if request.given is None and request.new_matcher is not None and branch.is_root:
             branch.matcher = request.new_matcher()
         return [branch], [*spans, self._start(branch)]
+
+    def _make_room_(self, branches: Sequence[Branch], opened: Sequence[Request]) -> None:
+        """Requests that start find what is kept of their prompts, and a place for the rest; idle
+        rows are evicted where they take up what running branches have reserved."""
+        for request in opened:
+            if self.keeper is not None:
+                self.keeper.share_(request)
+            size = self.admission.region(request)
+            self.layout.open_(request.prefix_owner, size, self.pools)
+        if self.keeper is not None:
+            claimed = self.admission.claimed(
+                self.table.unfinished, len(self.table.active), [*branches, *opened]
+            )
+            self.keeper.make_room_(claimed, opened)
 
     def _start_behind(self, branch: Branch) -> list[Span]:
         """A waiting branch's prompt, behind what all branches' prompts begin with."""

@@ -4,10 +4,11 @@ A branch reserves its prompt and its whole budget, and each round needs room for
 that an admitted branch can always run to its end.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...ops.draft.eagle import nodes_for
+from ..cache.prefix_cache import PrefixCache
 from ..graph.graph import Order
 from .branch import Branch, Request, Stage
 from .request_table import RunLimits
@@ -57,7 +58,7 @@ def _reserved(request: Request, beams: int) -> int:
     waits = any(b.stage is Stage.WAITING for b in request.branches)
     outlines = request.root is not None and request.stage is Stage.OUTLINE
     first = request.budget + BRANCH_PROMPT if outlines or (waits and not live) else 0
-    return request.prefix_length + len(request.hoist) + live + first
+    return request.prefix_length - request.shared + len(request.hoist) + live + first
 
 
 def request_slots(request: Request, beams: int = 1) -> int:
@@ -68,10 +69,15 @@ def request_slots(request: Request, beams: int = 1) -> int:
 
 
 class Admission:
-    """Who may start: requests first come first served, the branches of one request in `order`."""
+    """Who may start: requests first come first served, the branches of one request in `order`.
 
-    def __init__(self, room: Room, order: Order, limits: RunLimits) -> None:
-        self.room, self.order, self.limits = room, order, limits
+    cache: of kept rows, of which those that nobody goes on from are as good as free.
+    """
+
+    def __init__(
+        self, room: Room, order: Order, limits: RunLimits, cache: PrefixCache | None = None
+    ) -> None:
+        self.room, self.order, self.limits, self.cache = room, order, limits, cache
 
     def choose(
         self, requests: Sequence[Request], active: int
@@ -85,7 +91,7 @@ class Admission:
         waiting = [(r, item) for r in requests for item in _waiting(r, self.order)]
         if not waiting:
             return [], []
-        plan, full = _Plan(requests, active, self.room), False
+        plan, full = _Plan(requests, active, self.room, self.pinned), False
         for request, item in waiting:
             if full and not plan.has_row(request):
                 continue
@@ -94,6 +100,20 @@ class Admission:
                 if not self.room.rows:
                     break
         return plan.branches, plan.opened
+
+    def claimed(
+        self, requests: Sequence[Request], active: int, starting: Iterable[Branch | Request]
+    ) -> int:
+        """Slots of the only row that are held or reserved once these start, the trees of a round
+        and the kept rows that somebody goes on from among them."""
+        plan = _Plan(requests, active, self.room, self.pinned)
+        for item in starting:
+            plan.start(item if isinstance(item, Request) else item.request, item)
+        return plan.used + self.room.tree_slots(plan.count)
+
+    @property
+    def pinned(self) -> int:
+        return 0 if self.cache is None else self.cache.pinned
 
     def why_never(self, request: Request) -> str:
         """Why a request can never start, with the numbers; nothing if it can."""
@@ -118,7 +138,7 @@ class Admission:
 
     def region(self, request: Request) -> int:
         """Slots that a request's rows should find side by side."""
-        needed = self._needed(request)
+        needed = self._needed(request) - request.shared
         share = self.room.capacity // self.room.max_active
         # equal shares lie at equal distances, so that requests can be computed side by side
         return share if needed <= share else -(-needed // REGION) * REGION
@@ -127,10 +147,11 @@ class Admission:
 class _Plan:
     """Who starts, and what that leaves for the next one; `count` branches would run."""
 
-    def __init__(self, requests: Sequence[Request], active: int, room: Room) -> None:
+    def __init__(self, requests: Sequence[Request], active: int, room: Room, pinned: int) -> None:
         self.room, self.count = room, active
         self.open = [r for r in requests if r.stage in (Stage.OUTLINE, Stage.RUNNING)]
-        self.used = 0 if room.rows else sum(_reserved(r, room.beams) for r in self.open)
+        own = sum(_reserved(r, room.beams) for r in self.open)
+        self.used = 0 if room.rows else own + pinned
         self.live = {r.prefix_owner for r in self.open if _running(r)}
         self.branches: list[Branch] = []
         self.opened: list[Request] = []
@@ -143,13 +164,17 @@ class _Plan:
             return False
         if self.used + more + self.room.tree_slots(count) > self.room.capacity:
             return False
-        self.live, self.count = live, count
-        self.used += 0 if self.room.rows else more
+        self.start(request, item)
+        return True
+
+    def start(self, request: Request, item: Branch | Request) -> None:
+        """Let a branch or a request start."""
+        self.used += 0 if self.room.rows else self._more(request, item)
+        self.live, self.count = self.live | {request.prefix_owner}, self.count + 1
         if isinstance(item, Branch):
             self.branches.append(item)
         else:
             self.opened.append(item)
-        return True
 
     def has_row(self, request: Request) -> bool:
         """Whether a row holds its prefix and nothing else."""
@@ -158,7 +183,7 @@ class _Plan:
     def _more(self, request: Request, item: Branch | Request) -> int:
         """Slots that it takes beyond what is held: of the shared row, or of its own."""
         if isinstance(item, Request):
-            return request_slots(item, self.room.beams)
+            return request_slots(item, self.room.beams) - item.shared
         own = len(item.prompt) + item.budget
         if self.room.rows:
             return request.prefix_length + len(request.hoist) + own

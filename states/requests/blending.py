@@ -62,7 +62,7 @@ class BlendState:
         branch, cached = 0, dict[int, ChunkKV]()
         for span, slots, chunks in zip(spans, placed.spans, cached_chunks, strict=True):
             for flat in slots.flat_Cn:
-                prompt_BQ.reshape(-1)[flat] = span.root
+                prompt_BQ.reshape(-1)[flat] = span.request
                 branch_BQ.reshape(-1)[flat] = branch
                 branch += 1
                 for number, (chunk, kv) in enumerate(chunks):

@@ -52,6 +52,7 @@ class Branch:
         score: of the hypothesis that a beam search chose.
         documents: those that its prompt is to hold.
         combines: whether it writes one answer behind the folded parts.
+        settled: it has ended, and its rows are kept ones.
     """
 
     request: "Request"
@@ -73,6 +74,7 @@ class Branch:
     score: float | None = None
     documents: tuple[Document, ...] = ()
     combines: bool = False
+    settled: bool = False
 
     @property
     def is_root(self) -> bool:
@@ -121,7 +123,8 @@ class Request:
         prefix: token ids that all branches share at admission; `tail` the root branch's prompt;
             `hoist` what all branches' prompts begin with, until it is a part of the prefix, and
             `opening` what of it is known before there is an outline.
-        prefix_length: rows of the shared prefix in the pool; `context` their token ids.
+        prefix_length: rows of the shared prefix in the pool; `context` their token ids. The first
+            `shared` rows are kept ones, which other requests may go on from as well.
         sampling: how its tokens are drawn.
         asked: the budget that somebody asked for; None if it is the graph's.
         given: outline ids of `--outline FILE`, prefilled instead of being written.
@@ -143,6 +146,7 @@ class Request:
     branches: list[Branch] = field(default_factory=list)
     stage: Stage = Stage.WAITING
     prefix_length: int = 0
+    shared: int = 0
     context: list[int] = field(default_factory=list)
     hoist: PromptTokens = field(default_factory=PromptTokens)
     opening: PromptTokens = field(default_factory=PromptTokens)

@@ -27,7 +27,7 @@ from .samplers import Samplers
 class CommittedRows:
     """Rows of one segment that a forward of the target committed, side by side.
 
-    owner, root: the segment and its root. position: of the first row.
+    owner: the segment; prefix: the one that it goes on from, or itself. position: of the first row.
     tokens: of the rows; following: what stands behind them and is known, but has no row yet.
     rows: flat indices in the forward. features_QF: the target's features of the whole forward, None
         if nobody asked for any.
@@ -36,7 +36,7 @@ class CommittedRows:
     """
 
     owner: int
-    root: int
+    prefix: int
     position: int
     tokens: Sequence[int]
     following: Sequence[int]
@@ -56,8 +56,8 @@ class CommittedRows:
     ) -> "CommittedRows":
         """A branch's rows, its counts having moved on; nothing follows one that has ended."""
         following = branch.pending if branch.stage is Stage.RUNNING else []
-        owner, root = branch.owner, branch.request.prefix_owner
-        return cls(owner, root, position, tokens, following, rows, features_QF, is_path)
+        owner, prefix = branch.owner, branch.request.prefix_owner
+        return cls(owner, prefix, position, tokens, following, rows, features_QF, is_path)
 
     def features(self, columns_F: Tensor | None = None) -> Tensor | None:
         """[R, F] of these rows, all columns of them or some."""
@@ -74,7 +74,10 @@ class DraftState:
     Attributes:
         inbox: rows that the drafter has yet to take in.
         columns_F: int64, which of the target's features are its own, if it has not asked for all.
+        back: how many tokens after a row decide on it beside those before; see `PrefixCache`.
     """
+
+    back = 0
 
     def __init__(self) -> None:
         self.inbox: list[PendingRows] = []
@@ -116,7 +119,7 @@ class DraftState:
     ) -> None:
         if tokens:
             own_RF = None if features_RF is None else features_RF[: len(tokens)]
-            self.inbox.append(PendingRows(part.owner, part.root, position, tokens, own_RF))
+            self.inbox.append(PendingRows(part.owner, position, tokens, own_RF))
 
 
 class PairState(DraftState):
@@ -127,6 +130,8 @@ class PairState(DraftState):
         last: [F] the target's feature of the last committed row of each segment.
     """
 
+    back = 1
+
     def __init__(self) -> None:
         super().__init__()
         self.last: dict[int, Tensor] = {}
@@ -134,7 +139,7 @@ class PairState(DraftState):
     def take_in(self, part: CommittedRows) -> None:
         features_RF = part.features(self.columns_F)
         assert features_RF is not None, "this drafter's taps are the target's features"
-        shared_F = None if part.is_path else self.last.get(part.root)
+        shared_F = None if part.is_path else self.last.get(part.prefix)
         if shared_F is not None:
             self._queue(part, part.position - 1, part.tokens[:1], shared_F[None])
         self._queue(part, part.position, [*part.tokens[1:], *part.following], features_RF)

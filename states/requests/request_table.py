@@ -20,6 +20,7 @@ class RunLimits:
     max_positions: int
     vocabulary: int
     outline_drafter: Drafter | None = None
+    prefix_cache: bool = False
 
     @property
     def nodes(self) -> int | Mapping[int, int]:

@@ -48,6 +48,10 @@ class PromptTokens:
         moved = (replace(chunk, at=chunk.at + len(self.ids)) for chunk in tail.chunks)
         return PromptTokens(self.ids + tail.ids, (*self.chunks, *moved))
 
+    def behind(self, count: int) -> PromptTokens:
+        """What follows on the first ids, without marks of chunks; all of it if there are none."""
+        return self if count <= 0 else PromptTokens(self.ids[count:])
+
     @classmethod
     def chunk(cls, ids: Sequence[int], name: str) -> PromptTokens:
         """A chunk and nothing else."""

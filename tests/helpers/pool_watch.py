@@ -92,7 +92,7 @@ def permute_(pool: KVCache, seed: int) -> None:
     order = np.concatenate([first + draw.permutation(pool.capacity) for first in firsts])
     pool.data[:, :, :, : pool.slots] = pool.data[:, :, :, order]
     pool.owner, pool.position = pool.owner[order], pool.position[order]
-    pool.committed, pool.root = pool.committed[order], pool.root[order]
-    for root in np.unique(pool.root[pool.owner != FREE]).tolist() if pool.rows == 1 else ():
-        slots = np.flatnonzero(pool.root == root)
+    pool.committed, pool.home = pool.committed[order], pool.home[order]
+    for root in np.unique(pool.home[pool.owner != FREE]).tolist() if pool.rows == 1 else ():
+        slots = np.flatnonzero(pool.home == root)
         pool.regions[root] = Region(low=int(slots[0]), high=int(slots[-1]) + 1)

@@ -34,8 +34,8 @@ def lineages_of(parents: Mapping[int, int]) -> Lineages:
     path_SA = np.full((len(paths), max(map(len, paths), default=1)), NOBODY, np.int32)
     for row, path in zip(path_SA, paths, strict=True):
         row[: len(path)] = path
-    ids, roots = sorted(parents), [path[-1] for path in paths]
-    return Lineages(np.array(ids, np.int32), path_SA, np.array(roots, np.int32))
+    ids = sorted(parents)
+    return Lineages(np.array(ids, np.int32), path_SA, tuple((path[-1],) for path in paths))
 
 
 @dataclass
@@ -62,13 +62,13 @@ class Forward:
 
     def history(self, owners: Sequence[int], positions: Sequence[int]) -> None:
         """Committed slots, in this order."""
-        slots = self.kv.append_(owners, positions, root=[self.root(one) for one in owners])
+        slots = self.kv.append_(owners, positions, home=[self.root(one) for one in owners])
         self.kv.commit_(slots, positions)
 
     def add_tree(self, owner: int, start: int, above_TT: Tensor) -> None:
         """A tree whose nodes all have a row, its root at position `start`."""
         count = len(above_TT)
-        slots = self.kv.append_([owner] * count, [0] * count, root=self.root(owner))
+        slots = self.kv.append_([owner] * count, [0] * count, home=self.root(owner))
         depths = (above_TT.long().sum(1) - 1).tolist()
         self._add(owner, start, above_TT, slots.tolist(), [start + depth for depth in depths])
 
@@ -88,8 +88,8 @@ class Forward:
         """All trees of the forward, (owner, start) each: the roots, then the valid nodes' rows, and
         what is left of `shared` is nobody's."""
         made, first = plant(valid_SN, shared), self.root(trees[0][0])
-        roots = [int(self.kv.append_([o], [0], root=self.root(o))[0]) for o, _ in trees]
-        drafted = self.kv.append_([UNKNOWN] * shared, [0] * shared, root=first).tolist()
+        roots = [int(self.kv.append_([o], [0], home=self.root(o))[0]) for o, _ in trees]
+        drafted = self.kv.append_([UNKNOWN] * shared, [0] * shared, home=first).tolist()
         self.slots, self.above_STT = [*roots, *drafted], list(above_STT)
         tree_R, node_R = made.tree_R.tolist(), made.node_R.tolist()
         for tree, node in zip(tree_R, node_R, strict=True):
@@ -105,7 +105,7 @@ class Forward:
         """Rows that are in no tree; they take slots unless they have some."""
         if not len(slots):
             slots = self.kv.append_(
-                [owner] * len(positions), positions, root=self.root(owner)
+                [owner] * len(positions), positions, home=self.root(owner)
             ).tolist()
         self.owners += [owner] * len(positions)
         self.positions += positions

@@ -320,9 +320,10 @@ def _check_keys(run: Run) -> None:
     book = run.board["branches"]
     for pool in (pool for pool in book.pools if pool.rows == 1):
         for request in book.unfinished:
-            owners = [request.prefix_owner, *(b.owner for b in request.all_branches())]
+            running = (b for b in request.all_branches() if b.stage is Stage.RUNNING)
+            owners = [request.prefix_owner, *(b.owner for b in running)]
             own = np.flatnonzero(np.isin(pool.owner, owners))
-            keys = pool.keys_of((request.prefix_owner,))
+            keys = pool.keys_of(book.table.segments.homes(request.prefix_owner))
             read = np.arange(keys[0], sum(keys)) if isinstance(keys, tuple) else keys
             assert np.isin(own, read).all(), "rows of a request that its forwards do not read"
 
@@ -333,9 +334,14 @@ def _check_target_rows(run: Run) -> None:
     for request in book.requests:
         if request.stage in (Stage.OUTLINE, Stage.RUNNING):
             expected += request.prefix_length * len(book.layout.rows_of(request.prefix_owner))
+            expected -= request.shared
         if request.stage is Stage.OUTLINE:
             expected += request.root.length - request.root.start
         expected += sum(b.length - b.start for b in request.branches if b.stage is Stage.RUNNING)
+    cache = book.prefixes
+    if cache is not None:
+        cache.check_integrity()
+        expected += cache.idle + cache.pinned
     assert pool.current_length == expected, f"{pool.current_length} slots for {expected} rows"
     for branch in book.active:
         assert branch.stage is Stage.RUNNING
@@ -347,7 +353,7 @@ def _check_target_rows(run: Run) -> None:
 def _check_draft_rows(run: Run) -> None:
     """The drafter's row j is for token j + 1, so a branch sees its rows 0 .. length - 1."""
     book, pool = run.board["branches"], run.board["kv_draft"]
-    alive = set()
+    alive = set(book.prefixes.kept) if book.prefixes is not None else set[int]()
     for request in book.requests:
         if request.stage in (Stage.OUTLINE, Stage.RUNNING):
             alive.add(request.prefix_owner)
@@ -366,7 +372,8 @@ def _check_draft_rows(run: Run) -> None:
 def _positions(run: Run, pool: Any, branch: Branch) -> list[int]:
     """Positions of the committed rows that a branch sees in its row of the pool, increasing."""
     (row,) = run.board["branches"].layout.rows_of(branch.owner)
-    own = np.isin(pool.owner, [branch.owner, branch.request.prefix_owner]) & pool.committed
+    path = run.board["branches"].table.segments.path(branch.owner)
+    own = np.isin(pool.owner, path) & pool.committed
     own &= np.arange(pool.slots) // pool.capacity == row
     return sorted(pool.position[own].tolist())
 

@@ -50,7 +50,7 @@ def test_drafters_forget_whom_they_drafted_for(
         made.book(stop_ids=()),
         outline=outline_of(3, {3: (1,)}),
         budget=5,
-        sets=settings_of(kind, number),
+        sets=(*settings_of(kind, number), "scheduler.prefix_cache=false"),
     )
     check(serve(session, TEXTS[:4], 5), 20)
 

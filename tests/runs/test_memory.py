@@ -90,7 +90,7 @@ def check_places(run: Run, where: dict[tuple[int, int, int], int]) -> None:
     for number, pool in enumerate(pools_of(run)):
         for slot in pool.committed.nonzero()[0].tolist():
             key = number, int(pool.owner[slot]), int(pool.position[slot])
-            copied = pool.rows > 1 and int(pool.root[slot]) == int(pool.owner[slot])
+            copied = pool.rows > 1 and int(pool.home[slot]) == int(pool.owner[slot])
             assert where.setdefault(key, slot) == slot or copied
 
 
@@ -107,8 +107,8 @@ class Reads:
         self, tokens: Any, positions: Any, slots: Any, told: Any, kv: Any, *more: Any
     ) -> Any:
         self.entries.append(sum(group.mask_GqK.numel() for group in told.groups))
-        roots, rows = np.unique(kv.root[slots.flatten().numpy()], return_counts=True)
-        own = [2 * int((kv.root == root).sum()) + SPREAD for root in roots]
+        roots, rows = np.unique(kv.home[slots.flatten().numpy()], return_counts=True)
+        own = [2 * int((kv.home == root).sum()) + SPREAD for root in roots]
         self.bounds.append(WASTE * float(rows @ own) + SPARE * len(told.groups))
         return self.inner.forward(tokens, positions, slots, told, kv, *more)
 
@@ -176,7 +176,8 @@ def test_the_order_of_slots_never_matters(graph: str, share: str, session: Any) 
 @pytest.mark.parametrize("graph", FULL)
 def test_finished_branches_give_their_rows_back(graph: str, session: Any, tiny: Make) -> None:
     """Branches end at different times; after each round only the living hold rows."""
-    run = start(session(graph, budget=40, stop_ids=(2,)), QUESTIONS)
+    sets = ("scheduler.prefix_cache=false",)
+    run = start(session(graph, budget=40, stop_ids=(2,), sets=sets), QUESTIONS)
     lengths, ended = [], 0
     while not run.finished:
         before = {b.owner for b in run.board["branches"].active}

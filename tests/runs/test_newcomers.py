@@ -127,7 +127,6 @@ def _compare_drafter_rows(run: Run, branch: Branch, context: list[int]) -> None:
     alone = KVCache(drafter.num_layers, drafter.kv_heads, drafter.head_dim, count)
     drafter.forward(ids[:, 1:], drafter.fuse(taps)[None], slots, slots, visible, alone)
     (row,) = run.board["branches"].layout.rows_of(branch.owner)
-    prefix = pool.slots_of(branch.request.prefix_owner, row)
-    own = pool.slots_of(branch.owner, row)
-    held = pool.data[:, :, :, [*prefix.tolist(), *own.tolist()]]
+    path = reversed(run.board["branches"].table.segments.path(branch.owner))
+    held = pool.data[:, :, :, [slot for one in path for slot in pool.slots_of(one, row).tolist()]]
     torch.testing.assert_close(held, alone.data[:, :, :, :count], atol=1e-4, rtol=1e-4)

@@ -85,7 +85,7 @@ def test_the_order_of_slots_does_not_matter(case: Any, attention: str) -> None:
     order = np.random.default_rng(prefix).permutation(len(owners))  # row r goes to slot order[r]
     back = np.argsort(order)
     kv = forward.kv
-    kv.append_([owners[r] for r in back], [positions[r] for r in back], root=PREFIX)
+    kv.append_([owners[r] for r in back], [positions[r] for r in back], home=PREFIX)
     kv.commit_(order[:prefix], positions[:prefix])
     prompts(forward, owners[prefix:], case["position_ids"], order[prefix:])
     lines = picture(forward, attention).splitlines()
@@ -155,7 +155,7 @@ def test_stale_fresh_rows_of_the_same_owner_stay_hidden(attention: str) -> None:
     """Rows that were never committed (other levels, an unfinished round) belong to nobody."""
     forward = Forward(pool(), BEHIND_PREFIX)
     forward.history([PREFIX, 1], [0, 1])
-    forward.kv.append_([1, PREFIX], [0, 0], root=PREFIX)
+    forward.kv.append_([1, PREFIX], [0, 0], home=PREFIX)
     forward.add_prompt(1, [2])
     assert picture(forward, attention) == "##..#"
 
@@ -262,7 +262,7 @@ def _add_rows(forward: Forward, lengths: dict[int, tuple[int, int]], data: st.Da
     order = draw(st.permutations(sorted(lengths)))
     with_tree = order[: draw(st.integers(0, len(order)))]
     for segment in draw(st.lists(st.sampled_from(order), max_size=3)):
-        kv.append_([segment], [0], root=forward.root(segment))
+        kv.append_([segment], [0], home=forward.root(segment))
     parents = draw(st.lists(st.integers(-1, 9), max_size=3))
     above_TT = torch.eye(len(parents) + 1, dtype=torch.bool)
     for node, parent in enumerate(parents, 1):

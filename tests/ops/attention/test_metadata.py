@@ -31,7 +31,7 @@ def filled(shares: dict[int, tuple[int, int]], capacity: int = 4096, rows: int =
     for root, (size, _) in shares.items():
         kv.open_(root, size)
     for root, (_, count) in shares.items():
-        kv.append_([root] * count, range(count), root=root)
+        kv.append_([root] * count, range(count), home=root)
     return kv
 
 
@@ -101,7 +101,7 @@ def test_the_first_members_may_have_to_be_alone() -> None:
 
 def test_slots_that_lie_apart_are_a_group_alone() -> None:
     kv = filled({1: (0, 4), 2: (0, 2 * SPREAD)})
-    kv.append_([1], [4], root=1)
+    kv.append_([1], [4], home=1)
     found = stacks(kv, members(1, 2), "auto")
     assert shapes(found) == [
         ([0], [0, 1, 2, 3, 4 + 2 * SPREAD]),

@@ -20,7 +20,7 @@ def pool_of(sizes: Sequence[int], region: int, capacity: int = 4096) -> KVCache:
     for root in range(len(sizes)):
         kv.open_(root, region)
     for root, size in enumerate(sizes):
-        kv.append_([root] * size, range(size), root=root)
+        kv.append_([root] * size, range(size), home=root)
     return kv
 
 
@@ -46,7 +46,7 @@ def check(kv: KVCache, members: Sequence[Member], made: Sequence[Stack]) -> None
             found[which] = slots_K
     assert sorted(found) == list(range(len(members)))
     for which, slots_K in found.items():
-        own = np.flatnonzero(np.isin(kv.root, members[which].roots) & (kv.owner >= 0))
+        own = np.flatnonzero(np.isin(kv.home, members[which].homes) & (kv.owner >= 0))
         assert set(own.tolist()) <= set(slots_K.tolist())
         assert slots_K.max(initial=0) < kv.slots
 
@@ -85,14 +85,14 @@ def test_a_long_request_is_not_computed_beside_short_ones() -> None:
 
 def test_rows_that_lie_at_other_distances_begin_a_new_group() -> None:
     kv = pool_of([10] * 5, 64)
-    members = [one for one in members_of([2] * 5) if one.roots != (2,)]
+    members = [one for one in members_of([2] * 5) if one.homes != (2,)]
     made = stacks(kv, members, "grouped")
     assert [stack.keys for stack in made] == [SlotRun(0, 10, 64, 2), SlotRun(192, 10, 64, 2)]
 
 
 def test_slots_that_lie_too_far_apart_are_a_list_of_their_own() -> None:
     kv = pool_of([4, 200, 4], 0)
-    kv.append_([0] * 2, [4, 5], root=0)
+    kv.append_([0] * 2, [4, 5], home=0)
     made = stacks(kv, members_of([1, 1, 1]), "grouped")
     lists = [one for one in made if not isinstance(one.keys, SlotRun)]
     assert [one.keys.tolist() for one in lists] == [[0, 1, 2, 3, 208, 209]]
@@ -162,7 +162,7 @@ def test_every_row_is_in_one_group_which_costs_little_more_than_its_own_slots(
     kv = pool_of(sizes, region)
     draw = np.random.default_rng(seed)
     for root in draw.permutation(len(sizes)).tolist():
-        kv.append_([root] * 3, range(3), root=root)
+        kv.append_([root] * 3, range(3), home=root)
     members = members_of(queries[: len(sizes)])
     for even in (False, True):
         made = stacks(kv, members, "grouped", even=even)

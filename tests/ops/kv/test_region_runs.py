@@ -13,7 +13,7 @@ from specsot.ops.kv.slots import FREE, NOBODY, PoolFullError, Region
 def take(kv: KVCache, root: int, count: int, owner: int | None = None) -> list[int]:
     """Fresh slots for an owner of this root; of the root itself if none is named."""
     slots: list[int] = kv.append_(
-        [root if owner is None else owner] * count, range(count), root=root
+        [root if owner is None else owner] * count, range(count), home=root
     ).tolist()
     return slots
 
@@ -28,7 +28,7 @@ def test_roots_take_slots_of_their_own_regions_and_each_is_one_run() -> None:
             take(kv, root, 3, owner=10 + root)
     assert [kv.keys_of((root,)) for root in (1, 2, 3)] == [(0, 12), (16, 12), (32, 12)]
     assert kv.keys_of((1, 2, 3)) == (0, 44)
-    assert (kv.owner[16:28] == 12).all() and (kv.root[16:28] == 2).all()
+    assert (kv.owner[16:28] == 12).all() and (kv.home[16:28] == 2).all()
     kv.check_integrity()
 
 
@@ -103,7 +103,7 @@ def test_rows_that_turn_out_to_be_anothers_are_read_by_it_and_not_by_the_first()
     kv.commit_(shared[[1, 3]], [5, 6], 2, 2)
     kv.release_(shared[[0, 2]])
     kv.check_integrity()
-    assert kv.root[[6, 8]].tolist() == [2, 2]
+    assert kv.home[[6, 8]].tolist() == [2, 2]
     assert kv.keys_of((2,)) == (6, 49), "all that it has, wherever that is"
     assert kv.keys_of((1,)) == (0, 9), "what it once had is not looked for"
 
@@ -113,7 +113,7 @@ def test_regions_are_of_pools_with_one_row() -> None:
     kv.open_(1, 4)
     assert kv.regions[1].size == 0
     assert kv.append_([1, 1], [0, 1], 2, 1).tolist() == [16, 17]
-    assert kv.root[16:18].tolist() == [1, 1] and kv.root[0] == NOBODY and kv.owner[0] == FREE
+    assert kv.home[16:18].tolist() == [1, 1] and kv.home[0] == NOBODY and kv.owner[0] == FREE
     kv.check_integrity()
 
 

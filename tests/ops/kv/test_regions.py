@@ -63,7 +63,7 @@ def take(kv: KVCache, root: int, count: int, owner: int | None = None) -> list[i
     mine = root if owner is None else owner
     start = int(np.count_nonzero(kv.owner == mine))
     positions = list(range(start, start + count))
-    slots = kv.append_([mine] * count, positions, root=root)
+    slots = kv.append_([mine] * count, positions, home=root)
     kv.commit_(slots, positions)
     return slots.tolist()
 
@@ -105,9 +105,9 @@ def test_slots_of_several_roots_are_taken_in_the_order_of_their_owners() -> None
     kv = pool(32)
     kv.open_(1, 8)
     kv.open_(2, 8)
-    slots = kv.append_([7, 8, 7, 8], [0, 0, 1, 1], root=[1, 2, 1, 2])
+    slots = kv.append_([7, 8, 7, 8], [0, 0, 1, 1], home=[1, 2, 1, 2])
     assert slots.tolist() == [0, 8, 1, 9]
-    assert kv.root[slots].tolist() == [1, 2, 1, 2] and kv.owner[slots].tolist() == [7, 8, 7, 8]
+    assert kv.home[slots].tolist() == [1, 2, 1, 2] and kv.owner[slots].tolist() == [7, 8, 7, 8]
 
 
 @pytest.mark.parametrize(("strangers", "is_run"), [(SPREAD + 3, True), (SPREAD + 4, False)])
@@ -129,7 +129,7 @@ def test_what_lies_too_far_apart_is_read_as_a_list(strangers: int, is_run: bool)
 
 def test_roots_without_regions_share_what_is_free() -> None:
     kv = pool(8)
-    assert kv.append_([1, 2, 1], [0, 0, 1], root=[1, 2, 1]).tolist() == [0, 2, 1]
+    assert kv.append_([1, 2, 1], [0, 0, 1], home=[1, 2, 1]).tolist() == [0, 2, 1]
 
 
 def test_keys_of_roots_without_slots_are_none() -> None:
@@ -143,9 +143,9 @@ def test_committing_for_another_root_moves_its_region_along() -> None:
     kv = pool(32)
     kv.open_(1, 8)
     kv.open_(2, 8)
-    slots = kv.append_([9, 9], [0, 0], root=1)
-    kv.commit_(slots[1:], [0], owner=2, root=2)
-    assert kv.root[slots].tolist() == [1, 2] and kv.owner[slots].tolist() == [9, 2]
+    slots = kv.append_([9, 9], [0, 0], home=1)
+    kv.commit_(slots[1:], [0], owner=2, home=2)
+    assert kv.home[slots].tolist() == [1, 2] and kv.owner[slots].tolist() == [9, 2]
     assert kv.keys_of([2]) == (1, 1)
     kv.check_integrity()
 
@@ -156,7 +156,7 @@ def test_a_slot_that_was_given_back_is_nobodys() -> None:
     kv.release_(slots[1:3])
     kv.release_(slots[1:3])
     assert kv.owner[:4].tolist() == [1, FREE, FREE, 1]
-    assert kv.root[:4].tolist() == [1, NOBODY, NOBODY, 1]
+    assert kv.home[:4].tolist() == [1, NOBODY, NOBODY, 1]
     assert kv.current_length == 2, "what is given back twice is counted once"
 
 
@@ -183,7 +183,7 @@ def test_a_forward_reads_all_slots_of_its_root_whatever_came_and_went(
     """o: open, t: take, r: release the last slots, x: the root ends."""
     kv = pool(48)
     for kind, root, count in steps:
-        mine = np.flatnonzero(kv.root == root)
+        mine = np.flatnonzero(kv.home == root)
         if kind == "o" and not mine.size:
             kv.open_(root, count * 2)
         elif kind == "t" and count <= kv.slots - kv.current_length:
@@ -194,7 +194,7 @@ def test_a_forward_reads_all_slots_of_its_root_whatever_came_and_went(
             kv.retire_([root])
         kv.check_integrity()
     for root in range(5):
-        mine, keys = np.flatnonzero(kv.root == root), kv.keys_of([root])
+        mine, keys = np.flatnonzero(kv.home == root), kv.keys_of([root])
         read = range(keys[0], keys[0] + keys[1]) if isinstance(keys, tuple) else keys.tolist()
         assert set(mine.tolist()) <= set(read)
         assert len(read) <= 2 * mine.size + SPREAD

@@ -59,7 +59,7 @@ def rows_of(proposal: Proposal, tips: int = 0, bound: tuple[int, ...] = ()) -> R
         whole,
         index,
         index,
-        Lineages(np.zeros(1, np.int32), np.zeros((1, 1), np.int32), np.zeros(1, np.int32)),
+        Lineages(np.zeros(1, np.int32), np.zeros((1, 1), np.int32), ((0,),)),
         np.zeros(count, np.int32),
         (),
         np.arange(count - tips, count, dtype=np.int32),

@@ -30,7 +30,7 @@ def test_a_path_leads_to_the_root() -> None:
     leaf = tree.add(branch)
     assert tree.path(leaf) == [leaf, branch, root]
     assert tree.path(root) == [root]
-    assert [tree.root(s) for s in (leaf, branch, root, other)] == [root, root, root, other]
+    assert [tree.home(s) for s in (leaf, branch, root, other)] == [root, root, root, other]
     assert len(tree) == 4 and leaf in tree
 
 
@@ -62,7 +62,7 @@ def test_lineages_are_padded_behind_the_root() -> None:
     lineages = tree.lineages([leaf, root])
     assert lineages.ids_S.tolist() == [leaf, root]
     assert lineages.path_SA.tolist() == [[leaf, branch, root], [root, NOBODY, NOBODY]]
-    assert lineages.roots_S.tolist() == [root, root]
+    assert lineages.homes_S == ((root,), (root,))
     assert tree.lineages([]).path_SA.shape[0] == 0
 
 
@@ -72,7 +72,7 @@ def test_lineages_are_the_paths(forest: tuple[SegmentTree, list[int]]) -> None:
     lineages = tree.lineages(ids)
     paths = [[s for s in row if s != NOBODY] for row in lineages.path_SA.tolist()]
     assert paths == [tree.path(segment) for segment in ids]
-    assert lineages.roots_S.tolist() == [path[-1] for path in paths]
+    assert lineages.homes_S == tuple((path[-1],) for path in paths)
 
 
 def seen(lineages: Lineages, numbers: list[int], owners: list[int]) -> Picture:

@@ -209,7 +209,7 @@ def test_rows_that_the_device_gave_out_become_those_of_their_branch() -> None:
     assert first.tokens == [20, 90] and second.tokens == [21, 60, 61, 91]
     assert rows_of(made, first.owner) == [0, 1] and rows_of(made, second.owner) == [0, 1, 2, 3]
     slots = made.kv.slots_of(second.owner)
-    assert (made.kv.root[slots] == second.request.prefix_owner).all()
+    assert (made.kv.home[slots] == second.request.prefix_owner).all()
     assert made.kv.current_length == 6
     made.kv.check_integrity()
 

@@ -46,7 +46,7 @@ def test_a_prompt_is_the_shared_prefix_and_the_first_branch_behind_it(layout: st
         (one.prefix_owner, 0, [5, 6, 7], False),
         (branch.owner, 3, [8, 9], True),
     ]
-    assert [span.root for span in batch.spans] == [one.prefix_owner] * 2
+    assert [span.request for span in batch.spans] == [one.prefix_owner] * 2
     assert batch.rows.tokens_BQ.tolist() == [[5, 6, 7, 8, 9]]
     assert batch.rows.positions_BQ.tolist() == [[0, 1, 2, 3, 4]]
     assert batch.rows.tips_R.tolist() == [4]
@@ -66,7 +66,7 @@ def test_two_requests_begin_in_one_forward() -> None:
     assert [one.key for one in batch.opened] == ["a", "b"]
     assert batch.rows.tokens_BQ.tolist() == [[5, 6, 5, 6]]
     assert [m.rows.tolist() for m in batch.rows.members] == [[0, 1], [2, 3]]
-    assert [m.roots for m in batch.rows.members] == [(r.prefix_owner,) for r in batch.opened]
+    assert [m.homes for m in batch.rows.members] == [(r.prefix_owner,) for r in batch.opened]
 
 
 def test_in_rows_of_their_own_shorter_prompts_are_padded_on_the_left() -> None:

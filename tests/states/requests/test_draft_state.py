@@ -72,7 +72,7 @@ def take_in_path(
 def queued(state: DraftState) -> list[tuple[int, int, list[int], list[float] | None]]:
     """(owner, position, tokens, the first number of each row's feature)."""
     for one in state.inbox:
-        assert one.root == PREFIX
+        assert one.owner in (PREFIX, OWNER)
     return [
         (
             one.owner,

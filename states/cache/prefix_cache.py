@@ -1,0 +1,342 @@
+"""The radix tree: segments of finished and of running requests that others can begin with.
+
+What a request has in the pools stays there when it ends, as segments with their token ids. A new
+request's prompt is held against them token by token; it goes on behind the longest match, whose
+rows it neither computes nor copies. A match that ends inside a segment splits it: rows get another
+label, none is moved. Segments that no request goes on from stay until their room is needed; those
+that were not used for longest go first, leaves before what they lie behind.
+
+A drafter's rows mirror the target's. Those of EAGLE pair a row with the token behind it, so such a
+match ends one token early (`back`), where both agree on the pair.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from ...ops.kv.pool import KVCache
+from ...ops.kv.slots import NOBODY, Ints
+from .segments import SegmentTree
+
+SHORTEST = 16  # tokens that a match must have: fewer are computed faster than they are shared
+
+
+@dataclass(eq=False, slots=True)
+class KeptSegment:
+    """Rows that stay: `tokens` int32, their ids, the first of them at position `start`.
+
+    behind: kept segments that go on from it, by how they begin. pins: requests that go on from it
+    or from one of these. used: when it was last, in steps of the cache's own clock.
+    """
+
+    segment: int
+    start: int
+    tokens: Ints
+    behind: "Shelf"
+    pins: int = 0
+    used: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it can be evicted."""
+        return not self.pins and not len(self.behind)
+
+
+@dataclass(slots=True)
+class Shelf:
+    """Segments that begin at one place, found by their first tokens.
+
+    width: how many of these; segments can begin with the same `back` tokens, which their drafter's
+    rows do not share.
+    """
+
+    width: int
+    by_start: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.by_start)
+
+    def add(self, segment: int, tokens: Ints) -> None:
+        self.by_start.setdefault(self._key(tokens), []).append(segment)
+
+    def remove(self, segment: int, tokens: Ints) -> None:
+        key = self._key(tokens)
+        self.by_start[key].remove(segment)
+        if not self.by_start[key]:
+            del self.by_start[key]
+
+    def find(self, tokens: Ints) -> Iterator[int]:
+        """Segments that may go on like this."""
+        key = self._key(tokens)
+        for width in range(len(key), 0, -1):
+            yield from self.by_start.get(key[:width], ())
+
+    def _key(self, tokens: Ints) -> tuple[int, ...]:
+        return tuple(tokens[: self.width].tolist())
+
+
+@dataclass(slots=True)
+class PrefixFigures:
+    """What a cache has done: tokens of prompts that were looked up and of those reused, segments
+    that were split, and segments and rows that were evicted."""
+
+    asked: int = 0
+    reused: int = 0
+    splits: int = 0
+    evicted: int = 0
+    evicted_rows: int = 0
+
+
+class PrefixCache:
+    """The kept segments of all pools of a run; pools[0] is the target's.
+
+    Args:
+        back: how many tokens before its end a match is cut, for the drafter's sake.
+
+    Attributes:
+        idle: rows of the target's pool that no request needs; pinned: kept rows that some do.
+    """
+
+    def __init__(self, pools: Sequence[KVCache], segments: SegmentTree, back: int) -> None:
+        self.pools, self.segments, self.back = pools, segments, back
+        self.kept: dict[int, KeptSegment] = {}
+        self.figures = PrefixFigures()
+        self.idle = self.pinned = 0
+        self._tops = self._shelf()
+        self._clock = 0
+        self._leaves: list[tuple[int, int]] = []  # (when it was used, segment), outdated ones too
+
+    def _shelf(self) -> Shelf:
+        return Shelf(self.back + 1)
+
+    # -- who begins -------------------------------------------------------------------------------
+
+    def match(self, ids: Ints) -> tuple[list[int], int]:
+        """The kept segments that ids begin with, from the root on, and how many ids they cover;
+        the last one perhaps in part."""
+        path, covered, shelf = list[int](), 0, self._tops
+        while covered < len(ids):
+            rest = ids[covered:]
+            found = [(shared_length(self.kept[one].tokens, rest), one) for one in shelf.find(rest)]
+            length, best = max(found, default=(0, NOBODY))
+            if not length:
+                break
+            path.append(best)
+            covered += length
+            if length < len(self.kept[best].tokens):
+                break
+            shelf = self.kept[best].behind
+        return path, covered
+
+    def reusable(self, ids: Ints, limit: int) -> int:
+        """Rows that a request with this prompt finds, `limit` at most; 0 if they are too few."""
+        path, covered = self.match(ids)
+        length = min(covered - self.back, limit, len(ids) - 1)
+        for pool in self.pools[1:]:
+            length = min(length, self._covered(pool, path))
+        return length if length >= SHORTEST else 0
+
+    def _covered(self, pool: KVCache, path: Sequence[int]) -> int:
+        """So many positions of a path have their rows in a drafter's pool."""
+        covered = 0
+        for segment in path:
+            first, last = pool.span_of(segment)
+            if first > covered or last <= covered:
+                break
+            covered = last
+        return covered
+
+    def lend_(self, segment: int, ids: Ints, limit: int) -> int:
+        """Let a new request's prefix go on behind what is kept of its prompt.
+
+        Args:
+            segment: the prefix, without rows yet.
+
+        Returns:
+            The position that it begins at: so many rows are there already.
+        """
+        length = self.reusable(ids, limit)
+        self.figures.asked += len(ids)
+        self.figures.reused += length
+        if not length:
+            return 0
+        path, _ = self.match(ids)
+        last = next(one for one in path if self.kept[one].end >= length)
+        if self.kept[last].end > length:
+            last = self._split_(self.kept[last], length)
+        self.segments.hang(segment, last)
+        self._pin_(last, 1)
+        return length
+
+    def release_(self, segment: int) -> None:
+        """A request does not go on any more from what its prefix lies behind."""
+        parent = self.segments.parent(segment)
+        if parent != NOBODY:
+            self._pin_(parent, -1)
+
+    def _pin_(self, segment: int, change: int) -> None:
+        now = self._tick()
+        for one in self.segments.path(segment):
+            kept = self.kept[one]
+            if bool(kept.pins) != bool(kept.pins + change):
+                self._count(kept, -1)
+                kept.pins += change
+                self._count(kept, 1)
+            else:
+                kept.pins += change
+            kept.used = now
+            self._mark(kept)
+
+    # -- what stays -------------------------------------------------------------------------------
+
+    def publish_(self, segment: int, more: Sequence[int], tokens: Ints, start: int) -> None:
+        """The first rows of a running request can be shared from now on; it goes on behind them.
+
+        Args:
+            segment: its prefix, whose own rows begin at `start`. more: the segments behind it that
+                have some of the rows, where the prefix alone has not all.
+            tokens: the ids of the rows.
+        """
+        above, end = self.segments.insert(segment), start + len(tokens)
+        for pool in self.pools:
+            for owner in (segment, *more):
+                pool.split_(owner, above, end)
+        self._place(KeptSegment(above, start, tokens, self._shelf(), 1, self._tick()))
+
+    def keep_(self, segment: int, tokens: Ints, start: int) -> bool:
+        """A segment that nobody writes to any more stays, if it lies behind what stays.
+
+        Returns:
+            False where there is nothing new in it: then its rows are the caller's to give back.
+        """
+        parent = self.segments.parent(segment)
+        if not len(tokens) or (parent != NOBODY and parent not in self.kept):
+            return False
+        same = self._shelf_of(parent).find(tokens)
+        if any(shared_length(self.kept[one].tokens, tokens) == len(tokens) for one in same):
+            return False
+        self.segments.settle(segment)
+        for pool in self.pools:
+            pool.truncate_(segment, start + len(tokens))
+            pool.split_(segment, segment, start + len(tokens))
+        self._place(KeptSegment(segment, start, tokens, self._shelf(), 0, self._tick()))
+        return True
+
+    def _place(self, kept: KeptSegment) -> None:
+        """Take a new segment in."""
+        self.kept[kept.segment] = kept
+        self._shelf_of(self.segments.parent(kept.segment)).add(kept.segment, kept.tokens)
+        self._count(kept, 1)
+        self._mark(kept)
+
+    def _count(self, kept: KeptSegment, sign: int) -> None:
+        """Its rows are idle or pinned from now on (or, with -1, no longer)."""
+        rows = sign * len(kept.tokens)
+        if kept.pins:
+            self.pinned += rows
+            return
+        self.idle += rows
+        for pool in self.pools:
+            pool.rest_(kept.segment, idle=sign > 0)
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    def _shelf_of(self, parent: int) -> Shelf:
+        return self._tops if parent == NOBODY else self.kept[parent].behind
+
+    def _split_(self, kept: KeptSegment, position: int) -> int:
+        """Cut a segment in two; returns the first part, a new segment in front of the second."""
+        self.figures.splits += 1
+        shelf, cut = self._shelf_of(self.segments.parent(kept.segment)), position - kept.start
+        shelf.remove(kept.segment, kept.tokens)
+        self._count(kept, -1)
+        above = self.segments.insert(kept.segment)
+        for pool in self.pools:
+            pool.split_(kept.segment, above, position)
+        first = KeptSegment(
+            above, kept.start, kept.tokens[:cut], self._shelf(), kept.pins, kept.used
+        )
+        kept.start, kept.tokens = position, kept.tokens[cut:]
+        self.kept[above] = first
+        shelf.add(above, first.tokens)
+        first.behind.add(kept.segment, kept.tokens)
+        for part in (first, kept):
+            self._count(part, 1)
+        return above
+
+    # -- what goes --------------------------------------------------------------------------------
+
+    def _mark(self, kept: KeptSegment) -> None:
+        """Note a segment that may be evicted now."""
+        if kept.is_leaf:
+            heappush(self._leaves, (kept.used, kept.segment))
+        if len(self._leaves) > 4 * len(self.kept) + 64:
+            self._leaves = [(one.used, one.segment) for one in self.kept.values() if one.is_leaf]
+            heapify(self._leaves)
+
+    def make_room_(self, most: int) -> None:
+        """Evict idle segments until their rows are no more than `most`."""
+        while self.idle > max(most, 0):
+            used, segment = heappop(self._leaves)
+            kept = self.kept.get(segment)
+            if kept is not None and kept.used == used and kept.is_leaf:
+                self._evict_(kept)
+
+    def clear_(self, first: int, last: int) -> None:
+        """Evict the idle segments that have slots from `first` to before `last` in the target's
+        pool, with all that lies behind them."""
+        owners = np.unique(self.pools[0].owner[first:last])
+        for segment in owners.tolist():
+            if segment in self.kept and not self.kept[segment].pins:
+                for one in reversed(list(self._subtree(segment))):
+                    self._evict_(self.kept[one])
+
+    def _subtree(self, segment: int) -> Iterator[int]:
+        yield segment
+        for below in self.kept[segment].behind.by_start.values():
+            for one in below:
+                yield from self._subtree(one)
+
+    def _evict_(self, kept: KeptSegment) -> None:
+        self.figures.evicted += 1
+        self.figures.evicted_rows += len(kept.tokens)
+        parent = self.segments.parent(kept.segment)
+        self._shelf_of(parent).remove(kept.segment, kept.tokens)
+        self._count(kept, -1)
+        del self.kept[kept.segment]
+        for pool in self.pools:
+            pool.retire_([kept.segment])
+        self.segments.remove([kept.segment])
+        if parent != NOBODY:
+            self._mark(self.kept[parent])
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless tree, labels and counts agree."""
+        target, idle = self.pools[0], 0
+        for kept in self.kept.values():
+            name = f"kept segment {kept.segment}"
+            rows = np.sort(target.position[target.owner == kept.segment])
+            assert np.array_equal(rows, np.arange(kept.start, kept.end)), f"{name}: rows"
+            parent = self.segments.parent(kept.segment)
+            before = 0 if parent == NOBODY else self.kept[parent].end
+            assert before == kept.start, f"{name} does not begin where its parent ends"
+            assert parent == NOBODY or self.kept[parent].pins >= kept.pins, f"{name}: pins"
+            idle += 0 if kept.pins else len(kept.tokens)
+        assert idle == self.idle, "idle rows are counted wrongly"
+        whole = sum(len(kept.tokens) for kept in self.kept.values())
+        assert whole == self.idle + self.pinned, "kept rows are counted wrongly"
+
+
+def shared_length(one: Ints, other: Ints) -> int:
+    """How many tokens two texts begin with together."""
+    most = min(len(one), len(other))
+    differs = one[:most] != other[:most]
+    return int(differs.argmax()) if differs.any() else most

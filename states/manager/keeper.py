@@ -1,0 +1,128 @@
+"""What of requests stays for others: prompts while they run, all that was decoded when they end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...ops.kv.slots import Ints
+from ..cache.prefix_cache import SHORTEST, PrefixCache, shared_length
+from ..requests.branch import Branch, Request, Stage
+from ..requests.draft_state import Drafting
+from ..requests.request_table import RequestTable
+
+
+@dataclass(eq=False, slots=True)
+class Keeper:
+    """Hands rows of requests to the prefix cache, and kept rows to requests."""
+
+    table: RequestTable
+    cache: PrefixCache
+    draftings: Sequence[Drafting]
+    _prompts: dict[int, Ints] = field(default_factory=dict)
+
+    # -- who begins -------------------------------------------------------------------------------
+
+    def share_(self, request: Request) -> None:
+        """A request that starts goes on behind what is kept of its prompt, if that is enough."""
+        ids = self._prompt(request)
+        self._publish_for_(ids)
+        length = self.cache.lend_(request.prefix_owner, ids, self._limit(request))
+        request.shared = request.prefix_length = length
+        request.context += ids[:length].tolist()
+
+    def make_room_(self, claimed: int, opened: Sequence[Request]) -> None:
+        """Evict idle rows: those where requests shall lie that start, and those in excess of what
+        the others leave.
+
+        Args:
+            claimed: slots of the target's pool that are held or reserved.
+        """
+        target = self.cache.pools[0]
+        for request in opened:
+            region = target.regions[request.prefix_owner]
+            self.cache.clear_(region.first, region.first + region.size)
+        self.cache.make_room_(target.slots - claimed)
+
+    def apart(self, opened: Sequence[Request]) -> list[Request]:
+        """Of requests that could start together those that should: who would compute what another
+        one does in the same forward starts right after it, and finds it there."""
+        chosen = list(opened[:1])
+        for request in opened[1:]:
+            ids, limit = self._prompt(request), self._limit(request)
+            both = max(shared_length(self._prompt(one), ids) for one in chosen)
+            if min(both - self.cache.back, limit) < self.cache.reusable(ids, limit) + SHORTEST:
+                chosen.append(request)
+        return chosen
+
+    def _prompt(self, request: Request) -> Ints:
+        """The ids that a request's first branch begins with, as far as others may share them."""
+        owner = request.prefix_owner
+        if owner not in self._prompts:
+            ids = [*request.prefix]
+            if self._goes_on(request):
+                ids += [*request.tail, *request.given_ids]
+            self._prompts[owner] = np.array(ids, np.int32)
+        return self._prompts[owner]
+
+    def _goes_on(self, request: Request) -> bool:
+        """Whether all branches stand behind the whole prompt, not behind its first half."""
+        return request.outline_budget == 0 or self.table.limits.share_outline
+
+    def _limit(self, request: Request) -> int:
+        """Most rows that can be shared: where something else than the prompt's second half follows
+        on the first, a row of that is the request's own, for drafters that pair it."""
+        return len(self._prompt(request)) - (not self._goes_on(request))
+
+    def _publish_for_(self, ids: Ints) -> None:
+        """What a running request has of this prompt can be shared from now on."""
+        _, kept = self.cache.match(ids)
+        for request in self.table.unfinished:
+            if request.stage is Stage.WAITING or not self._taken_in(request):
+                continue
+            both = shared_length(self._prompt(request), ids)
+            if both >= kept + SHORTEST and both > request.shared:
+                first = request.root if request.stage is Stage.OUTLINE else None
+                if request.outline_budget == 0:
+                    first = request.branches[0]
+                self._publish_(request, both, [] if first is None else [first.owner])
+                kept = both
+
+    def _taken_in(self, request: Request) -> bool:
+        """Whether the drafters have read all that was committed of it."""
+        owners = {request.prefix_owner, *(b.owner for b in request.all_branches())}
+        return not any(one.owner in owners for d in self.draftings for one in d.memory.inbox)
+
+    def _publish_(self, request: Request, end: int, more: Sequence[int] = ()) -> None:
+        """The rows of a request before position `end` become kept ones."""
+        tokens = np.array(self._ids(request)[request.shared : end], np.int32)
+        if len(tokens):
+            self.cache.publish_(request.prefix_owner, more, tokens, request.shared)
+            request.shared = end
+
+    def _ids(self, request: Request) -> list[int]:
+        """The ids of its first rows: of the prefix, and of the prompt behind it."""
+        first = request.root if request.outline_budget else request.branches[0]
+        early = request.stage is Stage.OUTLINE or not request.outline_budget
+        return [*request.context, *(first.prompt if first is not None and early else ())]
+
+    # -- who ends ---------------------------------------------------------------------------------
+
+    def keep_(self, branch: Branch) -> bool:
+        """Keep what a branch has decoded; False if there is nothing to keep."""
+        request, rows = branch.request, branch.length - branch.start
+        if branch.is_root or rows <= 0 or len(request.hoist):
+            return False
+        self._publish_(request, request.prefix_length)
+        segments = self.cache.segments
+        segments.hang(branch.owner, segments.parent(request.prefix_owner))
+        start = max(branch.start, request.shared)
+        ids = [*branch.prompt, *branch.tokens][start - branch.start : rows]
+        return self.cache.keep_(branch.owner, np.array(ids, np.int32), start)
+
+    def close_(self, request: Request) -> None:
+        """A request has ended: its prefix stays, and it needs nothing any more."""
+        if request.prefix_length:
+            self._publish_(request, request.prefix_length)
+        self.cache.release_(request.prefix_owner)
+        self._prompts.pop(request.prefix_owner, None)

@@ -1,0 +1,254 @@
+"""The radix tree: whatever comes, goes, and is evicted, what a request finds is its own text."""
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from specsot.ops.kv.pool import KVCache
+from specsot.ops.kv.slots import Ints
+from specsot.states.cache.prefix_cache import SHORTEST, PrefixCache, Shelf, shared_length
+from specsot.states.cache.segments import SegmentTree
+
+SLOTS = 400
+STEM = tuple(range(100, 100 + 3 * SHORTEST))  # what most texts begin with, in part
+
+
+def content(ids: tuple[int, ...]) -> float:
+    """A number that stands for what a forward computes behind these ids."""
+    return float(zlib.crc32(repr(ids).encode()) % 1_000_003)
+
+
+@dataclass
+class Reader:
+    """A request: its text so far, and its segments."""
+
+    text: list[int]
+    prefix: int
+    branch: int
+    shared: int
+    rows: int
+
+
+class Engine(RuleBasedStateMachine):
+    """Requests with one branch, over a target's pool and the pool of a drafter that pairs or not."""
+
+    @initialize(back=st.sampled_from([0, 1]))
+    def begin(self, back: int) -> None:
+        self.back, self.tree = back, SegmentTree()
+        self.pools = [KVCache(1, 1, 1, SLOTS), KVCache(1, 1, 1, SLOTS + 64)]
+        self.cache = PrefixCache(self.pools, self.tree, back)
+        self.live: list[Reader] = []
+        self.finished: list[tuple[int, ...]] = []
+
+    def write(self, one: Reader, owner: int, first: int, last: int) -> None:
+        """Rows first .. last of its text, and the drafter's, which lag by one where they pair."""
+        home = self.tree.home(owner)
+        for pool, back in zip(self.pools, (0, self.back), strict=True):
+            positions = range(first if first == one.shared else first - back, last - back)
+            slots = pool.append_([owner] * len(positions), positions, home=home)
+            pool.commit_(slots, positions)
+            for slot, at in zip(slots.tolist(), positions, strict=True):
+                pool.data[0, :, 0, slot] = content(tuple(one.text[: at + 1 + back]))
+        one.rows = last
+
+    def free(self) -> int:
+        needed = sum(len(one.text) + 8 for one in self.live)
+        return SLOTS - needed
+
+    @rule(
+        stem=st.integers(0, len(STEM)),
+        tail=st.lists(st.integers(0, 2), min_size=2, max_size=30),
+        answer=st.lists(st.integers(0, 2), max_size=10),
+        again=st.none() | st.integers(0, 50),
+    )
+    def open(self, stem: int, tail: list[int], answer: list[int], again: int | None) -> None:
+        text = [*STEM[:stem], *tail]
+        if again is not None and self.finished:  # the next turn of a chat
+            text = [*self.finished[again % len(self.finished)], *tail][:120]
+        if self.free() < len(text) + len(answer) + 8:
+            return
+        prefix = self.tree.add()
+        ids = np.array(text, np.int32)
+        shared = self.cache.lend_(prefix, ids, len(ids))
+        assert shared == 0 or SHORTEST <= shared < len(ids)
+        one = Reader([*text, *answer], prefix, -1, shared, shared)
+        self.check(one, prefix)
+        own = sum(len(r.text) - r.shared for r in (*self.live, one))
+        self.cache.make_room_(SLOTS - own - self.cache.pinned)
+        one.branch = self.tree.add(prefix)
+        for first, last in ((shared, len(text)), (len(text), len(one.text))):
+            self.write(one, one.branch, first, last)
+        self.live.append(one)
+
+    @precondition(lambda self: self.live)
+    @rule(which=st.integers(0, 50), share=st.floats(0, 1))
+    def publish(self, which: int, share: float) -> None:
+        """Somebody else could need the first part of what a running request has."""
+        one = self.live[which % len(self.live)]
+        end = one.shared + int(share * (one.rows - one.shared))
+        tokens = np.array(one.text[one.shared : end], np.int32)
+        if len(tokens):
+            self.cache.publish_(one.prefix, [one.branch], tokens, one.shared)
+            one.shared = end
+        self.check(one, one.branch)
+
+    @precondition(lambda self: self.live)
+    @rule(which=st.integers(0, 50))
+    def close(self, which: int) -> None:
+        one = self.live.pop(which % len(self.live))
+        self.tree.hang(one.branch, self.tree.parent(one.prefix))
+        tokens = np.array(one.text[one.shared : one.rows], np.int32)
+        if not self.cache.keep_(one.branch, tokens, one.shared):
+            self.drop(one.branch)
+        self.cache.release_(one.prefix)
+        self.drop(one.prefix)
+        self.finished.append(tuple(one.text))
+
+    def drop(self, owner: int) -> None:
+        for pool in self.pools:
+            pool.retire_([owner])
+        self.tree.remove([owner])
+
+    @rule(most=st.integers(0, SLOTS))
+    def evict(self, most: int) -> None:
+        self.cache.make_room_(most)
+        assert self.cache.idle <= most
+
+    @rule(first=st.integers(0, SLOTS), count=st.integers(0, 200))
+    def clear(self, first: int, count: int) -> None:
+        self.cache.clear_(first, first + count)
+        owners = set(self.pools[0].owner[first : first + count].tolist())
+        assert all(self.cache.kept[one].pins for one in owners if one in self.cache.kept)
+
+    def check(self, one: Reader, owner: int) -> None:
+        """What is on the way to the root is the text from its first token on, each row once."""
+        path = self.tree.path(owner)
+        for pool, back in zip(self.pools, (0, self.back), strict=True):
+            slots = np.flatnonzero(np.isin(pool.owner, path) & pool.committed)
+            slots = slots[np.argsort(pool.position[slots])]
+            positions = pool.position[slots].tolist()
+            least = one.rows if not back or owner == one.prefix else one.rows - back
+            assert positions[:least] == list(range(least)), "a row is missing or there twice"
+            for slot, at in zip(slots.tolist(), positions[:least], strict=False):
+                wanted = content(tuple(one.text[: at + 1 + back]))
+                assert pool.data[0, 0, 0, slot] == wanted, "a row of another text"
+
+    @invariant()
+    def all_is_consistent(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        self.cache.check_integrity()
+        for pool in self.pools:
+            pool.check_integrity()
+        for one in self.live:
+            self.check(one, one.branch)
+        alive = {r.branch for r in self.live} | {r.prefix for r in self.live} | set(self.cache.kept)
+        for pool in self.pools:
+            assert set(pool.owner[pool.owner >= 0].tolist()) <= alive, "rows of nobody"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        while self.live:
+            self.close(0)
+        self.cache.make_room_(0)
+        assert not self.cache.kept and not len(self.tree)
+        assert all(pool.current_length == pool.idle_length == 0 for pool in self.pools)
+
+
+TestEngine = Engine.TestCase
+TestEngine.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+
+
+def ids(*parts: range) -> Ints:
+    return np.array([token for part in parts for token in part], np.int32)
+
+
+def kept(text: Ints, back: int = 0) -> tuple[PrefixCache, KVCache]:
+    """A cache with one finished text."""
+    pool, tree = KVCache(1, 1, 1, SLOTS), SegmentTree()
+    cache = PrefixCache([pool], tree, back)
+    segment = tree.add()
+    slots = pool.append_([segment] * len(text), range(len(text)), home=segment)
+    pool.commit_(slots, range(len(text)))
+    assert cache.keep_(segment, text, 0)
+    return cache, pool
+
+
+def test_an_equal_prompt_computes_one_row() -> None:
+    text = ids(range(100))
+    cache, _ = kept(text)
+    assert cache.lend_(cache.segments.add(), text, len(text)) == 99
+    assert cache.figures.reused == 99 and cache.figures.asked == 100
+
+
+def test_a_match_inside_a_segment_splits_it_and_moves_nothing() -> None:
+    cache, pool = kept(ids(range(100)))
+    before, bytes_moved = pool.data.data_ptr(), sum(pool.ledger.bytes.values())
+    where = {int(pool.position[slot]): slot for slot in np.flatnonzero(pool.owner >= 0)}
+    other = cache.segments.add()
+    assert cache.lend_(other, ids(range(60), range(200, 220)), 80) == 60
+    first, second = cache.segments.path(other)[1], next(
+        one for one in cache.kept if cache.kept[one].start == 60
+    )
+    assert cache.segments.parent(second) == first and cache.figures.splits == 1
+    assert {int(pool.position[s]): s for s in np.flatnonzero(pool.owner >= 0)} == where
+    assert pool.data.data_ptr() == before and sum(pool.ledger.bytes.values()) == bytes_moved
+    assert cache.idle == 40 and cache.pinned == 60 == pool.current_length - pool.idle_length
+
+
+def test_a_pairing_drafter_takes_one_token_less() -> None:
+    cache, _ = kept(ids(range(100)), back=1)
+    assert cache.lend_(cache.segments.add(), ids(range(60), range(200, 220)), 80) == 59
+
+
+def test_few_common_tokens_are_not_shared() -> None:
+    cache, _ = kept(ids(range(100)))
+    text = ids(range(SHORTEST - 1), range(200, 260))
+    assert cache.lend_(cache.segments.add(), text, len(text)) == 0 and not cache.figures.splits
+
+
+@pytest.mark.parametrize("touched", [0, 1])
+def test_what_was_not_used_for_longest_goes_first(touched: int) -> None:
+    cache, pool = kept(ids(range(50)))
+    second = cache.segments.add()
+    pool.commit_(pool.append_([second] * 50, range(50), home=second), range(50))
+    cache.keep_(second, ids(range(100, 150)), 0)
+    texts = (ids(range(50), range(9)), ids(range(100, 150), range(9)))
+    reader = cache.segments.add()
+    assert cache.lend_(reader, texts[touched], 59) == 50
+    cache.release_(reader)
+    cache.segments.remove([reader])
+    cache.make_room_(50)
+    assert [cache.match(text)[1] for text in texts] == [50 * (touched == n) for n in (0, 1)]
+
+
+def test_the_same_text_is_not_kept_twice() -> None:
+    cache, pool = kept(ids(range(50)))
+    again = cache.segments.add()
+    pool.commit_(pool.append_([again] * 50, range(50), home=again), range(50))
+    assert not cache.keep_(again, ids(range(50)), 0)
+
+
+def test_shelves_find_what_begins_alike() -> None:
+    shelf = Shelf(2)
+    for name, text in ((1, [5, 6, 7]), (2, [5, 8]), (3, [5])):
+        shelf.add(name, np.array(text, np.int32))
+    assert list(shelf.find(np.array([5, 6, 9], np.int32))) == [1, 3]
+    shelf.remove(1, np.array([5, 6, 7], np.int32))
+    assert list(shelf.find(np.array([5, 6, 9], np.int32))) == [3]
+
+
+def test_shared_length() -> None:
+    assert shared_length(ids(range(5)), ids(range(3))) == 3
+    assert shared_length(ids(range(5)), ids(range(1, 3))) == 0
+
+
+def test_content_is_told_apart() -> None:
+    assert content((1, 2)) != content((1, 3)) and torch.tensor(content((1,))).item() == content((1,))
