@@ -75,15 +75,17 @@ class KVCache:
 
     # -- regions ----------------------------------------------------------------------------------
 
-    def open_(self, home: int, size: int) -> None:
-        """Choose where the slots of a home shall lie: where all are free, else where nothing but
-        idle ones lie. In a pool of several rows, and where no gap has `size` slots, it takes them
-        wherever they are free."""
+    def open_(self, home: int, size: int, least: int | None = None) -> None:
+        """Choose where the slots of a home shall lie: `size` of them side by side, or `least` before
+        idle ones have to make way. In a pool of several rows, and where no gap has that many, it
+        takes them wherever they are free."""
         limit = self.capacity if self.rows == 1 else 0
         region = Region.between(self.regions.values(), size, limit)
         if self._idle and not region.size:
             needed = [one for at, one in self.regions.items() if at not in self._idle]
-            region = Region.between(needed, size, limit)
+            for others in (self.regions.values(), needed):
+                if not region.size:
+                    region = Region.between(others, least or size, limit)
         self.regions[home] = region
 
     def keys_of(self, homes: Sequence[int]) -> tuple[int, int] | Ints:

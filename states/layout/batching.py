@@ -31,7 +31,7 @@ class BatchingLayout(Layout):
     def rows_of(self, owner: int) -> Sequence[int]:
         return self._copies[owner] if owner in self._copies else (self._row[owner],)
 
-    def open_(self, prefix: int, size: int, pools: Sequence[KVCache]) -> None:
+    def open_(self, prefix: int, size: int, pools: Sequence[KVCache], least: int = 0) -> None:
         """A request's prefix gets its first row."""
         self._copies[prefix] = [self._vacate_(pools)]
 

@@ -74,10 +74,11 @@ class Layout:
         """The rows of the pools that hold, or are to hold, what this owner has."""
         return (0,)
 
-    def open_(self, prefix: int, size: int, pools: Sequence[KVCache]) -> None:
-        """Find a place for a request's prefix, and for `size` slots of the request near it."""
+    def open_(self, prefix: int, size: int, pools: Sequence[KVCache], least: int = 0) -> None:
+        """Find a place for a request's prefix, and for `size` slots of the request near it, or for
+        `least` where others would have to make way."""
         for pool in pools:
-            pool.open_(prefix, size)
+            pool.open_(prefix, size, least)
 
     def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> None:
         """Find a place for a branch where it sees its prefix; a fork copies 0 bytes."""

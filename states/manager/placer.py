@@ -98,8 +98,8 @@ class Placer:
         for request in opened:
             if self.keeper is not None:
                 self.keeper.share_(request)
-            size = self.admission.region(request)
-            self.layout.open_(request.prefix_owner, size, self.pools)
+            size, least = self.admission.region(request)
+            self.layout.open_(request.prefix_owner, size, self.pools, least)
         if self.keeper is not None:
             claimed = self.admission.claimed(
                 self.table.unfinished, len(self.table.active), [*branches, *opened]

@@ -136,12 +136,12 @@ class Admission:
     def _needed(self, request: Request) -> int:
         return request_slots(request, self.room.beams) + self.room.tree_slots(1)
 
-    def region(self, request: Request) -> int:
-        """Slots that a request's rows should find side by side."""
+    def region(self, request: Request) -> tuple[int, int]:
+        """Slots that a request's rows should find side by side, and the least of them."""
         needed = self._needed(request) - request.shared
-        share = self.room.capacity // self.room.max_active
+        share, least = self.room.capacity // self.room.max_active, -(-needed // REGION) * REGION
         # equal shares lie at equal distances, so that requests can be computed side by side
-        return share if needed <= share else -(-needed // REGION) * REGION
+        return (share if needed <= share else least), min(least, self.room.capacity)
 
 
 class _Plan:

@@ -194,8 +194,9 @@ def test_a_match_inside_a_segment_splits_it_and_moves_nothing() -> None:
     where = {int(pool.position[slot]): slot for slot in np.flatnonzero(pool.owner >= 0)}
     other = cache.segments.add()
     assert cache.lend_(other, ids(range(60), range(200, 220)), 80) == 60
-    first, second = cache.segments.path(other)[1], next(
-        one for one in cache.kept if cache.kept[one].start == 60
+    first, second = (
+        cache.segments.path(other)[1],
+        next(one for one in cache.kept if cache.kept[one].start == 60),
     )
     assert cache.segments.parent(second) == first and cache.figures.splits == 1
     assert {int(pool.position[s]): s for s in np.flatnonzero(pool.owner >= 0)} == where
@@ -251,4 +252,5 @@ def test_shared_length() -> None:
 
 
 def test_content_is_told_apart() -> None:
-    assert content((1, 2)) != content((1, 3)) and torch.tensor(content((1,))).item() == content((1,))
+    assert content((1, 2)) != content((1, 3))
+    assert torch.tensor(content((1,))).item() == content((1,))

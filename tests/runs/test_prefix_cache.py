@@ -1,0 +1,149 @@
+"""What is kept of prompts and answers: nobody's tokens change, and nothing is computed twice."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from helpers.drafters import KINDS, SETTINGS, drafting
+from helpers.support import (
+    FixedBook,
+    Graphs,
+    Tiny,
+    TokenBook,
+    branches_of,
+    check_lossless,
+    drive,
+    named,
+    outline_of,
+    pairwise,
+    requests_of,
+    run_all,
+    start,
+    tokens_of,
+)
+
+from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.run.session import Session
+from specsot.ops.kv.pool import KVCache
+from specsot.states.machine import Run
+from specsot.states.text.prompt_tokens import PromptTokens
+from specsot.states.text.prompts import NOTHING
+
+Make = Callable[..., Tiny]
+CHOICES = tuple((kind, number) for kind in KINDS for number in range(len(SETTINGS[kind])))
+OFF = "scheduler.prefix_cache=false"
+GRID: dict[str, tuple[Any, ...]] = {
+    "drafter": CHOICES,
+    "share": ("outline", "prompt"),
+    "max_active": (1, 3, 8),
+    "capacity": (260, 2000),
+    "temperature": (0.0, 0.9),
+    "attention": ("auto", "dense"),
+}
+
+
+class StemBook(TokenBook):
+    """Questions `stem/own` begin with the ids of their stem; the second half is short."""
+
+    def skeleton(
+        self, question: str, documents: PromptTokens = NOTHING
+    ) -> tuple[PromptTokens, PromptTokens]:
+        stem, _, own = question.partition("/")
+        prefix = [*self.ids(f"stem {stem}", 50, 60), *self.ids(f"own {own}", 2, 5)]
+        return NOTHING + prefix, NOTHING + self.ids(f"tail {own}", 1, 4)
+
+
+QUESTIONS = ("a/1", "a/1", "b/1", "a/2", "a/1", "b/2", "a/3")
+
+
+def reused(run: Run) -> int:
+    return int(run.board["branches"].prefixes.figures.reused)
+
+
+def late(session: Session, texts: tuple[str, ...]) -> Run:
+    """A run whose last question comes when all others have ended, but not yet the run."""
+    run = start(session, texts[:-1])
+    drive(run, until=lambda run: run.state == "merge")
+    request = session.request(Prompt(str(len(texts) - 1), texts[-1]))
+    run.board["branches"].submit(request)
+    return drive(run)
+
+
+@pytest.mark.parametrize("case", pairwise(GRID, 14), ids=named)
+def test_with_and_without_it_the_tokens_are_the_same(
+    case: dict[str, Any], tiny: Make, graphs: Graphs
+) -> None:
+    made, (kind, number) = tiny("llama"), case["drafter"]
+    book = StemBook(130, case["share"], (2,))
+    sets = [f"drafter.kind={kind}", *SETTINGS[kind][number], f"attention={case['attention']}"]
+    sets += [f"layout.{key}={case[key]}" for key in ("max_active", "capacity")]
+    sets += [f"sampling.temperature={case['temperature']}"]
+    models = drafting(made, kind)
+
+    def made_with(*more: str) -> Session:
+        outline = outline_of(3, {3: (1,)})
+        own = {"outline": outline, "budget": 8, "sets": (*sets, *more)}
+        return graphs.session("bim_plain", models, book, **own)
+
+    run = late(made_with(), QUESTIONS)
+    assert tokens_of(run) == tokens_of(run_all(made_with(OFF), QUESTIONS))
+    if case["temperature"] == 0.0:
+        check_lossless(run, book, made.reference, plain=False)
+    least = 4 * 50 if case["capacity"] > 260 else 50  # in a small pool most of it is evicted
+    assert reused(run) >= least, "equal beginnings were computed again"
+    pools: list[KVCache] = run.board["branches"].pools
+    assert all(pool.current_length == pool.idle_length for pool in pools)
+    assert sum(sum(pool.ledger.bytes.values()) for pool in pools) == 0, "rows were moved"
+
+
+@pytest.mark.parametrize("graph", ["autoregressive", "eagle"])
+def test_eight_equal_prompts_that_arrive_together_are_prefilled_once(
+    graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    made = tiny("llama")
+    text = TokenBook(130, "outline", ()).ids("long", 489, 489)
+    session = graphs.session(graph, made.models, FixedBook({"q": text}), budget=6)
+    run = run_all(session, ["q"] * 8)
+    computed = [len(one.branches[0].prompt) for one in requests_of(run)]
+    assert computed[0] == 489 and max(computed[1:]) <= 2, "one prefill, and a row or two"
+    assert len({tuple(branch.tokens) for branch in branches_of(run)}) == 1
+    assert run.board["kv"].peak_length < 489 + 8 * 40, "the prompt's rows are held once"
+    assert reused(run) >= 7 * 487
+
+
+@pytest.mark.parametrize("graph", ["autoregressive", "eagle"])
+def test_the_next_turn_of_a_chat_prefills_only_what_is_new(
+    graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    made = tiny("llama")
+    first = TokenBook(130, "outline", ()).ids("turn", 80, 80)
+    book = FixedBook({"first": first})
+    session = graphs.session(graph, made.models, book, budget=12)
+    run = start(session, ["first"])
+    drive(run, until=lambda run: run.state == "merge")
+    answer = requests_of(run)[0].branches[0].tokens
+    book.prompts["second"] = [*first, *answer, 7, 8, 9]
+    run.board["branches"].submit(session.request(Prompt("1", "second")))
+    drive(run)
+    # What the last round committed has no row in a drafter's pool, its last token in none.
+    last = requests_of(run)[0].branches[0].emitted[-1]
+    assert requests_of(run)[1].shared >= len(first) + len(answer) - 2 - last
+    check_lossless(run, book, made.reference, plain=True)
+
+
+def test_a_full_pool_evicts_what_was_not_used_for_longest(tiny: Make, graphs: Graphs) -> None:
+    made, book = tiny("llama"), StemBook(130, "outline", ())
+    questions = [f"{stem}/{own}" for stem in "abcdef" for own in (1, 2)]
+    sets = ("layout.capacity=200", "layout.max_active=2")
+    session = graphs.session("bim_eagle", made.models, book, budget=8, sets=sets)
+    run = run_all(session, questions)
+    check_lossless(run, book, made.reference, plain=False)
+    figures = run.board["branches"].prefixes.figures
+    assert figures.evicted > 0 and figures.reused > 0
+    assert all(branch.tokens for branch in branches_of(run)), "nobody was refused"
+
+
+def test_blended_rows_and_beams_are_not_kept(tiny: Make, graphs: Graphs) -> None:
+    made = tiny("llama")
+    session = graphs.session("beam", made.models, TokenBook(130, "outline", ()))
+    assert start(session, ["q"]).board["branches"].prefixes is None
