@@ -188,6 +188,13 @@ class KVCache:
             for root in gone:
                 self.regions.pop(root, None)
 
+    def wipe_(self, owners: Iterable[int]) -> None:
+        """Write zeros where these owners' rows lie: rows that are no numbers would reach everybody
+        whose forward reads them, masked or not."""
+        slots = np.flatnonzero(np.isin(self.owner, [*owners]))
+        index = torch.from_numpy(slots).to(self.data.device)
+        self.data.index_fill_(3, index, 0)
+
     def relabel_(self, old: int, new: int) -> None:
         """The rows of one owner become another's: 0 bytes moved."""
         self.owner[self.owner == old] = new

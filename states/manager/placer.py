@@ -71,6 +71,7 @@ class Placer:
     def _open(self, request: Request) -> tuple[list[Branch], list[Span]]:
         """A request's first branch, if one begins, and the spans of its prompt; with a given
         outline nothing is drawn."""
+        self.table.begin(request)
         size = self.admission.region(request)
         self.layout.open_(request.prefix_owner, size, self.pools)
         spans = self._extend_prefix(request, request.prefix)

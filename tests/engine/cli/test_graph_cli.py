@@ -116,8 +116,8 @@ def test_show_a_bad_graph(capsys: Printed) -> None:
 def test_mermaid(capsys: Printed) -> None:
     assert run("show", "eagle", "--mermaid") == 0
     lines = capsys.readouterr().out.split("\n")
-    assert lines[0] == "stateDiagram-v2" and lines[1] == "  [*] --> prefill"
-    assert "  verify --> merge: all_finished" in lines and "  done --> [*]" in lines
+    assert lines[0] == "stateDiagram-v2" and lines[1] == "  [*] --> schedule"
+    assert "  schedule --> merge: answers_ready" in lines and "  done --> [*]" in lines
     edges = len(open_graph("eagle").graph.transitions)
     assert len(lines) == len(["kind", "first", "last", "end"]) + edges
 
