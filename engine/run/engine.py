@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import count
-from pathlib import Path
 from threading import Lock, Thread, current_thread
 from time import monotonic
-from typing import Any, Self, TypedDict, Unpack
+from typing import Self, Unpack
 
 from ...states.machine import Run
+from ...states.phases.outline_ops import Answer
 from ...states.requests.branch import Finish, Request, reason_of
 from ...states.requests.summary import RoundSummary
 from ...states.schedule.inbox import Inbox
@@ -16,27 +16,11 @@ from ...states.text.documents import Document
 from ...states.trace import Event, OpRan, Sink
 from ..prepare.inputs import Prompt
 from ..record.report import finish_of
-from .api import open_session
 from .events import StreamEvent, ready
 from .handle import EngineError, Handle
+from .opening import EngineOptions, opened
 from .session import Session
 from .stats import EngineStats, Tally
-
-
-class EngineOptions(TypedDict, total=False):
-    """The options of `open_session`, but for the graph."""
-
-    profile: str | None
-    model: str
-    drafter_model: str
-    seed: int
-    device: str
-    dtype: str
-    threads: int | None
-    max_new_tokens: int | None
-    stop_ids: Sequence[int] | None
-    outline: Path | None
-    sets: Sequence[str]
 
 
 class Engine:
@@ -66,8 +50,7 @@ class Engine:
                 raise TypeError(f"a session has its options already: {', '.join(options)}")
             self.session = graph
         else:
-            name: Any = {} if graph is None else {"graph": graph}
-            self.session = open_session(**name, **options)
+            self.session = opened(graph, options)
         self.threaded, self.decode = threaded, self.session.prompts.decode
         self._inbox = Inbox(stays=True, serves=True, sleeps=threaded)
         self._run = Run(self.session.program, self.session.board(self._inbox), self._happened)
@@ -130,7 +113,7 @@ class Engine:
             if handle.request is not None:
                 self._inbox.end(handle.request, Finish.CANCELLED)
 
-    def generate(self, prompt: str | Prompt, *, timeout: float | None = None) -> Any:
+    def generate(self, prompt: str | Prompt, *, timeout: float | None = None) -> Answer:
         """Submit one prompt and wait for its answer."""
         return self.submit(prompt, timeout=timeout).result()
 

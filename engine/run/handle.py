@@ -18,8 +18,9 @@ class Driver(Protocol):
     """What a handle knows of its engine."""
 
     threaded: bool
-    decode: Decode
 
+    @property
+    def decode(self) -> Decode: ...
     def step(self) -> bool: ...
     def cancel(self, handle: "Handle") -> None: ...
 
