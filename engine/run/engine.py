@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Self, Unpack
 
 from ...states.machine import Run
+from ...states.manager.manager import BranchStateManager
 from ...states.phases.outline_ops import Answer
 from ...states.requests.branch import Finish, Request, reason_of
 from ...states.requests.summary import RoundSummary
@@ -54,7 +55,9 @@ class Engine:
         self.threaded, self.decode = threaded, self.session.prompts.decode
         self._inbox = Inbox(stays=True, serves=True, sleeps=threaded)
         self._run = Run(self.session.program, self.session.board(self._inbox), self._happened)
-        self._branches, self._sink = self._run.board["branches"], sink
+        self._branches: BranchStateManager = self._run.board["branches"]
+        self._sink = sink
+        self._last: EngineStats | None = None
         self._handles: dict[Request, Handle] = {}
         self._again: set[Handle] = set()
         self._lock, self._keys = Lock(), count(1)
@@ -119,7 +122,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """What the engine has done and holds, in host integers."""
-        return self._tally.stats(self._branches)
+        return self._last or self._tally.stats(self._branches)
 
     def _request(self, handle: Handle) -> Request:
         request = self.session.request(handle.prompt)
@@ -156,6 +159,9 @@ class Engine:
             self._thread.join()
         while not self.threaded and not self._run.finished and self._died is None:
             self._advance()
+        if self._last is None:
+            self._last = self.stats()
+            del self._branches  # whoever keeps a handle does not keep the pools
         self._run.close()
 
     def __enter__(self) -> Self:
@@ -209,6 +215,7 @@ class Engine:
             if handle is not None:
                 self._again.discard(handle)
                 handle.update(request, self._tally.steps)
+                handle.request = None
                 handle.deliver(ready(answer))
 
     # -- what goes wrong --------------------------------------------------------------------------

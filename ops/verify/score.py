@@ -131,9 +131,11 @@ def _unprocessed(logits_RV: Tensor) -> Scored:
 def _scored(
     sampler: Sampler, logits_RV: Tensor, branch_R: Tensor, past: Past, positions_R: Tensor
 ) -> Scored:
+    broken_R = _broken(logits_RV)
+    logits_RV = logits_RV.masked_fill(broken_R[:, None], 0.0)  # what draws cannot do with NaN
     scores_RV = process(logits_RV, sampler.rules, branch_R, past)
     key_R = token_keys(sampler.key_S[branch_R], positions_R + 1)
-    return Scored(sampler, scores_RV, branch_R, key_R, _broken(logits_RV))
+    return Scored(sampler, scores_RV, branch_R, key_R, broken_R)
 
 
 def _broken(logits_RV: Tensor) -> Tensor:

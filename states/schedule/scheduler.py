@@ -145,7 +145,7 @@ class Scheduler:
         except Exception as error:
             name = self.block.policy
             raise PolicyError(f"scheduler.policy {name!r}: {reason_of(error)}") from error
-        return rank, request.arrival, place, request, branch
+        return rank, request.prefix_owner, place, request, branch
 
 
 def _of(branches: Iterable[Branch]) -> str:
