@@ -124,6 +124,15 @@ class Engine:
         """What the engine has done and holds, in host integers."""
         return self._last or self._tally.stats(self._branches)
 
+    def why_not(self, prompt: Prompt) -> str:
+        """Why a prompt, or its answer behind it, can never fit; nothing if it can."""
+        request = self.session.request(prompt)
+        needed = request.prompt_size + request.left
+        limit = self.session.models.target.max_positions
+        if needed > limit:
+            return f"{needed} tokens with the answer, the model takes {limit}"
+        return self._branches.admission.why_never(request)
+
     def _request(self, handle: Handle) -> Request:
         request = self.session.request(handle.prompt)
         request.deadline = handle.deadline

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -123,6 +124,8 @@ class Session:
             PromptError: the text cannot be a prompt, with the reason.
         """
         skeleton, reading = self.program.graph.skeleton, self.reading
+        if prompt.past:
+            reading = replace(reading, prompts=self.prompts.behind(prompt.past))
         searched = skeleton is not None and skeleton.documents == "branches"
         documents = () if searched else prompt.documents
         reading.check(prompt.documents)
