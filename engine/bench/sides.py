@@ -18,7 +18,7 @@ from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..record.metrics import Meter, state_figures
 from ..record.report import answers_of, refusals
-from ..run.api import notes_of, tie
+from ..run.opening import notes_of, tie
 from ..run.runner import Halt, Status, perform
 from ..run.session import Session
 

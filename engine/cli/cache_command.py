@@ -13,7 +13,7 @@ from ..prepare.environment import model_folders
 from ..prepare.inputs import read_documents
 from ..prepare.job import prepare
 from ..prepare.options import RunOptions
-from ..run.api import load
+from ..run.opening import load
 
 AddedChunk = tuple[ChunkInfo, bool]  # one that is in the folder now, and whether it is new
 

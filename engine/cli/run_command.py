@@ -22,7 +22,7 @@ def run_command(options: RunOptions) -> int:
         job = prepare(options)
         with _loading(job):
             # Here and not above: a mistyped graph is told at once, torch takes seconds to import.
-            from ..run.api import load, notes_of
+            from ..run.opening import load, notes_of
             from ..run.writer import made_with
             from .live_run import exit_code, perform, print_result
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ...states.text.chat_format import PastTurn
 from ...states.text.documents import Document, check_document
 from ...states.text.encoder import PromptError, check_question
 from ..errors import UsageError
@@ -39,6 +40,7 @@ class Prompt:
     """One question; `seed` is given or derived from the run's seed and `key`.
 
     documents: what the question is to be answered from, in the order in which it will be read.
+    past: the turns before it, if it is one of a conversation.
     """
 
     key: str
@@ -46,6 +48,7 @@ class Prompt:
     seed: int | None = None
     max_new_tokens: int | None = None
     documents: tuple[Document, ...] = ()
+    past: tuple[PastTurn, ...] = ()
 
 
 Item = TypeVar("Item", Prompt, Document)

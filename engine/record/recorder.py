@@ -17,7 +17,7 @@ from .drafts import draft_tree
 from .metrics import Meter
 from .snapshot import Move, Snapshot, branch_view, pool_view, request_view
 from .text_stream import Decode, Pieces, TextStream
-from .trace_records import Happened, Record, Write, trace_record
+from .trace_records import Happened, Record, Write, step_record, trace_record
 
 LAST = 64  # moves, and branches with their last rounds, that are kept for viewers
 BATCH = 256  # trace records that are written together
@@ -60,11 +60,20 @@ class Recorder:
             self._moved(event, at)
         else:
             self.meter.op_ran(event)
+            if "step" in event.shapes and self._run is not None:
+                self._planned(at, self._run.board)
             if "committed" in event.shapes and self._run is not None:
                 self._forward_done(self._run.board, at)
         for listener in self.listeners:
             listener(event)
         self.serve()
+
+    def _planned(self, at: int, board: Mapping[str, Any]) -> None:
+        """What a step decided; who starts is told by name."""
+        if self.write is not None:
+            step, branches = board["step"], board["branches"]
+            starts = [*branches.starting(step), *branches.beginning(step)]
+            self._keep(at, step_record(step, [one.name for one in starts]))
 
     def _forward_done(self, board: Mapping[str, Any], at: int) -> None:
         summary: RoundSummary = board["committed"]

@@ -39,12 +39,12 @@ def _all(item: Answer) -> tuple[Section, ...]:
 
 
 def refusals(answers: Iterable[Answer]) -> list[str]:
-    """One line per branch that could not run."""
+    """One line per branch that could not run, or failed."""
     return [
-        f"request {a.key}{f', part {s.index + 1}' if s.title else ''} refused: {s.note}"
+        f"request {a.key}{f', part {s.index + 1}' if s.title else ''} {s.finish}: {s.note}"
         for a in answers
         for s in a.sections
-        if s.finish == "refused"
+        if s.finish in ("refused", "failed")
     ]
 
 
@@ -110,7 +110,7 @@ def finish_of(item: Answer) -> str:
     combined = item.combined
     sections = item.sections if combined is None or combined.finish == "refused" else _all(item)
     reasons = {section.finish for section in sections}
-    worst_first = ("refused", "cancelled", "length", "stop")
+    worst_first = ("failed", "timeout", "refused", "cancelled", "length", "stop")
     return next((reason for reason in worst_first if reason in reasons), "cancelled")
 
 

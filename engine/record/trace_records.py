@@ -9,6 +9,7 @@ import numpy as np
 
 from ...ops.kv.align import AlignmentState, ContinuousDecodingState
 from ...states.requests.summary import RoundSummary, VerifiedTree
+from ...states.schedule.plan import StepPlan
 from ...states.trace import Event, Moved, OpRan
 
 Record = dict[str, Any]
@@ -40,6 +41,20 @@ def trace_record(at: int, happened: Happened, number: int) -> Record:
         case RoundSummary():
             return {"kind": "round", "t": at, "round": number, **_round(happened)}
     return {**happened, "t": at}
+
+
+def step_record(step: StepPlan, starts: Sequence[str]) -> Record:
+    """What a step does and why; who starts, and why the first who waits does not."""
+    return {
+        "kind": "step",
+        "step": step.number,
+        "does": str(step.does),
+        "why": step.why,
+        "starts": list(starts),
+        "running": step.running,
+        "waiting": step.waiting,
+        "held": step.held,
+    }
 
 
 def _round(summary: RoundSummary) -> Record:

@@ -1,113 +1,93 @@
-"""The program from Python: a session from a graph, runs from a session. README shows how."""
+"""The program from Python: sessions, engines, and answers in one line. README shows how."""
 
-from collections.abc import Callable
-from dataclasses import asdict, replace
-from inspect import signature
-from typing import ParamSpec
+from typing import Unpack, overload
 
-import torch
-
-from ...models.files import ModelError
 from ...states.phases.outline_ops import Answer
-from ..chunks.cache import CHUNK_BYTES
-from ..chunks.store import ChunkStore
-from ..errors import UsageError
-from ..models import Models, load_models
-from ..prepare.environment import model_folders, set_up_torch, threads_of
 from ..prepare.inputs import Prompt
-from ..prepare.job import Job, prepare
-from ..prepare.options import RunOptions, SessionOptions
 from ..record.recorder import Recorder
 from ..record.report import answers_of
 from ..record.report import output_digest as token_digest
+from .classic import (
+    Generated,
+    autoregressive_generate,
+    beam_search_generate,
+    speculative_generate,
+)
+from .engine import Engine
+from .events import (
+    AnswerReady,
+    BranchFinished,
+    BranchOpened,
+    OutlineRead,
+    StreamEvent,
+    TextWritten,
+)
+from .handle import EngineError, Handle
+from .opening import EngineOptions, load, notes_of, open_session, opened, tie
 from .runner import perform
 from .session import Session
 
 __all__ = [
     "Answer",
+    "AnswerReady",
+    "BranchFinished",
+    "BranchOpened",
+    "Engine",
+    "EngineError",
+    "Generated",
+    "Handle",
+    "OutlineRead",
     "Prompt",
     "Recorder",
     "Session",
+    "StreamEvent",
+    "TextWritten",
+    "autoregressive_generate",
+    "beam_search_generate",
     "generate",
     "load",
+    "notes_of",
     "open_session",
+    "speculative_generate",
     "tie",
     "token_digest",
 ]
 
-P = ParamSpec("P")
+
+@overload
+def generate(source: Session, prompt: str) -> Answer: ...
 
 
-def _opener(kind: Callable[P, SessionOptions]) -> Callable[P, Session]:
-    """`open_session`, which takes options one by one as their class does."""
-
-    def open_session(*args: P.args, **kwargs: P.kwargs) -> Session:
-        """A checked graph with its models loaded; arguments are the options of `specsot run`.
-
-        What is not given is as specsot.yaml says. Sets the number of torch threads of the process.
-
-        Raises:
-            GraphError, ModelError, UsageError, OutlineError: what cannot be used, and where.
-        """
-        return load(prepare(RunOptions(**asdict(kind(*args, **kwargs)))))
-
-    open_session.__signature__ = signature(kind)  # type: ignore[attr-defined]
-    return open_session
+@overload
+def generate(source: str, *, graph: str = ..., **options: Unpack[EngineOptions]) -> Answer: ...
 
 
-open_session = _opener(SessionOptions)
+def generate(
+    source: Session | str,
+    prompt: str | None = None,
+    *,
+    graph: str | None = None,
+    **options: Unpack[EngineOptions],
+) -> Answer:
+    """The answer to one prompt: ``generate("…", graph="eagle")``, or ``generate(session, "…")``.
 
+    It is a run of its own, to its end or to `limits.max_rounds`. A prompt that does not fit is
+    refused in the answer: its sections say why they finished.
 
-def generate(session: Session, prompt: str) -> Answer:
-    """The answer to one prompt: a run of its own, to its end or to `limits.max_rounds`.
-
-    A prompt that does not fit is refused in the answer: its sections say why they finished.
+    Args:
+        graph, options: as for `open_session`; a session has its own.
 
     Raises:
         PromptError: the text cannot be a prompt.
     """
-    run, _, _ = perform(session, [Prompt("1", prompt)])
+    if isinstance(source, Session):
+        if prompt is None or graph is not None or options:
+            raise TypeError("with a session, generate takes the prompt and nothing else")
+        session, text = source, prompt
+    else:
+        if prompt is not None:
+            raise TypeError("generate takes one prompt; the graph is a keyword")
+        session, text = opened(graph, options), source
+    run, _, _ = perform(session, [Prompt("1", text)])
     (answer,) = answers_of(run.board["branches"].requests, session.prompts)
     return answer
-
-
-def load(job: Job) -> Session:
-    """Set torch up, load a job's models and tie them to its graph.
-
-    Raises:
-        UsageError, ModelError, GraphError: what cannot be used, and where.
-    """
-    set_up_torch(threads_of(job), job.options.device)
-    target, drafter = model_folders(job)
-    kind, options = job.program.graph.drafter.kind, job.options
-    place, scan = {"device": options.device, "dtype": options.dtype}, not options.skip_scan
-    models = load_models(target, drafter, kind, **place, scan=scan)
-    if options.strict and (notes := notes_of(models)):
-        raise ModelError(target, f"--strict: {'; '.join(notes)}")
-    return tie(job, models)
-
-
-def tie(job: Job, models: Models) -> Session:
-    """A job's graph with models that are loaded already; raises UsageError, ModelError."""
-    options, folder, chunks = job.options, job.options.cache_dir, None
-    if more := options.stop_ids:
-        if max(more) >= models.target.vocab_size:
-            size = models.target.vocab_size
-            raise UsageError(f"--stop-id {max(more)}: the model has {size} tokens")
-        models = replace(models, stop_ids=tuple(sorted({*models.stop_ids, *more})))
-    if folder is not None and job.program.graph.blend is not None:
-        chunks = ChunkStore(CHUNK_BYTES, folder, torch.device(options.device))
-    return Session(
-        job.program,
-        models,
-        seed=options.seed,
-        max_new_tokens=options.max_new_tokens,
-        outline=job.outline,
-        chunks=chunks,
-    )
-
-
-def notes_of(models: Models) -> tuple[str, ...]:
-    """What the loaders found worth telling."""
-    both = (models.target, models.drafter)
-    return tuple(note for model in both if model is not None for note in model.notes)

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from ...states.requests.draft_state import Drafting, OutlineSide
 from ...states.requests.folding import FoldState
 from ...states.requests.prompt_builder import PromptBuilder
 from ...states.requests.request_table import RunLimits
+from ...states.schedule.inbox import Inbox
 from ...states.text.documents import CHUNK_TOKENS
 from ...states.text.grammar import GrammarError, OutlineGrammar
 from ...states.text.outline import Outline
@@ -122,6 +124,8 @@ class Session:
             PromptError: the text cannot be a prompt, with the reason.
         """
         skeleton, reading = self.program.graph.skeleton, self.reading
+        if prompt.past:
+            reading = replace(reading, prompts=self.prompts.behind(prompt.past))
         searched = skeleton is not None and skeleton.documents == "branches"
         documents = () if searched else prompt.documents
         reading.check(prompt.documents)
@@ -157,8 +161,12 @@ class Session:
             board["branches"].submit(self.request(prompt))
         return Run(self.program, board, sink)
 
-    def board(self) -> dict[str, Any]:
-        """A fresh blackboard: pools allocated once, at fixed addresses."""
+    def board(self, inbox: Inbox | None = None) -> dict[str, Any]:
+        """A fresh blackboard: pools allocated once, at fixed addresses.
+
+        Args:
+            inbox: where requests come from while the run goes; by default none come.
+        """
         graph, models = self.program.graph, self.models
         drafter = models.drafter if graph.drafter.has_model else None
         outlines = graph.skeleton.drafter if graph.skeleton is not None else None
@@ -173,7 +181,7 @@ class Session:
             models.target.max_positions,
             models.target.vocab_size,
             outlines,
-            graph.scheduler.prefix_cache,
+            graph.scheduler,
         )
         blend = None
         if self.maker is not None and graph.blend is not None:
@@ -190,6 +198,7 @@ class Session:
         side = OutlineSide(self.outline_drafter, kv_outline, others[0]) if others else None
         return {
             "branches": branches,
+            "inbox": inbox or Inbox(),
             "drafting": drafting,
             "outline_side": side,
             "target": models.target,

@@ -20,7 +20,7 @@ from ..errors import UsageError
 from ..prepare.inputs import Prompt
 from ..prepare.job import prepare
 from ..prepare.options import RunOptions
-from ..run.api import load
+from ..run.opening import load
 from ..run.session import Session
 from ..terminal import working
 from .chats import ChatCoder, Conversation, Turn, read_conversations

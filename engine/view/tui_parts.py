@@ -13,7 +13,7 @@ PALETTE = (
     *("orange1", "bright_red", "turquoise2", "violet"),
 )
 LIT = "bold #00240f on #3ddc84"  # not `black`: bold black is grey on many terminals
-MARKS = {"running": "▶", "waiting": "·", "stop": "✓", "length": "✂", "refused": "✗"}
+MARKS = {"running": "▶", "waiting": "·", "stop": "✓", "length": "✂", "refused": "✗", "failed": "✗"}
 BRANCH_MARKS = "▶ running  · waiting  ✓ stop  ✂ length  ✗ refused"
 STATE_WIDTH = 17
 MOST = 6  # lines of one branch

@@ -76,8 +76,8 @@ class KVCache:
     # -- regions ----------------------------------------------------------------------------------
 
     def open_(self, home: int, size: int, least: int | None = None) -> None:
-        """Choose where the slots of a home shall lie: `size` of them side by side, or `least` before
-        idle ones have to make way. In a pool of several rows, and where no gap has that many, it
+        """Choose where the slots of a home shall lie: `size` side by side, or `least` before idle
+        ones have to make way. In a pool of several rows, and where no gap has that many, it
         takes them wherever they are free."""
         limit = self.capacity if self.rows == 1 else 0
         region = Region.between(self.regions.values(), size, limit)
@@ -196,6 +196,13 @@ class KVCache:
         if row is None:
             for home in gone:
                 self.regions.pop(home, None)
+
+    def wipe_(self, owners: Iterable[int]) -> None:
+        """Write zeros where these owners' rows lie: rows that are no numbers would reach everybody
+        whose forward reads them, masked or not."""
+        slots = np.flatnonzero(np.isin(self.owner, [*owners]))
+        index = torch.from_numpy(slots).to(self.data.device)
+        self.data.index_fill_(3, index, 0)
 
     def relabel_(self, old: int, new: int) -> None:
         """The rows of one owner become another's: 0 bytes moved."""

@@ -14,6 +14,7 @@ from ..sampling.coins import gumbel, perturbed, ranked, token_keys
 from ..sampling.processors import Past, Sampler, choose, probabilities, process
 from ..types import Rows
 
+BROKEN = -2  # the token of a row whose scores are no numbers
 BEST = 64  # scores per node that a grammar walk gets to see without a further read
 
 
@@ -24,18 +25,22 @@ class Scored:
     scores_RV: as from `processors.process`; the logits themselves without a sampler.
     branch_R: int64, the branch of each row in the sampler's order. key_R: int64, the keys of the
     tokens to be drawn. Both are empty without a sampler: nobody asks for them in such a round.
+    broken_R: bool, rows with a score that is no number, from which nothing can be drawn.
     """
 
     sampler: Sampler | None
     scores_RV: Tensor
     branch_R: Tensor
     key_R: Tensor
+    broken_R: Tensor
 
     def drawn(self) -> Tensor:
-        """int64 [R]: the target's own token after each row."""
+        """int64 [R]: the target's own token after each row, BROKEN where there is none."""
         if self.sampler is None:
-            return self.scores_RV.argmax(-1)
-        return choose(self.scores_RV, self.sampler.rules, self.branch_R, self.key_R)
+            drawn_R = self.scores_RV.argmax(-1)
+        else:
+            drawn_R = choose(self.scores_RV, self.sampler.rules, self.branch_R, self.key_R)
+        return drawn_R.masked_fill(self.broken_R, BROKEN)
 
     def probabilities(self) -> Tensor:
         """[R, V]: what each row draws from."""
@@ -61,12 +66,12 @@ class Scored:
             return GrammarRows(none_0C, self.scores_RV[:0])
         rows_G = torch.tensor(rows, device=self.scores_RV.device)
         scores_GV = self.scores_RV[rows_G]
-        ids_GC = best(scores_GV)
+        ids_GC = best(scores_GV).masked_fill(self.broken_R[rows_G, None], BROKEN)
         if self.sampler is None or self.sampler.rules.all_greedy:
             return GrammarRows(ids_GC, scores_GV)
         key_G, greedy_G = self.key_R[rows_G], self._greedy_R()[rows_G]
         drawn_GC = ranked(scores_GV, key_G, scores_GV.shape[1], BEST)
-        ids_GC = ids_GC.where(greedy_G[:, None], drawn_GC)
+        ids_GC = ids_GC.where(greedy_G[:, None] | (ids_GC == BROKEN), drawn_GC)
         return GrammarRows(ids_GC, scores_GV, key_G, greedy_G)
 
     def _greedy_R(self) -> Tensor:
@@ -120,15 +125,22 @@ def score_tips(rows: Rows, logits_RV: Tensor) -> Scored:
 
 def _unprocessed(logits_RV: Tensor) -> Scored:
     none_0 = logits_RV.new_empty(0, dtype=torch.int64)
-    return Scored(None, logits_RV, none_0, none_0)
+    return Scored(None, logits_RV, none_0, none_0, _broken(logits_RV))
 
 
 def _scored(
     sampler: Sampler, logits_RV: Tensor, branch_R: Tensor, past: Past, positions_R: Tensor
 ) -> Scored:
+    broken_R = _broken(logits_RV)
+    logits_RV = logits_RV.masked_fill(broken_R[:, None], 0.0)  # what draws cannot do with NaN
     scores_RV = process(logits_RV, sampler.rules, branch_R, past)
     key_R = token_keys(sampler.key_S[branch_R], positions_R + 1)
-    return Scored(sampler, scores_RV, branch_R, key_R)
+    return Scored(sampler, scores_RV, branch_R, key_R, broken_R)
+
+
+def _broken(logits_RV: Tensor) -> Tensor:
+    """bool [R]: a NaN is the greatest of its row, so one look at each row tells."""
+    return logits_RV.amax(-1).isnan()
 
 
 def best(scores_RV: Tensor) -> Tensor:

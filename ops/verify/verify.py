@@ -15,7 +15,7 @@ from ..sampling.settings import Accept, Rule
 from ..types import Proposal, Rows
 from .explain import RejectionRecord, TreeFigures, figures
 from .rejection_rounds import RoundCoins, accept_rejection, rule_for
-from .score import GrammarRows, Scored, score_tips, score_trees
+from .score import BROKEN, GrammarRows, Scored, score_tips, score_trees
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class Accepted:
 
     drawn_ST: int64, the target's own token after each node.
     path_ST: bool, the root and the accepted nodes: always one path from the root.
-    bonus_S: int64, the target's token after the last accepted node.
+    bonus_S: int64, the target's token after the last accepted node; BROKEN if its scores are no
+        numbers.
     tokens_ST, parents_ST: the trees themselves (parents as node indices, the root its own;
         tokens of padding nodes are -1).
     side_outputs_SC: what the drafter wrote for the host, int64; [S, 0] if nothing.
@@ -78,6 +79,8 @@ def accept(
         used = rule_for(proposal, rule, draws)
         judged = _judged(rows, scored, proposal, used, not skip_sample_adjustment)
         path_ST, bonus_S = judged.verdict.path_ST, judged.verdict.bonus_S
+        broken_ST = scored.broken_R.view(trees, nodes) & path_ST
+        bonus_S = bonus_S.masked_fill(broken_ST.any(1), BROKEN)
     else:
         path_ST, bonus_S = matching(proposal, rows.ancestors_STT, drawn_ST)
     root_S1 = rows.tokens_BQ.view(-1)[rows.nodes_ST[:, :1]]

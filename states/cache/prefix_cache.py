@@ -174,11 +174,21 @@ class PrefixCache:
         self._pin_(last, 1)
         return length
 
-    def release_(self, segment: int) -> None:
-        """A request does not go on any more from what its prefix lies behind."""
+    def release_(self, segment: int, *, drop: bool = False) -> None:
+        """A request does not go on any more from what its prefix lies behind, of which nothing idle
+        shall stay if it is to be dropped."""
         parent = self.segments.parent(segment)
-        if parent != NOBODY:
-            self._pin_(parent, -1)
+        if parent == NOBODY:
+            return
+        self._pin_(parent, -1)
+        idle = [one for one in self.segments.path(parent) if not self.kept[one].pins]
+        if drop and idle:
+            self._drop_(idle[-1])
+
+    def _drop_(self, segment: int) -> None:
+        """Evict an idle segment with all that lies behind it."""
+        for one in reversed(list(self._subtree(segment))):
+            self._evict_(self.kept[one])
 
     def _pin_(self, segment: int, change: int) -> None:
         now = self._tick()
@@ -296,8 +306,7 @@ class PrefixCache:
         owners = np.unique(self.pools[0].owner[first:last])
         for segment in owners.tolist():
             if segment in self.kept and not self.kept[segment].pins:
-                for one in reversed(list(self._subtree(segment))):
-                    self._evict_(self.kept[one])
+                self._drop_(segment)
 
     def _subtree(self, segment: int) -> Iterator[int]:
         yield segment

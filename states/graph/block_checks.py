@@ -12,6 +12,7 @@ from .drafter_spec import Drafter
 from .graph import Graph, Skeleton
 
 FOLD = "branch.fold_"
+PLAN, STEP = "schedule.plan_", "step"
 
 
 def check_blocks(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]:
@@ -26,6 +27,22 @@ def check_blocks(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]
     if graph.beam is not None:
         yield from _check_beam(graph, graph.beam, src)
         yield from _foreign_ops(graph, src, table)
+
+
+def check_schedule(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]:
+    """Whoever starts is decided by the state `schedule`: a graph from before there was one says
+    so in one problem."""
+    entries = [entry for _, _, entry in graph.calls(table) if entry is not None]
+    planned = any(STEP in entry.declared.writes for entry in entries)
+    users = sorted({entry.name for entry in entries if STEP in entry.reads})
+    if users and not planned:
+        message = (
+            f"no state runs {PLAN!r}, which decides what {', '.join(users)} start: write "
+            f"`initial: schedule`, the states `schedule: {{ops: [{PLAN}]}}` and "
+            "`idle: {ops: [schedule.wait]}`, and let every state that commits, parses or merges "
+            "return to schedule, whose ways out are those of graphs/machines/decode.yaml"
+        )
+        yield src.problem(("states",), message, ProblemCode.NO_SCHEDULE, key=True)
 
 
 def _check_beam(graph: Graph, beam: BeamBlock, src: Source) -> Iterator[Problem]:
@@ -51,7 +68,7 @@ def _check_beam(graph: Graph, beam: BeamBlock, src: Source) -> Iterator[Problem]
 def _foreign_ops(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]:
     """Whatever else commits tokens knows nothing of hypotheses."""
     for at, call, entry in graph.calls(table):
-        if entry and entry.declared.commits and "beam" not in entry.declared.needs:
+        if entry and "batch" in entry.declared.drops and "beam" not in entry.declared.needs:
             message = f"{call.op!r} has no place in a beam search: it commits single tokens"
             yield src.problem(at, message, ProblemCode.BEAM_OP)
 

@@ -140,16 +140,6 @@ class BeamBlock(Spec):
     )
 
 
-class SchedulerBlock(Spec):
-    """Who runs when, and what stays in memory for those who come later."""
-
-    prefix_cache: Bool = Field(
-        True,
-        description="prompts and answers stay in the pools until their room is needed; who begins "
-        "with the same tokens goes on behind them, and neither computes nor copies their rows",
-    )
-
-
 class BlendBlock(Spec):
     """CacheBlend: documents that were read before are reused where they stand now.
 

@@ -33,6 +33,8 @@ VOCABULARY: tuple[Key, ...] = (
     Key("host", "run", "HostReader: the only way from device values to host ints"),
     Key("prompts", "run", "PromptBook: templates and tokenizer, the text side of a run"),
     Key("taps", "run", "which of the target's hidden states the drafter reads (HF indices)"),
+    Key("inbox", "run", "Inbox: requests that come while the run goes, and whether more may"),
+    Key("step", "round", "StepPlan: what this step does, and who starts in it; host ints"),
     Key("batch", "round", "Batch: rows of the forward in flight, and whose they are", linear=True),
     Key("rows", "round", "Rows: tokens, positions, slots, segments of the next target forward"),
     Key("attention", "round", "AttentionMetadata: groups of rows, the slots each may see, masks"),

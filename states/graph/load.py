@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...ops.registry import OpTable, Room, read_table
 from ..yaml.source import GraphError, Problem, Source
-from .block_checks import check_blocks
+from .block_checks import check_blocks, check_schedule
 from .board import RUN_KEYS
 from .checks import MISSING, check_names, check_sizes, find_setting, with_named_functions
 from .flow import check_dataflow, check_progress, check_shape
@@ -50,6 +50,7 @@ def load_program(
     override(source, sets)
     graph = validate(source)
     table, unread = with_named_functions(graph, source, table)
+    _report(check_schedule(graph, source, table))
     graphs = filter(None, (graph, graph.outline_graph))
     names = (problem for one in graphs for problem in check_names(one, source, table))
     _report(unread, names, check_sizes(graph, source), check_blocks(graph, source, table))

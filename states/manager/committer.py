@@ -10,10 +10,11 @@ from ...ops.draft.gamma import GammaRecord
 from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
+from ...ops.verify.score import BROKEN
 from ...ops.verify.verify import Accepted, FirstTokens
 from ..cache.segments import SegmentTree
 from ..requests.blending import BlendState, picked_rows
-from ..requests.branch import Branch, Finish
+from ..requests.branch import Branch, Finish, Stage, failing
 from ..requests.draft_state import CommittedRows, Drafting
 from ..requests.folding import FoldState
 from ..requests.rounds import (
@@ -129,8 +130,9 @@ class Committer:
             if not span.draws:
                 branch.end(Finish.STOP)
             elif branch.matcher is not None:
-                legal = take_legal_(branch.matcher, result.best_RC, roots.bound, bound, host)
-                take(branch, [legal])
+                with failing(branch):
+                    legal = take_legal_(branch.matcher, result.best_RC, roots.bound, bound, host)
+                    take(branch, [legal])
                 bound += 1
             else:
                 take(branch, [int(result.drawn_R[tip])])
@@ -154,11 +156,13 @@ def _walk(
     branch, bound_trees = batch.ran[tree], batch.rows.bound_trees
     if tree in bound_trees:
         at = bound_trees.index(tree)
-        nodes, tokens = bound_path(result, tree, at, branch, accepted.bound, host)
+        nodes, tokens = [0], [BROKEN]
+        with failing(branch):
+            nodes, tokens = bound_path(result, tree, at, branch, accepted.bound, host)
     else:
         nodes, tokens = free_path(result, tree)
     root, position = branch.tokens[-1], branch.length
-    taken = take(branch, tokens)
+    taken = take(branch, tokens) if branch.stage is Stage.RUNNING else 0
     branch.accepted.append(len(nodes) - 1)
     branch.emitted.append(taken)
     return Walk(root, position, nodes, tokens, taken)

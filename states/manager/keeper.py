@@ -77,8 +77,8 @@ class Keeper:
     def _publish_for_(self, ids: Ints) -> None:
         """What a running request has of this prompt can be shared from now on."""
         _, kept = self.cache.match(ids)
-        for request in self.table.unfinished:
-            if request.stage is Stage.WAITING or not self._taken_in(request):
+        for request in self.table.open.values():
+            if not self._taken_in(request):
                 continue
             both = shared_length(self._prompt(request), ids)
             if both >= kept + SHORTEST and both > request.shared:
@@ -120,9 +120,10 @@ class Keeper:
         ids = [*branch.prompt, *branch.tokens][start - branch.start : rows]
         return self.cache.keep_(branch.owner, np.array(ids, np.int32), start)
 
-    def close_(self, request: Request) -> None:
-        """A request has ended: its prefix stays, and it needs nothing any more."""
-        if request.prefix_length:
+    def close_(self, request: Request, *, failed: bool = False) -> None:
+        """A request has ended: its prefix stays, and it needs nothing any more. Nothing of one that
+        failed stays that nobody else goes on from: its rows may be why."""
+        if request.prefix_length and not failed:
             self._publish_(request, request.prefix_length)
-        self.cache.release_(request.prefix_owner)
+        self.cache.release_(request.prefix_owner, drop=failed)
         self._prompts.pop(request.prefix_owner, None)

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...ops.kv.pool import KVCache
 from ..layout.layout import Layout
 from ..requests.admission import Admission
 from ..requests.blending import BlendState
-from ..requests.branch import Branch, Finish, Request, Stage
+from ..requests.branch import Branch, Finish, Request, Stage, failing
 from ..requests.draft_state import Drafting
 from ..requests.folding import FoldState
 from ..requests.request_table import RequestTable
@@ -49,40 +51,66 @@ class Lifecycle:
         self.table.end_unstarted(request, Finish.REFUSED, why)
         self._close_(request)
 
-    def waiting(self) -> tuple[list[Branch], list[Request]]:
-        """Branches and requests that could start now."""
-        active = self.table.active
-        branches, opened = self.admission.choose(self.table.unfinished, len(active))
-        return branches, opened if self.keeper is None else self.keeper.apart(opened)
-
     def retire_and_prepare_(self, ran: Iterable[Branch] = ()) -> None:
         """Retire what ended, prepare prompts that became known, refuse what can never run."""
-        for request in [r for r in self.table.unfinished if r.cancelled]:
+        ran = list(ran)
+        for branch in ran:
+            if branch.finish is Finish.FAILED:
+                self.table.end(branch.request, Finish.FAILED, branch.note)
+        for request in self.table.take_cancelled():
             self._cancel_(request)
+        self._retire_(ran)
+
+    def retire_cancelled_(self) -> None:
+        """The same where nothing else can have changed since the last time."""
+        if cancelled := self.table.take_cancelled():
+            for request in cancelled:
+                self._cancel_(request)
+            self._retire_()
+
+    def _retire_(self, ran: Iterable[Branch] = ()) -> None:
         everyone = dict.fromkeys((*self.table.active, *ran))
         self.table.active = [b for b in everyone if b.stage is Stage.RUNNING]
-        for request in [*self.table.unfinished]:
+        for request in [*self.table.open.values()]:
             self._go_on_(request)
-        self._break_deadlock_()
 
     def _cancel_(self, request: Request) -> None:
         for branch in request.all_branches():
             if branch.stage is not Stage.DONE:
-                branch.end(Finish.CANCELLED)
+                branch.end(request.finish, request.why)
         if not request.branches:
-            self.table.end_unstarted(request, Finish.CANCELLED)
+            self.table.end_unstarted(request, request.finish, request.why)
         self._close_(request)
 
     def _close_(self, request: Request) -> None:
         """All of a request's branches have ended: nothing of it stays in the pools."""
         self.table.close(request)
+        self._give_back_(request, wipe=request.finish is Finish.FAILED)
+
+    def forget_(self, request: Request) -> None:
+        """A request that has begun goes as if it had never come."""
+        self._give_back_(request, wipe=True)
+        self.table.drop(request)
+
+    def abandon_(self) -> None:
+        """A step was not finished: nothing stays of its rows, and whoever is to end does."""
+        for pool in self.pools:
+            pool.release_(np.flatnonzero(~pool.committed))
+        self.retire_and_prepare_()
+
+    def _give_back_(self, request: Request, *, wipe: bool) -> None:
         for drafting in self.draftings:
             drafting.memory.close(request)
         if self.fold is not None:
             self.fold.forget_(request)
-        self._end_(request.all_branches())
+        branches = list(request.all_branches())
+        if wipe:
+            for pool in self.pools:
+                pool.wipe_([request.prefix_owner, *(b.owner for b in branches if not b.settled)])
+            self.retire_([b.owner for b in branches if not b.settled])
+        self._end_(branches)
         if self.keeper is not None:
-            self.keeper.close_(request)
+            self.keeper.close_(request, failed=wipe)
         self.retire_([request.prefix_owner])
 
     def _go_on_(self, request: Request) -> None:
@@ -113,28 +141,32 @@ class Lifecycle:
         needs = branch.point.deps if branch.point else ()
         others = [b for b in branch.request.branches if b.point and b.point.id in needs]
         if all(b.stage is Stage.DONE for b in others):
-            branch.prompt = self.build_prompt(branch)
-            self.check_fit_(branch)
+            with failing(branch):
+                branch.prompt = self.build_prompt(branch)
+                self.check_fit_(branch)
+            if branch.finish is Finish.FAILED:
+                self.table.end(branch.request, Finish.FAILED, branch.note)
 
     def check_fit_(self, branch: Branch) -> None:
         """Refuse a branch, by name and with the numbers, whose prompt can never be run."""
         if why := self.admission.why_never_branch(branch):
             branch.end(Finish.REFUSED, why)
 
-    def _break_deadlock_(self) -> None:
-        """If nothing runs and nobody fits, the first who waits is refused: never a hang."""
-        while not self.table.active and not any(self.waiting()):
-            stuck = [
-                b for r in self.table.unfinished for b in r.branches if b.stage is Stage.WAITING
-            ]
-            late = [r for r in self.table.unfinished if r.stage is Stage.WAITING]
-            if any(r.stage is Stage.OUTLINE for r in self.table.unfinished) or not (stuck or late):
-                return
-            if stuck:
-                stuck[0].end(Finish.REFUSED, "no room beside the other requests")
-                self._go_on_(stuck[0].request)
-            else:
-                self._refuse(late[0], "no room beside the other requests")
+    def refuse_stuck_(self) -> bool:
+        """Nothing runs and nobody fits: the first who waits is refused, so that others can go on.
+
+        Returns:
+            Whether there was somebody.
+        """
+        why, begun = "no room beside the other requests", self.table.open.values()
+        stuck = next((b for r in begun for b in r.branches if b.stage is Stage.WAITING), None)
+        late = next(iter(self.table.waiting.values()), None)
+        if stuck is not None:
+            stuck.end(Finish.REFUSED, why)
+            self._go_on_(stuck.request)
+        elif late is not None:
+            self._refuse(late, why)
+        return stuck is not None or late is not None
 
     def retire_(self, owners: Sequence[int]) -> None:
         """Give back all rows of these owners, in both pools and in the drafter's inbox."""

@@ -23,6 +23,9 @@ from ..requests.ngram_state import NgramState
 from ..requests.request_table import RequestTable, RunLimits
 from ..requests.samplers import Samplers
 from ..requests.summary import RoundSummary
+from ..schedule.inbox import Inbox
+from ..schedule.plan import Does, StepPlan
+from ..schedule.scheduler import Scheduler
 from .batch import Batch
 from .beam import BeamState
 from .committer import Committer
@@ -95,13 +98,15 @@ class BranchStateManager:
         parts = (self.table, self.layout, self.pools, self.admission, self.samplers, blend)
         self.placer = Placer(*parts, self.beams, keeper)
         self.committer = Committer(self.pools, segments, self.draftings, fold, blend)
+        apart = None if keeper is None else keeper.apart
+        self.scheduler = Scheduler(self.table, self.admission, limits.scheduler, apart)
         self.lifecycle = Lifecycle(*parts, self.beams, self.draftings, fold, build_prompt, keeper)
 
     def _prefixes(self) -> PrefixCache | None:
         """What is kept of prompts and answers; None where nothing can be: blended rows are no
         prompt's own, beams are no text, and rows of ``batching`` belong to branches."""
         exact = self.blend is None and self.beams is None and not self.room.rows
-        if not (exact and self.limits.prefix_cache):
+        if not (exact and self.limits.scheduler.prefix_cache):
             return None
         back = max(drafting.memory.back for drafting in self.draftings)
         return PrefixCache(self.pools, self.table.segments, back)
@@ -135,16 +140,29 @@ class BranchStateManager:
         """End a request at the next step boundary; what it has written so far is kept."""
         self.table.cancel(key)
 
-    # -- who may start ----------------------------------------------------------------------------
+    # -- the next step ----------------------------------------------------------------------------
 
-    def waiting(self) -> tuple[list[Branch], list[Request]]:
-        """Branches and requests that could start now, those that combine parts left out."""
-        branches, opened = self.lifecycle.waiting()
-        return [b for b in branches if not b.combines], opened
+    def plan_(self, inbox: Inbox) -> StepPlan:
+        """Who came is queued and who is to end is retired; then what the next step does."""
+        arrived, ended = inbox.take()
+        for request in arrived:
+            self.submit(request)
+        for request, finish in ended:
+            self.table.end(request, finish)
+        self.table.expire()
+        self.lifecycle.retire_cancelled_()
+        while True:
+            plan = self.scheduler.plan_(serves=inbox.serves)
+            if plan.does is not Does.REST or not self.lifecycle.refuse_stuck_():
+                return plan
 
-    def folds(self) -> list[Branch]:
-        """Branches that could start to combine finished parts now."""
-        return [b for b in self.lifecycle.waiting()[0] if b.combines]
+    def starting(self, step: StepPlan) -> list[Branch]:
+        """The branches that start in this step."""
+        return [self.table.branch_of(owner) for owner in step.branches]
+
+    def beginning(self, step: StepPlan) -> list[Request]:
+        """The requests that begin in this step."""
+        return [self.table.request_of(owner) for owner in step.requests]
 
     # -- the next forward, and what it brought ----------------------------------------------------
 

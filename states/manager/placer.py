@@ -74,6 +74,7 @@ class Placer:
     def _open(self, request: Request) -> tuple[list[Branch], list[Span]]:
         """A request's first branch, if one begins, and the spans of its prompt; with a given
         outline nothing is drawn."""
+        self.table.begin(request)
         spans = self._extend_prefix(request, request.prefix.behind(request.shared))
         if request.outline_budget == 0:
             branch = self.table.new_branch(request, 0, request.budget)
@@ -102,7 +103,7 @@ class Placer:
             self.layout.open_(request.prefix_owner, size, self.pools, least)
         if self.keeper is not None:
             claimed = self.admission.claimed(
-                self.table.unfinished, len(self.table.active), [*branches, *opened]
+                self.table.open.values(), len(self.table.active), [*branches, *opened]
             )
             self.keeper.make_room_(claimed, opened)
 

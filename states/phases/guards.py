@@ -1,57 +1,53 @@
-"""The conditions a transition may name: host integers only, nothing is read from a device."""
+"""The conditions a transition may name. Those of `schedule` read its plan and nothing else."""
 
 from ...ops.registry import guard
-from ..manager.manager import BranchStateManager
-from ..requests.branch import Stage
+from ..schedule.inbox import Inbox
+from ..schedule.plan import Does, StepPlan
 
 
 @guard("outlines_finished")
-def outlines_finished(branches: BranchStateManager) -> bool:
-    """A root branch has ended and its outline is not parsed yet."""
-    return any(
-        r.stage is Stage.OUTLINE and r.root is not None and r.root.stage is Stage.DONE
-        for r in branches.unfinished
-    )
+def outlines_finished(step: StepPlan) -> bool:
+    """Outlines are written and are to be parsed."""
+    return step.does is Does.PARSE
 
 
-@guard("all_finished")
-def all_finished(branches: BranchStateManager) -> bool:
-    """Every request is finished."""
-    return not branches.unfinished
+@guard("answers_ready")
+def answers_ready(step: StepPlan) -> bool:
+    """Requests have ended, and their answers are wanted now."""
+    return step.does is Does.ANSWER
 
 
 @guard("parts_finished")
-def parts_finished(branches: BranchStateManager) -> bool:
+def parts_finished(step: StepPlan) -> bool:
     """All parts of a request are done, and the answer that combines them can start now."""
-    return bool(branches.folds())
-
-
-@guard("branches_running")
-def branches_running(branches: BranchStateManager) -> bool:
-    """Some branch is active."""
-    return bool(branches.active)
-
-
-@guard("newcomers_fit")
-def newcomers_fit(branches: BranchStateManager) -> bool:
-    """Somebody who waits can ride in the next forward of the running branches."""
-    return bool(branches.active) and any(branches.waiting())
+    return step.does is Does.FOLD
 
 
 @guard("branches_ready")
-def branches_ready(branches: BranchStateManager) -> bool:
-    """A waiting branch can start now."""
-    return bool(branches.waiting()[0])
-
-
-@guard("none_running")
-def none_running(branches: BranchStateManager) -> bool:
-    """No branch is active, and a waiting branch can start now."""
-    return not branches.active and branches_ready(branches)
+def branches_ready(step: StepPlan) -> bool:
+    """Waiting branches start in a forward of their own."""
+    return step.does is Does.FORK
 
 
 @guard("requests_waiting")
-def requests_waiting(branches: BranchStateManager) -> bool:
+def requests_waiting(step: StepPlan) -> bool:
     """No branch is active or can start, and a waiting request can."""
-    waiting, requests = branches.waiting()
-    return not branches.active and not waiting and bool(requests)
+    return step.does is Does.OPEN
+
+
+@guard("branches_running")
+def branches_running(step: StepPlan) -> bool:
+    """Trees are drafted and verified for the branches that run."""
+    return step.does is Does.ROUND
+
+
+@guard("newcomers_fit")
+def newcomers_fit(step: StepPlan) -> bool:
+    """Somebody who waits rides in the forward of the running branches."""
+    return step.does is Does.ROUND and step.starts > 0
+
+
+@guard("no_more_requests")
+def no_more_requests(inbox: Inbox) -> bool:
+    """Nothing is left to be taken in, and nothing will come."""
+    return inbox.over

@@ -1,6 +1,7 @@
 """From a finished outline to branches, from branches to an answer; forced tokens as drafts."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,7 +9,7 @@ import torch
 from ...ops.registry import op
 from ...ops.types import Proposal
 from ..manager.manager import BranchStateManager
-from ..requests.branch import Branch, Finish, Request, Stage
+from ..requests.branch import Branch, Finish, Request, Stage, failing, reason_of
 from ..requests.folding import FINISHED
 from ..requests.prompt_builder import PromptBuilder
 from ..text.documents import CHUNK_TOKENS
@@ -54,10 +55,19 @@ def force(branches: BranchStateManager, proposal: Proposal) -> Proposal:
     chains = {
         tree: chain
         for tree, branch in enumerate(branches.active)
-        if branch.matcher is not None
-        and 2 * len(chain := branch.matcher.forced()[:nodes]) > proposal.levels
+        if 2 * len(chain := _forced(branch)[:nodes]) > proposal.levels
     }
     return _with_chains(proposal, chains) if chains else proposal
+
+
+def _forced(branch: Branch) -> list[int]:
+    """All that a grammar leaves; nothing if there is none, or if it fails, which ends the branch
+    when its next token is looked for."""
+    if branch.matcher is None:
+        return []
+    with suppress(Exception):
+        return branch.matcher.forced()
+    return []
 
 
 def _with_chains(proposal: Proposal, chains: dict[int, list[int]]) -> Proposal:
@@ -86,7 +96,7 @@ def _with_chains(proposal: Proposal, chains: dict[int, list[int]]) -> Proposal:
     )
 
 
-@op("outline.parse_", needs="skeleton")
+@op("outline.parse_", needs="skeleton", commits=True)
 def parse_(
     branches: BranchStateManager,
     prompts: PromptBook,
@@ -102,24 +112,21 @@ def parse_(
     Only generated ids are read, so nothing a user wrote can pass for an outline.
     """
     builder = PromptBuilder(prompts, found, chunk_tokens)
-    for request in [*branches.unfinished]:
+    for request in [one for one in branches.table.open.values() if one.outline_ended]:
         root = request.root
-        if request.stage is not Stage.OUTLINE or root is None or root.stage is not Stage.DONE:
-            continue
-        request.outline = request.given or prompts.read_outline(
-            root.tokens, max_branches=max_branches, tools=tools
-        )
-        pending = _close_root_(branches, request, root)
-        if request.outline.points:
-            _fan_out_(branches, builder, request, pending)
-        else:
-            most = min(direct_tokens, request.asked or direct_tokens)
-            direct = branches.table.new_branch(request, 0, most)
-            before = PromptTokens(tuple(pending)) + request.opening
-            direct.prompt = before + builder.direct(request)
-            request.branches = [direct]
-            branches.lifecycle.check_fit_(direct)
-        request.stage = Stage.RUNNING
+        assert root is not None
+        with failing(root):
+            request.outline = request.given or prompts.read_outline(
+                root.tokens, max_branches=max_branches, tools=tools
+            )
+            pending = _close_root_(branches, request, root)
+            if request.outline.points:
+                _fan_out_(branches, builder, request, pending)
+            else:
+                _answer_directly_(branches, builder, request, pending, direct_tokens)
+            request.stage = Stage.RUNNING
+        if root.finish is Finish.FAILED:
+            branches.table.end(request, Finish.FAILED, root.note)
     branches.lifecycle.retire_and_prepare_()
 
 
@@ -130,6 +137,22 @@ def _close_root_(branches: BranchStateManager, request: Request, root: Branch) -
         return root.pending
     branches.lifecycle.retire_([root.owner])
     return []
+
+
+def _answer_directly_(
+    branches: BranchStateManager,
+    builder: PromptBuilder,
+    request: Request,
+    pending: list[int],
+    direct_tokens: int,
+) -> None:
+    """One ordinary answer where there is no outline to follow."""
+    most = min(direct_tokens, request.asked or direct_tokens)
+    direct = branches.table.new_branch(request, 0, most)
+    before = PromptTokens(tuple(pending)) + request.opening
+    direct.prompt = before + builder.direct(request)
+    request.branches = [direct]
+    branches.lifecycle.check_fit_(direct)
 
 
 def _fan_out_(
@@ -145,10 +168,20 @@ def _fan_out_(
         request.branches.append(branch)
 
 
-@op("answer.merge", writes="answers")
+@op("answer.merge", writes="answers", commits=True)
 def merge(branches: BranchStateManager, prompts: PromptBook) -> tuple[Answer, ...]:
-    """All requests' answers in reading order, with a finish reason per branch."""
-    return tuple(answer(request, prompts) for request in branches.requests)
+    """The answers of all requests that have ended and were not handed over, in reading order."""
+    return tuple(delivered(one, prompts) for one in branches.table.finished)
+
+
+def delivered(request: Request, prompts: PromptBook) -> Answer:
+    """A request's answer; one that cannot be put into words says why."""
+    try:
+        return answer(request, prompts)
+    except Exception as error:  # of somebody's tokenizer
+        why = reason_of(error)
+        section = Section(0, "", "", (), str(Finish.FAILED), why)
+        return Answer(request.key, request.question, None, (), "", (section,), "")
 
 
 def answer(request: Request, prompts: PromptBook) -> Answer:

@@ -17,29 +17,30 @@ from ..manager.manager import BranchStateManager
 from ..requests.branch import Branch
 from ..requests.draft_state import Drafting
 from ..requests.summary import RoundSummary
+from ..schedule.plan import StepPlan
 
 
 @op("request.admit_", writes="batch rows")
-def open_requests_(branches: BranchStateManager) -> tuple[Batch, Rows]:
-    """Prompt rows of the waiting requests that fit: shared prefix, then the root branch."""
-    batch = branches.placer.place_(None, [], branches.waiting()[1])
+def open_requests_(branches: BranchStateManager, step: StepPlan) -> tuple[Batch, Rows]:
+    """Prompt rows of the requests that begin: shared prefix, then the root branch."""
+    batch = branches.placer.place_(None, [], branches.beginning(step))
     return batch, batch.rows
 
 
 @op("branch.fork_", writes="batch rows", needs="skeleton")
-def fork_(branches: BranchStateManager) -> tuple[Batch, Rows]:
-    """Prompt rows of the waiting branches that fit, behind their prefix. 0 bytes copied."""
-    batch = branches.placer.place_(None, branches.waiting()[0], [])
+def fork_(branches: BranchStateManager, step: StepPlan) -> tuple[Batch, Rows]:
+    """Prompt rows of the branches that start, behind their prefix. 0 bytes copied."""
+    batch = branches.placer.place_(None, branches.starting(step), [])
     return batch, batch.rows
 
 
 @op("branch.fold_", writes="batch rows", needs="skeleton")
-def fold_(branches: BranchStateManager) -> tuple[Batch, Rows]:
+def fold_(branches: BranchStateManager, step: StepPlan) -> tuple[Batch, Rows]:
     """Rows of requests whose parts are all done: the parts one after another, to be combined.
 
-    Without rows if nobody combines any, or if none of them fits yet.
+    Without rows if this step combines none.
     """
-    folds = branches.folds()
+    folds = [branch for branch in branches.starting(step) if branch.combines]
     batch = branches.placer.place_(None, folds, [])
     for branch in folds:  # the parts are on their way into the pool
         assert branches.fold is not None
@@ -60,11 +61,16 @@ def tree_(
 
 @op("branch.admit_", writes="batch rows proposal")
 def admit_(
-    branches: BranchStateManager, proposal: Proposal, *, rows_per_round: int | None = None
+    branches: BranchStateManager,
+    proposal: Proposal,
+    step: StepPlan,
+    *,
+    rows_per_round: int | None = None,
 ) -> tuple[Batch, Rows, Proposal]:
-    """The same, and the prompts of whoever can start now, as rows of one forward."""
+    """The same, and the prompts of whoever starts in this step, as rows of one forward."""
     proposal = share(proposal, rows_per_round)
-    batch = branches.placer.place_(proposal, *branches.waiting())
+    newcomers = branches.starting(step), branches.beginning(step)
+    batch = branches.placer.place_(proposal, *newcomers)
     return batch, batch.rows, proposal
 
 

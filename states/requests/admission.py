@@ -69,7 +69,7 @@ def request_slots(request: Request, beams: int = 1) -> int:
 
 
 class Admission:
-    """Who may start: requests first come first served, the branches of one request in `order`.
+    """Who may start: what fits; `order` ranks the branches of one request.
 
     cache: of kept rows, of which those that nobody goes on from are as good as free.
     """
@@ -79,34 +79,16 @@ class Admission:
     ) -> None:
         self.room, self.order, self.limits, self.cache = room, order, limits, cache
 
-    def choose(
-        self, requests: Sequence[Request], active: int
-    ) -> tuple[list[Branch], list[Request]]:
-        """Waiting branches and requests that can start beside so many active branches.
-
-        The first one that does not fit ends the search, so that nobody is overtaken for ever; but
-        for branches that start in the row that their own idle prefix holds, of no use to others.
-        While nothing runs, others may start in its place, for only their rows can be in its way.
-        """
-        waiting = [(r, item) for r in requests for item in _waiting(r, self.order)]
-        if not waiting:
-            return [], []
-        plan, full = _Plan(requests, active, self.room, self.pinned), False
-        for request, item in waiting:
-            if full and not plan.has_row(request):
-                continue
-            if not plan.take(request, item) and plan.count:
-                full = True
-                if not self.room.rows:
-                    break
-        return plan.branches, plan.opened
+    def intake(self, requests: Iterable[Request], active: int) -> "Intake":
+        """Room for those that may start beside the open requests and so many active branches."""
+        return Intake([*requests], active, self.room, self.pinned)
 
     def claimed(
-        self, requests: Sequence[Request], active: int, starting: Iterable[Branch | Request]
+        self, requests: Iterable[Request], active: int, starting: Iterable[Branch | Request]
     ) -> int:
         """Slots of the only row that are held or reserved once these start, the trees of a round
         and the kept rows that somebody goes on from among them."""
-        plan = _Plan(requests, active, self.room, self.pinned)
+        plan = self.intake(requests, active)
         for item in starting:
             plan.start(item if isinstance(item, Request) else item.request, item)
         return plan.used + self.room.tree_slots(plan.count)
@@ -144,25 +126,41 @@ class Admission:
         return (share if needed <= share else least), min(least, self.room.capacity)
 
 
-class _Plan:
-    """Who starts, and what that leaves for the next one; `count` branches would run."""
+class Intake:
+    """Who starts in a step, and what that leaves for the next one; `count` branches would run.
+
+    Attributes:
+        full: nobody else may start, but in a row of its own. held: why the first who does not fit
+            does not.
+    """
 
     def __init__(self, requests: Sequence[Request], active: int, room: Room, pinned: int) -> None:
         self.room, self.count = room, active
-        self.open = [r for r in requests if r.stage in (Stage.OUTLINE, Stage.RUNNING)]
+        self.open = requests
         own = sum(_reserved(r, room.beams) for r in self.open)
         self.used = 0 if room.rows else own + pinned
         self.live = {r.prefix_owner for r in self.open if _running(r)}
         self.branches: list[Branch] = []
         self.opened: list[Request] = []
+        self.full, self.held = False, ""
+
+    def may_begin(self, request: Request) -> bool:
+        """Whether one that must be alone would be, and nobody else is."""
+        others = [*self.open, *self.opened]
+        if any(one.alone for one in others):
+            self.held = self.held or f"{request.key}: {others[0].key} runs alone"
+            return False
+        if request.alone and others:
+            self.held = self.held or f"{request.key}: runs alone, others are there"
+            return False
+        return True
 
     def take(self, request: Request, item: Branch | Request) -> bool:
         """Let a branch or a request start if there is room for it."""
         more, count = self._more(request, item), self.count + 1
         live = self.live | {request.prefix_owner}
-        if count > self.room.max_active or self._rows(count, live) > self.room.rows > 0:
-            return False
-        if self.used + more + self.room.tree_slots(count) > self.room.capacity:
+        if why := self._why_not(more, count, live):
+            self.held = self.held or f"{request.key}: {why}"
             return False
         self.start(request, item)
         return True
@@ -175,6 +173,17 @@ class _Plan:
             self.branches.append(item)
         else:
             self.opened.append(item)
+
+    def _why_not(self, more: int, count: int, live: set[int]) -> str:
+        room, rows = self.room, self._rows(count, live)
+        if count > room.max_active:
+            return f"{self.count} of {room.max_active} branches run"
+        if rows > room.rows > 0:
+            return f"needs row {rows} of {room.rows}"
+        needed = more + room.tree_slots(count)
+        if self.used + needed > room.capacity:
+            return f"needs {needed} slots, {room.capacity - self.used} are free"
+        return ""
 
     def has_row(self, request: Request) -> bool:
         """Whether a row holds its prefix and nothing else."""
@@ -198,11 +207,9 @@ def _running(request: Request) -> list[Branch]:
     return [b for b in request.all_branches() if b.stage is Stage.RUNNING]
 
 
-def _waiting(request: Request, order: Order) -> list[Branch] | list[Request]:
-    """A request, or its branches whose prompts are known: by the outline's expected lengths, equal
-    ones in reading order."""
-    if request.stage is Stage.WAITING:
-        return [request]
-    ready = [b for b in request.branches if b.stage is Stage.WAITING and b.prompt]
+def ready(request: Request, order: Order) -> list[Branch]:
+    """Its waiting branches whose prompts are known: by the outline's expected lengths, equal ones
+    in reading order."""
+    found = [b for b in request.branches if b.stage is Stage.WAITING and b.prompt]
     sign = {"fcfs": 0, "longest_first": -1, "shortest_first": 1}[order]
-    return sorted(ready, key=lambda b: sign * b.point.length if b.point else 0)
+    return sorted(found, key=lambda b: sign * b.point.length if b.point else 0)

@@ -1,6 +1,7 @@
 """Requests and their branches: what is true of each one, on the host, between two forwards."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -27,6 +28,8 @@ class Finish(StrEnum):
     LENGTH = "length"
     REFUSED = "refused"
     CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    FAILED = "failed"
 
 
 class Matcher(Protocol):
@@ -114,6 +117,21 @@ class Branch:
         self.stage, self.finish, self.note = Stage.DONE, finish, note
 
 
+@contextmanager
+def failing(branch: Branch) -> Iterator[None]:
+    """What goes wrong inside ends this branch, with the reason, and nobody else."""
+    try:
+        yield
+    except Exception as error:  # a grammar, a template: somebody else's code
+        branch.end(Finish.FAILED, reason_of(error))
+
+
+def reason_of(error: BaseException) -> str:
+    """In a line: the kind of error, and what it says."""
+    said = str(error).strip().split("\n", 1)[0]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """One prompt with its settings.
@@ -129,6 +147,10 @@ class Request:
         asked: the budget that somebody asked for; None if it is the graph's.
         given: outline ids of `--outline FILE`, prefilled instead of being written.
         documents: those that its branches are searched for.
+        cancelled: somebody wants it to end; `finish` says how, and `why`.
+        arrival: its number in the order of submission; step: the one that first looked at it.
+        deadline: moment of `time.monotonic` at which it is ended.
+        alone: nobody else may have begun while it runs.
     """
 
     key: str
@@ -156,6 +178,12 @@ class Request:
     new_matcher: Callable[[], Matcher] | None = None
     cancelled: bool = False
     documents: tuple[Document, ...] = ()
+    finish: Finish = Finish.CANCELLED
+    why: str = ""
+    arrival: int = -1
+    step: int = 0
+    deadline: float | None = None
+    alone: bool = False
 
     def all_branches(self) -> Iterator[Branch]:
         if self.root is not None:
@@ -165,3 +193,27 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.stage is Stage.DONE
+
+    @property
+    def name(self) -> str:
+        return self.key
+
+    @property
+    def outline_ended(self) -> bool:
+        """Its outline is written and has not been read yet."""
+        root = self.root
+        return self.stage is Stage.OUTLINE and root is not None and root.stage is Stage.DONE
+
+    @property
+    def prompt_size(self) -> int:
+        """Tokens that are read before its first branch can begin."""
+        return len(self.prefix) + len(self.tail) + len(self.given_ids)
+
+    @property
+    def left(self) -> int:
+        """Tokens that it may still write, as far as is known."""
+        if not self.branches:
+            written = 0 if self.root is None else len(self.root.tokens)
+            return self.outline_budget + self.budget - written
+        live = [one for one in self.branches if one.stage is not Stage.DONE]
+        return sum(one.budget - len(one.tokens) for one in live)

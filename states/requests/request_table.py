@@ -1,13 +1,18 @@
 """Who there is: requests, their branches, and the segments that their rows belong to."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import count
+from time import monotonic
 
 from ...ops.draft.eagle import nodes_for
 from ..cache.segments import SegmentTree
 from ..graph.drafter_spec import Drafter
-from ..graph.graph import AnyLayout
+from ..graph.graph import AnyLayout, SchedulerBlock
 from .branch import Branch, Finish, Request, Stage
+
+DEADLINES = 64  # of requests that have ended, which are kept at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +25,7 @@ class RunLimits:
     max_positions: int
     vocabulary: int
     outline_drafter: Drafter | None = None
-    prefix_cache: bool = False
+    scheduler: SchedulerBlock = field(default_factory=lambda: SchedulerBlock.model_validate({}))
 
     @property
     def nodes(self) -> int | Mapping[int, int]:
@@ -36,7 +41,8 @@ class RequestTable:
     """Requests in the order of their submission, and the branches that run.
 
     Attributes:
-        unfinished: requests that wait or run; nothing but these is looked at between forwards.
+        open: requests that have begun; nothing but these is looked at in every step.
+        waiting: those that have not; both by prefix owner. ended: how many have come to an end.
         active: branches that run, in the order of every [S, ...] tensor.
         segments: what goes on behind what; a branch's `owner` and a request's `prefix_owner` are
             segments.
@@ -45,20 +51,49 @@ class RequestTable:
     def __init__(self, limits: RunLimits) -> None:
         self.limits = limits
         self.segments = SegmentTree()
-        self.unfinished: list[Request] = []
+        self.open: dict[int, Request] = {}
+        self.waiting: dict[int, Request] = {}
         self.active: list[Branch] = []
+        self.ended = 0
+        self._arrivals = count()
         self._requests: dict[int, Request] = {}
+        self._branches: dict[int, Branch] = {}
+        self._arrived: list[Request] = []
+        self._cancelled: list[Request] = []
+        self._deadlines: list[tuple[float, int, Request]] = []  # a heap
+        self._finished: list[Request] = []
 
     @property
     def requests(self) -> list[Request]:
         """All requests, finished ones until they are forgotten."""
         return list(self._requests.values())
 
+    @property
+    def unfinished(self) -> list[Request]:
+        """Requests that wait or run, in the order of their submission."""
+        return sorted((*self.open.values(), *self.waiting.values()), key=lambda one: one.arrival)
+
+    @property
+    def any_unfinished(self) -> bool:
+        return bool(self.open or self.waiting)
+
+    def request_of(self, owner: int) -> Request:
+        """The request with this prefix."""
+        return self._requests[owner]
+
+    def branch_of(self, owner: int) -> Branch:
+        """A branch of a request that has not ended."""
+        return self._branches[owner]
+
     def add(self, request: Request) -> None:
         """Queue a request; budgets are cut to what the model can write at all."""
         request.prefix_owner = self.segments.add()
-        self._requests[request.prefix_owner] = request
-        self.unfinished.append(request)
+        if request.arrival < 0:
+            request.arrival = next(self._arrivals)
+        if request.deadline is not None:
+            heappush(self._deadlines, (request.deadline, id(request), request))
+        self._requests[request.prefix_owner] = self.waiting[request.prefix_owner] = request
+        self._arrived.append(request)
         limit = self.limits.max_positions
         request.budget = min(request.budget, limit)
         request.outline_budget = min(request.outline_budget, limit)
@@ -67,18 +102,63 @@ class RequestTable:
         """End a request at the next step boundary; what it has written so far is kept."""
         for request in self.unfinished:
             if request.key == key:
-                request.cancelled = True
+                self.end(request, Finish.CANCELLED)
+
+    def end(self, request: Request, finish: Finish, why: str = "") -> None:
+        """End one request at the next step boundary, and say how."""
+        if not (request.finished or request.cancelled):
+            request.cancelled, request.finish, request.why = True, finish, why
+            self._cancelled.append(request)
+
+    def expire(self) -> None:
+        """Requests whose time is up end at this step boundary."""
+        while self._deadlines and (
+            self._deadlines[0][2].finished or self._deadlines[0][0] <= monotonic()
+        ):
+            request = heappop(self._deadlines)[2]
+            self.end(request, Finish.TIMEOUT, "its time was up")
+
+    def take_arrived(self) -> list[Request]:
+        """Requests that were added since the last call."""
+        taken, self._arrived = self._arrived, []
+        return taken
+
+    def take_cancelled(self) -> list[Request]:
+        """Requests that are to be ended and have not ended by themselves."""
+        taken, self._cancelled = self._cancelled, []
+        return [request for request in taken if not request.finished]
+
+    def begin(self, request: Request) -> None:
+        """A request has been given its place."""
+        self.open[request.prefix_owner] = self.waiting.pop(request.prefix_owner)
 
     def forget_finished(self) -> list[Request]:
         """Hand over the requests that have ended; nothing of them stays here."""
-        ended = [request for request in self.requests if request.finished]
+        ended, self._finished = self.finished, []
         for request in ended:
             del self._requests[request.prefix_owner]
+        if len(self._deadlines) > 2 * len(self._requests) + DEADLINES:
+            self._deadlines = [one for one in self._deadlines if not one[2].finished]
+            heapify(self._deadlines)
         return ended
+
+    @property
+    def finished(self) -> list[Request]:
+        """Requests that have ended and were not handed over, in the order of their submission."""
+        return sorted(self._finished, key=lambda one: one.arrival)
+
+    def drop(self, request: Request) -> None:
+        """A request goes as if it had never come."""
+        self.active = [branch for branch in self.active if branch.request is not request]
+        request.stage = Stage.DONE
+        self._leave(request)
+        del self._requests[request.prefix_owner]
 
     def new_branch(self, request: Request, index: int, budget: int) -> Branch:
         owner = self.segments.add(request.prefix_owner)
-        return Branch(request, index, owner, min(budget, self.limits.max_positions))
+        branch = Branch(request, index, owner, min(budget, self.limits.max_positions))
+        self._branches[owner] = branch
+        return branch
 
     def end_unstarted(self, request: Request, finish: Finish, why: str = "") -> None:
         """End a request that has no branch; its only branch says how."""
@@ -89,9 +169,17 @@ class RequestTable:
     def close(self, request: Request) -> None:
         """All of a request's branches have ended."""
         request.stage = Stage.DONE
-        self.unfinished.remove(request)
+        self.ended += 1
+        self._finished.append(request)
+        self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        for here in (self.open, self.waiting):
+            here.pop(request.prefix_owner, None)
+        for branch in request.all_branches():
+            self._branches.pop(branch.owner, None)
 
     def bim(self, owner: int) -> int:
         """The number a row of this owner is shown with: -1 for a prefix, else the branch index."""
-        everyone = (b for request in self.unfinished for b in request.all_branches())
-        return next((branch.index for branch in everyone if branch.owner == owner), -1)
+        branch = self._branches.get(owner)
+        return -1 if branch is None else branch.index

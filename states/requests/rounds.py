@@ -10,11 +10,16 @@ import torch
 from torch import Tensor
 
 from ...ops.host import HostReader
-from ...ops.verify.score import GrammarRows
+from ...ops.verify.score import BROKEN, GrammarRows
 from ...ops.verify.verify import Accepted, FirstTokens
 from .branch import Branch, Finish, Matcher
 
 Ids = npt.NDArray[np.int64]
+NO_NUMBERS = "the model's scores are no numbers (NaN)"
+
+
+class BrokenRequest(ValueError):
+    """What ends one request, with the reason, and no other."""
 
 
 def _no_trees() -> Ids:
@@ -86,7 +91,13 @@ def read_all(host: HostReader, values: Iterable[Tensor]) -> list[Ids]:
 def take_legal_(
     matcher: Matcher, best_GC: Ids, bound: GrammarRows, row: int, host: HostReader
 ) -> int:
-    """The best legal token of a row; a whole row is read only when none of the best is legal."""
+    """The best legal token of a row; a whole row is read only when none of the best is legal.
+
+    Raises:
+        BrokenRequest: the row's scores are no numbers.
+    """
+    if best_GC[row, 0] == BROKEN:
+        raise BrokenRequest(NO_NUMBERS)
 
     def legal(ids: Ids) -> int | None:
         return next((i for i in map(int, ids) if i >= 0 and matcher.is_legal(i)), None)
@@ -135,12 +146,16 @@ def _child(verdict: RoundResult, tree: int, node: int, token: int) -> int | None
 def take(branch: Branch, tokens: Sequence[int]) -> int:
     """Append tokens up to a stop id or the budget; ends the branch there.
 
-    Stop ids are looked for inside the accepted path, not only at its end.
+    Stop ids are looked for inside the accepted path, not only at its end. A token that could not be
+    drawn ends the branch as well.
 
     Returns:
         How many tokens were appended.
     """
     for count, token in enumerate(tokens):
+        if token == BROKEN:
+            branch.end(Finish.FAILED, NO_NUMBERS)
+            return count
         if token in branch.request.stop_ids:
             branch.end(Finish.STOP)
             return count

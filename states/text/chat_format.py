@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..yaml.codes import ProblemCode
@@ -28,10 +29,26 @@ def leading_id(tokenizer: PreTrainedTokenizerFast) -> int | None:
     return first[0] if bos and first == tokenizer.encode(str(bos))[:1] else None
 
 
+@dataclass(frozen=True, slots=True)
+class PastTurn:
+    """What was asked and answered before; tokens: the answer's ids, if they are known."""
+
+    question: str
+    answer: str
+    tokens: tuple[int, ...] = ()
+
+
+def past_slots(turns: int) -> list[str]:
+    """Names of the slots of as many turns, a question's and an answer's in turn; letters only."""
+    digits = str.maketrans("0123456789", "abcdefghij")
+    return [f"past_{what}_{str(n).translate(digits)}" for n in range(turns) for what in ("q", "a")]
+
+
 class ChatWriter:
     """Writes conversations in the model's chat format, with marks for slots, and cuts them up.
 
     examples: turns that stand before the question where they are asked for.
+    past: so many turns stand before every first question; each text is a slot (`past_slots`).
     """
 
     def __init__(
@@ -39,8 +56,9 @@ class ChatWriter:
         tokenizer: PreTrainedTokenizerFast,
         template: Template,
         examples: Sequence[Message] = (),
+        past: int = 0,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._past = tokenizer, past_slots(past)
         self._template = template
         self._examples = [*examples]
         chat = template.chat and bool(tokenizer.chat_template)
@@ -53,7 +71,8 @@ class ChatWriter:
 
     def opening(self, text: str, *, system: bool = True, examples: bool = False) -> list[Piece]:
         """A conversation that begins with this user turn, up to the start of the answer."""
-        return self._cut(text, self._conversation(text, system=system, examples=examples))
+        messages = self._conversation(text, system=system, examples=examples, past=True)
+        return self._cut(text, messages, slots=self._past)
 
     def following(self, text: str) -> list[Piece]:
         """What follows an answer when this is the next user turn: from the end of its turn on."""
@@ -66,10 +85,11 @@ class ChatWriter:
         return turn
 
     def _conversation(
-        self, text: str, *, system: bool = True, examples: bool = False
+        self, text: str, *, system: bool = True, examples: bool = False, past: bool = False
     ) -> list[Message]:
-        """Rules and examples, if they are asked for, and a user's turn."""
-        messages = [*(self._examples if examples else ()), {"role": "user", "content": text}]
+        """Rules, earlier turns and examples, if they are asked for, and a user's turn."""
+        messages = [*(self._earlier() if past else ()), *(self._examples if examples else ())]
+        messages.append({"role": "user", "content": text})
         if not (system and self._template.system):
             return messages
         rules = self._template.system.strip()
@@ -82,7 +102,19 @@ class ChatWriter:
         first = messages[0] | {"content": f"{rules}\n\n{messages[0]['content']}"}
         return [first, *messages[1:]]
 
-    def _cut(self, text: str, messages: list[Message], after: str = "") -> list[Piece]:
+    def _earlier(self) -> Iterator[Message]:
+        """The turns before, each text a mark; a question stands in the words of a plain one."""
+        plain = pieces(self._template.plain)
+        for number, name in enumerate(self._past):
+            mark = f"{self._mark}{name}Mark"
+            asked = "".join(mark if is_slot else piece for piece, is_slot in plain)
+            is_question = number % 2 == 0
+            role = "user" if is_question else "assistant"
+            yield {"role": role, "content": asked if is_question else mark}
+
+    def _cut(
+        self, text: str, messages: list[Message], after: str = "", slots: Sequence[str] = ()
+    ) -> list[Piece]:
         """Write the conversation with marks in the last turn, and cut it at them."""
         cut = pieces(text)
         marked = "".join(f"{self._mark}{piece}Mark" if is_slot else piece for piece, is_slot in cut)
@@ -91,7 +123,7 @@ class ChatWriter:
         if after:
             rendered = rendered.partition(after)[2]
         parts = re.split(f"{self._mark}([a-z_]+)Mark", rendered)
-        if parts[1::2] != [name for name, is_slot in cut if is_slot]:
+        if parts[1::2] != [*slots, *(name for name, is_slot in cut if is_slot)]:
             raise self._error("the model's chat format drops or moves text of a user's turn")
         return [(part, i % 2 == 1) for i, part in enumerate(parts) if part]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Literal
 
-from .chat_format import ChatWriter, Ids, Message
+from .chat_format import ChatWriter, Ids, Message, PastTurn, past_slots
 from .encoder import Encoder, check_question
 from .outline import Outline, OutlineFormat, Point, parse_outline, render_outline
 from .outline_list import USUAL_LENGTH, parse_list, render_list
@@ -36,6 +36,7 @@ class PromptBook:
         share: what the branches of a request share, the outline or the prompt.
         stop_ids: tokens that end a turn, beside those that tokenizer and template name.
         max_branches, tools: told to the model where the template has slots for them.
+        past: turns that stand before every question.
 
     Raises:
         TemplateError: the model's chat format and the template do not go together.
@@ -50,13 +51,17 @@ class PromptBook:
         *,
         max_branches: int = 8,
         tools: Sequence[str] = (),
+        past: Sequence[PastTurn] = (),
     ) -> None:
         self.share: Share = share
+        self._more_stops, self._limits = tuple(stop_ids), (max_branches, tuple(tools))
         self._template = template
         self._tokenizer = tokenizer
         self._encoder = Encoder(tokenizer)
         self._facts = {"max_branches": str(max_branches), "tools": ", ".join(tools) or "none"}
-        writer = ChatWriter(tokenizer, template, self._examples())
+        said = [ids for turn in past for ids in self._said(turn)]
+        self._past = dict(zip(past_slots(len(past)), said, strict=True))
+        writer = ChatWriter(tokenizer, template, self._examples(), len(past))
         texts: dict[str, list[Piece]] = {
             "plain": writer.opening(template.plain, system=False),
             "skeleton": writer.opening(template.skeleton, examples=True),
@@ -75,6 +80,19 @@ class PromptBook:
         self._turns = {name: self._encoder.literals(cut) for name, cut in texts.items()}
         self.gap = self._fill(self._turns["document_gap"])
         self.stop_ids = self._stop_ids(tokenizer, stop_ids)
+
+    def behind(self, past: Sequence[PastTurn]) -> PromptBook:
+        """The same for a question that follows these turns."""
+        most, tools = self._limits
+        return PromptBook(
+            self._tokenizer,
+            self._template,
+            self.share,
+            self._more_stops,
+            max_branches=most,
+            tools=tools,
+            past=past,
+        )
 
     def plain(self, question: str, documents: PromptTokens = NOTHING) -> PromptTokens:
         """The whole prompt of a plain answer; documents stand right before the question."""
@@ -218,6 +236,10 @@ class PromptBook:
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return str(self._tokenizer.decode(list(ids), **options))
 
+    def _said(self, turn: PastTurn) -> tuple[Ids, Ids]:
+        """A turn's question and answer; ids that the model wrote itself stay as they are."""
+        return self._question(turn.question), list(turn.tokens) or self._encoder.text(turn.answer)
+
     def _question(self, question: str) -> Ids:
         check_question(question)
         return self._encoder.text(question)
@@ -236,7 +258,8 @@ class PromptBook:
     def _common(self) -> int:
         """How many ids the prompts of outline and parts begin with alike."""
         firsts = (self._turns[name][0] for name in ("skeleton", "prompt.branch"))
-        return next(i for i, (a, b) in enumerate(zip_longest(*firsts)) if a != b)
+        own = len(self._turns["prompt.branch"][0])
+        return next((i for i, (a, b) in enumerate(zip_longest(*firsts)) if a != b), own)
 
     def _split(self, name: str) -> tuple[list[Ids | str], list[Ids | str]]:
         """A turn cut behind its question."""
@@ -249,6 +272,8 @@ class PromptBook:
         for piece in turn:
             if not isinstance(piece, str):
                 prompt += piece
+            elif piece in self._past:
+                prompt += self._past[piece]
             elif piece in self._facts:
                 prompt += self._encoder.text(self._facts[piece])
             else:

@@ -38,6 +38,7 @@ class ProblemCode(StrEnum):
     NEEDS_BLOCK = "G209"
     UNUSED_BLOCK = "G210"
     NO_FUNCTION = "G211"
+    NO_SCHEDULE = "G212"
     # sizes
     TREE_SIZE = "G301"
     BUDGET = "G302"

@@ -18,6 +18,7 @@ from specsot.states.manager.manager import BranchStateManager
 from specsot.states.phases import phase_ops
 from specsot.states.requests.branch import Branch, Request, Stage
 from specsot.states.requests.request_table import RunLimits
+from specsot.states.schedule.inbox import Inbox
 from specsot.states.text.prompt_tokens import PromptTokens
 
 STOP = 2
@@ -137,12 +138,12 @@ def commit_(
 
 def open_requests_(made: BranchStateManager) -> Batch:
     """The prompts of the requests that can start."""
-    return phase_ops.open_requests_(made)[0]
+    return phase_ops.open_requests_(made, made.plan_(Inbox()))[0]
 
 
 def fork_(made: BranchStateManager) -> Batch:
     """The prompts of the branches that can start."""
-    return phase_ops.fork_(made)[0]
+    return phase_ops.fork_(made, made.plan_(Inbox()))[0]
 
 
 def tree_rows_(made: BranchStateManager, offer: Proposal) -> Batch:
@@ -152,7 +153,7 @@ def tree_rows_(made: BranchStateManager, offer: Proposal) -> Batch:
 
 def admit_(made: BranchStateManager, offer: Proposal) -> Batch:
     """The same, and whoever can start."""
-    return phase_ops.admit_(made, offer)[0]
+    return phase_ops.admit_(made, offer, made.plan_(Inbox()))[0]
 
 
 def rows_of(made: BranchStateManager, owner: int, row: int = 0) -> list[int]:

@@ -47,8 +47,10 @@ MAY_IMPORT = {
     "states/cache": "ops/kv ops/attention",
     "states/layout": "states/text states/cache ops ops/kv ops/attention",
     "states/requests": "states/graph states/text states/layout states/cache ops ops/*",
-    "states/manager": "states/requests states/layout states/graph states/text ops ops/*",
-    "states/phases": "states/manager states/requests states/text ops ops/*",
+    "states/schedule": "states/graph states/requests",
+    "states/manager": "states/schedule states/requests states/layout states/graph states/text "
+    "ops ops/*",
+    "states/phases": "states/manager states/schedule states/requests states/text ops ops/*",
     "engine": "models models/* states/yaml states/graph states/text ops ops/kv",
     "engine/hub": "engine states/yaml models models/load",
     "engine/prepare": "engine engine/hub states/yaml states/graph states/text models ops",

@@ -25,6 +25,7 @@ from specsot.states.graph.program import OpStep
 from specsot.states.machine import Run
 from specsot.states.manager.manager import BranchStateManager
 from specsot.states.requests.branch import Request
+from specsot.states.schedule.inbox import Inbox
 
 Make = Callable[..., Tiny]
 ATOMS = (bool, int, float, str, bytes, type(None), torch.device, torch.dtype, np.generic)
@@ -182,8 +183,11 @@ def test_guards_change_nothing_they_were_given(graphs: Graphs, tiny: Make) -> No
     guards = {name: entry.load() for name, entry in graphs.table.guards.items()}
     said: dict[str, set[bool]] = {name: set() for name in guards}
     for run in runs(graphs, tiny):
+        run.board["inbox"] = inbox = Inbox(stays=True, sleeps=False)
         while not run.finished:
             run.advance()
+            if run.state == "idle":
+                inbox.close()
             before = snapshot(run.board["branches"])
             for name, entry in graphs.table.guards.items():
                 said[name].add(guards[name](*[run.board[key] for key in entry.reads]))

@@ -72,7 +72,7 @@ def busy(session: Session, seed: int) -> Run:
     draw, run, keys = random.Random(seed), start(session, []), iter("012345")
     submit(run, session, next(keys))
     while not run.finished:
-        comes = draw.random() < 0.15 and run.state != "merge"  # from where no way leads back
+        comes = draw.random() < 0.15 and run.state != "idle"  # from where no way leads back
         if comes and (key := next(keys, None)) is not None:
             submit(run, session, key)
         if draw.random() < 0.04:

@@ -66,8 +66,8 @@ def test_a_second_request_may_come_at_any_step_and_both_keep_their_tokens(
 ) -> None:
     made, book = session(graph, *mode)
     alone = {"0": own_tokens(made, "0", FIRST), "late": own_tokens(made, "late", SECOND)}
-    end = last_step(made) - 2  # `merge` and `done` follow
-    for step in sorted({1, 3, end // 2, end - 4, end - 1, end + 1}):  # the last one: in `merge`
+    end = last_step(made) - 5  # `schedule`, `merge`, `schedule`, `idle` and `done` follow
+    for step in sorted({1, 3, end // 2, end - 4, end - 1, end + 2}):  # the last one: in `merge`
         run = drive(start(made, [FIRST]), until=lambda run, step=step: run.steps >= step)
         submit(run, made, "late", SECOND)
         drive(run)
@@ -99,7 +99,7 @@ def test_cancelling_frees_a_requests_rows_and_leaves_the_other_unchanged(
 ) -> None:
     made, _ = session(graph, share)
     alone = own_tokens(made, "1", SECOND)
-    end = run_all(made, [FIRST, SECOND]).steps - 2
+    end = run_all(made, [FIRST, SECOND]).steps - 5
     for step in sorted({1, 4, 7, end // 3, end // 2}):
         run = drive(start(made, [FIRST, SECOND]), until=lambda run, step=step: run.steps >= step)
         book, doomed = run.board["branches"], requests_of(run)[0]
@@ -127,7 +127,7 @@ def test_a_cancelled_request_leaves_at_the_next_step_that_commits(graph: str, se
     made, _ = session(graph)
     run = drive(start(made, [FIRST, SECOND]), until=lambda run: run.steps >= 4)
     run.board["branches"].cancel("1")
-    for _ in range(3):
+    for _ in range(4):
         run.advance()
     assert requests_of(run)[1].stage is Stage.DONE
 
@@ -136,7 +136,7 @@ def test_a_cancelled_request_leaves_at_the_next_step_that_commits(graph: str, se
 def test_a_waiting_request_can_be_cancelled_before_it_got_a_row(graph: str, session: Any) -> None:
     made, _ = session(graph, most=1)
     alone = own_tokens(made, "0", FIRST)
-    run = drive(start(made, [FIRST, SECOND]), until=lambda run: run.steps >= 3)
+    run = drive(start(made, [FIRST, SECOND]), until=lambda run: run.steps >= 4)
     waits = requests_of(run)[1]
     assert waits.stage is Stage.WAITING
     run.board["branches"].cancel("1")

@@ -102,7 +102,7 @@ def draw_slots() -> str:
     moments: list[list[Slots]] = []
 
     def look(run: Run, event: Event) -> None:
-        if isinstance(event, Moved) and (event.source, event.target) == ("skeleton", "parse"):
+        if isinstance(event, Moved) and (event.source, event.target) == ("schedule", "parse"):
             moments.append([slots_of(run, "outline written")])
         elif isinstance(event, Moved) and event.source == "parallel_prefill":
             moments.append([slots_of(run, "parts prefilled")])

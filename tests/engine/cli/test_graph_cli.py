@@ -75,7 +75,7 @@ def test_show_full_prints_a_graph_of_one_file(
     assert open_graph(str(file)).graph == open_graph("bim_blend_merge", sets[1::2]).graph
     text = file.read_text()
     assert "extends" not in text and "    ops: [draft.grow_tree_, outline.force]\n" in text
-    assert "- {from: verify, to: parse, when: outlines_finished}\n" in text
+    assert "- {from: schedule, to: parse, when: outlines_finished}\n" in text
 
 
 def test_show_resolved_names_states_and_ways(capsys: Printed) -> None:
@@ -84,7 +84,7 @@ def test_show_resolved_names_states_and_ways(capsys: Printed) -> None:
     graph = open_graph("bim_eagle").graph
     assert all(f"\n  {name}" in text for name in graph.states)
     assert "nodes=4" in text and re.search(r"^attention +auto$", text, re.MULTILINE)
-    assert re.search(r"^  verify +> parse +when outlines_finished$", text, re.MULTILINE)
+    assert re.search(r"^  schedule +> parse +when outlines_finished$", text, re.MULTILINE)
 
 
 def test_show_resolved_names_the_functions(capsys: Printed) -> None:
@@ -116,8 +116,8 @@ def test_show_a_bad_graph(capsys: Printed) -> None:
 def test_mermaid(capsys: Printed) -> None:
     assert run("show", "eagle", "--mermaid") == 0
     lines = capsys.readouterr().out.split("\n")
-    assert lines[0] == "stateDiagram-v2" and lines[1] == "  [*] --> prefill"
-    assert "  verify --> merge: all_finished" in lines and "  done --> [*]" in lines
+    assert lines[0] == "stateDiagram-v2" and lines[1] == "  [*] --> schedule"
+    assert "  schedule --> merge: answers_ready" in lines and "  done --> [*]" in lines
     edges = len(open_graph("eagle").graph.transitions)
     assert len(lines) == len(["kind", "first", "last", "end"]) + edges
 

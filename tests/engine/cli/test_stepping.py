@@ -72,7 +72,8 @@ def test_by_hand_from_python(session: Any) -> None:
             run.advance()
             assert run.state == first, "the first open way is the one that is taken"
             states.append(run.state)
-        assert states[0] == "skeleton" and states[-2:] == ["merge", "done"]
+        assert states[:2] == ["schedule", "skeleton"]
+        assert states[-4:] == ["merge", "schedule", "idle", "done"]
         assert recorder.meter.visits.total() == len(states)
         digests.append(token_digest(run.board["answers"]))
     assert digests[0] == digests[1]
@@ -80,7 +81,7 @@ def test_by_hand_from_python(session: Any) -> None:
 
 def test_the_picture_shows_keys_and_shapes(session: Any) -> None:
     run = session.start([Prompt("1", "How do bees make honey?")], lambda event: None)
-    assert "=> skeleton" in picture(session.program, run)
+    assert "=> schedule" in picture(session.program, run)
     while run.state != "grow_tree":
         run.advance()
     text = picture(session.program, run)
@@ -128,12 +129,12 @@ def test_a_single_step_from_a_breakpoint(shell: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n\nq\n"))
     assert shell.run(breaks=("verify",)) == Code.INTERRUPTED
     halts = [line.split()[-1] for line in shell.err.splitlines() if "  state " in line]
-    assert halts == ["verify", "expand_root", "grow_tree"]
+    assert halts == ["verify", "schedule", "expand_root"]
 
 
 def test_a_state_that_is_none(shell: Any) -> None:
     assert shell.run(breaks=("verfy",)) == Code.USAGE
-    assert "--break verfy: graph 'bim_eagle' has the states skeleton, expand_root" in shell.err
+    assert "--break verfy: graph 'bim_eagle' has the states schedule, skeleton" in shell.err
     assert shell.run(breaks=("verify",), prompt="-") == Code.USAGE
     assert "--break reads the keyboard" in shell.err
 
@@ -225,7 +226,7 @@ def test_keys_turn_pages_inside_the_view(session: Any) -> None:
     assert stepper(run) and not keys.keys
     picture, board, rows, lower, again, tree = screen.shown
     assert "drafts" in picture and "‖" in picture and "[0 picture]" in picture
-    assert "=> expand_root" in board and "committed" in board
+    assert "=> schedule" in board and "committed" in board
     assert "of its own" in rows and "own" in rows and "[4 rows]" in rows
     assert rows != lower or "lines 1-" in lower
     assert again.splitlines()[1:] == picture.splitlines()[1:] and "root at position" in tree

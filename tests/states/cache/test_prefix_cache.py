@@ -36,7 +36,7 @@ class Reader:
 
 
 class Engine(RuleBasedStateMachine):
-    """Requests with one branch, over a target's pool and the pool of a drafter that pairs or not."""
+    """Requests with one branch, over the pools of a target and of a drafter that pairs or not."""
 
     @initialize(back=st.sampled_from([0, 1]))
     def begin(self, back: int) -> None:

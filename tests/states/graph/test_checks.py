@@ -17,6 +17,7 @@ from specsot.states.graph.load import load_program, op_table
 from specsot.states.yaml.source import GraphError, Source
 
 FULL = (
+    "schedule",
     "skeleton",
     "expand_root",
     "grow_tree",
@@ -25,6 +26,7 @@ FULL = (
     "parallel_prefill",
     "continuous_decode",
     "merge",
+    "idle",
     "done",
 )
 

@@ -16,7 +16,7 @@ MARK = "¦"
 GROW = "[draft.grow_tree_, outline.force]"
 NODES = "nodes: {1: 10, 2: 6, 4: 3}"
 DRAFTER = f"drafter:\n  kind: eagle3\n  {NODES}\n  levels: 4\n  top_k: 4\n"
-FOUR = "[skeleton, parallel_prefill, verify, continuous_decode]"
+SIX = "[skeleton, verify, continuous_decode, parse, parallel_prefill, merge]"
 MACHINE = (files("specsot") / "graphs/machines/skeleton.yaml").read_text(encoding="utf-8")
 GOOD = MACHINE.replace("name: skeleton\n", "name: bim_eagle\n", 1).replace(
     "drafter: {kind: none}\n", DRAFTER, 1
@@ -25,9 +25,9 @@ GOOD = MACHINE.replace("name: skeleton\n", "name: bim_eagle\n", 1).replace(
 MISTAKES = [
     # names
     ("to: verify}", "to: ¦verfy}", "no state 'verfy'; did you mean 'verify'?"),
-    ("from: merge,", "from: ¦mrge,", "no state 'mrge'; did you mean 'merge'?"),
-    ("when: all_finished", "when: ¦all_finish", "no guard 'all_finish'; did you mean 'all_finish"),
-    ("initial: skeleton", "initial: ¦skelton", "initial: no state 'skelton'; did you mean 'skel"),
+    ("from: idle,", "from: ¦idel,", "no state 'idel'; did you mean 'idle'?"),
+    ("when: newcomers_fit", "when: ¦newcomer_fit", "no guard 'newcomer_fit'; did you mean 'newco"),
+    ("initial: schedule", "initial: ¦schedul", "initial: no state 'schedul'; did you mean 'sched"),
     ("- branch.tree_", "- ¦branch.tre_", "states.verify.ops.0: no op 'branch.tre_'; did you mean"),
     ("- branch.tree_", "- {op: ¦branch.tre_}", "states.verify.ops.0.op: no op 'branch.tre_'; did"),
     ("- branch.tree_", "- ¦__class__", "no op '__class__'"),
@@ -47,12 +47,12 @@ MISTAKES = [
     # keys
     ("top_k: 4", "¦topk: 4", "drafter.topk: unknown key 'topk'; did you mean 'top_k'?"),
     ("max_branches: 8", "¦max_brnches: 8", "unknown key 'max_brnches'; did you mean 'max_br"),
-    ("to: done}", "to: done, ¦too: done}", "unknown key 'too'; did you mean 'to'?"),
+    ("to: grow_tree}", "to: grow_tree, ¦too: done}", "unknown key 'too'; did you mean 'to'?"),
     ("initial:", "¦intial: x\ninitial:", "unknown key 'intial'; did you mean 'initial'?"),
     ("    final: true", "    final: true\n    ¦5: 1", "states.done.5: unknown key 5"),
     ("name: bim_eagle", "name: bim_eagle\n¦name: b", "name: this key is given twice, first in l"),
     ("version: 1\nname: bim_eagle", "¦version: 1", "graph: the key 'name' is missing"),
-    ("{from: merge, to: done}", "¦{from: merge}", ": the key 'to' is missing"),
+    ("{from: schedule, to: idle}", "¦{from: schedule}", ": the key 'to' is missing"),
     # values
     ("levels: 4", "levels: ¦0", "drafter.levels: must be at least 1, not 0"),
     ("levels: 4", "levels: ¦65", "drafter.levels: must be at most 64, not 65"),
@@ -120,24 +120,26 @@ MISTAKES = [
     (GROW, "[¦3]", "states.grow_tree.ops.0: must be a mapping, not the number 3"),
     (GROW, "¦draft.grow_tree_", "must be a list, not the string 'draft.grow_tree_'"),
     # ways
-    ("{from: parse, to: expand_root}", "¦{from: parse, to: parse}", "the cycle parse > parse comm"),
-    ("{from: parse, to: expand_root}", "{from: parse, to: merge, when: none_running}",
-     "the last way out of 'parse' must have no `when`"),
+    ("{from: schedule, to: idle}", "{from: schedule, to: idle, when: no_more_requests}\n"
+     "  - ¦{from: schedule, to: schedule}", "the cycle schedule > schedule comm"),
+    ("{from: schedule, to: idle}", "{from: schedule, to: idle, when: newcomers_fit}",
+     "the last way out of 'schedule' must have no `when`"),
     # an edge from each of several states
-    (FOUR, "[skeleton, ¦verfy, verify]", "transitions.0.from.1: no state 'verfy'; did you mean"),
-    (FOUR, "[skeleton, ¦3]", "transitions.0.from.1: must be a string, not the number 3"),
-    (FOUR, "[skeleton, ¦~]", "transitions.0.from.1: must not be null"),
-    (FOUR, "[skeleton, ¦[verify]]", "transitions.0.from.1: must be a state, or a list of at least"),
-    (FOUR, "¦[]", "transitions.0.from: must be a state, or a list of at least one"),
-    (FOUR, "¦{verify: 1}", "transitions.0.from: must be a string, not a mapping"),
-    (FOUR, "[verify, skeleton, ¦verify]", "transitions.0.from.2: never taken: transitions.0.from"),
-    (FOUR + ",\n     to: merge", FOUR + ",\n     to: ¦mrge", "transitions.1.to: no state 'mrge'"),
-    (FOUR + ",\n     to: merge, when: all_finished", FOUR + ",\n     to: merge, when: ¦finished",
-     "transitions.1.when: no guard 'finished'"),
-    (FOUR + ",\n     to: merge, when: all_finished", FOUR + ",\n     to: merge, ¦whn: all_finished",
-     "transitions.1.whn: unknown key 'whn'; did you mean 'when'?"),
-    ("{" + f"from: {FOUR},\n     to: merge, when: all_finished" + "}", "¦{" + f"from: {FOUR}" + "}",
-     "transitions.1: the key 'to' is missing"),
+    (SIX, "[skeleton, ¦verfy, verify]", "transitions.9.from.1: no state 'verfy'; did you mean"),
+    (SIX, "[skeleton, ¦3]", "transitions.9.from.1: must be a string, not the number 3"),
+    (SIX, "[skeleton, ¦~]", "transitions.9.from.1: must not be null"),
+    (SIX, "[skeleton, ¦[verify]]", "transitions.9.from.1: must be a state, or a list of at least"),
+    (SIX, "¦[]", "transitions.9.from: must be a state, or a list of at least one"),
+    (SIX, "¦{verify: 1}", "transitions.9.from: must be a string, not a mapping"),
+    (SIX, "[verify, skeleton, parse, parallel_prefill, continuous_decode, merge, ¦verify]",
+     "transitions.9.from.6: never taken: transitions.9.from"),
+    (SIX + ", to: schedule", SIX + ", to: ¦schedul", "transitions.9.to: no state 'schedul'"),
+    (SIX + ", to: schedule", SIX + ", to: schedule, when: ¦finished",
+     "transitions.9.when: no guard 'finished'"),
+    (SIX + ", to: schedule", SIX + ", to: schedule, ¦whn: newcomers_fit",
+     "transitions.9.whn: unknown key 'whn'; did you mean 'when'?"),
+    ("{" + f"from: {SIX}, to: schedule" + "}", "¦{" + f"from: {SIX}" + "}",
+     "transitions.9: the key 'to' is missing"),
     # values on every path
     ("[request.admit_, mask.build,", "[request.admit_,", "reads 'attention', unset on some path"),
     ("ops: [answer.merge]", "ops: [answer.merge, ¦mask.build]", "reads 'rows', unset on some path"),
@@ -182,14 +184,14 @@ def test_one_mistake_may_be_several_problems_of_one_stage(table: OpTable) -> Non
 def test_problems_of_a_stage_come_together_in_file_order(table: OpTable) -> None:
     text = GOOD.replace("levels: 4", "levels: 0").replace("version: 1", "version: 0")
     text = text.replace("grammar: true", "grammar: 1")
-    text = text.replace("from: merge, to: done", "form: merge, to: done")
+    text = text.replace("from: idle, to: done", "form: idle, to: done")
     places = [int(line.split(":")[1]) for line in said(text, table)]
     assert len(places) == 5 and places == sorted(places)
 
 
 def test_a_later_stage_waits_for_an_earlier_one(table: OpTable) -> None:
-    text = GOOD.replace("when: all_finished", "when: all_finish", 1)  # a name
-    text = text.replace("  - {from: merge, to: done}\n", "")  # a way
+    text = GOOD.replace("when: newcomers_fit", "when: newcomer_fit", 1)  # a name
+    text = text.replace("  - {from: schedule, to: idle}\n", "")  # a way
     assert len(said(text, table)) == 1
 
 

@@ -61,10 +61,10 @@ def test_a_kind_replaces_its_block_by_defaults_before_the_others(table: OpTable)
 
 
 def test_ops_and_ways_can_be_changed_too(table: OpTable) -> None:
-    program = opened(table, "states.merge.doc=hello", "transitions.0.when=all_finished",
+    program = opened(table, "states.merge.doc=hello", "transitions.0.when=answers_ready",
                      "transitions.1.when=outlines_finished")  # fmt: skip
     assert program.graph.states["merge"].doc == "hello"
-    assert program.graph.transitions[0].when == "all_finished"
+    assert program.graph.transitions[0].when == "answers_ready"
 
 
 def test_positions_of_untouched_values_stay(table: OpTable) -> None:

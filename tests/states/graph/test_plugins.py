@@ -192,7 +192,7 @@ def test_installed_variants_are_found_by_their_kinds(write: Write) -> None:
         ("own.ops:count", "no source of a module 'own.ops:count': is its package installed?"),
         ("own.broken", "FOLDER/own/broken.py:2: unmatched ']'"),
         ("own.same", "op 'mask.build' is declared twice for the same kinds: specsot.ops.masks"),
-        ("own.when", "guard 'all_finished' is declared twice: specsot.states.phases.guards.all_"),
+        ("own.when", "guard 'parts_finished' is declared twice: specsot.states.phases.guards.par"),
     ],
 )
 def test_a_package_with_faults_adds_nothing_and_is_named_when_it_is_missed(
@@ -202,7 +202,7 @@ def test_a_package_with_faults_adds_nothing_and_is_named_when_it_is_missed(
         "own/ops": OPS,
         "own/broken": '@op("own.a")\n]',
         "own/same": '@op("own.a")\ndef f(x): ...\n@op("mask.build")\ndef g(x): ...',
-        "own/when": '@op("own.a")\ndef f(x): ...\n@guard("all_finished")\ndef g(x): ...',
+        "own/when": '@op("own.a")\ndef f(x): ...\n@guard("parts_finished")\ndef g(x): ...',
     }
     folder = write(texts)
     install(folder, "specsot.ops", value)

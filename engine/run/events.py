@@ -1,0 +1,129 @@
+"""What an answer is made of while it comes: typed, frozen, in order. Texts never end in half a
+character."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ...states.phases.outline_ops import Answer
+from ...states.requests.branch import Request, Stage
+from ..record.report import finish_of
+from ..record.text_stream import Decode, TextStream
+
+OUTLINE = -1  # the index of the branch that writes the outline
+
+
+@dataclass(frozen=True, slots=True)
+class OutlineRead:
+    """The outline is written and read; titles: of its parts, none if there are no parts."""
+
+    titles: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchOpened:
+    """A branch begins; index: its place in the answer, OUTLINE for the outline's own."""
+
+    index: int
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextWritten:
+    """What a branch wrote in one step. step: the engine's number of it."""
+
+    index: int
+    text: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class BranchFinished:
+    """A branch has ended: stop, length, refused, cancelled, timeout or failed, and why."""
+
+    index: int
+    finish: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReady:
+    """The last event of a request."""
+
+    answer: Answer
+    finish: str
+
+
+StreamEvent = OutlineRead | BranchOpened | TextWritten | BranchFinished | AnswerReady
+
+
+@dataclass(frozen=True, slots=True)
+class TokensWritten:
+    """What the engine's thread notes; whoever reads the stream makes text of it.
+
+    last: nothing more will come of this branch.
+    """
+
+    index: int
+    tokens: tuple[int, ...]
+    step: int
+    last: bool
+
+
+Noted = OutlineRead | BranchOpened | TokensWritten | BranchFinished | AnswerReady
+
+
+@dataclass(slots=True)
+class Notes:
+    """What has been noted of one request, as its branches grow.
+
+    A request that is run again writes the same tokens again: they are noted once.
+    """
+
+    sent: dict[int, int] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    outlined: bool = False
+
+    def of(self, request: Request, step: int) -> Iterator[Noted]:
+        """What is new since the last call."""
+        if request.outline is not None and not self.outlined:
+            self.outlined = True
+            yield OutlineRead(tuple(point.title for point in request.outline.points))
+        for branch in request.all_branches():
+            index, done = branch.index, branch.stage is Stage.DONE
+            if branch.stage is Stage.WAITING or index in self.ended:
+                continue
+            if index not in self.sent:
+                self.sent[index] = 0
+                yield BranchOpened(index, branch.title)
+            known = self.sent[index]
+            if len(branch.tokens) > known or done:
+                self.sent[index] = max(len(branch.tokens), known)
+                yield TokensWritten(index, tuple(branch.tokens[known:]), step, done)
+            if done:
+                self.ended.add(index)
+                yield BranchFinished(index, str(branch.finish), branch.note)
+
+
+class StreamReader:
+    """Makes events of notes: tokens become text as soon as their characters are whole."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._texts: dict[int, tuple[TextStream, list[int]]] = {}
+
+    def events(self, noted: Iterable[Noted]) -> Iterator[StreamEvent]:
+        for one in noted:
+            if not isinstance(one, TokensWritten):
+                yield one
+            elif text := self._text(one):
+                yield TextWritten(one.index, text, one.step)
+
+    def _text(self, one: TokensWritten) -> str:
+        stream, tokens = self._texts.setdefault(one.index, (TextStream(self._decode), []))
+        tokens += one.tokens
+        before = len(stream.text)
+        return stream.update(tokens, final=one.last)[before:]
+
+
+def ready(answer: Answer) -> AnswerReady:
+    return AnswerReady(answer, finish_of(answer))

@@ -1,0 +1,79 @@
+"""What an engine counts."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+
+from ...states.manager.manager import BranchStateManager
+from ...states.requests.summary import RoundSummary
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """An engine at one moment.
+
+    submitted, ended: requests; ended by their finish reason. waiting, running: requests that have
+    not begun, and that have. branches: decoded side by side. recovered: how often requests were
+    run again because an op had raised.
+    steps, forwards, tokens, drafted, accepted: since the start. slots, peak_slots: of the target's
+    pool, in use now and at most. seconds: since the start.
+    """
+
+    submitted: int
+    ended: Mapping[str, int]
+    waiting: int
+    running: int
+    branches: int
+    recovered: int
+    steps: int
+    forwards: int
+    tokens: int
+    drafted: int
+    accepted: int
+    slots: int
+    peak_slots: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Tally:
+    """The counters behind it; they do not grow with what was served."""
+
+    submitted: int = 0
+    ended: Counter[str] = field(default_factory=Counter)
+    recovered: int = 0
+    steps: int = 0
+    forwards: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    began: float = field(default_factory=monotonic)
+
+    def count(self, summary: RoundSummary) -> None:
+        """One forward of the target; one without rows was none."""
+        if not summary.rows:
+            return
+        self.forwards += 1
+        self.tokens += sum(summary.committed)
+        self.drafted += summary.drafted
+        self.accepted += sum(max(count, 0) for count in summary.accepted)
+
+    def stats(self, branches: BranchStateManager) -> EngineStats:
+        table, kv = branches.table, branches.kv
+        return EngineStats(
+            self.submitted,
+            dict(self.ended),
+            len(table.waiting),
+            len(table.open),
+            len(table.active),
+            self.recovered,
+            self.steps,
+            self.forwards,
+            self.tokens,
+            self.drafted,
+            self.accepted,
+            kv.current_length,
+            kv.peak_length,
+            monotonic() - self.began,
+        )

@@ -1,0 +1,1 @@
+"""specsot.states.schedule"""

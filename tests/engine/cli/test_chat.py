@@ -1,0 +1,229 @@
+"""`specsot chat`: turns behind each other, in the terminal and without one."""
+
+import io
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.embedded import Embedded
+
+from specsot.engine.cli.conversation import Conversation, pieces_of
+from specsot.engine.cli.main import main
+from specsot.engine.prepare.files import open_graph
+from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.run.engine import Engine
+from specsot.engine.run.events import (
+    OUTLINE,
+    BranchFinished,
+    BranchOpened,
+    OutlineRead,
+    StreamEvent,
+    TextWritten,
+)
+from specsot.engine.run.session import Session
+from specsot.states.text.chat_format import PastTurn
+
+PROGRAM = "from specsot.engine.cli.main import main; main()"
+PATIENCE = 180.0
+SHARED = ("outline", "prompt")
+Printed = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def session() -> Callable[..., Session]:
+    embedded = Embedded()
+
+    def make(graph: str = "eagle", *sets: str, budget: int = 12) -> Session:
+        program = open_graph(graph, sets=sets, table=embedded.graphs.table)
+        return Session(program, embedded.models, max_new_tokens=budget)
+
+    return make
+
+
+def chat(monkeypatch: pytest.MonkeyPatch, text: str, *words: str) -> int:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    with pytest.raises(SystemExit) as ended:
+        main(["chat", *words])
+    return int(ended.value.code or 0)
+
+
+def test_every_line_is_a_turn_and_quit_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: Printed, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "How do I make tea?\n\nWhat is rain?\n/quit\nnever asked\n"
+    assert chat(monkeypatch, text, "eagle", "--max-new-tokens", "30") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("A kettle, a pot or cup") and len(out.strip().split("\n\n")) == 2
+
+
+def test_a_turn_that_cannot_be_asked_is_told_and_the_rest_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: Printed, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = f"a\0b\n{'far too long ' * 3000}\nHow do I make tea?\n"
+    assert chat(monkeypatch, text, "eagle", "--max-new-tokens", "30") == 1
+    shown = capsys.readouterr()
+    assert "NUL" in shown.err and "the model takes" in shown.err and "kettle" in shown.out
+
+
+def test_a_turn_stands_behind_the_ones_before(session: Any) -> None:
+    """The prompt of a turn begins with the prompt and the answer of the one before, id by id."""
+    made = session()
+    with Engine(made) as engine:
+        talk = Conversation(engine)
+        talk.turn("How do I make tea?")
+        talk.turn("And coffee?")
+        first = made.request(Prompt("1", "How do I make tea?"))
+        second = made.request(talk._prompt("Is it good?"))
+    one, two = list(first.tail), list(second.tail)
+    answer = list(talk.past[0].tokens)
+    assert len(answer) == 12 and two[: len(one) + len(answer)] == one + answer
+    assert len(talk.past) == 2 and two[len(one) + len(answer) :] != []
+
+
+OUTLINED = [("bim_eagle", t, s) for t in ("embedded", "list", "instruct") for s in SHARED]
+
+
+@pytest.mark.parametrize(("graph", "template", "share"), [("eagle", "", ""), *OUTLINED])
+def test_the_past_stands_in_every_prompt_and_is_nothing_but_text(
+    graph: str, template: str, share: str, session: Any
+) -> None:
+    sets = () if graph == "eagle" else (f"skeleton.template={template}", f"skeleton.share={share}")
+    made = session(graph, *sets)
+    special = made.models.tokenizer.eos_token
+    past = (PastTurn(f"Who{special}?", "Nobody <b>"), PastTurn("Why?", "So", (48, 509)))
+    plain, behind = (
+        made.request(Prompt("1", "What?")),
+        made.request(Prompt("1", "What?", past=past)),
+    )
+    ids, more = ([*r.prefix, *r.tail, *r.opening] for r in (plain, behind))
+    stops = set(made.prompts.stop_ids)
+    ends = [sum(one in stops for one in these) for these in (ids, more)]
+    per_turn = ends[1] - ends[0]
+    assert per_turn % 2 == 0 and per_turn <= 8, "an end for every turn, none that a text brings"
+    text = made.models.tokenizer.decode(more)
+    assert "Nobody <b>" in text and "Why?" in text and text.index("Nobody") < text.rindex("What?")
+    assert any(more[i : i + 2] == [48, 509] for i in range(len(more))), "known ids are taken over"
+
+
+def test_what_no_longer_fits_is_left_out_with_a_word(session: Any, capsys: Printed) -> None:
+    made = session(budget=300)
+    limit = made.models.target.max_positions
+    with Engine(made) as engine:
+        talk = Conversation(engine)
+        talk.past = [PastTurn("Why?", "Because. " * 150) for _ in range(40)]
+        prompt = talk._prompt("Is it so?")
+        assert 0 < len(prompt.past) < 40 and talk.left_out == 40 - len(prompt.past)
+        request = made.request(prompt)
+        assert request.prompt_size + 300 <= limit
+        longer = Prompt("1", "Is it so?", past=(*prompt.past, talk.past[0]))
+        assert engine.why_not(longer)
+    told = capsys.readouterr().err
+    assert told.count("no longer fit") == 1 and f"the first {talk.left_out} turns" in told
+
+
+# -- how an answer is shown -----------------------------------------------------------------------
+
+
+def told(*events: StreamEvent, graph: str = "bim_eagle") -> list[str]:
+    return list(pieces_of(iter(events), open_graph(graph).graph))
+
+
+def test_parts_are_shown_in_reading_order_each_as_soon_as_it_can_be() -> None:
+    events = (
+        TextWritten(OUTLINE, "1. A", 1),
+        OutlineRead(("A", "B", "C")),
+        BranchOpened(0, "A"),
+        TextWritten(1, "b", 2),
+        TextWritten(0, " a", 2),
+        TextWritten(2, "c", 3),
+        BranchFinished(1, "stop", ""),
+        TextWritten(0, "a", 4),
+        BranchFinished(0, "stop", ""),
+        TextWritten(2, "c", 5),
+        BranchFinished(2, "stop", ""),
+    )
+    pieces = told(*events)
+    assert pieces == ["1. A\n\na", "a", "\n\n2. B\n\nb", "\n\n3. C\n\nc", "c"]
+
+
+def test_what_is_shown_is_the_answer(session: Any) -> None:
+    for graph, question in (("bim_eagle", "Tell me about honey bees."), ("eagle", "What is rain?")):
+        with Engine(session(graph)) as engine:
+            handle = engine.submit(question)
+            shown = "".join(pieces_of(handle.stream(), engine.session.program.graph))
+            assert " ".join(shown.split()) == " ".join(handle.result().text.split())
+
+
+def test_of_combined_parts_the_combined_answer_is_shown() -> None:
+    events = (
+        OutlineRead(("A", "B")),
+        TextWritten(0, "a", 2),
+        BranchFinished(0, "stop", ""),
+        TextWritten(1, "b", 2),
+        BranchFinished(1, "stop", ""),
+        BranchOpened(2, "combined"),
+        TextWritten(2, "both", 3),
+    )
+    assert told(*events, graph="bim_blend_merge") == ["both"]
+    alone = (OutlineRead(("A",)), TextWritten(0, "a", 2))
+    assert told(*alone, graph="bim_blend_merge") == ["1. A\n\na"]
+
+
+# -- in a terminal --------------------------------------------------------------------------------
+
+
+class Typed:
+    """A program on a pseudo terminal."""
+
+    def __init__(self, *words: str) -> None:
+        self.fd, child = pty.openpty()
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
+        command = [sys.executable, "-c", PROGRAM, *words]
+        self.program = subprocess.Popen(
+            command, stdin=child, stdout=child, stderr=child, env=env, start_new_session=True,
+            preexec_fn=lambda: os.login_tty(child) if hasattr(os, "login_tty") else None,
+        )  # fmt: skip
+        os.close(child)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def until(self, text: str, after: int = 0) -> None:
+        end = time.monotonic() + PATIENCE
+        while text not in self.seen[after:]:
+            left = end - time.monotonic()
+            assert left > 0, f"{text!r} did not come: {self.seen}"
+            if select.select([self.fd], [], [], min(left, 1.0))[0]:
+                self.seen += os.read(self.fd, 4096).decode(errors="replace")
+
+
+@pytest.mark.skipif(not hasattr(os, "login_tty"), reason="a terminal of its own needs login_tty")
+def test_ctrl_c_stops_the_answer_and_ctrl_d_ends(tmp_path: Path) -> None:
+    program = Typed("chat", "autoregressive", "--max-new-tokens", "800",
+                    "--set", "sampling.temperature=5.0")  # fmt: skip
+    try:
+        program.until("> ")
+        program.type("How do bees make honey?\n")
+        program.until("\n")
+        time.sleep(1.0)
+        at = len(program.seen)
+        program.type("\x03")
+        program.until("stopped", at)
+        program.until("> ", at)
+        program.type("\x03")
+        program.until("Ctrl-D or /quit ends", at)
+        program.type("\x04")
+        assert program.program.wait(60) == 0
+    finally:
+        program.program.kill()
+        os.close(program.fd)

@@ -1,0 +1,301 @@
+"""The engine that stays: requests from any thread, events in order, and nothing that grows."""
+
+import asyncio
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from helpers.embedded import Embedded
+from helpers.many import sizes
+from helpers.support import tokens_of
+
+from specsot.engine.prepare.files import open_graph
+from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.record.report import output_digest
+from specsot.engine.run.engine import Engine
+from specsot.engine.run.events import (
+    OUTLINE,
+    AnswerReady,
+    BranchFinished,
+    BranchOpened,
+    OutlineRead,
+    StreamEvent,
+    TextWritten,
+)
+from specsot.engine.run.handle import EngineError, Handle
+from specsot.engine.run.session import Session
+from specsot.states.phases.outline_ops import Answer
+from specsot.states.text.encoder import PromptError
+
+BEES, TEA, RAIN = "Tell me about honey bees.", "How do I make tea?", "What is rain?"
+PATIENCE = 120.0
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Embedded:
+    return Embedded()
+
+
+@pytest.fixture(scope="module")
+def session(embedded: Embedded) -> Callable[..., Session]:
+    """session(graph, *sets): over the embedded models, which are loaded once."""
+
+    def make(graph: str = "bim_eagle", *sets: str, budget: int | None = 16) -> Session:
+        program = open_graph(graph, sets=sets, table=embedded.graphs.table)
+        return Session(program, embedded.models, max_new_tokens=budget)
+
+    return make
+
+
+@pytest.fixture
+def engine(session: Callable[..., Session]) -> Iterator[Engine]:
+    with Engine(session()) as made:
+        yield made
+
+
+def texts_of(events: list[StreamEvent]) -> dict[int, str]:
+    """What the text events of each branch say together."""
+    texts: dict[int, str] = defaultdict(str)
+    for event in events:
+        if isinstance(event, TextWritten):
+            texts[event.index] += event.text
+    return texts
+
+
+def alone(session: Session, *prompts: str) -> dict[str, list[list[int]]]:
+    """The tokens of each prompt, as `specsot run` makes them."""
+    run = session.start([Prompt(str(i), p) for i, p in enumerate(prompts, 1)], lambda event: None)
+    while not run.finished:
+        run.advance()
+    return tokens_of(run)
+
+
+def ids(answer: Answer) -> list[list[int]]:
+    outline = [list(answer.outline_tokens)] if answer.outline_finish else []
+    return [*outline, *(list(section.tokens) for section in answer.sections)]
+
+
+# -- one request ----------------------------------------------------------------------------------
+
+
+def test_events_come_in_order_and_their_texts_are_the_answer(engine: Engine) -> None:
+    handle = engine.submit(BEES)
+    events = list(handle.stream())
+    answer = handle.result(timeout=PATIENCE)
+    assert events[0] == BranchOpened(OUTLINE, "outline")
+    (outline,) = [one for one in events if isinstance(one, OutlineRead)]
+    assert outline.titles == tuple(section.title for section in answer.sections)
+    assert len(outline.titles) > 1
+    opened = [one.index for one in events if isinstance(one, BranchOpened)]
+    finished = [one for one in events if isinstance(one, BranchFinished)]
+    assert opened[0] == OUTLINE and sorted(opened) == [OUTLINE, *range(len(outline.titles))]
+    assert {one.index: one.finish for one in finished} == {
+        OUTLINE: "stop",
+        **{section.index: section.finish for section in answer.sections},
+    }
+    for section in answer.sections:
+        assert texts_of(events)[section.index].strip() == section.text
+    assert events[-1] == AnswerReady(answer, "length") and handle.finish == "length"
+    steps = [one.step for one in events if isinstance(one, TextWritten)]
+    assert steps == sorted(steps) and len(set(steps)) > 5
+    assert list(engine.stream(handle)) == events, "it can be read again"
+
+
+@pytest.mark.parametrize("graph", ["bim_eagle", "batching_dflash", "eagle", "beam"])
+def test_an_answer_is_that_of_a_run(graph: str, session: Callable[..., Session]) -> None:
+    made = session(graph, budget=10)
+    if graph == "batching_dflash":
+        made = session(graph, "drafter.kind=ngram", budget=10)
+    wanted = alone(made, BEES, TEA)
+    with Engine(made) as engine:
+        answers = [engine.submit(text).result(PATIENCE) for text in (BEES, TEA)]
+    run = made.start([Prompt("1", BEES), Prompt("2", TEA)], lambda event: None)
+    while not run.finished:
+        run.advance()
+    assert {answer.key: ids(answer) for answer in answers} == wanted
+    assert output_digest(answers) == output_digest(run.board["answers"])
+
+
+def test_half_a_character_is_never_told(engine: Engine) -> None:
+    handle = engine.submit("Wie heißt ein Bär auf Chinesisch? 熊 ✓ é", max_new_tokens=40)
+    for event in handle.stream():
+        if isinstance(event, TextWritten):
+            assert "�" not in event.text
+
+
+def test_a_text_that_is_no_prompt_is_refused_where_it_is_submitted(engine: Engine) -> None:
+    with pytest.raises(PromptError, match="blank"):
+        engine.submit("  ")
+    refused = engine.submit("far too long " * 3000).result(PATIENCE)
+    assert [section.finish for section in refused.sections] == ["refused"]
+    assert engine.stats().ended == {"refused": 1}
+
+
+# -- many -----------------------------------------------------------------------------------------
+
+
+def test_requests_from_many_threads_give_what_each_gives_alone(
+    session: Callable[..., Session],
+) -> None:
+    made, found, lock = session("eagle", budget=8), {}, threading.Lock()
+    texts = [f"{text} ({number})" for number in range(4) for text in (BEES, TEA, RAIN)]
+    wanted = alone(made, *texts)
+
+    def ask(engine: Engine, number: int) -> None:
+        for at in range(number, len(texts), 4):
+            answer = engine.submit(texts[at], key=str(at + 1)).result(PATIENCE)
+            with lock:
+                found[answer.key] = ids(answer)
+
+    with Engine(made) as engine:
+        threads = [threading.Thread(target=ask, args=(engine, n)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert found == wanted
+
+
+def test_many_requests_leave_nothing_behind(session: Callable[..., Session]) -> None:
+    """200 of them; what is held at the end is what was held after the first 50."""
+    made = session("autoregressive", "layout.max_active=4", budget=2)
+    with Engine(made, threaded=False) as engine:
+        held, steps = [], []
+        for _ in range(4):
+            handles = [engine.submit(f"{text} {n}") for n in range(25) for text in (TEA, RAIN)]
+            began = engine.stats().steps
+            while engine.step():
+                pass
+            assert all(handle.done for handle in handles)
+            del handles
+            branches = engine._branches
+            branches.kv.check_integrity()
+            assert not branches.requests and not engine._handles
+            assert len(branches.table.segments) == 0
+            held.append(sizes(branches))
+            steps.append(engine.stats().steps - began)
+        grown = {k: (held[0][k], held[-1][k]) for k in held[-1] if held[0][k] != held[-1][k]}
+        assert not grown
+        assert steps[1] == steps[2] == steps[3]
+        assert engine.stats().ended.keys() <= {"length", "stop"}
+        assert sum(engine.stats().ended.values()) == engine.stats().submitted == 200
+
+
+def test_cancelling_at_any_step_changes_nobody_else(session: Callable[..., Session]) -> None:
+    made = session(budget=12)
+    wanted = alone(made, BEES, TEA, RAIN)
+    for seed in range(4):
+        draw = random.Random(seed)
+        with Engine(made, threaded=False) as engine:
+            handles = [engine.submit(text) for text in (BEES, TEA, RAIN)]
+            doomed = draw.choice(handles)
+            for _ in range(draw.randrange(12)):
+                engine.step()
+            ended = doomed.done
+            doomed.cancel()
+            for handle in handles:
+                answer = handle.result()
+                if handle is not doomed:
+                    assert ids(answer) == wanted[handle.key]
+            written = [tokens for tokens in ids(doomed.result()) if tokens]
+            assert ended or doomed.finish == "cancelled" or doomed.finish in ("stop", "length")
+            whole = wanted[doomed.key]
+            assert all(any(w[: len(t)] == t for w in whole) for t in written)
+            assert engine._branches.kv.current_length == 0
+
+
+# -- time -----------------------------------------------------------------------------------------
+
+
+def test_a_timeout_ends_a_request_with_what_it_has(session: Callable[..., Session]) -> None:
+    made = session("autoregressive", "layout.max_active=1", budget=300)
+    with Engine(made, threaded=False) as engine:
+        first, waits = engine.submit(BEES, timeout=0.5), engine.submit(TEA, timeout=0.2)
+        last = engine.submit(RAIN, max_new_tokens=3)
+        time.sleep(0.2)
+        answer = first.result()
+        assert first.finish in ("timeout", "stop")
+        assert waits.finish == "timeout" and not waits.result().sections[0].tokens
+        assert waits.result().sections[0].note == "its time was up"
+        assert answer.sections[0].finish in ("timeout", "stop")
+        last.result()
+        assert last.finish in ("length", "stop"), "its own time has no end"
+
+
+def test_waiting_for_a_result_can_end_and_the_request_goes_on(engine: Engine) -> None:
+    handle = engine.submit(BEES)
+    with pytest.raises(TimeoutError, match="request 1"):
+        handle.result(timeout=0.0)
+    assert handle.result(PATIENCE).text
+
+
+def test_an_idle_engine_uses_no_processor(engine: Engine) -> None:
+    engine.submit(TEA, max_new_tokens=2).result(PATIENCE)
+    time.sleep(0.1)
+    steps, used = engine.stats().steps, time.process_time()
+    time.sleep(0.6)
+    assert time.process_time() - used < 0.06 and engine.stats().steps == steps
+    assert engine.submit(TEA, max_new_tokens=2).result(PATIENCE).text
+
+
+# -- the end --------------------------------------------------------------------------------------
+
+
+def test_closing_waits_for_all_answers_and_takes_no_more(session: Callable[..., Session]) -> None:
+    engine = Engine(session(budget=6))
+    handles = [engine.submit(text) for text in (BEES, TEA)]
+    engine.close()
+    assert all(handle.done and handle.finish in ("stop", "length") for handle in handles)
+    with pytest.raises(EngineError, match="takes no more requests"):
+        engine.submit(TEA)
+    engine.close()
+    assert engine.stats().ended.keys() <= {"stop", "length"}
+
+
+def test_closing_at_once_cancels_whoever_is_there(session: Callable[..., Session]) -> None:
+    engine = Engine(session(budget=200))
+    handles = [engine.submit(text) for text in (BEES, TEA, RAIN) * 4]
+    engine.close(cancel=True)
+    finishes = Counter(handle.finish for handle in handles)
+    assert finishes["cancelled"] >= 8 and sum(finishes.values()) == 12
+    assert not engine._thread.is_alive()
+
+
+def test_an_error_inside_the_with_does_not_wait(session: Callable[..., Session]) -> None:
+    with pytest.raises(KeyError), Engine(session("autoregressive", budget=4000)) as engine:
+        handles = [engine.submit(BEES) for _ in range(8)]
+        raise KeyError
+    assert all(handle.done for handle in handles)
+
+
+def test_steps_by_hand_belong_to_engines_without_a_thread(engine: Engine) -> None:
+    with pytest.raises(EngineError, match="threaded=False"):
+        engine.step()
+
+
+# -- asyncio --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_events_and_results_can_be_awaited(threaded: bool, session: Callable[..., Session]) -> None:
+    async def ask(engine: Engine, text: str) -> tuple[list[Any], Answer]:
+        handle: Handle = engine.submit(text)
+        events = [event async for event in handle.astream()]
+        return events, await handle.aresult()
+
+    async def both(engine: Engine) -> list[tuple[list[Any], Answer]]:
+        return await asyncio.gather(ask(engine, BEES), ask(engine, TEA))
+
+    made = session(budget=8)
+    with Engine(made, threaded=threaded) as engine:
+        found = asyncio.run(both(engine))
+    wanted = alone(made, BEES, TEA)
+    for events, answer in found:
+        assert ids(answer) == wanted[answer.key]
+        assert events[-1] == AnswerReady(answer, events[-1].finish)
+        for section in answer.sections:
+            assert texts_of(events)[section.index].strip() == section.text

@@ -1,0 +1,318 @@
+"""One request can only fail itself: the others' tokens stay as they are."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.embedded import Embedded
+
+from specsot.engine.prepare.files import open_graph
+from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.run.engine import Engine
+from specsot.engine.run.handle import EngineError, Handle
+from specsot.engine.run.session import Session
+from specsot.ops.kv.pool import KVCache
+from specsot.states.requests.branch import Stage
+from specsot.states.schedule import scheduler
+from specsot.states.schedule.policies import Policy
+from specsot.states.text.grammar import OutlineMatcher
+
+BEES, TEA, RAIN = "Tell me about honey bees.", "How do I make tea?", "What is rain?"
+BAD = "How do bees make honey?"
+LAYOUTS = ("bim", "batching")
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Embedded:
+    return Embedded()
+
+
+@pytest.fixture(scope="module")
+def session(embedded: Embedded) -> Callable[..., Session]:
+    def make(graph: str = "bim_eagle", *sets: str, budget: int = 10, **models: Any) -> Session:
+        program = open_graph(graph, sets=sets, table=embedded.graphs.table)
+        return Session(program, replace(embedded.models, **models), max_new_tokens=budget)
+
+    return make
+
+
+def ids(handle: Handle) -> list[list[int]]:
+    answer = handle.result()
+    return [list(answer.outline_tokens), *(list(s.tokens) for s in answer.sections)]
+
+
+def served(made: Session, *texts: str) -> tuple[Engine, dict[str, Handle]]:
+    """An engine that has answered all of them, side by side."""
+    engine = Engine(made, threaded=False)
+    handles = {text: engine.submit(text, seed=7) for text in texts}
+    for handle in handles.values():
+        handle.result()
+    engine._branches.kv.check_integrity()
+    assert engine._branches.kv.current_length == 0 and not engine._branches.requests
+    return engine, handles
+
+
+Wanted = dict[str, Handle]
+
+
+def well(made: Session) -> Wanted:
+    """What three of them are where nothing fails."""
+    return served(made, BEES, TEA, RAIN)[1]
+
+
+def check(made: Session, wanted: Wanted, why: str, *, recovered: int = 0) -> Handle:
+    """One of four fails, for this reason; the others are what they are where nothing fails."""
+    engine, handles = served(made, BEES, BAD, TEA, RAIN)
+    for text, handle in wanted.items():
+        assert ids(handles[text]) == ids(handle) and handles[text].finish == handle.finish
+    assert handles[BAD].finish == "failed"
+    notes = [s.note for s in handles[BAD].result().sections if s.finish == "failed"]
+    assert notes and all(why in note for note in notes)
+    assert engine.stats().ended["failed"] == 1 and engine.stats().recovered == recovered
+    again = engine.submit(TEA, seed=7)
+    assert ids(again) == ids(wanted[TEA]), "the engine goes on"
+    engine.close()
+    return handles[BAD]
+
+
+# -- NaN in the model's scores --------------------------------------------------------------------
+
+
+class Poisoned:
+    """A target that writes NaN into the cache once a request's text is there: from then on its
+    scores are no numbers, and whatever reads its rows would be poisoned too."""
+
+    def __init__(self, model: Any, late: int) -> None:
+        self.model, self.late = model, late
+        self.book: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def forward(self, tokens_BQ: Any, positions_BQ: Any, slots_BQ: Any, *others: Any) -> Any:
+        kv = next(one for one in others if isinstance(one, KVCache))
+        for request in self.book.table.open.values() if self.book is not None else ():
+            if request.question == BAD:
+                for branch in request.all_branches():
+                    if branch.stage is Stage.RUNNING and len(branch.tokens) >= self.late:
+                        kv.data[:, :, :, np.flatnonzero(kv.owner == branch.owner)] = torch.nan
+        return self.model.forward(tokens_BQ, positions_BQ, slots_BQ, *others)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("graph", "sets"),
+    [
+        ("bim_eagle", ()),
+        ("bim_plain", ("sampling.temperature=0.8",)),
+        ("eagle", ("sampling.temperature=0.8", "sampling.top_k=20")),
+        ("speculative", ("drafter.kind=ngram",)),
+    ],
+)
+def test_scores_that_are_no_numbers(
+    graph: str, sets: tuple[str, ...], layout: str, session: Any, embedded: Embedded,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    sets = (*sets, f"layout.kind={layout}", "layout.capacity=1024", "attention=grouped")
+    target = Poisoned(embedded.models.target, 2)
+    made = session(graph, *sets, target=target)
+    board = made.board
+
+    def watched(*inbox: Any) -> Any:
+        found = board(*inbox)
+        target.book = found["branches"]
+        return found
+
+    monkeypatch.setattr(made, "board", watched)
+    failed = check(made, well(session(graph, *sets)), "NaN")
+    assert any(len(tokens) for tokens in ids(failed)), "what it had written is kept"
+
+
+# -- a grammar that fails -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["is_legal", "advance", "forced", "new"])
+def test_a_grammar_that_fails(method: str, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, wanted, calls = session(), well(session()), 0
+
+    def broken(matcher: Any, *given: Any) -> Any:
+        nonlocal calls
+        calls += matcher.doomed
+        if matcher.doomed and calls > 0:
+            raise ZeroDivisionError("no way on")
+        return own(matcher, *given)
+
+    new = made.new_matcher
+
+    def matcher_of(question: str) -> Any:
+        if method == "new" and question == BAD:
+            raise ZeroDivisionError("no way on")
+        matcher = new(question)
+        matcher.__class__ = type("Watched", (OutlineMatcher,), {"doomed": question == BAD})
+        return matcher
+
+    monkeypatch.setattr(made, "new_matcher", matcher_of)
+    if method != "new":
+        own = getattr(OutlineMatcher, method)
+        monkeypatch.setattr(OutlineMatcher, method, broken)
+        if method == "forced":  # its chain is no draft; the next token ends it
+            monkeypatch.setattr(OutlineMatcher, "is_legal", broken_after(OutlineMatcher.is_legal))
+    check(made, wanted, "no way on", recovered=int(method == "new"))
+
+
+def broken_after(own: Any) -> Any:
+    def is_legal(matcher: Any, token: int) -> Any:
+        if matcher.doomed and matcher.consumed > 0:
+            raise ZeroDivisionError("no way on")
+        return own(matcher, token)
+
+    return is_legal
+
+
+# -- an op that raises ----------------------------------------------------------------------------
+
+
+class Reading:
+    """A builder of prompts that fails for the parts of one request."""
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    def branch(self, one: Any) -> Any:
+        if one.request.question == BAD:
+            raise LookupError("no such part")
+        return self.own.branch(one)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_part_that_cannot_be_asked_for(layout: str, session: Any) -> None:
+    made = session("bim_eagle", f"layout.kind={layout}", "layout.capacity=1024")
+    outlined(made)
+    other = session("bim_eagle", f"layout.kind={layout}", "layout.capacity=1024")
+    outlined(other)
+    made.reading = Reading(made.reading)
+    check(made, well(other), "LookupError: no such part")
+
+
+def outlined(made: Session) -> None:
+    """Every request is given the same outline."""
+    from helpers.embedded import given_outline
+
+    made.outline, made.new_matcher = given_outline(3), None
+
+
+def question_ids(made: Session) -> list[int]:
+    """The tokens of the question as they stand in every prompt."""
+    plain, other = (made.prompts.plain(text).ids for text in (BAD, BEES))
+    first = next(at for at, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b)
+    return list(plain[first : first + 4])
+
+
+class Raising:
+    """A target that raises while a certain text is in the forward, as a kernel might: nobody can
+    tell from the error for whom."""
+
+    def __init__(self, model: Any, rows: list[int]) -> None:
+        self.model, self.rows = model, rows
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def forward(self, tokens_BQ: Any, *others: Any) -> Any:
+        flat = tokens_BQ.flatten().tolist()
+        size = len(self.rows)
+        self.calls += 1
+        if any(flat[at : at + size] == self.rows for at in range(len(flat) - size + 1)):
+            raise RuntimeError("a kernel failed\nwith many lines")
+        return self.model.forward(tokens_BQ, *others)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("graph", ["bim_eagle", "eagle", "beam"])
+def test_an_op_that_raises_in_a_forward_of_many(
+    graph: str, layout: str, session: Any, embedded: Embedded
+) -> None:
+    """Nobody knows whose fault it is: those who had begun are run again, one by one."""
+    sets = (f"layout.kind={layout}", "layout.capacity=1024", "limits.max_new_tokens=6")
+    other = session(graph, *sets, budget=6)
+    target = Raising(embedded.models.target, question_ids(other))
+    made = session(graph, *sets, budget=6, target=target)
+    check(made, well(other), "RuntimeError: a kernel failed", recovered=1)
+
+
+def test_who_is_run_again_tells_its_events_once(session: Any, embedded: Embedded) -> None:
+    target = Raising(embedded.models.target, question_ids(session("eagle")))
+    engine = Engine(session("eagle", budget=30, target=target), threaded=False)
+    first = engine.submit(BEES)
+    for _ in range(6):
+        engine.step()
+    bad = engine.submit(BAD)
+    text = "".join(getattr(event, "text", "") for event in first.stream())
+    assert text.strip() == first.result().text and engine.stats().recovered == 1
+    assert bad.result().sections[0].finish == "failed"
+    engine.close()
+
+
+def test_what_is_cancelled_while_it_is_run_again_stays_cancelled(
+    session: Any, embedded: Embedded
+) -> None:
+    target = Raising(embedded.models.target, question_ids(session("eagle")))
+    engine = Engine(session("eagle", budget=30, target=target), threaded=False)
+    first, second = engine.submit(BEES), engine.submit(TEA)
+    for _ in range(4):
+        engine.step()
+    bad = engine.submit(BAD)
+    while not engine.stats().recovered:
+        engine.step()
+    second.cancel()
+    assert second.result().sections[0].finish == "cancelled"
+    assert first.result().text and bad.result().sections[0].finish == "failed"
+    engine.close()
+
+
+# -- what ends the engine -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_policy_that_throws_ends_the_engine_with_one_clear_error(
+    threaded: bool, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rank(one: Any) -> Any:
+        raise LookupError("no rank")
+
+    monkeypatch.setattr(scheduler, "POLICIES", {"fcfs": Policy(rank)})
+    engine = Engine(session(), threaded=threaded)
+    handle = engine.submit(TEA)
+    with pytest.raises(EngineError, match=r"scheduler\.policy 'fcfs': LookupError: no rank"):
+        handle.result(60)
+    with pytest.raises(EngineError, match="no rank"):
+        list(handle.stream())
+    with pytest.raises(EngineError, match="takes no more"):
+        engine.submit(TEA)
+    engine.close()
+
+
+def test_a_tokenizer_that_fails_at_the_end_fails_its_own_answer(
+    session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, other = session("eagle"), session("eagle")
+    wanted, decode = well(other), made.prompts.decode
+    doomed = other.start([Prompt("1", BAD, seed=7)], lambda event: None)
+    while not doomed.finished:
+        doomed.advance()
+    tokens = list(doomed.board["answers"][0].sections[0].tokens)
+
+    def failing(ids: Any) -> str:
+        if list(ids) == tokens:
+            raise UnicodeError("no text")
+        return str(decode(ids))
+
+    monkeypatch.setattr(made.prompts, "decode", failing)
+    check(made, wanted, "UnicodeError: no text")

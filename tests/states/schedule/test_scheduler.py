@@ -1,0 +1,241 @@
+"""What a step does, from host integers alone: plans of managers without models."""
+
+import threading
+import time
+
+import pytest
+from helpers.managers import (
+    STOP,
+    accepted,
+    chain,
+    commit_,
+    fan_out_,
+    manager,
+    open_requests_,
+    proposal,
+    request,
+    running,
+    tree_rows_,
+)
+from helpers.many import Calls
+
+from specsot.states.manager.manager import BranchStateManager
+from specsot.states.requests.branch import Finish
+from specsot.states.schedule.inbox import Inbox
+from specsot.states.schedule.plan import Does, StepPlan
+
+
+def plan(made: BranchStateManager, inbox: Inbox | None = None) -> StepPlan:
+    return made.plan_(inbox or Inbox())
+
+
+def round_(made: BranchStateManager, *tokens: int) -> None:
+    """Everybody who runs gets a token."""
+    offer = proposal(*([chain()] * len(made.active)))
+    batch = tree_rows_(made, offer)
+    paths: list[list[int]] = [[]] * len(made.active)
+    commit_(made, batch, outcome=accepted(batch, offer, paths, tokens))
+
+
+def test_nobody_is_there() -> None:
+    made = manager()
+    step = plan(made)
+    assert (step.number, step.does, step.starts, step.waiting) == (1, Does.REST, 0, 0)
+    assert plan(made).number == 2
+
+
+def test_requests_open_then_run_and_at_last_their_answers_are_wanted() -> None:
+    made, one = manager(), request("a")
+    made.submit(one)
+    step = plan(made)
+    assert (step.does, step.requests, step.waiting) == (Does.OPEN, (one.prefix_owner,), 1)
+    assert step.why == "nobody runs: a" and made.beginning(step) == [one]
+    commit_(made, made.placer.place_(None, [], made.beginning(step)), [20])
+    step = plan(made)
+    assert (step.does, step.why, step.running, step.starts) == (Does.ROUND, "1 run", 1, 0)
+    round_(made, STOP)
+    step = plan(made)
+    assert (step.does, step.why) == (Does.ANSWER, "1 ended")
+    assert plan(made).does is Does.REST, "answers are handed over once"
+
+
+def test_a_run_hands_over_all_answers_at_its_end_and_an_engine_each_at_once() -> None:
+    for serves, wanted in ((False, Does.ROUND), (True, Does.ANSWER)):
+        made, inbox = manager(), Inbox(serves=serves)
+        first, second = running(made, request("a"), request("b"))
+        first.end(Finish.STOP)
+        made.lifecycle.retire_and_prepare_()
+        assert plan(made, inbox).does is wanted
+        second.end(Finish.STOP)
+        made.lifecycle.retire_and_prepare_()
+        assert plan(made, inbox).does is Does.ANSWER
+        assert [one.key for one in made.table.finished] == ["a", "b"]
+
+
+def test_a_newcomer_rides_in_a_round_of_the_others() -> None:
+    made = manager()
+    running(made, request("a"))
+    late = request("b")
+    made.submit(late)
+    step = plan(made)
+    assert (step.does, step.requests) == (Does.ROUND, (late.prefix_owner,))
+    assert step.why == "1 run, b join"
+
+
+def test_branches_of_an_outline_that_was_just_read_start_in_a_forward_of_their_own() -> None:
+    made = manager(most=6)
+    one = request("a", tail=[7], outline_budget=4)
+    root, _ = running(made, one, request("b"))
+    root.end(Finish.STOP)
+    step = plan(made)
+    assert (step.does, step.why) == (Does.PARSE, "outlines are written: a")
+    branches = fan_out_(made, one, [], [[41], [42]])
+    step = plan(made)
+    assert step.does is Does.FORK and step.why == "outlines were read: a/1, a/2"
+    assert made.starting(step) == branches
+    assert plan(made).does is Does.ROUND, "later ones ride along"
+
+
+def test_who_must_wait_is_told_why() -> None:
+    made = manager(most=1)
+    running(made, request("a"))
+    made.submit(request("b"))
+    step = plan(made)
+    assert (step.does, step.starts, step.held) == (Does.ROUND, 0, "b: 1 of 1 branches run")
+    made = manager(capacity=24)
+    running(made, request("a"))
+    made.submit(request("b"))
+    assert plan(made).held == "b: needs 14 slots, 12 are free"
+
+
+def test_whoever_is_stuck_is_refused_and_the_rest_goes_on() -> None:
+    """A prefix in the way of everybody, its own branch too large beside it."""
+    made = manager(capacity=120)
+    one = request("a", prefix=[5] * 4, tail=[7], outline_budget=4)
+    (root,) = running(made, one)
+    root.end(Finish.STOP)
+    (branch,) = fan_out_(made, one, [], [[41]])
+    branch.budget = 150
+    late = request("b", prefix=[5] * 10, budget=40)
+    made.submit(late)
+    step = plan(made)
+    assert branch.finish is Finish.REFUSED and branch.note == "no room beside the other requests"
+    assert (step.does, made.beginning(step)) == (Does.OPEN, [late])
+
+
+def test_one_that_must_be_alone_waits_for_all_others_and_nobody_joins_it() -> None:
+    made = manager()
+    (first,) = running(made, request("a"))
+    alone, late = request("b", alone=True), request("c")
+    made.submit(alone)
+    made.submit(late)
+    step = plan(made)
+    assert (step.does, step.starts, step.held) == (Does.ROUND, 0, "b: runs alone, others are there")
+    first.end(Finish.STOP)
+    made.lifecycle.retire_and_prepare_()
+    step = plan(made)
+    assert made.beginning(step) == [alone]
+    commit_(made, made.placer.place_(None, [], [alone]), [20])
+    step = plan(made)
+    assert (step.starts, step.held) == (0, "c: b runs alone")
+
+
+def test_a_request_whose_time_is_up_ends_wherever_it_is() -> None:
+    made = manager(most=1)
+    now = time.monotonic()
+    (branch,) = running(made, request("a", deadline=now + 1))
+    made.submit(request("b", deadline=now - 1))
+    made.submit(request("c", deadline=now + 1000))
+    time.sleep(max(now + 1 - time.monotonic(), 0))
+    step = plan(made)
+    assert branch.finish is Finish.TIMEOUT and branch.tokens == [20]
+    assert [one.key for one in made.beginning(step)] == ["c"]
+    assert [one.branches[0].note for one in made.table.finished] == ["its time was up"] * 2
+
+
+def test_deadlines_of_requests_that_ended_are_forgotten() -> None:
+    made = manager()
+    for number in range(300):
+        made.submit(request(str(number), deadline=time.monotonic() + 1000))
+        commit_(made, open_requests_(made), [STOP])
+        made.table.forget_finished()
+    assert len(made.table._deadlines) < 100
+
+
+@pytest.mark.parametrize("policy", ["fcfs"])
+def test_a_step_costs_the_same_however_many_wait(policy: str) -> None:
+    costs = {}
+    for waiting in (100, 10_000):
+        made = manager(most=2)
+        running(made, request("a"), request("b"))
+        for number in range(waiting):
+            made.submit(request(str(number)))
+        plan(made)  # who has come is ranked once
+        with Calls() as calls:
+            assert plan(made).waiting == waiting
+        costs[waiting] = calls.count
+    assert costs[100] == costs[10_000] < 100
+
+
+def test_a_step_does_not_look_at_what_has_ended() -> None:
+    made, costs = manager(), []
+    for _ in range(3):
+        for number in range(50):
+            made.submit(request(str(number)))
+            commit_(made, open_requests_(made), [STOP])
+        plan(made)
+        (branch,) = running(made, request("a"))
+        with Calls() as calls:
+            plan(made)
+        costs.append(calls.count)
+        branch.end(Finish.STOP)
+        made.lifecycle.retire_and_prepare_()
+    assert len(made.requests) == 153 and len(set(costs)) == 1
+
+
+# -- the inbox ------------------------------------------------------------------------------------
+
+
+def test_a_closed_inbox_takes_nothing_and_is_over() -> None:
+    inbox, one = Inbox(stays=True), request()
+    assert not inbox.over and inbox.submit([one])
+    inbox.close()
+    assert not inbox.over and not inbox.submit([one]), "one is still to be taken in"
+    assert inbox.take() == ([one], []) and inbox.over
+    inbox.end(one, Finish.CANCELLED)
+    assert not inbox.over and inbox.take() == ([], [(one, Finish.CANCELLED)])
+    assert inbox.take() == ([], [])
+
+
+@pytest.mark.parametrize("what", ["submit", "end", "close"])
+def test_whoever_waits_at_an_inbox_is_woken(what: str) -> None:
+    inbox, one = Inbox(stays=True), request()
+    thread = threading.Thread(target=inbox.wait)
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive()
+    {"submit": lambda: inbox.submit([one]), "end": lambda: inbox.end(one, Finish.CANCELLED),
+     "close": inbox.close}[what]()  # fmt: skip
+    thread.join(10)
+    assert not thread.is_alive()
+    inbox.wait()
+
+
+def test_an_inbox_that_does_not_sleep_never_waits() -> None:
+    Inbox(stays=True, sleeps=False).wait()
+
+
+def test_what_ends_through_the_inbox_ends_at_the_next_step() -> None:
+    made, inbox = manager(), Inbox(stays=True, serves=True)
+    one, two = request("a"), request("b")
+    inbox.submit([one, two])
+    assert made.requests == []
+    step = plan(made, inbox)
+    assert made.beginning(step) == [one, two]
+    inbox.end(one, Finish.CANCELLED)
+    inbox.end(one, Finish.TIMEOUT)
+    step = plan(made, inbox)
+    assert step.does is Does.ANSWER and made.table.finished == [one]
+    assert [branch.finish for branch in one.branches] == [Finish.CANCELLED]
+    inbox.end(one, Finish.TIMEOUT)
+    assert made.beginning(plan(made, inbox)) == [two]
