@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...states.cache.prefix_cache import KeptSegment
 from ...states.graph.graph import Graph
 from ...states.requests.blending import Reused
 from ...states.requests.branch import Branch, Finish, Request, Stage
@@ -17,7 +18,7 @@ from .metrics import Meter
 Codes = npt.NDArray[np.int16]
 
 # What a slot of the pool holds; a branch's code is BRANCH + its index.
-FREE, PREFIX, TREE, OUTLINE, PADDING, REUSED, PICKED, BRANCH = range(8)
+FREE, PREFIX, TREE, OUTLINE, PADDING, REUSED, PICKED, KEPT, BRANCH = range(9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +119,24 @@ def scene_of(graph: Graph, model: str, requests: int) -> Scene:
 
 
 def slot_codes(
-    pool: Any, requests: Iterable[Request], reused: Mapping[int, Reused] | None = None
+    pool: Any,
+    requests: Iterable[Request],
+    reused: Mapping[int, Reused] | None = None,
+    kept: Mapping[int, KeptSegment] | None = None,
 ) -> Codes:
-    """What each slot of a pool (ops.kv.KVCache) holds, from its slot table and the branch table."""
+    """What each slot of a pool (ops.kv.KVCache) holds, from its slot table and the branch table.
+
+    Args:
+        kept: segments that stay for other requests; those that some go on from are prefixes.
+    """
     owner = np.asarray(pool.owner)
     code_of: dict[int, int] = {}
     for request in requests:
         code_of[request.prefix_owner] = PREFIX
         for branch in request.all_branches():
             code_of[branch.owner] = OUTLINE if branch.is_root else BRANCH + branch.index
+    for segment, one in (kept or {}).items():
+        code_of[segment] = PREFIX if one.pins else KEPT
     numbers = range(int(owner.max(initial=0)) + 1)  # a beam's rows have owners of their own
     table = np.array([code_of.get(number, TREE) for number in numbers], np.int16)
     codes: Codes = table[np.maximum(owner, 0)]
@@ -149,14 +159,14 @@ def _with_padding(codes_RC: Codes) -> Codes:
 
 def pool_view(board: Mapping[str, Any]) -> PoolView:
     """Both pools of a run."""
-    kv, draft = board["kv"], board["kv_draft"]
-    used = kv.current_length
+    kv, draft, book = board["kv"], board["kv_draft"], board["branches"]
+    used, kept = kv.needed_length, book.prefixes.kept if book.prefixes is not None else None
     return PoolView(
-        slot_codes(kv, board["branches"].requests, board["branches"].reused),
+        slot_codes(kv, book.requests, book.reused, kept),
         used,
         kv.slots,
         used * kv.slot_bytes,
-        draft.current_length if draft is not None else 0,
+        draft.needed_length if draft is not None else 0,
         draft.slots if draft is not None else 0,
         kv.rows,
         sum(sum(pool.ledger.bytes.values()) for pool in (kv, draft) if pool is not None),

@@ -11,6 +11,7 @@ from ...states.requests.summary import BlendSummary
 from ..record.snapshot import (
     BRANCH,
     FREE,
+    KEPT,
     OUTLINE,
     PADDING,
     PICKED,
@@ -31,6 +32,7 @@ CELLS = {  # character, style and name; characters differ too, for eyes that see
     PADDING: ("-", "grey37", "padding"),
     REUSED: ("▒", "dodger_blue2", "cached"),
     PICKED: ("*", "#202020 on orange1", "picked"),
+    KEPT: ("░", "grey50", "kept"),
     FREE: ("·", "grey37", "free"),
 }
 

@@ -68,6 +68,11 @@ class KVCache:
         return self.slots
 
     @property
+    def needed_length(self) -> int:
+        """Slots that some request needs."""
+        return self.current_length - self.idle_length
+
+    @property
     def slot_bytes(self) -> int:
         """Bytes of one slot over all layers, K and V."""
         layers, two, heads, _, dim = self.data.shape
@@ -230,7 +235,7 @@ class KVCache:
             self._note_peak()
 
     def _note_peak(self) -> None:
-        self.peak_length = max(self.peak_length, self.current_length - self.idle_length)
+        self.peak_length = max(self.peak_length, self.needed_length)
 
     def span_of(self, owner: int) -> tuple[int, int]:
         """The positions of an owner's committed rows: the first, and one past the last."""

@@ -24,13 +24,14 @@ def arguments(description: str | None, count: int) -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=128, help="of an answer, or of each branch")
+    parser.add_argument("--stay", action="store_true", help="graphs are engines that stay")
     return parser.parse_args()
 
 
-def drawn(args: argparse.Namespace) -> list[Prompt]:
-    """Prompts of all files, drawn by the seed."""
+def drawn(args: argparse.Namespace, more: int = 0) -> list[Prompt]:
+    """As many prompts of all files as asked for, and some more, drawn by the seed."""
     items = [prompt for file in args.prompts for prompt in read_file(file).items]
-    return Random(args.seed).sample(items, args.count)
+    return Random(args.seed).sample(items, args.count + more)
 
 
 def session(args: argparse.Namespace, side: str, *sets: str) -> Session:

@@ -7,6 +7,9 @@ For every drawn prompt each side answers in turn, in another order each time, so
 machine hit all alike. A side's ratio is the median over prompts of `generate`'s time per token over
 its own; of outlined graphs everything counts, the outline and its prompt included. GRAPH@SET,SET...
 has settings of its own, as in `specsot compare`. `tau` is tokens per branch and round.
+
+With --stay each graph is an engine that answers all prompts, the one that warms it up among them:
+what the prompts begin with alike, as the examples of an outline's template, it reads once.
 """
 
 import json
@@ -21,6 +24,7 @@ from transformers import AutoModelForCausalLM
 from specsot.engine.limits import cpu_share, disturbance
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.record.metrics import Meter
+from specsot.engine.run.engine import Engine
 from specsot.engine.run.runner import perform
 from specsot.engine.run.session import Session
 
@@ -81,17 +85,27 @@ def answer(session: Session, prompt: Prompt, timed: Timed) -> None:
     run.close()
 
 
+def answer_by(engine: Engine, prompt: Prompt, timed: Timed) -> None:
+    """One prompt through a graph that stays."""
+    began = perf_counter()
+    answer = engine.submit(prompt).result()
+    timed.seconds.append(perf_counter() - began)
+    timed.tokens.append(
+        len(answer.outline_tokens) + sum(len(section.tokens) for section in answer.sections)
+    )
+    timed.parts.append(len(answer.sections))
+
+
 def main() -> None:
     args = arguments(__doc__, count=6)
-    prompts = drawn(args)
+    *prompts, warmup = drawn(args, more=1)
     generate = Generate(session(args, "autoregressive"), args.dtype, args.tokens)
     sides = {side: session(args, side) for side in args.graph}
+    engines = {name: Engine(side, threaded=False) for name, side in sides.items() if args.stay}
     timed: dict[str, Timed] = {name: Timed() for name in (BASE, *sides)}
     with torch.inference_mode():
         shares = []
-        for number, prompt in enumerate(
-            [prompts[0], *prompts]
-        ):  # the first one warms everything up
+        for number, prompt in enumerate([warmup, *prompts]):
             names = list(timed)
             Random(number).shuffle(names)
             shares.append(cpu_share())
@@ -99,6 +113,8 @@ def main() -> None:
                 own = timed[name] if number else Timed()
                 if name == BASE:
                     generate.answer(prompt, own)
+                elif name in engines:
+                    answer_by(engines[name], prompt, own)
                 else:
                     answer(sides[name], prompt, own)
             print(f"prompt {number} of {args.count}", flush=True)
