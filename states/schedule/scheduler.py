@@ -115,7 +115,8 @@ class Scheduler:
             if intake.take(request, branch or request) or not intake.count:
                 continue
             waited = self.steps - request.step
-            intake.full |= not self.policy.overtakes or waited > self.block.max_wait
+            crowded = intake.count >= intake.room.max_active
+            intake.full |= crowded or not self.policy.overtakes or waited > self.block.max_wait
         for item in popped:  # whoever does start is left out when it comes up again
             heappush(self._queue, item)
         return intake
