@@ -147,6 +147,10 @@ class BranchStateManager:
         """The requests that begin in this step."""
         return [self.table.request_of(owner) for owner in step.requests]
 
+    def reading(self, step: StepPlan) -> list[tuple[Request, int]]:
+        """The requests whose prompts go on in this step, and by how many tokens."""
+        return [(self.table.request_of(owner), count) for owner, count in step.chunks]
+
     # -- the next forward, and what it brought ----------------------------------------------------
 
     def commit_(

@@ -33,15 +33,23 @@ class Placer:
     beams: BeamState | None
 
     def place_(
-        self, proposal: Proposal | None, branches: Iterable[Branch], requests: Iterable[Request]
+        self,
+        proposal: Proposal | None,
+        branches: Iterable[Branch],
+        requests: Iterable[Request],
+        chunks: Iterable[tuple[Request, int]] = (),
     ) -> Batch:
-        """Rows of the active branches' trees, if there are any, and of whoever begins."""
+        """Rows of the active branches' trees, if there are any, and of whoever begins.
+
+        chunks: requests whose prompts go on by so many tokens, and do not end.
+        """
         opened, newcomers = list(requests), list(branches)
         spans = [span for branch in newcomers for span in self._start_behind(branch)]
         for request in opened:
             root, more = self._open(request)
             newcomers += root
             spans += more
+        spans += [span for request, count in chunks for span in self._read(request, count)]
         trees = None if proposal is None else self.trees(proposal)
         placed = self.layout.place_(self.pools[0], trees, spans)
         ran = tuple(self.table.active) if proposal is not None else ()
@@ -71,10 +79,7 @@ class Placer:
     def _open(self, request: Request) -> tuple[list[Branch], list[Span]]:
         """A request's first branch, if one begins, and the spans of its prompt; with a given
         outline nothing is drawn."""
-        self.table.begin(request)
-        size = self.admission.region(request)
-        self.layout.open_(request.prefix_owner, size, self.pools)
-        spans = self._extend_prefix(request, request.prefix)
+        spans = self._extend_prefix(request, self._begin(request))
         if request.outline_budget == 0:
             branch = self.table.new_branch(request, 0, request.budget)
             request.branches, request.stage = [branch], Stage.RUNNING
@@ -90,6 +95,26 @@ class Placer:
         elif request.new_matcher is not None and branch.is_root:
             branch.matcher = request.new_matcher()
         return [branch], [*spans, self._start(branch)]
+
+    def _begin(self, request: Request) -> PromptTokens:
+        """Give a request its place, unless it has one; what of its prefix is still to be read."""
+        if request.stage is Stage.PREFILL:
+            return PromptTokens(request.prefix[request.prefix_length :])
+        self.table.begin(request)
+        size = self.admission.region(request)
+        self.layout.open_(request.prefix_owner, size, self.pools)
+        return request.prefix
+
+    def _read(self, request: Request, count: int) -> list[Span]:
+        """The next tokens of a prompt as rows of the prefix; what the first branch would read by
+        itself becomes a part of it."""
+        rest = self._begin(request)
+        request.stage = Stage.PREFILL
+        if (more := count - len(rest)) > 0:
+            moved, kept = request.tail[:more], request.tail[more:]
+            request.prefix, request.tail = request.prefix + moved, PromptTokens(kept)
+            rest += moved
+        return self._extend_prefix(request, PromptTokens(rest[:count]))
 
     def _start_behind(self, branch: Branch) -> list[Span]:
         """A waiting branch's prompt, behind what all branches' prompts begin with."""

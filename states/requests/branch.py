@@ -16,6 +16,7 @@ class Stage(StrEnum):
     """Where a branch or a request stands."""
 
     WAITING = "waiting"
+    PREFILL = "prefilling"  # a request whose prompt is read in chunks
     OUTLINE = "outline"  # a request whose root branch is writing
     RUNNING = "running"
     DONE = "done"
@@ -204,6 +205,11 @@ class Request:
     def prompt_size(self) -> int:
         """Tokens that are read before its first branch can begin."""
         return len(self.prefix) + len(self.tail) + len(self.given_ids)
+
+    @property
+    def unread(self) -> int:
+        """Tokens of its prompt that have no rows yet, before its first branch begins."""
+        return self.prompt_size - self.prefix_length
 
     @property
     def left(self) -> int:

@@ -7,6 +7,7 @@ from ..graph.graph import SchedulerBlock
 from ..requests.admission import Admission, Intake, ready
 from ..requests.branch import Branch, Request, Stage, reason_of
 from ..requests.request_table import RequestTable
+from .budget import Portion, half_read, portion
 from .plan import Does, StepPlan
 from .policies import POLICIES, Candidate, Rank
 
@@ -61,18 +62,22 @@ class Scheduler:
         intake, running = self._choose(), len(self.table.active)
         folds = [b for b in intake.branches if b.combines]
         if folds:
-            return self._plan(Does.FOLD, f"parts are done: {_of(folds)}", intake, folds)
-        branches = intake.branches
-        if branches and (after_parse or not running):
+            return self._plan(Does.FOLD, f"parts are done: {_of(folds)}", intake, Portion(folds))
+        room = self.admission.room
+        reading = half_read([*self.table.open.values()])
+        limits = (self.block.max_tokens, self.admission.limits.share_outline)
+        new = portion(intake, reading, room.round_rows(running), *limits)
+        if new.branches and (after_parse or not running):
             why = "outlines were read" if after_parse else "nobody runs"
-            return self._plan(Does.FORK, f"{why}: {_of(branches)}", intake, branches)
+            starts = Portion(new.branches)
+            return self._plan(Does.FORK, f"{why}: {_of(new.branches)}", intake, starts)
         if running:
-            joining = [*(b.name for b in branches), *(r.key for r in intake.opened)]
+            joining = [*(b.name for b in new.branches), *(r.key for r in new.opened)]
             why = f"{running} run" + (f", {_names(joining)} join" if joining else "")
-            return self._plan(Does.ROUND, why, intake, branches, intake.opened)
-        if intake.opened:
-            why = f"nobody runs: {_names([r.key for r in intake.opened])}"
-            return self._plan(Does.OPEN, why, intake, (), intake.opened)
+            return self._plan(Does.ROUND, why + _read(new), intake, new)
+        if new.opened or new.chunks:
+            why = f"nobody runs: {_names([r.key for r in new.opened])}"
+            return self._plan(Does.OPEN, why + _read(new), intake, new)
         return self._plan(Does.REST, "nobody can start", intake)
 
     def _plan(
@@ -80,15 +85,16 @@ class Scheduler:
         does: Does,
         why: str,
         intake: Intake | None = None,
-        branches: Iterable[Branch] = (),
-        requests: Iterable[Request] = (),
+        new: Portion | None = None,
     ) -> StepPlan:
+        new = new or Portion()
         return StepPlan(
             self.steps,
             does,
             why,
-            tuple(branch.owner for branch in branches),
-            tuple(request.prefix_owner for request in requests),
+            tuple(branch.owner for branch in new.branches),
+            tuple(request.prefix_owner for request in new.opened),
+            tuple((request.prefix_owner, count) for request, count in new.chunks),
             len(self.table.active),
             len(self.table.waiting),
             "" if intake is None else intake.held,
@@ -133,6 +139,8 @@ class Scheduler:
 
     def _branches(self) -> Iterator[Item]:
         for request in self.table.open.values():
+            if request.stage is Stage.PREFILL:  # what has been begun is read to its end first
+                yield (), request.prefix_owner, -1, request, None
             for place, branch in enumerate(ready(request, self.admission.order)):
                 yield self._item(request, branch, place)
 
@@ -147,6 +155,15 @@ class Scheduler:
             name = self.block.policy
             raise PolicyError(f"scheduler.policy {name!r}: {reason_of(error)}") from error
         return rank, request.prefix_owner, place, request, branch
+
+
+def _read(new: Portion) -> str:
+    """Which prompts go on, in words."""
+    parts = [
+        f"{r.key} is read from {r.prefix_length} to {r.prefix_length + count} of {r.prompt_size}"
+        for r, count in new.chunks
+    ]
+    return "".join(f", {part}" for part in parts)
 
 
 def _of(branches: Iterable[Branch]) -> str:
