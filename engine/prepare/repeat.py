@@ -134,7 +134,9 @@ def run_document(
 
 
 def _prompt(prompt: Prompt) -> dict[str, Any]:
-    values = dict(zip(PromptSpec.model_fields, asdict(prompt).values(), strict=True))
+    said = asdict(prompt)
+    del said["past"]  # a run has no conversations
+    values = dict(zip(PromptSpec.model_fields, said.values(), strict=True))
     return {name: _plain(value) for name, value in values.items() if value not in (None, ())}
 
 

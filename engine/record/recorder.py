@@ -73,7 +73,8 @@ class Recorder:
         if self.write is not None:
             step, branches = board["step"], board["branches"]
             starts = [*branches.starting(step), *branches.beginning(step)]
-            self._keep(at, step_record(step, [one.name for one in starts]))
+            chunks = {request.key: count for request, count in branches.reading(step)}
+            self._keep(at, step_record(step, [one.name for one in starts], chunks))
 
     def _forward_done(self, board: Mapping[str, Any], at: int) -> None:
         summary: RoundSummary = board["committed"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...states.cache.prefix_cache import KeptSegment
+from ...states.cache.kept_segments import KeptSegment
 from ...states.graph.graph import Graph
 from ...states.requests.blending import Reused
 from ...states.requests.branch import Branch, Finish, Request, Stage

@@ -43,7 +43,7 @@ def trace_record(at: int, happened: Happened, number: int) -> Record:
     return {**happened, "t": at}
 
 
-def step_record(step: StepPlan, starts: Sequence[str]) -> Record:
+def step_record(step: StepPlan, starts: Sequence[str], chunks: Mapping[str, int]) -> Record:
     """What a step does and why; who starts, and why the first who waits does not."""
     return {
         "kind": "step",
@@ -51,6 +51,7 @@ def step_record(step: StepPlan, starts: Sequence[str]) -> Record:
         "does": str(step.does),
         "why": step.why,
         "starts": list(starts),
+        "chunks": dict(chunks),
         "running": step.running,
         "waiting": step.waiting,
         "held": step.held,

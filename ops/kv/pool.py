@@ -8,14 +8,13 @@ Segments of one home (a request) take slots near each other, so that its forward
 """
 
 from collections.abc import Iterable, Sequence
-from math import prod
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .pool_memory import check_row, zeros
 from .slots import FREE, NOBODY, CopyLedger, Ints, PoolFullError, Region, SlotRun
 
 Row = int | Ints
@@ -49,7 +48,7 @@ class KVCache:
     ) -> None:
         self.capacity, self.rows, self.slots = capacity, rows, rows * capacity
         size = (layers, 2, kv_heads, self.slots + 1, head_dim)
-        self.data = _zeros(size, dtype, torch.device(device))
+        self.data = zeros(size, dtype, torch.device(device))
         self._heads = kv_heads
         parts = [layer.unbind() for layer in self.data.unbind()]
         self._offsets = [(keys.storage_offset(), values.storage_offset()) for keys, values in parts]
@@ -228,11 +227,8 @@ class KVCache:
         """No request needs what an owner has, or one needs it again."""
         count = int(np.count_nonzero(self.owner == owner))
         self.idle_length += count if idle else -count
-        if idle:
-            self._idle.add(owner)
-        else:
-            self._idle.discard(owner)
-            self._note_peak()
+        (self._idle.add if idle else self._idle.discard)(owner)
+        self._note_peak()
 
     def _note_peak(self) -> None:
         self.peak_length = max(self.peak_length, self.needed_length)
@@ -301,22 +297,4 @@ class KVCache:
         for row in range(self.rows):
             part = slice(row * self.capacity, (row + 1) * self.capacity)
             kept = self.committed[part]
-            _check_row(self.owner[part][kept], self.position[part][kept])
-
-
-def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A pool's memory. On a CPU it comes from the system: pools come and go with runs, and malloc's
-    heap would be left with holes of their size, one after another."""
-    if device.type != "cpu":
-        return torch.zeros(size, dtype=dtype, device=device)
-    pages = mmap(-1, prod(size) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=dtype).view(size)
-
-
-def _check_row(owner_K: Ints, position_K: Ints) -> None:
-    """Every owner's committed positions in a row are consecutive, each held once."""
-    pairs = np.stack([owner_K, position_K])
-    assert np.unique(pairs, axis=1).shape[1] == pairs.shape[1], "a position is held twice"
-    for owner in np.unique(owner_K):
-        held = np.sort(position_K[owner_K == owner])
-        assert held[-1] - held[0] + 1 == held.size, f"owner {owner} has a gap in its positions"
+            check_row(self.owner[part][kept], self.position[part][kept])

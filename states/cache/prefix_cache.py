@@ -11,74 +11,17 @@ match ends one token early (`back`), where both agree on the pair.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import NOBODY, Ints
+from .kept_segments import KeptSegment, Shelf, shared_length
 from .segments import SegmentTree
 
 SHORTEST = 16  # tokens that a match must have: fewer are computed faster than they are shared
-
-
-@dataclass(eq=False, slots=True)
-class KeptSegment:
-    """Rows that stay: `tokens` int32, their ids, the first of them at position `start`.
-
-    behind: kept segments that go on from it, by how they begin. pins: requests that go on from it
-    or from one of these. used: when it was last, in steps of the cache's own clock.
-    """
-
-    segment: int
-    start: int
-    tokens: Ints
-    behind: "Shelf"
-    pins: int = 0
-    used: int = 0
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.tokens)
-
-    @property
-    def is_leaf(self) -> bool:
-        """Whether it can be evicted."""
-        return not self.pins and not len(self.behind)
-
-
-@dataclass(slots=True)
-class Shelf:
-    """Segments that begin at one place, found by their first tokens.
-
-    width: how many of these; segments can begin with the same `back` tokens, which their drafter's
-    rows do not share.
-    """
-
-    width: int
-    by_start: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.by_start)
-
-    def add(self, segment: int, tokens: Ints) -> None:
-        self.by_start.setdefault(self._key(tokens), []).append(segment)
-
-    def remove(self, segment: int, tokens: Ints) -> None:
-        key = self._key(tokens)
-        self.by_start[key].remove(segment)
-        if not self.by_start[key]:
-            del self.by_start[key]
-
-    def find(self, tokens: Ints) -> Iterator[int]:
-        """Segments that may go on like this."""
-        key = self._key(tokens)
-        for width in range(len(key), 0, -1):
-            yield from self.by_start.get(key[:width], ())
-
-    def _key(self, tokens: Ints) -> tuple[int, ...]:
-        return tuple(tokens[: self.width].tolist())
 
 
 @dataclass(slots=True)
@@ -162,8 +105,6 @@ class PrefixCache:
             The position that it begins at: so many rows are there already.
         """
         length = self.reusable(ids, limit)
-        self.figures.asked += len(ids)
-        self.figures.reused += length
         if not length:
             return 0
         path, _ = self.match(ids)
@@ -172,6 +113,7 @@ class PrefixCache:
             last = self._split_(self.kept[last], length)
         self.segments.hang(segment, last)
         self._pin_(last, 1)
+        self.figures.reused += length
         return length
 
     def release_(self, segment: int, *, drop: bool = False) -> None:
@@ -342,10 +284,3 @@ class PrefixCache:
         assert idle == self.idle, "idle rows are counted wrongly"
         whole = sum(len(kept.tokens) for kept in self.kept.values())
         assert whole == self.idle + self.pinned, "kept rows are counted wrongly"
-
-
-def shared_length(one: Ints, other: Ints) -> int:
-    """How many tokens two texts begin with together."""
-    most = min(len(one), len(other))
-    differs = one[:most] != other[:most]
-    return int(differs.argmax()) if differs.any() else most

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...ops.kv.slots import Ints
-from ..cache.prefix_cache import SHORTEST, PrefixCache, shared_length
+from ..cache.kept_segments import shared_length
+from ..cache.prefix_cache import SHORTEST, PrefixCache
 from ..requests.branch import Branch, Request, Stage
 from ..requests.draft_state import Drafting
 from ..requests.request_table import RequestTable
@@ -20,16 +21,40 @@ class Keeper:
     cache: PrefixCache
     draftings: Sequence[Drafting]
     _prompts: dict[int, Ints] = field(default_factory=dict)
+    _asked: set[int] = field(default_factory=set)
 
     # -- who begins -------------------------------------------------------------------------------
 
-    def share_(self, request: Request) -> None:
-        """A request that starts goes on behind what is kept of its prompt, if that is enough."""
+    def meet_(self, opened: Sequence[Request]) -> list[Request]:
+        """Of requests that could begin together those that should: who would compute what another
+        one does in the same step begins right after it, and finds it there. Each of them goes on
+        behind what is kept of its prompt, if that is enough."""
+        chosen: list[Request] = []
+        for request in opened:
+            if request.stage is Stage.WAITING and not request.shared:
+                if chosen and self._follows(request, chosen):
+                    continue
+                self._share_(request)
+            chosen.append(request)
+        return chosen
+
+    def _follows(self, request: Request, others: Sequence[Request]) -> bool:
+        """Whether it finds more once these have begun."""
+        ids, limit = self._prompt(request), self._limit(request)
+        both = max(shared_length(self._prompt(one), ids) for one in others)
+        return min(both - self.cache.back, limit) >= self.cache.reusable(ids, limit) + SHORTEST
+
+    def _share_(self, request: Request) -> None:
         ids = self._prompt(request)
+        if request.prefix_owner not in self._asked:
+            self._asked.add(request.prefix_owner)
+            self.cache.figures.asked += len(ids)
         self._publish_for_(ids)
         length = self.cache.lend_(request.prefix_owner, ids, self._limit(request))
         request.shared = request.prefix_length = length
         request.context += ids[:length].tolist()
+        if (more := length - len(request.prefix)) > 0:
+            request.widen(more)
 
     def make_room_(self, claimed: int, opened: Sequence[Request]) -> None:
         """Evict idle rows: those where requests shall lie that start, and those in excess of what
@@ -44,24 +69,13 @@ class Keeper:
             self.cache.clear_(region.first, region.first + region.size)
         self.cache.make_room_(target.slots - claimed)
 
-    def apart(self, opened: Sequence[Request]) -> list[Request]:
-        """Of requests that could start together those that should: who would compute what another
-        one does in the same forward starts right after it, and finds it there."""
-        chosen = list(opened[:1])
-        for request in opened[1:]:
-            ids, limit = self._prompt(request), self._limit(request)
-            both = max(shared_length(self._prompt(one), ids) for one in chosen)
-            if min(both - self.cache.back, limit) < self.cache.reusable(ids, limit) + SHORTEST:
-                chosen.append(request)
-        return chosen
-
     def _prompt(self, request: Request) -> Ints:
         """The ids that a request's first branch begins with, as far as others may share them."""
         owner = request.prefix_owner
         if owner not in self._prompts:
             ids = [*request.prefix]
             if self._goes_on(request):
-                ids += [*request.tail, *request.given_ids]
+                ids += request.tail
             self._prompts[owner] = np.array(ids, np.int32)
         return self._prompts[owner]
 
@@ -80,11 +94,10 @@ class Keeper:
         for request in self.table.open.values():
             if not self._taken_in(request):
                 continue
-            both = shared_length(self._prompt(request), ids)
+            first = self._first(request)
+            rows = request.prefix_length if first is None else first.length
+            both = min(shared_length(self._prompt(request), ids), rows)
             if both >= kept + SHORTEST and both > request.shared:
-                first = request.root if request.stage is Stage.OUTLINE else None
-                if request.outline_budget == 0:
-                    first = request.branches[0]
                 self._publish_(request, both, [] if first is None else [first.owner])
                 kept = both
 
@@ -102,9 +115,14 @@ class Keeper:
 
     def _ids(self, request: Request) -> list[int]:
         """The ids of its first rows: of the prefix, and of the prompt behind it."""
-        first = request.root if request.outline_budget else request.branches[0]
-        early = request.stage is Stage.OUTLINE or not request.outline_budget
-        return [*request.context, *(first.prompt if first is not None and early else ())]
+        first = self._first(request)
+        return [*request.context, *(first.prompt if first is not None else ())]
+
+    def _first(self, request: Request) -> Branch | None:
+        """The branch that reads the end of its prompt, where that is no part of the prefix."""
+        if request.stage is Stage.OUTLINE:
+            return request.root
+        return request.branches[0] if request.branches and not request.outline_budget else None
 
     # -- who ends ---------------------------------------------------------------------------------
 
@@ -127,3 +145,4 @@ class Keeper:
             self._publish_(request, request.prefix_length)
         self.cache.release_(request.prefix_owner, drop=failed)
         self._prompts.pop(request.prefix_owner, None)
+        self._asked.discard(request.prefix_owner)

@@ -98,8 +98,8 @@ class BranchStateManager:
         parts = (self.table, self.layout, self.pools, self.admission, self.samplers, blend)
         self.placer = Placer(*parts, self.beams, keeper)
         self.committer = Committer(self.pools, segments, self.draftings, fold, blend)
-        apart = None if keeper is None else keeper.apart
-        self.scheduler = Scheduler(self.table, self.admission, limits.scheduler, apart)
+        meet = None if keeper is None else keeper.meet_
+        self.scheduler = Scheduler(self.table, self.admission, limits.scheduler, meet)
         self.lifecycle = Lifecycle(*parts, self.beams, self.draftings, fold, build_prompt, keeper)
 
     def _prefixes(self) -> PrefixCache | None:
@@ -163,6 +163,10 @@ class BranchStateManager:
     def beginning(self, step: StepPlan) -> list[Request]:
         """The requests that begin in this step."""
         return [self.table.request_of(owner) for owner in step.requests]
+
+    def reading(self, step: StepPlan) -> list[tuple[Request, int]]:
+        """The requests whose prompts go on in this step, and by how many tokens."""
+        return [(self.table.request_of(owner), count) for owner, count in step.chunks]
 
     # -- the next forward, and what it brought ----------------------------------------------------
 

@@ -35,16 +35,24 @@ class Placer:
     keeper: Keeper | None
 
     def place_(
-        self, proposal: Proposal | None, branches: Iterable[Branch], requests: Iterable[Request]
+        self,
+        proposal: Proposal | None,
+        branches: Iterable[Branch],
+        requests: Iterable[Request],
+        chunks: Iterable[tuple[Request, int]] = (),
     ) -> Batch:
-        """Rows of the active branches' trees, if there are any, and of whoever begins."""
-        opened, newcomers = list(requests), list(branches)
-        self._make_room_(newcomers, opened)
+        """Rows of the active branches' trees, if there are any, and of whoever begins.
+
+        chunks: requests whose prompts go on by so many tokens, and do not end.
+        """
+        opened, newcomers, read = list(requests), list(branches), list(chunks)
+        self._make_room_(newcomers, opened, [request for request, _ in read])
         spans = [span for branch in newcomers for span in self._start_behind(branch)]
         for request in opened:
             root, more = self._open(request)
             newcomers += root
             spans += more
+        spans += [span for request, count in read for span in self._read(request, count)]
         trees = None if proposal is None else self.trees(proposal)
         placed = self.layout.place_(self.pools[0], trees, spans)
         ran = tuple(self.table.active) if proposal is not None else ()
@@ -74,8 +82,7 @@ class Placer:
     def _open(self, request: Request) -> tuple[list[Branch], list[Span]]:
         """A request's first branch, if one begins, and the spans of its prompt; with a given
         outline nothing is drawn."""
-        self.table.begin(request)
-        spans = self._extend_prefix(request, request.prefix.behind(request.shared))
+        spans = self._extend_prefix(request, self._begin(request))
         if request.outline_budget == 0:
             branch = self.table.new_branch(request, 0, request.budget)
             request.branches, request.stage = [branch], Stage.RUNNING
@@ -88,24 +95,39 @@ class Placer:
                 branch.end(Finish.STOP)
                 return [], spans
             branch.prompt += request.given_ids
-        branch.prompt = branch.prompt.behind(request.shared - len(request.prefix))
         if request.given is None and request.new_matcher is not None and branch.is_root:
             branch.matcher = request.new_matcher()
         return [branch], [*spans, self._start(branch)]
 
-    def _make_room_(self, branches: Sequence[Branch], opened: Sequence[Request]) -> None:
-        """Requests that start find what is kept of their prompts, and a place for the rest; idle
-        rows are evicted where they take up what running branches have reserved."""
-        for request in opened:
-            if self.keeper is not None:
-                self.keeper.share_(request)
+    def _make_room_(
+        self, branches: Sequence[Branch], opened: Sequence[Request], read: Sequence[Request]
+    ) -> None:
+        """Requests that begin get a place for what is not kept of them; idle rows are evicted there,
+        and where running branches have reserved their slots."""
+        new = [one for one in (*opened, *read) if one.stage is Stage.WAITING]
+        for request in new:
             size, least = self.admission.region(request)
             self.layout.open_(request.prefix_owner, size, self.pools, least)
         if self.keeper is not None:
-            claimed = self.admission.claimed(
-                self.table.open.values(), len(self.table.active), [*branches, *opened]
-            )
-            self.keeper.make_room_(claimed, opened)
+            starting: list[Branch | Request] = [*branches, *opened, *read]
+            running, active = self.table.open.values(), len(self.table.active)
+            self.keeper.make_room_(self.admission.claimed(running, active, starting), new)
+
+    def _begin(self, request: Request) -> PromptTokens:
+        """What of a request's prefix is still to be read; from now on it is open."""
+        if request.stage is not Stage.PREFILL:
+            self.table.begin(request)
+        return request.prefix.behind(request.prefix_length)
+
+    def _read(self, request: Request, count: int) -> list[Span]:
+        """The next tokens of a prompt as rows of the prefix; what the first branch would read by
+        itself becomes a part of it."""
+        rest = self._begin(request)
+        request.stage = Stage.PREFILL
+        if (more := count - len(rest)) > 0:
+            request.widen(more)
+            rest = request.prefix.behind(request.prefix_length)
+        return self._extend_prefix(request, PromptTokens(rest[:count]))
 
     def _start_behind(self, branch: Branch) -> list[Span]:
         """A waiting branch's prompt, behind what all branches' prompts begin with."""

@@ -23,7 +23,7 @@ from ..schedule.plan import StepPlan
 @op("request.admit_", writes="batch rows")
 def open_requests_(branches: BranchStateManager, step: StepPlan) -> tuple[Batch, Rows]:
     """Prompt rows of the requests that begin: shared prefix, then the root branch."""
-    batch = branches.placer.place_(None, [], branches.beginning(step))
+    batch = branches.placer.place_(None, [], branches.beginning(step), branches.reading(step))
     return batch, batch.rows
 
 
@@ -69,7 +69,7 @@ def admit_(
 ) -> tuple[Batch, Rows, Proposal]:
     """The same, and the prompts of whoever starts in this step, as rows of one forward."""
     proposal = share(proposal, rows_per_round)
-    newcomers = branches.starting(step), branches.beginning(step)
+    newcomers = branches.starting(step), branches.beginning(step), branches.reading(step)
     batch = branches.placer.place_(proposal, *newcomers)
     return batch, batch.rows, proposal
 

@@ -42,6 +42,10 @@ class Room:
             return max(self._drafted(count, 1) + 1 for count in range(1, self.rows + 1))
         return max(self._drafted(count, count) + count for count in counts)
 
+    def round_rows(self, active: int) -> int:
+        """Rows of a forward for the trees of so many branches."""
+        return active + self._drafted(active, active) if active else 0
+
     def _drafted(self, active: int, trees: int) -> int:
         """Most drafted tokens of so many trees while `active` branches run."""
         most = trees * nodes_for(self.nodes, active)
@@ -54,6 +58,8 @@ class Room:
 
 def _reserved(request: Request, beams: int) -> int:
     """Slots that an open request holds or has reserved, trees not counted."""
+    if request.stage is Stage.PREFILL:
+        return request_slots(request, beams) - request.shared
     live = sum(len(b.prompt) + beams * b.budget for b in _running(request))
     waits = any(b.stage is Stage.WAITING for b in request.branches)
     outlines = request.root is not None and request.stage is Stage.OUTLINE
@@ -146,7 +152,7 @@ class Intake:
 
     def may_begin(self, request: Request) -> bool:
         """Whether one that must be alone would be, and nobody else is."""
-        others = [*self.open, *self.opened]
+        others = [one for one in (*self.open, *self.opened) if one is not request]
         if any(one.alone for one in others):
             self.held = self.held or f"{request.key}: {others[0].key} runs alone"
             return False
@@ -191,8 +197,9 @@ class Intake:
 
     def _more(self, request: Request, item: Branch | Request) -> int:
         """Slots that it takes beyond what is held: of the shared row, or of its own."""
-        if isinstance(item, Request):
-            return request_slots(item, self.room.beams) - item.shared
+        if isinstance(item, Request):  # one that is read in chunks has reserved all of it
+            begun = item.stage is Stage.PREFILL and not self.room.rows
+            return 0 if begun else request_slots(item, self.room.beams) - item.shared
         own = len(item.prompt) + item.budget
         if self.room.rows:
             return request.prefix_length + len(request.hoist) + own

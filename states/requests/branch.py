@@ -16,6 +16,7 @@ class Stage(StrEnum):
     """Where a branch or a request stands."""
 
     WAITING = "waiting"
+    PREFILL = "prefilling"  # a request whose prompt is read in chunks
     OUTLINE = "outline"  # a request whose root branch is writing
     RUNNING = "running"
     DONE = "done"
@@ -208,6 +209,16 @@ class Request:
     def prompt_size(self) -> int:
         """Tokens that are read before its first branch can begin."""
         return len(self.prefix) + len(self.tail) + len(self.given_ids)
+
+    def widen(self, count: int) -> None:
+        """What its first branch would read by itself becomes a part of the prefix, so many ids."""
+        self.prefix += self.tail[:count]
+        self.tail = PromptTokens(self.tail[count:])
+
+    @property
+    def unread(self) -> int:
+        """Tokens of its prompt that have no rows yet, before its first branch begins."""
+        return self.prompt_size - self.prefix_length
 
     @property
     def left(self) -> int:

@@ -129,8 +129,9 @@ class RequestTable:
         return [request for request in taken if not request.finished]
 
     def begin(self, request: Request) -> None:
-        """A request has been given its place."""
-        self.open[request.prefix_owner] = self.waiting.pop(request.prefix_owner)
+        """A request has been given its place; once, however often its prompt goes on."""
+        if request.prefix_owner in self.waiting:
+            self.open[request.prefix_owner] = self.waiting.pop(request.prefix_owner)
 
     def forget_finished(self) -> list[Request]:
         """Hand over the requests that have ended; nothing of them stays here."""

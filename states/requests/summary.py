@@ -115,8 +115,7 @@ class RoundSummary:
 
     branches: names; committed: tokens appended to each; accepted: drafts accepted by each (-1 for
     a branch that was only prefilled); drafted: tree nodes offered; target_length and draft_length:
-    slots that requests need afterwards; rows: query rows of the forward, `padding` of them stand for
-    nothing;
+    slots that requests need afterwards; rows: query rows of the forward, `padding` for nothing;
     alignment: how they were padded, None under ``bim``; gamma: how a draft-length policy decided
     for each branch that was drafted for; explained: each draft's figures, if somebody asked;
     blend: what was reused, None if nothing was; trees: of the branches that were drafted for.

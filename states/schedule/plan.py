@@ -22,6 +22,7 @@ class StepPlan:
 
     number: of the step, from 1. why: the reason for what it does, in words.
     branches: owners of the branches that start. requests: prefix owners of those that begin.
+    chunks: prefix owners of requests whose prompts go on, and by how many tokens.
     running: branches that are drafted for and verified.
     waiting: requests that have not begun. held: why the first of all that could start does not.
     """
@@ -31,11 +32,12 @@ class StepPlan:
     why: str
     branches: tuple[int, ...] = ()
     requests: tuple[int, ...] = ()
+    chunks: tuple[tuple[int, int], ...] = ()
     running: int = 0
     waiting: int = 0
     held: str = ""
 
     @property
     def starts(self) -> int:
-        """How many branches and requests begin."""
-        return len(self.branches) + len(self.requests)
+        """How many branches and requests begin, or are read on."""
+        return len(self.branches) + len(self.requests) + len(self.chunks)

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 
 Rank = tuple[int, ...]
 
+AGEING = 1  # tokens of work that a step of waiting is worth
+READING = 16  # tokens that are read in the time in which one is written
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A branch or a request that waits.
 
-    arrival: number of its request in the order of submission; step: number of the step before
-        which it was submitted.
+    arrival: number of its request in the order of submission; step: number of the step that first
+        looked at it.
     is_open: its request has begun, so this is one of its branches.
     place: among the waiting branches of its request, as `layout.order` has them.
     prompt: tokens to be read; left: tokens that its whole request may still write.
@@ -42,4 +45,28 @@ def fcfs(one: Candidate) -> Rank:
     return (one.arrival, one.place)
 
 
-POLICIES: Mapping[str, Policy] = {"fcfs": Policy(fcfs)}
+def max_throughput(one: Candidate) -> Rank:
+    """Whoever is done soonest: few tokens left to write and read.
+
+    All age alike, so a later arrival is as good as an earlier one that has more work by `AGEING`
+    tokens a step, and nobody starves.
+    """
+    return (one.left + one.prompt // READING + AGEING * one.step, one.arrival, one.place)
+
+
+def sot_priority(one: Candidate) -> Rank:
+    """Branches before new requests: an answer that has begun is brought to its end. All branches of
+    the request that is closest to it start together, then those of the next; requests as they came.
+
+    Open requests are few and come to an end, so nobody starves.
+    """
+    if not one.is_open:
+        return (1, one.arrival, one.place)
+    return (0, one.left, one.arrival, one.place)
+
+
+POLICIES: Mapping[str, Policy] = {
+    "fcfs": Policy(fcfs),
+    "max_throughput": Policy(max_throughput, overtakes=True),
+    "sot_priority": Policy(sot_priority, overtakes=True),
+}

@@ -7,6 +7,7 @@ from ..graph.graph import SchedulerBlock
 from ..requests.admission import Admission, Intake, ready
 from ..requests.branch import Branch, Request, Stage, reason_of
 from ..requests.request_table import RequestTable
+from .budget import Portion, half_read, portion
 from .plan import Does, StepPlan
 from .policies import POLICIES, Candidate, Rank
 
@@ -18,8 +19,8 @@ class PolicyError(RuntimeError):
     """A policy failed: nobody can say who starts."""
 
 
-Apart = Callable[[Sequence[Request]], list[Request]]
-"""Of requests that could begin together those that should."""
+Meet = Callable[[Sequence[Request]], list[Request]]
+"""Finds what is kept of requests that could begin together; returns those that should."""
 
 # Rank, then two numbers that are never equal, then who.
 Item = tuple[Rank, int, int, Request, Branch | None]
@@ -29,7 +30,7 @@ class Scheduler:
     """Decides each step from host integers. No step looks at everybody who waits.
 
     Args:
-        apart: who of those that could begin together should; all if it is None.
+        meet: called with those that are about to begin, says who of them does; None: all do.
 
     Attributes:
         steps: how many have been planned.
@@ -40,9 +41,9 @@ class Scheduler:
         table: RequestTable,
         admission: Admission,
         block: SchedulerBlock,
-        apart: Apart | None = None,
+        meet: Meet | None = None,
     ) -> None:
-        self.table, self.admission, self.block, self.apart = table, admission, block, apart
+        self.table, self.admission, self.block, self.meet = table, admission, block, meet
         self.policy = POLICIES[block.policy]
         self.steps = 0
         self._told = 0  # requests that had ended when answers were last handed over
@@ -73,18 +74,22 @@ class Scheduler:
         intake, running = self._choose(), len(self.table.active)
         folds = [b for b in intake.branches if b.combines]
         if folds:
-            return self._plan(Does.FOLD, f"parts are done: {_of(folds)}", intake, folds)
-        branches = intake.branches
-        if branches and (after_parse or not running):
+            return self._plan(Does.FOLD, f"parts are done: {_of(folds)}", intake, Portion(folds))
+        room = self.admission.room
+        reading = half_read([*self.table.open.values()])
+        limits = (self.block.max_tokens, self.admission.limits.share_outline)
+        new = portion(intake, reading, room.round_rows(running), *limits)
+        if new.branches and (after_parse or not running):
             why = "outlines were read" if after_parse else "nobody runs"
-            return self._plan(Does.FORK, f"{why}: {_of(branches)}", intake, branches)
+            starts = Portion(new.branches)
+            return self._plan(Does.FORK, f"{why}: {_of(new.branches)}", intake, starts)
         if running:
-            joining = [*(b.name for b in branches), *(r.key for r in intake.opened)]
+            joining = [*(b.name for b in new.branches), *(r.key for r in new.opened)]
             why = f"{running} run" + (f", {_names(joining)} join" if joining else "")
-            return self._plan(Does.ROUND, why, intake, branches, intake.opened)
-        if intake.opened:
-            why = f"nobody runs: {_names([r.key for r in intake.opened])}"
-            return self._plan(Does.OPEN, why, intake, (), intake.opened)
+            return self._plan(Does.ROUND, why + _read(new), intake, new)
+        if new.opened or new.chunks:
+            why = f"nobody runs: {_names([r.key for r in new.opened])}"
+            return self._plan(Does.OPEN, why + _read(new), intake, new)
         return self._plan(Does.REST, "nobody can start", intake)
 
     def _plan(
@@ -92,15 +97,16 @@ class Scheduler:
         does: Does,
         why: str,
         intake: Intake | None = None,
-        branches: Iterable[Branch] = (),
-        requests: Iterable[Request] = (),
+        new: Portion | None = None,
     ) -> StepPlan:
+        new = new or Portion()
         return StepPlan(
             self.steps,
             does,
             why,
-            tuple(branch.owner for branch in branches),
-            tuple(request.prefix_owner for request in requests),
+            tuple(branch.owner for branch in new.branches),
+            tuple(request.prefix_owner for request in new.opened),
+            tuple((request.prefix_owner, count) for request, count in new.chunks),
             len(self.table.active),
             len(self.table.waiting),
             "" if intake is None else intake.held,
@@ -127,11 +133,12 @@ class Scheduler:
             if intake.take(request, branch or request) or not intake.count:
                 continue
             waited = self.steps - request.step
-            intake.full |= not self.policy.overtakes or waited > self.block.max_wait
+            crowded = intake.count >= intake.room.max_active
+            intake.full |= crowded or not self.policy.overtakes or waited > self.block.max_wait
         for item in popped:  # whoever does start is left out when it comes up again
             heappush(self._queue, item)
-        if self.apart is not None and len(intake.opened) > 1:
-            intake.opened = self.apart(intake.opened)
+        if self.meet is not None and intake.opened:
+            intake.opened = self.meet(intake.opened)
         return intake
 
     def _requests(self, intake: Intake, popped: list[Item]) -> Iterator[Item]:
@@ -146,6 +153,8 @@ class Scheduler:
 
     def _branches(self) -> Iterator[Item]:
         for request in self.table.open.values():
+            if request.stage is Stage.PREFILL:  # what has been begun is read to its end first
+                yield (), request.prefix_owner, -1, request, None
             for place, branch in enumerate(ready(request, self.admission.order)):
                 yield self._item(request, branch, place)
 
@@ -160,6 +169,15 @@ class Scheduler:
             name = self.block.policy
             raise PolicyError(f"scheduler.policy {name!r}: {reason_of(error)}") from error
         return rank, request.prefix_owner, place, request, branch
+
+
+def _read(new: Portion) -> str:
+    """Which prompts go on, in words."""
+    parts = [
+        f"{r.key} is read from {r.prefix_length} to {r.prefix_length + count} of {r.prompt_size}"
+        for r, count in new.chunks
+    ]
+    return "".join(f", {part}" for part in parts)
 
 
 def _of(branches: Iterable[Branch]) -> str:

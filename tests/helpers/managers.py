@@ -12,7 +12,7 @@ from specsot.ops.types import Proposal
 from specsot.ops.verify.score import GrammarRows
 from specsot.ops.verify.verify import Accepted, FirstTokens
 from specsot.states.graph.drafters import DRAFTERS
-from specsot.states.graph.graph import LAYOUTS
+from specsot.states.graph.graph import LAYOUTS, SchedulerBlock
 from specsot.states.manager.batch import Batch
 from specsot.states.manager.manager import BranchStateManager
 from specsot.states.phases import phase_ops
@@ -33,10 +33,13 @@ def limits(
     most: int = 4,
     share_outline: bool = True,
     max_positions: int = 1000,
+    policy: str = "fcfs",
+    max_wait: int = 256,
 ) -> RunLimits:
     block: Any = LAYOUTS[layout](kind=layout, capacity=capacity, max_active=most)
     drafts = DRAFTERS[drafter](kind=drafter)
-    return RunLimits(block, drafts, share_outline, max_positions, VOCABULARY)
+    scheduler = SchedulerBlock.model_validate({"policy": policy, "max_wait": max_wait})
+    return RunLimits(block, drafts, share_outline, max_positions, VOCABULARY, None, scheduler)
 
 
 def manager(layout: str = "bim", drafter: str = "none", **settings: Any) -> BranchStateManager:

@@ -332,7 +332,7 @@ def _check_target_rows(run: Run) -> None:
     book, pool = run.board["branches"], run.board["kv"]
     expected = 0
     for request in book.requests:
-        if request.stage in (Stage.OUTLINE, Stage.RUNNING):
+        if request.stage in (Stage.PREFILL, Stage.OUTLINE, Stage.RUNNING):
             expected += request.prefix_length * len(book.layout.rows_of(request.prefix_owner))
             expected -= request.shared
         if request.stage is Stage.OUTLINE:
@@ -355,7 +355,7 @@ def _check_draft_rows(run: Run) -> None:
     book, pool = run.board["branches"], run.board["kv_draft"]
     alive = set(book.prefixes.kept) if book.prefixes is not None else set[int]()
     for request in book.requests:
-        if request.stage in (Stage.OUTLINE, Stage.RUNNING):
+        if request.stage in (Stage.PREFILL, Stage.OUTLINE, Stage.RUNNING):
             alive.add(request.prefix_owner)
         if request.stage is Stage.OUTLINE:
             alive.add(request.root.owner)

@@ -52,7 +52,7 @@ def test_the_run_folder_is_complete(shell: Any) -> None:
 def test_the_trace_tells_every_move_op_and_round(shell: Any) -> None:
     assert shell.run() == Code.OK
     records = shell.lines("trace.jsonl")
-    assert {r["kind"] for r in records} == {"move", "op", "round", "texts"}
+    assert {r["kind"] for r in records} == {"move", "op", "step", "round", "texts"}
     assert records[-1]["kind"] == "texts"
     moves = [r for r in records if r["kind"] == "move"]
     assert [m["step"] for m in moves] == list(range(1, len(moves) + 1))

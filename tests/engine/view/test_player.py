@@ -54,9 +54,9 @@ def test_from_round_to_round(replay: Replay) -> None:
     for _ in range(4):
         player.press("page down")
         seen.append(replay.snapshot(player.frame).meter.forwards)
-    assert seen == [2, 3, 4, 5]
+    assert seen == [1, 2, 3, 4]
     player.press("page up")
-    assert replay.snapshot(player.frame).meter.forwards == 4
+    assert replay.snapshot(player.frame).meter.forwards == 3
 
 
 def test_the_bar_says_where_it_is_in_any_width(replay: Replay) -> None:
@@ -102,7 +102,7 @@ def test_plain_lines_tell_every_round(replay: Replay) -> None:
     heads = [line for line in lines if line.lstrip().startswith("round ")]
     assert sum(int(line.split("+")[1].split()[0]) for line in heads) == rounds.tokens
     text = "\n".join(lines)
-    assert "verify → expand_root" in text and "✓" in text and "✗" in text
+    assert "verify → schedule" in text and "✓" in text and "✗" in text
     assert max(map(len, lines)) <= 120
 
 

@@ -23,6 +23,7 @@ from specsot.states.manager.manager import BranchStateManager
 from specsot.states.requests.branch import Finish
 from specsot.states.schedule.inbox import Inbox
 from specsot.states.schedule.plan import Does, StepPlan
+from specsot.states.schedule.policies import POLICIES
 
 
 def plan(made: BranchStateManager, inbox: Inbox | None = None) -> StepPlan:
@@ -162,11 +163,11 @@ def test_deadlines_of_requests_that_ended_are_forgotten() -> None:
     assert len(made.table._deadlines) < 100
 
 
-@pytest.mark.parametrize("policy", ["fcfs"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_step_costs_the_same_however_many_wait(policy: str) -> None:
     costs = {}
     for waiting in (100, 10_000):
-        made = manager(most=2)
+        made = manager(most=2, policy=policy)
         running(made, request("a"), request("b"))
         for number in range(waiting):
             made.submit(request(str(number)))

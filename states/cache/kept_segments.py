@@ -1,0 +1,71 @@
+"""Segments of rows that stay for whoever begins with the same tokens, and how they are found."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ...ops.kv.slots import Ints
+
+
+@dataclass(eq=False, slots=True)
+class KeptSegment:
+    """Rows that stay: `tokens` int32, their ids, the first of them at position `start`.
+
+    behind: kept segments that go on from it, by how they begin. pins: requests that go on from it
+    or from one of these. used: when it was last, in steps of the cache's own clock.
+    """
+
+    segment: int
+    start: int
+    tokens: Ints
+    behind: "Shelf"
+    pins: int = 0
+    used: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it can be evicted."""
+        return not self.pins and not len(self.behind)
+
+
+@dataclass(slots=True)
+class Shelf:
+    """Segments that begin at one place, found by their first tokens.
+
+    width: how many of these; segments can begin with the same `back` tokens, which their drafter's
+    rows do not share.
+    """
+
+    width: int
+    by_start: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.by_start)
+
+    def add(self, segment: int, tokens: Ints) -> None:
+        self.by_start.setdefault(self._key(tokens), []).append(segment)
+
+    def remove(self, segment: int, tokens: Ints) -> None:
+        key = self._key(tokens)
+        self.by_start[key].remove(segment)
+        if not self.by_start[key]:
+            del self.by_start[key]
+
+    def find(self, tokens: Ints) -> Iterator[int]:
+        """Segments that may go on like this."""
+        key = self._key(tokens)
+        for width in range(len(key), 0, -1):
+            yield from self.by_start.get(key[:width], ())
+
+    def _key(self, tokens: Ints) -> tuple[int, ...]:
+        return tuple(tokens[: self.width].tolist())
+
+
+def shared_length(one: Ints, other: Ints) -> int:
+    """How many tokens two texts begin with together."""
+    most = min(len(one), len(other))
+    differs = one[:most] != other[:most]
+    return int(differs.argmax()) if differs.any() else most

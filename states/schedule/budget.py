@@ -1,0 +1,91 @@
+"""`scheduler.max_tokens`: which prompts a forward has rows for, and how far a long one is read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..requests.admission import Intake
+from ..requests.branch import Branch, Request, Stage
+
+LEAST = 8  # tokens that are read in a step at least, however many rows the trees take
+
+
+@dataclass(slots=True)
+class Portion:
+    """Who starts within the budget, and which prompts go on; what does not fit waits."""
+
+    branches: list[Branch] = field(default_factory=list)
+    opened: list[Request] = field(default_factory=list)
+    chunks: list[tuple[Request, int]] = field(default_factory=list)
+
+    def add(self, item: Branch | Request) -> None:
+        """Somebody starts."""
+        if isinstance(item, Branch):
+            self.branches.append(item)
+        else:
+            self.opened.append(item)
+
+
+def portion(
+    intake: Intake, reading: Sequence[Request], rows: int, most: int | None, share_outline: bool
+) -> Portion:
+    """Of all that could start, what has rows in the next forward.
+
+    Prompts that are half read come first, then branches, then new requests. One that fits into what
+    is left is read to its end, the next one as far as it goes. One that cannot be cut (documents
+    that are reused stand in it) is read alone.
+
+    Args:
+        reading: open requests whose prompts are half read. rows: of the trees in that forward.
+        most: rows of a forward; None for no limit.
+    """
+    if most is None:
+        return Portion(intake.branches, intake.opened)
+    found, left = Portion(), max(most - rows, LEAST)
+    known = {id(request) for request in reading}
+    first = [one for one in intake.opened if id(one) in known]
+    for request in (one for one in reading if one not in first):  # no place for its branch yet
+        if (count := min(request.unread - 1, left)) > 0:
+            found.chunks.append((request, count))
+            left -= count
+    later = [one for one in intake.opened if id(one) not in known]
+    items: list[Branch | Request] = [*first, *intake.branches, *later]
+    for item in items:
+        if left <= 0:
+            break
+        cost, most_cut = _cost(item), _cut(item, share_outline)
+        if cost <= left or (not most_cut and not (found.branches or found.opened or found.chunks)):
+            found.add(item)
+        elif isinstance(item, Request) and most_cut:
+            found.chunks.append((item, min(left, most_cut)))
+            cost = left
+        else:
+            break
+        left -= cost
+    return found
+
+
+def _cost(item: Branch | Request) -> int:
+    """Rows of a prompt."""
+    if isinstance(item, Request):
+        return item.unread
+    return len(item.prompt) + len(item.request.hoist)
+
+
+def _cut(item: Branch | Request, share_outline: bool) -> int:
+    """Tokens of a prompt that can be read before its first branch begins; 0: all or nothing.
+
+    What the outline alone is asked with is no part of what parts share, unless these stand behind
+    the outline.
+    """
+    if isinstance(item, Branch) or item.prefix.chunks or item.tail.chunks:
+        return 0
+    if item.given is not None:
+        return len(item.prefix) - item.prefix_length
+    whole = share_outline or item.outline_budget == 0
+    end = item.prompt_size - 1 if whole else len(item.prefix)
+    return max(end - item.prefix_length, 0)
+
+
+def half_read(requests: Sequence[Request]) -> list[Request]:
+    """Open requests whose prompts are read in chunks."""
+    return [one for one in requests if one.stage is Stage.PREFILL]

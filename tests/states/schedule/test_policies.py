@@ -1,0 +1,131 @@
+"""The policies: who starts first, who may overtake, and that nobody starves."""
+
+from collections.abc import Iterator
+
+import pytest
+from helpers.managers import STOP, commit_, fan_out_, manager, request, running
+
+from specsot.states.manager.manager import BranchStateManager
+from specsot.states.requests.branch import Finish, Request
+from specsot.states.schedule.inbox import Inbox
+from specsot.states.schedule.plan import StepPlan
+from specsot.states.schedule.policies import AGEING, POLICIES, Candidate
+
+SHORT, LONG = 10, 60
+
+
+def plan(made: BranchStateManager) -> StepPlan:
+    return made.plan_(Inbox())
+
+
+def start_(made: BranchStateManager, step: StepPlan, token: int = 20) -> list[Request]:
+    """Whoever begins in this step does; with STOP they end at once."""
+    begun = made.beginning(step)
+    if begun:
+        batch = made.placer.place_(None, [], begun)
+        commit_(made, batch, [token] * len(batch.newcomers))
+    return begun
+
+
+def served(made: BranchStateManager, first: Request, steps: int) -> Iterator[tuple[int, str]]:
+    """(step, key) of whoever begins, one at a time, while a short request comes in every step."""
+    made.submit(first)
+    for number in range(steps):
+        made.submit(request(str(number), budget=SHORT))
+        for one in start_(made, plan(made), STOP):
+            yield number, one.key
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_long_request_is_served_however_many_short_ones_come(policy: str) -> None:
+    made = manager(most=1, policy=policy)
+    for number in range(20):
+        made.submit(request(f"before {number}", budget=SHORT))
+    begun = {key: step for step, key in served(made, request("long", budget=LONG), 200)}
+    assert "long" in begun
+    if policy == "max_throughput":
+        assert 20 < begun["long"] <= 20 + (LONG - SHORT) // AGEING + 1
+    else:
+        assert begun["long"] == 20
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_that_does_not_fit_beside_others_is_served_in_the_end(policy: str) -> None:
+    """Somebody always runs; the long one fits only alone. `max_wait` ends the overtaking."""
+    made = manager(capacity=70, most=2, policy=policy, max_wait=12)
+    (runs,) = running(made, request("first", budget=SHORT))
+    long, begun, overtook = request("long", budget=LONG), 0, 0
+    made.submit(long)
+    for number in range(100):
+        made.submit(request(str(number), budget=SHORT))
+        new = start_(made, plan(made))
+        if long in new:
+            begun = number
+            break
+        overtook += len(new)
+        runs.end(Finish.STOP)  # those who run take turns: one ends when the next has begun
+        made.lifecycle.retire_and_prepare_()
+        if new:
+            runs = new[-1].branches[0]
+        elif made.active:
+            runs = made.active[0]
+    assert begun, "it starved"
+    assert (overtook > 0) == POLICIES[policy].overtakes
+    assert begun <= (LONG - SHORT + 3 if policy == "max_throughput" else 12 + 3)
+
+
+def test_first_come_first_served_is_overtaken_by_nobody() -> None:
+    made = manager(capacity=70, most=3)
+    running(made, request("first", budget=SHORT))
+    made.submit(request("long", budget=LONG))
+    made.submit(request("short", budget=SHORT))
+    step = plan(made)
+    assert step.starts == 0 and step.held.startswith("long: needs")
+
+
+def test_who_is_done_soonest_goes_first() -> None:
+    made = manager(most=1, policy="max_throughput")
+    for key, budget in (("c", 30), ("a", 10), ("b", 20)):
+        made.submit(request(key, budget=budget))
+    order = [one.key for _ in range(3) for one in start_(made, plan(made), STOP)]
+    assert order == ["a", "b", "c"]
+
+
+def test_branches_of_an_answer_go_before_new_requests_and_as_a_gang() -> None:
+    made = manager(most=3, capacity=600, policy="sot_priority")
+    one, two = (request(k, tail=[7], outline_budget=4, budget=8) for k in "ab")
+    roots = running(made, one, two)
+    for root in roots:
+        root.end(Finish.STOP)
+    many = fan_out_(made, one, [], [[41], [42], [43]])
+    few = fan_out_(made, two, [], [[44], [45]])
+    made.submit(request("new"))
+    step = plan(made)
+    assert made.starting(step) == [*few, many[0]], "all of the answer that is closest to its end"
+    assert step.requests == ()
+
+
+def test_ranks_are_of_host_integers_alone() -> None:
+    early = Candidate(1, 5, False, 0, 100, 40)
+    late = Candidate(2, 6, False, 0, 100, 40)
+    for policy in POLICIES.values():
+        assert policy.rank(early) < policy.rank(late)
+        assert all(isinstance(value, int) for value in policy.rank(early))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_policies_of_a_graph_are_these(policy: str) -> None:
+    from specsot.engine.prepare.files import open_graph
+
+    assert open_graph("eagle", [f"scheduler.policy={policy}"]).graph.scheduler.policy == policy
+
+
+def test_a_policy_that_is_none_is_told_with_those_that_are() -> None:
+    from specsot.engine.prepare.files import open_graph
+    from specsot.states.yaml.source import GraphError
+
+    with pytest.raises(GraphError) as error:
+        open_graph("eagle", ["scheduler.policy=fastest"])
+    assert "scheduler.policy: must be" in str(error.value) and "sot_priority" in str(error.value)
+    with pytest.raises(GraphError, match="unknown key 'polcy'; did you mean 'policy'"):
+        open_graph("eagle", ["scheduler.polcy=fcfs"])
