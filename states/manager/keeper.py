@@ -27,12 +27,16 @@ class Keeper:
 
     def meet_(self, opened: Sequence[Request]) -> list[Request]:
         """Of requests that could begin together those that should: who would compute what another
-        one does in the same step begins right after it, and finds it there. Each of them goes on
-        behind what is kept of its prompt, if that is enough."""
+        one does in the same step, or what a drafter reads in the next one, begins right after it,
+        and finds it there. Each of them goes on behind what is kept of its prompt, if that is
+        enough."""
         chosen: list[Request] = []
+        unread = []
+        if self.table.active:  # so there will be a forward of the drafter
+            unread = [one for one in self.table.open.values() if not self._taken_in(one)]
         for request in opened:
             if request.stage is Stage.WAITING and not request.shared:
-                if chosen and self._follows(request, chosen):
+                if self._follows(request, [*chosen, *unread]):
                     continue
                 self._share_(request)
             chosen.append(request)
@@ -41,7 +45,7 @@ class Keeper:
     def _follows(self, request: Request, others: Sequence[Request]) -> bool:
         """Whether it finds more once these have begun."""
         ids, limit = self._prompt(request), self._limit(request)
-        both = max(shared_length(self._prompt(one), ids) for one in others)
+        both = max((shared_length(self._prompt(one), ids) for one in others), default=0)
         return min(both - self.cache.back, limit) >= self.cache.reusable(ids, limit) + SHORTEST
 
     def _share_(self, request: Request) -> None:

@@ -102,7 +102,7 @@ class Placer:
     def _make_room_(
         self, branches: Sequence[Branch], opened: Sequence[Request], read: Sequence[Request]
     ) -> None:
-        """Requests that begin get a place for what is not kept of them; idle rows are evicted there,
+        """Requests that begin get a place for what is not kept of them; idle rows make way there,
         and where running branches have reserved their slots."""
         new = [one for one in (*opened, *read) if one.stage is Stage.WAITING]
         for request in new:

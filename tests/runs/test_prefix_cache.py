@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from helpers.drafters import KINDS, SETTINGS, drafting
 from helpers.support import (
+    SEED,
     FixedBook,
     Graphs,
     Tiny,
@@ -30,7 +31,7 @@ from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.text.prompts import NOTHING
 
 Make = Callable[..., Tiny]
-CHOICES = tuple((kind, number) for kind in KINDS for number in range(len(SETTINGS[kind])))
+CHOICES = tuple((kind, SEED % len(SETTINGS[kind])) for kind in KINDS)
 OFF = "scheduler.prefix_cache=false"
 GRID: dict[str, tuple[Any, ...]] = {
     "drafter": CHOICES,
