@@ -36,10 +36,10 @@ def raise_them() -> None:
 
 
 def let_close() -> None:
-    """The program closes by itself: an exception would be a traceback."""
+    """The program closes by itself, and at once: an exception would be a traceback."""
     signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in WORDS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
