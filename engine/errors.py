@@ -7,6 +7,7 @@ from traceback import walk_tb
 from ..models.files import ModelError
 from ..states.text.outline_file import OutlineError
 from ..states.yaml.source import GraphError
+from .signals import Terminated
 
 
 class Code(IntEnum):
@@ -40,6 +41,7 @@ def code_of(error: BaseException) -> Code:
         ((GraphError, TemplateError), Code.GRAPH),
         (ModelError, Code.MODEL),
         (UnequalError, Code.UNEQUAL),
+        (Terminated, Code.TERMINATED),
         (KeyboardInterrupt, Code.INTERRUPTED),
     ]
     return next((code for kind, code in kinds if isinstance(error, kind)), Code.FAILED)

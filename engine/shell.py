@@ -16,6 +16,7 @@ from .errors import Code, code_of, fault_of, is_told, message_of
 
 DEBUG = "SPECSOT_DEBUG"
 STDOUT = "standard output"
+SIGNALS = {Code.INTERRUPTED: "interrupted", Code.TERMINATED: "terminated"}
 WIDTH = 90  # of a line of a file that is shown
 
 P = ParamSpec("P")
@@ -97,7 +98,7 @@ def ended(error: BaseException) -> Code:
     if isinstance(error, GraphError):
         complain("\n".join(map(pointed, error.problems)) + error.more)
     else:
-        complain("interrupted" if isinstance(error, KeyboardInterrupt) else message_of(error))
+        complain(SIGNALS.get(code_of(error)) or message_of(error))
     return code_of(error)
 
 

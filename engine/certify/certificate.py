@@ -166,7 +166,7 @@ def _parts(bench: Bench) -> Iterator[Part]:
         else:
             yield _part(graph.name, *rejection, acceptance_checks(bench))
     if graph.blend is not None:
-        title = "Documents that were read before"
+        title = "Keys and values that are reused"
         yield _part(graph.name, "blended", title, blended_checks(bench))
     yield _part(graph.name, "gates", "Structural gates", gate_checks(bench))
 
@@ -200,11 +200,11 @@ def _notes(graph: Graph) -> Iterator[str]:
     if graph.skeleton is not None and graph.skeleton.merge == "blend":
         yield (
             "Combined answers stand behind parts that were computed anew (skeleton.merge=plain), "
-            "except where a check says that the fold was blended."
+            "except where a check says that they were folded."
         )
     if graph.blend is not None:
         yield (
-            "Where rows of documents are reused, the text is held to plain decoding on the same "
+            "Where rows are reused, the text is held to plain decoding on the same "
             "blended cache, which is an approximation of the prompt (docs/cacheblend.md); "
             "everywhere else, to transformers."
         )

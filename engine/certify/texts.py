@@ -112,22 +112,17 @@ def sampled_checks(bench: Bench) -> Iterator[Check]:
         yield _twins(bench, name, sets, tally)
         title = f"{name}, {seeds} seeds, drawn from transformers' logits"
         yield tally.check(f"sampled/{name}/own", title, seeds=seeds)
-    skeleton = bench.job.program.graph.skeleton
-    if skeleton is not None and skeleton.merge == "blend":
-        sets = (*HEATED, "skeleton.merge=blend")
-        yield _twins(bench, "combined on a blended cache", sets, None)
 
 
-def _twins(bench: Bench, name: str, sets: tuple[str, ...], tally: TeacherTally | None) -> Check:
-    """The graph and its twin; the twin is held to transformers if there is a tally for that."""
+def _twins(bench: Bench, name: str, sets: tuple[str, ...], tally: TeacherTally) -> Check:
+    """The graph and its twin; the twin is held to transformers."""
     extent, results = bench.extent, list[BranchComparison]()
     for seed in range(FIRST_SEED, FIRST_SEED + extent.seeds):
         for pair, answer in twin_answers(bench, sets, seed, bench.prompts[: extent.drawn_prompts]):
             results += compare_branches(pair, answer)
-            if tally is not None:
-                twin = pair.reference
-                repeat = repeated(bench, twin, answer.prompt)
-                tally.hold(twin, answer.runs[twin.letter].request, repeat)
+            twin = pair.reference
+            repeat = repeated(bench, twin, answer.prompt)
+            tally.hold(twin, answer.runs[twin.letter].request, repeat)
     title = f"{name}, {extent.seeds} seeds, with its drafter and without one"
     return equality(bench, f"sampled/{name}/twin", title, results, seeds=extent.seeds)
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ...states.machine import Run
-from ..errors import Code, UnequalError
+from ..errors import Code, UnequalError, code_of
 from ..prepare.job import Job
 from ..prepare.options import RunOptions
 from ..prepare.repeat import Provenance
@@ -33,11 +33,12 @@ from ..view.stepper import Halts, LiveStepper, Stepper
 from ..view.tui import LiveView
 
 SCHEMA = 1
+HALTED = {STATUS_CODES[one]: one for one in (Status.INTERRUPTED, Status.TERMINATED)}
 
 
 def perform(job: Job, session: Session, provenance: Provenance, folder: SparedFolder) -> RunOutcome:
     """The run from its first transition to its last file; what it made is kept if it fails."""
-    with closing(folder):
+    with closing(folder), Halt() as halt:  # who stops it while it begins is heard at once, too
         files = RunWriter(folder, job, provenance)
         files.begin(os.environ, session.models.stop_ids)
         run, recorder = recorded(session, job.prompts, folder.trace)
@@ -45,14 +46,12 @@ def perform(job: Job, session: Session, provenance: Provenance, folder: SparedFo
         rounds = job.program.graph.limits.max_rounds
         try:
             with (
-                Halt() as halt,
                 _view(job, run, recorder) as view,
                 _pause(job, run, recorder, halt, view) as pause,
             ):
                 status = drive(run, recorder, max_rounds=rounds, halt=halt, pause=pause)
         except BaseException as error:
-            interrupted = isinstance(error, KeyboardInterrupt)
-            files.end(run, recorder, Status.INTERRUPTED if interrupted else Status.FAILED, error)
+            files.end(run, recorder, HALTED.get(code_of(error), Status.FAILED), error)
             raise
         outcome = files.end(run, recorder, status, None)
         run.close()

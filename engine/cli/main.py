@@ -1,7 +1,6 @@
 """The command line. Each command's module is imported only when that command is asked for."""
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -9,8 +8,10 @@ from importlib.metadata import version
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperGroup
 
-from ..shell import one_line_for_faults, open_streams, quiet_pipes
+from ..shell import ended, one_line_for_faults, open_streams, quiet_pipes
+from ..signals import let_close, raise_them
 from .completing import asked_for, join_words
 
 PROGRAM = "specsot"
@@ -54,10 +55,21 @@ EXIT_CODES = (
 )
 
 
+class Commands(TyperGroup):
+    """Tells an interruption that no command has dealt with; typer would end without a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise typer.Exit(int(ended(error))) from None
+
+
 def build(names: Sequence[str]) -> typer.Typer:
     """The application; only the commands of these names are really imported."""
     app = typer.Typer(
         name=PROGRAM,
+        cls=Commands,
         help="Speculative decoding x skeleton-of-thought, driven by YAML graphs.",
         epilog=EXIT_CODES,
         no_args_is_help=True,
@@ -93,7 +105,7 @@ def _root(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point of the `specsot` script."""
+    """The command line of this process, or these words in somebody else's."""
     words = list(sys.argv[1:] if argv is None else argv)
     names = [word for word in words if not word.startswith("-")][:1]
     if COMPLETING in os.environ:
@@ -105,7 +117,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         with one_line_for_faults():
+            if argv is None:
+                raise_them()
             build(names)(args=words, prog_name=PROGRAM)
     finally:
-        if argv is None:  # the program ends: Ctrl-C while it closes would be a traceback
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if argv is None:
+            let_close()

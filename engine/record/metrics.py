@@ -31,6 +31,7 @@ class Meter:
         rows: query rows of all target forwards; `padding` those that stand for nothing.
         tokens: tokens appended to any branch, outlines included, stop tokens not.
         in_ops: nanoseconds inside ops; `in_run` from the first transition to the last.
+        open_ops: those of `in_ops` behind the last transition: a run may be halted within a state.
         last_move: nanoseconds from the start of the run to its last transition.
         lengths: how often a branch committed that many tokens in one round; `requests` the same of
             each request.
@@ -48,6 +49,7 @@ class Meter:
     most_active: int = 0
     in_ops: int = 0
     in_run: int = 0
+    open_ops: int = 0
     last_move: int = 0
     visits: Counter[str] = field(default_factory=Counter)
     nanos: Counter[str] = field(default_factory=Counter)
@@ -69,13 +71,14 @@ class Meter:
 
     def op_ran(self, event: OpRan) -> None:
         self.in_ops += event.nanos
+        self.open_ops += event.nanos
         self.op_nanos[event.op] += event.nanos
 
     def moved(self, event: Moved, at: int = 0) -> None:
         self.visits[event.target] += 1
         self.nanos[event.source] += event.nanos
         self.in_run += event.nanos
-        self.last_move = at
+        self.open_ops, self.last_move = 0, at
 
     def forward_done(self, summary: RoundSummary, at: int) -> None:
         """Count one target forward; `at` is nanoseconds since the start."""
@@ -132,8 +135,8 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """From the first transition to the last."""
-        return self.in_run / NS
+        """From the first transition to the last, and the ops behind it."""
+        return (self.in_run + self.open_ops) / NS
 
     @property
     def tokens_per_second(self) -> float:
@@ -142,7 +145,8 @@ class Meter:
     @property
     def overhead_share(self) -> float:
         """The share of the run's wall time that was not spent inside ops."""
-        return ratio(self.in_run - self.in_ops, self.in_run)
+        whole = self.in_run + self.open_ops
+        return ratio(whole - self.in_ops, whole)
 
 
 def ratio(part: float, whole: float) -> float:
@@ -196,7 +200,7 @@ def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
         "accepted_lengths": {str(k): n for k, n in sorted(meter.lengths.items())},
         "most_active_branches": meter.most_active,
         "seconds": {
-            "total": max(meter.last_move, meter.in_run) / NS,
+            "total": (max(meter.last_move, meter.in_run) + meter.open_ops) / NS,
             **{f"to_{f.name}": _mean_moment(meter, f.name) for f in fields(Marks)},
         },
         "states": state_figures(meter),

@@ -191,7 +191,7 @@ class Replay:
         parts = [(PREFIX, 0)]
         for request in self.requests:
             for one in request.branches:
-                if one.stage(moment.rounds[one.name]) == "running":
+                if one.holds(moment.rounds[one.name]):
                     code = OUTLINE if one.index < 0 else BRANCH + one.index
                     parts.append((code, max(moment.tokens[one.name] - 1, 0)))
         parts[0] = PREFIX, max(used - sum(count for _, count in parts), 0)

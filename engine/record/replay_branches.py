@@ -44,6 +44,11 @@ class ReplayedBranch:
             return "done" if self.finish == "refused" else "waiting"
         return "done" if rounds >= self.rounds else "running"
 
+    def holds(self, rounds: int) -> bool:
+        """Whether it has slots of its own after so many forwards; to the end, if it was halted."""
+        halted = self.finish == "cancelled" and rounds > 0
+        return halted or self.stage(rounds) == "running"
+
     def text_at(self, tokens: int) -> str:
         """What its first tokens say; a share of the whole where single tokens do not add up to it,
         or their texts are not known."""

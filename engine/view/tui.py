@@ -145,7 +145,7 @@ def _upper(scene: Scene, snap: Snapshot, width: int, room: ScreenPlan) -> Layout
     wide = width >= WIDE
     inner, lines = width - room.left - 4, room.upper - 2
     states = states_text(scene, snap, times=wide)
-    title = "states · visits · ms each" if wide else "states · visits"
+    title = f"states · visits{' · ms each' if wide else ''} ◦ open"
     drafts = _panel(
         drafts_text(snap.trees, snap.branches, inner, lines), "drafts", drafts_legend(inner - 2)
     )

@@ -14,7 +14,8 @@ PALETTE = (
 )
 LIT = "bold #00240f on #3ddc84"  # not `black`: bold black is grey on many terminals
 MARKS = {"running": "▶", "waiting": "·", "stop": "✓", "length": "✂", "refused": "✗", "failed": "✗"}
-BRANCH_MARKS = "▶ running  · waiting  ✓ stop  ✂ length  ✗ refused"
+HALTED = "■"  # neither done nor going on
+BRANCH_MARKS = f"▶ running  · waiting  ✓ stop  ✂ length  ✗ refused  {HALTED} halted"
 STATE_WIDTH = 17
 MOST = 6  # lines of one branch
 RANKS = {"running": 0, "waiting": 1}  # who is shown first; what has ended comes last
@@ -120,7 +121,7 @@ def _rank(view: BranchView, index: int) -> tuple[int, int]:
 
 def _branch_lines(view: BranchView, many: bool, width: int, rows: int) -> list[Text]:
     color = color_of(view.index)
-    mark = MARKS.get(view.finish or view.stage, "■")
+    mark = MARKS.get(view.finish or view.stage, HALTED)
     name = "O" if view.index < 0 else str(view.index + 1)
     label = f"{view.request[:8]}/{name}" if many else name
     title_width = 16 if width < 90 else 24

@@ -34,7 +34,10 @@ class EagleHead(DrafterModel):
     def __init__(self, shape: DecoderShape, taps: tuple[int, ...]) -> None:
         super().__init__(shape, 1, taps)
         self.owned: frozenset[str] = frozenset()
-        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        table_VH = torch.empty(shape.vocab_size, shape.hidden_size)
+        if not table_VH.is_meta:  # drawing nothing there would import torch's compiler, for seconds
+            nn.init.normal_(table_VH)
+        self.embed_tokens = nn.Embedding.from_pretrained(table_VH, freeze=False)
 
     def forward(
         self,

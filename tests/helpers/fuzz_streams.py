@@ -16,8 +16,10 @@ from .fuzz import CODES, NEVER
 
 SECONDS = 60.0  # in which every process has to come to its end
 RUNNER = """
-import importlib, json, os, resource, signal, sys, time
-from specsot.engine.cli.main import COMMANDS, main
+import glob, importlib, json, os, resource, signal, sys, time
+from specsot.engine.cli.main import COMMANDS
+from specsot.engine.cli.start import main
+from specsot.engine.signals import end_at_once
 for name in [f"cli.{one.module}" for one in COMMANDS] + [
     *("cli.live_run", "run.api", "run.writer", "bench.sides", "bench.results", "bench.table")
 ]:
@@ -56,9 +58,11 @@ def child(case, pipe):
         file = None if closed else os.fdopen(number, "w", encoding="utf-8", closefd=False)
         setattr(sys, name, file)
     sys.argv = ["specsot", *case["words"]]
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     main()
 
+for number in (signal.SIGINT, signal.SIGTERM):  # as a terminal's jobs are born, whatever this is
+    signal.signal(number, signal.SIG_DFL)
+end_at_once()  # a child may be hit before it gets to do so itself
 for case in json.load(sys.stdin):
     reader, pipe = os.pipe()
     os.set_blocking(reader, False)
@@ -67,9 +71,12 @@ for case in json.load(sys.stdin):
         child(case, pipe)
         sys.exit(0)
     began, signals, code = time.monotonic(), list(case["signals"]), None
+    moment = None if case["within"] else began
     while code is None:
         passed = time.monotonic() - began
-        while signals and passed >= signals[0][1]:
+        if moment is None and glob.glob(os.path.join(case["folder"], case["within"])):
+            moment = time.monotonic()
+        while moment and signals and time.monotonic() - moment >= signals[0][1]:
             os.kill(pid, signal.Signals[signals.pop(0)[0]])
         if passed > SECONDS:
             os.kill(pid, signal.SIGKILL)
@@ -83,7 +90,8 @@ for case in json.load(sys.stdin):
         with open(os.path.join(case["folder"], "stream1"), "wb") as file:
             file.write(os.read(reader, 1 << 16))
     os.close(reader)
-    print("ended", json.dumps({"code": code, "seconds": time.monotonic() - began}), flush=True)
+    end = {"code": code, "seconds": time.monotonic() - began, "sent": not signals}
+    print("ended", json.dumps(end), flush=True)
 """
 
 ANSWER = ["run", "autoregressive", "Why is the sky blue?", "--max-new-tokens", "6", "--no-tui"]
@@ -95,13 +103,16 @@ OTHERS = [["list"], ["show", "eagle", "--full"], ["schema"], ["explain"], ["chec
           ["runs", "list"], ["--help"], ["list", "--json"]]  # fmt: skip
 STREAMS = ("file", "closed", "full", "gone", "reading")
 DISKS = (0, 100, 2000, 20_000)  # bytes that a file may have
+RUNNING = "runs/2*/trace.jsonl"
+HALTED = {130: "interrupted", 143: "terminated"}
 NOWHERE = ("--runs-dir", "/proc/nowhere")
 
 
 @dataclass(frozen=True)
 class StreamCase:
-    """One process. disk: bytes that any file may have, -1 for no limit; signals: with seconds.
+    """One process. disk: bytes that any file may have, -1 for no limit.
 
+    signals: with seconds, counted from the start, or from when there is a file `within` its folder.
     Streams: a `file`; `closed`; on a `full` disk; a pipe whose reader is `gone`; open for `reading`
     only; a `pipe` with a reader, which no disk limits.
     """
@@ -112,6 +123,7 @@ class StreamCase:
     stdin: bool = True
     disk: int = -1
     signals: tuple[tuple[str, float], ...] = ()
+    within: str = ""
     folder: str = ""
 
 
@@ -128,10 +140,13 @@ def stream_cases(draw: Random) -> list[StreamCase]:
     cases += [StreamCase(ANSWER, "pipe", disk=size) for size in DISKS]
     cases += [StreamCase([*SWEEP, "--out", "kept"], "pipe", disk=size) for size in DISKS]
     for name in ("SIGINT", "SIGTERM", "SIGPIPE"):
-        for words in (LONG, LONG, LONG, [*SWEEP, "--out", "kept"], ANSWER, ["check"]):
+        for words in (LONG, LONG, [*SWEEP, "--out", "kept"], ANSWER, ["check"]):
             cases.append(StreamCase(words, signals=((name, round(draw.uniform(0.0, 2.5), 3)),)))
-    cases.append(StreamCase(LONG, signals=(("SIGINT", 1.0), ("SIGINT", 1.05))))
-    cases.append(StreamCase(LONG, signals=(("SIGTERM", 1.0), ("SIGINT", 1.02))))
+        for most in (0.0, 0.3, 0.8):
+            moment = round(draw.uniform(0.0, most), 3)
+            cases.append(StreamCase(LONG, signals=((name, moment),), within=RUNNING))
+    cases.append(StreamCase(LONG, signals=(("SIGINT", 0.2), ("SIGINT", 0.25)), within=RUNNING))
+    cases.append(StreamCase(LONG, signals=(("SIGTERM", 0.2), ("SIGINT", 0.22)), within=RUNNING))
     return cases
 
 
@@ -164,10 +179,11 @@ def run_cases(cases: list[StreamCase], folder: Path) -> tuple[list[int], list[st
 def _faults(one: StreamCase, end: dict[str, float], answer: str) -> list[str]:
     said = {name: _read(Path(one.folder, name)) for name in ("stream1", "stream2")}
     code, told = int(end["code"]), said["stream1"] + said["stream2"]
-    killed = {-2: 130, -15: 143}.get(code, code)  # before anything could be kept
     faults = [f"{word}: {told[-900:]}" for word in NEVER if word in told]
-    if killed not in CODES or (killed in (130, 143) and not one.signals):
+    if code not in CODES or (code in HALTED and not (one.signals and HALTED[code] in told)):
         faults.append(f"ended with {code}: {told[-900:]}")
+    if one.within and end["sent"] and one.signals[0][0] != "SIGPIPE" and not _kept(one, code):
+        faults.append(f"ended with {code}, and the run folder does not say so: {told[-900:]}")
     if end["seconds"] > SECONDS:
         faults.append("a hang")
     if one.words[:6] == ANSWER and not one.signals and not _found(one, answer, told):
@@ -177,6 +193,13 @@ def _faults(one: StreamCase, end: dict[str, float], answer: str) -> list[str]:
     if one.words[0] == "sweep" and "--out" in one.words and one.disk < 0 and code == 0:
         faults += [] if Path(one.folder, "kept", "table.md").is_file() else ["no table was kept"]
     return faults
+
+
+def _kept(one: StreamCase, code: int) -> bool:
+    """Whether the run that was halted says so; it may have come to its end before."""
+    status = HALTED.get(code, "ok")
+    texts = [_read(path) for path in Path(one.folder).glob("runs/2*/metrics.json")]
+    return [json.loads(text)["status"] for text in texts] == [status]
 
 
 def _found(one: StreamCase, answer: str, told: str) -> bool:

@@ -20,6 +20,7 @@ NO_TORCH = (
     "states.machine",
     "states.trace",
     "engine.cli.main",
+    "engine.cli.start",
     "engine.cli.graphs",
     "engine.cli.train",
     "engine.prepare.job",

@@ -27,12 +27,16 @@ from specsot.states.trace import Event, OpRan
 
 from ..embedded.heldout import probes
 
-KINDS = {"eagle": "eagle3", "dflash": "dflash", "ddtree": "dflash", "vanilla": "vanilla"}
+KINDS = {
+    **{"eagle": "eagle3", "eagle2": "eagle2"},
+    **{"dflash": "dflash", "ddtree": "dflash", "vanilla": "vanilla"},
+}
 NAMES = ("plain", *KINDS, "ngram")
+SETS = {"eagle2": ("eagle", "drafter.kind=eagle2")}  # no graph of its own in these layouts
 
 
 def sessions(layouts: tuple[str, ...], sets: list[str]) -> dict[tuple[str, str], Session]:
-    """A session for every drafter under every layout, as the graphs ship."""
+    """A session for every drafter under every layout."""
     target = load_models(embedded_folder("target"), None)
     loaded: dict[str, Models] = {}
     found = {}
@@ -41,8 +45,10 @@ def sessions(layouts: tuple[str, ...], sets: list[str]) -> dict[tuple[str, str],
         if kind is not None and kind not in loaded:
             loaded[kind] = with_drafter(target, embedded_folder(kind), kind)
         models = target if kind is None else loaded[kind]
+        graph, *own = SETS.get(name, (name,))
         for layout in layouts:
-            found[name, layout] = Session(open_graph(f"{layout}_{name}", sets=sets), models)
+            program = open_graph(f"{layout}_{graph}", sets=[*own, *sets])
+            found[name, layout] = Session(program, models)
     return found
 
 

@@ -63,7 +63,7 @@ Make = Callable[..., Bench]
 def bench(options: RunOptions) -> Make:
     def make(graph: str = "bim_eagle", *sets: str) -> Bench:
         outline = options.outline if graph.startswith(("bim", "batching")) else None
-        drafter = options.drafter_model if "eagle" in graph else None
+        drafter = None if graph == "autoregressive" else options.drafter_model
         own = replace(options, sets=sets, outline=outline, drafter_model=drafter)
         return bench_of(_prepared(graph, own), True, lambda text: None)
 
@@ -250,12 +250,29 @@ def test_documents_that_are_reused_are_certified(bench: Make) -> None:
     checks = {check.name: check for check in blended_checks(bench("bim_blend_eagle"))}
     assert not failed(list(checks.values()))
     assert set(checks) == BLENDED | {f"{name}, nothing reused" for name in BLENDED}
-    assert checks["blended/prefix"].figures["reused"] > 100
+    for figures in (checks[name].figures for name in BLENDED):
+        assert figures["reused"] > 100 and 0 < figures["recomputed"] < figures["reused"]
+    assert " of them recomputed" in checks["blended/branches"].text
 
 
-def test_nothing_reused_proves_nothing(bench: Make) -> None:
-    checks = list(blended_checks(bench("blend_eagle", "blend.min_tokens=4000")))
-    assert failed(checks) == {"blended/prompt"}
+def test_folded_parts_are_certified_on_their_blended_cache(bench: Make) -> None:
+    made = bench("bim_blend_merge", "blend.min_tokens=8")  # parts are short here
+    checks = {check.name: check for check in blended_checks(made)}
+    assert not failed(list(checks.values()))
+    combined = checks["blended/combined"]
+    assert combined.figures["reused"] > 10 and "finished parts folded" in combined.text
+
+
+@pytest.mark.parametrize(
+    "graph, proven_by",
+    [
+        ("blend_eagle", {"blended/prompt"}),
+        ("bim_blend_eagle", BLENDED),
+        ("bim_blend_merge", BLENDED | {"blended/combined"}),
+    ],
+)
+def test_nothing_reused_proves_nothing(graph: str, proven_by: set[str], bench: Make) -> None:
+    assert failed(list(blended_checks(bench(graph, "blend.min_tokens=4000")))) == proven_by
 
 
 def test_wrong_tokens_on_a_blended_cache_are_caught(

@@ -92,15 +92,17 @@ def test_ctrl_c_before_a_command_is_one_word(
     assert capsys.readouterr().err == "specsot: interrupted\n"
 
 
-def test_ctrl_c_while_the_program_closes_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.getsignal(signal.SIGINT)
+def test_a_signal_while_the_program_closes_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(one) for one in both]
     try:
         with pytest.raises(SystemExit):
             cli.main(["--version"])
-        assert signal.getsignal(signal.SIGINT) is before, "in somebody else's program"
+        assert [signal.getsignal(one) for one in both] == before, "in somebody else's program"
         monkeypatch.setattr(sys, "argv", ["specsot", "--version"])
         with pytest.raises(SystemExit):
             cli.main()
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert {signal.getsignal(one) for one in both} == {signal.SIG_IGN}
     finally:
-        signal.signal(signal.SIGINT, before)
+        for one, handler in zip(both, before, strict=True):
+            signal.signal(one, handler)

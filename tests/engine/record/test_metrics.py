@@ -89,3 +89,15 @@ def test_document_has_the_documented_names(meter: Meter) -> None:
     assert found["kv"]["target"]["moved_bytes"] == {"compact": 64}
     assert found["kv"]["drafter"] is None and found["blend"] is None
     assert found["accepted_lengths"] == {"0": 1, "1": 1, "2": 2, "3": 1}
+
+
+def test_a_run_that_is_halted_within_a_state_counts_what_was_done_there() -> None:
+    """No transition closes the state; its ops took time all the same."""
+    made = Meter()
+    made.moved(Moved("start", "a", None, 1, 0), 0)
+    made.op_ran(OpRan("a", "x", 6_000, {}))
+    made.moved(Moved("a", "b", None, 2, 10_000), 10_000)
+    assert made.overhead_share == pytest.approx(0.4)
+    made.op_ran(OpRan("b", "y", 30_000, {}))
+    assert made.seconds == pytest.approx(40e-6)
+    assert made.overhead_share == pytest.approx(0.1)

@@ -16,7 +16,7 @@ from specsot.engine.record.drafts import Mark
 from specsot.engine.record.kept_runs import KeptRun
 from specsot.engine.record.replay import Replay
 from specsot.engine.record.replay_branches import ReplayedBranch
-from specsot.engine.record.snapshot import Snapshot
+from specsot.engine.record.snapshot import BRANCH, FREE, PREFIX, Snapshot
 from specsot.engine.record.trace_records import told_trees, trace_record
 from specsot.states.requests.summary import RoundSummary, VerifiedTree
 
@@ -67,6 +67,31 @@ def test_every_frame_is_the_picture_of_the_run(
     assert texts[0] == texts[1] and any(texts[0])
     used = [(a.pool.used, (a.pool.codes > 0).sum()) for a in back]
     assert used[-1][0] and all(told == drawn for told, drawn in used)
+
+
+def test_a_run_that_was_halted_ends_as_it_stood(
+    shell: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its branches did not end: they keep their slots to the last frame."""
+    seen: list[Snapshot] = []
+
+    @contextmanager
+    def look(job: Any, run: Any, recorder: Any, *more: Any) -> Iterator[Any]:
+        def pause(run: Any) -> bool:
+            recorder.look()
+            seen.append(recorder.snapshot)
+            return recorder.meter.rounds < 4
+
+        yield pause
+
+    monkeypatch.setattr(live_run, "_pause", look)
+    assert shell.run(outline=Path("outline.txt")) == Code.INTERRUPTED
+    found = Replay(KeptRun(shell.latest))
+    last = found.snapshot(len(found) - 1)
+    running = {one.index for one in seen[-1].branches if one.stage == "running"}
+    assert {one.index for one in last.branches if one.finish == "cancelled"} == running
+    assert running
+    assert set(last.pool.codes.tolist()) == {FREE, PREFIX} | {BRANCH + one for one in running}
 
 
 def test_a_text_grows_with_its_tokens() -> None:

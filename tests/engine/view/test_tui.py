@@ -115,6 +115,8 @@ def test_everything_asked_for_is_on_the_screen(width: int, height: int) -> None:
         "8.1 ms +9",
         "How do bees make honey?",
         "✓ accepted ✗ rejected ★ bonus ◆ own ! forced",
+        "✗ refused  ■ halted",
+        "◦ open",
         "★77",
         "Title 4",
         "12/256",
