@@ -73,7 +73,7 @@ class Tally:
             self.tokens,
             self.drafted,
             self.accepted,
-            kv.current_length,
+            kv.needed_length,
             kv.peak_length,
             monotonic() - self.began,
         )

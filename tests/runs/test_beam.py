@@ -51,7 +51,7 @@ def test_tokens_and_scores_are_those_of_transformers(case: dict[str, Any], rig: 
     made: Rig = rig(case.pop("family"))
     layout = case.pop("layout")
     run = finish(made.start(list(PROMPTS), layout=layout, **case))
-    assert run.board["kv"].current_length == 0 and not run.board["kv"].ledger.bytes
+    assert run.board["kv"].needed_length == 0 and not run.board["kv"].ledger.bytes
     for branch, text in zip(branches_of(run), PROMPTS, strict=True):
         tokens, score = made.expected(text, **case)
         answer_of(branch, made.likely[: case["stops"]], tokens)
@@ -156,4 +156,4 @@ def test_a_cancelled_search_gives_everything_back(layout: str, rig: Any) -> None
     first, second = branches_of(run)
     assert first.finish is Finish.CANCELLED and first.tokens[: len(known)] == known
     assert second.finish is Finish.LENGTH and len(second.tokens) == 20
-    assert run.board["kv"].current_length == 0 and not book.beams.searches
+    assert run.board["kv"].needed_length == 0 and not book.beams.searches

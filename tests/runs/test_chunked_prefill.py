@@ -52,7 +52,7 @@ def test_chunks_of_any_size_give_the_same_tokens(
         run = drive(start(session, TEXTS))
         found.append(tokens_of(run))
         for pool in run.board["branches"].pools:
-            assert pool.current_length == 0
+            assert pool.needed_length == 0
     assert found[0] == found[1] == found[2] == found[3]
     check_lossless(run, book, tiny("llama").reference, graph in PLAIN)
 

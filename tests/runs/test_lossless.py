@@ -82,8 +82,8 @@ def check_case(case: dict[str, Any], tiny: Callable[..., Tiny], graphs: Graphs) 
     for request in requests_of(run):
         assert len(request.branches) == max(parts, 1)
     board = run.board
-    assert board["kv"].current_length == 0, "a finished run holds no rows"
-    assert board["kv_draft"] is None or board["kv_draft"].current_length == 0
+    assert board["kv"].needed_length == 0, "a finished run holds no rows"
+    assert board["kv_draft"] is None or board["kv_draft"].needed_length == 0
 
 
 @pytest.mark.parametrize("case", pairwise(WHOLE, SEED), ids=named)

@@ -194,7 +194,7 @@ def test_finished_branches_give_their_rows_back(graph: str, session: Any, tiny: 
         lengths.append(run.board["kv"].current_length)
     assert ended >= 5
     assert lengths[-1] == 0 and max(lengths) > 60
-    assert all(p.current_length == 0 for p in pools_of(run))
+    assert all(p.needed_length == 0 for p in pools_of(run))
 
 
 @pytest.mark.parametrize("graph", ["bim_eagle", "batching_eagle"])

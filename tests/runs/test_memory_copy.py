@@ -147,7 +147,7 @@ def test_copies_are_given_back_when_nobody_waits_for_them(
                 if request.stage is Stage.RUNNING:
                     fewer += check_copies(request, layout)
     assert fewer > 5, "rows were meant to be given back while others run"
-    assert all(p.current_length == 0 for p in pools_of(run))
+    assert all(p.needed_length == 0 for p in pools_of(run))
 
 
 def check_copies(request: Request, layout: Any) -> bool:

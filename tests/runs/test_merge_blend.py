@@ -382,7 +382,7 @@ def test_a_cancelled_request_is_not_combined_any_further(
         answer = run.board["answers"][0]
         assert answer.sections[0].text in answer.text, "its parts are what it has"
         assert finish_of(answer) == "cancelled"
-        assert run.board["kv"].current_length == 0
+        assert run.board["kv"].needed_length == 0
 
 
 class FoldSized(SizedBook):

@@ -96,7 +96,7 @@ def compare(bim: Run, batching: Run) -> None:
     assert bim.steps == batching.steps, "the same states, in the same order"
     assert bim.board["answers"] == batching.board["answers"]
     for run in (bim, batching):
-        assert run.board["kv"].current_length == 0
+        assert run.board["kv"].needed_length == 0
 
 
 @pytest.mark.parametrize("case", pairwise(FACTORS, SEED), ids=named)

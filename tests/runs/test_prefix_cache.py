@@ -93,7 +93,7 @@ def test_with_and_without_it_the_tokens_are_the_same(
     least = 4 * 50 if case["capacity"] > 260 else 50  # in a small pool most of it is evicted
     assert reused(run) >= least, "equal beginnings were computed again"
     pools: list[KVCache] = run.board["branches"].pools
-    assert all(pool.current_length == pool.idle_length for pool in pools)
+    assert all(pool.needed_length == 0 for pool in pools)
     assert sum(sum(pool.ledger.bytes.values()) for pool in pools) == 0, "rows were moved"
 
 

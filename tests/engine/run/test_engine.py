@@ -205,7 +205,7 @@ def test_cancelling_at_any_step_changes_nobody_else(session: Callable[..., Sessi
             assert ended or doomed.finish == "cancelled" or doomed.finish in ("stop", "length")
             whole = wanted[doomed.key]
             assert all(any(w[: len(t)] == t for w in whole) for t in written)
-            assert engine._branches.kv.current_length == 0
+            assert engine._branches.kv.needed_length == 0
 
 
 # -- time -----------------------------------------------------------------------------------------

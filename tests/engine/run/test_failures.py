@@ -51,7 +51,7 @@ def served(made: Session, *texts: str) -> tuple[Engine, dict[str, Handle]]:
     for handle in handles.values():
         handle.result()
     engine._branches.kv.check_integrity()
-    assert engine._branches.kv.current_length == 0 and not engine._branches.requests
+    assert engine._branches.kv.needed_length == 0 and not engine._branches.requests
     return engine, handles
 
 

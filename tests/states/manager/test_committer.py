@@ -65,7 +65,7 @@ def test_a_first_token_that_ends_an_answer_is_no_part_of_it() -> None:
     commit_(made, open_requests_(made), [STOP])
     (branch,) = one.branches
     assert (branch.tokens, branch.finish) == ([], Finish.STOP)
-    assert one.finished and not made.active and made.kv.current_length == 0
+    assert one.finished and not made.active and made.kv.needed_length == 0
 
 
 @LAYOUTS
@@ -113,7 +113,7 @@ def test_a_stop_token_ends_a_branch_wherever_it_stands(
     assert branch.kept == len(answer), "all of its answer has rows, the stop token has none"
     assert branch.length == 2 + len(answer)
     assert (summary.committed, summary.accepted) == ((len(answer) - 1,), (len(path),))
-    assert one.finished and made.kv.current_length == 0
+    assert one.finished and made.kv.needed_length == 0
 
 
 def test_a_root_branch_that_ended_keeps_its_rows_for_the_prefix() -> None:

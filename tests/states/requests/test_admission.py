@@ -111,7 +111,7 @@ def test_requests_that_shut_each_other_out_come_to_an_end(
     assert (first.finish, first.tokens) == (Finish.REFUSED, [])
     assert first.note == "no room beside the other requests"
     assert second.finish is Finish.LENGTH
-    assert run.board["kv"].current_length == 0
+    assert run.board["kv"].needed_length == 0
     tiny("llama").reference.check(second, _context(run, second), ())
     run = drive(run_of(alike, capacity))
     ends = [branch.finish for branch in branches_of(run)]
