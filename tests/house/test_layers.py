@@ -49,8 +49,8 @@ MAY_IMPORT = {
     "states/layout": "states/text states/cache ops ops/kv ops/attention",
     "states/requests": "states/graph states/text states/layout states/cache ops ops/*",
     "states/schedule": "states/graph states/requests",
-    "states/manager": "states/schedule states/requests states/layout states/graph states/text "
-    "ops ops/*",
+    "states/manager": "states/schedule states/requests states/layout states/cache states/graph "
+    "states/text ops ops/*",
     "states/phases": "states/manager states/schedule states/requests states/text ops ops/*",
     "engine": "models models/* states/yaml states/graph states/text ops ops/kv",
     "engine/hub": "engine states/yaml models models/load",
