@@ -162,3 +162,13 @@ def test_an_inconsistent_table_is_noticed(break_: object, message: str | None) -
     break_(kv)  # type: ignore[operator]
     with pytest.raises(AssertionError, match=message) if message else nullcontext():
         kv.check_integrity()
+
+
+def test_rows_that_are_wiped_hold_zeros_and_nobody_elses_change() -> None:
+    pool = KVCache(2, 1, 4, 8)
+    first, second = pool.append_([1, 1], [0, 1]), pool.append_([2], [0])
+    pool.data.fill_(float("nan"))
+    pool.data[:, :, :, second] = 3.0
+    pool.wipe_([1])
+    assert (pool.data[:, :, :, first] == 0).all() and (pool.data[:, :, :, second] == 3).all()
+    assert pool.owner[first].tolist() == [1, 1], "they are given back by whoever owns them"
