@@ -165,10 +165,10 @@ def test_an_inconsistent_table_is_noticed(break_: object, message: str | None) -
 
 
 def test_rows_that_are_wiped_hold_zeros_and_nobody_elses_change() -> None:
-    pool = KVCache(2, 1, 4, 8)
-    first, second = pool.append_([1, 1], [0, 1]), pool.append_([2], [0])
-    pool.data.fill_(float("nan"))
-    pool.data[:, :, :, second] = 3.0
-    pool.wipe_([1])
-    assert (pool.data[:, :, :, first] == 0).all() and (pool.data[:, :, :, second] == 3).all()
-    assert pool.owner[first].tolist() == [1, 1], "they are given back by whoever owns them"
+    made = pool(8)
+    first, second = made.append_([1, 1], [0, 1]), made.append_([2], [0])
+    made.data.fill_(float("nan"))
+    made.data[:, :, :, second] = 3.0
+    made.wipe_([1])
+    assert (made.data[:, :, :, first] == 0).all() and (made.data[:, :, :, second] == 3).all()
+    assert made.owner[first].tolist() == [1, 1], "they are given back by whoever owns them"
