@@ -162,3 +162,13 @@ def test_an_inconsistent_table_is_noticed(break_: object, message: str | None) -
     break_(kv)  # type: ignore[operator]
     with pytest.raises(AssertionError, match=message) if message else nullcontext():
         kv.check_integrity()
+
+
+def test_rows_that_are_wiped_hold_zeros_and_nobody_elses_change() -> None:
+    made = pool(8)
+    first, second = made.append_([1, 1], [0, 1]), made.append_([2], [0])
+    made.data.fill_(float("nan"))
+    made.data[:, :, :, second] = 3.0
+    made.wipe_([1])
+    assert (made.data[:, :, :, first] == 0).all() and (made.data[:, :, :, second] == 3).all()
+    assert made.owner[first].tolist() == [1, 1], "they are given back by whoever owns them"
