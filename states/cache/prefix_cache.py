@@ -21,7 +21,9 @@ from ...ops.kv.slots import NOBODY, Ints
 from .kept_segments import KeptSegment, Shelf, shared_length
 from .segments import SegmentTree
 
-SHORTEST = 16  # tokens that a match must have: fewer are computed faster than they are shared
+# Tokens that a match must have. Rows that lie apart are gathered in every forward, so that fewer are
+# read anew in less time than that takes.
+SHORTEST = 64
 
 
 @dataclass(slots=True)
@@ -41,13 +43,20 @@ class PrefixCache:
 
     Args:
         back: how many tokens before its end a match is cut, for the drafter's sake.
+        shortest: tokens that a match must have.
 
     Attributes:
         idle: rows of the target's pool that no request needs; pinned: kept rows that some do.
     """
 
-    def __init__(self, pools: Sequence[KVCache], segments: SegmentTree, back: int) -> None:
-        self.pools, self.segments, self.back = pools, segments, back
+    def __init__(
+        self,
+        pools: Sequence[KVCache],
+        segments: SegmentTree,
+        back: int,
+        shortest: int = SHORTEST,
+    ) -> None:
+        self.pools, self.segments, self.back, self.shortest = pools, segments, back, shortest
         self.kept: dict[int, KeptSegment] = {}
         self.figures = PrefixFigures()
         self.idle = self.pinned = 0
@@ -83,7 +92,7 @@ class PrefixCache:
         length = min(covered - self.back, limit, len(ids) - 1)
         for pool in self.pools[1:]:
             length = min(length, self._covered(pool, path))
-        return length if length >= SHORTEST else 0
+        return length if length >= self.shortest else 0
 
     def _covered(self, pool: KVCache, path: Sequence[int]) -> int:
         """So many positions of a path have their rows in a drafter's pool."""

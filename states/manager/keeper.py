@@ -7,7 +7,7 @@ import numpy as np
 
 from ...ops.kv.slots import Ints
 from ..cache.kept_segments import shared_length
-from ..cache.prefix_cache import SHORTEST, PrefixCache
+from ..cache.prefix_cache import PrefixCache
 from ..requests.branch import Branch, Request, Stage
 from ..requests.draft_state import Drafting
 from ..requests.request_table import RequestTable
@@ -46,7 +46,10 @@ class Keeper:
         """Whether it finds more once these have begun."""
         ids, limit = self._prompt(request), self._limit(request)
         both = max((shared_length(self._prompt(one), ids) for one in others), default=0)
-        return min(both - self.cache.back, limit) >= self.cache.reusable(ids, limit) + SHORTEST
+        return (
+            min(both - self.cache.back, limit)
+            >= self.cache.reusable(ids, limit) + self.cache.shortest
+        )
 
     def _share_(self, request: Request) -> None:
         ids = self._prompt(request)
@@ -101,7 +104,7 @@ class Keeper:
             first = self._first(request)
             rows = request.prefix_length if first is None else first.length
             both = min(shared_length(self._prompt(request), ids), rows)
-            if both >= kept + SHORTEST and both > request.shared:
+            if both >= kept + self.cache.shortest and both > request.shared:
                 self._publish_(request, both, [] if first is None else [first.owner])
                 kept = both
 

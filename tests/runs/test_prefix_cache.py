@@ -37,7 +37,7 @@ GRID: dict[str, tuple[Any, ...]] = {
     "drafter": CHOICES,
     "share": ("outline", "prompt"),
     "max_active": (1, 3, 8),
-    "capacity": (260, 2000),
+    "capacity": (330, 2000),
     "temperature": (0.0, 0.9),
     "attention": ("auto", "dense"),
 }
@@ -50,7 +50,7 @@ class StemBook(TokenBook):
         self, question: str, documents: PromptTokens = NOTHING
     ) -> tuple[PromptTokens, PromptTokens]:
         stem, _, own = question.partition("/")
-        prefix = [*self.ids(f"stem {stem}", 50, 60), *self.ids(f"own {own}", 2, 5)]
+        prefix = [*self.ids(f"stem {stem}", 80, 90), *self.ids(f"own {own}", 2, 5)]
         return NOTHING + prefix, NOTHING + self.ids(f"tail {own}", 1, 4)
 
 
@@ -90,7 +90,7 @@ def test_with_and_without_it_the_tokens_are_the_same(
     assert tokens_of(run) == tokens_of(run_all(made_with(OFF), QUESTIONS))
     if case["temperature"] == 0.0:
         check_lossless(run, book, made.reference, plain=False)
-    least = 4 * 50 if case["capacity"] > 260 else 50  # in a small pool most of it is evicted
+    least = 4 * 80 if case["capacity"] > 330 else 80  # in a small pool most of it is evicted
     assert reused(run) >= least, "equal beginnings were computed again"
     pools: list[KVCache] = run.board["branches"].pools
     assert all(pool.needed_length == 0 for pool in pools)
@@ -135,7 +135,7 @@ def test_the_next_turn_of_a_chat_prefills_only_what_is_new(
 def test_a_full_pool_evicts_what_was_not_used_for_longest(tiny: Make, graphs: Graphs) -> None:
     made, book = tiny("llama"), StemBook(130, "outline", ())
     questions = [f"{stem}/{own}" for stem in "abcdef" for own in (1, 2)]
-    sets = ("layout.capacity=200", "layout.max_active=2")
+    sets = ("layout.capacity=260", "layout.max_active=2")
     session = graphs.session("bim_eagle", made.models, book, budget=8, sets=sets)
     run = run_all(session, questions)
     check_lossless(run, book, made.reference, plain=False)

@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import Ints
 from specsot.states.cache.kept_segments import Shelf, shared_length
-from specsot.states.cache.prefix_cache import SHORTEST, PrefixCache
+from specsot.states.cache.prefix_cache import PrefixCache
 from specsot.states.cache.segments import SegmentTree
 
-SLOTS = 400
+SLOTS, SHORTEST = 400, 16
 STEM = tuple(range(100, 100 + 3 * SHORTEST))  # what most texts begin with, in part
 
 
@@ -43,7 +43,7 @@ class Engine(RuleBasedStateMachine):
     def begin(self, back: int) -> None:
         self.back, self.tree = back, SegmentTree()
         self.pools = [KVCache(1, 1, 1, SLOTS), KVCache(1, 1, 1, SLOTS + 64)]
-        self.cache = PrefixCache(self.pools, self.tree, back)
+        self.cache = PrefixCache(self.pools, self.tree, back, SHORTEST)
         self.live: list[Reader] = []
         self.finished: list[tuple[int, ...]] = []
 
@@ -174,7 +174,7 @@ def ids(*parts: range) -> Ints:
 def kept(text: Ints, back: int = 0) -> tuple[PrefixCache, KVCache]:
     """A cache with one finished text."""
     pool, tree = KVCache(1, 1, 1, SLOTS), SegmentTree()
-    cache = PrefixCache([pool], tree, back)
+    cache = PrefixCache([pool], tree, back, SHORTEST)
     segment = tree.add()
     slots = pool.append_([segment] * len(text), range(len(text)), home=segment)
     pool.commit_(slots, range(len(text)))
