@@ -21,7 +21,7 @@ from ...ops.kv.slots import NOBODY, Ints
 from .kept_segments import KeptSegment, Shelf, shared_length
 from .segments import SegmentTree
 
-# Tokens that a match must have. Rows that lie apart are gathered in every forward, so fewer are read
+# Tokens that a match must have. Rows that lie apart are gathered in every forward: fewer are read
 # anew in less time than that takes.
 SHORTEST = 64
 
