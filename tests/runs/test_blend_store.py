@@ -103,7 +103,7 @@ def test_the_pool_holds_what_one_blended_forward_writes(
     """The same prompt through the model by hand, its cached rows in reading order."""
     sets = (f"blend.budget={budget}", "blend.ratios=[0.5]", *(PREFIX if "bim" in graph else ()))
     run = start(session(graphs, made, graph, *sets, outline=PARTS), asked(1))
-    run.advance()
+    drive(run, check=False, until=lambda run: run.state == "prefill" or run.state == "skeleton")
     (request,) = requests_of(run)
     branch = request.root or request.branches[0]
     ids = [*request.prefix, *branch.prompt]

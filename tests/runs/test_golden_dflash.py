@@ -38,6 +38,7 @@ def rounds(
     session = graphs.session(graph, models, book, budget=40 * count, sets=sets)
     run, proposed = start(session, ["p"]), []
     branch = None
+    run.advance()  # the first `schedule`: nobody has begun
     while branch is None or len(branch.accepted) < count:
         run.advance()
         branch = run.board["branches"].requests[0].branches[0]

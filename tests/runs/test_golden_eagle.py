@@ -63,6 +63,7 @@ def case(request: pytest.FixtureRequest, golden: Callable[[str], Tiny], graphs: 
 
 
 def states(run: Run, most: int = 400) -> Iterator[str]:
+    run.advance()  # the first `schedule`: nobody has begun
     for _ in range(most):
         run.advance()
         yield run.state

@@ -56,7 +56,11 @@ def test_the_trace_tells_every_move_op_and_round(shell: Any) -> None:
     assert records[-1]["kind"] == "texts"
     moves = [r for r in records if r["kind"] == "move"]
     assert [m["step"] for m in moves] == list(range(1, len(moves) + 1))
-    assert moves[0]["to"] == "skeleton" and moves[-1]["to"] == "done"
+    assert moves[0]["to"] == "schedule" and moves[-1]["to"] == "done"
+    steps = [r for r in records if r["kind"] == "step"]
+    assert [r["step"] for r in steps] == [*range(1, len(steps) + 1)]
+    assert len(steps) == sum(move["to"] == "schedule" for move in moves)
+    assert steps[0]["does"] == "open" and steps[0]["starts"] == ["1"] and steps[0]["why"]
     forwards = [r for r in records if r["kind"] == "op" and r["op"] == "target.forward_"]
     rounds = [r for r in records if r["kind"] == "round"]
     assert len(rounds) == len(forwards)
