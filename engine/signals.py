@@ -5,6 +5,7 @@ exceptions, so that what was made is kept. None is raised in the midst of an imp
 swallow it there and go on with half a module.
 """
 
+import gc
 import os
 import signal
 from contextlib import suppress
@@ -40,6 +41,7 @@ def let_close() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0)
     for number in WORDS:
         signal.signal(number, signal.SIG_IGN)
+    gc.freeze()  # the process ends: nobody needs to look for garbage any more
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -8,7 +8,6 @@ import torch
 
 from ...models.files import ModelError
 from ...models.load.checkpoint import PICKLES, WANTED, resolve
-from ...models.load.gguf import convert_gguf
 from ...models.load.layouts import convert_layout
 from ...models.load.pickles import convert_pickles
 from ...states.yaml.source import hint
@@ -63,6 +62,9 @@ def gguf_folder(file: Path, dtype: str = "float32") -> Path:
     shelf = Shelf.of()
     if shelf.has(name):
         return shelf.path(name)
+    # Here and not above: what reads such files is not needed by those who have none.
+    from ...models.load.gguf import convert_gguf
+
     with working(f"converting {file.name} ...") as tell:
 
         def build(folder: Path) -> dict[str, str]:
@@ -94,6 +96,8 @@ def convert(
 
     def build(folder: Path) -> dict[str, str]:
         if path.is_file():
+            from ...models.load.gguf import convert_gguf
+
             convert_gguf(path, folder, getattr(torch, dtype), tell)
             return {"file": ref}
         source = path if path.is_dir() else resolve(ref, (*WANTED, *(f"*{p}" for p in PICKLES)))

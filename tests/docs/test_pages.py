@@ -1,5 +1,6 @@
 """What the pages name is there: files, pages, links; the site's menu has every page."""
 
+import json
 import re
 from pathlib import Path
 
@@ -41,3 +42,13 @@ def test_the_menu_has_every_page_once() -> None:
     menu = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
     pages = [page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")]
     assert sorted(menu) == sorted(pages)
+
+
+def test_certificates_are_good_and_those_in_full_are_named() -> None:
+    folder = ROOT / "docs" / "certificates"
+    pages = {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
+    assert len(pages) > 20 and all(page["passed"] for page in pages.values())
+    named = re.search(r"In full: (.*?)\.", (folder / "README.md").read_text(), re.S)
+    assert named is not None
+    in_full = {name for name, page in pages.items() if not page["quick"]}
+    assert set(re.findall(r"`(\w+)`", named[1])) == in_full

@@ -182,7 +182,8 @@ def _faults(one: StreamCase, end: dict[str, float], answer: str) -> list[str]:
     faults = [f"{word}: {told[-900:]}" for word in NEVER if word in told]
     if code not in CODES or (code in HALTED and not (one.signals and HALTED[code] in told)):
         faults.append(f"ended with {code}: {told[-900:]}")
-    if one.within and end["sent"] and one.signals[0][0] != "SIGPIPE" and not _kept(one, code):
+    once = len(one.signals) == 1 and one.signals[0][0] != "SIGPIPE"  # a second one stops at once
+    if one.within and end["sent"] and once and not _kept(one, code):
         faults.append(f"ended with {code}, and the run folder does not say so: {told[-900:]}")
     if end["seconds"] > SECONDS:
         faults.append("a hang")

@@ -32,7 +32,8 @@ KINDS = {
     **{"dflash": "dflash", "ddtree": "dflash", "vanilla": "vanilla"},
 }
 NAMES = ("plain", *KINDS, "ngram")
-SETS = {"eagle2": ("eagle", "drafter.kind=eagle2")}  # no graph of its own in these layouts
+TREE = ("drafter.nodes=4", "drafter.levels=3", "drafter.top_k=2")
+SETS = {"eagle2": ("eagle", "drafter.kind=eagle2", *TREE)}  # no graph of its own in these layouts
 
 
 def sessions(layouts: tuple[str, ...], sets: list[str]) -> dict[tuple[str, str], Session]:

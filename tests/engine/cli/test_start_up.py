@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-USELESS = ("torch._dynamo", "torch._inductor", "sympy", "torch.distributed.fsdp", "scipy", "pandas")
+USELESS = ("torch._dynamo", "torch._inductor", "sympy", "torch.distributed.fsdp", "gguf")
 ASK = """
 import sys
 from specsot.engine.cli.main import main
