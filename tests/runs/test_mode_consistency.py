@@ -164,6 +164,7 @@ def _cancelled(session: Session, doomed: str) -> Run:
     (gone,) = (r for r in requests_of(run) if r.key == doomed)
     drive(run, until=lambda run: gone.finished)
     owners = {gone.prefix_owner, *(b.owner for b in gone.all_branches())}
+    owners -= set(book.prefixes.kept) if book.prefixes is not None else set()
     for pool in book.pools:
         assert not owners & set(pool.owner.tolist()), "its rows are given back"
     return drive(run)
