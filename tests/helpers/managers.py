@@ -38,7 +38,8 @@ def limits(
 ) -> RunLimits:
     block: Any = LAYOUTS[layout](kind=layout, capacity=capacity, max_active=most)
     drafts = DRAFTERS[drafter](kind=drafter)
-    scheduler = SchedulerBlock.model_validate({"policy": policy, "max_wait": max_wait})
+    given = {"policy": policy, "max_wait": max_wait, "prefix_cache": False}
+    scheduler = SchedulerBlock.model_validate(given)
     return RunLimits(block, drafts, share_outline, max_positions, VOCABULARY, None, scheduler)
 
 

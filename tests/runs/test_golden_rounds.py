@@ -92,7 +92,7 @@ def test_both_pools_hold_what_the_table_says(
             read, length = length, one["length"]
             done = branch_of(run).finish is not None
             kept = (0, 0) if done else (one["target_cache"], read)
-            assert (pools[0].current_length, pools[1].current_length) == kept
+            assert (pools[0].needed_length, pools[1].needed_length) == kept
         target.feeds.clear()
         if state in ("prefill", "verify"):
             drafter.feeds.clear()

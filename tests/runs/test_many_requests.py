@@ -82,4 +82,5 @@ def test_whatever_an_object_holds_is_seen(small: Models, graphs: Graphs) -> None
         "kv.regions": 1,
         "samplers._counts": 1,
         "layout.segments._parent": 1,
+        "layout.segments._home": 1,
     }

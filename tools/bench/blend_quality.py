@@ -134,7 +134,8 @@ def prefilled(session: Session, asked: ReadingPrompt, more: Sequence[int] = ()) 
     board, sink = session.board(), Sink()
     board["branches"].submit(request)
     sink.run = run = Run(session.program, board, sink)
-    run.advance()
+    while run.state != "prefill":
+        run.advance()
     return run
 
 

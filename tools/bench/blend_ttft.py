@@ -110,7 +110,8 @@ def first_token(session: Session, written: PromptTokens, *, fill: bool) -> tuple
     board["branches"].submit(request)
     with Run(session.program, board, lambda event: None) as run:
         began = perf_counter()
-        run.advance()
+        while run.state != "prefill":
+            run.advance()
         took = perf_counter() - began
         (branch,) = request.branches
         assert run.state == "prefill" and len(branch.tokens) == 1

@@ -80,7 +80,7 @@ def test_document_has_the_documented_names(meter: Meter) -> None:
     pool.append_([0, 0, 0], [0, 1, 2])
     pool.ledger.add("compact", 64)
     host.reads = 4
-    branches = SimpleNamespace(blend=None)
+    branches = SimpleNamespace(blend=None, prefixes=None)
     found = figures(meter, {"host": host, "kv": pool, "kv_draft": None, "branches": branches})
     for name in ("tau_step", "tau_request", "acceptance_rate", "tokens_per_target_forward"):
         assert isinstance(found[name], float)
