@@ -281,8 +281,10 @@ def test_what_was_half_made_is_taken_up_again(models: Models) -> None:
 def test_drafters_that_come_with_the_package(models: Models) -> None:
     """Found by name, listed, and in the profile of their target."""
     rows = {row["name"]: row for row in models.json("list")["models"]}
-    row = rows["smollm2/eagle3"]
-    assert row["state"] == "shipped" and 1e7 < row["bytes"] < 4e7
+    both = [rows[f"smollm2/{kind}"] for kind in ("eagle3", "dflash")]
+    assert [row["state"] for row in both] == ["shipped"] * 2
+    assert 3e7 < sum(row["bytes"] for row in both) < 4e7
+    row = both[0]
     folder = model_folder("smollm2/eagle3", "eagle3")
     assert row["path"] == str(folder) and (folder / "README.md").is_file()
     assert models("remove", "smollm2/eagle3") == Code.USAGE
