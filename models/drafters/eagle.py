@@ -37,7 +37,7 @@ class EagleHead(DrafterModel):
         table_VH = torch.empty(shape.vocab_size, shape.hidden_size)
         if not table_VH.is_meta:  # drawing nothing there would import torch's compiler, for seconds
             nn.init.normal_(table_VH)
-        self.embed_tokens = nn.Embedding.from_pretrained(table_VH, freeze=False)  # type: ignore[no-untyped-call]
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size, _weight=table_VH)
 
     def forward(
         self,

@@ -24,7 +24,7 @@ profiles:
     set: {skeleton.share: prompt, limits.max_new_tokens: 99, sampling.temperature: 0.5}
   smollm2: {dtype: bfloat16}
 """
-PACKAGED = {"smollm2": 4, "vicuna-7b-v1.3": 3, "qwen3-4b": 6, "qwen3-8b": 6, "llama-3.1-8b": 6}
+PACKAGED = {"smollm2": 6, "vicuna-7b-v1.3": 3, "qwen3-4b": 6, "qwen3-8b": 6, "llama-3.1-8b": 6}
 
 
 def job(folder: Path, graph: str = "bim_eagle", profile: str | None = "mine", **more: Any) -> Job:

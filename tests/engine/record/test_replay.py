@@ -24,8 +24,11 @@ TREE = VerifiedTree("1/1", 30, 9, (-1, 11, 12, 13, -1), (0, 0, 0, 1, 0), (0, 1),
 CHAIN = VerifiedTree("1/2", 40, 8, (-1, 21, 22), (0, 0, 1), (0, 1, 2), 66, 3, True)
 
 
-def watched(shell: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Snapshot]:
-    """A run, and the pictures of it before every transition but the first."""
+def watched(
+    shell: Any, monkeypatch: pytest.MonkeyPatch, most: int | None = None, **options: Any
+) -> list[Snapshot]:
+    """A run, and the pictures of it before every transition but the first; it is stopped after so
+    many rounds."""
     seen: list[Snapshot] = []
 
     @contextmanager
@@ -33,12 +36,12 @@ def watched(shell: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list
         def pause(run: Any) -> bool:
             recorder.look()
             seen.append(recorder.snapshot)
-            return True
+            return most is None or recorder.meter.rounds < most
 
         yield pause
 
     monkeypatch.setattr(live_run, "_pause", look)
-    assert shell.run(**options) == Code.OK
+    assert shell.run(**options) == (Code.OK if most is None else Code.INTERRUPTED)
     return seen[1:]
 
 
@@ -73,19 +76,7 @@ def test_a_run_that_was_halted_ends_as_it_stood(
     shell: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its branches did not end: they keep their slots to the last frame."""
-    seen: list[Snapshot] = []
-
-    @contextmanager
-    def look(job: Any, run: Any, recorder: Any, *more: Any) -> Iterator[Any]:
-        def pause(run: Any) -> bool:
-            recorder.look()
-            seen.append(recorder.snapshot)
-            return recorder.meter.rounds < 4
-
-        yield pause
-
-    monkeypatch.setattr(live_run, "_pause", look)
-    assert shell.run(outline=Path("outline.txt")) == Code.INTERRUPTED
+    seen = watched(shell, monkeypatch, most=4, outline=Path("outline.txt"))
     found = Replay(KeptRun(shell.latest))
     last = found.snapshot(len(found) - 1)
     running = {one.index for one in seen[-1].branches if one.stage == "running"}
