@@ -42,6 +42,7 @@ COMMANDS = (
     Command("schema", "graphs", "schema", "The JSON schema of graph files."),
     Command("train", "train", "train", "Train a drafter for any target."),
     Command("models", "models", "models", "Models: list, get, inspect, convert, remove."),
+    Command("simulate", "simulate", "simulate", "Policies on arrivals, without a model."),
     Command("replay", "replay", "replay", "Watch a kept run again: forwards, back, at any speed."),
     Command("runs", "runs", "runs", "Kept runs: list, show, diff, clean."),
     Command("trace", "runs", "trace", "Traces of kept runs: export, for ui.perfetto.dev too."),

@@ -33,6 +33,7 @@ class Meter:
         in_ops: nanoseconds inside ops; `in_run` from the first transition to the last.
         open_ops: those of `in_ops` behind the last transition: a run may be halted within a state.
         last_move: nanoseconds from the start of the run to its last transition.
+        preempted: branches and requests that had to make way.
         lengths: how often a branch committed that many tokens in one round; `requests` the same of
             each request.
         blends: what forwards with cached rows did.
@@ -47,6 +48,7 @@ class Meter:
     drafted: int = 0
     accepted: int = 0
     most_active: int = 0
+    preempted: int = 0
     in_ops: int = 0
     in_run: int = 0
     open_ops: int = 0
@@ -199,6 +201,7 @@ def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
         "accepted": meter.accepted,
         "accepted_lengths": {str(k): n for k, n in sorted(meter.lengths.items())},
         "most_active_branches": meter.most_active,
+        "preemptions": meter.preempted,
         "seconds": {
             "total": (max(meter.last_move, meter.in_run) + meter.open_ops) / NS,
             **{f"to_{f.name}": _mean_moment(meter, f.name) for f in fields(Marks)},

@@ -70,6 +70,7 @@ class Recorder:
 
     def _planned(self, at: int, board: Mapping[str, Any]) -> None:
         """What a step decided; who starts is told by name."""
+        self.meter.preempted += len(board["step"].preempted)
         if self.write is not None:
             step, branches = board["step"], board["branches"]
             starts = [*branches.starting(step), *branches.beginning(step)]

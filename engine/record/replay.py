@@ -43,6 +43,7 @@ class _Moment:
     rounds: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
     trees: dict[str, tuple[int, VerifiedTree]] = field(default_factory=dict)
+    preempted: set[str] = field(default_factory=set)
 
     def take(self, record: Record) -> None:
         self.at = record["t"]
@@ -53,12 +54,21 @@ class _Moment:
             self.parsed = self.meter.forwards if record["op"] == PARSE else self.parsed
         elif record["kind"] == "round":
             self._round(record)
+        elif record["kind"] == "step":
+            self._planned(record)
 
     def _moved(self, record: Record) -> None:
         way = (record["from"], record["to"], record["guard"])
         self.meter.moved(Moved(*way, record["step"], record["ns"]), record["t"])
         self.moves.append(Move(*way, record["ns"] / 1e6, record["committed"]))
         self.before, self.state = way[:2]
+
+    def _planned(self, record: Record) -> None:
+        """Who makes way, and who goes on; older traces know of neither."""
+        names = record.get("preempted", ())
+        self.meter.preempted += len(names)
+        self.preempted |= set(names)
+        self.preempted -= {*record["starts"], *record["chunks"]}
 
     def _round(self, record: Record) -> None:
         self.meter.forward_done(_summary(record), record["t"])
@@ -131,12 +141,18 @@ class Replay:
             moment.state,
             moment.before,
             tuple(moment.moves),
-            tuple(one.view(moment.rounds[one.name], moment.tokens[one.name]) for one in shown),
+            tuple(
+                one.view(moment.rounds[one.name], moment.tokens[one.name], moment.preempted)
+                for one in shown
+            ),
             self._pool(moment),
             meter,
             moment.at / NS,
             moment.meter.blends[-1] if moment.meter.blends else None,
-            tuple(one.view(moment.rounds, moment.parsed, moment.tokens) for one in self.requests),
+            tuple(
+                one.view(moment.rounds, moment.parsed, moment.tokens, moment.preempted)
+                for one in self.requests
+            ),
             tuple(draft_tree(*of, self.text_of) for of in moment.trees.values()),
         )
 

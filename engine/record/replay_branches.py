@@ -1,6 +1,6 @@
 """Requests and branches of a kept run, and what they had written after so many tokens."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -31,11 +31,13 @@ class ReplayedBranch:
     rounds: int = 0
     last: int = 0
 
-    def view(self, rounds: int, tokens: int) -> BranchView:
-        """It after so many forwards and tokens."""
+    def view(self, rounds: int, tokens: int, preempted: Set[str] = frozenset()) -> BranchView:
+        """It after so many forwards and tokens; `preempted` are those who make way."""
         stage = self.stage(rounds)
         finish = self.finish if stage == "done" else ""
         request = self.name.rpartition("/")[0]
+        if stage == "running" and {self.name, request} & preempted:
+            stage = "preempted"
         facts = (request, self.index, self.title, stage, finish, tokens, self.budget)
         return BranchView(*facts, self.text_at(tokens))
 
@@ -96,7 +98,11 @@ class ReplayedRequest:
         return [root] if rounds.get(root.name) else []
 
     def view(
-        self, rounds: Mapping[str, int], parsed: int, tokens: Mapping[str, int]
+        self,
+        rounds: Mapping[str, int],
+        parsed: int,
+        tokens: Mapping[str, int],
+        preempted: Set[str] = frozenset(),
     ) -> RequestView:
         """It after so many rounds and tokens of its branches."""
         parts = self.parts if self.shown(rounds, parsed) is self.parts else []
@@ -104,6 +110,8 @@ class ReplayedRequest:
         done = stages.count("done")
         if parts and done == len(parts):
             stage = "done"
+        elif self.key in preempted:
+            stage = "preempted"
         elif any(rounds.get(one.name) for one in self.branches):
             stage = "running" if parts else "outline"
         else:

@@ -65,6 +65,7 @@ class PoolView:
 
     rows: of the pool, one behind the other in `codes`; `capacity` slots in all.
     moved: bytes moved inside both pools, as their ledgers have it; None if that is not known.
+    reused: tokens of prompts whose rows were there already.
     """
 
     codes: Codes
@@ -75,6 +76,7 @@ class PoolView:
     draft_capacity: int
     rows: int = 1
     moved: int | None = 0
+    reused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,8 @@ def _with_padding(codes_RC: Codes) -> Codes:
 def pool_view(board: Mapping[str, Any]) -> PoolView:
     """Both pools of a run."""
     kv, draft, book = board["kv"], board["kv_draft"], board["branches"]
-    used, kept = kv.needed_length, book.prefixes.kept if book.prefixes is not None else None
+    used, prefixes = kv.needed_length, book.prefixes
+    kept = prefixes.kept if prefixes is not None else None
     return PoolView(
         slot_codes(kv, book.requests, book.reused, kept),
         used,
@@ -170,6 +173,7 @@ def pool_view(board: Mapping[str, Any]) -> PoolView:
         draft.slots if draft is not None else 0,
         kv.rows,
         sum(sum(pool.ledger.bytes.values()) for pool in (kv, draft) if pool is not None),
+        prefixes.figures.reused if prefixes is not None else 0,
     )
 
 

@@ -55,6 +55,7 @@ def step_record(step: StepPlan, starts: Sequence[str], chunks: Mapping[str, int]
         "running": step.running,
         "waiting": step.waiting,
         "held": step.held,
+        "preempted": list(step.preempted),
     }
 
 

@@ -15,7 +15,7 @@ class EngineStats:
 
     submitted, ended: requests; ended by their finish reason. waiting, running: requests that have
     not begun, and that have. branches: decoded side by side. recovered: how often requests were
-    run again because an op had raised.
+    run again because an op had raised. preempted: how often branches and requests made way.
     steps, forwards, tokens, drafted, accepted: since the start. slots, peak_slots: of the target's
     pool, in use now and at most. seconds: since the start.
     """
@@ -34,6 +34,7 @@ class EngineStats:
     slots: int
     peak_slots: int
     seconds: float
+    preempted: int = 0
 
 
 @dataclass(slots=True)
@@ -76,4 +77,5 @@ class Tally:
             kv.needed_length,
             kv.peak_length,
             monotonic() - self.began,
+            branches.preemption.count,
         )

@@ -13,12 +13,19 @@ PALETTE = (
     *("orange1", "bright_red", "turquoise2", "violet"),
 )
 LIT = "bold #00240f on #3ddc84"  # not `black`: bold black is grey on many terminals
-MARKS = {"running": "▶", "waiting": "·", "stop": "✓", "length": "✂", "refused": "✗", "failed": "✗"}
+MARKS = {
+    **{"running": "▶", "waiting": "·", "preempted": "‖"},
+    **{"stop": "✓", "length": "✂", "refused": "✗", "failed": "✗"},
+}
 HALTED = "■"  # neither done nor going on
-BRANCH_MARKS = f"▶ running  · waiting  ✓ stop  ✂ length  ✗ refused  {HALTED} halted"
+BRANCH_MARKS = f"▶ running  · waiting  ‖ preempted  ✓ stop  ✂ length  ✗ refused  {HALTED} halted"
 STATE_WIDTH = 17
 MOST = 6  # lines of one branch
-RANKS = {"running": 0, "waiting": 1}  # who is shown first; what has ended comes last
+RANKS = {
+    "running": 0,
+    "preempted": 1,
+    "waiting": 1,
+}  # what has ended comes last
 
 
 def color_of(index: int) -> str:

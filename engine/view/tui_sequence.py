@@ -173,7 +173,8 @@ def _span(lengths: Mapping[int, int]) -> Iterable[int]:
 
 
 def figures_line(snap: Snapshot, width: int) -> Text:
-    """KV use, tokens per second, tokens per forward, acceptance; what has no room is left out."""
+    """KV use, tokens per second, tokens per forward, acceptance, and how often somebody made way or
+    rows were there already; what has no room is left out."""
     pool, meter = snap.pool, snap.meter
     speed = meter.tokens / snap.seconds if snap.seconds else 0.0
     share = 100 * pool.used / pool.capacity
@@ -181,6 +182,8 @@ def figures_line(snap: Snapshot, width: int) -> Text:
         ("KV ", f"{pool.used}/{pool.capacity} {share:.0f} %"),
         ("", f"{speed:.0f} tok/s"),
         ("", f"{meter.per_forward:.2f} tok/forward"),
+        *((("preempted ", f"{meter.preempted}"),) if meter.preempted else ()),
+        *((("reused ", f"{pool.reused}"),) if pool.reused else ()),
         ("", f"{meter.tokens} tokens"),
         ("accept ", f"{100 * meter.acceptance_rate:.0f} %"),
         ("", f"{pool.bytes / 1e6:.1f} MB"),

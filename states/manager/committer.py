@@ -51,7 +51,7 @@ class Committer:
     ) -> RoundSummary:
         """Read the round, commit accepted rows where they lie, advance tips, finish branches."""
         kv, result = self.pools[0], read_round(host, accepted, roots, picked_rows(report))
-        before = {b.owner: len(b.tokens) for b in batch.ran}
+        before = {b.owner: len(b.tokens) for b in batch.everyone}
         placed = batch.placed.with_host_tokens(result.tokens_ST)
         walks = []
         for tree, branch in enumerate(batch.ran):
@@ -69,7 +69,7 @@ class Committer:
             blend = self.blend.mark_(report, batch.spans, placed, batch.rows.blend, result.picked_P)
         return RoundSummary(
             tuple(b.name for b in batch.everyone),
-            tuple(len(b.tokens) - before.get(b.owner, 0) for b in batch.everyone),
+            tuple(len(b.tokens) - before[b.owner] for b in batch.everyone),
             (*(len(walk.nodes) - 1 for walk in walks), *(-1 for _ in batch.newcomers)),
             int((result.tokens_ST[:, 1:] >= 0).sum()),
             kv.needed_length,
@@ -127,7 +127,9 @@ class Committer:
                 continue
             branch = by_owner[owner]
             branch.length += len(tokens)
-            if not span.draws:
+            if branch.tokens:  # it goes on where it was: what follows is known
+                pass
+            elif not span.draws:
                 branch.end(Finish.STOP)
             elif branch.matcher is not None:
                 with failing(branch):

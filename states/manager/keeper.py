@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...ops.kv.slots import Ints
+from ...ops.kv.slots import NOBODY, Ints
 from ..cache.kept_segments import shared_length
 from ..cache.prefix_cache import PrefixCache
 from ..requests.branch import Branch, Request, Stage
@@ -15,11 +15,16 @@ from ..requests.request_table import RequestTable
 
 @dataclass(eq=False, slots=True)
 class Keeper:
-    """Hands rows of requests to the prefix cache, and kept rows to requests."""
+    """Hands rows of requests to the prefix cache, and kept rows to requests.
+
+    Attributes:
+        borrowers: requests that go on behind kept rows, by prefix owner.
+    """
 
     table: RequestTable
     cache: PrefixCache
     draftings: Sequence[Drafting]
+    borrowers: dict[int, Request] = field(default_factory=dict)
     _prompts: dict[int, Ints] = field(default_factory=dict)
     _asked: set[int] = field(default_factory=set)
 
@@ -35,7 +40,7 @@ class Keeper:
         if self.table.active:  # so there will be a forward of the drafter
             unread = [one for one in self.table.open.values() if not self._taken_in(one)]
         for request in opened:
-            if request.stage is Stage.WAITING and not request.shared:
+            if request.waits and not request.shared:
                 if self._follows(request, [*chosen, *unread]):
                     continue
                 self._share_(request)
@@ -58,9 +63,11 @@ class Keeper:
             self.cache.figures.asked += len(ids)
         self._publish_for_(ids)
         length = self.cache.lend_(request.prefix_owner, ids, self._limit(request))
-        request.shared = request.prefix_length = length
-        request.context += ids[:length].tolist()
-        if (more := length - len(request.prefix)) > 0:
+        if length:
+            self.borrowers[request.prefix_owner] = request
+            request.shared = length
+            request.read(ids[:length].tolist())
+        if (more := length - request.body_size) > 0:
             request.widen(more)
 
     def make_room_(self, claimed: int, opened: Sequence[Request]) -> None:
@@ -80,8 +87,10 @@ class Keeper:
         """The ids that a request's first branch begins with, as far as others may share them."""
         owner = request.prefix_owner
         if owner not in self._prompts:
-            ids = [*request.prefix]
-            if self._goes_on(request):
+            ids = [*request.body]
+            if request.first is not None:
+                ids += request.first.rows
+            elif self._goes_on(request):
                 ids += request.tail
             self._prompts[owner] = np.array(ids, np.int32)
         return self._prompts[owner]
@@ -92,7 +101,10 @@ class Keeper:
 
     def _limit(self, request: Request) -> int:
         """Most rows that can be shared: where something else than the prompt's second half follows
-        on the first, a row of that is the request's own, for drafters that pair it."""
+        on the first, a row of that is the request's own, for drafters that pair it; and so one of a
+        request that begins again."""
+        if request.first is not None:
+            return request.body_size - 1
         return len(self._prompt(request)) - (not self._goes_on(request))
 
     def _publish_for_(self, ids: Ints) -> None:
@@ -127,23 +139,89 @@ class Keeper:
 
     def _first(self, request: Request) -> Branch | None:
         """The branch that reads the end of its prompt, where that is no part of the prefix."""
-        if request.stage is Stage.OUTLINE:
-            return request.root
-        return request.branches[0] if request.branches and not request.outline_budget else None
+        first = request.root if request.stage is Stage.OUTLINE else None
+        if request.branches and not request.outline_budget:
+            first = request.branches[0]
+        runs = first is not None and first.stage is not Stage.PREEMPTED and not first.preempted
+        return first if runs else None
+
+    # -- who makes way, and goes on ---------------------------------------------------------------
+
+    def set_aside_(self, branch: Branch) -> None:
+        """The rows of a branch that makes way are kept ones from now on, or given back."""
+        segments, owner = self.cache.segments, branch.owner
+        aside = segments.add(branch.request.prefix_owner)
+        for pool in self.cache.pools:
+            pool.relabel_(owner, aside)
+        if not self._keep_as_(branch, aside):
+            for pool in self.cache.pools:
+                pool.retire_([aside])
+            segments.remove([aside])
+
+    def go_on_behind_(self, branch: Branch) -> None:
+        """A branch that was preempted goes on behind what is kept of all that it had read and
+        written, if that is more than its prefix."""
+        request = branch.request
+        if len(request.hoist):
+            return
+        ids = np.array([*request.body, *branch.rows], np.int32)
+        if self.cache.reusable(ids, len(ids)) > request.body_size:
+            branch.shared = self.cache.lend_(branch.owner, ids, len(ids))
+
+    def return_(self, branch: Branch) -> None:
+        """A branch does not go on any more behind kept rows of its own."""
+        if branch.shared:
+            self.cache.release_(branch.owner)
+            branch.shared = 0
+
+    def take_over_(self, root: Branch) -> None:
+        """An outline becomes a part of its request's prefix, which goes on behind the kept rows
+        that the outline went on behind, and has no others."""
+        request, segments = root.request, self.cache.segments
+        owner = request.prefix_owner
+        for drafting in self.draftings:
+            drafting.memory.forget([owner])
+        for pool in self.cache.pools:
+            pool.truncate_(owner, 0)
+        self.cache.release_(owner)
+        segments.hang(owner, segments.parent(root.owner))
+        self.borrowers[owner] = request
+        request.shared, root.shared = root.shared, 0
+
+    def recall_(self) -> bool:
+        """Requests that wait give back what they were to go on behind; whether there were any."""
+        waiting = [one for one in self.borrowers.values() if one.waits]
+        for request in waiting:
+            self.close_(request)
+            request.shared = request.prefix_length = 0
+            self.cache.segments.hang(request.prefix_owner, NOBODY)
+        return bool(waiting)
 
     # -- who ends ---------------------------------------------------------------------------------
 
     def keep_(self, branch: Branch) -> bool:
         """Keep what a branch has decoded; False if there is nothing to keep."""
-        request, rows = branch.request, branch.length - branch.start
-        if branch.is_root or rows <= 0 or len(request.hoist):
+        if branch.is_root:
+            self.return_(branch)
             return False
-        self._publish_(request, request.prefix_length)
-        segments = self.cache.segments
-        segments.hang(branch.owner, segments.parent(request.prefix_owner))
-        start = max(branch.start, request.shared)
+        return self._keep_as_(branch, branch.owner)
+
+    def _keep_as_(self, branch: Branch, segment: int) -> bool:
+        """The same of its rows as those of `segment`, which they are labelled with."""
+        request, rows = branch.request, branch.length - branch.start
+        if rows <= 0 or len(request.hoist):
+            self.return_(branch)
+            return False
+        segments, start = self.cache.segments, branch.shared
+        if not start:
+            self._publish_(request, request.prefix_length)
+            start = max(branch.start, request.shared)
+        above = branch.owner if branch.shared else request.prefix_owner
+        segments.hang(segment, segments.parent(above))
         ids = [*branch.prompt, *branch.tokens][start - branch.start : rows]
-        return self.cache.keep_(branch.owner, np.array(ids, np.int32), start)
+        kept = self.cache.keep_(segment, np.array(ids, np.int32), start)
+        self.return_(branch)
+        return kept
 
     def close_(self, request: Request, *, failed: bool = False) -> None:
         """A request has ended: its prefix stays, and it needs nothing any more. Nothing of one that
@@ -151,5 +229,6 @@ class Keeper:
         if request.prefix_length and not failed:
             self._publish_(request, request.prefix_length)
         self.cache.release_(request.prefix_owner, drop=failed)
+        self.borrowers.pop(request.prefix_owner, None)
         self._prompts.pop(request.prefix_owner, None)
         self._asked.discard(request.prefix_owner)

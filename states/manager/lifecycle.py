@@ -48,13 +48,14 @@ class Lifecycle:
             self._refuse(request, why)
 
     def _refuse(self, request: Request, why: str) -> None:
-        self.table.end_unstarted(request, Finish.REFUSED, why)
-        self._close_(request)
+        request.finish, request.why = Finish.REFUSED, why
+        self._cancel_(request)
 
     def retire_and_prepare_(self, ran: Iterable[Branch] = ()) -> None:
         """Retire what ended, prepare prompts that became known, refuse what can never run."""
         ran = list(ran)
         for branch in ran:
+            self.admission.expected.learn(branch)
             if branch.finish is Finish.FAILED:
                 self.table.end(branch.request, Finish.FAILED, branch.note)
         for request in self.table.take_cancelled():
@@ -105,6 +106,7 @@ class Lifecycle:
             self.fold.forget_(request)
         branches = list(request.all_branches())
         if wipe:
+            self._return_(branches)
             for pool in self.pools:
                 pool.wipe_([request.prefix_owner, *(b.owner for b in branches if not b.settled)])
             self.retire_([b.owner for b in branches if not b.settled])
@@ -112,6 +114,17 @@ class Lifecycle:
         if self.keeper is not None:
             self.keeper.close_(request, failed=wipe)
         self.retire_([request.prefix_owner])
+
+    def discard_(self, root: Branch) -> None:
+        """The rows of an outline are no part of what its branches share."""
+        self._return_([root])
+        self.retire_([root.owner])
+
+    def _return_(self, branches: Iterable[Branch]) -> None:
+        """Branches do not go on any more behind what they had written before."""
+        for branch in branches:
+            if self.keeper is not None:
+                self.keeper.return_(branch)
 
     def _go_on_(self, request: Request) -> None:
         self._end_(b for b in request.branches if b.stage is Stage.DONE)
@@ -122,7 +135,7 @@ class Lifecycle:
             self._fold_(request)
         if _all_done(request):
             self._close_(request)
-        elif request.branches and not any(b.stage is Stage.WAITING for b in request.branches):
+        elif request.branches and not any(b.waits for b in request.branches):
             self.layout.prune_(request.prefix_owner, self.pools)
 
     def _fold_(self, request: Request) -> None:
@@ -159,7 +172,7 @@ class Lifecycle:
             Whether there was somebody.
         """
         why, begun = "no room beside the other requests", self.table.open.values()
-        stuck = next((b for r in begun for b in r.branches if b.stage is Stage.WAITING), None)
+        stuck = next((b for r in begun for b in r.branches if b.waits), None)
         late = next(iter(self.table.waiting.values()), None)
         if stuck is not None:
             stuck.end(Finish.REFUSED, why)
@@ -177,7 +190,7 @@ class Lifecycle:
         for pool in self.pools:
             pool.retire_(owners)
         self.table.segments.remove(owners)
-        self._forget_(owners)
+        self.leave_(owners)
 
     def _end_(self, branches: Iterable[Branch]) -> None:
         """What branches have in the pools that ended is kept, or given back."""
@@ -186,10 +199,10 @@ class Lifecycle:
             if branch.owner in self.table.segments and not branch.settled:
                 branch.settled = self.keeper is not None and self.keeper.keep_(branch)
                 (kept if branch.settled else gone).append(branch.owner)
-        self._forget_(kept)
+        self.leave_(kept)
         self.retire_(gone)
 
-    def _forget_(self, owners: Sequence[int]) -> None:
+    def leave_(self, owners: Sequence[int]) -> None:
         """Owners that are no part of the run any more, whether their rows are kept or not."""
         self.layout.leave_(owners)
         self.samplers.forget(owners)
@@ -202,14 +215,16 @@ class Lifecycle:
         """The outline's rows stay and become the prefix: relabelled, 0 bytes moved."""
         root = request.root
         assert root is not None
+        if root.shared and self.keeper is not None:
+            self.keeper.take_over_(root)
         for pool in self.pools:
             pool.relabel_(root.owner, request.prefix_owner)
         self.layout.leave_([root.owner])
         for drafting in self.draftings:
             drafting.memory.promote(root)
         self.table.segments.absorb(root.owner, request.prefix_owner)
-        request.prefix_length = root.length
-        request.context += [*root.prompt, *root.tokens[: root.kept]]
+        request.grown.append(root.rows)
+        request.read(root.rows.ids)
 
 
 def _all_done(request: Request) -> bool:

@@ -32,6 +32,7 @@ from .committer import Committer
 from .keeper import Keeper
 from .lifecycle import BuildPrompt, Lifecycle
 from .placer import Placer
+from .preemption import Preemption
 
 DRAFT_STATES: dict[str, type[DraftState]] = {
     "nothing": DraftState,
@@ -54,6 +55,7 @@ class BranchStateManager:
 
     Attributes:
         table: who there is. placer: lays out the next forward. committer: reads what came of it.
+        preemption: takes rows from those who make way.
         draftings: the drafters' parts of the run; `draft` is what the first one remembers.
         prefixes: what is kept of prompts and answers for whoever begins alike; None without it.
     """
@@ -98,9 +100,11 @@ class BranchStateManager:
         parts = (self.table, self.layout, self.pools, self.admission, self.samplers, blend)
         self.placer = Placer(*parts, self.beams, keeper)
         self.committer = Committer(self.pools, segments, self.draftings, fold, blend)
-        meet = None if keeper is None else keeper.meet_
-        self.scheduler = Scheduler(self.table, self.admission, limits.scheduler, meet)
         self.lifecycle = Lifecycle(*parts, self.beams, self.draftings, fold, build_prompt, keeper)
+        self.preemption = Preemption(self.table, self.pools, self.lifecycle, fold, keeper)
+        meet = None if keeper is None else keeper.meet_
+        deciding = self.table, self.admission, limits.scheduler
+        self.scheduler = Scheduler(*deciding, meet, self.preemption)
 
     def _prefixes(self) -> PrefixCache | None:
         """What is kept of prompts and answers; None where nothing can be: blended rows are no

@@ -45,14 +45,8 @@ class Placer:
 
         chunks: requests whose prompts go on by so many tokens, and do not end.
         """
-        opened, newcomers, read = list(requests), list(branches), list(chunks)
-        self._make_room_(newcomers, opened, [request for request, _ in read])
-        spans = [span for branch in newcomers for span in self._start_behind(branch)]
-        for request in opened:
-            root, more = self._open(request)
-            newcomers += root
-            spans += more
-        spans += [span for request, count in read for span in self._read(request, count)]
+        opened = list(requests)
+        newcomers, spans = self.start_(branches, opened, chunks)
         trees = None if proposal is None else self.trees(proposal)
         placed = self.layout.place_(self.pools[0], trees, spans)
         ran = tuple(self.table.active) if proposal is not None else ()
@@ -65,6 +59,28 @@ class Placer:
         )
         forced = proposal.forced if proposal is not None else ()
         return Batch(rows, placed, ran, tuple(newcomers), tuple(opened), tuple(spans), forced)
+
+    def start_(
+        self,
+        branches: Iterable[Branch],
+        requests: Iterable[Request],
+        chunks: Iterable[tuple[Request, int]] = (),
+    ) -> tuple[list[Branch], list[Span]]:
+        """Room for whoever begins, and the rows of their prompts.
+
+        Returns:
+            The branches that begin, those of the requests among them; and what is read.
+        """
+        opened, newcomers, read = list(requests), list(branches), list(chunks)
+        self._go_on_behind_(newcomers, opened)
+        self._make_room_(newcomers, opened, [request for request, _ in read])
+        spans = [span for branch in newcomers for span in self._start_behind(branch)]
+        for request in opened:
+            root, more = self._open(request)
+            newcomers += root
+            spans += more
+        spans += [span for request, count in read for span in self._read(request, count)]
+        return newcomers, spans
 
     def trees(self, proposal: Proposal) -> Trees:
         """The active branches as roots of trees, or their beams."""
@@ -82,7 +98,12 @@ class Placer:
     def _open(self, request: Request) -> tuple[list[Branch], list[Span]]:
         """A request's first branch, if one begins, and the spans of its prompt; with a given
         outline nothing is drawn."""
-        spans = self._extend_prefix(request, self._begin(request))
+        self._begin(request)
+        parts = list(request.unread_parts())
+        spans = [span for part in parts for span in self._extend_prefix(request, part)]
+        if (first := request.first) is not None:
+            request.first, request.stage = None, Stage.OUTLINE if first.is_root else Stage.RUNNING
+            return [first], [*spans, *self._start_behind(first)]
         if request.outline_budget == 0:
             branch = self.table.new_branch(request, 0, request.budget)
             request.branches, request.stage = [branch], Stage.RUNNING
@@ -104,7 +125,7 @@ class Placer:
     ) -> None:
         """Requests that begin get a place for what is not kept of them; idle rows make way there,
         and where running branches have reserved their slots."""
-        new = [one for one in (*opened, *read) if one.stage is Stage.WAITING]
+        new = [one for one in (*opened, *read) if one.waits]
         for request in new:
             size, least = self.admission.region(request)
             self.layout.open_(request.prefix_owner, size, self.pools, least)
@@ -113,26 +134,34 @@ class Placer:
             running, active = self.table.open.values(), len(self.table.active)
             self.keeper.make_room_(self.admission.claimed(running, active, starting), new)
 
-    def _begin(self, request: Request) -> PromptTokens:
-        """What of a request's prefix is still to be read; from now on it is open."""
+    def _go_on_behind_(self, branches: Iterable[Branch], opened: Iterable[Request]) -> None:
+        """Branches that were preempted go on behind what is still there of them."""
+        firsts = [request.first for request in opened if request.first is not None]
+        for branch in (*branches, *firsts):
+            if self.keeper is not None and branch.tokens:
+                self.keeper.go_on_behind_(branch)
+
+    def _begin(self, request: Request) -> None:
+        """From now on it is open."""
         if request.stage is not Stage.PREFILL:
             self.table.begin(request)
-        return request.prefix.behind(request.prefix_length)
 
     def _read(self, request: Request, count: int) -> list[Span]:
         """The next tokens of a prompt as rows of the prefix; what the first branch would read by
         itself becomes a part of it."""
-        rest = self._begin(request)
+        self._begin(request)
         request.stage = Stage.PREFILL
-        if (more := count - len(rest)) > 0:
+        if (more := count + request.prefix_length - request.body_size) > 0:
             request.widen(more)
-            rest = request.prefix.behind(request.prefix_length)
+        rest = request.body[request.prefix_length :]
         return self._extend_prefix(request, PromptTokens(rest[:count]))
 
     def _start_behind(self, branch: Branch) -> list[Span]:
         """A waiting branch's prompt, behind what all branches' prompts begin with."""
         request = branch.request
         spans = self._extend_prefix(request, request.hoist)
+        if len(request.hoist):
+            request.grown.append(request.hoist)
         request.hoist = PromptTokens()
         return [*spans, self._start(branch)]
 
@@ -141,24 +170,25 @@ class Placer:
             return []
         owner = request.prefix_owner
         position = request.prefix_length
-        request.prefix_length += len(more)
-        request.context += more.ids
+        request.read(more.ids)
         return [Span(owner, owner, position, more.ids, chunks=more.chunks)]
 
     def _start(self, branch: Branch) -> Span:
         request, limit = branch.request, self.table.limits.max_positions
         branch.stage = Stage.RUNNING
-        branch.start = branch.length = request.prefix_length
+        branch.start = request.prefix_length
+        branch.length = max(branch.start, branch.shared)
         room = limit - branch.start - len(branch.prompt)
         if room < branch.budget:
             branch.budget, branch.note = room, f"cut to the model's {limit}"
         self.layout.enter_(branch.owner, request.prefix_owner, self.pools)
+        rows = branch.rows.behind(branch.length - branch.start)
         return Span(
             branch.owner,
             request.prefix_owner,
-            branch.start,
-            branch.prompt.ids,
-            draws=not (branch.is_root and request.given is not None),
+            branch.length,
+            rows.ids,
+            draws=not (branch.tokens or (branch.is_root and request.given is not None)),
             bound=branch.matcher is not None,
-            chunks=branch.prompt.chunks,
+            chunks=rows.chunks,
         )

@@ -42,7 +42,7 @@ def fold_(branches: BranchStateManager, step: StepPlan) -> tuple[Batch, Rows]:
     """
     folds = [branch for branch in branches.starting(step) if branch.combines]
     batch = branches.placer.place_(None, folds, [])
-    for branch in folds:  # the parts are on their way into the pool
+    for branch in [] if branches.admission.optimistic else folds:  # nobody reads the parts again
         assert branches.fold is not None
         branches.fold.forget_(branch.request)
         branch.prompt = replace(branch.prompt, chunks=())

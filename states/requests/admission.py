@@ -11,6 +11,7 @@ from ...ops.draft.eagle import nodes_for
 from ..cache.prefix_cache import PrefixCache
 from ..graph.graph import Order
 from .branch import Branch, Request, Stage
+from .expected import Expected
 from .request_table import RunLimits
 
 REGION = 64  # what a larger region is rounded up to
@@ -56,38 +57,72 @@ class Room:
         return prefix + prompt + budget + self.tree_slots(1)
 
 
-def _reserved(request: Request, beams: int) -> int:
+RESERVED = Expected(optimistic=False)
+
+
+def _reserved(request: Request, beams: int, expected: Expected) -> int:
     """Slots that an open request holds or has reserved, trees not counted."""
     if request.stage is Stage.PREFILL:
-        return request_slots(request, beams) - request.shared
-    live = sum(len(b.prompt) + beams * b.budget for b in _running(request))
-    waits = any(b.stage is Stage.WAITING for b in request.branches)
+        return request_slots(request, beams, expected) - request.shared
+    live = sum(_whole(b, beams, expected) for b in _running(request))
+    waits = any(b.waits for b in request.branches)
     outlines = request.root is not None and request.stage is Stage.OUTLINE
-    first = request.budget + BRANCH_PROMPT if outlines or (waits and not live) else 0
+    first = 0
+    if outlines or (waits and not live):
+        first = expected.of_new(request)[1] + BRANCH_PROMPT
     return request.prefix_length - request.shared + len(request.hoist) + live + first
 
 
-def request_slots(request: Request, beams: int = 1) -> int:
+def _whole(branch: Branch, beams: int, expected: Expected) -> int:
+    """Slots of a running branch's own in the end, kept ones not counted."""
+    kept = max(branch.shared - branch.start, 0)
+    return len(branch.prompt) + beams * expected.of(branch) - kept
+
+
+def _held(request: Request) -> int:
+    """Slots that an open request holds."""
+    own = sum(branch.held for branch in _running(request))
+    return request.prefix_length - request.shared + own
+
+
+def request_slots(request: Request, beams: int = 1, expected: Expected = RESERVED) -> int:
     """Slots that a waiting request reserves: prompt, outline, and its first branch."""
+    outline, answer = expected.of_new(request)
+    later = outline + BRANCH_PROMPT if request.outline_budget else 0
+    if (first := request.first) is not None:
+        own = request.body_size + len(request.hoist) + len(first.prompt) + expected.of(first)
+        return own + (later if first.is_root else 0)
     own = len(request.prefix) + len(request.tail) + len(request.given_ids)
-    later = request.outline_budget + BRANCH_PROMPT if request.outline_budget else 0
-    return own + later + beams * request.budget
+    return own + later + beams * answer
 
 
 class Admission:
     """Who may start: what fits; `order` ranks the branches of one request.
 
     cache: of kept rows, of which those that nobody goes on from are as good as free.
+
+    Attributes:
+        expected: how long texts get. optimistic: they may get longer, and rows run out; a beam
+            search and a branch in a row of its own always reserve all that they may need.
     """
 
     def __init__(
         self, room: Room, order: Order, limits: RunLimits, cache: PrefixCache | None = None
     ) -> None:
         self.room, self.order, self.limits, self.cache = room, order, limits, cache
+        asked = limits.scheduler.admission == "optimistic"
+        self.optimistic = asked and room.beams == 1 and not room.rows
+        self.expected = Expected(optimistic=self.optimistic)
+
+    def missing(self, requests: Iterable[Request], active: int) -> int:
+        """Rows that a round of so many branches lacks, if nothing stays that nobody needs;
+        negative: so many are free."""
+        held = sum(map(_held, requests)) + self.pinned
+        return held + self.room.tree_slots(active) - self.room.capacity
 
     def intake(self, requests: Iterable[Request], active: int) -> "Intake":
         """Room for those that may start beside the open requests and so many active branches."""
-        return Intake([*requests], active, self.room, self.pinned)
+        return Intake([*requests], active, self.room, self.pinned, self.expected)
 
     def claimed(
         self, requests: Iterable[Request], active: int, starting: Iterable[Branch | Request]
@@ -122,7 +157,7 @@ class Admission:
         return f"needs {needed} slots, the pool has {capacity}" if needed > capacity else ""
 
     def _needed(self, request: Request) -> int:
-        return request_slots(request, self.room.beams) + self.room.tree_slots(1)
+        return request_slots(request, self.room.beams) + self.room.tree_slots(1)  # all it may need
 
     def region(self, request: Request) -> tuple[int, int]:
         """Slots that a request's rows should find side by side, and the least of them."""
@@ -140,10 +175,17 @@ class Intake:
             does not.
     """
 
-    def __init__(self, requests: Sequence[Request], active: int, room: Room, pinned: int) -> None:
-        self.room, self.count = room, active
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        active: int,
+        room: Room,
+        pinned: int,
+        expected: Expected = RESERVED,
+    ) -> None:
+        self.room, self.count, self.expected = room, active, expected
         self.open = requests
-        own = sum(_reserved(r, room.beams) for r in self.open)
+        own = sum(_reserved(r, room.beams, expected) for r in self.open)
         self.used = 0 if room.rows else own + pinned
         self.live = {r.prefix_owner for r in self.open if _running(r)}
         self.branches: list[Branch] = []
@@ -199,11 +241,14 @@ class Intake:
         """Slots that it takes beyond what is held: of the shared row, or of its own."""
         if isinstance(item, Request):  # one that is read in chunks has reserved all of it
             begun = item.stage is Stage.PREFILL and not self.room.rows
-            return 0 if begun else request_slots(item, self.room.beams) - item.shared
-        own = len(item.prompt) + item.budget
+            slots = request_slots(item, self.room.beams, self.expected)
+            return 0 if begun else slots - item.shared
+        own = len(item.prompt) + self.expected.of(item)
         if self.room.rows:
             return request.prefix_length + len(request.hoist) + own
-        return own if request.prefix_owner in self.live else own - request.budget - BRANCH_PROMPT
+        if request.prefix_owner in self.live:
+            return own
+        return own - self.expected.of_new(request)[1] - BRANCH_PROMPT
 
     def _rows(self, count: int, live: set[int]) -> int:
         """Rows in use: one for each branch, and one for each open prefix without a branch."""
@@ -217,6 +262,6 @@ def _running(request: Request) -> list[Branch]:
 def ready(request: Request, order: Order) -> list[Branch]:
     """Its waiting branches whose prompts are known: by the outline's expected lengths, equal ones
     in reading order."""
-    found = [b for b in request.branches if b.stage is Stage.WAITING and b.prompt]
+    found = [b for b in request.branches if b.waits and b.prompt]
     sign = {"fcfs": 0, "longest_first": -1, "shortest_first": 1}[order]
     return sorted(found, key=lambda b: sign * b.point.length if b.point else 0)

@@ -1,6 +1,6 @@
 """Requests and their branches: what is true of each one, on the host, between two forwards."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,7 +19,11 @@ class Stage(StrEnum):
     PREFILL = "prefilling"  # a request whose prompt is read in chunks
     OUTLINE = "outline"  # a request whose root branch is writing
     RUNNING = "running"
+    PREEMPTED = "preempted"  # it had to make way, and goes on where it was once there is room
     DONE = "done"
+
+
+WAITS = (Stage.WAITING, Stage.PREEMPTED)
 
 
 class Finish(StrEnum):
@@ -57,6 +61,8 @@ class Branch:
         documents: those that its prompt is to hold.
         combines: whether it writes one answer behind the folded parts.
         settled: it has ended, and its rows are kept ones.
+        shared: where the first of its own rows stands, if rows before it are kept ones that it goes
+            on behind since it was preempted; else 0. preempted: how often it was.
     """
 
     request: "Request"
@@ -79,6 +85,22 @@ class Branch:
     documents: tuple[Document, ...] = ()
     combines: bool = False
     settled: bool = False
+    shared: int = 0
+    preempted: int = 0
+
+    @property
+    def waits(self) -> bool:
+        return self.stage in WAITS
+
+    @property
+    def rows(self) -> PromptTokens:
+        """What is read when it starts, or goes on: its prompt, and what it has written by then."""
+        return self.prompt + self.tokens[: self.kept]
+
+    @property
+    def held(self) -> int:
+        """Rows of its own that are in the target's pool while it runs."""
+        return self.length - max(self.start, self.shared)
 
     @property
     def is_root(self) -> bool:
@@ -144,6 +166,8 @@ class Request:
             `opening` what of it is known before there is an outline.
         prefix_length: rows of the shared prefix in the pool; `context` their token ids. The first
             `shared` rows are kept ones, which other requests may go on from as well.
+        grown: what became a part of the prefix later: the outline, what parts begin with.
+        first: the branch that goes on first when a preempted request begins again.
         sampling: how its tokens are drawn.
         asked: the budget that somebody asked for; None if it is the graph's.
         given: outline ids of `--outline FILE`, prefilled instead of being written.
@@ -172,6 +196,8 @@ class Request:
     shared: int = 0
     context: list[int] = field(default_factory=list)
     hoist: PromptTokens = field(default_factory=PromptTokens)
+    grown: list[PromptTokens] = field(default_factory=list)
+    first: Branch | None = None
     opening: PromptTokens = field(default_factory=PromptTokens)
     outline: Outline | None = None
     given: Outline | None = None
@@ -192,6 +218,10 @@ class Request:
         yield from self.branches
 
     @property
+    def waits(self) -> bool:
+        return self.stage in WAITS
+
+    @property
     def finished(self) -> bool:
         return self.stage is Stage.DONE
 
@@ -207,8 +237,33 @@ class Request:
 
     @property
     def prompt_size(self) -> int:
-        """Tokens that are read before its first branch can begin."""
+        """Tokens that are read before its first branch can begin, or go on."""
+        if self.first is not None:
+            return self.body_size + len(self.hoist) + len(self.first.rows)
         return len(self.prefix) + len(self.tail) + len(self.given_ids)
+
+    @property
+    def body(self) -> PromptTokens:
+        """All that its branches share, as far as it is known."""
+        return sum(self.grown, self.prefix)
+
+    @property
+    def body_size(self) -> int:
+        return len(self.prefix) + sum(map(len, self.grown))
+
+    def unread_parts(self) -> Iterator[PromptTokens]:
+        """What of its body has no rows yet, each part as it was read first."""
+        at = 0
+        for part in (self.prefix, *self.grown):
+            if at + len(part) > self.prefix_length:
+                yield part.behind(self.prefix_length - at)
+            at += len(part)
+
+    def read(self, ids: Sequence[int]) -> None:
+        """More rows of its prefix are there, or on their way, with these ids."""
+        end = self.prefix_length + len(ids)
+        self.context[self.prefix_length : end] = ids
+        self.prefix_length = end
 
     def widen(self, count: int) -> None:
         """What its first branch would read by itself becomes a part of the prefix, so many ids."""

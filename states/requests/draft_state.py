@@ -127,23 +127,23 @@ class PairState(DraftState):
     whose partner is not known yet; whoever continues there pairs it with its own first token.
 
     Attributes:
-        last: [F] the target's feature of the last committed row of each segment.
+        last: of the last committed row of each segment: its position, and the target's feature [F].
     """
 
     back = 1
 
     def __init__(self) -> None:
         super().__init__()
-        self.last: dict[int, Tensor] = {}
+        self.last: dict[int, tuple[int, Tensor]] = {}
 
     def take_in(self, part: CommittedRows) -> None:
         features_RF = part.features(self.columns_F)
         assert features_RF is not None, "this drafter's taps are the target's features"
-        shared_F = None if part.is_path else self.last.get(part.prefix)
-        if shared_F is not None:
-            self._queue(part, part.position - 1, part.tokens[:1], shared_F[None])
+        before = None if part.is_path else self.last.get(part.prefix)
+        if before is not None and before[0] == part.position - 1:
+            self._queue(part, part.position - 1, part.tokens[:1], before[1][None])
         self._queue(part, part.position, [*part.tokens[1:], *part.following], features_RF)
-        self.last[part.owner] = features_RF[-1]
+        self.last[part.owner] = part.position + len(part.tokens) - 1, features_RF[-1]
 
     def promote(self, root: Branch) -> None:
         super().promote(root)

@@ -64,6 +64,10 @@ class FoldState:
             self.parts.pop(branch.owner, None)
             self._features.pop(branch.owner, None)
 
+    def set_aside_(self, branch: Branch) -> None:
+        """A part's rows are computed again later, and their features with them."""
+        self._features.pop(branch.owner, None)
+
     def keeps(self, branch: Branch) -> bool:
         """Whether rows of this branch will be wanted when it has ended."""
         return self.before_rope is not None and branch.point is not None

@@ -128,6 +128,12 @@ class RequestTable:
         taken, self._cancelled = self._cancelled, []
         return [request for request in taken if not request.finished]
 
+    def requeue(self, request: Request) -> None:
+        """A request that has begun waits again."""
+        del self.open[request.prefix_owner]
+        self.waiting[request.prefix_owner] = request
+        self._arrived.append(request)
+
     def begin(self, request: Request) -> None:
         """A request has been given its place; once, however often its prompt goes on."""
         if request.prefix_owner in self.waiting:

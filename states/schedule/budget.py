@@ -44,7 +44,7 @@ def portion(
     known = {id(request) for request in reading}
     first = [one for one in intake.opened if id(one) in known]
     for request in (one for one in reading if one not in first):  # no place for its branch yet
-        if (count := min(request.unread - 1, left)) > 0:
+        if (count := min(_cut(request, share_outline), left)) > 0:
             found.chunks.append((request, count))
             left -= count
     later = [one for one in intake.opened if id(one) not in known]
@@ -68,7 +68,7 @@ def _cost(item: Branch | Request) -> int:
     """Rows of a prompt."""
     if isinstance(item, Request):
         return item.unread
-    return len(item.prompt) + len(item.request.hoist)
+    return len(item.rows) + len(item.request.hoist)
 
 
 def _cut(item: Branch | Request, share_outline: bool) -> int:
@@ -77,8 +77,10 @@ def _cut(item: Branch | Request, share_outline: bool) -> int:
     What the outline alone is asked with is no part of what parts share, unless these stand behind
     the outline.
     """
-    if isinstance(item, Branch) or item.prefix.chunks or item.tail.chunks:
+    if isinstance(item, Branch) or item.body.chunks or item.tail.chunks:
         return 0
+    if item.first is not None:
+        return item.body_size - item.prefix_length
     if item.given is not None:
         return len(item.prefix) - item.prefix_length
     whole = share_outline or item.outline_budget == 0

@@ -25,6 +25,7 @@ class StepPlan:
     chunks: prefix owners of requests whose prompts go on, and by how many tokens.
     running: branches that are drafted for and verified.
     waiting: requests that have not begun. held: why the first of all that could start does not.
+    preempted: names of branches, and requests, that make way from this step on.
     """
 
     number: int
@@ -36,6 +37,7 @@ class StepPlan:
     running: int = 0
     waiting: int = 0
     held: str = ""
+    preempted: tuple[str, ...] = ()
 
     @property
     def starts(self) -> int:

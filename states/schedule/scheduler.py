@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush, merge
+from typing import Protocol
 
 from ..graph.graph import SchedulerBlock
 from ..requests.admission import Admission, Intake, ready
@@ -22,6 +23,15 @@ class PolicyError(RuntimeError):
 Meet = Callable[[Sequence[Request]], list[Request]]
 """Finds what is kept of requests that could begin together; returns those that should."""
 
+
+class MakesWay(Protocol):
+    """Carries out who has to make way, and what."""
+
+    def preempt_(self, whom: Branch | Request) -> None: ...
+    def reclaim_(self, rows: int) -> None: ...
+    def recall_(self) -> bool: ...
+
+
 # Rank, then two numbers that are never equal, then who.
 Item = tuple[Rank, int, int, Request, Branch | None]
 
@@ -31,6 +41,7 @@ class Scheduler:
 
     Args:
         meet: called with those that are about to begin, says who of them does; None: all do.
+        making_way: takes rows from whoever is preempted; None: nobody ever is.
 
     Attributes:
         steps: how many have been planned.
@@ -42,13 +53,17 @@ class Scheduler:
         admission: Admission,
         block: SchedulerBlock,
         meet: Meet | None = None,
+        making_way: MakesWay | None = None,
     ) -> None:
         self.table, self.admission, self.block, self.meet = table, admission, block, meet
+        self.making_way = making_way
         self.policy = POLICIES[block.policy]
         self.steps = 0
         self._told = 0  # requests that had ended when answers were last handed over
         self._parsed = False  # whether the last step read outlines
         self._queue: list[Item] = []  # a heap of requests that have not begun
+        self._queued: set[int] = set()  # those in it, by prefix owner
+        self._preempted: list[str] = []  # in this step
 
     def plan_(self, *, serves: bool) -> StepPlan:
         """The next step; serves: answers are wanted one by one, not all of them at the end.
@@ -57,9 +72,12 @@ class Scheduler:
             PolicyError: the policy failed.
         """
         self.steps += 1
+        self._preempted = []
         for request in self.table.take_arrived():
-            request.step = self.steps
-            heappush(self._queue, self._item(request, None, -1))
+            request.step = request.step or self.steps
+            if request.prefix_owner not in self._queued:
+                self._queued.add(request.prefix_owner)
+                heappush(self._queue, self._item(request, None, -1))
         after_parse, self._parsed = self._parsed, False
         if written := [r.key for r in self.table.open.values() if r.outline_ended]:
             self._parsed = True
@@ -71,6 +89,7 @@ class Scheduler:
 
     def _next(self, after_parse: bool) -> StepPlan:
         """Whoever starts, and a round of those who run."""
+        self._make_way_()
         intake, running = self._choose(), len(self.table.active)
         folds = [b for b in intake.branches if b.combines]
         if folds:
@@ -90,7 +109,46 @@ class Scheduler:
         if new.opened or new.chunks:
             why = f"nobody runs: {_names([r.key for r in new.opened])}"
             return self._plan(Does.OPEN, why + _read(new), intake, new)
+        if self.admission.optimistic and self._give_way_():
+            return self._next(after_parse)
         return self._plan(Does.REST, "nobody can start", intake)
+
+    # -- who makes way ----------------------------------------------------------------------------
+
+    def _make_way_(self) -> None:
+        """Room for the next round of those who run: what nobody needs goes first, then the youngest
+        make way, one branch after another, and a request with its last one. The first of all
+        requests always goes on."""
+        if self.making_way is None or not self.admission.optimistic:
+            return
+        while self.admission.missing(self.table.open.values(), len(self.table.active)) > 0:
+            if not self._give_way_():
+                return
+        self.making_way.reclaim_(self.admission.room.tree_slots(len(self.table.active)))
+
+    def _give_way_(self) -> bool:
+        """The youngest makes way; else those who wait give back what is kept for them.
+
+        Returns:
+            Whether anything has changed.
+        """
+        assert self.making_way is not None
+        whom = self._youngest()
+        if whom is None:
+            return self.making_way.recall_()
+        self._preempted.append(whom.name)
+        self.making_way.preempt_(whom)
+        return True
+
+    def _youngest(self) -> Branch | Request | None:
+        """Who makes way; None if only the first request is left, and one branch of it at most."""
+        request = max(self.table.open.values(), key=lambda one: one.arrival, default=None)
+        if request is None:
+            return None
+        running = [one for one in self.table.active if one.request is request]
+        if len(running) > 1:
+            return running[-1]
+        return request if len(self.table.open) > 1 else None
 
     def _plan(
         self,
@@ -100,6 +158,8 @@ class Scheduler:
         new: Portion | None = None,
     ) -> StepPlan:
         new = new or Portion()
+        if self._preempted:
+            why += f"; rows ran out: {_names(self._preempted)} made way"
         return StepPlan(
             self.steps,
             does,
@@ -110,6 +170,7 @@ class Scheduler:
             len(self.table.active),
             len(self.table.waiting),
             "" if intake is None else intake.held,
+            tuple(self._preempted),
         )
 
     # -- who starts -------------------------------------------------------------------------------
@@ -147,22 +208,25 @@ class Scheduler:
             if self.policy.overtakes and intake.count and len(popped) >= LOOK:
                 return
             item = heappop(self._queue)
-            if item[3].stage is Stage.WAITING:
+            if item[3].waits:
                 popped.append(item)
                 yield item
+            else:
+                self._queued.discard(item[3].prefix_owner)
 
     def _branches(self) -> Iterator[Item]:
         for request in self.table.open.values():
             if request.stage is Stage.PREFILL:  # what has been begun is read to its end first
                 yield (), request.prefix_owner, -1, request, None
+                continue
             for place, branch in enumerate(ready(request, self.admission.order)):
                 yield self._item(request, branch, place)
 
     def _item(self, request: Request, branch: Branch | None, place: int) -> Item:
         prompt = request.prompt_size if branch is None else len(branch.prompt)
-        one = Candidate(
-            request.arrival, request.step, branch is not None, max(place, 0), prompt, request.left
-        )
+        is_open = branch is not None or request.stage is Stage.PREEMPTED
+        sizes = (max(place, 0), prompt, request.left)
+        one = Candidate(request.arrival, request.step, is_open, *sizes)
         try:
             rank = self.policy.rank(one)
         except Exception as error:

@@ -336,8 +336,8 @@ def _check_target_rows(run: Run) -> None:
             expected += request.prefix_length * len(book.layout.rows_of(request.prefix_owner))
             expected -= request.shared
         if request.stage is Stage.OUTLINE:
-            expected += request.root.length - request.root.start
-        expected += sum(b.length - b.start for b in request.branches if b.stage is Stage.RUNNING)
+            expected += request.root.held
+        expected += sum(b.held for b in request.branches if b.stage is Stage.RUNNING)
     cache = book.prefixes
     if cache is not None:
         cache.check_integrity()

@@ -63,6 +63,7 @@ MAY_IMPORT = {
     "engine/bench": "engine engine/prepare engine/record engine/run states/*",
     "engine/certify": "engine engine/prepare engine/record engine/run engine/bench states states/* "
     "models models/load ops ops/*",
+    "engine/simulate": "engine engine/record states/* ops/kv",
     "engine/train": "engine engine/prepare engine/run states/requests states/text models models/*",
     "engine/cli": "engine engine/* states states/* models models/*",
 }

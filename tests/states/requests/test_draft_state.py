@@ -116,7 +116,7 @@ def test_eagle_pairs_every_feature_with_the_token_after_it() -> None:
         (OWNER, 2, [4], [12]),
         (OWNER, 3, [5, 20], [13, 14]),
     ]
-    assert state.last[PREFIX][0] == 12 and state.last[OWNER][0] == 14
+    assert state.last[PREFIX][1][0] == 12 and state.last[OWNER][1][0] == 14
 
 
 def test_eagle_joins_the_parts_of_a_prefix() -> None:
@@ -125,7 +125,7 @@ def test_eagle_joins_the_parts_of_a_prefix() -> None:
     state.inbox.clear()
     state.take_in(prefix(30, 31, position=3, flat=rows(0, 1), of=features(50, 51)))
     assert queued(state) == [(PREFIX, 2, [30], [12]), (PREFIX, 3, [31], [50])]
-    assert isinstance(state, PairState) and state.last[PREFIX][0] == 51
+    assert isinstance(state, PairState) and state.last[PREFIX][1][0] == 51
 
 
 def test_eagle_takes_a_path_in_up_to_the_next_root() -> None:
@@ -134,7 +134,7 @@ def test_eagle_takes_a_path_in_up_to_the_next_root() -> None:
     state.inbox.clear()
     take_in_path(state, after_path(branch, (21, 22), 23), rows(0, 2, 1), features(60, 61, 62))
     assert queued(state) == [(OWNER, 5, [21, 22, 23], [60, 62, 61])]
-    assert isinstance(state, PairState) and state.last[OWNER][0] == 61
+    assert isinstance(state, PairState) and state.last[OWNER][1][0] == 61
 
 
 def test_eagle_keeps_the_last_feature_of_an_outline_that_ended() -> None:
@@ -147,7 +147,7 @@ def test_eagle_keeps_the_last_feature_of_an_outline_that_ended() -> None:
     assert queued(state) == [(OWNER, 5, [21], [60])]
     state.promote(root)
     assert isinstance(state, PairState)
-    assert OWNER not in state.last and state.last[PREFIX][0] == 62
+    assert OWNER not in state.last and state.last[PREFIX][1][0] == 62
     assert [one.owner for one in state.inbox] == [PREFIX]
 
 

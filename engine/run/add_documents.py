@@ -1,4 +1,4 @@
-"""`specsot cache add`: documents through the target, chunk by chunk, into a folder."""
+"""Documents through the target, chunk by chunk, into a folder."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,0 +1,95 @@
+"""`specsot simulate`: what a policy does to waiting times, on arrivals, without a model."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...states.yaml.source import GraphError
+from ..errors import Code, UsageError
+from ..prepare.files import open_graph
+from ..record.kept_runs import find_run
+from ..shell import complain, print_json, tell_problems, user_errors
+from .completing import graph_names_of
+from .options import RUNS_DIR, Runs, Sets
+
+POLICIES = "fcfs,max_throughput,sot_priority"
+
+
+def simulate(
+    graph: Annotated[
+        str,
+        typer.Argument(
+            help="Whose scheduler and pool: a path or a shipped name, layout bim.",
+            autocompletion=graph_names_of,
+        ),
+    ] = "bim_eagle",
+    arrivals: Annotated[
+        str,
+        typer.Option(help="poisson:RATE or bursts:RATE:SIZE a second, or a file of JSON lines."),
+    ] = "poisson:4",
+    requests: Annotated[int, typer.Option(min=1, help="How many arrivals are made up.")] = 1000,
+    policies: Annotated[str, typer.Option(help="Which policies, with commas.")] = POLICIES,
+    costs: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Costs of steps, as --fit saves them.")
+    ] = None,
+    fit: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Instead: fit costs to a kept run, save them in --costs."),
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="Tokens of a prompt, from-to.")] = "20-120",
+    answer: Annotated[str, typer.Option(help="Tokens of an answer, or of a part.")] = "16-256",
+    outline: Annotated[str, typer.Option(help="Tokens of an outline.")] = "20-60",
+    parts: Annotated[str, typer.Option(help="Parts of an answer; 0-0: no outlines.")] = "0-0",
+    shared: Annotated[
+        str, typer.Option(help="NxTOKENS: N beginnings that prompts share, of so many tokens.")
+    ] = "0x0",
+    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
+    sets: Sets = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    runs_dir: Runs = RUNS_DIR,
+) -> None:
+    """Serve arrivals with the real scheduler on a clock of its own, and compare policies.
+
+    Examples: `specsot simulate --fit latest --costs costs.json`,
+    `specsot simulate bim_eagle --costs costs.json --arrivals bursts:8:40 --parts 2-6`.
+    """
+    with user_errors():
+        from ..simulate.arrivals import Workload
+        from ..simulate.command import Asked, described, fitted
+        from ..simulate.command import simulate as compare
+        from ..simulate.costs import StepCost
+
+        if fit is not None:
+            if costs is None:
+                raise UsageError("--fit saves what it finds: where? --costs FILE")
+            found = fitted(find_run(fit, runs_dir), costs)
+            share = f"{100 * found.error:.0f} % off in the mean"
+            complain(f"{costs}: costs of steps, from {found.steps} of them, {share}")
+            return
+        stems, tokens = _numbers("--shared", shared, "x")
+        parts_of = _numbers("--parts", parts)
+        ranges = (_numbers("--prompt", prompt), _numbers("--answer", answer))
+        work = Workload(*ranges, _numbers("--outline", outline), parts_of, stems, tokens)
+        cost = StepCost() if costs is None else StepCost.load(costs)
+        try:
+            program = open_graph(graph, sets or ())
+        except GraphError as error:
+            tell_problems(error.problems)
+            raise typer.Exit(Code.GRAPH) from None
+        names = [name for name in policies.split(",") if name]
+        told = compare(program.graph, cost, Asked(arrivals, requests, work, names, seed))
+        if as_json:
+            print_json(policies={name: one.told() for name, one in told.items()})
+        else:
+            print(described(told))
+
+
+def _numbers(option: str, text: str, between: str = "-") -> tuple[int, int]:
+    """Two numbers of an option; of a range the first is not larger."""
+    found = re.fullmatch(rf"(\d{{1,9}}){between}(\d{{1,9}})", text)
+    first, last = map(int, found.groups()) if found else (1, 0)
+    if found is None or (between == "-" and first > last):
+        raise UsageError(f"{option} {text}: two numbers, as in 3{between}8")
+    return first, last

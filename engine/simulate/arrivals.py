@@ -1,0 +1,119 @@
+"""When requests come and what they are like: Poisson arrivals, bursts, or a recorded file.
+
+Arrivals are made one after another, so a million of them take no more room than one.
+"""
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request.
+
+    at: seconds from the start. prompt: tokens of its prompt; the first `shared` of them are those
+    of all requests with this `stem`. outline: tokens that it writes before its parts, 0 without an
+    outline. texts: tokens of each part, or of its one answer.
+    """
+
+    at: float
+    prompt: int
+    texts: tuple[int, ...]
+    outline: int = 0
+    stem: int = 0
+    shared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What made-up requests are like; ranges are drawn from evenly, both ends included.
+
+    stems: how many beginnings there are, of `shared` tokens each; 0 for none. parts: (0, 0) for
+    plain answers.
+    """
+
+    prompt: tuple[int, int] = (20, 120)
+    answer: tuple[int, int] = (16, 256)
+    outline: tuple[int, int] = (20, 60)
+    parts: tuple[int, int] = (0, 0)
+    stems: int = 0
+    shared: int = 0
+
+    def draw(self, at: float, chance: random.Random) -> Arrival:
+        """A request that comes at a moment."""
+        parts = chance.randint(*self.parts)
+        texts = tuple(chance.randint(*self.answer) for _ in range(parts or 1))
+        outline = chance.randint(*self.outline) if parts else 0
+        shared = self.shared if self.stems else 0
+        stem = chance.randrange(self.stems) if self.stems else 0
+        return Arrival(at, shared + chance.randint(*self.prompt), texts, outline, stem, shared)
+
+
+def poisson(rate: float, count: int, work: Workload, seed: int) -> Iterator[Arrival]:
+    """So many requests a second in the mean, each at a moment of its own."""
+    chance, at = random.Random(f"poisson {seed}"), 0.0
+    for _ in range(count):
+        at += chance.expovariate(rate)
+        yield work.draw(at, chance)
+
+
+def bursts(rate: float, size: int, count: int, work: Workload, seed: int) -> Iterator[Arrival]:
+    """The same number a second in the mean, but `size` of them at once."""
+    chance, at = random.Random(f"bursts {seed}"), 0.0
+    for number in range(count):
+        if number % size == 0:
+            at += chance.expovariate(rate / size)
+        yield work.draw(at, chance)
+
+
+def recorded(path: Path) -> Iterator[Arrival]:
+    """Arrivals from a file of JSON lines with the fields of `Arrival`, in the order of time.
+
+    Raises:
+        UsageError: a line is not one.
+    """
+    before = 0.0
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                found = json.loads(line)
+                one = Arrival(**found | {"texts": tuple(found["texts"])})
+                wrong = one.at < before or not one.texts or min(one.texts) < 1
+                wrong |= not 0 <= one.shared <= one.prompt or one.prompt < 1 or one.outline < 0
+            except (ValueError, TypeError, KeyError) as error:
+                raise UsageError(f"{path}:{number}: no arrival: {error}") from None
+            if wrong:
+                raise UsageError(f"{path}:{number}: no arrival that can be: {line.strip()[:80]}")
+            before = one.at
+            yield one
+
+
+def line_of(one: Arrival) -> str:
+    """An arrival as a line of such a file."""
+    return json.dumps(asdict(one))
+
+
+def arrivals(spec: str, count: int, work: Workload, seed: int) -> Iterator[Arrival]:
+    """What `--arrivals` names: `poisson:RATE`, `bursts:RATE:SIZE`, or a file.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    kind, *numbers = spec.split(":")
+    try:
+        if kind == "poisson" and len(numbers) == 1 and float(numbers[0]) > 0:
+            return poisson(float(numbers[0]), count, work, seed)
+        if kind == "bursts" and len(numbers) == 2 and float(numbers[0]) > 0 < int(numbers[1]):
+            return bursts(float(numbers[0]), int(numbers[1]), count, work, seed)
+    except ValueError:
+        raise UsageError(f"--arrivals {spec}: no such numbers") from None
+    if not Path(spec).is_file():
+        raise UsageError(f"--arrivals {spec}: neither poisson:RATE, bursts:RATE:SIZE, nor a file")
+    return recorded(Path(spec))

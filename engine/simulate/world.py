@@ -1,0 +1,221 @@
+"""A run without a model: requests of known lengths, the real scheduler, a clock that is told.
+
+Everything that decides is what a run has: request table, admission, scheduler, radix tree,
+preemption. What a forward would bring is written down instead, and the clock moves by what such a
+step costs.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from ...states.graph.graph import Graph
+from ...states.layout.layout import Span
+from ...states.manager.manager import BranchStateManager
+from ...states.requests.branch import Branch, Finish, Request, Stage
+from ...states.requests.request_table import RunLimits
+from ...states.schedule.inbox import Inbox
+from ...states.schedule.plan import Does, StepPlan
+from ...states.text.outline import Point
+from ...states.text.prompt_tokens import PromptTokens
+from ..errors import UsageError
+from .arrivals import Arrival
+from .costs import StepCost
+from .figures import Served
+from .pool import CountedPool
+
+ENDLESS = 1 << 30  # positions, and ids: no model limits them
+PART = 12  # tokens of a part's own prompt
+HINT = (0.5, 1.5)  # how far an outline's expected length may be off
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request that has come: what it is like, and whether it has written anything."""
+
+    arrival: Arrival
+    begun: bool = False
+
+
+class Simulation:
+    """One graph's scheduler on arrivals that come in the order of time.
+
+    Attributes:
+        now: seconds on the simulation's own clock. busy: seconds of processor time in the
+            scheduler. served: what came of it.
+
+    Raises:
+        UsageError: the graph's layout, or what it does, cannot be simulated.
+    """
+
+    def __init__(self, graph: Graph, cost: StepCost, policy: str, seed: int = 0) -> None:
+        if graph.layout.kind != "bim" or graph.beam is not None:
+            raise UsageError(f"{graph.name}: graphs with layout.kind bim and without beams only")
+        scheduler = graph.scheduler.model_copy(update={"policy": policy})
+        skeleton = graph.skeleton
+        shares = skeleton is None or skeleton.share == "outline"
+        sizes = (shares, ENDLESS, ENDLESS)
+        limits = RunLimits(graph.layout, graph.drafter, *sizes, None, scheduler)
+        self.graph, self.cost, self.shares = graph, cost, shares
+        self.pool = CountedPool(graph.layout.capacity)
+        self.manager = BranchStateManager(self.pool, None, limits, lambda branch: branch.prompt)
+        self.served, self.now, self.busy = Served(), 0.0, 0.0
+        self._inbox = Inbox(serves=True)
+        self._chance = random.Random(f"simulation {seed}")
+        self._drawn = cost.drawn(self._chance)
+        self._live: dict[int, _Live] = {}
+        self._ids = 0  # of tokens: every prompt and answer has its own
+
+    def run(self, arrivals: Iterable[Arrival]) -> Served:
+        """Serve them all."""
+        source, table = iter(arrivals), self.manager.table
+        after = next(source, None)
+        while after is not None or table.any_unfinished:
+            while after is not None and after.at <= self.now:
+                self._submit(after)
+                after = next(source, None)
+            began = perf_counter()
+            plan = self.manager.plan_(self._inbox)
+            self.busy += perf_counter() - began
+            if plan.does is Does.REST:
+                if after is None:
+                    break
+                self.now = after.at
+                continue
+            self._step_(plan)
+        return self._told()
+
+    def _told(self) -> Served:
+        self.served.seconds = self.now
+        self.served.preemptions = self.manager.preemption.count
+        if self.manager.prefixes is not None:
+            figures = self.manager.prefixes.figures
+            self.served.hit_rate = figures.reused / max(figures.asked, 1)
+        return self.served
+
+    # -- who comes --------------------------------------------------------------------------------
+
+    def _submit(self, one: Arrival) -> None:
+        limits, skeleton = self.graph.limits, self.graph.skeleton
+        ids = (-1 - one.stem,) * one.shared + self._new(one.prompt - one.shared)
+        outlines = skeleton is not None and one.outline > 0
+        prompt = (PromptTokens(ids[:-1]), PromptTokens(ids[-1:])) if outlines else None
+        request = Request(
+            str(self.served.requests),
+            0,
+            "",
+            *(prompt or (PromptTokens(), PromptTokens(ids))),
+            frozenset(),
+            max(limits.max_new_tokens, 1),
+            skeleton.max_tokens if outlines and skeleton is not None else 0,
+        )
+        self.served.requests += 1
+        self.manager.submit(request)
+        self._live[request.prefix_owner] = _Live(one)
+        self.served.waited = max(self.served.waited, len(self.manager.table.waiting))
+
+    def _new(self, count: int) -> tuple[int, ...]:
+        """Ids that nobody else has, so that only what is shared is found again."""
+        self._ids = (self._ids + 1) % ENDLESS
+        return (self._ids,) * count
+
+    # -- a step -----------------------------------------------------------------------------------
+
+    def _step_(self, plan: StepPlan) -> None:
+        self.served.steps += 1
+        rows = ran = 0
+        if plan.does is Does.PARSE:
+            self._parse_()
+        elif plan.does is not Does.ANSWER:
+            ran = plan.running if plan.does is Does.ROUND else 0
+            rows = self._forward_(plan, self.manager.active[:] if ran else [])
+        self.now += self.cost.seconds(rows, ran, self.pool.needed_length)
+        self._mark_()
+        if plan.does is Does.ANSWER:
+            self._answer_()
+
+    def _forward_(self, plan: StepPlan, ran: Sequence[Branch]) -> int:
+        """Write down what a forward would bring; its rows."""
+        manager = self.manager
+        starts = (manager.starting(plan), manager.beginning(plan), manager.reading(plan))
+        newcomers, spans = manager.placer.start_(*starts)
+        rows = manager.room.round_rows(len(ran)) + sum(len(span.tokens) for span in spans)
+        for branch in ran:
+            self._write(branch, next(self._drawn))
+        by_owner = {branch.owner: branch for branch in newcomers}
+        for span in spans:
+            self._read(span, by_owner.get(span.owner))
+        self.served.forwards += 1
+        self.served.rows += rows
+        manager.lifecycle.retire_and_prepare_([*ran, *newcomers])
+        return rows
+
+    def _read(self, span: Span, branch: Branch | None) -> None:
+        """Rows of a prompt; a branch that begins draws its first token."""
+        self.pool.grow_(span.owner, span.position, len(span.tokens))
+        if branch is None:
+            return
+        branch.length += len(span.tokens)
+        if not branch.tokens:
+            self._append(branch, 1)
+
+    def _write(self, branch: Branch, count: int) -> None:
+        """A round of a branch: so many tokens, and their rows."""
+        taken = self._append(branch, count)
+        self.pool.grow_(branch.owner, branch.length, taken)
+        branch.kept += taken
+        branch.length += taken
+
+    def _append(self, branch: Branch, count: int) -> int:
+        goal = min(self._goal(branch), branch.budget)
+        taken = min(count, goal - len(branch.tokens))
+        branch.tokens += self._new(taken)
+        self.served.tokens += taken
+        if len(branch.tokens) >= goal:
+            branch.end(Finish.STOP if goal < branch.budget else Finish.LENGTH)
+        return taken
+
+    def _goal(self, branch: Branch) -> int:
+        arrival = self._live[branch.request.prefix_owner].arrival
+        return max(arrival.outline if branch.is_root else arrival.texts[branch.index], 1)
+
+    # -- outlines and answers ---------------------------------------------------------------------
+
+    def _parse_(self) -> None:
+        """Finished outlines become branches, as long as the arrival says."""
+        table, lifecycle = self.manager.table, self.manager.lifecycle
+        for request in [one for one in table.open.values() if one.outline_ended]:
+            root, arrival = request.root, self._live[request.prefix_owner].arrival
+            assert root is not None
+            if self.shares:
+                lifecycle.promote_root_(request)
+            else:
+                lifecycle.retire_([root.owner])
+            request.hoist = PromptTokens(tuple(root.pending) if self.shares else self._new(1))
+            for index, length in enumerate(arrival.texts):
+                branch = table.new_branch(request, index, request.budget)
+                hint = max(round(length * self._chance.uniform(*HINT)), 1)
+                branch.point = Point(index + 1, hint, None, (), "")
+                branch.prompt = PromptTokens(self._new(PART))
+                request.branches.append(branch)
+            request.stage = Stage.RUNNING
+        lifecycle.retire_and_prepare_()
+
+    def _mark_(self) -> None:
+        """First tokens that were written in this step."""
+        for request in self.manager.table.open.values():
+            live = self._live[request.prefix_owner]
+            if not live.begun and any(one.tokens for one in request.all_branches()):
+                live.begun = True
+                self.served.first.add(self.now - live.arrival.at)
+
+    def _answer_(self) -> None:
+        for request in self.manager.table.forget_finished():
+            live = self._live.pop(request.prefix_owner)
+            if any(one.finish is Finish.REFUSED for one in request.all_branches()):
+                self.served.refused += 1
+                continue
+            if not live.begun:
+                self.served.first.add(self.now - live.arrival.at)
+            self.served.whole.add(self.now - live.arrival.at)
