@@ -70,7 +70,7 @@ class Watch:
 def _rows(book: Any, request: Request) -> int:
     """Rows of the target's pool that a request must have."""
     own = sum(b.held for b in request.branches if b.stage is Stage.RUNNING)
-    if request.stage in (Stage.OUTLINE, Stage.RUNNING):
+    if request.stage in (Stage.OUTLINE, Stage.RUNNING, Stage.MERGING):
         own += request.prefix_length * len(book.layout.rows_of(request.prefix_owner))
         own -= request.shared
     if request.stage is Stage.OUTLINE and request.root is not None:

@@ -19,7 +19,7 @@ from ..prepare.environment import embedded_layers
 from ..prepare.files import graph_names, open_graph
 from ..prepare.repeat import graph_yaml
 from ..shell import print_json, tell_problems
-from ..view.diagram import describe_graph, describe_words, mermaid
+from ..view.diagram import describe_graph, describe_words, lifecycles, mermaid
 from .completing import graph_names_of
 from .options import Sets
 
@@ -57,8 +57,8 @@ def check(
 
 def show(
     graph: Annotated[
-        str, typer.Argument(help="A path or a shipped name.", autocompletion=graph_names_of)
-    ],
+        str | None, typer.Argument(help="A path or a shipped name.", autocompletion=graph_names_of)
+    ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="Instead: the whole graph, with all that it extends.")
     ] = False,
@@ -69,9 +69,19 @@ def show(
     draw: Annotated[
         bool, typer.Option("--mermaid", help="Instead: a Mermaid state diagram.")
     ] = False,
+    lives: Annotated[
+        bool, typer.Option("--lifecycle", help="Instead: the lives of requests and branches.")
+    ] = False,
     sets: Sets = None,
 ) -> None:
     """Print a graph: its file as it is, or what it means."""
+    if lives:
+        if graph is not None or full or resolved or draw or sets:
+            raise typer.BadParameter("--lifecycle is the same for all graphs, and stands alone")
+        print(lifecycles())
+        return
+    if graph is None:
+        raise typer.BadParameter("which graph?")
     if full + resolved + draw > 1:
         raise typer.BadParameter("--full, --resolved and --mermaid are three ways to print a graph")
     if sets and not (full or resolved or draw):

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from ...ops.kv.slots import SlotRun
 from ...states.machine import Run
-from ...states.requests.branch import Stage
 from ...states.trace import Event, OpRan
 from .drafts import DraftNode, DraftTree, Mark, shown
 from .recorder import Recorder
@@ -97,7 +96,7 @@ class Inspector:
         decode, kept = self.recorder.decode, branch.tokens[: branch.kept]
         whole, text = decode(branch.tokens), decode(kept)
         text = text if whole.startswith(text) else whole
-        if branch.stage is Stage.DONE:
+        if branch.ended:
             text = whole
         facts = (branch.name, branch.title, str(branch.stage))
         return BranchText(*facts, text, whole[len(text) :])

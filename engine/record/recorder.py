@@ -10,7 +10,6 @@ from time import perf_counter_ns
 from typing import Any
 
 from ...states.machine import Run
-from ...states.requests.branch import Stage
 from ...states.requests.summary import RoundSummary, VerifiedTree
 from ...states.trace import Event, Moved, Sink
 from .drafts import draft_tree
@@ -73,7 +72,9 @@ class Recorder:
         self.meter.preempted += len(board["step"].preempted)
         if self.write is not None:
             step, branches = board["step"], board["branches"]
-            starts = [*branches.starting(step), *branches.beginning(step)]
+            begin = branches.beginning(step)
+            first = [request.first for request in begin if request.first is not None]
+            starts = [*branches.starting(step), *begin, *first]
             chunks = {request.key: count for request, count in branches.reading(step)}
             self._keep(at, step_record(step, [one.name for one in starts], chunks))
 
@@ -92,7 +93,7 @@ class Recorder:
             del self._trees[name]
         for request in board["branches"].requests:
             root, marks = request.root, self.meter.marks.get(request.key)
-            if root is not None and root.stage is Stage.DONE and marks and marks.outline is None:
+            if root is not None and root.ended and marks and marks.outline is None:
                 marks.outline = at
         self._keep(at, summary, self.meter.forwards)
 
@@ -171,4 +172,4 @@ class Recorder:
 
     def _text(self, branch: Any) -> str:
         stream = self._streams.setdefault(branch.owner, TextStream(self.decode))
-        return stream.update(branch.tokens, final=branch.stage is Stage.DONE)
+        return stream.update(branch.tokens, final=branch.ended)

@@ -113,7 +113,7 @@ class ReplayedRequest:
         elif self.key in preempted:
             stage = "preempted"
         elif any(rounds.get(one.name) for one in self.branches):
-            stage = "running" if parts else "outline"
+            stage = "running" if parts else "outlining"
         else:
             stage = "waiting"
         count = sum(tokens.get(one.name, 0) for one in self.branches)

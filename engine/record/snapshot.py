@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ...states.cache.kept_segments import KeptSegment
 from ...states.graph.graph import Graph
 from ...states.requests.blending import Reused
-from ...states.requests.branch import Branch, Finish, Request, Stage
+from ...states.requests.branch import Branch, Finish, Request
 from ...states.requests.summary import BlendSummary
 from .drafts import DraftTree
 from .metrics import Meter
@@ -179,14 +179,15 @@ def pool_view(board: Mapping[str, Any]) -> PoolView:
 
 def branch_view(branch: Branch, text: str) -> BranchView:
     name = (branch.request.key, branch.index, branch.title)
-    stage, finish = str(branch.stage), str(branch.finish or "")
+    stage, finish = "done" if branch.ended else str(branch.stage), str(branch.finish or "")
     return BranchView(*name, stage, finish, len(branch.tokens), branch.budget, text)
 
 
 def request_view(request: Request) -> RequestView:
     branches = request.branches
-    done = sum(branch.stage is Stage.DONE for branch in branches)
+    done = sum(branch.ended for branch in branches)
     tokens = sum(len(branch.tokens) for branch in request.all_branches())
     refused = any(branch.finish is Finish.REFUSED for branch in request.all_branches())
-    facts = (request.key, request.question, str(request.stage))
+    stage = "done" if request.finished else str(request.stage)
+    facts = (request.key, request.question, stage)
     return RequestView(*facts, len(branches), done, tokens, refused)

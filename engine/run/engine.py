@@ -12,7 +12,7 @@ from ...states.phases.outline_ops import Answer
 from ...states.requests.branch import Finish, Request, reason_of
 from ...states.requests.summary import RoundSummary
 from ...states.schedule.inbox import Inbox
-from ...states.schedule.scheduler import PolicyError
+from ...states.schedule.policies import PolicyError
 from ...states.text.documents import Document
 from ...states.trace import Event, OpRan, Sink
 from ..prepare.inputs import Prompt

@@ -89,7 +89,7 @@ class Notes:
             self.outlined = True
             yield OutlineRead(tuple(point.title for point in request.outline.points))
         for branch in request.all_branches():
-            index, done = branch.index, branch.stage is Stage.DONE
+            index, done = branch.index, branch.ended
             if branch.stage is Stage.WAITING or index in self.ended:
                 continue
             if index not in self.sent:

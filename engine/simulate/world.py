@@ -13,7 +13,8 @@ from time import perf_counter
 from ...states.graph.graph import Graph
 from ...states.layout.layout import Span
 from ...states.manager.manager import BranchStateManager
-from ...states.requests.branch import Branch, Finish, Request, Stage
+from ...states.requests.branch import Branch, Finish, Request
+from ...states.requests.lifecycles import move
 from ...states.requests.request_table import RunLimits
 from ...states.schedule.inbox import Inbox
 from ...states.schedule.plan import Does, StepPlan
@@ -65,6 +66,7 @@ class Simulation:
         self._chance = random.Random(f"simulation {seed}")
         self._drawn = cost.drawn(self._chance)
         self._live: dict[int, _Live] = {}
+        self._begun: list[Arrival] = []  # whose first token was written in this step
         self._ids = 0  # of tokens: every prompt and answer has its own
 
     def run(self, arrivals: Iterable[Arrival]) -> Served:
@@ -131,7 +133,9 @@ class Simulation:
             ran = plan.running if plan.does is Does.ROUND else 0
             rows = self._forward_(plan, self.manager.active[:] if ran else [])
         self.now += self.cost.seconds(rows, ran, self.pool.needed_length)
-        self._mark_()
+        for arrival in self._begun:
+            self.served.first.add(self.now - arrival.at)
+        self._begun.clear()
         if plan.does is Does.ANSWER:
             self._answer_()
 
@@ -171,6 +175,10 @@ class Simulation:
         goal = min(self._goal(branch), branch.budget)
         taken = min(count, goal - len(branch.tokens))
         branch.tokens += self._new(taken)
+        live = self._live[branch.request.prefix_owner]
+        if not live.begun:
+            live.begun = True
+            self._begun.append(live.arrival)
         self.served.tokens += taken
         if len(branch.tokens) >= goal:
             branch.end(Finish.STOP if goal < branch.budget else Finish.LENGTH)
@@ -199,16 +207,8 @@ class Simulation:
                 branch.point = Point(index + 1, hint, None, (), "")
                 branch.prompt = PromptTokens(self._new(PART))
                 request.branches.append(branch)
-            request.stage = Stage.RUNNING
+            move("request", request, "run")
         lifecycle.retire_and_prepare_()
-
-    def _mark_(self) -> None:
-        """First tokens that were written in this step."""
-        for request in self.manager.table.open.values():
-            live = self._live[request.prefix_owner]
-            if not live.begun and any(one.tokens for one in request.all_branches()):
-                live.begun = True
-                self.served.first.add(self.now - live.arrival.at)
 
     def _answer_(self) -> None:
         for request in self.manager.table.forget_finished():
@@ -216,6 +216,4 @@ class Simulation:
             if any(one.finish is Finish.REFUSED for one in request.all_branches()):
                 self.served.refused += 1
                 continue
-            if not live.begun:
-                self.served.first.add(self.now - live.arrival.at)
             self.served.whole.add(self.now - live.arrival.at)

@@ -9,6 +9,7 @@ from ...states.graph.blocks import BlendBlock
 from ...states.graph.board import VOCABULARY
 from ...states.graph.graph import Graph
 from ...states.graph.program import Program
+from ...states.requests.lifecycles import ENDED, LIFECYCLES, Stage
 
 # Words that Mermaid reads as its own where a state's name is expected.
 TAKEN = frozenset({"state", "note", "end", "direction", "class", "style", "default", "as", "click"})
@@ -30,6 +31,18 @@ def mermaid(graph: Graph) -> str:
         guard = f": {edge.when.replace(':', '.')}" if edge.when else ""  # a colon ends a label
         lines.append(f"  {label(edge.from_)} --> {label(edge.to)}{guard}")
     lines += [f"  {label(n)} --> [*]" for n, state in graph.states.items() if state.final]
+    return "\n".join(lines)
+
+
+def lifecycles() -> str:
+    """The lives of requests and branches as Mermaid state diagrams, with what each way means."""
+    lines: list[str] = []
+    for kind, ways in LIFECYCLES.items():
+        lines += [f"%% the life of a {kind}", "stateDiagram-v2", f"  [*] --> {Stage.WAITING}"]
+        for way in ways:
+            lines.append(f"  %% {way.name}: {way.doc}")
+            lines += [f"  {source} --> {way.target}: {way.name}" for source in way.sources]
+        lines += [f"  {stage} --> [*]" for stage in ENDED]
     return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ from time import monotonic
 from ...ops.draft.gamma import GammaRecord
 from ...ops.verify.explain import DraftFigures
 from ...states.machine import Run
-from ...states.requests.branch import Request, Stage
+from ...states.requests.branch import Request
 from ...states.requests.summary import (
     GRAMMAR,
     MATCH,
@@ -63,7 +63,7 @@ class PlainView:
             what = f"{count} parts" if count else f"no parts ({request.outline.status})"
             self._say(f"{name}outline: {what}")
         for branch in request.branches:
-            if branch.stage is Stage.DONE and branch.owner not in self._announced:
+            if branch.ended and branch.owner not in self._announced:
                 self._announced.add(branch.owner)
                 title = f"{name}{branch.index + 1}. {printable(branch.title, '')}"
                 self._say(f"{title}: {len(branch.tokens)} tokens, {branch.finish}")

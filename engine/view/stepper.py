@@ -12,7 +12,6 @@ from ...ops.kv.pool import KVCache
 from ...states.graph.program import Program
 from ...states.machine import START, Run
 from ...states.manager.manager import BranchStateManager
-from ...states.requests.branch import Stage
 from ...states.trace import describe
 from ..record.inspection import Inspector
 from ..record.recorder import Recorder
@@ -58,7 +57,7 @@ def picture(program: Program, run: Run) -> str:
 def _short(value: object, longest: int = 160) -> str:
     """One line about a value; the book and the pools say how full they are."""
     if isinstance(value, BranchStateManager):
-        waiting = sum(b.stage is Stage.WAITING for r in value.requests for b in r.branches)
+        waiting = sum(b.waits for r in value.requests for b in r.branches)
         text = f"{len(value.requests)} requests, {len(value.active)} active, {waiting} waiting"
     elif isinstance(value, KVCache):
         text = f"{describe(value.data)}, {value.current_length}/{value.capacity} slots in use"

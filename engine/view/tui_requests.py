@@ -11,7 +11,8 @@ from .tui_parts import cut, wrapped
 MARKS = {  # a mark, its style, and its name in the legend
     "done": ("✓", "green", "done"),
     "running": ("▶", "cyan", "in parts"),
-    "outline": ("O", "white", "in outlines"),
+    "merging": ("▶", "cyan", "merging"),
+    "outlining": ("O", "white", "in outlines"),
     "waiting": ("·", "grey50", "waiting"),
     "preempted": ("‖", "yellow", "preempted"),
     "refused": ("✗", "bold red", "refused"),
@@ -72,7 +73,15 @@ def _around(requests: Sequence[RequestView], room: int) -> Sequence[RequestView]
 
 def requests_text(requests: Sequence[RequestView], width: int, height: int) -> Text:
     """A line per request: mark, name, bar of its parts, tokens, question. Those that run first."""
-    ranks = {"running": 0, "outline": 0, "waiting": 1, "preempted": 1, "refused": 2, "done": 2}
+    ranks = {
+        "running": 0,
+        "merging": 0,
+        "outlining": 0,
+        "waiting": 1,
+        "preempted": 1,
+        "refused": 2,
+        "done": 2,
+    }
 
     def rank(at: int) -> tuple[int, int]:
         place = ranks[_state(requests[at])]

@@ -1,21 +1,24 @@
-"""What a user's own package adds: ops and guards, read by their source, and kinds of drafters.
+"""What a user's own package adds: ops and guards, read by their source, drafters and policies.
 
 A graph names a function as `package.module:function`, or a package is installed with entry points:
-`specsot.ops` (a module or a package whose declared functions join the table of ops) and
-`specsot.drafters` (a kind = the class of its block). Nothing of it is imported to check a graph,
-but the class of a drafter that the graph names. What specsot has itself is never replaced.
+`specsot.ops` (a module or a package whose declared functions join the table of ops),
+`specsot.drafters` (a kind = the class of its block) and `specsot.policies` (a name = a `Policy`).
+Nothing of it is imported to check a graph, but the class of a drafter that the graph names. What
+specsot has itself is never replaced.
 """
 
 import ast
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from ...ops.registry import OpEntry, OpTable, RegistryError, declarations, parse
 from ..yaml.source import hint, quoted
 from .drafter_spec import Drafter
 
-OPS, DRAFTERS = "specsot.ops", "specsot.drafters"
+OPS, DRAFTERS, POLICIES = "specsot.ops", "specsot.drafters", "specsot.policies"
 
 
 def module_file(module: str) -> Path | None:
@@ -60,7 +63,7 @@ def with_installed(table: OpTable) -> OpTable:
             place = file.parent if file.name == "__init__.py" else file
             table = table.joined(declarations(point.value, place))
         except RegistryError as error:
-            faults.append(f"{_title(point)}: {error}")
+            faults.append(f"{title_of(point)}: {error}")
     return OpTable(table.ops, table.guards, tuple(faults))
 
 
@@ -69,6 +72,29 @@ def _source(module: str) -> Path:
     if file is None:
         raise RegistryError(f"no source of a module {quoted(module)}: is its package installed?")
     return file
+
+
+def installed(group: str, name: str) -> Iterator[tuple[EntryPoint, Any]]:
+    """What an installed package has under this name, imported; nothing if none has it.
+
+    Raises:
+        RegistryError: it cannot be imported, or two packages have it.
+    """
+    points = [*entry_points(group=group, name=name)]
+    if len(points) > 1:
+        raise RegistryError(f"more than one package has it: {', '.join(map(title_of, points))}")
+    for point in points:
+        try:
+            found = point.load()
+        except Exception as error:  # whatever a module of somebody else raises
+            reason = str(error).partition("\n")[0]
+            raise RegistryError(f"{title_of(point)}: {type(error).__name__}: {reason}") from error
+        yield point, found
+
+
+def installed_policies() -> list[str]:
+    """The names of policies that installed packages have."""
+    return sorted({point.name for point in entry_points(group=POLICIES)})
 
 
 def installed_kinds() -> list[str]:
@@ -82,24 +108,16 @@ def installed_drafter(kind: str) -> type[Drafter] | None:
     Raises:
         RegistryError: it cannot be used; says which entry point of which distribution it is.
     """
-    points = [*entry_points(group=DRAFTERS, name=kind)]
-    if len(points) > 1:
-        raise RegistryError(f"more than one package has it: {', '.join(map(_title, points))}")
-    for point in points:
-        try:
-            model = point.load()
-        except Exception as error:  # whatever a module of somebody else raises
-            reason = str(error).partition("\n")[0]
-            raise RegistryError(f"{_title(point)}: {type(error).__name__}: {reason}") from error
+    for point, model in installed(DRAFTERS, kind):
         if not (isinstance(model, type) and issubclass(model, Drafter)):
-            raise RegistryError(f"{_title(point)}: {point.value} is no subclass of Drafter")
+            raise RegistryError(f"{title_of(point)}: {point.value} is no subclass of Drafter")
         if model.kind_name() != kind:
             word = model.kind_name()
-            raise RegistryError(f"{_title(point)}: the kind of {point.value} is {quoted(word)}")
+            raise RegistryError(f"{title_of(point)}: the kind of {point.value} is {quoted(word)}")
         return model
     return None
 
 
-def _title(point: EntryPoint) -> str:
+def title_of(point: EntryPoint) -> str:
     owner = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
     return f"entry point {point.name!r} ({point.group}){owner}"

@@ -12,6 +12,7 @@ from ..requests.blending import BlendState
 from ..requests.branch import Branch, Finish, Request, Stage, failing
 from ..requests.draft_state import Drafting
 from ..requests.folding import FoldState
+from ..requests.lifecycles import move
 from ..requests.request_table import RequestTable
 from ..requests.samplers import Samplers
 from ..text.prompt_tokens import PromptTokens
@@ -77,7 +78,7 @@ class Lifecycle:
 
     def _cancel_(self, request: Request) -> None:
         for branch in request.all_branches():
-            if branch.stage is not Stage.DONE:
+            if not branch.ended:
                 branch.end(request.finish, request.why)
         if not request.branches:
             self.table.end_unstarted(request, request.finish, request.why)
@@ -127,7 +128,7 @@ class Lifecycle:
                 self.keeper.return_(branch)
 
     def _go_on_(self, request: Request) -> None:
-        self._end_(b for b in request.branches if b.stage is Stage.DONE)
+        self._end_(b for b in request.branches if b.ended)
         for branch in request.branches:
             if branch.stage is Stage.WAITING and not len(branch.prompt):
                 self._prepare_(branch)
@@ -146,6 +147,7 @@ class Lifecycle:
         if prompt is not None:
             branch = self.table.new_branch(request, len(request.branches), request.budget)
             branch.combines, branch.prompt = True, prompt
+            move("request", request, "merge")
             request.branches.append(branch)
             self.check_fit_(branch)
 
@@ -153,7 +155,7 @@ class Lifecycle:
         """Build the prompt once everything the branch depends on is finished."""
         needs = branch.point.deps if branch.point else ()
         others = [b for b in branch.request.branches if b.point and b.point.id in needs]
-        if all(b.stage is Stage.DONE for b in others):
+        if all(b.ended for b in others):
             with failing(branch):
                 branch.prompt = self.build_prompt(branch)
                 self.check_fit_(branch)
@@ -228,4 +230,4 @@ class Lifecycle:
 
 
 def _all_done(request: Request) -> bool:
-    return bool(request.branches) and all(b.stage is Stage.DONE for b in request.branches)
+    return bool(request.branches) and all(b.ended for b in request.branches)

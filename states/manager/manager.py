@@ -16,7 +16,7 @@ from ..layout.batching import BatchingLayout
 from ..layout.layout import Layout
 from ..requests.admission import Admission, Room
 from ..requests.blending import BlendState, Reused
-from ..requests.branch import Branch, Request, Stage
+from ..requests.branch import Branch, Request
 from ..requests.draft_state import Drafting, DraftState, FeatureState, PairState, TextState
 from ..requests.folding import FoldState
 from ..requests.ngram_state import NgramState
@@ -186,7 +186,7 @@ class BranchStateManager:
         """Take in what a forward brought (one read of the device), and settle who goes on."""
         summary = self.committer.commit_(batch, host, features, accepted, roots, report)
         for branch in batch.everyone:
-            if self.fold is not None and branch.stage is Stage.DONE:
+            if self.fold is not None and branch.ended:
                 slots = self.kv.slots_of(branch.owner, self.layout.rows_of(branch.owner)[0])
                 self.fold.keep_(branch, self.kv, slots)
         self.lifecycle.retire_and_prepare_(batch.everyone)

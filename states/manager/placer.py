@@ -10,6 +10,7 @@ from ..layout.tree_rows import Trees
 from ..requests.admission import Admission
 from ..requests.blending import BlendState
 from ..requests.branch import Branch, Finish, Request, Stage
+from ..requests.lifecycles import move
 from ..requests.request_table import RequestTable
 from ..requests.samplers import Samplers
 from ..text.prompt_tokens import PromptTokens
@@ -102,14 +103,18 @@ class Placer:
         parts = list(request.unread_parts())
         spans = [span for part in parts for span in self._extend_prefix(request, part)]
         if (first := request.first) is not None:
-            request.first, request.stage = None, Stage.OUTLINE if first.is_root else Stage.RUNNING
+            request.first = None
+            way = "outline" if first.is_root else "merge" if first.combines else "run"
+            move("request", request, way)
             return [first], [*spans, *self._start_behind(first)]
         if request.outline_budget == 0:
             branch = self.table.new_branch(request, 0, request.budget)
-            request.branches, request.stage = [branch], Stage.RUNNING
+            request.branches = [branch]
+            move("request", request, "run")
         else:
             branch = self.table.new_branch(request, -1, request.outline_budget)
-            request.root, request.stage = branch, Stage.OUTLINE
+            request.root = branch
+            move("request", request, "outline")
         branch.prompt = request.tail
         if request.given is not None:
             if not self.table.limits.share_outline:
@@ -150,7 +155,8 @@ class Placer:
         """The next tokens of a prompt as rows of the prefix; what the first branch would read by
         itself becomes a part of it."""
         self._begin(request)
-        request.stage = Stage.PREFILL
+        if request.stage is not Stage.PREFILL:
+            move("request", request, "read")
         if (more := count + request.prefix_length - request.body_size) > 0:
             request.widen(more)
         rest = request.body[request.prefix_length :]
@@ -175,7 +181,7 @@ class Placer:
 
     def _start(self, branch: Branch) -> Span:
         request, limit = branch.request, self.table.limits.max_positions
-        branch.stage = Stage.RUNNING
+        move("branch", branch, "run")
         branch.start = request.prefix_length
         branch.length = max(branch.start, branch.shared)
         room = limit - branch.start - len(branch.prompt)

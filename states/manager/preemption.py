@@ -12,6 +12,7 @@ from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import NOBODY
 from ..requests.branch import Branch, Request, Stage
 from ..requests.folding import FoldState
+from ..requests.lifecycles import move
 from ..requests.request_table import RequestTable
 from .keeper import Keeper
 from .lifecycle import Lifecycle
@@ -66,7 +67,8 @@ class Preemption:
         self.lifecycle.leave_([branch.owner])
         if self.fold is not None:
             self.fold.set_aside_(branch)
-        branch.stage, branch.length = Stage.PREEMPTED, branch.start
+        move("branch", branch, "preempt")
+        branch.length = branch.start
         branch.preempted += 1
 
     def _request_(self, request: Request) -> None:
@@ -83,5 +85,5 @@ class Preemption:
         self.lifecycle.leave_([owner])
         request.first = next(iter((*running, *waiting)), None)
         request.shared = request.prefix_length = 0
-        request.stage = Stage.PREEMPTED
+        move("request", request, "preempt")
         self.table.requeue(request)

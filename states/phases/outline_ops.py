@@ -9,8 +9,9 @@ import torch
 from ...ops.registry import op
 from ...ops.types import Proposal
 from ..manager.manager import BranchStateManager
-from ..requests.branch import Branch, Finish, Request, Stage, failing, reason_of
+from ..requests.branch import Branch, Finish, Request, failing, reason_of
 from ..requests.folding import FINISHED
+from ..requests.lifecycles import move
 from ..requests.prompt_builder import PromptBuilder
 from ..text.documents import CHUNK_TOKENS
 from ..text.outline import Outline
@@ -124,7 +125,7 @@ def parse_(
                 _fan_out_(branches, builder, request, pending)
             else:
                 _answer_directly_(branches, builder, request, pending, direct_tokens)
-            request.stage = Stage.RUNNING
+            move("request", request, "run")
         if root.finish is Finish.FAILED:
             branches.table.end(request, Finish.FAILED, root.note)
     branches.lifecycle.retire_and_prepare_()

@@ -10,20 +10,8 @@ from ...ops.sampling.settings import SamplingRules
 from ..text.documents import Document
 from ..text.outline import Outline, Point
 from ..text.prompt_tokens import PromptTokens
-
-
-class Stage(StrEnum):
-    """Where a branch or a request stands."""
-
-    WAITING = "waiting"
-    PREFILL = "prefilling"  # a request whose prompt is read in chunks
-    OUTLINE = "outline"  # a request whose root branch is writing
-    RUNNING = "running"
-    PREEMPTED = "preempted"  # it had to make way, and goes on where it was once there is room
-    DONE = "done"
-
-
-WAITS = (Stage.WAITING, Stage.PREEMPTED)
+from .lifecycles import ENDED, WAITS, move
+from .lifecycles import Stage as Stage
 
 
 class Finish(StrEnum):
@@ -35,6 +23,14 @@ class Finish(StrEnum):
     CANCELLED = "cancelled"
     TIMEOUT = "timeout"
     FAILED = "failed"
+
+
+ENDS = {  # which way of its life ends whom
+    **dict.fromkeys((Finish.STOP, Finish.LENGTH), "finish"),
+    **dict.fromkeys((Finish.CANCELLED, Finish.TIMEOUT), "cancel"),
+    Finish.REFUSED: "refuse",
+    Finish.FAILED: "fail",
+}
 
 
 class Matcher(Protocol):
@@ -93,6 +89,10 @@ class Branch:
         return self.stage in WAITS
 
     @property
+    def ended(self) -> bool:
+        return self.stage in ENDED
+
+    @property
     def rows(self) -> PromptTokens:
         """What is read when it starts, or goes on: its prompt, and what it has written by then."""
         return self.prompt + self.tokens[: self.kept]
@@ -137,7 +137,8 @@ class Branch:
         return "outline" if self.is_root else "combined" if self.combines else "answer"
 
     def end(self, finish: Finish, note: str = "") -> None:
-        self.stage, self.finish, self.note = Stage.DONE, finish, note
+        move("branch", self, ENDS[finish])
+        self.finish, self.note = finish, note
 
 
 @contextmanager
@@ -172,7 +173,7 @@ class Request:
         asked: the budget that somebody asked for; None if it is the graph's.
         given: outline ids of `--outline FILE`, prefilled instead of being written.
         documents: those that its branches are searched for.
-        cancelled: somebody wants it to end; `finish` says how, and `why`.
+        cancelled: somebody wants it to end. finish: how it ends, and `why`.
         arrival: its number in the order of submission; step: the one that first looked at it.
         deadline: moment of `time.monotonic` at which it is ended.
         alone: nobody else may have begun while it runs.
@@ -205,7 +206,7 @@ class Request:
     new_matcher: Callable[[], Matcher] | None = None
     cancelled: bool = False
     documents: tuple[Document, ...] = ()
-    finish: Finish = Finish.CANCELLED
+    finish: Finish = Finish.STOP
     why: str = ""
     arrival: int = -1
     step: int = 0
@@ -223,7 +224,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        return self.stage is Stage.DONE
+        return self.stage in ENDED
 
     @property
     def name(self) -> str:
@@ -233,7 +234,7 @@ class Request:
     def outline_ended(self) -> bool:
         """Its outline is written and has not been read yet."""
         root = self.root
-        return self.stage is Stage.OUTLINE and root is not None and root.stage is Stage.DONE
+        return self.stage is Stage.OUTLINE and root is not None and root.ended
 
     @property
     def prompt_size(self) -> int:
@@ -281,5 +282,5 @@ class Request:
         if not self.branches:
             written = 0 if self.root is None else len(self.root.tokens)
             return self.outline_budget + self.budget - written
-        live = [one for one in self.branches if one.stage is not Stage.DONE]
+        live = [one for one in self.branches if not one.ended]
         return sum(one.budget - len(one.tokens) for one in live)

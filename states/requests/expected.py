@@ -1,6 +1,6 @@
 """How long texts get: what admission reserves of the pool for them."""
 
-from .branch import WAITS, Branch, Finish, Request
+from .branch import Branch, Finish, Request
 
 AT_FIRST = 2  # half the budget is expected before any text has ended
 MEMORY = 8  # texts that the mean remembers
@@ -38,7 +38,7 @@ class Expected:
 
     def learn(self, branch: Branch) -> None:
         """A branch that has just ended, or goes on."""
-        if branch.finish in (Finish.STOP, Finish.LENGTH) and branch.stage not in WAITS:
+        if branch.finish in (Finish.STOP, Finish.LENGTH):
             length, before = len(branch.tokens), self._mean.get(branch.is_root)
             mean = length if before is None else before + (length - before) / MEMORY
             self._mean[branch.is_root] = mean

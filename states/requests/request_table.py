@@ -10,7 +10,8 @@ from ...ops.draft.eagle import nodes_for
 from ..cache.segments import SegmentTree
 from ..graph.drafter_spec import Drafter
 from ..graph.graph import AnyLayout, SchedulerBlock
-from .branch import Branch, Finish, Request, Stage
+from .branch import ENDS, Branch, Finish, Request
+from .lifecycles import move
 
 DEADLINES = 64  # of requests that have ended, which are kept at least
 
@@ -157,7 +158,7 @@ class RequestTable:
     def drop(self, request: Request) -> None:
         """A request goes as if it had never come."""
         self.active = [branch for branch in self.active if branch.request is not request]
-        request.stage = Stage.DONE
+        move("request", request, "cancel")
         self._leave(request)
         del self._requests[request.prefix_owner]
 
@@ -175,7 +176,7 @@ class RequestTable:
 
     def close(self, request: Request) -> None:
         """All of a request's branches have ended."""
-        request.stage = Stage.DONE
+        move("request", request, ENDS[request.finish])
         self.ended += 1
         self._finished.append(request)
         self._leave(request)

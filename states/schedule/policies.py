@@ -7,6 +7,10 @@ waiting branches of open requests are ranked anew in every step. A smaller rank 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ...ops.registry import RegistryError
+from ..graph.plugins import POLICIES as GROUP
+from ..graph.plugins import installed, title_of
+
 Rank = tuple[int, ...]
 
 AGEING = 1  # tokens of work that a step of waiting is worth
@@ -21,7 +25,8 @@ class Candidate:
         looked at it.
     is_open: its request has begun, so this is one of its branches.
     place: among the waiting branches of its request, as `layout.order` has them.
-    prompt: tokens to be read; left: tokens that its whole request may still write.
+    prompt: tokens to be read; left: tokens that its whole request may still write; own: that it may
+        write itself.
     """
 
     arrival: int
@@ -30,6 +35,7 @@ class Candidate:
     place: int
     prompt: int
     left: int
+    own: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +52,12 @@ def fcfs(one: Candidate) -> Rank:
 
 
 def max_throughput(one: Candidate) -> Rank:
-    """Whoever is done soonest: few tokens left to write and read.
+    """Whoever is done soonest: few tokens left to write and read, of a branch its own.
 
     All age alike, so a later arrival is as good as an earlier one that has more work by `AGEING`
     tokens a step, and nobody starves.
     """
-    return (one.left + one.prompt // READING + AGEING * one.step, one.arrival, one.place)
+    return (one.own + one.prompt // READING + AGEING * one.step, one.arrival, one.place)
 
 
 def sot_priority(one: Candidate) -> Rank:
@@ -63,6 +69,40 @@ def sot_priority(one: Candidate) -> Rank:
     if not one.is_open:
         return (1, one.arrival, one.place)
     return (0, one.left, one.arrival, one.place)
+
+
+class PolicyError(RuntimeError):
+    """A policy failed: nobody can say who starts."""
+
+
+def find_policy(name: str) -> Policy:
+    """The policy of a name, specsot's or an installed package's.
+
+    Raises:
+        PolicyError: there is none, or it cannot be used; says which package has it.
+    """
+    if name in POLICIES:
+        return POLICIES[name]
+    try:
+        for point, found in installed(GROUP, name):
+            if not isinstance(found, Policy):
+                raise RegistryError(f"{title_of(point)}: {point.value} is no Policy")
+            return Policy(_checked(found.rank), found.overtakes)
+    except RegistryError as error:
+        raise PolicyError(f"scheduler.policy {name!r}: {error}") from error
+    raise PolicyError(f"scheduler.policy {name!r}: no installed package has it")
+
+
+def _checked(rank: Callable[[Candidate], Rank]) -> Callable[[Candidate], Rank]:
+    """Somebody else's rank, which must be one: anything else could not be compared."""
+
+    def ranked(one: Candidate) -> Rank:
+        found = rank(one)
+        if not (isinstance(found, tuple) and all(isinstance(part, int) for part in found)):
+            raise TypeError(f"a rank is a tuple of integers, not {found!r}")
+        return found
+
+    return ranked
 
 
 POLICIES: Mapping[str, Policy] = {

@@ -10,14 +10,10 @@ from ..requests.branch import Branch, Request, Stage, reason_of
 from ..requests.request_table import RequestTable
 from .budget import Portion, half_read, portion
 from .plan import Does, StepPlan
-from .policies import POLICIES, Candidate, Rank
+from .policies import Candidate, PolicyError, Rank, find_policy
 
 LOOK = 16  # requests that a policy which overtakes looks at in a step
 SHOWN = 4  # names in a reason
-
-
-class PolicyError(RuntimeError):
-    """A policy failed: nobody can say who starts."""
 
 
 Meet = Callable[[Sequence[Request]], list[Request]]
@@ -43,6 +39,9 @@ class Scheduler:
         meet: called with those that are about to begin, says who of them does; None: all do.
         making_way: takes rows from whoever is preempted; None: nobody ever is.
 
+    Raises:
+        PolicyError: the policy of the block cannot be found.
+
     Attributes:
         steps: how many have been planned.
     """
@@ -57,7 +56,7 @@ class Scheduler:
     ) -> None:
         self.table, self.admission, self.block, self.meet = table, admission, block, meet
         self.making_way = making_way
-        self.policy = POLICIES[block.policy]
+        self.policy = find_policy(block.policy)
         self.steps = 0
         self._told = 0  # requests that had ended when answers were last handed over
         self._parsed = False  # whether the last step read outlines
@@ -225,7 +224,9 @@ class Scheduler:
     def _item(self, request: Request, branch: Branch | None, place: int) -> Item:
         prompt = request.prompt_size if branch is None else len(branch.prompt)
         is_open = branch is not None or request.stage is Stage.PREEMPTED
-        sizes = (max(place, 0), prompt, request.left)
+        left = request.left
+        own = left if branch is None else branch.budget - len(branch.tokens)
+        sizes = (max(place, 0), prompt, left, own)
         one = Candidate(request.arrival, request.step, is_open, *sizes)
         try:
             rank = self.policy.rank(one)

@@ -22,6 +22,7 @@ from specsot.ops.registry import OpTable
 from specsot.states.graph.load import op_table
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Branch, Finish, Request, Stage
+from specsot.states.requests.lifecycles import OPEN
 from specsot.states.text.outline import Outline, Point, parse_outline
 from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.text.prompts import NOTHING
@@ -332,7 +333,7 @@ def _check_target_rows(run: Run) -> None:
     book, pool = run.board["branches"], run.board["kv"]
     expected = 0
     for request in book.requests:
-        if request.stage in (Stage.PREFILL, Stage.OUTLINE, Stage.RUNNING):
+        if request.stage in OPEN:
             expected += request.prefix_length * len(book.layout.rows_of(request.prefix_owner))
             expected -= request.shared
         if request.stage is Stage.OUTLINE:
@@ -355,7 +356,7 @@ def _check_draft_rows(run: Run) -> None:
     book, pool = run.board["branches"], run.board["kv_draft"]
     alive = set(book.prefixes.kept) if book.prefixes is not None else set[int]()
     for request in book.requests:
-        if request.stage in (Stage.PREFILL, Stage.OUTLINE, Stage.RUNNING):
+        if request.stage in OPEN:
             alive.add(request.prefix_owner)
         if request.stage is Stage.OUTLINE:
             alive.add(request.root.owner)

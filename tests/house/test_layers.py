@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "states/cache": "ops/kv ops/attention",
     "states/layout": "states/text states/cache ops ops/kv ops/attention",
     "states/requests": "states/graph states/text states/layout states/cache ops ops/*",
-    "states/schedule": "states/graph states/requests",
+    "states/schedule": "states/graph states/requests ops",
     "states/manager": "states/schedule states/requests states/layout states/cache states/graph "
     "states/text ops ops/*",
     "states/phases": "states/manager states/schedule states/requests states/text ops ops/*",

@@ -22,7 +22,7 @@ from helpers.support import (
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Finish, Request, Stage
+from specsot.states.requests.branch import Finish, Request
 from specsot.states.text.outline import Outline, Point
 
 CAPACITY = {"bim": 2000, "batching": 330}  # of a row: no plan needs more
@@ -103,7 +103,7 @@ def test_nobody_notices_who_comes_and_who_is_cancelled(
     for seed in (SEED * 10 + most, SEED * 10 + most + 5):
         run = busy(session, seed)
         for request in requests_of(run):
-            assert request.stage is Stage.DONE
+            assert request.finished
             if not request.cancelled:
                 assert ends(request) == whole(graph, request.key), (seed, request.key)
                 assert {b.finish for b in request.branches} == {Finish.LENGTH}

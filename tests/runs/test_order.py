@@ -8,7 +8,6 @@ import pytest
 from helpers.support import FULL, GOLDEN, Graphs, Tiny, branches_of, drive, start, tokens_of
 
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Stage
 from specsot.states.text.outline import Outline, Point
 
 Make = Callable[..., Tiny]
@@ -43,7 +42,7 @@ def started(run: Run) -> list[int]:
         return False
 
     drive(run, until=note)
-    assert all(b.stage is Stage.DONE for b in branches_of(run))
+    assert all(b.ended for b in branches_of(run))
     return order
 
 

@@ -129,7 +129,7 @@ def test_a_cancelled_request_leaves_at_the_next_step_that_commits(graph: str, se
     run.board["branches"].cancel("1")
     for _ in range(4):
         run.advance()
-    assert requests_of(run)[1].stage is Stage.DONE
+    assert requests_of(run)[1].finished
 
 
 @pytest.mark.parametrize("graph", GRAPHS)

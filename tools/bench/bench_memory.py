@@ -19,7 +19,7 @@ from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Branch, Stage
+from specsot.states.requests.branch import Branch
 from specsot.states.text.outline import Outline, Point
 
 TITLES = ("Campsite", "Packing list", "Food and water", "Weather", "Safety", "Cost", "Time", "Fun")
@@ -86,7 +86,7 @@ def measure(graph: str, models: object, count: int, tokens: int) -> tuple[Run, f
     run = session.start([Prompt("1", QUESTION)], lambda event: None)
     seconds = median(timed(run, count))
     (request,) = run.board["branches"].requests
-    assert all(b.stage is Stage.DONE and len(b.tokens) == tokens for b in request.branches)
+    assert all(b.ended and len(b.tokens) == tokens for b in request.branches)
     return run, seconds
 
 

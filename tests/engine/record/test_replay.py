@@ -1,13 +1,15 @@
 """A kept run read back: every frame is the picture that the live run had there."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.making_way import force
+from rich.cells import cell_len
 
 from specsot.engine.cli import live_run
 from specsot.engine.errors import Code, UsageError
@@ -18,6 +20,7 @@ from specsot.engine.record.replay import Replay
 from specsot.engine.record.replay_branches import ReplayedBranch
 from specsot.engine.record.snapshot import BRANCH, FREE, PREFIX, Snapshot
 from specsot.engine.record.trace_records import told_trees, trace_record
+from specsot.engine.view.player import still
 from specsot.states.requests.summary import RoundSummary, VerifiedTree
 
 TREE = VerifiedTree("1/1", 30, 9, (-1, 11, 12, 13, -1), (0, 0, 0, 1, 0), (0, 1), 77, 2)
@@ -25,7 +28,11 @@ CHAIN = VerifiedTree("1/2", 40, 8, (-1, 21, 22), (0, 0, 1), (0, 1, 2), 66, 3, Tr
 
 
 def watched(
-    shell: Any, monkeypatch: pytest.MonkeyPatch, most: int | None = None, **options: Any
+    shell: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int | None = None,
+    before: Callable[[Any], None] = lambda run: None,
+    **options: Any,
 ) -> list[Snapshot]:
     """A run, and the pictures of it before every transition but the first; it is stopped after so
     many rounds."""
@@ -33,6 +40,8 @@ def watched(
 
     @contextmanager
     def look(job: Any, run: Any, recorder: Any, *more: Any) -> Iterator[Any]:
+        before(run)
+
         def pause(run: Any) -> bool:
             recorder.look()
             seen.append(recorder.snapshot)
@@ -70,6 +79,30 @@ def test_every_frame_is_the_picture_of_the_run(
     assert texts[0] == texts[1] and any(texts[0])
     used = [(a.pool.used, (a.pool.codes > 0).sum()) for a in back]
     assert used[-1][0] and all(told == drawn for told, drawn in used)
+
+
+def test_who_makes_way_is_in_the_picture_live_and_again(
+    shell: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = Path("prompts.txt")
+    prompts.write_text("How do bees make honey?\nWhat is water?\n")
+    seen = watched(
+        shell, monkeypatch, before=lambda run: force(run, 3, 0.3), prompts=prompts, prompt=None
+    )
+    found = Replay(KeptRun(shell.latest))
+    again = [found.snapshot(at) for at in range(len(seen))]
+    waits = [snap for snap in seen if "preempted" in {one.stage for one in snap.branches}]
+    assert waits and "preempted" in {one.stage for snap in seen for one in snap.requests}
+    for live, told in zip(seen, again, strict=True):
+        assert told.meter.preempted == live.meter.preempted, live.state
+        assert told.requests == live.requests, live.state
+        assert [(o.stage, o.tokens) for o in told.branches] == [
+            (o.stage, o.tokens) for o in live.branches
+        ]
+    console = still(found, seen.index(waits[0]), 80, 24)
+    lines = console.export_text().splitlines()
+    assert len(lines) <= 24 and all(cell_len(line) <= 80 for line in lines)
+    assert any("‖" in line for line in lines) and "preempted" in lines[-1]
 
 
 def test_a_run_that_was_halted_ends_as_it_stood(

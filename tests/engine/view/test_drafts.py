@@ -102,7 +102,7 @@ def test_without_a_drafter_the_trace_takes_the_place() -> None:
 
 
 def requests(count: int) -> list[RequestView]:
-    stages = ["done", "running", "outline", "waiting"]
+    stages = ["done", "running", "outlining", "waiting"]
     return [
         RequestView(f"r{i}", f"Question {i}?", stages[min(i * 4 // count, 3)], 4, i % 5, 9 * i)
         for i in range(count)

@@ -27,7 +27,7 @@ from specsot.ops.types import Proposal
 from specsot.ops.verify.score import GrammarRows
 from specsot.states.manager.batch import Batch
 from specsot.states.manager.manager import BranchStateManager
-from specsot.states.requests.branch import Branch, Finish, Stage
+from specsot.states.requests.branch import Branch, Finish
 from specsot.states.requests.summary import RoundSummary
 
 LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching"])
@@ -121,7 +121,7 @@ def test_a_root_branch_that_ended_keeps_its_rows_for_the_prefix() -> None:
     made, one = manager(drafter="ngram"), request(prefix=[5], tail=[6], outline_budget=9)
     (root,) = running(made, one)
     verify_(made, proposal(chain(50, STOP, 52)), [[1, 2, 3]], [90])
-    assert root.stage is Stage.DONE and rows_of(made, root.owner) == [1, 2, 3]
+    assert root.ended and rows_of(made, root.owner) == [1, 2, 3]
     assert made.kv.current_length == 4
 
 

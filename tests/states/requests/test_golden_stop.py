@@ -17,5 +17,5 @@ def test_a_round_is_cut_where_the_vectors_say(case: Any) -> None:
     count = take(branch, case["emitted"])
     kept = case["kept"][:-1] if case["reason"] == "stop" else case["kept"]
     assert (branch.tokens, count) == (kept, len(kept))
-    assert (branch.stage is Stage.DONE) == case["finished"]
+    assert (branch.ended) == case["finished"]
     assert (branch.finish.value if branch.finish else None) == case["reason"]

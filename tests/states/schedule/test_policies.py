@@ -106,8 +106,8 @@ def test_branches_of_an_answer_go_before_new_requests_and_as_a_gang() -> None:
 
 
 def test_ranks_are_of_host_integers_alone() -> None:
-    early = Candidate(1, 5, False, 0, 100, 40)
-    late = Candidate(2, 6, False, 0, 100, 40)
+    early = Candidate(1, 5, False, 0, 100, 40, 40)
+    late = Candidate(2, 6, False, 0, 100, 40, 40)
     for policy in POLICIES.values():
         assert policy.rank(early) < policy.rank(late)
         assert all(isinstance(value, int) for value in policy.rank(early))

@@ -1,0 +1,177 @@
+"""A simulation decides as a run does, and its figures add up."""
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.support import FixedBook, Graphs, Tiny, drive, requests_of, start
+
+from specsot.engine.errors import UsageError
+from specsot.engine.prepare.files import open_graph
+from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.simulate.arrivals import Arrival, Workload, arrivals, line_of
+from specsot.engine.simulate.costs import StepCost, fit
+from specsot.engine.simulate.figures import Quantiles
+from specsot.engine.simulate.world import Simulation
+from specsot.states.schedule.inbox import Inbox
+from specsot.states.schedule.plan import Does, StepPlan
+
+Make = Callable[..., Tiny]
+WORK = Workload(prompt=(5, 40), answer=(3, 30))
+PARTS = Workload(prompt=(70, 90), answer=(5, 60), parts=(1, 4), stems=3, shared=80)
+TIGHT = ("layout.capacity=420", "scheduler.admission=optimistic", "skeleton.max_tokens=60")
+
+
+def graph_of(name: str, *sets: str) -> Any:
+    return open_graph(name, sets=sets).graph
+
+
+def told(steps: list[StepPlan]) -> list[tuple[Any, ...]]:
+    """What steps did, but for the words."""
+    return [
+        (one.does, len(one.branches), len(one.requests), len(one.chunks), one.running, one.waiting)
+        for one in steps
+        if one.does not in (Does.ANSWER, Does.REST)
+    ]
+
+
+def watch(manager: Any) -> list[StepPlan]:
+    """Every step that is planned from now on."""
+    steps, plan = list[StepPlan](), manager.scheduler.plan_
+
+    def plan_(*, serves: bool) -> StepPlan:
+        steps.append(plan(serves=serves))
+        return steps[-1]
+
+    manager.scheduler.plan_ = plan_
+    return steps
+
+
+@pytest.mark.parametrize("admission", ["reserved", "optimistic"])
+@pytest.mark.parametrize("policy", ["fcfs", "max_throughput"])
+def test_its_steps_are_those_of_a_run(
+    policy: str, admission: str, tiny: Make, graphs: Graphs
+) -> None:
+    """The same requests, one token a round: the real engine takes the very same steps."""
+    prompts = {f"q{n}": [7 + n] * (6 + 13 * n % 40) for n in range(9)}
+    sets = ["limits.max_new_tokens=20", "layout.capacity=130", "layout.max_active=3"]
+    sets += [f"scheduler.policy={policy}", f"scheduler.admission={admission}"]
+    sets.append("scheduler.max_tokens=16")
+    session = graphs.session("autoregressive", tiny("llama").models, FixedBook(prompts),
+                             budget=None, sets=sets)  # fmt: skip
+    run = start(session, [Prompt(name, name) for name in prompts])
+    real = watch(run.board["branches"])
+    drive(run, check=False)
+    assert all(len(r.branches[0].tokens) == 20 for r in requests_of(run))
+    world = Simulation(session.program.graph, StepCost(), policy)
+    world._inbox = Inbox()
+    mine = watch(world.manager)
+    served = world.run(Arrival(0.0, len(ids), (20,)) for ids in prompts.values())
+    assert told(mine) == told(real) and served.tokens == 180
+    assert served.preemptions == run.board["branches"].preemption.count
+    assert bool(served.preemptions) == (admission == "optimistic")
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "max_throughput", "sot_priority"])
+def test_everything_is_answered_and_nothing_stays(policy: str) -> None:
+    found = []
+    for chunk in ("16", "1024"):
+        sets = (*TIGHT, f"scheduler.max_tokens={chunk}", "limits.max_new_tokens=60")
+        world = Simulation(graph_of("bim_plain", *sets), StepCost(), policy, seed=3)
+        served = world.run(arrivals("bursts:20:10", 60, PARTS, seed=1))
+        assert served.requests == 60 and served.refused == 0
+        assert served.first.counts.total() == served.whole.counts.total() == 60
+        assert served.preemptions > 0 and served.hit_rate > 0.1
+        assert not world._live and world.pool.needed_length == 0
+        world.pool.check_integrity()
+        kept = world.manager.prefixes
+        assert kept is not None and world.pool.current_length == kept.idle
+        found.append(served.tokens)
+    whole = [one.outline + sum(one.texts) for one in arrivals("bursts:20:10", 60, PARTS, seed=1)]
+    assert found == [sum(whole)] * 2, "no policy and no chunk changes what is written"
+
+
+def test_a_clock_of_its_own() -> None:
+    cost = StepCost(step=1, forward=9, row=0, branch=0)
+    world = Simulation(graph_of("autoregressive"), cost, "fcfs")
+    served = world.run([Arrival(0.5, 10, (4,)), Arrival(2.0, 10, (1,))])
+    assert served.steps == 7, "a prompt and three rounds, a prompt, and two answers"
+    assert served.first.at(1.0) == pytest.approx(0.010, rel=0.01)
+    assert served.whole.at(1.0) == pytest.approx(0.041, rel=0.01)
+    assert served.seconds == pytest.approx(2.011)
+
+
+def test_arrivals_come_at_their_rate_and_are_the_same_again() -> None:
+    for spec in ("poisson:5", "bursts:5:20"):
+        made = list(arrivals(spec, 2000, WORK, 7))
+        assert made == list(arrivals(spec, 2000, WORK, 7)) != list(arrivals(spec, 2000, WORK, 8))
+        assert 2000 / made[-1].at == pytest.approx(5, rel=0.25)
+        assert all(one.at <= two.at for one, two in pairwise(made))
+    assert len({one.at for one in made}) == 100
+
+
+def test_a_recorded_file(tmp_path: Path) -> None:
+    path, made = tmp_path / "came.jsonl", list(arrivals("poisson:5", 20, PARTS, 7))
+    path.write_text("\n".join(map(line_of, made)))
+    assert list(arrivals(str(path), 1, WORK, 0)) == made
+    for line, said in (
+        ("{}", "no arrival"),
+        ('{"at": 1, "prompt": 3, "texts": []}', "that can be"),
+        ('{"at": -1, "prompt": 3, "texts": [4]}', "that can be"),
+        ("[]", "no arrival"),
+        ('{"at": 0, "prompt": 3, "texts": [4], "more": 1}', "no arrival"),
+    ):
+        path.write_text(f"\n{line}\n")
+        with pytest.raises(UsageError, match=rf"came.jsonl:2: .*{said}"):
+            list(arrivals(str(path), 1, WORK, 0))
+    for spec in ("poisson:0", "poisson:x", "bursts:3", "bursts:3:0", "nothing"):
+        with pytest.raises(UsageError, match="--arrivals"):
+            arrivals(spec, 1, WORK, 0)
+
+
+def test_costs_are_found_again_and_saved(tmp_path: Path) -> None:
+    records, at = list[dict[str, Any]](), 0.0
+    for number in range(60):
+        rows, live, kv = 5 + number * 7 % 23, 1 + number % 5, 100 + number * 37 % 300
+        records.append({"kind": "step", "t": round(at)})
+        accepted = [1] * live + [-1]
+        told = {"accepted": accepted, "committed": [2] * live + [1]}
+        records.append({"kind": "round", "t": round(at), "rows": rows, "kv": kv, **told})
+        at += 1e6 * (3 + 0.25 * rows + 0.5 * live + 0.01 * kv)
+    cost = fit(records)
+    found = (cost.forward, cost.row, cost.branch, cost.slot)
+    assert found == pytest.approx((3, 0.25, 0.5, 0.01), rel=1e-3)
+    assert cost.tokens == {"2": 60 * 3} or set(cost.tokens) == {"2"}
+    assert cost.error < 1e-3 and cost.steps == 59
+    cost.save(tmp_path / "costs.json")
+    assert StepCost.load(tmp_path / "costs.json") == cost
+    with pytest.raises(UsageError, match="a fit needs"):
+        fit(records[:6])
+    for wrong in ("{", "[]", '{"row": -1}', '{"tokens": {}}', '{"tokens": {"0": 1}}', '{"a": 1}'):
+        (tmp_path / "costs.json").write_text(wrong)
+        with pytest.raises(UsageError, match="no costs of steps"):
+            StepCost.load(tmp_path / "costs.json")
+
+
+def test_quantiles_are_exact_to_a_percent() -> None:
+    found = Quantiles()
+    for number in range(1, 1001):
+        found.add(number / 100)
+    for share in (0.5, 0.95, 0.99):
+        assert found.at(share) == pytest.approx(10 * share, rel=0.011)
+    assert len(found.counts) < 600 and Quantiles().at(0.5) == 0.0
+
+
+def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from helpers.commands import call
+
+    words = ("simulate", "autoregressive", "--requests", "30", "--arrivals", "poisson:50")
+    assert call(*words, "--policies", "fcfs,max_throughput", "--json") == 0
+    found = json.loads(capfd.readouterr().out)["policies"]
+    assert found.keys() == {"fcfs", "max_throughput"} and found["fcfs"]["requests"] == 30
+    assert call(*words, "--prompt", "9-3") == 2
+    assert call(*words, "--set", "layout.kind=batching") == 2
+    assert "layout.kind bim" in capfd.readouterr().err
