@@ -17,7 +17,16 @@ from typing import Any
 import pyte
 import pytest
 
-STATES = ("skeleton", "expand_root", "grow_tree", "verify", "parallel_prefill", "merge", "done")
+STATES = (
+    "schedule",
+    "skeleton",
+    "expand_root",
+    "grow_tree",
+    "verify",
+    "parallel_prefill",
+    "merge",
+    "done",
+)
 PROGRAM = [sys.executable, "-c", "from specsot.engine.cli.main import main; main()"]
 PATIENCE = 240.0
 
@@ -107,7 +116,7 @@ def test_the_live_view(endless: Any, place: Path, width: int, height: int) -> No
         assert wanted in picture, f"{wanted!r} is not on the screen:\n{picture}"
     assert any("╭" in s and "▶" in s and "╴" in s for s in seen)
     # A slow machine shows few pictures, and not every move.
-    moves = ("verify → expand_root", "expand_root → grow_tree", "grow_tree → verify")
+    moves = ("verify → schedule", "expand_root → grow_tree", "grow_tree → verify")
     assert width < 100 or any(move in s for move in moves for s in seen)
     assert b"1. Part 1" in terminal.raw, "the answer stays on the normal screen"
     frames = terminal.raw.count(b"\x1b[H")
@@ -157,8 +166,8 @@ def test_stepping_inside_the_live_view(tiny: Any, place: Path) -> None:
     words = command(tiny, "--max-new-tokens", "6", "--break", "verify")
     terminal = Terminal(words, 100, 30)
     try:
-        answers = [("verify → expand_root ·", "4"), ("[4 rows]", "\n")]
-        seen = answered(terminal, [*answers, ("expand_root → grow_tree ·", "q")])
+        answers = [("verify → schedule ·", "4"), ("[4 rows]", "\n")]
+        seen = answered(terminal, [*answers, ("schedule → expand_root ·", "q")])
         assert terminal.process.wait(PATIENCE) == 130
     finally:
         terminal.close()
@@ -192,9 +201,9 @@ def test_stepping_in_plain_lines(tiny: Any, place: Path) -> None:
     finally:
         terminal.close()
     text = terminal.raw.decode()
-    assert "step 0  state start" in text and "=> skeleton" in text
-    assert "step 1  state skeleton" in text and "when outlines_finished" in text
-    assert "committed" in text and "RoundSummary" in text
+    assert "step 0  state start" in text and "=> schedule" in text
+    assert "step 1  state schedule" in text and "when " in text
+    assert "StepPlan" in text
     assert "step 3" not in text
 
 
