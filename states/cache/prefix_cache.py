@@ -125,6 +125,19 @@ class PrefixCache:
         self.figures.reused += length
         return length
 
+    def shorten_(self, segment: int, length: int) -> None:
+        """A prefix that lies behind what is kept needs no more of it than its first rows."""
+        parent = self.segments.parent(segment)
+        last = NOBODY
+        if length:
+            path = reversed(self.segments.path(parent))
+            last = next(one for one in path if self.kept[one].end >= length)
+            if self.kept[last].end > length:
+                last = self._split_(self.kept[last], length)
+            self._pin_(last, 1)
+        self.segments.hang(segment, last)
+        self._pin_(parent, -1)
+
     def release_(self, segment: int, *, drop: bool = False) -> None:
         """A request does not go on any more from what its prefix lies behind, of which nothing idle
         shall stay if it is to be dropped."""

@@ -58,6 +58,12 @@ class PendingRows:
     tokens: Sequence[int]
     features: Tensor | None
 
+    def before(self, position: int) -> "PendingRows":
+        """Those of the rows that stand before a position."""
+        count = max(position - self.position, 0)
+        features = None if self.features is None else self.features[:count]
+        return PendingRows(self.owner, self.position, self.tokens[:count], features)
+
 
 class Layout:
     """The layout ``bim``: all branches of all requests in the pools' only row, nothing ever copied.

@@ -33,7 +33,7 @@ class Keeper:
         chosen: list[Request] = []
         unread = []
         if self.table.active:  # so there will be a forward of the drafter
-            unread = [one for one in self.table.open.values() if not self._taken_in(one)]
+            unread = [one for one in self.table.open.values() if not self._read(one)]
         for request in opened:
             if request.stage is Stage.WAITING and not request.shared:
                 if self._follows(request, [*chosen, *unread]):
@@ -87,8 +87,8 @@ class Keeper:
         return self._prompts[owner]
 
     def _goes_on(self, request: Request) -> bool:
-        """Whether all branches stand behind the whole prompt, not behind its first half."""
-        return request.outline_budget == 0 or self.table.limits.share_outline
+        """Whether what begins first reads the whole prompt: parts of a given outline need not."""
+        return request.given is None or self.table.limits.share_outline
 
     def _limit(self, request: Request) -> int:
         """Most rows that can be shared: where something else than the prompt's second half follows
@@ -99,7 +99,7 @@ class Keeper:
         """What a running request has of this prompt can be shared from now on."""
         _, kept = self.cache.match(ids)
         for request in self.table.open.values():
-            if not self._taken_in(request):
+            if not self._read(request):
                 continue
             first = self._first(request)
             rows = request.prefix_length if first is None else first.length
@@ -108,10 +108,12 @@ class Keeper:
                 self._publish_(request, both, [] if first is None else [first.owner])
                 kept = both
 
-    def _taken_in(self, request: Request) -> bool:
-        """Whether the drafters have read all that was committed of it."""
+    def _read(self, request: Request) -> bool:
+        """Whether the drafters have read its prompt, as far as the target has."""
         owners = {request.prefix_owner, *(b.owner for b in request.all_branches())}
-        return not any(one.owner in owners for d in self.draftings for one in d.memory.inbox)
+        pending = (one for d in self.draftings for one in d.memory.inbox if one.owner in owners)
+        end = len(self._prompt(request))
+        return all(one.position >= end for one in pending)
 
     def _publish_(self, request: Request, end: int, more: Sequence[int] = ()) -> None:
         """The rows of a request before position `end` become kept ones."""
@@ -132,6 +134,21 @@ class Keeper:
         return request.branches[0] if request.branches and not request.outline_budget else None
 
     # -- who ends ---------------------------------------------------------------------------------
+
+    def keep_prompt_(self, request: Request) -> None:
+        """A prompt that an outline stood behind stays for others, if they gain by it."""
+        root, ids = request.root, self._prompt(request)
+        if root is None or root.length < len(ids) or not self._read(request):
+            return
+        if len(ids) >= request.shared + self.cache.shortest:
+            self._publish_(request, len(ids), [root.owner])
+
+    def shorten_(self, request: Request, length: int) -> None:
+        """A prefix ends at position `length` from now on."""
+        if request.shared > length:
+            self.cache.shorten_(request.prefix_owner, length)
+            request.shared = length
+        self._prompts[request.prefix_owner] = self._prompt(request)[:length]
 
     def keep_(self, branch: Branch) -> bool:
         """Keep what a branch has decoded; False if there is nothing to keep."""

@@ -198,6 +198,25 @@ class Lifecycle:
         if self.blend is not None:
             self.blend.forget_(owners)
 
+    def leave_root_(self, request: Request) -> None:
+        """An outline that parts do not stand behind has ended: its rows go, and so does from the
+        prefix what it alone was asked with. The last token that parts share is read again, for
+        drafters that pair it with the next one."""
+        root, end = request.root, len(request.prefix) - request.lent
+        assert root is not None
+        if self.keeper is not None:
+            self.keeper.keep_prompt_(request)
+        if max(request.shared, request.prefix_length) > end:
+            length = max(end - 1, 0)
+            if self.keeper is not None:
+                self.keeper.shorten_(request, length)
+            for pool in self.pools:
+                pool.truncate_(request.prefix_owner, length)
+            for drafting in self.draftings:
+                drafting.memory.cut(request.prefix_owner, length)
+            request.narrow(length)
+        self.retire_([root.owner])
+
     def promote_root_(self, request: Request) -> None:
         """The outline's rows stay and become the prefix: relabelled, 0 bytes moved."""
         root = request.root

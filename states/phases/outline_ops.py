@@ -135,7 +135,7 @@ def _close_root_(branches: BranchStateManager, request: Request, root: Branch) -
     if branches.limits.share_outline:
         branches.lifecycle.promote_root_(request)
         return root.pending
-    branches.lifecycle.retire_([root.owner])
+    branches.lifecycle.leave_root_(request)
     return []
 
 

@@ -141,7 +141,8 @@ class Request:
         key: stable name (given id or line number); `seed` keys its coins, never arrival order.
         prefix: token ids that all branches share at admission; `tail` the root branch's prompt;
             `hoist` what all branches' prompts begin with, until it is a part of the prefix, and
-            `opening` what of it is known before there is an outline.
+            `opening` what of it is known before there is an outline. So many ids of the tail as
+            `lent` says are a part of the prefix for now.
         prefix_length: rows of the shared prefix in the pool; `context` their token ids. The first
             `shared` rows are kept ones, which other requests may go on from as well.
         sampling: how its tokens are drawn.
@@ -170,6 +171,7 @@ class Request:
     stage: Stage = Stage.WAITING
     prefix_length: int = 0
     shared: int = 0
+    lent: int = 0
     context: list[int] = field(default_factory=list)
     hoist: PromptTokens = field(default_factory=PromptTokens)
     opening: PromptTokens = field(default_factory=PromptTokens)
@@ -214,6 +216,16 @@ class Request:
         """What its first branch would read by itself becomes a part of the prefix, so many ids."""
         self.prefix += self.tail[:count]
         self.tail = PromptTokens(self.tail[count:])
+        self.lent += count
+
+    def narrow(self, length: int) -> None:
+        """The prefix is so many ids from now on, no more than branches stand behind; what is
+        missing of those is read again, as the first of `opening`."""
+        ids, end = PromptTokens((*self.prefix, *self.tail)), len(self.prefix) - self.lent
+        self.opening = PromptTokens(ids[length:end]) + self.opening
+        self.prefix, self.tail = PromptTokens(ids[:length]), ids.behind(length)
+        self.prefix_length, self.lent = length, 0
+        del self.context[length:]
 
     @property
     def unread(self) -> int:

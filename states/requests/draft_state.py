@@ -103,6 +103,10 @@ class DraftState:
             replace(one, owner=prefix) if one.owner == root.owner else one for one in self.inbox
         ]
 
+    def cut(self, owner: int, length: int) -> None:
+        """A segment ends at position `length` from now on, as if nothing behind it was known."""
+        self.inbox = [one if one.owner != owner else one.before(length) for one in self.inbox]
+
     def forget(self, owners: Sequence[int]) -> None:
         """Segments whose rows are given back."""
         self.inbox = [one for one in self.inbox if one.owner not in owners]
@@ -149,6 +153,10 @@ class PairState(DraftState):
         super().promote(root)
         if root.owner in self.last:
             self.last[root.request.prefix_owner] = self.last.pop(root.owner)
+
+    def cut(self, owner: int, length: int) -> None:
+        super().cut(owner, length)
+        self.last.pop(owner, None)
 
     def forget(self, owners: Sequence[int]) -> None:
         super().forget(owners)

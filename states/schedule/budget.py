@@ -25,9 +25,7 @@ class Portion:
             self.opened.append(item)
 
 
-def portion(
-    intake: Intake, reading: Sequence[Request], rows: int, most: int | None, share_outline: bool
-) -> Portion:
+def portion(intake: Intake, reading: Sequence[Request], rows: int, most: int | None) -> Portion:
     """Of all that could start, what has rows in the next forward.
 
     Prompts that are half read come first, then branches, then new requests. One that fits into what
@@ -52,7 +50,7 @@ def portion(
     for item in items:
         if left <= 0:
             break
-        cost, most_cut = _cost(item), _cut(item, share_outline)
+        cost, most_cut = _cost(item), _cut(item)
         if cost <= left or (not most_cut and not (found.branches or found.opened or found.chunks)):
             found.add(item)
         elif isinstance(item, Request) and most_cut:
@@ -71,19 +69,13 @@ def _cost(item: Branch | Request) -> int:
     return len(item.prompt) + len(item.request.hoist)
 
 
-def _cut(item: Branch | Request, share_outline: bool) -> int:
-    """Tokens of a prompt that can be read before its first branch begins; 0: all or nothing.
-
-    What the outline alone is asked with is no part of what parts share, unless these stand behind
-    the outline.
-    """
+def _cut(item: Branch | Request) -> int:
+    """Tokens of a prompt that can be read before its first branch begins; 0: all or nothing."""
     if isinstance(item, Branch) or item.prefix.chunks or item.tail.chunks:
         return 0
     if item.given is not None:
         return len(item.prefix) - item.prefix_length
-    whole = share_outline or item.outline_budget == 0
-    end = item.prompt_size - 1 if whole else len(item.prefix)
-    return max(end - item.prefix_length, 0)
+    return max(item.prompt_size - 1 - item.prefix_length, 0)
 
 
 def half_read(requests: Sequence[Request]) -> list[Request]:

@@ -77,8 +77,7 @@ class Scheduler:
             return self._plan(Does.FOLD, f"parts are done: {_of(folds)}", intake, Portion(folds))
         room = self.admission.room
         reading = half_read([*self.table.open.values()])
-        limits = (self.block.max_tokens, self.admission.limits.share_outline)
-        new = portion(intake, reading, room.round_rows(running), *limits)
+        new = portion(intake, reading, room.round_rows(running), self.block.max_tokens)
         if new.branches and (after_parse or not running):
             why = "outlines were read" if after_parse else "nobody runs"
             starts = Portion(new.branches)

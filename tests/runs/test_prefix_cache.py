@@ -1,6 +1,6 @@
 """What is kept of prompts and answers: nobody's tokens change, and nothing is computed twice."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -27,11 +27,13 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
 from specsot.ops.kv.pool import KVCache
 from specsot.states.machine import Run
+from specsot.states.text.outline import Outline
 from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.text.prompts import NOTHING
 
 Make = Callable[..., Tiny]
 CHOICES = tuple((kind, SEED % len(SETTINGS[kind])) for kind in KINDS)
+PARTS = outline_of(3, {3: (1,)})
 OFF = "scheduler.prefix_cache=false"
 GRID: dict[str, tuple[Any, ...]] = {
     "drafter": CHOICES,
@@ -40,18 +42,30 @@ GRID: dict[str, tuple[Any, ...]] = {
     "capacity": (330, 2000),
     "temperature": (0.0, 0.9),
     "attention": ("auto", "dense"),
+    "long_half": ("first", "second"),
+    "chunk": (None, 20),
 }
 
 
 class StemBook(TokenBook):
-    """Questions `stem/own` begin with the ids of their stem; the second half is short."""
+    """Questions `stem/own` begin with the ids of their stem; the other half is short. Whatever an
+    outline's ids are, it has three parts, the last of which waits for the first."""
+
+    long_half = "first"
 
     def skeleton(
         self, question: str, documents: PromptTokens = NOTHING
     ) -> tuple[PromptTokens, PromptTokens]:
         stem, _, own = question.partition("/")
-        prefix = [*self.ids(f"stem {stem}", 80, 90), *self.ids(f"own {own}", 2, 5)]
-        return NOTHING + prefix, NOTHING + self.ids(f"tail {own}", 1, 4)
+        whole = [*self.ids(f"stem {stem}", 80, 90), *self.ids(f"own {own}", 2, 5)]
+        if self.long_half == "second":
+            return NOTHING + whole[:7], NOTHING + whole[7:]
+        return NOTHING + whole, NOTHING + self.ids(f"tail {own}", 1, 4)
+
+    def read_outline(
+        self, ids: Sequence[int], *, max_branches: int, tools: Sequence[str]
+    ) -> Outline:
+        return PARTS
 
 
 QUESTIONS = ("a/1", "a/1", "b/1", "a/2", "a/1", "b/2", "a/3")
@@ -76,14 +90,16 @@ def test_with_and_without_it_the_tokens_are_the_same(
 ) -> None:
     made, (kind, number) = tiny("llama"), case["drafter"]
     book = StemBook(130, case["share"], (2,))
+    book.long_half = case["long_half"]
     sets = [f"drafter.kind={kind}", *SETTINGS[kind][number], f"attention={case['attention']}"]
     sets += [f"layout.{key}={case[key]}" for key in ("max_active", "capacity")]
     sets += [f"sampling.temperature={case['temperature']}"]
+    sets += [f"scheduler.max_tokens={case['chunk']}"] if case["chunk"] else []
     models = drafting(made, kind)
 
     def made_with(*more: str) -> Session:
-        outline = outline_of(3, {3: (1,)})
-        own = {"outline": outline, "budget": 8, "sets": (*sets, *more)}
+        given = None if book.long_half == "second" else PARTS  # who has one does not ask for it
+        own = {"outline": given, "budget": 8, "sets": (*sets, *more)}
         return graphs.session("bim_plain", models, book, **own)
 
     run = late(made_with(), QUESTIONS)
