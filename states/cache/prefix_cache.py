@@ -11,31 +11,18 @@ match ends one token early (`back`), where both agree on the pair.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import NOBODY, Ints
-from .kept_segments import KeptSegment, Shelf, shared_length
+from .kept_segments import KeptSegment, PrefixFigures, Shelf, shared_length
 from .segments import SegmentTree
 
 # Tokens that a match must have. Rows that lie apart are gathered in every forward: fewer are read
 # anew in less time than that takes.
 SHORTEST = 64
-
-
-@dataclass(slots=True)
-class PrefixFigures:
-    """What a cache has done: tokens of prompts that were looked up and of those reused, segments
-    that were split, and segments and rows that were evicted."""
-
-    asked: int = 0
-    reused: int = 0
-    splits: int = 0
-    evicted: int = 0
-    evicted_rows: int = 0
 
 
 class PrefixCache:

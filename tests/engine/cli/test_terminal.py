@@ -17,6 +17,9 @@ from typing import Any
 import pyte
 import pytest
 
+from specsot.engine.record.kept_runs import KeptRun
+from specsot.engine.record.replay import Replay
+
 STATES = (
     "schedule",
     "skeleton",
@@ -28,7 +31,7 @@ STATES = (
     "done",
 )
 PROGRAM = [sys.executable, "-c", "from specsot.engine.cli.main import main; main()"]
-PATIENCE = 240.0
+PATIENCE = 120.0
 
 
 def command(tiny: tuple[Path, Path], *more: str) -> list[str]:
@@ -176,15 +179,17 @@ def test_stepping_inside_the_live_view(tiny: Any, place: Path) -> None:
 
 
 def test_a_replay_on_a_terminal(place: Path) -> None:
-    run = str(Path(__file__).parents[3] / "tools" / "pictures" / "run")
-    terminal = Terminal([*PROGRAM, "replay", run, "--speed", "4"], 80, 24)
-    ends = [("step 1", " "), ("‖", "\x1b[F"), ("140/140", "\x1b[H")]
+    run = Path(__file__).parents[3] / "tools" / "pictures" / "run"
+    terminal = Terminal([*PROGRAM, "replay", str(run), "--speed", "4"], 80, 24)
+    steps = len(Replay(KeptRun(run)))
+    ends = [("step 1", " "), ("‖", "\x1b[F"), (f"{steps}/{steps}", "\x1b[H")]
     try:
-        seen = answered(terminal, [*ends, ("step 1/", "\x1b[6~"), ("round 1 ", "q")])
+        rounds = [("step 1/", "\x1b[6~"), ("step 2/", "\x1b[6~"), ("round 1 ", "q")]
+        seen = answered(terminal, [*ends, *rounds])
         assert terminal.process.wait(PATIENCE) == 0
     finally:
         terminal.close()
-    assert len(seen) == 5 and "drafts" in seen[-1] and "Plan a weekend camping" in seen[-1]
+    assert len(seen) == 6 and "drafts" in seen[-1] and "Plan a weekend camping" in seen[-1]
 
 
 def test_stepping_in_plain_lines(tiny: Any, place: Path) -> None:
