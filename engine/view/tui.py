@@ -11,6 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.layout import Layout
 from rich.live import Live
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.text import Text
 
@@ -175,8 +176,8 @@ def _lower(snap: Snapshot, width: int, room: ScreenPlan, tall: bool) -> Layout:
     many, lines = len(snap.requests) > 1, room.branches - 2
     if not tall:  # no frame around them: that makes room for one more
         texts = branches_text(snap.branches, many, width - 4, lines + 1)
-        texts.pad_left(2)
-        return Layout(Group(_rule("branches", BRANCH_MARKS, width), texts))
+        head = _rule("branches", BRANCH_MARKS, width)
+        return Layout(Group(head, Padding(texts, (0, 0, 0, 2))))
     side = width * 2 // 5 if many and width >= VAST else 0
     inner = width - side - 4
     branches = _panel(branches_text(snap.branches, many, inner, lines), "branches", BRANCH_MARKS)
