@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .attention.metadata import AttentionMetadata, Lineages, Member
+from .attention.metadata import AttentionMetadata
+from .attention.stacks import Lineages, Member
 from .blend.blend import Blend, BlendReport
 from .blend.layer_plan import LayerPlan as LayerPlan
 from .blend.layer_plan import LayerStatus as LayerStatus

@@ -220,7 +220,9 @@ class Session:
 
     def _pool(self, model: Any, capacity: int, rows: int) -> KVCache:
         try:
-            return new_pool(model, capacity, rows, self.models)
+            layout = self.program.graph.layout
+            size = 1 if layout.kind == "batching" else layout.block_size
+            return new_pool(model, capacity, rows, self.models, size)
         except (MemoryError, OSError) as error:
             source = self.program.source
             at, code = ("layout", "capacity"), ProblemCode.NO_MEMORY

@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from ...ops.kv.pool import KVCache
+from ...ops.kv.slot_table import SlotTable
 from ...ops.kv.slots import NOBODY, Ints
 from .kept_segments import KeptSegment, PrefixFigures, Shelf, shared_length
 from .segments import SegmentTree
@@ -38,7 +38,7 @@ class PrefixCache:
 
     def __init__(
         self,
-        pools: Sequence[KVCache],
+        pools: Sequence[SlotTable],
         segments: SegmentTree,
         back: int,
         shortest: int = SHORTEST,
@@ -81,7 +81,7 @@ class PrefixCache:
             length = min(length, self._covered(pool, path))
         return length if length >= self.shortest else 0
 
-    def _covered(self, pool: KVCache, path: Sequence[int]) -> int:
+    def _covered(self, pool: SlotTable, path: Sequence[int]) -> int:
         """So many positions of a path have their rows in a drafter's pool."""
         covered = 0
         for segment in path:

@@ -10,7 +10,7 @@ from itertools import count
 
 import numpy as np
 
-from ...ops.attention.metadata import Lineages
+from ...ops.attention.stacks import Lineages
 from ...ops.kv.slots import NOBODY
 
 

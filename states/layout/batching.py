@@ -2,30 +2,26 @@
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
-from torch import Tensor
 
-from ...ops.kv.align import AlignmentManager, AlignmentState, ContinuousDecodingState
+from ...ops.attention.stacks import Member
 from ...ops.kv.pool import KVCache
 from ..cache.segments import SegmentTree
-from .layout import Layout, Span
 from .queries import PackedQueries
-from .tree_rows import Trees
+from .row_per_branch import RowPerBranch
 
 
-class BatchingLayout(Layout):
+class BatchingLayout(RowPerBranch):
     """Which branch has which row, and which rows hold a copy of which prefix.
 
     A row is given back when its branch ends, but its copy of the prefix stays as long as the
     request has branches that wait: they start there without copying anything.
     """
 
-    packed = False
-
     def __init__(self, device: torch.device, segments: SegmentTree, rows: int) -> None:
         super().__init__(device, segments)
         self.rows = rows
-        self._row: dict[int, int] = {}  # owner of a branch -> its row
         self._copies: dict[int, list[int]] = {}  # owner of a prefix -> rows that hold it
 
     def rows_of(self, owner: int) -> Sequence[int]:
@@ -67,22 +63,11 @@ class BatchingLayout(Layout):
         for pool in pools:
             pool.retire_([prefix], row)
 
-    def alignment(
-        self, packed: PackedQueries, trees: Trees, spans: Sequence[Span], positions_BQ: Tensor
-    ) -> AlignmentState | ContinuousDecodingState | None:
-        """Running branches alone, or with newcomers beside them."""
-        if not spans:
-            return packed.aligned
-        length, prefill = [0] * packed.height, [False] * packed.height
-        for owner, position in zip(trees.owners, trees.positions, strict=True):
-            length[self._row[owner] - packed.first_row] = position
-        for span in reversed(spans):  # the first span of a row says where the row goes on
-            for row in self.rows_of(span.owner):
-                length[row - packed.first_row] = span.position
-                prefill[row - packed.first_row] = True
-        return AlignmentManager.align_continuous_decode(
-            packed.aligned, length, prefill, positions_BQ
-        )
+    def members(self, packed: PackedQueries, trees: int) -> tuple[Member, ...]:
+        """Each row of the pool by itself, with all its padding."""
+        count, size, first = packed.height, packed.queries, packed.first_row
+        rows = np.arange(count * size).reshape(count, size)
+        return tuple(Member(rows[b], first + b, ()) for b in range(count)) if size else ()
 
     def leave_(self, owners: Iterable[int]) -> None:
         """Branches and requests that ended have no rows any more."""

@@ -221,8 +221,9 @@ class Lifecycle:
         """The outline's rows stay and become the prefix: relabelled, 0 bytes moved."""
         root = request.root
         assert root is not None
+        home = self.table.segments.home(request.prefix_owner)
         for pool in self.pools:
-            pool.relabel_(root.owner, request.prefix_owner)
+            pool.relabel_(root.owner, request.prefix_owner, home)
         self.layout.leave_([root.owner])
         for drafting in self.draftings:
             drafting.memory.promote(root)

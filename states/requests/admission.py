@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ...ops.draft.eagle import nodes_for
 from ..cache.prefix_cache import PrefixCache
-from ..graph.graph import Order
+from ..graph.layouts import Order
 from .branch import Branch, Request, Stage
 from .request_table import RunLimits
 

@@ -9,7 +9,8 @@ from time import monotonic
 from ...ops.draft.eagle import nodes_for
 from ..cache.segments import SegmentTree
 from ..graph.drafter_spec import Drafter
-from ..graph.graph import AnyLayout, SchedulerBlock
+from ..graph.graph import SchedulerBlock
+from ..graph.layouts import AnyLayout
 from .branch import Branch, Finish, Request, Stage
 
 DEADLINES = 64  # of requests that have ended, which are kept at least
@@ -50,7 +51,7 @@ class RequestTable:
 
     def __init__(self, limits: RunLimits) -> None:
         self.limits = limits
-        self.segments = SegmentTree()
+        self.segments = SegmentTree(apart=limits.layout.kind == "paged")
         self.open: dict[int, Request] = {}
         self.waiting: dict[int, Request] = {}
         self.active: list[Branch] = []

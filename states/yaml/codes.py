@@ -43,6 +43,7 @@ class ProblemCode(StrEnum):
     TREE_SIZE = "G301"
     BUDGET = "G302"
     ROWS = "G303"
+    BLOCK_SIZE = "G304"
     # blocks that do not go together
     BEAM_ALONE = "G401"
     BEAM_OP = "G402"

@@ -30,6 +30,7 @@ SEED = int(os.environ.get("SPECSOT_TEST_SEED", "20"))  # what the grids' parts a
 GOLDEN = Path(__file__).parents[1] / "golden"
 PLAIN = ("autoregressive", "eagle")  # graphs without a skeleton
 FULL = ("bim_plain", "bim_eagle", "batching_plain", "batching_eagle")
+PAGED = ("paged_plain", "paged_eagle")
 GRAPHS = (*PLAIN, *FULL)
 FIXED = ("drafter.nodes=6", "drafter.levels=3", "drafter.top_k=4")  # the same tree in every round
 MOST_STEPS = 20_000  # transitions after which a run counts as hanging
@@ -246,11 +247,11 @@ class Graphs:
         own = ["layout.capacity=2000", "limits.max_new_tokens=1"]  # the session has its own budget
         if "eagle" in graph:  # what a graph ships may be tuned at any time
             own += ["drafter.nodes={1: 10, 2: 6, 4: 3}", "drafter.levels=4", "drafter.top_k=4"]
-        if graph in FULL:
+        if graph in (*FULL, *PAGED):
             own += [f"skeleton.share={book.share}", "skeleton.grammar=false"]
             own += ["skeleton.max_tokens=20", "skeleton.direct_tokens=13"]
         program = open_graph(graph, sets=(*own, *sets), table=self.table)
-        given = outline if graph in FULL else None
+        given = outline if graph in (*FULL, *PAGED) else None
         return Session(program, models, max_new_tokens=budget, outline=given, prompts=book)
 
 
@@ -304,6 +305,12 @@ def accepted_of(run: Run) -> dict[str, list[list[int]]]:
 # -- what holds after every phase -------------------------------------------------------------
 
 
+def memory_of(case: dict[str, Any]) -> list[str]:
+    """The options that say how a case lays out and reads what it has in the pools."""
+    sets = [f"layout.kind={case['layout']}", f"attention={case['attention']}"]
+    return sets if case["layout"] == "batching" else [*sets, f"layout.block_size={case['blocks']}"]
+
+
 def check_rows(run: Run) -> None:
     """Pools and book agree: nothing is missing, nothing is held twice, nothing is left over."""
     for key in ("kv", "kv_draft"):
@@ -320,12 +327,12 @@ def _check_keys(run: Run) -> None:
     book = run.board["branches"]
     for pool in (pool for pool in book.pools if pool.rows == 1):
         for request in book.unfinished:
-            running = (b for b in request.all_branches() if b.stage is Stage.RUNNING)
-            owners = [request.prefix_owner, *(b.owner for b in running)]
-            own = np.flatnonzero(np.isin(pool.owner, owners))
-            keys = pool.keys_of(book.table.segments.homes(request.prefix_owner))
-            read = np.arange(keys[0], sum(keys)) if isinstance(keys, tuple) else keys
-            assert np.isin(own, read).all(), "rows of a request that its forwards do not read"
+            running = [b.owner for b in request.all_branches() if b.stage is Stage.RUNNING]
+            for owner in (request.prefix_owner, *running):
+                own = np.flatnonzero(np.isin(pool.owner, book.table.segments.path(owner)))
+                keys = pool.keys_of(book.table.segments.homes(owner))
+                read = np.arange(keys[0], sum(keys)) if isinstance(keys, tuple) else keys
+                assert np.isin(own, read).all(), "rows of a request that its forwards do not read"
 
 
 def _check_target_rows(run: Run) -> None:

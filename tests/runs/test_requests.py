@@ -92,7 +92,7 @@ def test_a_second_outline_is_written_while_branches_of_the_first_run(
     assert both, "the second root branch was meant to run beside the first request's branches"
 
 
-@pytest.mark.parametrize("graph", ["eagle", "bim_eagle", "batching_eagle"])
+@pytest.mark.parametrize("graph", ["eagle", "bim_eagle", "batching_eagle", "paged_eagle"])
 @pytest.mark.parametrize("share", ["outline", "prompt"])
 def test_cancelling_frees_a_requests_rows_and_leaves_the_other_unchanged(
     graph: str, share: str, session: Any

@@ -161,7 +161,7 @@ def test_rejection_gives_both_layouts_the_same_text(
     """It is drawn by keys of its own, which the layout does not enter either."""
     made = tiny("llama", dtype="float64")
     found = []
-    for layout in ("bim", "batching"):
+    for layout in ("bim", "batching", "paged"):
         sets = [f"drafter.kind={kind}", *SETTINGS[kind][number], f"layout.kind={layout}"]
         sets += [f"drafter.draws={DRAWS[rule]}"] if rule in DRAWS else []
         sets += ["sampling.temperature=1.0", "sampling.accept=rejection", f"sampling.rule={rule}"]

@@ -46,7 +46,7 @@ def test_only_three_ways_to_merge() -> None:
 
 
 @pytest.mark.parametrize("merge", ["concat", "plain", "blend"])
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_every_way_is_one_word_of_the_graph_that_combines(merge: str, layout: str) -> None:
     program = open_graph("bim_blend_merge", (f"skeleton.merge={merge}", f"layout.kind={layout}"))
     assert [s.entry.name for s in program.steps["merge"]][-1] == "answer.merge"

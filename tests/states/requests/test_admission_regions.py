@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from specsot.ops.kv.slots import SlotRun
 from specsot.ops.masks import build
-from specsot.states.graph.graph import BimBlock
+from specsot.states.graph.layouts import BimBlock
 from specsot.states.requests.admission import REGION, Admission, Room, request_slots
 from specsot.states.requests.request_table import RunLimits
 
