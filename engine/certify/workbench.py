@@ -20,6 +20,7 @@ from ...states.requests.branch import Branch
 from ..bench.sides import SharedModels, Side
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
+from ..run.visibility import Segments, visible
 
 SHOWN = 5  # differences that are shown
 
@@ -83,10 +84,20 @@ class Transformers:
             self._loaded[dtype] = model.train(False).to(self.device)
         return self._loaded[dtype]
 
-    def logits(self, ids: Sequence[int], dtype: str) -> Tensor:
-        """[Q, V] behind every one of these ids, in one forward."""
+    def logits(self, ids: Sequence[int], dtype: str, segments: Segments = ()) -> Tensor:
+        """[Q, V] behind every one of these ids, in one forward.
+
+        Args:
+            segments: what of the ids each one sees; by default all before it.
+        """
+        model, options = self.model(dtype), dict[str, Tensor]()
+        if segments:
+            positions_Q, mask_QQ = (one.to(self.device) for one in visible(segments, len(ids)))
+            hidden_QQ = torch.zeros(mask_QQ.shape, dtype=model.dtype, device=self.device)
+            hidden_QQ.masked_fill_(~mask_QQ, torch.finfo(model.dtype).min)
+            options = {"position_ids": positions_Q[None], "attention_mask": hidden_QQ[None, None]}
         with torch.inference_mode():
-            logits: Tensor = self.model(dtype)(self._ids(ids), use_cache=False).logits[0]
+            logits: Tensor = model(self._ids(ids), use_cache=False, **options).logits[0]
         return logits
 
     def _ids(self, ids: Sequence[int]) -> Tensor:

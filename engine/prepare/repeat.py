@@ -35,6 +35,7 @@ class PromptSpec(Spec):
     seed: Int | None = None
     max_new_tokens: Int | None = None
     documents: tuple[Document, ...] = ()
+    cache_salt: str = ""
 
 
 class Provenance(Spec):
@@ -137,7 +138,7 @@ def _prompt(prompt: Prompt) -> dict[str, Any]:
     said = asdict(prompt)
     del said["past"]  # a run has no conversations
     values = dict(zip(PromptSpec.model_fields, said.values(), strict=True))
-    return {name: _plain(value) for name, value in values.items() if value not in (None, ())}
+    return {name: _plain(value) for name, value in values.items() if value not in (None, (), "")}
 
 
 def _plain(value: Any) -> Any:

@@ -79,6 +79,7 @@ class Engine:
         seed: int | None = None,
         timeout: float | None = None,
         documents: Sequence[Document] = (),
+        cache_salt: str = "",
     ) -> Handle:
         """Hand a prompt over, from any thread; it is taken in at the next step.
 
@@ -86,6 +87,7 @@ class Engine:
             prompt: a text, or a `Prompt` that says everything itself.
             key: a stable name, from which the seed follows; by default 1, 2, 3 …
             timeout: seconds after which the request is ended, finished or not.
+            cache_salt: requests of different ones never share what is kept of prompts and answers.
 
         Raises:
             PromptError: the text cannot be a prompt.
@@ -93,7 +95,8 @@ class Engine:
         """
         if isinstance(prompt, str):
             name = key or str(next(self._keys))
-            prompt = Prompt(name, prompt, seed, max_new_tokens, tuple(documents))
+            own = seed, max_new_tokens, tuple(documents), cache_salt
+            prompt = Prompt(name, prompt, *own)
         deadline = None if timeout is None else monotonic() + timeout
         handle = Handle(self, prompt, deadline)
         request = self._request(handle)

@@ -132,10 +132,13 @@ class Session:
         opening = PromptTokens()
         if skeleton is None:
             prefix, tail = PromptTokens(), reading.plain(prompt.text, documents)
+            if self.program.graph.limits.samples > 1:  # the last row's logits draw first tokens
+                prefix, tail = PromptTokens(tail[:-1], tail.chunks), PromptTokens(tail[-1:])
         else:
             prefix, tail = reading.skeleton(prompt.text, documents)
             opening = reading.opening(prompt.text, documents)
         outline = self.outline if skeleton is not None else None
+        attends = skeleton is not None and skeleton.merge == "attend"
         return Request(
             prompt.key,
             derive_seed(self.seed, prompt.key) if prompt.seed is None else prompt.seed,
@@ -152,6 +155,10 @@ class Session:
             given_ids=[] if outline is None else list(self.prompts.outline_ids(outline.points)),
             new_matcher=partial(self.new_matcher, prompt.text) if self.new_matcher else None,
             documents=prompt.documents if searched else (),
+            cache_salt=prompt.cache_salt,
+            samples=self.program.graph.limits.samples,
+            combine=self.prompts.combine() if attends else None,
+            most_parts=skeleton.max_branches if skeleton is not None else 0,
         )
 
     def start(self, prompts: Iterable[Prompt], sink: Sink) -> Run:
@@ -188,7 +195,7 @@ class Session:
             library = ChunkLibrary(self.maker, graph.blend.collect)
             blend = BlendState(graph.blend.settings, library)
         fold = None
-        if graph.skeleton is not None and graph.skeleton.merge != "concat":
+        if graph.skeleton is not None and graph.skeleton.merge in ("plain", "blend"):
             blends = graph.skeleton.merge == "blend"
             fold = FoldState(self.prompts, models.target.before_rope if blends else None)
         branches = BranchStateManager(

@@ -223,8 +223,8 @@ class Lineages(NamedTuple):
     """The segments that rows of a forward belong to, and what each of them may see.
 
     ids_S: int32, ids of the segments. path_SA: int32, the ids on the way from each segment to its
-    root, its own first, NOBODY behind the root. homes_S: the homes of all that each may see, its
-    own first.
+    root, its own first, then those that it reads beside its way, NOBODY behind the last one.
+    homes_S: the homes of all that each may see, its own first.
     """
 
     ids_S: Ints
@@ -232,7 +232,7 @@ class Lineages(NamedTuple):
     homes_S: tuple[tuple[int, ...], ...]
 
     def visible(self, segment_P: Ints, owner_PK: Ints) -> npt.NDArray[np.bool_]:
-        """bool [P, K]: whether a slot's owner is on the way from a segment (by number; what lies
+        """bool [P, K]: whether a slot's owner is in a segment's lineage (by number; what lies
         behind the last one sees nothing)."""
         nobody = np.full((1, self.path_SA.shape[1]), PADDED, np.int32)
         path_PA = np.concatenate([self.path_SA, nobody])[segment_P]

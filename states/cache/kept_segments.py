@@ -11,7 +11,8 @@ class KeptSegment:
     """Rows that stay: `tokens` int32, their ids, the first of them at position `start`.
 
     behind: kept segments that go on from it, by how they begin. pins: requests that go on from it
-    or from one of these. used: when it was last, in steps of the cache's own clock.
+    or from one of these. used: when it was last, in steps of the cache's own clock. salt: whose
+    requests may go on from it.
     """
 
     segment: int
@@ -20,6 +21,7 @@ class KeptSegment:
     behind: "Shelf"
     pins: int = 0
     used: int = 0
+    salt: str = ""
 
     @property
     def end(self) -> int:

@@ -91,8 +91,16 @@ class Layout:
         for pool in pools:
             pool.open_(prefix, size, least)
 
-    def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> None:
-        """Find a place for a branch where it sees its prefix; a fork copies 0 bytes."""
+    def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> bool:
+        """Find a place for a branch where it sees its prefix; a fork copies 0 bytes.
+
+        Returns:
+            Whether it is the row where finished parts of its request are held.
+        """
+        return False
+
+    def hold_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> None:
+        """A branch has ended, and stays where the one that combines it will see it: 0 bytes."""
 
     def leave_(self, owners: Iterable[int]) -> None:
         """Owners that have nothing in the pools any more."""

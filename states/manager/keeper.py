@@ -44,20 +44,21 @@ class Keeper:
 
     def _follows(self, request: Request, others: Sequence[Request]) -> bool:
         """Whether it finds more once these have begun."""
-        ids, limit = self._prompt(request), self._limit(request)
-        both = max((shared_length(self._prompt(one), ids) for one in others), default=0)
+        ids, limit, salt = self._prompt(request), self._limit(request), request.cache_salt
+        same = (self._prompt(one) for one in others if one.cache_salt == salt)
+        both = max((shared_length(one, ids) for one in same), default=0)
         return (
             min(both - self.cache.back, limit)
-            >= self.cache.reusable(ids, limit) + self.cache.shortest
+            >= self.cache.reusable(ids, limit, salt) + self.cache.shortest
         )
 
     def _share_(self, request: Request) -> None:
-        ids = self._prompt(request)
+        ids, salt = self._prompt(request), request.cache_salt
         if request.prefix_owner not in self._asked:
             self._asked.add(request.prefix_owner)
             self.cache.figures.asked += len(ids)
-        self._publish_for_(ids)
-        length = self.cache.lend_(request.prefix_owner, ids, self._limit(request))
+        self._publish_for_(ids, salt)
+        length = self.cache.lend_(request.prefix_owner, ids, self._limit(request), salt)
         request.shared = request.prefix_length = length
         request.context += ids[:length].tolist()
         if (more := length - len(request.prefix)) > 0:
@@ -95,11 +96,11 @@ class Keeper:
         on the first, a row of that is the request's own, for drafters that pair it."""
         return len(self._prompt(request)) - (not self._goes_on(request))
 
-    def _publish_for_(self, ids: Ints) -> None:
+    def _publish_for_(self, ids: Ints, salt: str) -> None:
         """What a running request has of this prompt can be shared from now on."""
-        _, kept = self.cache.match(ids)
+        _, kept = self.cache.match(ids, salt)
         for request in self.table.open.values():
-            if not self._read(request):
+            if request.cache_salt != salt or not self._read(request):
                 continue
             first = self._first(request)
             rows = request.prefix_length if first is None else first.length
@@ -119,7 +120,8 @@ class Keeper:
         """The rows of a request before position `end` become kept ones."""
         tokens = np.array(self._ids(request)[request.shared : end], np.int32)
         if len(tokens):
-            self.cache.publish_(request.prefix_owner, more, tokens, request.shared)
+            salt = request.cache_salt
+            self.cache.publish_(request.prefix_owner, more, tokens, request.shared, salt)
             request.shared = end
 
     def _ids(self, request: Request) -> list[int]:
@@ -131,7 +133,8 @@ class Keeper:
         """The branch that reads the end of its prompt, where that is no part of the prefix."""
         if request.stage is Stage.OUTLINE:
             return request.root
-        return request.branches[0] if request.branches and not request.outline_budget else None
+        alone = request.samples == 1 and not request.outline_budget
+        return request.branches[0] if request.branches and alone else None
 
     # -- who ends ---------------------------------------------------------------------------------
 
@@ -151,16 +154,18 @@ class Keeper:
         self._prompts[request.prefix_owner] = self._prompt(request)[:length]
 
     def keep_(self, branch: Branch) -> bool:
-        """Keep what a branch has decoded; False if there is nothing to keep."""
+        """Keep what a branch has decoded; False if there is nothing to keep. Rows that have seen
+        several branches are no prompt's own."""
         request, rows = branch.request, branch.length - branch.start
-        if branch.is_root or rows <= 0 or len(request.hoist):
+        if branch.is_root or branch.reads or rows <= 0 or len(request.hoist):
             return False
         self._publish_(request, request.prefix_length)
         segments = self.cache.segments
         segments.hang(branch.owner, segments.parent(request.prefix_owner))
         start = max(branch.start, request.shared)
         ids = [*branch.prompt, *branch.tokens][start - branch.start : rows]
-        return self.cache.keep_(branch.owner, np.array(ids, np.int32), start)
+        tokens, salt = np.array(ids, np.int32), request.cache_salt
+        return self.cache.keep_(branch.owner, tokens, start, salt)
 
     def close_(self, request: Request, *, failed: bool = False) -> None:
         """A request has ended: its prefix stays, and it needs nothing any more. Nothing of one that

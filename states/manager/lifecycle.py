@@ -114,10 +114,11 @@ class Lifecycle:
         self.retire_([request.prefix_owner])
 
     def _go_on_(self, request: Request) -> None:
-        self._end_(b for b in request.branches if b.stage is Stage.DONE)
         for branch in request.branches:
             if branch.stage is Stage.WAITING and not len(branch.prompt):
                 self._prepare_(branch)
+        self._hold_(request)
+        self._end_(b for b in request.branches if b.stage is Stage.DONE and not b.held)
         if _all_done(request):
             self._fold_(request)
         if _all_done(request):
@@ -127,14 +128,35 @@ class Lifecycle:
 
     def _fold_(self, request: Request) -> None:
         """The last branch of a request whose parts are all done, if they are to be combined."""
-        if self.fold is None or request.branches[-1].combines:
+        if request.branches[-1].combines:
             return
-        prompt = self.fold.prompt(request)
-        if prompt is not None:
-            branch = self.table.new_branch(request, len(request.branches), request.budget)
-            branch.combines, branch.prompt = True, prompt
-            request.branches.append(branch)
-            self.check_fit_(branch)
+        prompt, parts = request.combine, request.parts
+        if self.fold is not None:
+            prompt = self.fold.prompt(request)
+        if prompt is None or len(parts) < 2:
+            return
+        branch = self.table.new_branch(request, len(request.branches), request.budget)
+        branch.combines, branch.prompt = True, prompt
+        request.branches.append(branch)
+        if request.apart:
+            branch.end(Finish.REFUSED, request.apart)
+            return
+        if request.combine is not None:
+            branch.reads = parts
+            self.table.segments.read(branch.owner, [part.owner for part in parts])
+        self.check_fit_(branch)
+
+    def _hold_(self, request: Request) -> None:
+        """Parts that have ended stay where they are until they are combined, if all will fit."""
+        if request.combine is None or len(request.branches) < 2:
+            return
+        request.apart = request.apart or self.admission.why_apart(request)
+        request.alone = request.alone or self.admission.is_tight(request)
+        for branch in request.branches:
+            if branch.stays and not (branch.held or branch.settled):
+                self.layout.hold_(branch.owner, request.prefix_owner, self.pools)
+                branch.held = True
+            branch.held = branch.held and not request.apart
 
     def _prepare_(self, branch: Branch) -> None:
         """Build the prompt once everything the branch depends on is finished."""

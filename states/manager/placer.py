@@ -84,8 +84,11 @@ class Placer:
         outline nothing is drawn."""
         spans = self._extend_prefix(request, self._begin(request))
         if request.outline_budget == 0:
-            branch = self.table.new_branch(request, 0, request.budget)
-            request.branches, request.stage = [branch], Stage.RUNNING
+            numbers = range(request.samples)
+            drawn = [self.table.new_branch(request, n, request.budget) for n in numbers]
+            request.branches, request.stage, branch = drawn, Stage.RUNNING, drawn[0]
+            for one in drawn:  # the others wait until the prompt is there to stand behind
+                one.prompt = request.tail
         else:
             branch = self.table.new_branch(request, -1, request.outline_budget)
             request.root, request.stage = branch, Stage.OUTLINE
@@ -134,7 +137,7 @@ class Placer:
         request = branch.request
         spans = self._extend_prefix(request, request.hoist)
         request.hoist = PromptTokens()
-        return [*spans, self._start(branch)]
+        return [*spans, *_unread(branch), self._start(branch)]
 
     def _extend_prefix(self, request: Request, more: PromptTokens) -> list[Span]:
         if not len(more):
@@ -148,11 +151,11 @@ class Placer:
     def _start(self, branch: Branch) -> Span:
         request, limit = branch.request, self.table.limits.max_positions
         branch.stage = Stage.RUNNING
-        branch.start = branch.length = request.prefix_length
+        branch.start = branch.length = branch.begins
         room = limit - branch.start - len(branch.prompt)
         if room < branch.budget:
             branch.budget, branch.note = room, f"cut to the model's {limit}"
-        self.layout.enter_(branch.owner, request.prefix_owner, self.pools)
+        branch.among = self.layout.enter_(branch.owner, request.prefix_owner, self.pools)
         return Span(
             branch.owner,
             request.prefix_owner,
@@ -162,3 +165,9 @@ class Placer:
             bound=branch.matcher is not None,
             chunks=branch.prompt.chunks,
         )
+
+
+def _unread(branch: Branch) -> list[Span]:
+    """Last tokens of the parts that it sees, where a budget ended them before they had a row."""
+    prefix = branch.request.prefix_owner
+    return [Span(one.owner, prefix, one.length, one.pending) for one in branch.reads if one.pending]

@@ -47,6 +47,12 @@ class Answer:
     text: str
     combined: Section | None = None
 
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """The texts of all answers that were drawn to this prompt (`limits.samples`)."""
+        one = self.outline is not None or len(self.sections) < 2
+        return (self.text,) if one else tuple(section.text for section in self.sections)
+
 
 @op("outline.force", writes="proposal", needs="skeleton")
 def force(branches: BranchStateManager, proposal: Proposal) -> Proposal:
@@ -207,7 +213,7 @@ def answer(request: Request, prompts: PromptBook) -> Answer:
 def _section(branch: Branch, prompts: PromptBook) -> Section:
     return Section(
         branch.index,
-        branch.title if branch.point is not None or branch.combines else "",
+        branch.title if branch.point or branch.combines or branch.request.samples > 1 else "",
         prompts.decode(branch.tokens).strip(),
         tuple(branch.tokens),
         str(branch.finish or Finish.CANCELLED),

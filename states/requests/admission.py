@@ -51,6 +51,11 @@ class Room:
         most = trees * nodes_for(self.nodes, active)
         return most if self.shared is None else min(most, self.shared)
 
+    @property
+    def most(self) -> int:
+        """Slots that one request may have beside its trees."""
+        return self.capacity - self.tree_slots(1)
+
     def alone(self, prefix: int, prompt: int, budget: int) -> int:
         """Slots that one branch needs if nothing else runs."""
         return prefix + prompt + budget + self.tree_slots(1)
@@ -72,6 +77,26 @@ def request_slots(request: Request, beams: int = 1) -> int:
     own = len(request.prefix) + len(request.tail) + len(request.given_ids)
     later = request.outline_budget + BRANCH_PROMPT if request.outline_budget else 0
     return own + later + beams * request.budget
+
+
+def attended_slots(request: Request, unknown: int = BRANCH_PROMPT) -> int:
+    """Slots of a request whose parts stay until one more branch has combined them.
+
+    Args:
+        unknown: taken for prompts that are not known yet.
+    """
+    later = (b for b in request.branches if b.stage is Stage.WAITING)
+    slots = _held(request) + sum((len(b.prompt) or unknown) + b.budget for b in later)
+    if request.combine is None or len(request.branches) < 2 or request.branches[-1].combines:
+        return slots
+    return slots + len(request.combine) + request.budget
+
+
+def _held(request: Request) -> int:
+    """What of them is there already, and what the running parts have reserved."""
+    parts = sum(b.own for b in request.branches if b.stage is Stage.DONE and b.stays)
+    live = sum(len(b.prompt) + b.budget for b in _running(request))
+    return request.prefix_length + len(request.hoist) + parts + live
 
 
 class Admission:
@@ -111,9 +136,27 @@ class Admission:
 
     def why_never_branch(self, branch: Branch) -> str:
         """Why a branch whose prompt is known can never start; nothing if it can."""
-        prefix = branch.request.prefix_length + len(branch.request.hoist)
-        needed = self.room.alone(prefix, len(branch.prompt), branch.budget)
-        return self._why_never("context", prefix + len(branch.prompt), needed)
+        hoist, prompt = len(branch.request.hoist), len(branch.prompt)
+        prefix = branch.request.prefix_length + hoist + sum(one.own for one in branch.reads)
+        needed = self.room.alone(prefix, prompt, branch.budget)
+        return self._why_never("context", branch.begins + hoist + prompt, needed)
+
+    def why_apart(self, request: Request) -> str:
+        """Why parts cannot stay until they are combined, with the numbers; nothing if they can:
+        there is room for the next one beside those that have ended, or (rows) for all."""
+        needed = attended_slots(request, unknown=0)
+        if not self.room.rows and request.combine is not None:
+            later = [b for b in request.branches if b.stage is Stage.WAITING]
+            one = max((len(b.prompt) + b.budget for b in later), default=0)
+            live = sum(len(b.prompt) + b.budget for b in _running(request))
+            last = len(request.combine) + request.budget
+            needed = _held(request) - live + (one if later or live else last)
+        needed += self.room.tree_slots(1)
+        return self._why_never("prefix", request.prefix_length, needed)
+
+    def is_tight(self, request: Request) -> bool:
+        """Whether its parts, all of them at their longest, do not fit side by side."""
+        return not self.room.rows and attended_slots(request) > self.room.most
 
     def _why_never(self, what: str, tokens: int, needed: int) -> str:
         limit, capacity = self.limits.max_positions, self.room.capacity
@@ -143,9 +186,10 @@ class Intake:
     def __init__(self, requests: Sequence[Request], active: int, room: Room, pinned: int) -> None:
         self.room, self.count = room, active
         self.open = requests
-        own = sum(_reserved(r, room.beams) for r in self.open)
+        own = sum(self._all_of(r) for r in self.open)
         self.used = 0 if room.rows else own + pinned
         self.live = {r.prefix_owner for r in self.open if _running(r)}
+        self.aside = {r.prefix_owner for r in self.open if r.row_waits}
         self.branches: list[Branch] = []
         self.opened: list[Request] = []
         self.full, self.held = False, ""
@@ -164,8 +208,7 @@ class Intake:
     def take(self, request: Request, item: Branch | Request) -> bool:
         """Let a branch or a request start if there is room for it."""
         more, count = self._more(request, item), self.count + 1
-        live = self.live | {request.prefix_owner}
-        if why := self._why_not(more, count, live):
+        if why := self._why_not(more, count, request):
             self.held = self.held or f"{request.key}: {why}"
             return False
         self.start(request, item)
@@ -175,13 +218,14 @@ class Intake:
         """Let a branch or a request start."""
         self.used += 0 if self.room.rows else self._more(request, item)
         self.live, self.count = self.live | {request.prefix_owner}, self.count + 1
+        self.aside = self.aside - {request.prefix_owner}
         if isinstance(item, Branch):
             self.branches.append(item)
         else:
             self.opened.append(item)
 
-    def _why_not(self, more: int, count: int, live: set[int]) -> str:
-        room, rows = self.room, self._rows(count, live)
+    def _why_not(self, more: int, count: int, request: Request) -> str:
+        room, rows = self.room, self._rows(count, request)
         if count > room.max_active:
             return f"{self.count} of {room.max_active} branches run"
         if rows > room.rows > 0:
@@ -199,15 +243,36 @@ class Intake:
         """Slots that it takes beyond what is held: of the shared row, or of its own."""
         if isinstance(item, Request):  # one that is read in chunks has reserved all of it
             begun = item.stage is Stage.PREFILL and not self.room.rows
-            return 0 if begun else request_slots(item, self.room.beams) - item.shared
+            slots = request_slots(item, self.room.beams) - item.shared
+            return 0 if begun else self._whole(item, slots)
         own = len(item.prompt) + item.budget
         if self.room.rows:
             return request.prefix_length + len(request.hoist) + own
+        if request.combine is not None and not request.apart:
+            return own if request.alone else 0  # else it is reserved since the outline was read
         return own if request.prefix_owner in self.live else own - request.budget - BRANCH_PROMPT
 
-    def _rows(self, count: int, live: set[int]) -> int:
-        """Rows in use: one for each branch, and one for each open prefix without a branch."""
-        return count + sum(r.prefix_owner not in live for r in self.open)
+    def _all_of(self, request: Request) -> int:
+        """Slots that an open request holds or has reserved."""
+        if request.combine is None or request.apart or not request.branches:
+            return self._whole(request, _reserved(request, self.room.beams))
+        whole = _held(request) if request.alone else attended_slots(request)
+        return whole - request.shared
+
+    def _whole(self, request: Request, slots: int) -> int:
+        """Slots with those of the parts of an outline that is not read yet, if all must stay: then
+        as much as a request may have, which runs alone if that is all."""
+        if request.combine is None or request.branches:
+            return slots
+        most = self.room.most - request.shared
+        return max(slots, min(slots + request.most_parts * (BRANCH_PROMPT + request.budget), most))
+
+    def _rows(self, count: int, starting: Request) -> int:
+        """Rows in use: one for each branch, one for each open prefix without a branch, and one for
+        each where finished parts are held and no branch runs."""
+        own = {starting.prefix_owner}
+        empty = sum(r.prefix_owner not in self.live | own for r in self.open)
+        return count + empty + len((self.aside & self.live) - own)
 
 
 def _running(request: Request) -> list[Branch]:

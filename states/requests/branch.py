@@ -56,6 +56,9 @@ class Branch:
         score: of the hypothesis that a beam search chose.
         documents: those that its prompt is to hold.
         combines: whether it writes one answer behind the folded parts.
+        reads: finished parts whose rows it sees where they lie (`merge: attend`).
+        held: it has ended, and its rows stay for the branch that combines it.
+        among: it runs in the row of the pools where held parts lie (``batching``).
         settled: it has ended, and its rows are kept ones.
     """
 
@@ -78,6 +81,9 @@ class Branch:
     score: float | None = None
     documents: tuple[Document, ...] = ()
     combines: bool = False
+    reads: "tuple[Branch, ...]" = ()
+    held: bool = False
+    among: bool = False
     settled: bool = False
 
     @property
@@ -87,12 +93,38 @@ class Branch:
     @property
     def size(self) -> int:
         """Tokens of its whole context, its own included."""
-        return len(self.request.context) + len(self.prompt) + len(self.tokens)
+        return len(self.request.context) + sum(one.own for one in (*self.reads, self))
+
+    @property
+    def before(self) -> list[int]:
+        """The token ids that its answer stands behind."""
+        return self.context()[: self.size - len(self.tokens)]
+
+    @property
+    def own(self) -> int:
+        """Tokens of its prompt and of its answer."""
+        return len(self.prompt) + len(self.tokens)
+
+    @property
+    def begins(self) -> int:
+        """Position of its first row: behind the prefix, or behind the longest part that it sees."""
+        return max((one.start + one.own for one in self.reads), default=self.request.prefix_length)
+
+    @property
+    def ends_part(self) -> bool:
+        """Whether it is a part that can be combined with others."""
+        return self.point is not None and self.finish in (Finish.STOP, Finish.LENGTH)
+
+    @property
+    def stays(self) -> bool:
+        """It has ended, and is to be read where it lies."""
+        return self.request.combine is not None and self.ends_part and not self.request.apart
 
     def context(self, first: int = 0) -> list[int]:
         """The token ids that it was decoded behind, and its own, from number `first` on."""
         ids: list[int] = []
-        for part in (self.request.context, self.prompt, self.tokens):
+        read = (own for one in self.reads for own in (one.prompt, one.tokens))
+        for part in (self.request.context, *read, self.prompt, self.tokens):
             ids += part[max(first, 0) :]
             first -= len(part)
         return ids
@@ -112,6 +144,8 @@ class Branch:
         """What it writes, in a few words."""
         if self.point is not None:
             return self.point.title
+        if self.request.samples > 1:
+            return "sample"
         return "outline" if self.is_root else "combined" if self.combines else "answer"
 
     def end(self, finish: Finish, note: str = "") -> None:
@@ -153,6 +187,10 @@ class Request:
         arrival: its number in the order of submission; step: the one that first looked at it.
         deadline: moment of `time.monotonic` at which it is ended.
         alone: nobody else may have begun while it runs.
+        cache_salt: only requests of the same one share what is kept of prompts and answers.
+        samples: answers that are drawn behind its prompt.
+        combine: what asks for one answer of parts that are read where they lie (`merge: attend`),
+            `most_parts` at most; `apart` says why they are not combined after all.
     """
 
     key: str
@@ -187,6 +225,22 @@ class Request:
     step: int = 0
     deadline: float | None = None
     alone: bool = False
+    cache_salt: str = ""
+    samples: int = 1
+    combine: PromptTokens | None = None
+    most_parts: int = 0
+    apart: str = ""
+
+    @property
+    def parts(self) -> tuple[Branch, ...]:
+        """The parts that can be combined, in reading order."""
+        return tuple(branch for branch in self.branches if branch.ends_part)
+
+    @property
+    def row_waits(self) -> bool:
+        """Whether parts are held in a row of the pools (``batching``) where no branch runs."""
+        running = any(one.among and one.stage is Stage.RUNNING for one in self.branches)
+        return not running and any(one.held for one in self.branches)
 
     def all_branches(self) -> Iterator[Branch]:
         if self.root is not None:

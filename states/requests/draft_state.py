@@ -57,6 +57,8 @@ class CommittedRows:
         """A branch's rows, its counts having moved on; nothing follows one that has ended."""
         following = branch.pending if branch.stage is Stage.RUNNING else []
         owner, prefix = branch.owner, branch.request.prefix_owner
+        if branch.reads:  # it goes on from the longest part
+            prefix = max(branch.reads, key=lambda one: one.start + one.own).owner
         return cls(owner, prefix, position, tokens, following, rows, features_QF, is_path)
 
     def features(self, columns_F: Tensor | None = None) -> Tensor | None:
@@ -232,8 +234,10 @@ class Drafting:
         return self.outlines in (None, branch.is_root)
 
     def reads(self, branch: Branch) -> bool:
-        """Whether it takes in a branch's rows: an outline's become those of everybody."""
-        return branch.is_root or (branch.stage is Stage.RUNNING and self.serves(branch))
+        """Whether it takes in a branch's rows: an outline's become those of everybody, and a
+        finished part's may be read by the branch that combines it."""
+        goes_on = branch.stage is Stage.RUNNING or branch.stays
+        return branch.is_root or (goes_on and self.serves(branch))
 
     @property
     def active(self) -> list[Branch]:

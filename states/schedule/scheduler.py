@@ -78,7 +78,8 @@ class Scheduler:
         room = self.admission.room
         reading = half_read([*self.table.open.values()])
         new = portion(intake, reading, room.round_rows(running), self.block.max_tokens)
-        if new.branches and (after_parse or not running):
+        outlined = any(branch.request.outline_budget for branch in new.branches)
+        if outlined and (after_parse or not running):
             why = "outlines were read" if after_parse else "nobody runs"
             starts = Portion(new.branches)
             return self._plan(Does.FORK, f"{why}: {_of(new.branches)}", intake, starts)
@@ -86,8 +87,9 @@ class Scheduler:
             joining = [*(b.name for b in new.branches), *(r.key for r in new.opened)]
             why = f"{running} run" + (f", {_names(joining)} join" if joining else "")
             return self._plan(Does.ROUND, why + _read(new), intake, new)
-        if new.opened or new.chunks:
-            why = f"nobody runs: {_names([r.key for r in new.opened])}"
+        if new.opened or new.chunks or new.branches:
+            starting = [*(b.name for b in new.branches), *(r.key for r in new.opened)]
+            why = f"nobody runs: {_names(starting)}"
             return self._plan(Does.OPEN, why + _read(new), intake, new)
         return self._plan(Does.REST, "nobody can start", intake)
 

@@ -55,6 +55,7 @@ class ProblemCode(StrEnum):
     RANKED_DRAWS = "G408"
     RULE = "G409"
     TWO_DRAFTERS = "G410"
+    SAMPLES = "G411"
     # ways through the graph
     FINAL_LEFT = "G501"
     DEAD_END = "G502"

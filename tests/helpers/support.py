@@ -327,9 +327,8 @@ def _check_keys(run: Run) -> None:
     book = run.board["branches"]
     for pool in (pool for pool in book.pools if pool.rows == 1):
         for request in book.unfinished:
-            running = [b.owner for b in request.all_branches() if b.stage is Stage.RUNNING]
-            for owner in (request.prefix_owner, *running):
-                own = np.flatnonzero(np.isin(pool.owner, book.table.segments.path(owner)))
+            for owner in (request.prefix_owner, *(b.owner for b in _in_pools(request))):
+                own = np.flatnonzero(np.isin(pool.owner, book.table.segments.lineage(owner)))
                 keys = pool.keys_of(book.table.segments.homes(owner))
                 read = np.arange(keys[0], sum(keys)) if isinstance(keys, tuple) else keys
                 assert np.isin(own, read).all(), "rows of a request that its forwards do not read"
@@ -344,7 +343,7 @@ def _check_target_rows(run: Run) -> None:
             expected -= request.shared
         if request.stage is Stage.OUTLINE:
             expected += request.root.length - request.root.start
-        expected += sum(b.length - b.start for b in request.branches if b.stage is Stage.RUNNING)
+        expected += sum(b.length - b.start for b in _in_pools(request) if not b.is_root)
     cache = book.prefixes
     if cache is not None:
         cache.check_integrity()
@@ -354,7 +353,7 @@ def _check_target_rows(run: Run) -> None:
         assert branch.stage is Stage.RUNNING
         assert len(branch.pending) == 1, "a running branch has exactly its root token pending"
         held = _positions(run, pool, branch)
-        assert held == list(range(branch.length)), f"{branch.name} has a gap"
+        assert held == _seen(branch, branch.length), f"{branch.name} has a gap"
 
 
 def _check_draft_rows(run: Run) -> None:
@@ -366,20 +365,35 @@ def _check_draft_rows(run: Run) -> None:
             alive.add(request.prefix_owner)
         if request.stage is Stage.OUTLINE:
             alive.add(request.root.owner)
-        alive |= {b.owner for b in request.branches if b.stage is Stage.RUNNING}
+        alive |= {b.owner for b in _in_pools(request)}
     assert set(pool.owner[pool.owner >= 0].tolist()) <= alive, "rows of a finished branch"
     assert {s.owner for s in book.draft.inbox} <= alive, "queued rows of a finished branch"
     if run.state == "expand_root":
         for branch in book.active:
             held = _positions(run, pool, branch)
             rows = branch.length + (book.limits.drafter.takes == "text")  # it has read the root too
-            assert held == list(range(rows)), f"{branch.name} drafts from {held}"
+            if not branch.reads:  # drafters have of ended parts what they had to draft for them
+                assert held == list(range(rows)), f"{branch.name} drafts from {held}"
+
+
+def _in_pools(request: Request) -> list[Branch]:
+    """Branches with rows of their own: those that run, and parts that are held."""
+    running = request.stage is not Stage.DONE
+    return [b for b in request.all_branches() if b.stage is Stage.RUNNING or (b.held and running)]
+
+
+def _seen(branch: Branch, length: int) -> list[int]:
+    """The positions of the rows that a branch sees: its path's, and those of parts beside it."""
+    prefix = range(branch.request.prefix_length)
+    parts = [i for part in branch.reads for i in range(part.start, part.length)]
+    own = range(branch.start if branch.reads else len(prefix), length)
+    return sorted([*prefix, *parts, *own])
 
 
 def _positions(run: Run, pool: Any, branch: Branch) -> list[int]:
     """Positions of the committed rows that a branch sees in its row of the pool, increasing."""
     (row,) = run.board["branches"].layout.rows_of(branch.owner)
-    path = run.board["branches"].table.segments.path(branch.owner)
+    path = run.board["branches"].table.segments.lineage(branch.owner)
     own = np.isin(pool.owner, path) & pool.committed
     own &= np.arange(pool.slots) // pool.capacity == row
     return sorted(pool.position[own].tolist())

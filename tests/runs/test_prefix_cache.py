@@ -164,3 +164,32 @@ def test_blended_rows_and_beams_are_not_kept(tiny: Make, graphs: Graphs) -> None
     made = tiny("llama")
     session = graphs.session("beam", made.models, TokenBook(130, "outline", ()))
     assert start(session, ["q"]).board["branches"].prefixes is None
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("kind", ["none", "eagle3"])
+def test_other_salts_share_nothing(kind: str, together: bool, tiny: Make, graphs: Graphs) -> None:
+    """Whether they run side by side or one after another; those of one salt do."""
+    made = tiny("llama", context=2.0)
+    book = StemBook(made.models.target.vocab_size, "outline", (2,))
+    graph = "autoregressive" if kind == "none" else "eagle"
+    salts = ("", "a", "b", "a", "")
+    prompts = [Prompt(str(n), "a/1", cache_salt=salt) for n, salt in enumerate(salts)]
+    sets = () if together else ("layout.max_active=1",)
+    opened = graphs.session(graph, made.models, book, sets=sets)
+    run = start(opened, prompts)
+    cache, tops = run.board["branches"].prefixes, list[dict[str, int]]()
+
+    def looked(run: Run) -> bool:
+        tops.append({salt: len(shelf) for salt, shelf in cache._tops.items()})
+        for request in run.board["branches"].unfinished:
+            path = run.board["branches"].table.segments.path(request.prefix_owner)
+            assert all(cache.kept[s].salt == request.cache_salt for s in path if s in cache.kept)
+        return False
+
+    drive(run, until=looked)
+    size = len(book.plain("a/1"))
+    assert reused(run) == 2 * (size - 1), "each salt computed the prompt once"
+    assert set(tops[-1]) == {"", "a", "b"}
+    unsalted = run_all(graphs.session(graph, made.models, book, sets=sets), ["a/1"] * 5)
+    assert tokens_of(run) == tokens_of(unsalted)
