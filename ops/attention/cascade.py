@@ -43,7 +43,7 @@ def plan(
             that and `grouped`.
         even, alone: as for `stacks`; then nothing is split.
     """
-    if backend in ("auto", "cascade") and kv.rows == 1 and not (even or alone):
+    if members and backend in ("auto", "cascade") and kv.rows == 1 and not (even or alone):
         levels = shared_parts(members, lineages, segment_N)
         parts = [part for level in levels for part in level]
         if len(levels) > 1 and (backend == "cascade" or _saves(kv, members, parts)):

@@ -25,13 +25,14 @@ class PagedLayout(RowPerBranch):
         super().open_(prefix, size, pools, least)
         self._row[prefix] = self._free_row()
 
-    def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> None:
+    def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> bool:
         """A branch gets a row, and takes its slots near those of its prefix."""
         shared = self._row[prefix] in (self._row[one] for one in self._row if one != prefix)
         self._row[owner] = self._free_row() if shared else self._row[prefix]
         self._row[prefix] = self._row[owner]
         for pool in pools:
             pool.near_(owner, prefix)
+        return False
 
     def _free_row(self) -> int:
         taken = {*self._row.values()}

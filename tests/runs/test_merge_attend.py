@@ -34,7 +34,7 @@ from specsot.states.text.prompt_tokens import PromptTokens
 
 Make = Callable[..., Tiny]
 TEXTS = ("hello", "another question", "a third")
-LAYOUTS = ("layout.kind=bim", "layout.kind=batching")
+LAYOUTS = ("layout.kind=bim", "layout.kind=batching", "layout.kind=paged")
 NONE = ("drafter.kind=none",)
 session = partial(folding, graph="bim_attend_merge")
 
