@@ -30,6 +30,7 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("run", "decoding", "run", "Answer a prompt, live, from a graph."),
     Command("chat", "chat", "chat", "Talk with the model, turn by turn."),
+    Command("serve", "serve", "serve", "Serve graphs: OpenAI's API, and a page that shows it."),
     Command("compare", "decoding", "compare", "Compare graphs: equal tokens, and the cost."),
     Command("sweep", "decoding", "sweep", "Vary settings of a graph: what each costs, the best."),
     Command("certify", "decoding", "certify", "Certify that a graph is lossless."),

@@ -40,7 +40,8 @@ class Prompt:
     """One question; `seed` is given or derived from the run's seed and `key`.
 
     documents: what the question is to be answered from, in the order in which it will be read.
-    past: the turns before it, if it is one of a conversation.
+    past: the turns before it, if it is one of a conversation. rules: what the model is told before
+        the first of them.
     """
 
     key: str
@@ -49,6 +50,7 @@ class Prompt:
     max_new_tokens: int | None = None
     documents: tuple[Document, ...] = ()
     past: tuple[PastTurn, ...] = ()
+    rules: str = ""
 
 
 Item = TypeVar("Item", Prompt, Document)
