@@ -44,6 +44,7 @@ COMMANDS = (
     Command("train", "train", "train", "Train a drafter for any target."),
     Command("models", "models", "models", "Models: list, get, inspect, convert, remove."),
     Command("replay", "replay", "replay", "Watch a kept run again: forwards, back, at any speed."),
+    Command("view", "view", "view", "A kept run in the browser, forwards and back."),
     Command("runs", "runs", "runs", "Kept runs: list, show, diff, clean."),
     Command("trace", "runs", "trace", "Traces of kept runs: export, for ui.perfetto.dev too."),
     Command("cache", "cache", "cache", "Cached chunks of documents: add, list, drop."),

@@ -235,17 +235,17 @@ def build_app(api: Api) -> FastAPI:
     for path, function in gets:
         app.add_api_route(path, function, methods=["GET"], **describe(None))
     app.add_route("/metrics", api.metrics, methods=["HEAD"], include_in_schema=False)
-    app.add_exception_handler(ApiError, _told)
-    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ApiError, told_error)
+    app.add_exception_handler(HTTPException, http_error)
     return app
 
 
-async def _told(request: Request, error: Exception) -> Response:
+async def told_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return JSONResponse(error.body, status_code=error.status, headers=error.headers)
 
 
-async def _http(request: Request, error: Exception) -> Response:
+async def http_error(request: Request, error: Exception) -> Response:
     """A path or a method that there is not."""
     assert isinstance(error, HTTPException)
     words = {404: f"there is nothing at {request.url.path[:80]!r}", 405: "another method is needed"}

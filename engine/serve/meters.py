@@ -76,13 +76,14 @@ class Meters:
     """What the HTTP side measures itself.
 
     Args:
-        vllm: the same under vLLM's names too.
+        link: None where there is no engine. vllm: the same under vLLM's names too.
     """
 
-    def __init__(self, link: EngineLink, *, vllm: bool = False) -> None:
+    def __init__(self, link: EngineLink | None, *, vllm: bool = False) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(EngineCollector(link, "specsot"))
-        if vllm:
+        if link is not None:
+            self.registry.register(EngineCollector(link, "specsot"))
+        if link is not None and vllm:
             self.registry.register(EngineCollector(link, "vllm"))
         self._sides = [_Side(self.registry, "specsot", "graph")]
         if vllm:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import h11
@@ -20,7 +21,7 @@ from .app import Api, Limits, build_app
 from .gate import HEADER_BYTES, LOOPBACK, Gate, GateRules
 from .link import EngineLink
 from .meters import Meters
-from .page.routes import add_page
+from .page.routes import Page
 
 CONNECTIONS = 2048
 TURNED_AWAY = {400: "Bad Request", 431: "Request Header Fields Too Large"}
@@ -147,10 +148,9 @@ async def serve(
     meters = Meters(link, vllm=options.vllm_names)
     api = Api(link, meters, options.limits)
     app = build_app(api)
-    add_page(app, api, options.runs_dir)
-    server = DrainingServer(_config(Gate(app, options.rules(), meters)), api, options.grace)
-    host, port = listener.getsockname()[:2]
-    where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    Page(link, Path(options.runs_dir)).add_to(app)
+    server = DrainingServer(config_of(Gate(app, options.rules(), meters)), api, options.grace)
+    where = address_of(listener)
     complain(f"listening on {where}; the models are being loaded")
     running = asyncio.create_task(link.run())
     told = asyncio.create_task(_tell_ready(link, where))
@@ -167,6 +167,19 @@ async def serve(
     return int(Code.OK)
 
 
+def address_of(listener: socket.socket) -> str:
+    """Where a browser finds it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+async def run_alone(config: uvicorn.Config, listener: socket.socket) -> None:
+    """Serve what needs no engine, until a signal ends it."""
+    server = uvicorn.Server(config)
+    with suppress(KeyboardInterrupt):
+        await server.serve(sockets=[listener])
+
+
 async def _tell_ready(link: EngineLink, where: str) -> None:
     while not link.ready:
         await link.changed.wait()
@@ -174,7 +187,7 @@ async def _tell_ready(link: EngineLink, where: str) -> None:
     complain(f"ready: {where} serves {names}")
 
 
-def _config(app: Any) -> uvicorn.Config:
+def config_of(app: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=StrictProtocol,

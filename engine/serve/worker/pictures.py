@@ -2,23 +2,14 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
-
-import numpy as np
 
 from ....states.trace import Event, Moved, Sink
-from ...record.snapshot import Codes
+from ...record.snapshot import runs_of
 from ...run.engine import Engine
 from ..protocol import Picture
 
 OFTEN = 0.125  # seconds between two pictures
 MOVES = 24
-
-
-def runs_of(codes: Codes) -> list[list[int]]:
-    """Equal neighbours as [code, how many]."""
-    cuts = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
-    return [[int(codes[a]), b - a] for a, b in pairwise(cuts) if b > a]
 
 
 class PictureTaker:

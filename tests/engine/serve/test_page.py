@@ -1,0 +1,220 @@
+"""The page in a real browser: an answer asked for and seen growing, another graph beside it, a kept
+run played back; nothing is asked of anybody else, and nothing stands in the console."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from helpers.servers import BEES, CODE, Served, serving
+
+from specsot.engine.serve.page.routes import page_files
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+SHOTS = os.environ.get("SPECSOT_SHOTS")  # a folder where screenshots are kept
+
+
+def test_the_files_ask_nobody_else() -> None:
+    files = page_files()
+    assert {"index.html", "style.css", "app.js"} <= set(files)
+    for name, (body, _) in files.items():
+        text = body.decode().replace("http://www.w3.org/2000/svg", "")
+        assert "http:" not in text and "https:" not in text and "//cdn" not in text, name
+        assert "innerHTML" not in text and "eval(" not in text, "texts are texts"
+        assert " style=" not in text and " onclick=" not in text, "the policy forbids both"
+
+
+def test_files_are_given_and_nothing_else(served: Served) -> None:
+    page = served.http.get("/")
+    assert (
+        page.status_code == 200 and "default-src 'none'" in page.headers["content-security-policy"]
+    )
+    for name in ("app.js", "style.css", "icon.svg"):
+        assert served.http.get(f"/page/{name}").status_code == 200
+    for name in ("../app.py", "%2e%2e/routes.py", "..%2froutes.py", "nobody.js", "%00"):
+        assert served.http.get(f"/page/{name}").status_code == 404
+
+
+# -- a kept run -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of bim_dflash in it."""
+    folder = tmp_path_factory.mktemp("kept")
+    words = ["run", "bim_dflash", BEES, "--quiet", "--max-new-tokens", "24", "--no-tui"]
+    done = subprocess.run([sys.executable, "-c", CODE, *words], cwd=folder, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def viewer(kept: Path) -> Iterator[str]:
+    """`specsot view` of that run."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE, "view", "runs/latest", "--port", "0"],
+        cwd=kept,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert "is shown at http" in line, line
+    yield line.split(" at ")[1].split()[0]
+    process.terminate()
+    process.wait(10)
+
+
+def test_a_run_is_given_frame_by_frame(viewer: str, kept: Path) -> None:
+    about = httpx.get(f"{viewer}/specsot/about").json()
+    assert (about["live"], about["graphs"], len(about["runs"])) == (False, [], 1)
+    run = httpx.get(f"{viewer}/specsot/runs/{about['runs'][0]}").json()
+    frames = run["frames"]
+    assert frames[0]["t"] <= frames[-1]["t"] and frames[-1]["state"] == "done"
+    assert {one["state"] for one in frames} <= set(run["graph"]["states"])
+    texts: dict[int, str] = {}
+    titles: list[str] = []
+    for frame in frames:
+        for _, name, branch, more in frame["events"]:
+            if name == "outline":
+                titles = more
+            if name == "wrote":
+                texts[branch] = texts.get(branch, "") + "".join(piece for piece, _ in more)
+    (folder,) = [one for one in (kept / "runs").iterdir() if not one.is_symlink()]
+    text = (folder / "summary.md").read_text()
+    assert len(titles) > 1 and all(title in text for title in titles)
+    assert all(texts[at].strip() in text for at in range(len(titles)))
+    assert max(frame["used"] for frame in frames) > 0
+    assert any(code >= 8 for frame in frames for code, _ in frame["runs"])
+    assert httpx.get(f"{viewer}/specsot/runs/nobody").status_code == 404
+    assert httpx.get(f"{viewer}/v1/models").status_code == 404
+
+
+# -- the browser ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("needs chromium")
+    with api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+class Visit:
+    """A page that was opened, and what went wrong on it."""
+
+    def __init__(self, browser: Any, url: str, width: int, height: int, scheme: str) -> None:
+        size = {"width": width, "height": height}
+        self.page = browser.new_page(viewport=size, color_scheme=scheme)
+        self.faults: list[str] = []
+        self.strangers: list[str] = []
+        self.page.on(
+            "console",
+            lambda one: self.faults.append(one.text) if one.type in ("error", "warning") else None,
+        )
+        self.page.on("pageerror", lambda one: self.faults.append(str(one)))
+        self.page.on(
+            "request",
+            lambda one: (
+                self.strangers.append(one.url) if not one.url.startswith((url, "data:")) else None
+            ),
+        )
+        self.page.goto(url)
+
+    def shot(self, name: str) -> None:
+        if SHOTS:
+            self.page.screenshot(path=f"{SHOTS}/{name}.png", full_page=True)
+
+    def wide(self) -> bool:
+        """Whether the page is wider than the window."""
+        return bool(
+            self.page.evaluate("document.documentElement.scrollWidth > window.innerWidth + 1")
+        )
+
+    def clean(self) -> None:
+        assert self.faults == [] and self.strangers == [] and not self.wide()
+        try:
+            from axe_playwright_python.sync_playwright import Axe
+        except ImportError:
+            return
+        found = Axe().run(self.page).response["violations"]
+        serious = [one["id"] for one in found if one["impact"] in ("serious", "critical")]
+        assert serious == [], found
+
+
+@pytest.mark.parametrize(("width", "height", "scheme"), [(1280, 800, "light"), (390, 844, "dark")])
+def test_an_answer_is_seen_growing_beside_another(
+    browser: Any, served: Served, width: int, height: int, scheme: str
+) -> None:
+    visit = Visit(browser, served.url, width, height, scheme)
+    page = visit.page
+    page.wait_for_function("document.getElementById('status').textContent.includes('graphs')")
+    visit.shot(f"start_{width}")
+    page.fill("#prompt", BEES)
+    page.select_option("#graph", "bim_dflash")
+    page.select_option("#other", "autoregressive")
+    page.fill("#budget", "60")
+    page.keyboard.press("Tab")
+    page.click("#go")
+    page.wait_for_selector(".branch .t.d")
+    page.wait_for_function("document.querySelectorAll('.branch:not(.outline)').length > 2")
+    counts = [page.locator(".branch .t").count()]
+    page.wait_for_selector("#compared:not([hidden])", timeout=60_000)
+    counts.append(page.locator(".answer").first.locator(".t").count())
+    assert counts[0] < counts[1], "it grew while it was looked at"
+    assert page.locator(".branch.outline .t.f").count() > 0
+    assert page.locator("#compared tr").count() == 7 and " × " not in page.inner_text("#state")
+    assert page.locator("svg.machine .lit").count() == 1
+    assert "slots in use" in page.inner_text("#pooltext")
+    visit.shot(f"answer_{width}")
+    visit.clean()
+    page.close()
+
+
+def test_a_kept_run_is_scrubbed(browser: Any, viewer: str) -> None:
+    visit = Visit(browser, viewer, 1280, 800, "dark")
+    page = visit.page
+    page.wait_for_selector("#at:not([disabled])")
+    assert page.is_hidden("#ask")
+    last = int(page.get_attribute("#at", "max"))
+    page.evaluate(f"at.value = {last}; at.dispatchEvent(new Event('input'))")
+    whole = page.inner_text("#answers")
+    page.evaluate(f"at.value = {last // 2}; at.dispatchEvent(new Event('input'))")
+    half = page.inner_text("#answers")
+    assert len(half) < len(whole) and f"{last // 2 + 1} of {last + 1}" in page.inner_text("#where")
+    visit.shot("playback")
+    page.focus("#at")
+    page.keyboard.press("ArrowRight")
+    assert page.input_value("#at") == str(last // 2 + 1)
+    page.click("#back")
+    page.click("#back")
+    page.click("#forth")
+    assert page.inner_text("#answers") == half
+    page.select_option("#speed", "5")
+    page.click("#play")
+    page.wait_for_function(f"document.getElementById('at').value == '{last}'", timeout=20_000)
+    assert page.inner_text("#answers") == whole
+    visit.clean()
+    page.close()
+
+
+def test_a_key_is_asked_for(browser: Any, tmp_path: Path) -> None:
+    with serving(tmp_path, "autoregressive", SPECSOT_API_KEY="k") as server:
+        visit = Visit(browser, server.url, 800, 600, "light")
+        visit.page.wait_for_selector("#keyfield:not([hidden])")
+        visit.page.fill("#key", "k")
+        visit.page.keyboard.press("Tab")
+        visit.page.wait_for_function("document.getElementById('graph').options.length == 1")
+        visit.page.click("#go")
+        visit.page.wait_for_selector(".branch .t")
+        assert visit.strangers == []
+        visit.page.close()
