@@ -172,7 +172,7 @@ def test_an_answer_is_seen_growing_beside_another(
     counts.append(page.locator(".answer").first.locator(".t").count())
     assert counts[0] < counts[1], "it grew while it was looked at"
     assert page.locator(".branch.outline .t.f").count() > 0
-    assert page.locator("#compared tr").count() == 7 and " × " not in page.inner_text("#state")
+    assert page.locator("#compared tr").count() == 7
     assert page.locator("svg.machine .lit").count() == 1
     assert "slots in use" in page.inner_text("#pooltext")
     visit.shot(f"answer_{width}")
