@@ -124,7 +124,8 @@ class Notes:
             if len(branch.tokens) > known or done:
                 self.sent[index] = max(len(branch.tokens), known)
                 new, at = tuple(branch.tokens[known:]), self.rounds.get(index, 0)
-                yield TokensWritten(index, new, step, done, origins(branch, at)[-len(new) :])
+                how = origins(branch, at)
+                yield TokensWritten(index, new, step, done, how[len(how) - len(new) :])
                 self.rounds[index] = len(branch.accepted)
             if done:
                 self.ended.add(index)

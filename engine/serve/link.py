@@ -31,7 +31,7 @@ from .protocol import (
 )
 
 ENTRY = "from specsot.engine.serve.worker.process import main; main()"
-PAUSES = (0.1, 0.5, 2.0, 5.0)  # seconds before it is started again, the more often it died
+PAUSES = (0.1, 0.5, 2.0, 5.0)  # seconds before it is started again, by how often it died
 HELD = 4096  # messages that wait for a slow client before it is cut off
 
 
@@ -133,9 +133,9 @@ class EngineLink:
                 self._told_dead()
             if self._over:
                 return
-            died = 0 if monotonic() - began > 60 else died + 1
+            died = 1 if monotonic() - began > 60 else died + 1
             self.restarts += 1
-            complain(f"the engine's process has ended; it is started again (number {died})")
+            complain(f"the engine's process has ended; it is started again ({self.restarts})")
             await asyncio.sleep(PAUSES[min(died, len(PAUSES)) - 1])
 
     @property

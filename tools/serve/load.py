@@ -1,6 +1,6 @@
 """Load on a running server: throughput and times by concurrency, aborts, overload, overhead.
 
-`python -m tools.serve.load http://127.0.0.1:8000 --model bim_dflash`; every figure is printed as JSON.
+`python -m tools.serve.load http://127.0.0.1:8000 --model bim_dflash`; figures are JSON.
 """
 
 import asyncio

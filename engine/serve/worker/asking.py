@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ....ops.sampling.settings import SamplingRules
-from ....states.text.chat_format import PastTurn
+from ....states.text.chat_format import PastTurn, leading_id
 from ....states.text.documents import Document
 from ....states.text.encoder import Encoder, check_question
 from ....states.text.grammar import GrammarError
@@ -41,6 +41,8 @@ class Asking:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.session = engine, engine.session
         self._encoder = Encoder(self.session.models.tokenizer)
+        first = leading_id(self.session.models.tokenizer)
+        self._leading = () if first is None else (first,)
 
     def ready(self, asked: Submit) -> ReadyRequest:
         """Prompt and settings of a request.
@@ -67,11 +69,15 @@ class Asking:
     def encode(self, asked: Encode) -> list[int]:
         """The ids of a text, or of the whole prompt that it stands in; raises PromptError."""
         if not asked.chat:
-            check_question(asked.text)
-            return self._encoder.text(asked.text)
+            return self._raw(asked.text)
         prompt = Prompt(FIRST, asked.text, past=_turns(asked.past), rules=asked.rules)
         request = self.session.request(prompt, RequestSettings(skeleton=False))
         return [*request.prefix, *request.tail]
+
+    def _raw(self, text: str) -> list[int]:
+        """A text's ids, behind what this tokenizer begins every text with; it may be blank."""
+        check_question(f"{text}.")
+        return [*self._leading, *self._encoder.text(text)]
 
     def _prompt(self, asked: Submit) -> Prompt:
         text = asked.question if asked.text is None else asked.text
@@ -87,8 +93,7 @@ class Asking:
         self._check_ids("prompt", ids, size)
         self._check_ids("stop_token_ids", asked.stop_ids, size)
         if asked.text is not None:
-            check_question(asked.text)
-            ids = tuple(self._encoder.text(asked.text))
+            ids = tuple(self._raw(asked.text))
         sampling = self._sampling(asked, size)
         self._check_skeleton(asked, plain=bool(ids) or not asked.skeleton)
         stops, schema = tuple(asked.stop_ids), asked.schema

@@ -12,7 +12,6 @@ from typing import Any
 
 from ....states.requests.summary import RoundSummary
 from ....states.text.encoder import PromptError
-from ....states.text.grammar import GrammarError
 from ...errors import Code, code_of, message_of
 from ...prepare.options import RunOptions
 from ...run.engine import Engine
@@ -132,9 +131,10 @@ class Worker:
             ready = self._asking[asked.graph].ready(asked)
         except Refusal as error:
             self._send(Refused(asked.id, str(error), error.param, error.code))
-        except (PromptError, GrammarError) as error:
-            schema = isinstance(error, GrammarError)
-            self._send(Refused(asked.id, str(error), "response_format" if schema else None))
+        except PromptError as error:
+            self._send(
+                Refused(asked.id, str(error), "messages" if asked.text is None else "prompt")
+            )
         except Exception as error:  # somebody's tokenizer
             self._send(Refused(asked.id, message_of(error)))
         else:

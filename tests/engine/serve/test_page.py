@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,13 @@ class Visit:
         if SHOTS:
             self.page.screenshot(path=f"{SHOTS}/{name}.png", full_page=True)
 
+    def until(self, script: str, wait: float = 20.0) -> None:
+        """Wait until this is true on the page."""
+        end = time.monotonic() + wait
+        while not self.page.evaluate(script):
+            assert time.monotonic() < end, f"{script}: {self.faults}"
+            time.sleep(0.05)
+
     def wide(self) -> bool:
         """Whether the page is wider than the window."""
         return bool(
@@ -157,7 +165,7 @@ def test_an_answer_is_seen_growing_beside_another(
 ) -> None:
     visit = Visit(browser, served.url, width, height, scheme)
     page = visit.page
-    page.wait_for_function("document.getElementById('status').textContent.includes('graphs')")
+    visit.until("document.getElementById('status').textContent.includes('graphs')")
     visit.shot(f"start_{width}")
     page.fill("#prompt", BEES)
     page.select_option("#graph", "bim_dflash")
@@ -166,7 +174,7 @@ def test_an_answer_is_seen_growing_beside_another(
     page.keyboard.press("Tab")
     page.click("#go")
     page.wait_for_selector(".branch .t.d")
-    page.wait_for_function("document.querySelectorAll('.branch:not(.outline)').length > 2")
+    visit.until("document.querySelectorAll('.branch:not(.outline)').length > 2")
     counts = [page.locator(".branch .t").count()]
     page.wait_for_selector("#compared:not([hidden])", timeout=60_000)
     counts.append(page.locator(".answer").first.locator(".t").count())
@@ -201,7 +209,7 @@ def test_a_kept_run_is_scrubbed(browser: Any, viewer: str) -> None:
     assert page.inner_text("#answers") == half
     page.select_option("#speed", "5")
     page.click("#play")
-    page.wait_for_function(f"document.getElementById('at').value == '{last}'", timeout=20_000)
+    visit.until(f"document.getElementById('at').value == '{last}'")
     assert page.inner_text("#answers") == whole
     visit.clean()
     page.close()
@@ -213,7 +221,7 @@ def test_a_key_is_asked_for(browser: Any, tmp_path: Path) -> None:
         visit.page.wait_for_selector("#keyfield:not([hidden])")
         visit.page.fill("#key", "k")
         visit.page.keyboard.press("Tab")
-        visit.page.wait_for_function("document.getElementById('graph').options.length == 1")
+        visit.until("document.getElementById('graph').options.length == 1")
         visit.page.click("#go")
         visit.page.wait_for_selector(".branch .t")
         assert visit.strangers == []
