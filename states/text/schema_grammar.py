@@ -12,6 +12,7 @@ from .grammar import GrammarError, OutlineMatcher, Vocabulary
 MAX_SCHEMA = 16_384  # characters
 MAX_DEPTH = 32  # objects and lists inside each other
 ANY_OBJECT = '{"type": "object"}'
+DENSE = {"whitespace_flexible": False}  # or small models write blanks until their budget ends
 
 
 class SchemaGrammar:
@@ -35,7 +36,7 @@ class SchemaGrammar:
         check_schema(schema)
         first: Any
         try:
-            grammar = LLMatcher.grammar_from_json_schema(schema)
+            grammar = LLMatcher.grammar_from_json_schema(schema, defaults=DENSE)
             first = LLMatcher(self._vocabulary.table, grammar, log_level=0)
         except ValueError as error:
             raise GrammarError(str(error)) from None

@@ -95,7 +95,8 @@ class Asking:
         if asked.text is not None:
             ids = tuple(self._raw(asked.text))
         sampling = self._sampling(asked, size)
-        self._check_skeleton(asked, plain=bool(ids) or not asked.skeleton)
+        plain = bool(ids) or not asked.skeleton or asked.schema is not None
+        self._check_skeleton(asked, plain=plain)
         stops, schema = tuple(asked.stop_ids), asked.schema
         return RequestSettings(sampling, ids, asked.skeleton, stops, asked.ignore_eos, schema)
 
@@ -123,9 +124,6 @@ class Asking:
         if asked.logprobs >= 0:
             what = f"graph {graph.name!r} writes an outline and its parts; a plain answer has them"
             raise Refusal(f"logprobs: {what} (specsot.skeleton: false)", "logprobs")
-        if asked.schema is not None:
-            what = "a plain answer can be held to a schema (specsot.skeleton: false)"
-            raise Refusal(f"response_format: {what}", "response_format")
 
 
 def _turns(past: Sequence[Sequence[str]]) -> tuple[PastTurn, ...]:

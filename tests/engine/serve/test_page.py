@@ -1,6 +1,7 @@
 """The page in a real browser: an answer asked for and seen growing, another graph beside it, a kept
 run played back; nothing is asked of anybody else, and nothing stands in the console."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -87,7 +88,7 @@ def test_a_run_is_given_frame_by_frame(viewer: str, kept: Path) -> None:
             if name == "wrote":
                 texts[branch] = texts.get(branch, "") + "".join(piece for piece, _ in more)
     (folder,) = [one for one in (kept / "runs").iterdir() if not one.is_symlink()]
-    text = (folder / "summary.md").read_text()
+    text = json.loads((folder / "outputs.jsonl").read_text().splitlines()[0])["text"]
     assert len(titles) > 1 and all(title in text for title in titles)
     assert all(texts[at].strip() in text for at in range(len(titles)))
     assert max(frame["used"] for frame in frames) > 0
@@ -173,13 +174,13 @@ def test_an_answer_is_seen_growing_beside_another(
     page.fill("#budget", "60")
     page.keyboard.press("Tab")
     page.click("#go")
-    page.wait_for_selector(".branch .t.d")
+    visit.until("document.querySelectorAll('.branch .t.d').length > 3")
     visit.until("document.querySelectorAll('.branch:not(.outline)').length > 2")
     counts = [page.locator(".branch .t").count()]
     page.wait_for_selector("#compared:not([hidden])", timeout=60_000)
     counts.append(page.locator(".answer").first.locator(".t").count())
     assert counts[0] < counts[1], "it grew while it was looked at"
-    assert page.locator(".branch.outline .t.f").count() > 0
+    assert page.locator(".branch.outline .t.d").count() > 0
     assert page.locator("#compared tr").count() == 7
     assert page.locator("svg.machine .lit").count() == 1
     assert "slots in use" in page.inner_text("#pooltext")
@@ -223,6 +224,6 @@ def test_a_key_is_asked_for(browser: Any, tmp_path: Path) -> None:
         visit.page.keyboard.press("Tab")
         visit.until("document.getElementById('graph').options.length == 1")
         visit.page.click("#go")
-        visit.page.wait_for_selector(".branch .t")
+        visit.until("document.querySelectorAll('.branch .t').length > 3")
         assert visit.strangers == []
         visit.page.close()

@@ -51,7 +51,7 @@ async function answer(name, signal) {
 
 function compare(results) {
   const [one, two] = results;
-  const head = make("tr", {}, ...["", ...results.map((r) => r.name), "ratio"].map((text) =>
+  const head = make("tr", {}, make("td"), ...[...results.map((r) => r.name), "ratio"].map((text) =>
     make("th", { textContent: text, scope: "col" })));
   const row = (name, values, ratio) => make("tr", {}, make("th", { textContent: name, scope: "row" }),
     ...[...values, ratio].map((text) => make("td", { textContent: text })));
@@ -66,7 +66,8 @@ function compare(results) {
   const title = make("h2", { textContent: "The same prompt, one after the other" });
   const why = make("p", { className: "figures", textContent:
     "Graphs with an outline write another text than those without; compare them per token." });
-  $("compared").replaceChildren(title, make("div", { className: "tables" }, table), why);
+  $("compared").replaceChildren(title, make("div", { className: "tables", tabIndex: 0, role: "group",
+    ariaLabel: "Times" }, table), why);
   $("compared").hidden = false;
 }
 
@@ -202,7 +203,11 @@ $("load").addEventListener("click", load);
 $("play").addEventListener("click", () => playback.playing ? playback.pause() : playback.play());
 $("back").addEventListener("click", () => { playback.pause(); playback.go(playback.at - 1); });
 $("forth").addEventListener("click", () => { playback.pause(); playback.go(playback.at + 1); });
-$("at").addEventListener("input", () => { playback.pause(); playback.go(Number($("at").value)); });
+$("at").addEventListener("input", () => {
+  const to = Number($("at").value);
+  playback.pause();
+  playback.go(to);
+});
 $("speed").addEventListener("change", () => { playback.speed = Number($("speed").value); });
 $("theme").addEventListener("click", () => {
   const dark = getComputedStyle(document.body).backgroundColor === "rgb(21, 24, 26)";

@@ -42,9 +42,10 @@ export class Machine {
     this.nodes.clear();
     const columns = columnsOf(graph);
     const tall = Math.max(...columns.map((one) => one.length)) * (HIGH + GAP_Y);
-    const width = columns.length * (WIDE + GAP_X);
+    const width = columns.length * (WIDE + GAP_X) - GAP_X + 12;
+    this.low = tall + 4;
     const svg = document.createElementNS(SVG, "svg");
-    svg.setAttribute("viewBox", `-6 -6 ${width} ${tall + 6}`);
+    svg.setAttribute("viewBox", `-6 -6 ${width} ${tall + 18}`);
     svg.setAttribute("class", "machine");
     svg.setAttribute("role", "img");
     svg.setAttribute("aria-label", `states of ${graph.name}: ${graph.states.join(", ")}`);
@@ -66,6 +67,12 @@ export class Machine {
   way(svg, [x1, y1], [x2, y2]) {
     const middle = HIGH / 2;
     const forward = x2 > x1;
+    if (x1 - x2 > WIDE + GAP_X) { // far back: below everything else
+      const low = this.low, from = x1 + WIDE / 2, to = x2 + WIDE / 2;
+      const line = `M${from} ${y1 + HIGH} V${low} H${to} V${y2 + HIGH}`;
+      draw("path", { d: line, "stroke-dasharray": "3 4" }, svg);
+      return;
+    }
     const from = forward ? x1 + WIDE : x1, to = forward ? x2 : x2 + WIDE;
     const bend = (from + to) / 2;
     const line = `M${from} ${y1 + middle} C${bend} ${y1 + middle} ${bend} ${y2 + middle} ` +
