@@ -17,11 +17,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import Code, UsageError
 from ..shell import complain
-from .app import Api, Limits, build_app
-from .gate import HEADER_BYTES, LOOPBACK, Gate, GateRules
-from .link import EngineLink
-from .meters import Meters
+from .api.app import Api, Limits, build_app
+from .api.gate import HEADER_BYTES, LOOPBACK, Gate, GateRules
+from .api.meters import Meters
 from .page.routes import Page
+from .wire.link import EngineLink
 
 CONNECTIONS = 2048
 TURNED_AWAY = {400: "Bad Request", 431: "Request Header Fields Too Large"}

@@ -8,12 +8,12 @@ from starlette.exceptions import HTTPException
 from ..errors import Code
 from ..record.kept_runs import KeptRun
 from ..shell import complain
-from .app import http_error, told_error
-from .gate import Gate
-from .meters import Meters
+from .api.app import http_error, told_error
+from .api.gate import Gate
+from .api.meters import Meters
+from .api.problems import ApiError
 from .page.playback import playback_of
 from .page.routes import Page
-from .problems import ApiError
 from .server import ServeOptions, address_of, config_of, listen, run_alone
 
 

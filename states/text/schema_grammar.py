@@ -12,7 +12,7 @@ from .grammar import GrammarError, OutlineMatcher, Vocabulary
 MAX_SCHEMA = 16_384  # characters
 MAX_DEPTH = 32  # objects and lists inside each other
 ANY_OBJECT = '{"type": "object"}'
-DENSE = {"whitespace_flexible": False}  # or small models write blanks until their budget ends
+DENSE: Any = {"whitespace_flexible": False}  # or small models write blanks until their budget ends
 
 
 class SchemaGrammar:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from helpers.support import Graphs, Reference, contexts, requests_of
-from specsot.engine.models import Models, load_models, with_drafter
+from specsot.engine.models import Models, load_models
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.run.session import Prompt, Session
 from specsot.states.machine import Run
@@ -25,11 +25,6 @@ class Embedded:
     )
     reference: Reference = field(default_factory=lambda: Reference(embedded_folder("target")))
     graphs: Graphs = field(default_factory=Graphs)
-
-    @property
-    def dflash(self) -> Models:
-        """The same target with the packaged DFlash drafter."""
-        return with_drafter(self.models, embedded_folder("dflash"), "dflash")
 
     def run(
         self,

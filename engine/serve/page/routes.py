@@ -14,10 +14,9 @@ from starlette.responses import JSONResponse, Response
 
 from ...errors import UsageError
 from ...record.kept_runs import KeptRun, kept_runs
-from ..link import EngineLink
-from ..problems import ApiError, overloaded
-from ..protocol import packed
-from .playback import playback_of
+from ..api.problems import ApiError, overloaded
+from ..wire.link import EngineLink
+from ..wire.protocol import packed
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 MOST_RUNS = 200
@@ -92,7 +91,7 @@ class Page:
         if run is None:
             raise ApiError(404, f"there is no run {name[:80]!r}")
         try:
-            body = await asyncio.to_thread(playback_of, run)
+            body = await asyncio.to_thread(_playback, run)
         except UsageError as error:
             raise ApiError(400, str(error)) from None
         text = json.dumps(body, separators=(",", ":"))
@@ -107,9 +106,12 @@ class Page:
         return EventSourceResponse(_told(link), ping=15, sep="\n", send_timeout=10)
 
 
+def _playback(run: KeptRun) -> dict[str, Any]:
+    from .playback import playback_of  # torch comes with it
+
+    return playback_of(run)
+
+
 async def _told(link: EngineLink) -> AsyncIterator[dict[str, Any]]:
     async for picture in link.pictures():
-        counts = link.counts.get(picture.graph, {})
-        names = ("waiting", "running", "branches", "slots", "capacity")
-        body = json.loads(packed(picture)) | {name: counts.get(name, 0) for name in names}
-        yield {"data": json.dumps(body)}
+        yield {"data": packed(picture).decode().strip()}

@@ -17,7 +17,7 @@ from ...run.events import (
 )
 from ...run.handle import Handle
 from ...run.scoring import score
-from ..protocol import Ended, Message, Submit, Wrote
+from ..wire.protocol import Ended, Message, Submit, Wrote
 from .stops import StopTexts
 
 NOTED_ENDS = ("stop", "length")

@@ -12,7 +12,7 @@ from ...prepare.inputs import Prompt
 from ...run.engine import Engine
 from ...run.session import derive_seed
 from ...run.settings import RequestSettings
-from ..protocol import Encode, Submit
+from ..wire.protocol import Encode, Submit
 
 FIRST = "1"  # the key of the only prompt of a run, from which its coins follow
 TOO_LONG = "context_length_exceeded"

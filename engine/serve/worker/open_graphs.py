@@ -11,7 +11,7 @@ from ...prepare.job import Job
 from ...prepare.options import RunOptions
 from ...run.opening import load, tie
 from ...run.session import Session
-from ..jobs import check_graphs
+from ..wire.jobs import check_graphs
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from ....states.trace import Event, Moved, Sink
 from ...record.snapshot import runs_of
 from ...run.engine import Engine
-from ..protocol import Picture
+from ..wire.protocol import Picture
 
 OFTEN = 0.125  # seconds between two pictures
 MOVES = 24
@@ -47,4 +47,14 @@ class PictureTaker:
                 told = [list(one) for one in moves]
                 moves.clear()
                 runs = runs_of(pool.codes)
-                yield Picture(graph, engine.state, runs, pool.used, pool.capacity, told)
+                counts = engine.stats()
+                yield Picture(
+                    graph,
+                    engine.state,
+                    runs,
+                    pool.used,
+                    pool.capacity,
+                    told,
+                    counts.running,
+                    counts.waiting,
+                )

@@ -16,7 +16,7 @@ from ...errors import Code, code_of, message_of
 from ...prepare.options import RunOptions
 from ...run.engine import Engine
 from ...shell import complain
-from ..protocol import (
+from ..wire.protocol import (
     Accepted,
     Cancel,
     Counts,

@@ -80,6 +80,7 @@ ROWS: list[tuple[str, Any, int, str | None]] = [
     (CHAT, chat(max_tokens=-1), 400, "max_tokens"),
     (CHAT, chat(max_tokens=10**9), 400, "max_tokens"),
     (TEXT, text(max_tokens=0), 400, "max_tokens"),
+    (CHAT, chat(min_tokens=3), 400, "min_tokens"),
     (CHAT, chat(temperature=-1), 400, "temperature"),
     (CHAT, chat(temperature=3), 400, "temperature"),
     (CHAT, chat(temperature="0"), 400, "temperature"),

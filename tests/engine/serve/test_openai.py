@@ -6,14 +6,16 @@ from typing import Any
 
 import openai
 import pytest
-from helpers.embedded import Embedded
 from helpers.servers import BEES, RAIN, Served, said
 
+from specsot.engine.models import load_models
+from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.engine import Engine
 from specsot.engine.run.scoring import score
 from specsot.engine.run.session import Session, derive_seed
+from specsot.states.graph.load import op_table
 
 
 @pytest.fixture(scope="session")
@@ -24,11 +26,12 @@ def client(served: Served) -> openai.OpenAI:
 @pytest.fixture(scope="session")
 def alone() -> Any:
     """alone(graph, text, seed): what `specsot run` writes, and its token ids."""
-    embedded = Embedded()
+    target, drafter = embedded_folder("target"), embedded_folder("dflash")
+    models, table = load_models(target, drafter, "dflash"), op_table()
 
     def run(graph: str, text: str, seed: int = 0, *sets: str) -> tuple[str, list[int], Session]:
-        program = open_graph(graph, sets=sets, table=embedded.graphs.table)
-        session = Session(program, embedded.dflash, max_new_tokens=24)
+        program = open_graph(graph, sets=sets, table=table)
+        session = Session(program, models, max_new_tokens=24)
         with Engine(session, threaded=False) as engine:
             answer = engine.generate(Prompt("1", text, derive_seed(seed, "1")))
             return answer.text, [t for s in answer.sections for t in s.tokens], session
@@ -165,12 +168,12 @@ def test_lengths_stop_ids_and_ignored_ends(served: Served) -> None:
     stopped = served.complete("A bee", max_tokens=6, stop_token_ids=ids["tokens"][2:3]).json()
     assert stopped["choices"][0]["finish_reason"] == "stop"
     assert stopped["usage"]["completion_tokens"] < 6
-    longer = served.chat(RAIN, max_tokens=300).json()
+    longer = served.chat(RAIN, max_tokens=160).json()
     assert longer["choices"][0]["finish_reason"] == "stop"
-    endless = served.chat(RAIN, max_tokens=300, ignore_eos=True).json()
-    assert endless["usage"]["completion_tokens"] == 300
+    endless = served.chat(RAIN, max_tokens=160, ignore_eos=True).json()
+    assert endless["usage"]["completion_tokens"] == 160
     least = longer["usage"]["completion_tokens"] + 5
-    later = served.chat(RAIN, max_tokens=300, min_tokens=least).json()
+    later = served.chat(RAIN, max_tokens=160, min_tokens=least).json()
     assert later["usage"]["completion_tokens"] >= least
 
 

@@ -2,23 +2,21 @@
 run played back; nothing is asked of anybody else, and nothing stands in the console."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from helpers.servers import BEES, CODE, Served, serving
+from helpers.browsing import Visit
+from helpers.servers import BEES, CODE, Served
 
+from specsot.engine.cli.run_command import run_command
+from specsot.engine.prepare.options import RunOptions
 from specsot.engine.serve.page.routes import page_files
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-SHOTS = os.environ.get("SPECSOT_SHOTS")  # a folder where screenshots are kept
 
 
 def test_the_files_ask_nobody_else() -> None:
@@ -49,9 +47,8 @@ def test_files_are_given_and_nothing_else(served: Served) -> None:
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run of bim_dflash in it."""
     folder = tmp_path_factory.mktemp("kept")
-    words = ["run", "bim_dflash", BEES, "--quiet", "--max-new-tokens", "24", "--no-tui"]
-    done = subprocess.run([sys.executable, "-c", CODE, *words], cwd=folder, capture_output=True)
-    assert done.returncode == 0, done.stderr
+    options = RunOptions("bim_dflash", prompt=BEES, max_new_tokens=24, quiet=True)
+    assert run_command(replace(options, runs_dir=folder / "runs")) == 0
     return folder
 
 
@@ -100,66 +97,6 @@ def test_a_run_is_given_frame_by_frame(viewer: str, kept: Path) -> None:
 # -- the browser ----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("needs chromium")
-    with api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
-
-
-class Visit:
-    """A page that was opened, and what went wrong on it."""
-
-    def __init__(self, browser: Any, url: str, width: int, height: int, scheme: str) -> None:
-        size = {"width": width, "height": height}
-        self.page = browser.new_page(viewport=size, color_scheme=scheme)
-        self.faults: list[str] = []
-        self.strangers: list[str] = []
-        self.page.on(
-            "console",
-            lambda one: self.faults.append(one.text) if one.type in ("error", "warning") else None,
-        )
-        self.page.on("pageerror", lambda one: self.faults.append(str(one)))
-        self.page.on(
-            "request",
-            lambda one: (
-                self.strangers.append(one.url) if not one.url.startswith((url, "data:")) else None
-            ),
-        )
-        self.page.goto(url)
-
-    def shot(self, name: str) -> None:
-        if SHOTS:
-            self.page.screenshot(path=f"{SHOTS}/{name}.png", full_page=True)
-
-    def until(self, script: str, wait: float = 20.0) -> None:
-        """Wait until this is true on the page."""
-        end = time.monotonic() + wait
-        while not self.page.evaluate(script):
-            assert time.monotonic() < end, f"{script}: {self.faults}"
-            time.sleep(0.05)
-
-    def wide(self) -> bool:
-        """Whether the page is wider than the window."""
-        return bool(
-            self.page.evaluate("document.documentElement.scrollWidth > window.innerWidth + 1")
-        )
-
-    def clean(self) -> None:
-        assert self.faults == [] and self.strangers == [] and not self.wide()
-        try:
-            from axe_playwright_python.sync_playwright import Axe
-        except ImportError:
-            return
-        found = Axe().run(self.page).response["violations"]
-        serious = [one["id"] for one in found if one["impact"] in ("serious", "critical")]
-        assert serious == [], found
-
-
 @pytest.mark.parametrize(("width", "height", "scheme"), [(1280, 800, "light"), (390, 844, "dark")])
 def test_an_answer_is_seen_growing_beside_another(
     browser: Any, served: Served, width: int, height: int, scheme: str
@@ -171,7 +108,7 @@ def test_an_answer_is_seen_growing_beside_another(
     page.fill("#prompt", BEES)
     page.select_option("#graph", "bim_dflash")
     page.select_option("#other", "autoregressive")
-    page.fill("#budget", "60")
+    page.fill("#budget", "40")
     page.keyboard.press("Tab")
     page.click("#go")
     visit.until("document.querySelectorAll('.branch .t.d').length > 3")
@@ -214,16 +151,3 @@ def test_a_kept_run_is_scrubbed(browser: Any, viewer: str) -> None:
     assert page.inner_text("#answers") == whole
     visit.clean()
     page.close()
-
-
-def test_a_key_is_asked_for(browser: Any, tmp_path: Path) -> None:
-    with serving(tmp_path, "autoregressive", SPECSOT_API_KEY="k") as server:
-        visit = Visit(browser, server.url, 800, 600, "light")
-        visit.page.wait_for_selector("#keyfield:not([hidden])")
-        visit.page.fill("#key", "k")
-        visit.page.keyboard.press("Tab")
-        visit.until("document.getElementById('graph').options.length == 1")
-        visit.page.click("#go")
-        visit.until("document.querySelectorAll('.branch .t').length > 3")
-        assert visit.strangers == []
-        visit.page.close()

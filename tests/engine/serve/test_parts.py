@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from specsot.engine.run.answer_text import ReadingOrder
 from specsot.engine.run.events import BranchFinished, OutlineRead, TextWritten
-from specsot.engine.serve.gate import GateRules
-from specsot.engine.serve.protocol import (
+from specsot.engine.serve.api.gate import GateRules
+from specsot.engine.serve.server import ServeOptions
+from specsot.engine.serve.wire.protocol import (
     Message,
     Picture,
     ProtocolError,
@@ -19,7 +20,6 @@ from specsot.engine.serve.protocol import (
     packed,
     unpacked,
 )
-from specsot.engine.serve.server import ServeOptions
 from specsot.engine.serve.worker.stops import StopTexts
 
 FEW = st.text("abc", max_size=30)

@@ -101,8 +101,8 @@ export class Answer {
     this.figures.textContent =
       `${this.tokens} tokens in ${seconds(millis)}${first} · ${speed} tokens/s · ` +
       `${each} tokens a forward · accepted length ${mean}${said ? ` · ${said}` : ""}`;
-    this.more.hidden = rounds === 0;
-    const most = Math.max(1, ...this.accepted.map((one) => one ?? 0));
+    this.more.hidden = this.drafted === 0;
+    const most = Math.max(1, ...Array.from(this.accepted, (one) => one ?? 0));
     this.chart.replaceChildren(...Array.from(this.accepted, (count = 0, at) => {
       const bar = make("i");
       bar.style.height = `${Math.round(44 * count / most)}px`;

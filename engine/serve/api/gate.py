@@ -14,8 +14,8 @@ from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import message_of
-from ..shell import complain
+from ...errors import message_of
+from ...shell import complain
 from .meters import Meters
 from .problems import ApiError, invalid
 

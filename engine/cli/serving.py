@@ -1,6 +1,9 @@
-"""`specsot serve`: graphs behind OpenAI's API, and a page where one sees answers being decoded."""
+"""`specsot serve`: graphs behind OpenAI's API, and a page where one sees answers being decoded.
+`specsot view`: a kept run on that page, forwards and back, at any speed."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,9 +12,11 @@ import typer
 
 from ..errors import UsageError
 from ..prepare.options import SESSION, RunOptions
+from ..record.kept_runs import find_run
+from ..record.run_folder import LATEST
 from ..shell import user_errors
 from .completing import graph_names_of
-from .options import RUNS_DIR, Runs, takes
+from .options import RUNS_DIR, Runs, Which, takes
 
 GRAPHS = typer.Argument(
     metavar="[GRAPH...]",
@@ -52,15 +57,11 @@ def serve(
     `specsot serve bim_eagle --profile smollm2`. SIGTERM lets open requests end; docs/serving.md.
     """
     with user_errors():
-        try:
-            from ..serve.app import Limits
-            from ..serve.jobs import check_graphs
+        with _packages():
+            from ..serve.api.app import Limits
             from ..serve.server import ServeOptions
             from ..serve.server import serve as run
-        except ModuleNotFoundError as error:
-            if str(error.name).split(".")[0] == "specsot":
-                raise
-            raise UsageError(f"{LACKS} ({error.name})") from None
+            from ..serve.wire.jobs import check_graphs
         if metrics_compat not in (None, "vllm"):
             raise UsageError(f"--metrics-compat {metrics_compat}: there is only `vllm`")
         limits = Limits(max_queue, timeout, stall)
@@ -73,7 +74,38 @@ def serve(
     raise typer.Exit(code)
 
 
+@contextmanager
+def _packages() -> Iterator[None]:
+    """What the server needs beside the rest; raises UsageError."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if str(error.name).split(".")[0] == "specsot":
+            raise
+        raise UsageError(f"{LACKS} ({error.name})") from None
+
+
 def plain_options(options: RunOptions) -> dict[str, Any]:
     """The options that decide on models, as JSON can say them."""
     values = {name: asdict(options)[name] for name in SESSION}
     return {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
+
+
+def view(
+    run: Which = LATEST,
+    host: Annotated[str, typer.Option(help="Address.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8001,
+    runs_dir: Runs = RUNS_DIR,
+) -> None:
+    """Show a kept run in the browser: its branches side by side, its states, its memory.
+
+    Examples: `specsot view`, `specsot view latest --port 8080`. Nothing is decoded again.
+    """
+    with user_errors():
+        with _packages():
+            from ..serve.server import ServeOptions
+            from ..serve.viewer import view as show
+        options = ServeOptions(host, port)
+        options.check()
+        code = asyncio.run(show(find_run(run.removeprefix("runs/"), runs_dir), options))
+    raise typer.Exit(code)

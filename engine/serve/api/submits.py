@@ -5,7 +5,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...states.text.schema_grammar import ANY_OBJECT
+from ....states.text.schema_grammar import ANY_OBJECT
+from ..wire.protocol import Submit
 from .fields import (
     ChatMessage,
     ChatRequest,
@@ -15,7 +16,6 @@ from .fields import (
     Vendor,
 )
 from .problems import invalid, unsupported
-from .protocol import Submit
 
 GREEDY = 1e-5  # temperatures below are 0
 MOST_CHARACTERS = 200_000
@@ -96,7 +96,7 @@ def _content(message: ChatMessage, where: str) -> str:
 
 
 def chat_submits(
-    fields: ChatRequest, graph: str, ids: Iterator[str], timeout: float | None
+    fields: ChatRequest, graph: str, ids: Iterator[str], timeout: float
 ) -> list[Submit]:
     """The choices of a chat request; raises ApiError."""
     question, past, rules = conversation(fields.messages)
@@ -107,7 +107,7 @@ def chat_submits(
     top = (fields.top_logprobs or 0) if fields.logprobs else -1
     budget = fields.max_completion_tokens or fields.max_tokens
     schema = _schema(fields.response_format, fields)
-    common = _common(fields, graph, timeout, top)
+    common = _common(fields, graph, timeout, top, budget)
     seed = _seed(fields)
     return [
         Submit(
@@ -125,7 +125,7 @@ def chat_submits(
 
 
 def completion_submits(
-    fields: CompletionRequest, graph: str, ids: Iterator[str], timeout: float | None
+    fields: CompletionRequest, graph: str, ids: Iterator[str], timeout: float
 ) -> list[Submit]:
     """The choices of every prompt of a completion request; raises ApiError."""
     if fields.best_of not in (None, fields.n):
@@ -133,7 +133,8 @@ def completion_submits(
     if fields.max_tokens == 0 and not fields.echo:
         raise invalid("max_tokens: 0 gives nothing without echo", "max_tokens")
     top = -1 if fields.logprobs is None else fields.logprobs
-    common, seed = _common(fields, graph, timeout, top), _seed(fields)
+    common = _common(fields, graph, timeout, top, fields.max_tokens)
+    seed = _seed(fields)
     submits = []
     for prompt in prompts_of(fields.prompt):
         own: dict[str, Any] = {"text": prompt} if isinstance(prompt, str) else {"token_ids": prompt}
@@ -171,8 +172,12 @@ def check_text(text: str, param: str, *, blank: bool = False) -> None:
         raise invalid(f"{param}: must not be empty", param)
 
 
-def _common(fields: SamplingFields, graph: str, timeout: float | None, top: int) -> dict[str, Any]:
+def _common(
+    fields: SamplingFields, graph: str, timeout: float, top: int, most: int | None
+) -> dict[str, Any]:
     """What all choices of a request have in common."""
+    if most is not None and fields.min_tokens > most:
+        raise invalid(f"min_tokens: {fields.min_tokens}, more than max_tokens", "min_tokens")
     if fields.stream_options is not None and not fields.stream:
         raise invalid("stream_options: needs stream: true", "stream_options")
     if top >= 0 and fields.stream:
@@ -189,7 +194,7 @@ def _common(fields: SamplingFields, graph: str, timeout: float | None, top: int)
         "stop_ids": fields.stop_token_ids,
         "ignore_eos": fields.ignore_eos,
         "documents": [[title or str(n), text] for n, (title, text) in enumerate(documents, 1)],
-        "timeout": timeout,
+        "timeout": min(t for t in (timeout, vendor.timeout) if t is not None),
         "logprobs": top,
     }
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from starlette.requests import Request
 
+from ..wire.link import EngineGoneError, EngineLink, StalledError, Ticket
+from ..wire.protocol import Accepted, Ended, Message, Refused, Submit, Wrote
 from .fields import SamplingFields
-from .link import EngineGoneError, EngineLink, StalledError, Ticket
 from .meters import Meters, Stopwatch
 from .problems import ApiError, engine_gone, invalid
-from .protocol import Accepted, Ended, Message, Refused, Submit, Wrote
 from .replies import Shape, speculation_of, usage_of, usage_so_far
 
 FAILED = {  # how a request can end without an answer: status, type, what is said

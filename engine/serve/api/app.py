@@ -13,6 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from ..wire.link import EngineGoneError, EngineLink, LinkState
+from ..wire.protocol import Decode, Decoded, Encode, Encoded, Refused
 from .answers import Answers, begin, streamed, whole
 from .fields import (
     ChatRequest,
@@ -22,10 +24,8 @@ from .fields import (
     TokenizeRequest,
     read_fields,
 )
-from .link import EngineGoneError, EngineLink, LinkState
 from .meters import Meters
 from .problems import ApiError, engine_gone, invalid, overloaded
-from .protocol import Decode, Decoded, Encode, Encoded, Refused
 from .replies import Shape
 from .schemas import describe
 from .submits import chat_submits, check_extras, completion_submits, conversation, prompts_of
@@ -121,6 +121,8 @@ class Api:
         if self.draining:
             self.meters.rejected("draining")
             raise overloaded("the server is shutting down")
+        if more > self.limits.queue:
+            raise invalid(f"{more} choices in all, at most {self.limits.queue} are served", "n")
         if self.link.open + more > self.limits.queue:
             self.meters.rejected("queue_full")
             raise overloaded(f"{self.link.open} requests are open, at most {self.limits.queue}")

@@ -12,7 +12,7 @@ from itertools import count
 from time import monotonic
 from typing import Any
 
-from ..shell import complain
+from ...shell import complain
 from .protocol import (
     MOST,
     Cancel,

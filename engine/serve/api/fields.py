@@ -93,6 +93,9 @@ class Vendor(BaseModel):
     )
     trace: Flag = Field(False, description="chunks say of every token how it came")
     documents: Annotated[list[DocumentField | Text], Field(max_length=256)] = []
+    timeout: Annotated[Real, Field(gt=0, le=86_400)] | None = Field(
+        None, description="seconds after which it is ended; never more than the server gives"
+    )
 
 
 class ResponseFormat(Part):

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..errors import UsageError
-from ..prepare.job import Job, prepare
-from ..prepare.options import RunOptions
+from ...errors import UsageError
+from ...prepare.job import Job, prepare
+from ...prepare.options import RunOptions
 
 
 def check_graphs(graphs: Sequence[str], options: RunOptions) -> list[Job]:

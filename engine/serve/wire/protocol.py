@@ -191,7 +191,8 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One engine at one moment: its state, and runs of equal slots as (code, length)."""
+    """One engine at one moment: its state, runs of equal slots as (code, length), the moves since
+    the last picture, requests that run and that wait."""
 
     graph: str
     state: str
@@ -199,6 +200,8 @@ class Picture:
     used: int
     capacity: int
     moves: Sequence[Sequence[Any]]
+    running: int
+    waiting: int
 
 
 Message = (
