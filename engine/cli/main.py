@@ -30,6 +30,7 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("run", "decoding", "run", "Answer a prompt, live, from a graph."),
     Command("chat", "chat", "chat", "Talk with the model, turn by turn."),
+    Command("serve", "serving", "serve", "Serve graphs: OpenAI's API, and a page that shows it."),
     Command("compare", "decoding", "compare", "Compare graphs: equal tokens, and the cost."),
     Command("sweep", "decoding", "sweep", "Vary settings of a graph: what each costs, the best."),
     Command("certify", "decoding", "certify", "Certify that a graph is lossless."),
@@ -43,6 +44,7 @@ COMMANDS = (
     Command("train", "train", "train", "Train a drafter for any target."),
     Command("models", "models", "models", "Models: list, get, inspect, convert, remove."),
     Command("replay", "replay", "replay", "Watch a kept run again: forwards, back, at any speed."),
+    Command("view", "serving", "view", "A kept run in the browser, forwards and back."),
     Command("runs", "runs", "runs", "Kept runs: list, show, diff, clean."),
     Command("trace", "runs", "trace", "Traces of kept runs: export, for ui.perfetto.dev too."),
     Command("cache", "cache", "cache", "Cached chunks of documents: add, list, drop."),

@@ -41,7 +41,8 @@ class Prompt:
 
     documents: what the question is to be answered from, in the order in which it will be read.
     cache_salt: only prompts of the same one share rows that are kept of them.
-    past: the turns before it, if it is one of a conversation.
+    past: the turns before it, if it is one of a conversation. rules: what the model is told before
+        the first of them.
     """
 
     key: str
@@ -51,6 +52,7 @@ class Prompt:
     documents: tuple[Document, ...] = ()
     cache_salt: str = ""
     past: tuple[PastTurn, ...] = ()
+    rules: str = ""
 
 
 Item = TypeVar("Item", Prompt, Document)

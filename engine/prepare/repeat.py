@@ -136,7 +136,7 @@ def run_document(
 
 def _prompt(prompt: Prompt) -> dict[str, Any]:
     said = asdict(prompt)
-    del said["past"]  # a run has no conversations
+    del said["past"], said["rules"]  # a run has no conversations
     values = dict(zip(PromptSpec.model_fields, said.values(), strict=True))
     return {name: _plain(value) for name, value in values.items() if value not in (None, (), "")}
 

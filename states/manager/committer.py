@@ -174,4 +174,5 @@ def _walk(
     taken = take(branch, tokens) if branch.stage is Stage.RUNNING else 0
     branch.accepted.append(len(nodes) - 1)
     branch.emitted.append(taken)
+    branch.forced.append(tree in batch.forced)
     return Walk(root, position, nodes, tokens, taken)

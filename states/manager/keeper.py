@@ -59,7 +59,7 @@ class Keeper:
             self.cache.figures.asked += len(ids)
         self._publish_for_(ids, salt)
         length = self.cache.lend_(request.prefix_owner, ids, self._limit(request), salt)
-        request.shared = request.prefix_length = length
+        request.shared = request.reused = request.prefix_length = length
         request.context += ids[:length].tolist()
         if (more := length - len(request.prefix)) > 0:
             request.widen(more)

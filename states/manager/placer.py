@@ -98,7 +98,7 @@ class Placer:
                 branch.end(Finish.STOP)
                 return [], spans
             branch.prompt += request.given_ids
-        if request.given is None and request.new_matcher is not None and branch.is_root:
+        if request.given is None and request.new_matcher is not None:  # a first branch has it
             branch.matcher = request.new_matcher()
         return [branch], [*spans, self._start(branch)]
 

@@ -52,7 +52,8 @@ class Branch:
         start: position of its first row; `length` the position of its next row.
         tokens: its answer so far, the pending root token included, stop tokens not.
         kept: how many of `tokens` have rows in the target's pool.
-        accepted: drafted tokens accepted in each of its rounds; emitted: tokens appended.
+        accepted: drafted tokens accepted in each of its rounds; emitted: tokens appended; forced:
+            whether the drafts were all that its grammar left.
         score: of the hypothesis that a beam search chose.
         documents: those that its prompt is to hold.
         combines: whether it writes one answer behind the folded parts.
@@ -78,6 +79,7 @@ class Branch:
     matcher: Matcher | None = None
     accepted: list[int] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
+    forced: list[bool] = field(default_factory=list)
     score: float | None = None
     documents: tuple[Document, ...] = ()
     combines: bool = False
@@ -179,6 +181,7 @@ class Request:
             `lent` says are a part of the prefix for now.
         prefix_length: rows of the shared prefix in the pool; `context` their token ids. The first
             `shared` rows are kept ones, which other requests may go on from as well.
+        reused: rows of other requests that it went on behind.
         sampling: how its tokens are drawn.
         asked: the budget that somebody asked for; None if it is the graph's.
         given: outline ids of `--outline FILE`, prefilled instead of being written.
@@ -210,6 +213,7 @@ class Request:
     prefix_length: int = 0
     shared: int = 0
     lent: int = 0
+    reused: int = 0
     context: list[int] = field(default_factory=list)
     hoist: PromptTokens = field(default_factory=PromptTokens)
     opening: PromptTokens = field(default_factory=PromptTokens)
