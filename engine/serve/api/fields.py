@@ -96,6 +96,9 @@ class Vendor(BaseModel):
     timeout: Annotated[Real, Field(gt=0, le=86_400)] | None = Field(
         None, description="seconds after which it is ended; never more than the server gives"
     )
+    cache_salt: Annotated[Text, Field(max_length=256)] = Field(
+        "", description="only requests of the same one share what is kept of prompts and answers"
+    )
 
 
 class ResponseFormat(Part):
@@ -131,6 +134,9 @@ class SamplingFields(BaseModel):
     stream: Flag = False
     stream_options: StreamOptions | None = None
     user: Text | None = None
+    cache_salt: Annotated[Text, Field(max_length=256)] | None = Field(
+        None, description="as specsot.cache_salt"
+    )
     specsot: Vendor = Field(default_factory=lambda: Vendor.model_validate({}))
 
 

@@ -54,6 +54,7 @@ class Submit:
     ignore_eos: bool = False
     schema: str | None = None
     documents: Sequence[Sequence[str]] = ()
+    cache_salt: str = ""
     timeout: float | None = None
     logprobs: int = -1
     echo: bool = False

@@ -84,8 +84,16 @@ class Asking:
         documents = tuple(Document(title, body) for title, body in asked.documents)
         budget = None if asked.max_tokens is None else max(asked.max_tokens, 1)
         seed = derive_seed(asked.seed, FIRST)
-        past = _turns(asked.past)
-        return Prompt(asked.id, text, seed, budget, documents, past, asked.rules)
+        return Prompt(
+            asked.id,
+            text,
+            seed,
+            budget,
+            documents,
+            cache_salt=asked.cache_salt,
+            past=_turns(asked.past),
+            rules=asked.rules,
+        )
 
     def _settings(self, asked: Submit) -> RequestSettings:
         size = self.session.models.target.vocab_size

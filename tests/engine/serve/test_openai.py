@@ -255,6 +255,18 @@ def test_conversations_have_rules_and_turns(served: Served) -> None:
     assert got["choices"][0]["message"]["content"] and "error" not in got
 
 
+def test_what_is_kept_is_shared_by_requests_of_one_salt(served: Served) -> None:
+    prompt = "The hive and the meadow. " * 30
+
+    def cached(**fields: Any) -> int:
+        usage = served.complete(prompt, max_tokens=2, **fields).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached(cache_salt="one") == 0 and cached(cache_salt="one") > 64
+    assert cached(cache_salt="two") == 0 and cached() == 0
+    assert cached(specsot={"cache_salt": "two"}) > 64
+
+
 # -- fields of our own ----------------------------------------------------------------------------
 
 
