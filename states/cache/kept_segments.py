@@ -5,6 +5,22 @@ from dataclasses import dataclass, field
 
 from ...ops.kv.slots import Ints
 
+# Tokens that a match must have. Rows that lie apart are gathered in every forward: fewer are read
+# anew in less time than that takes.
+SHORTEST = 64
+
+
+@dataclass(slots=True)
+class PrefixFigures:
+    """What a cache has done: tokens of prompts that were looked up and of those reused, segments
+    that were split, and segments and rows that were evicted."""
+
+    asked: int = 0
+    reused: int = 0
+    splits: int = 0
+    evicted: int = 0
+    evicted_rows: int = 0
+
 
 @dataclass(eq=False, slots=True)
 class KeptSegment:

@@ -17,12 +17,8 @@ import numpy as np
 
 from ...ops.kv.slot_table import SlotTable
 from ...ops.kv.slots import NOBODY, Ints
-from .kept_segments import KeptSegment, PrefixFigures, Shelf, shared_length
+from .kept_segments import SHORTEST, KeptSegment, PrefixFigures, Shelf, shared_length
 from .segments import SegmentTree
-
-# Tokens that a match must have. Rows that lie apart are gathered in every forward: fewer are read
-# anew in less time than that takes.
-SHORTEST = 64
 
 
 class PrefixCache:
@@ -228,8 +224,8 @@ class PrefixCache:
         above = self.segments.insert(kept.segment)
         for pool in self.pools:
             pool.split_(kept.segment, above, position)
-        own, shelf_behind = kept.tokens[:cut], self._shelf()
-        first = KeptSegment(above, kept.start, own, shelf_behind, kept.pins, kept.used, kept.salt)
+        own, behind = kept.tokens[:cut], self._shelf()
+        first = KeptSegment(above, kept.start, own, behind, kept.pins, kept.used, kept.salt)
         kept.start, kept.tokens = position, kept.tokens[cut:]
         self.kept[above] = first
         shelf.add(above, first.tokens)
@@ -294,11 +290,10 @@ class PrefixCache:
             rows = np.sort(target.position[target.owner == kept.segment])
             assert np.array_equal(rows, np.arange(kept.start, kept.end)), f"{name}: rows"
             parent = self.segments.parent(kept.segment)
-            before = 0 if parent == NOBODY else self.kept[parent].end
-            assert before == kept.start, f"{name} does not begin where its parent ends"
-            own = parent == NOBODY or self.kept[parent].salt == kept.salt
-            assert own, f"{name} lies behind one of another salt"
-            assert parent == NOBODY or self.kept[parent].pins >= kept.pins, f"{name}: pins"
+            above = None if parent == NOBODY else self.kept[parent]
+            start, salt = (0, kept.salt) if above is None else (above.end, above.salt)
+            assert (start, salt) == (kept.start, kept.salt), f"{name} does not follow its parent"
+            assert above is None or above.pins >= kept.pins, f"{name}: pins"
             idle += 0 if kept.pins else len(kept.tokens)
         assert idle == self.idle, "idle rows are counted wrongly"
         whole = sum(len(kept.tokens) for kept in self.kept.values())

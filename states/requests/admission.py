@@ -186,10 +186,9 @@ class Intake:
     def __init__(self, requests: Sequence[Request], active: int, room: Room, pinned: int) -> None:
         self.room, self.count = room, active
         self.open = requests
-        own = sum(self._all_of(r) for r in self.open)
-        self.used = 0 if room.rows else own + pinned
+        self.used = 0 if room.rows else pinned + sum(self._all_of(r) for r in self.open)
         self.live = {r.prefix_owner for r in self.open if _running(r)}
-        self.aside = {r.prefix_owner for r in self.open if r.row_waits}
+        self.aside = {r.prefix_owner for r in self.open if room.rows and r.row_waits}
         self.branches: list[Branch] = []
         self.opened: list[Request] = []
         self.full, self.held = False, ""
@@ -244,7 +243,7 @@ class Intake:
         if isinstance(item, Request):  # one that is read in chunks has reserved all of it
             begun = item.stage is Stage.PREFILL and not self.room.rows
             slots = request_slots(item, self.room.beams) - item.shared
-            return 0 if begun else self._whole(item, slots)
+            return 0 if begun else slots if item.combine is None else self._whole(item, slots)
         own = len(item.prompt) + item.budget
         if self.room.rows:
             return request.prefix_length + len(request.hoist) + own
@@ -254,7 +253,9 @@ class Intake:
 
     def _all_of(self, request: Request) -> int:
         """Slots that an open request holds or has reserved."""
-        if request.combine is None or request.apart or not request.branches:
+        if request.combine is None:
+            return _reserved(request, self.room.beams)
+        if request.apart or not request.branches:
             return self._whole(request, _reserved(request, self.room.beams))
         whole = _held(request) if request.alone else attended_slots(request)
         return whole - request.shared
@@ -262,7 +263,7 @@ class Intake:
     def _whole(self, request: Request, slots: int) -> int:
         """Slots with those of the parts of an outline that is not read yet, if all must stay: then
         as much as a request may have, which runs alone if that is all."""
-        if request.combine is None or request.branches:
+        if request.branches:
             return slots
         most = self.room.most - request.shared
         return max(slots, min(slots + request.most_parts * (BRANCH_PROMPT + request.budget), most))
@@ -271,7 +272,8 @@ class Intake:
         """Rows in use: one for each branch, one for each open prefix without a branch, and one for
         each where finished parts are held and no branch runs."""
         own = {starting.prefix_owner}
-        empty = sum(r.prefix_owner not in self.live | own for r in self.open)
+        live = self.live | own
+        empty = sum(r.prefix_owner not in live for r in self.open)
         return count + empty + len((self.aside & self.live) - own)
 
 

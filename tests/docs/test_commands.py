@@ -21,6 +21,7 @@ NOT_RUN: dict[str, dict[str, int]] = {
     "docs/concepts.md": {"other test": 1},
     "docs/embedded.md": {"checkout": 2},
     "docs/howto.md": {"minutes": 1, "models": 4, "network": 2},
+    "docs/merge.md": {"checkout": 1},
     "docs/outlines.md": {"network": 1},
     "docs/results.md": {"checkout": 8},
     "docs/samples.md": {"checkout": 1},
