@@ -87,15 +87,3 @@ def shared_length(one: Ints, other: Ints) -> int:
     most = min(len(one), len(other))
     differs = one[:most] != other[:most]
     return int(differs.argmax()) if differs.any() else most
-
-
-@dataclass(slots=True)
-class PrefixFigures:
-    """What a cache has done: tokens of prompts that were looked up and of those reused, segments
-    that were split, and segments and rows that were evicted."""
-
-    asked: int = 0
-    reused: int = 0
-    splits: int = 0
-    evicted: int = 0
-    evicted_rows: int = 0
