@@ -124,7 +124,7 @@ class Notes:
             if len(branch.tokens) > known or done:
                 self.sent[index] = max(len(branch.tokens), known)
                 new, at = tuple(branch.tokens[known:]), self.rounds.get(index, 0)
-                how = origins(branch, at)
+                how = origins(branch, at if at <= len(branch.accepted) else 0)
                 yield TokensWritten(index, new, step, done, how[len(how) - len(new) :])
                 self.rounds[index] = len(branch.accepted)
             if done:
@@ -161,7 +161,8 @@ def origins(branch: Branch, first: int = 0) -> str:
         drafted = min(branch.accepted[at], branch.emitted[at])
         kind = Origin.FORCED if branch.forced[at] else Origin.DRAFT
         text += kind * drafted + Origin.TARGET * (branch.emitted[at] - drafted)
-    return Origin.PROMPT * (len(branch.tokens) - len(text)) + text
+    before = len(branch.tokens) - len(text)
+    return Origin.PROMPT * min(before, 1) + Origin.TARGET * (before - 1) + text
 
 
 def ready(answer: Answer, request: Request | None = None) -> AnswerReady:
