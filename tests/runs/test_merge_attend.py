@@ -25,8 +25,10 @@ from helpers.support import (
     tokens_of,
 )
 
+from specsot.engine.certify.workbench import Transformers
 from specsot.engine.record.report import finish_of, left_apart
 from specsot.engine.run.contexts import next_order
+from specsot.engine.run.visibility import context_segments
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Branch, Finish
 from specsot.states.schedule.plan import Does
@@ -118,6 +120,26 @@ def test_the_answer_is_the_targets_own_under_its_mask(
     held(run, made, (2,))
     if kind in ("eagle3", "vanilla"):
         assert sum(sum(combined_of(one).accepted) for one in requests_of(run)) > 0
+
+
+def test_layers_with_a_window_look_back_by_position(tiny: Make, graphs: Graphs) -> None:
+    """Each row of a part is as near as its position says, wherever it stands in a list of ids."""
+    made = tiny("mistral", context=2.0, window=30)
+    run = run_all(session(graphs, made, outline=outline_of(4)), TEXTS)
+    reference, alike = Transformers(made.folder, "cpu"), []
+    for branch in map(combined_of, requests_of(run)):
+        ids = [*branch.before, *branch.tokens]
+        for segments in (context_segments(branch), ()):
+            logits_QV = reference.logits(ids, "float32", segments)[len(branch.before) - 1 : -1]
+            alike.append(logits_QV.argmax(-1).tolist() == branch.tokens)
+    assert all(alike[::2]) and not all(alike[1::2])
+
+
+@pytest.mark.parametrize("attention", ["dense", "grouped"])
+def test_masks_over_the_whole_pool_say_the_same(attention: str, made: Tiny, graphs: Graphs) -> None:
+    sets = (f"attention={attention}", *settings_of("eagle3", 1))
+    run = run_all(session(graphs, made, *sets, outline=outline_of(4)), TEXTS)
+    held(run, made, ())
 
 
 @pytest.mark.parametrize(("kind", "how"), taking_turns(KINDS, list(product((1, 0), LAYOUTS))))
