@@ -32,7 +32,7 @@ QUESTIONS = (Prompt("0", "hello"), Prompt("1", "a second question", max_new_toke
 # Without a drafter, as their docs say, or with a block that the others do not have.
 OTHERS = (
     *("autoregressive", "bim_plain", "batching_plain", "paged_plain", "beam"),
-    *("blend_eagle", "bim_blend_eagle", "bim_blend_merge"),
+    *("blend_eagle", "bim_blend_eagle", "bim_blend_merge", "bim_attend_merge"),
 )
 # The algorithm as published accepts by rejection; the second drafter stands in its own block.
 MORE = {"speculative": ("sampling",), "bim_two_drafters": ("skeleton",)}
