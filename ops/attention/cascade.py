@@ -12,10 +12,9 @@ import numpy as np
 
 from ..kv.pool import KVCache
 from ..kv.slots import Ints
-from .stacks import Lineages, Member, Stack, row_cost, stacks
+from .stacks import Lineages, Member, Stack, reads, stacks
 
-# Measured (docs/memory.md): so many times fewer scores, and so many fewer, make up for merging.
-GAIN, LEAST = 1.25, 200_000
+LEAST = 2000  # slots that are read less often: so many make up for merging (docs/memory.md)
 
 
 class Plan(NamedTuple):
@@ -43,13 +42,24 @@ def plan(
             that and `grouped`.
         even, alone: as for `stacks`; then nothing is split.
     """
-    if members and backend in ("auto", "cascade") and kv.rows == 1 and not (even or alone):
-        levels = shared_parts(members, lineages, segment_N)
-        parts = [part for level in levels for part in level]
-        if len(levels) > 1 and (backend == "cascade" or _saves(kv, members, parts)):
-            made = [stack for level in levels for stack in stacks(kv, level, "grouped")]
-            return Plan(made, True)
+    members = [one for one in members if len(one.rows)]
+    least = 1 if backend == "cascade" else 2  # one sequence reads everything once
+    can = backend in ("auto", "cascade") and kv.rows == 1 and not (even or alone)
+    can = can and len(members) >= least
+    levels = shared_parts(members, lineages, segment_N) if can else []
+    if len(levels) > 1 and (backend == "cascade" or _is_worth_it(kv, members, levels)):
+        return Plan([stack for level in levels for stack in stacks(kv, level, "grouped")], True)
     return Plan(stacks(kv, members, backend, even, alone), False)
+
+
+def _is_worth_it(
+    kv: KVCache, members: Sequence[Member], levels: Sequence[Sequence[Member]]
+) -> bool:
+    """Whether so much less is read that merging costs less."""
+    whole = reads(kv, members)
+    if sum(whole) - max(whole) < LEAST:  # together they read what one of them does, at least
+        return False
+    return sum(whole) - sum(sum(reads(kv, level)) for level in levels) >= LEAST
 
 
 def shared_parts(
@@ -83,8 +93,3 @@ def shared_parts(
         taken.update(several)
         level.append(part)
     return [*(level for _, level in levels), own]
-
-
-def _saves(kv: KVCache, members: Sequence[Member], parts: Sequence[Member]) -> bool:
-    whole, split = row_cost(kv, members), row_cost(kv, parts)
-    return whole > GAIN * split and whole - split > LEAST

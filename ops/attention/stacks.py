@@ -157,10 +157,9 @@ def _keys_of(kv: KVCache, member: Member, extents: Sequence[int]) -> Keys:
     return member.row * kv.capacity, extents[member.row]
 
 
-def row_cost(kv: KVCache, members: Sequence[Member]) -> int:
-    """Scores of all members, each by itself."""
-    lengths = [_extent(one)[1] for one in _keys(kv, members)]
-    return sum(len(one.rows) * length for one, length in zip(members, lengths, strict=True))
+def reads(kv: KVCache, members: Sequence[Member]) -> list[int]:
+    """Slots that are read for each member by itself."""
+    return [_extent(one)[1] for one in _keys(kv, members)]
 
 
 def _dense(kv: KVCache, members: Sequence[Member]) -> tuple[Sequence[Member], list[Keys]]:

@@ -45,7 +45,7 @@ WHOLE: dict[str, tuple[Any, ...]] = {
     "requests": (1, 2),
     "stops": ((2,), ()),  # with an end, some branches stop early
     "nodes": ("{1: 10, 2: 6, 4: 3}", "1", "7"),
-    "attention": ("dense", "grouped"),
+    "attention": ("dense", "grouped", "cascade"),
 }
 SINGLE: dict[str, tuple[Any, ...]] = {
     "family": tuple(FAMILIES),
@@ -55,7 +55,7 @@ SINGLE: dict[str, tuple[Any, ...]] = {
     "requests": (1, 2),
     "stops": ((2,), ()),  # with an end, some branches stop early
     "nodes": ("{1: 10, 2: 6}", "1", "9"),
-    "attention": ("dense", "grouped"),
+    "attention": ("dense", "grouped", "cascade"),
 }
 
 

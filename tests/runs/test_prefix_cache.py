@@ -14,6 +14,7 @@ from helpers.support import (
     branches_of,
     check_lossless,
     drive,
+    memory_of,
     named,
     outline_of,
     pairwise,
@@ -41,7 +42,9 @@ GRID: dict[str, tuple[Any, ...]] = {
     "max_active": (1, 3, 8),
     "capacity": (330, 2000),
     "temperature": (0.0, 0.9),
-    "attention": ("auto", "dense"),
+    "attention": ("auto", "dense", "cascade"),
+    "layout": ("bim", "paged"),
+    "blocks": (1, 16, 64),
     "long_half": ("first", "second"),
     "chunk": (None, 20),
 }
@@ -91,7 +94,7 @@ def test_with_and_without_it_the_tokens_are_the_same(
     made, (kind, number) = tiny("llama"), case["drafter"]
     book = StemBook(130, case["share"], (2,))
     book.long_half = case["long_half"]
-    sets = [f"drafter.kind={kind}", *SETTINGS[kind][number], f"attention={case['attention']}"]
+    sets = [f"drafter.kind={kind}", *SETTINGS[kind][number], *memory_of(case)]
     sets += [f"layout.{key}={case[key]}" for key in ("max_active", "capacity")]
     sets += [f"sampling.temperature={case['temperature']}"]
     sets += [f"scheduler.max_tokens={case['chunk']}"] if case["chunk"] else []
@@ -113,19 +116,28 @@ def test_with_and_without_it_the_tokens_are_the_same(
     assert sum(sum(pool.ledger.bytes.values()) for pool in pools) == 0, "rows were moved"
 
 
-@pytest.mark.parametrize("graph", ["autoregressive", "eagle"])
+@pytest.mark.parametrize(
+    ("graph", "sets"),
+    [
+        ("autoregressive", ()),
+        ("eagle", ()),
+        ("eagle", ("layout.kind=paged", "layout.block_size=16")),
+    ],
+)
 def test_eight_equal_prompts_that_arrive_together_are_prefilled_once(
-    graph: str, tiny: Make, graphs: Graphs
+    graph: str, sets: tuple[str, ...], tiny: Make, graphs: Graphs
 ) -> None:
     made = tiny("llama")
     text = TokenBook(130, "outline", ()).ids("long", 489, 489)
-    session = graphs.session(graph, made.models, FixedBook({"q": text}), budget=6)
+    session = graphs.session(graph, made.models, FixedBook({"q": text}), budget=6, sets=sets)
     run = run_all(session, ["q"] * 8)
     computed = [len(one.branches[0].prompt) for one in requests_of(run)]
     assert computed[0] == 489 and max(computed[1:]) <= 2, "one prefill, and a row or two"
     assert len({tuple(branch.tokens) for branch in branches_of(run)}) == 1
     assert run.board["kv"].peak_length < 489 + 8 * 40, "the prompt's rows are held once"
     assert reused(run) >= 7 * 487
+    blocks = run.board["kv"].blocks
+    assert blocks.high_water * blocks.size < 489 + 8 * (40 + 2 * blocks.size), "and their blocks"
 
 
 @pytest.mark.parametrize("graph", ["autoregressive", "eagle"])

@@ -9,9 +9,11 @@ is left of this table.
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from time import perf_counter
 
+import numpy as np
 import torch
 
 from specsot.models.layers import AttentionInputs, attend_pool, group_inputs
@@ -88,7 +90,8 @@ def compare(kinds: Sequence[str], repeats: int) -> None:
 
 
 def blocks(kinds: Sequence[str], repeats: int) -> None:
-    print("layout block | slots read, ms: grouped       cascade | blocks of a branch | wasted")
+    head = "layout block | slots read, ms: grouped       cascade | blocks of a branch | wasted"
+    print(f"{head} | host us of a round")
     for kind in kinds:
         for size in (1, 16, 64):
             kv, rows = scene(kind, 1000, 8, 4, size)
@@ -100,7 +103,20 @@ def blocks(kinds: Sequence[str], repeats: int) -> None:
                 found.append(f"{read:6} {ms:6.3f}")
             table = max(len(kv.blocks.table(one)) for one in rows.lineages.ids_S.tolist())
             waste = kv.blocks.wasted(kv.current_length)
-            print(f"{kind:6} {size:5} | {'   '.join(found)} | {table:4} | {waste:5}", flush=True)
+            host = 1e6 * seconds(partial(_round, kv, rows), 20 * repeats)
+            line = f"{kind:6} {size:5} | {'   '.join(found)} | {table:4} | {waste:5} | {host:6.0f}"
+            print(line, flush=True)
+
+
+def _round(kv: KVCache, rows: Rows) -> None:
+    """The pool's table in a round: slots for 8 trees of 5 nodes, 2 of each kept for a moment."""
+    owners = [owner for owner in rows.lineages.ids_S.tolist() for _ in range(5)]
+    homes = np.repeat([homes[0] for homes in rows.lineages.homes_S], 5)
+    slots = kv.append_(owners, 9_000, home=homes)
+    kept = np.arange(len(slots)) % 5 < 2
+    kv.commit_(slots[kept], 9_000)
+    kv.release_(slots[~kept])
+    kv.release_(slots[kept])
 
 
 if __name__ == "__main__":
