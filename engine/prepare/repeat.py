@@ -28,7 +28,7 @@ INLINE, MANY = 64 * 1024, 500  # characters and number of prompts that run.yaml 
 
 
 class PromptSpec(Spec):
-    """One prompt of a run; its fields are those of `Prompt`, in the same order."""
+    """One prompt of a run; its fields are those of `Prompt`, with the names of a prompts file."""
 
     id: str
     prompt: str
@@ -135,9 +135,9 @@ def run_document(
 
 
 def _prompt(prompt: Prompt) -> dict[str, Any]:
-    said = asdict(prompt)
-    del said["past"], said["rules"]  # a run has no conversations
-    values = dict(zip(PromptSpec.model_fields, said.values(), strict=True))
+    said = asdict(prompt)  # but for turns and rules: a run has no conversations
+    said |= {"id": prompt.key, "prompt": prompt.text}
+    values = {name: said[name] for name in PromptSpec.model_fields}
     return {name: _plain(value) for name, value in values.items() if value not in (None, (), "")}
 
 

@@ -230,4 +230,4 @@ def test_layouts_agree_where_every_row_holds_a_blended_prefix(made: Tiny, graphs
             sets = (f"layout.kind={layout}", f"blend.ratios=[{ratio}]", "skeleton.found=8")
             opened = session(graphs, made, "bim_blend_eagle", *sets, outline=parts)
             found.append(tokens_of(run_all(opened, asked(2, documents=8))))
-    assert found[:2] == found[2:]
+    assert found[:2] == found[2:4] == found[4:]

@@ -29,6 +29,8 @@ from specsot.states.yaml.source import GraphError
 CASE: dict[str, Any] = {
     "drafter": ("eagle3", 0),
     "layout": "bim",
+    "blocks": 1,
+    "attention": "auto",
     "parts": 3,
     "temperature": 1.0,
     "rules": "all",

@@ -90,6 +90,7 @@ def test_values_of_a_setting_in_the_words_that_bash_makes_of_it() -> None:
     assert bash("run", "eagle", "--set", "layout.kind") == [
         "layout.kind=bim",
         "layout.kind=batching",
+        "layout.kind=paged",
     ]
     assert bash("run", "bim_plain", "--set", "skeleton.grammar", "=") == ["true", "false"]
     assert bash("compare", "eagle", "@", "layout.kind", "=", "ba") == ["batching"]

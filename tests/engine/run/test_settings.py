@@ -36,7 +36,7 @@ def tokens(answer: Answer) -> list[int]:
 
 def test_requests_of_one_engine_have_settings_of_their_own(make: Callable[[str], Engine]) -> None:
     """Side by side, each as it is alone; a plain one in a graph with outlines as in one without."""
-    rules = SamplingRules(temperature=1.5, frequency_penalty=0.5)
+    rules = SamplingRules(temperature=1.5, logit_bias=((5, 100.0),))
     wanted = [
         RequestSettings(),
         RequestSettings(skeleton=False),
@@ -117,7 +117,7 @@ def test_what_is_kept_of_another_prompt_is_counted(make: Callable[[str], Engine]
     with make("eagle") as engine:
         usages = []
         for _ in range(2):
-            handle = engine.submit(Prompt("1", BEES * 8))
+            handle = engine.submit(Prompt("1", BEES * 16))
             handle.result()
             last = handle.since(0)[-1]
             assert isinstance(last, AnswerReady)
