@@ -162,13 +162,15 @@ class Plan:
     """How prompts are put to the sides.
 
     repeats: of all prompts. warm: rounds of the first prompt before anything counts. shuffled: an
-    order of the sides is drawn for each round; else they begin in turn. dress: what is done to the
+    order of the sides is drawn for each round; else they begin in turn. collected: all chunks of
+    documents are read before the first round. dress: what is done to the
     loaded sides. facts: what else makes it another comparison.
     """
 
     repeats: int = 1
     warm: int = 2
     shuffled: bool = False
+    collected: bool = False
     dress: "Callable[[list[Side]], list[Side]]" = _as_they_are
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -206,7 +208,7 @@ def compare_jobs(
         missing = [number for number in range(len(prompts)) if number not in rounds]
         with Halt() as halt:
             asked = [prompts[number] for number in missing]
-            warm_up(sides, jobs[0].prompts, asked, halt, plan.warm)
+            warm_up(sides, jobs[0].prompts, asked, halt, plan.warm, plan.collected)
             seeds = partial(drawn, numbers=missing)
             found = answer_all(sides, asked, halt, show, seeds if plan.shuffled else in_turn)
             for number, one in zip(missing, found, strict=False):

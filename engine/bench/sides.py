@@ -142,10 +142,12 @@ def warm_up(
     asked: Sequence[Prompt],
     halt: Halt,
     most: int = WARM_UP,
+    every: bool = False,
 ) -> None:
     """Refuse what cannot be a prompt before anything is measured, and warm everything up.
 
     asked: those of the prompts that are about to be measured; most: rounds of the first of them.
+    every: of all of them where a graph reuses chunks of documents, so that all are collected.
 
     Raises:
         PromptError: the text cannot be a prompt for one of the models.
@@ -157,8 +159,10 @@ def warm_up(
         set_up_torch(threads_of(side.job), side.job.options.device)
         if side.peer is not None:
             side.peer.answer(side, asked[0], most)
-        else:
-            perform(side.session, asked[:1], halt=halt, max_rounds=most)[0].close()
+            continue
+        blends = every and side.job.program.graph.blend is not None
+        for prompt in dict.fromkeys(asked) if blends else asked[:1]:
+            perform(side.session, [prompt], halt=halt, max_rounds=most)[0].close()
 
 
 Order = Callable[[Sequence[Side], int], Sequence[Side]]

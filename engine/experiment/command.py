@@ -69,8 +69,10 @@ def resumed(
     """What was asked when the folder was begun; `asked` has what is of this call alone.
 
     Raises:
-        UsageError: nothing was begun there.
+        UsageError: nothing was begun there, or something else is asked now.
     """
+    if asked.refs or asked.vary or asked.repeats or asked.count or asked.against or asked.out:
+        raise UsageError("--resume DIR goes on with what was asked then, and takes nothing else")
     try:
         kept = json.loads((folder / ASKED).read_text(encoding="utf-8"))
         old = BenchOptions(**kept["asked"])
@@ -111,6 +113,7 @@ def measure(
         repeats=experiment.repeats,
         warm=WARM,
         shuffled=True,
+        collected=True,
         dress=dressed([entry.peer for entry in entries]),
         facts={"repeats": experiment.repeats, "probe": experiment.probe},
     )
@@ -174,11 +177,13 @@ def _write(
 ) -> None:
     from .output import csv_of, markdown_table, page
 
-    table = markdown_table(prepared.experiment, rows)
     files.write_json(RESULT, result)
+    if not rows:
+        return
+    table = markdown_table(prepared.experiment, rows)
     files.write_text(CSV, csv_of(rows))
     files.write_text(PAGE, page(result, table, notes))
-    if plot and rows:
+    if plot:
         from .plot import draw_all
 
         draw_all(prepared.experiment, rows, files.path)

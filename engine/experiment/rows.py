@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from ..bench.report import Comparison
-from ..bench.sides import ComparedPrompt, Side, SideRun
+from ..bench.sides import ComparedPrompt, Side, SideRun, letters
 from ..bench.summary import equal_branches
 from ..limits import disturbance
 from ..record.metrics import state_figures
@@ -51,6 +51,23 @@ class Row:
             "acceptance_by_depth": [round(share, 4) for share in self.accepted],
             "ms_per_visit": {name: round(ms, 4) for name, ms in self.states.items()},
         }
+
+
+def kept_rows(result: Mapping[str, Any]) -> list[Row]:
+    """The rows of a kept result."""
+    return [
+        Row(
+            letter,
+            one["side"],
+            one["varied"],
+            one["reference"],
+            one["equal"],
+            {name: Estimate(*values) for name, values in one["figures"].items()},
+            one["acceptance_by_depth"],
+            one["ms_per_visit"],
+        )
+        for letter, one in zip(letters(), result["rows"].values(), strict=False)
+    ]
 
 
 def rows_of(

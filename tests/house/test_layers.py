@@ -22,6 +22,8 @@ NO_TORCH = (
     "engine.cli.main",
     "engine.cli.start",
     "engine.cli.graphs",
+    "engine.cli.bench",
+    "engine.experiment.setting_up",
     "engine.cli.train",
     "engine.prepare.job",
     "engine.view.diagram",

@@ -57,9 +57,8 @@ def test_sums_peaks_and_what_only_we_can_tell() -> None:
     held = SideRun(Status.OK, Cost(Meter(), pools), ())
     most = FIGURES["kv_held_mb"].measure([held, one], [held, one], [0, 0])
     assert most is not None and most.value == 5
-    same = FIGURES["same_answer"].measure(
-        [a_run(1, 2, digest="x")] * 2, [a_run(1, 2, digest="x"), a_run(1, 2, digest="y")], [0, 1]
-    )
+    one, two = (a_run(1, 2, digest=digest) for digest in "xy")
+    same = FIGURES["same_answer"].measure([one, one], [one, two], [0, 1])
     assert same is not None and same.value == 0.5
     assert acceptance_by_depth(Meter(lengths=Counter({1: 2, 2: 1, 3: 1}))) == [0.5, 0.5]
 

@@ -23,18 +23,18 @@ from specsot.engine.prepare.options import RunOptions
 
 HEAD = "version: 1\nname: mine\ndoc: Mine.\n"
 WRONG = {
-    "sides: [bim_egle]\n": "4:9: sides.0: no graph 'bim_egle', nor a peer; did you mean 'bim_eagle'",
+    "sides: [bim_egle]\n": "4:9: sides.0: no graph 'bim_egle', nor a peer; did you mean",
     "sides: [eagle]\nagainst: [hf, hff]\n": "5:15: against.1: no graph 'hff'",
-    "sides: [eagle]\nfigures: [tau_stop]\n": "5:11: figures.0: no figure 'tau_stop'; did you mean",
+    "sides: [eagle]\nfigures: [tau_stop]\n": "5:11: figures.0: no figure 'tau_stop'; did you",
     "sides: [eagle]\nplots: [{y: tau_step, x: nodes}]\n": "5:26: plots.0.x: 'nodes' does not vary",
     "sides: [eagle]\nrepeats: 0\n": "5:10: repeats:",
     "sides: [eagle]\nrepeat: 2\n": "5:1: repeat:",
     "sides: []\n": "4:8: sides:",
     "sides: [bim_eagle]\nvary: {parts: [2, two]}\n": "5:19: vary.parts.1: a number of parts",
     # of the graphs that it makes
-    "sides: [eagle]\nvary: {drafter.nodes: [2, 0]}\n": "5:27: vary.drafter.nodes.1: eagle: drafter.no",
+    "sides: [eagle]\nvary: {drafter.nodes: [2, 0]}\n": "5:27: vary.drafter.nodes.1: eagle: dr",
     "sides: [eagle]\nset: {drafter.nods: 2}\n": "5:20: set.drafter.nods: eagle: drafter.nods:",
-    "sides:\n  - eagle\n  - eagle@drafter.nods=3\n": "6:5: sides.1: eagle@drafter.nods=3: drafter.nods",
+    "sides:\n  - eagle\n  - eagle@drafter.nods=3\n": "6:5: sides.1: eagle@drafter.nods=3",
 }
 
 
