@@ -33,6 +33,7 @@ COMMANDS = (
     Command("serve", "serving", "serve", "Serve graphs: OpenAI's API, and a page that shows it."),
     Command("compare", "decoding", "compare", "Compare graphs: equal tokens, and the cost."),
     Command("sweep", "decoding", "sweep", "Vary settings of a graph: what each costs, the best."),
+    Command("bench", "bench", "bench", "Measure experiments: paired, with intervals, beside hf."),
     Command("certify", "decoding", "certify", "Certify that a graph is lossless."),
     Command("verify-run", "decoding", "verify_run", "Hold a run folder to plain transformers."),
     Command("check", "graphs", "check", "Check graphs: every problem with its place."),
@@ -53,7 +54,8 @@ COMMANDS = (
 
 EXIT_CODES = (
     "Exit codes: 0 good, 1 the run failed, 2 wrong usage, 3 a graph or configuration has problems, "
-    "4 a model cannot be used, 5 results differ that must be equal, 130 interrupted."
+    "4 a model cannot be used, 5 results differ that must be equal, 6 slower than the baseline, "
+    "130 interrupted."
 )
 
 

@@ -77,3 +77,7 @@ class ProblemCode(StrEnum):
     TEMPLATE_FILE = "G801"
     SLOTS = "G802"
     TEXTS = "G803"
+    # experiments
+    NO_SIDE = "G901"
+    NO_FIGURE = "G902"
+    NO_AXIS = "G903"

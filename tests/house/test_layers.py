@@ -22,6 +22,8 @@ NO_TORCH = (
     "engine.cli.main",
     "engine.cli.start",
     "engine.cli.graphs",
+    "engine.cli.bench",
+    "engine.experiment.setting_up",
     "engine.cli.train",
     "engine.prepare.job",
     "engine.view.diagram",
@@ -62,6 +64,7 @@ MAY_IMPORT = {
     "models models/* ops ops/*",
     "engine/view": "engine/record states states/* ops ops/*",
     "engine/bench": "engine engine/prepare engine/record engine/run states/*",
+    "engine/experiment": "engine engine/prepare engine/record engine/run engine/bench states/*",
     "engine/certify": "engine engine/prepare engine/record engine/run engine/bench states states/* "
     "models models/load ops ops/*",
     "engine/train": "engine engine/prepare engine/run states/requests states/text models models/*",

@@ -101,6 +101,13 @@ def test_values_of_a_setting_in_the_words_that_bash_makes_of_it() -> None:
     assert bash("sweep", "eagle", "--vary", "layout.kind", "=", "bim,ba") == ["bim,batching"]
 
 
+def test_experiments_peers_and_what_they_are_against() -> None:
+    offered = bash("bench", "")
+    assert {"drafters", "hf-assisted", "eagle", "mine.yaml"} <= set(offered)
+    assert bash("bench", "eagle", "--against", "hf,hf-a") == ["hf,hf-assisted"]
+    assert bash("bench", "eagle", "--vary", "layout.kind", "=", "bim,ba") == ["bim,batching"]
+
+
 def test_other_shells_give_whole_words() -> None:
     words = "specsot run eagle --set drafter.kind=ng"
     zsh = "\n".join(ask(_SPECSOT_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=words))
