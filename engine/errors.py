@@ -19,12 +19,17 @@ class Code(IntEnum):
     GRAPH = 3
     MODEL = 4
     UNEQUAL = 5
+    REGRESSION = 6
     INTERRUPTED = 130
     TERMINATED = 143
 
 
 class UsageError(ValueError):
     """An option or an input file that cannot be used."""
+
+
+class LacksDrafterError(UsageError):
+    """A graph drafts, and nobody has said with what model."""
 
 
 class UnequalError(ValueError):

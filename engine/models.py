@@ -75,8 +75,10 @@ def with_drafter(models: Models, folder: Path, kind: str) -> Models:
     return replace(models, drafter=drafter)
 
 
-def new_pool(model: Target | Eagle3, capacity: int, rows: int, models: Models) -> KVCache:
-    """The KV pool of one model, `rows` of it under ``batching``.
+def new_pool(
+    model: Target | Eagle3, capacity: int, rows: int, models: Models, block_size: int = 1
+) -> KVCache:
+    """The KV pool of one model, `rows` of it under ``batching``, else in blocks of so many slots.
 
     Raises:
         MemoryError: it takes more than there is; with both numbers.
@@ -88,4 +90,4 @@ def new_pool(model: Target | Eagle3, capacity: int, rows: int, models: Models) -
         raise MemoryError(
             f"keys and values of {each} slots take {needed / 1e9:.1f} GB, {free / 1e9:.1f} are free"
         )
-    return KVCache(*shape, dtype=models.dtype, device=models.device)
+    return KVCache(*shape, block_size=block_size, dtype=models.dtype, device=models.device)

@@ -1,6 +1,6 @@
 """What the layers of all models are made of, on flat rows [N, ...] with N = B * Q."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.attention.backends import Attend, dense, to_bias, window_mask
+from ..ops.attention.backends import Attend, dense, to_bias, window_mask, with_sums
 from ..ops.attention.metadata import AttentionMetadata
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import SlotRun
@@ -31,13 +31,15 @@ class GroupInputs(NamedTuple):
 class AttentionInputs:
     """What every layer of one forward needs to know about its rows.
 
-    cos, sin: [N, 1, head_dim]; slots_N: flat slots the rows are written to.
+    cos, sin: [N, 1, head_dim]; slots_N: flat slots the rows are written to. merged: whether rows
+        are in several groups, see `AttentionMetadata`.
     """
 
     groups: tuple[GroupInputs, ...]
     cos_N1d: Tensor
     sin_N1d: Tensor
     slots_N: Tensor
+    merged: bool = False
 
 
 Narrow = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -94,6 +96,8 @@ def attend_pool(
     q_Nhd: Tensor, layer: int, inputs: AttentionInputs, kv: KVCache, attend: Attend = dense
 ) -> Tensor:
     """Every group attends to its own slots of one layer -> [N, heads * head_dim]."""
+    if inputs.merged:
+        return _attend_merged(q_Nhd, layer, inputs.groups, kv)
     if len(inputs.groups) == 1 and inputs.groups[0].rows_Gq is None:
         return _attend_group(q_Nhd, layer, inputs.groups[0], kv, attend)
     out_NI = q_Nhd.new_zeros(len(q_Nhd), q_Nhd[0].numel())
@@ -111,6 +115,25 @@ def _attend_group(
     keys, values = kv.get_valid(layer, group.keys)
     q_Gqhd = q_Mhd.view(len(keys), -1, *q_Mhd.shape[1:])
     return attend(q_Gqhd, keys, values, group.bias_G1qK).flatten(2).flatten(0, 1)
+
+
+def _attend_merged(q_Nhd: Tensor, layer: int, groups: Sequence[GroupInputs], kv: KVCache) -> Tensor:
+    """The same where rows are in several groups: softmax over all their slots is the mean of the
+    groups' results, weighted by the sums of their exponentials. At least float32 throughout."""
+    wide = torch.promote_types(q_Nhd.dtype, torch.float32)
+    out_Nhd = torch.zeros_like(q_Nhd, dtype=wide)
+    sums_Nh = out_Nhd.new_full(q_Nhd.shape[:2], torch.finfo(wide).min)
+    for group in groups:
+        rows_M = slice(None) if group.rows_Gq is None else group.rows_Gq.flatten()
+        keys, values = kv.get_valid(layer, group.keys)
+        q_Gqhd = q_Nhd[rows_M].view(len(keys), -1, *q_Nhd.shape[1:])
+        more_Gqhd, more_Gqh = with_sums(q_Gqhd, keys, values, group.bias_G1qK)
+        old_Mh, new_Mh = sums_Nh[rows_M], more_Gqh.flatten(0, 1)
+        both_Mh = torch.logaddexp(old_Mh, new_Mh)
+        merged_Mhd = out_Nhd[rows_M] * (old_Mh - both_Mh).exp()[..., None]
+        merged_Mhd += more_Gqhd.flatten(0, 1) * (new_Mh - both_Mh).exp()[..., None]
+        out_Nhd[rows_M], sums_Nh[rows_M] = merged_Mhd, both_Mh
+    return out_Nhd.flatten(1).to(q_Nhd.dtype)
 
 
 class DecoderLayer(nn.Module):
@@ -239,6 +262,7 @@ class PoolModel(nn.Module):
                 group_inputs(attention, positions_N, self.groups, self.dtype, narrow),
                 *angles,
                 slots_N,
+                attention.merged,
             )
             for kind, narrow in self.narrows.items()
         }

@@ -9,15 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from .attention.metadata import (
-    AttentionGroup,
-    AttentionMetadata,
-    Stack,
-    group_of,
-    history,
-    stacks,
-    tensor,
-)
+from .attention.cascade import plan
+from .attention.metadata import AttentionGroup, AttentionMetadata, tensor
+from .attention.stacks import Stack, group_of, history
 from .kv.pool import KVCache
 from .registry import op
 from .types import Rows
@@ -29,8 +23,10 @@ def build(rows: Rows, kv: KVCache, *, attention: str = "auto") -> AttentionMetad
     readable = kv.committed.copy()
     readable[rows.prompt_slots] = True
     alone = int(rows.forest is not None)  # the first member, whose rows the device alone knows
-    groups = stacks(kv, rows.members, attention, even=rows.blend is not None, alone=alone)
-    return AttentionMetadata(tuple(_group(rows, kv, stack, readable) for stack in groups))
+    even, lineages = rows.blend is not None, rows.lineages
+    chosen = plan(kv, rows.members, lineages, rows.segment_N, attention, even=even, alone=alone)
+    groups = tuple(_group(rows, kv, stack, readable) for stack in chosen.stacks)
+    return AttentionMetadata(groups, chosen.merged)
 
 
 def _group(
@@ -70,6 +66,10 @@ def _trees(rows: Rows, stack: Stack, mask_GqK: Tensor, positions_GK: Tensor) -> 
         return
     device, size = mask_GqK.device, rows.node_rows_ST.shape[1]
     tree_E, node_E = np.divmod(node_Gq[sequence_E, query_E], size)
+    here_E = stack.holds(rows.node_slots_ST[tree_E, 0], sequence_E)
+    sequence_E, query_E, tree_E, node_E = (
+        values[here_E] for values in (sequence_E, query_E, tree_E, node_E)
+    )
     place_ET = stack.places(rows.node_slots_ST[tree_E], sequence_E)
     g_E1, q_E1, tree, node, place = (
         tensor(values, device)

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .attention.metadata import AttentionMetadata, Lineages, Member
+from .attention.metadata import AttentionMetadata
+from .attention.stacks import Lineages, Member
 from .blend.blend import Blend, BlendReport
 from .blend.layer_plan import LayerPlan as LayerPlan
 from .blend.layer_plan import LayerStatus as LayerStatus
@@ -28,7 +29,8 @@ class Rows:
     """The rows of one forward: token trees of running branches, and prefill rows.
 
     Under ``bim`` B is 1 and everything lies one after another; under ``batching`` tensor row b is
-    the pool's row `first_row + b`, and its queries stand at the right end, behind padding.
+    the pool's row `first_row + b`, under ``paged`` a branch's, the pool having one row. Queries
+    stand at its right end, behind padding.
 
     tokens_BQ, positions_BQ, slots_BQ: int64. Slots are flat indices into the pool; padding has
         the scratch slot.

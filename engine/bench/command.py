@@ -2,11 +2,12 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...states.text.outline_file import OutlineError
 from ...states.yaml.source import GraphError, Problem
@@ -23,6 +24,7 @@ from ..terminal import working
 if TYPE_CHECKING:
     from .report import Comparison
     from .results import ResultsFolder
+    from .sides import Side
 
 MOST_GRAPHS = 26
 
@@ -151,8 +153,33 @@ def _of_side(side: str, own: Sequence[str], problem: Problem) -> Problem:
     return replace(problem, file=f"{side}: {problem.file}") if own else problem
 
 
+def _as_they_are(sides: "list[Side]") -> "list[Side]":
+    return sides
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How prompts are put to the sides.
+
+    repeats: of all prompts. warm: rounds of the first prompt before anything counts. shuffled: an
+    order of the sides is drawn for each round; else they begin in turn. collected: all chunks of
+    documents are read before the first round. dress: what is done to the
+    loaded sides. facts: what else makes it another comparison.
+    """
+
+    repeats: int = 1
+    warm: int = 2
+    shuffled: bool = False
+    collected: bool = False
+    dress: "Callable[[list[Side]], list[Side]]" = _as_they_are
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+ONCE = Plan()
+
+
 def compare_jobs(
-    jobs: Sequence[Job], files: SparedFolder | None = None
+    jobs: Sequence[Job], files: SparedFolder | None = None, plan: Plan = ONCE
 ) -> tuple["Comparison", "ResultsFolder | None"]:
     """Load the models, answer the jobs' prompts with each graph, and judge what came of it.
 
@@ -167,20 +194,24 @@ def compare_jobs(
         from .equal import pairs_of
         from .report import Comparison, judge_prompt
         from .results import ResultsFolder, setup_of
-        from .sides import answer_all, load_sides, loading_notes, warm_up
+        from .sides import answer_all, drawn, in_turn, load_sides, loading_notes, warm_up
 
-        sides, prompts = load_sides(jobs), jobs[0].prompts
+        sides = plan.dress(load_sides(jobs))
+        prompts = [*jobs[0].prompts] * plan.repeats
         pairs, folder, rounds = pairs_of(sides), None, {}
         for note in loading_notes(sides):
             complain(f"note: {note}")
         if files is not None:
-            folder = ResultsFolder(files, setup_of(sides, prompts, jobs[0].options.argv))
+            setup = setup_of(sides, jobs[0].prompts, jobs[0].options.argv)
+            folder = ResultsFolder(files, {**setup, **plan.facts})
             rounds = folder.kept(prompts, pairs)
         missing = [number for number in range(len(prompts)) if number not in rounds]
         with Halt() as halt:
             asked = [prompts[number] for number in missing]
-            warm_up(sides, prompts, asked, halt)
-            for number, one in zip(missing, answer_all(sides, asked, halt, show), strict=False):
+            warm_up(sides, jobs[0].prompts, asked, halt, plan.warm, plan.collected)
+            seeds = partial(drawn, numbers=missing)
+            found = answer_all(sides, asked, halt, show, seeds if plan.shuffled else in_turn)
+            for number, one in zip(missing, found, strict=False):
                 rounds[number] = one, judge_prompt(one, pairs)
                 if folder is not None:
                     folder.add(number, *rounds[number])

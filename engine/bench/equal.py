@@ -104,7 +104,11 @@ def _reason(first: Side, second: Side) -> str:
     without = [s.letter for s in (first, second) if s.job.program.graph.skeleton is None]
     if len(without) == 1:
         return f"{without[0]} has no skeleton: its answers stand behind another context"
-    if not all(side.job.program.graph.sampling.exact for side in (first, second)):
+    graphs = [side.job.program.graph for side in (first, second)]
+    drawn = any(graph.sampling.temperature for graph in graphs)
+    if drawn and any(side.peer is not None for side in (first, second)):
+        return "transformers draws with coins of its own"
+    if not all(graph.sampling.exact for graph in graphs):
         return "accept: rejection keeps the distribution, not the tokens"
     one, two = _facts(first), _facts(second)
     unlike = [key for key in one if one[key] != two[key]]

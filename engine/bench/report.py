@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import Code
 from ..prepare.environment import redact, threads_of
 from ..run.runner import STATUS_CODES, Status
+from .costs import Cost, total
 from .equal import (
     CUT,
     END,
@@ -17,7 +18,7 @@ from .equal import (
     compare_branches,
     counts,
 )
-from .sides import ComparedPrompt, Cost, Side, total
+from .sides import ComparedPrompt, Side
 
 SCHEMA = 1
 
@@ -103,7 +104,7 @@ def graph_facts(side: Side) -> dict[str, Any]:
     """What a side is, in the words of its options."""
     graph, options = side.job.program.graph, side.job.options
     return {
-        "name": graph.name,
+        "name": side.title,
         "file": redact(options.graph),
         "sets": list(options.sets),
         "layout": graph.layout.kind,

@@ -20,9 +20,10 @@ from ..record.metrics import Meter
 from ..record.run_folder import SparedFolder
 from ..run.runner import Status
 from ..run.writer import made_with
+from .costs import Cost, Moments, PoolUse
 from .equal import BranchAnswer, BranchComparison, Difference, GraphPair
 from .report import Comparison, graph_facts
-from .sides import ComparedPrompt, Cost, PoolUse, Side, SideRun
+from .sides import ComparedPrompt, Side, SideRun
 from .summary import csv_text, document, page, rows_of
 
 SETUP, RESULT, TABLE, PAGE = "setup.json", "result.json", "table.csv", "table.md"
@@ -66,7 +67,7 @@ class ResultsFolder:
     """
 
     def __init__(self, files: SparedFolder, setup: Mapping[str, Any]) -> None:
-        self.files, self._setup = files, setup
+        self.files, self.setup = files, setup
         self._begin()
 
     def _begin(self) -> None:
@@ -75,12 +76,13 @@ class ResultsFolder:
         try:
             old = json.loads(place.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            self.files.write_json(SETUP, self._setup)
+            self.files.write_json(SETUP, self.setup)
             return
         except (OSError, ValueError) as error:
             raise UsageError(f"{place}: cannot be read: {error}") from None
-        new = json.loads(json.dumps(self._setup))
+        new = json.loads(json.dumps(self.setup))
         known = old if isinstance(old, dict) else {}
+        self.setup = {**self.setup, COMMAND: known.get(COMMAND, self.setup[COMMAND])}
         unlike = [name for name in new if name != COMMAND and known.get(name) != new[name]]
         if unlike:
             what = ", ".join(unlike)
@@ -106,7 +108,7 @@ class ResultsFolder:
 
     def finish(self, comparison: Comparison, title: str, notes: Sequence[str]) -> None:
         """The tables, of all rounds that there are."""
-        rows, setup = rows_of(comparison), self._setup
+        rows, setup = rows_of(comparison), self.setup
         facts = {COMMAND: f"`{setup[COMMAND]}`", "prompts": setup["prompts"]["count"]}
         facts |= {"status": comparison.status, **setup["machine"], **setup["versions"]}
         facts["a busy loop got of a CPU"] = f"{comparison.cpu_share:.0%}"
@@ -129,6 +131,8 @@ def _plain(round_: ComparedPrompt, results: Sequence[BranchComparison]) -> dict[
                 "problems": list(run.problems),
                 "meter": {name: getattr(run.cost.meter, name) for name in _sums(Meter())},
                 "pools": {name: vars(use) for name, use in run.cost.pools.items()},
+                "moments": vars(run.cost.moments),
+                "digest": run.digest,
             }
             for letter, run in round_.runs.items()
         },
@@ -167,8 +171,10 @@ def _read(
     runs = {}
     for letter, run in plain["runs"].items():
         pools = {name: _filled(PoolUse(), use) for name, use in run["pools"].items()}
-        cost = Cost(_filled(Meter(), run["meter"]), pools)
-        runs[letter] = SideRun(Status(run["status"]), cost, run["problems"])
+        moments = _filled(Moments(), run["moments"])
+        cost = Cost(_filled(Meter(), run["meter"]), pools, moments)
+        status = Status(run["status"])
+        runs[letter] = SideRun(status, cost, run["problems"], digest=run["digest"])
     round_ = ComparedPrompt(prompt, runs, plain["cpu_share"])
     known = {(pair.reference.letter, pair.other.letter): pair for pair in pairs}
     results = [

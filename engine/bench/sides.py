@@ -1,14 +1,14 @@
 """What is compared: graphs with their models, loaded once, and each prompt as a run of its own."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, count, product
 from pathlib import Path
+from random import Random
 from string import ascii_uppercase
 from time import monotonic
-from typing import Any
+from typing import Protocol
 
 from ...states.requests.branch import Request
 from ..limits import cpu_share
@@ -16,13 +16,24 @@ from ..models import load_models, with_drafter
 from ..prepare.environment import model_folders, set_up_torch, threads_of
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
-from ..record.metrics import Meter, state_figures
-from ..record.report import answers_of, refusals
+from ..record.report import answers_of, output_digest, refusals
 from ..run.opening import notes_of, tie
 from ..run.runner import Halt, Status, perform
 from ..run.session import Session
+from .costs import Cost, Moments, PoolUse
 
 WARM_UP = 2  # rounds of the first prompt that no figure counts: torch sets itself up in them
+
+
+class Peer(Protocol):
+    """Another program's decoding of a side's prompts with the side's models."""
+
+    @property
+    def name(self) -> str: ...
+
+    def answer(self, side: "Side", prompt: Prompt, budget: int | None) -> "SideRun":
+        """One prompt; at most `budget` tokens, if there is one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +41,8 @@ class Side:
     """One graph of a comparison.
 
     letter: what it is called in tables; target: the folder of its model; sets: those of its
-    settings that not every graph was given.
+    settings that not every graph was given. peer: who answers instead of the graph, which then
+    says what the answer should be.
     """
 
     letter: str
@@ -38,68 +50,16 @@ class Side:
     session: Session
     target: Path
     sets: tuple[str, ...] = ()
+    peer: Peer | None = None
+
+    @property
+    def title(self) -> str:
+        """Of its graph, or the peer's name."""
+        return self.peer.name if self.peer is not None else self.job.program.graph.name
 
     @property
     def name(self) -> str:
-        name = self.job.program.graph.name
-        return f"{name}@{','.join(self.sets)}" if self.sets else name
-
-
-@dataclass
-class PoolUse:
-    """A KV pool: what it held at most, and what was moved inside it, by cause."""
-
-    peak_slots: int = 0
-    peak_bytes: int = 0
-    moved_bytes: Counter[str] = field(default_factory=Counter)
-    moves: Counter[str] = field(default_factory=Counter)
-
-    @classmethod
-    def of(cls, pool: Any) -> "PoolUse":
-        peak, ledger = pool.peak_length, pool.ledger
-        return cls(peak, peak * pool.slot_bytes, ledger.bytes, ledger.moves)
-
-    def add(self, other: "PoolUse") -> None:
-        """Count another run as well."""
-        self.peak_slots = max(self.peak_slots, other.peak_slots)
-        self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
-        self.moved_bytes.update(other.moved_bytes)
-        self.moves.update(other.moves)
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Figures of one run or of several; pools: the `target`'s, and the `drafter`'s if any."""
-
-    meter: Meter
-    pools: Mapping[str, PoolUse]
-
-    def document(self) -> dict[str, Any]:
-        """The figures under their documented names (docs/metrics.md)."""
-        meter, pools = self.meter, {name: vars(use) for name, use in self.pools.items()}
-        return {
-            "tau_step": meter.tau_step,
-            "target_forwards": meter.forwards,
-            "branch_rounds": meter.branch_rounds,
-            "tokens": meter.tokens,
-            "seconds": meter.seconds,
-            "tokens_per_second": meter.tokens_per_second,
-            "query_rows": meter.rows,
-            "padding_rows": meter.padding,
-            "padding_waste": meter.padding_waste,
-            "states": state_figures(meter),
-            "kv": {name: pools.get(name) for name in ("target", "drafter")},
-        }
-
-
-def total(costs: Sequence[Cost]) -> Cost:
-    """Sums over runs of the same graph; of what pools held the largest."""
-    meter, pools = Meter(), {name: PoolUse() for name in costs[0].pools}
-    for cost in costs:
-        meter.add(cost.meter)
-        for name, use in cost.pools.items():
-            pools[name].add(use)
-    return Cost(meter, pools)
+        return f"{self.title}@{','.join(self.sets)}" if self.sets else self.title
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +67,14 @@ class SideRun:
     """One prompt answered by one graph.
 
     problems: why the answer is not complete, and whose it is, a line each. answered: None where a
-    folder kept the run, and no more of it than figures.
+    folder kept the run, and no more of it than figures. digest: of its tokens.
     """
 
     status: Status
     cost: Cost
     problems: Sequence[str]
     answered: Request | None = None
+    digest: str = ""
 
     @property
     def request(self) -> Request:
@@ -176,11 +137,17 @@ def loading_notes(sides: Sequence[Side]) -> list[str]:
 
 
 def warm_up(
-    sides: Sequence[Side], prompts: Sequence[Prompt], asked: Sequence[Prompt], halt: Halt
+    sides: Sequence[Side],
+    prompts: Sequence[Prompt],
+    asked: Sequence[Prompt],
+    halt: Halt,
+    most: int = WARM_UP,
+    every: bool = False,
 ) -> None:
     """Refuse what cannot be a prompt before anything is measured, and warm everything up.
 
-    asked: those of the prompts that are about to be measured.
+    asked: those of the prompts that are about to be measured; most: rounds of the first of them.
+    every: of all of them where a graph reuses chunks of documents, so that all are collected.
 
     Raises:
         PromptError: the text cannot be a prompt for one of the models.
@@ -190,28 +157,50 @@ def warm_up(
             side.session.request(prompt)
     for side in sides if asked else ():
         set_up_torch(threads_of(side.job), side.job.options.device)
-        perform(side.session, asked[:1], halt=halt, max_rounds=WARM_UP)[0].close()
+        if side.peer is not None:
+            side.peer.answer(side, asked[0], most)
+            continue
+        blends = every and side.job.program.graph.blend is not None
+        for prompt in dict.fromkeys(asked) if blends else asked[:1]:
+            perform(side.session, [prompt], halt=halt, max_rounds=most)[0].close()
+
+
+Order = Callable[[Sequence[Side], int], Sequence[Side]]
+
+
+def in_turn(sides: Sequence[Side], number: int) -> Sequence[Side]:
+    """Who begins changes from round to round: a machine that gets slower favours no graph."""
+    first = number % len(sides)
+    return (*sides[first:], *sides[:first])
+
+
+def drawn(sides: Sequence[Side], number: int, numbers: Sequence[int]) -> Sequence[Side]:
+    """An order drawn for each round, the same whenever the round of this number is run."""
+    return Random(numbers[number]).sample(sides, len(sides))
 
 
 def answer_all(
-    sides: Sequence[Side], prompts: Sequence[Prompt], halt: Halt, show: Callable[[str], None]
+    sides: Sequence[Side],
+    prompts: Sequence[Prompt],
+    halt: Halt,
+    show: Callable[[str], None],
+    order: Order = in_turn,
 ) -> Iterator[ComparedPrompt]:
     """Every prompt through every graph, prompt by prompt, so that all share the machine's moods.
 
-    Who begins changes from prompt to prompt: a machine that gets slower favours no graph. Ends
-    early when somebody asked to stop; a prompt that not every graph has answered is left out.
+    Ends early when somebody asked to stop; a prompt that not every graph has answered is left out.
     """
     began, done, every = monotonic(), 0, len(prompts) * len(sides)
     for number, prompt in enumerate(prompts):
-        runs, share, first = {}, cpu_share(), number % len(sides)
-        for side in (*sides[first:], *sides[:first]):
+        runs, share = {}, cpu_share()
+        for side in order(sides, number):
             left = _words((monotonic() - began) / done * (every - done)) if done else ""
             show(f"prompt {number + 1} of {len(prompts)}{left}: {side.letter} {side.name} ...")
             runs[side.letter] = _answer(side, prompt, halt)
             if halt.status is not None:
                 return
             done += 1
-        yield ComparedPrompt(prompt, {side.letter: runs[side.letter] for side in sides}, share)
+        yield ComparedPrompt(prompt, {one.letter: runs[one.letter] for one in sides}, share)
 
 
 def _words(seconds: float) -> str:
@@ -223,14 +212,19 @@ def _words(seconds: float) -> str:
 
 def _answer(side: Side, prompt: Prompt, halt: Halt) -> SideRun:
     set_up_torch(threads_of(side.job), side.job.options.device)
+    if side.peer is not None:
+        return side.peer.answer(side, prompt, None)
     run, recorder, status = perform(side.session, [prompt], halt=halt)
     requests = run.board["branches"].requests
-    problems = refusals(answers_of(requests, side.session.prompts))
+    answers = answers_of(requests, side.session.prompts)
+    problems = refusals(answers)
     if status is Status.LIMIT:
         most = side.job.program.graph.limits.max_rounds
         problems.append(f"request {prompt.key} stopped after {most} rounds (limits.max_rounds)")
     pools = {"target": run.board["kv"], "drafter": run.board["kv_draft"]}
     uses = {name: PoolUse.of(pool) for name, pool in pools.items() if pool is not None}
+    moments = Moments.of(recorder.meter, run.board["host"].reads)
     run.close()
     lines = [f"{side.letter} {side.name}: {problem}" for problem in problems]
-    return SideRun(status, Cost(recorder.meter, uses), lines, requests[0])
+    cost = Cost(recorder.meter, uses, moments)
+    return SideRun(status, cost, lines, requests[0], output_digest(answers))

@@ -49,7 +49,7 @@ def _row(comparison: Comparison, side: Side, paths: Sequence[str]) -> dict[str, 
     cost, own = comparison.total(side), own_settings(side)
     meter, pools = cost.meter, cost.pools.values()
     per_token = 1000 * meter.seconds / meter.tokens if meter.tokens else None
-    row: dict[str, Any] = {"side": side.letter, "graph": side.job.program.graph.name}
+    row: dict[str, Any] = {"side": side.letter, "graph": side.title}
     row |= {path: own.get(path, "") for path in paths}
     row |= {"prompts": len(comparison.prompts), "equal": equal_branches(comparison, side)}
     row |= {"tau_step": meter.tau_step, "target_forwards": meter.forwards, "rounds": meter.rounds}

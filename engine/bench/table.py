@@ -80,7 +80,7 @@ def _graphs(comparison: Comparison, lines: box.Box) -> Table:
     rows = [("", "graph", "settings", "file", "layout", "drafter", "model", "budget")]
     for side in comparison.sides:
         graph, options = side.job.program.graph, side.job.options
-        named = (side.letter, graph.name, "\n".join(side.sets), options.graph)
+        named = (side.letter, side.title, "\n".join(side.sets), options.graph)
         kinds = (graph.layout.kind, graph.drafter.kind, options.model, str(side.session.budget))
         rows.append((*named, *kinds))
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]

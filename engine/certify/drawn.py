@@ -16,6 +16,7 @@ from ...states.machine import Run
 from ...states.requests.branch import Request
 from ...states.text.prompt_tokens import PromptTokens
 from ..bench.sides import Side
+from ..run.visibility import context_segments
 from .probe import Trial, probe
 from .workbench import Bench, Check
 
@@ -67,7 +68,8 @@ def _cut_away(bench: Bench, name: str, *own: str) -> tuple[int, int]:
     outside = count = 0
     for branch, context in probe(bench, trial).answers():
         ids = [*context, *branch.tokens]
-        logits_QV = bench.reference.logits(ids, bench.dtype)[len(context) - 1 : -1]
+        logits_QV = bench.reference.logits(ids, bench.dtype, context_segments(branch))
+        logits_QV = logits_QV[len(context) - 1 : -1]
         scores_QV = heat(None, logits_QV.double())
         likely_QV = keep(None, scores_QV.clone())
         least_Q1 = scores_QV.masked_fill(likely_QV.isinf(), torch.inf).amin(1, keepdim=True)

@@ -15,6 +15,7 @@ from ...states.requests.samplers import rules_of
 from ..bench.equal import END, TIE
 from ..bench.sides import Side
 from ..run.contexts import contexts, order_of
+from ..run.visibility import context_segments
 from .workbench import SHOWN, Bench, Check, Transformers, grammar_of
 
 Repeat = Callable[[], bool]
@@ -105,7 +106,8 @@ class TeacherTally:
         if branch.finish is Finish.LENGTH and len(answer) != branch.budget:
             return f"{len(answer)} tokens, the budget is {branch.budget}", None
         ids = [*context, *branch.tokens]
-        logits_QV = self.reference.logits(ids, self.dtype)[len(context) - 1 :]
+        logits_QV = self.reference.logits(ids, self.dtype, context_segments(branch))
+        logits_QV = logits_QV[len(context) - 1 :]
         # An answer that left its grammar has fewer places than tokens.
         places = zip(answer, _own_tokens(branch, context, logits_QV), strict=False)
         for place, (token, (own, order_V)) in enumerate(places, 1):

@@ -60,11 +60,11 @@ def repeated(bench: Bench, side: Side, prompt: Prompt) -> Repeat | None:
 def _hold_generated(
     side: Side, request: Request, tally: TeacherTally, repeat: Repeat | None
 ) -> None:
-    """Branches whose rules `generate` has too; others are held by teacher forcing alone."""
+    """Branches whose rules and sight `generate` has too; teacher forcing alone holds the others."""
     tally.prompts += 1
     for branch, context in contexts(request, side.session.prompts):
         simple = branch.matcher is not None or rules_of(branch).plain
-        if not simple or branch.finish not in (Finish.STOP, Finish.LENGTH):
+        if not simple or branch.reads or branch.finish not in (Finish.STOP, Finish.LENGTH):
             continue
         text, _ = tally.reference.generate(branch, context, tally.dtype)
         ended = branch.finish is Finish.STOP and text[-1] in branch.request.stop_ids

@@ -6,7 +6,7 @@ answer is the answer's next one, then decoding token by token writes this answer
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from ..bench.equal import TIE
 from ..errors import Code, UsageError, first_line
 from ..prepare.environment import model_folder, set_up_torch
 from ..record.kept_runs import find_run
+from ..run.visibility import Segments, segments_from
 from ..shell import exit_code, json_text, put
 from ..terminal import working
 
@@ -31,6 +32,7 @@ class DecodedText:
     """What was decoded behind one context.
 
     ended: the token behind it was a stop token. constrained: under the grammar of outlines.
+    segments: what of the context is seen; none for all of it.
     """
 
     name: str
@@ -38,6 +40,7 @@ class DecodedText:
     tokens: Sequence[int]
     ended: bool
     constrained: bool = False
+    segments: Segments = ()
 
 
 @dataclass(slots=True)
@@ -118,10 +121,14 @@ def decoded_texts(line: Mapping[str, Any]) -> Iterator[DecodedText]:
     combined = [] if line["combined"] is None else [line["combined"]]
     for part in (*line["parts"], *combined):
         if part["token_ids"] or part["finish_reason"] == "stop":
-            title = f", part {part['index'] + 1}" if line["outline"] is not None else ""
+            word = "part" if line["outline"] is not None else "sample"
+            several = word == "part" or len(line["parts"]) > 1
+            title = f", {word} {part['index'] + 1}" if several else ""
             ended = part["finish_reason"] == "stop"
-            context = part["context_ids"] or ()
-            yield DecodedText(f"{name}{title}", context, part["token_ids"], ended)
+            context, segments = part["context_ids"] or (), part.get("context_segments")
+            seen = segments_from(segments) if segments else ()
+            text = DecodedText(f"{name}{title}", context, part["token_ids"], ended)
+            yield replace(text, segments=seen)
 
 
 def _reference(target: Mapping[str, Any], dtype: str, threads: int) -> "Transformers":
@@ -142,7 +149,9 @@ def _held(model: "Transformers", dtype: str, stops: set[int], one: DecodedText) 
     ids, size = (*one.context, *one.tokens), model.model(dtype).config.vocab_size
     if not one.context or not all(type(token) is int and 0 <= token < size for token in ids):
         raise UsageError(f"{one.name}: not token ids of this model behind a context")
-    logits_QV = model.logits(ids, dtype)[len(one.context) - 1 :].double()
+    if one.segments and sum(part.tokens for part in one.segments) != len(one.context):
+        raise UsageError(f"{one.name}: its context is not that of its segments")
+    logits_QV = model.logits(ids, dtype, one.segments)[len(one.context) - 1 :].double()
     finding = Finding(one.name)
     end = [-1] if one.ended else []
     for place, (token, logits_V) in enumerate(zip((*one.tokens, *end), logits_QV, strict=False)):

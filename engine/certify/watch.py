@@ -63,19 +63,26 @@ class Watch:
             self.wrong.setdefault("rows", f"{run.state}: {used} slots in use for {expected} rows")
         for branch in book.active:
             positions = target.position[_slots(book, target, branch)].tolist()
-            if sorted(positions) != list(range(branch.length)):
+            if sorted(positions) != _positions(branch):
                 self.wrong.setdefault("gap", f"{run.state}: {branch.name} has a gap among its rows")
 
 
 def _rows(book: Any, request: Request) -> int:
     """Rows of the target's pool that a request must have."""
-    own = sum(b.held for b in request.branches if b.stage is Stage.RUNNING)
+    there = [b for b in request.branches if b.stage is Stage.RUNNING or b.held]
+    own = 0 if request.finished else sum(b.row_count for b in there)
     if request.stage in (Stage.OUTLINE, Stage.RUNNING, Stage.MERGING):
         own += request.prefix_length * len(book.layout.rows_of(request.prefix_owner))
         own -= request.shared
     if request.stage is Stage.OUTLINE and request.root is not None:
-        own += request.root.held
+        own += request.root.row_count
     return int(own)
+
+
+def _positions(branch: Branch) -> list[int]:
+    """Of the rows that a branch must see: its prefix's, those of parts that it reads, its own."""
+    own = [range(one.start, one.length) for one in (*branch.reads, branch)]
+    return sorted(at for some in (range(branch.request.prefix_length), *own) for at in some)
 
 
 def _kept(book: Any) -> int:
@@ -87,7 +94,7 @@ def _kept(book: Any) -> int:
 def _slots(book: Any, pool: KVCache, branch: Branch) -> list[int]:
     """Of the committed rows that a branch sees, the prefix's first."""
     (row,) = book.layout.rows_of(branch.owner)
-    path = reversed(book.table.segments.path(branch.owner))
+    path = reversed(book.table.segments.lineage(branch.owner))
     return [slot for owner in path for slot in pool.slots_of(owner, row).tolist()]
 
 

@@ -20,6 +20,7 @@ from ...states.requests.branch import Branch
 from ..bench.sides import SharedModels, Side
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
+from ..run.visibility import Segments, visible
 
 SHOWN = 5  # differences that are shown
 
@@ -83,10 +84,16 @@ class Transformers:
             self._loaded[dtype] = model.train(False).to(self.device)
         return self._loaded[dtype]
 
-    def logits(self, ids: Sequence[int], dtype: str) -> Tensor:
-        """[Q, V] behind every one of these ids, in one forward."""
+    def logits(self, ids: Sequence[int], dtype: str, segments: Segments = ()) -> Tensor:
+        """[Q, V] behind every one of these ids, in one forward.
+
+        Args:
+            segments: what of the ids each one sees; by default all before it.
+        """
+        model = self.model(dtype)
+        options = _options(model, segments, len(ids)) if segments else {}
         with torch.inference_mode():
-            logits: Tensor = self.model(dtype)(self._ids(ids), use_cache=False).logits[0]
+            logits: Tensor = model(self._ids(ids), use_cache=False, **options).logits[0]
         return logits
 
     def _ids(self, ids: Sequence[int]) -> Tensor:
@@ -119,6 +126,23 @@ class Transformers:
         scores = getattr(output, "sequences_scores", None)
         tokens: list[int] = output.sequences[0, len(context) :].tolist()
         return tokens, None if scores is None else float(scores[0])
+
+
+def _options(model: Any, segments: Segments, count: int) -> dict[str, Any]:
+    """Positions, and a mask [1, 1, Q, Q] of what is added to scores; one for each kind of layer,
+    where some see no further back than a window."""
+    positions_Q, mask_QQ = (one.to(model.device) for one in visible(segments, count))
+    window = getattr(model.config, "sliding_window", None) or count + int(positions_Q.max())
+    near_QQ = mask_QQ & (positions_Q[:, None] - positions_Q[None] < window)
+
+    def added(seen_QQ: Tensor) -> Tensor:
+        none_QQ = torch.zeros(seen_QQ.shape, dtype=model.dtype, device=model.device)
+        return none_QQ.masked_fill(~seen_QQ, torch.finfo(model.dtype).min)[None, None]
+
+    mask: Any = added(near_QQ if model.config.model_type == "mistral" else mask_QQ)
+    if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()):
+        mask = {"full_attention": added(mask_QQ), "sliding_attention": added(near_QQ)}
+    return {"position_ids": positions_Q[None], "attention_mask": mask}
 
 
 def grammar_of(branch: Branch) -> Any:

@@ -72,6 +72,10 @@ def _offers(offering: Offering) -> Completion:
 @_offers
 def graph_names_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
     """Shipped graphs, YAML files and folders; behind GRAPH@ settings of that graph."""
+    yield from _sides(incomplete)
+
+
+def _sides(incomplete: str) -> Iterator[Offer]:
     from ..prepare.files import graph_names, is_graph
 
     name, at, own = incomplete.partition("@")
@@ -92,6 +96,28 @@ def _files(incomplete: str, endings: tuple[str, ...]) -> Iterator[Offer]:
             yield f"{head}{path.name}/", "folder"
         elif path.suffix in endings:
             yield f"{head}{path.name}", "file"
+
+
+@_offers
+def benched_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
+    """Shipped experiments and peers, then graphs."""
+    from ..experiment.peer_names import PEERS
+    from ..experiment.read import experiment_names
+
+    yield from ((one, "experiment") for one in experiment_names())
+    yield from ((one, "transformers") for one in PEERS)
+    yield from _sides(incomplete)
+
+
+@_offers
+def peers_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
+    """Several sides, the last of which is completed."""
+    from ..experiment.peer_names import PEERS
+    from ..prepare.files import graph_names
+
+    head, comma, _ = incomplete.rpartition(",")
+    yield from ((f"{head}{comma}{one}", "transformers") for one in PEERS)
+    yield from ((f"{head}{comma}{one}", "shipped") for one in graph_names())
 
 
 @_offers

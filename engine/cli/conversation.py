@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from ...states.graph.graph import Graph
 from ...states.phases.outline_ops import Answer
 from ...states.text.chat_format import PastTurn
 from ...states.text.encoder import PromptError
@@ -12,8 +11,8 @@ from ..prepare.inputs import Prompt
 from ..prepare.job import prepare
 from ..prepare.options import RunOptions
 from ..record.text_stream import printable
+from ..run.answer_text import pieces_of
 from ..run.engine import Engine
-from ..run.events import OUTLINE, BranchOpened, OutlineRead, StreamEvent, TextWritten
 from ..run.handle import Handle
 from ..run.opening import load
 from ..shell import complain, exit_code, put
@@ -100,47 +99,6 @@ class Conversation:
         if why:
             complain(why)
         self.failed |= handle.finish in ("refused", "failed")
-
-
-def pieces_of(events: Iterator[StreamEvent], graph: Graph) -> Iterator[str]:
-    """The text of an answer in reading order, as soon as it is known.
-
-    Parts are written side by side: the first that has not ended is shown, the others are kept until
-    it is their turn. Where parts are combined, the combined answer is shown alone.
-    """
-    combines = graph.skeleton is not None and graph.skeleton.merge != "concat"
-    texts: dict[int, str] = {}
-    titles: tuple[str, ...] = ()
-    at, ended = 0, set[int]()
-    begun = False
-    for event in events:
-        if isinstance(event, OutlineRead):
-            titles = event.titles
-            at = len(titles) if combines and len(titles) > 1 else 0
-            continue
-        index = getattr(event, "index", OUTLINE)
-        if index < at:
-            continue
-        if isinstance(event, TextWritten):
-            texts[index] = texts.get(index, "") + event.text
-        elif not isinstance(event, BranchOpened):
-            ended.add(index)
-        while at in texts or at in ended:
-            text = texts.pop(at, "")
-            if not begun and (text := text.lstrip()):
-                begun = True
-                text = _heading(at, titles) + text
-            if text:
-                yield text
-            if at not in ended:
-                break
-            at, begun = at + 1, False
-
-
-def _heading(index: int, titles: tuple[str, ...]) -> str:
-    """What stands before a part, as in the whole answer."""
-    gap = "\n\n" if 0 < index < len(titles) else ""
-    return f"{gap}{index + 1}. {titles[index]}\n\n" if index < len(titles) else ""
 
 
 def _is_outlined(answer: Answer) -> bool:

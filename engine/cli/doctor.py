@@ -89,7 +89,7 @@ def _self_test(
     report: dict[str, Any], say: Callable[[str], None], threads: int | None, rounds: int
 ) -> int:
     """Fills the report; returns the exit code."""
-    from .self_test import measure_overhead, try_graphs, unequal
+    from ..certify.self_test import measure_overhead, try_graphs, unequal
 
     runs = []
     try:

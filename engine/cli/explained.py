@@ -18,7 +18,7 @@ class ExplainedProblem(Spec):
     means: Text
     mend: Text
     when: Literal["check", "run"] = "check"
-    kind: Literal["block", "machine", "file", "own", "name", "set", "template"]
+    kind: Literal["block", "machine", "file", "own", "name", "set", "template", "experiment"]
     base: str = ""
     encoding: str = "utf-8"
     wrong: Text
@@ -37,6 +37,7 @@ class ExplainedProblem(Spec):
             "name": "specsot check",
             "set": f"specsot check {self.base} --set",
             "template": f"In a copy of the template `{self.base}`",
+            "experiment": "In an experiment's file, `specsot bench`",
         }[self.kind]
 
 

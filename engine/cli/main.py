@@ -30,8 +30,10 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("run", "decoding", "run", "Answer a prompt, live, from a graph."),
     Command("chat", "chat", "chat", "Talk with the model, turn by turn."),
+    Command("serve", "serving", "serve", "Serve graphs: OpenAI's API, and a page that shows it."),
     Command("compare", "decoding", "compare", "Compare graphs: equal tokens, and the cost."),
     Command("sweep", "decoding", "sweep", "Vary settings of a graph: what each costs, the best."),
+    Command("bench", "bench", "bench", "Measure experiments: paired, with intervals, beside hf."),
     Command("certify", "decoding", "certify", "Certify that a graph is lossless."),
     Command("verify-run", "decoding", "verify_run", "Hold a run folder to plain transformers."),
     Command("check", "graphs", "check", "Check graphs: every problem with its place."),
@@ -44,6 +46,7 @@ COMMANDS = (
     Command("models", "models", "models", "Models: list, get, inspect, convert, remove."),
     Command("simulate", "simulate", "simulate", "Policies on arrivals, without a model."),
     Command("replay", "replay", "replay", "Watch a kept run again: forwards, back, at any speed."),
+    Command("view", "serving", "view", "A kept run in the browser, forwards and back."),
     Command("runs", "runs", "runs", "Kept runs: list, show, diff, clean."),
     Command("trace", "runs", "trace", "Traces of kept runs: export, for ui.perfetto.dev too."),
     Command("cache", "cache", "cache", "Cached chunks of documents: add, list, drop."),
@@ -52,7 +55,8 @@ COMMANDS = (
 
 EXIT_CODES = (
     "Exit codes: 0 good, 1 the run failed, 2 wrong usage, 3 a graph or configuration has problems, "
-    "4 a model cannot be used, 5 results differ that must be equal, 130 interrupted."
+    "4 a model cannot be used, 5 results differ that must be equal, 6 slower than the baseline, "
+    "130 interrupted."
 )
 
 

@@ -18,7 +18,7 @@ from ..errors import UsageError
 MAX_BYTES = 64 << 20  # of a file
 TEXT_KEYS = ("prompt", "question", "turns", "task")
 ID_KEYS = ("id", "question_id", "task_id")
-PROMPT_KEYS = {*TEXT_KEYS, *ID_KEYS, "seed", "max_new_tokens", "documents"}
+PROMPT_KEYS = {*TEXT_KEYS, *ID_KEYS, "seed", "max_new_tokens", "documents", "cache_salt"}
 FOR_ALL = {  # what others' files say of a prompt's decoding, and what says it here
     "max_tokens": "'max_new_tokens' is the name here",
     "max_completion_tokens": "'max_new_tokens' is the name here",
@@ -40,7 +40,9 @@ class Prompt:
     """One question; `seed` is given or derived from the run's seed and `key`.
 
     documents: what the question is to be answered from, in the order in which it will be read.
-    past: the turns before it, if it is one of a conversation.
+    cache_salt: only prompts of the same one share rows that are kept of them.
+    past: the turns before it, if it is one of a conversation. rules: what the model is told before
+        the first of them.
     """
 
     key: str
@@ -48,7 +50,9 @@ class Prompt:
     seed: int | None = None
     max_new_tokens: int | None = None
     documents: tuple[Document, ...] = ()
+    cache_salt: str = ""
     past: tuple[PastTurn, ...] = ()
+    rules: str = ""
 
 
 Item = TypeVar("Item", Prompt, Document)
@@ -137,7 +141,10 @@ def _object(value: Mapping[str, Any], place: str, number: int) -> tuple[Prompt, 
     key = next((value[k] for k in ID_KEYS if value.get(k) is not None), number)
     seed = _integer(value, "seed", place, 0)
     budget = _integer(value, "max_new_tokens", place, 1)
-    return Prompt(_key(key, place), text, seed, budget, documents_of(value, place)), dropped
+    salt, documents = value.get("cache_salt") or "", documents_of(value, place)
+    if not isinstance(salt, str):
+        raise UsageError(f"{place}: 'cache_salt' must be a text")
+    return Prompt(_key(key, place), text, seed, budget, documents, salt), dropped
 
 
 def _key(key: Any, place: str) -> str:

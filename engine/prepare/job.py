@@ -20,7 +20,7 @@ from ...states.text.outline import Outline, parse_outline
 from ...states.text.outline_file import OutlineError, load_outline
 from ...states.yaml.source import GraphError, Source, decode
 from ...states.yaml.spec import Spec
-from ..errors import UsageError
+from ..errors import LacksDrafterError, UsageError
 from .files import PACKAGE, open_source, read_source
 from .inputs import Prompt, Prompts, read_documents, read_prompts
 from .options import SETTINGS, RunOptions, flag_of
@@ -178,7 +178,7 @@ def _with_drafter(
     if profile is not None:
         raise profile.lacks(program.graph)
     if config.drafter_model == EMBEDDED:
-        raise UsageError(
+        raise LacksDrafterError(
             f"graph {program.graph.name!r} drafts with {drafter.kind}, and the embedded drafter"
             f" fits the embedded model only: give --drafter-model for {config.model}, or"
             " --set drafter.kind=none"

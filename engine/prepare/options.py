@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ...states.yaml.spec import Int, Text
 
-JSONL = "(id, prompt|question|turns|task, seed, max_new_tokens, documents)"
+JSONL = "(id, prompt|question|turns|task, seed, max_new_tokens, documents, cache_salt)"
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$")]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 Seed = Annotated[Int, Field(ge=0, lt=1 << 63)]

@@ -12,7 +12,7 @@ from ...states.graph.plugins import installed_kinds
 from ...states.yaml.codes import ProblemCode
 from ...states.yaml.source import GraphError, Source, hint
 from ...states.yaml.spec import Spec, Text
-from ..errors import UsageError
+from ..errors import LacksDrafterError, UsageError
 from .options import Dtype, TokenIds
 
 KEY = "profiles"
@@ -108,10 +108,10 @@ class ChosenProfile:
             for key, value in self._profile.drafters.get(kind, {}).items():
                 yield Change((*block, key), value, self._place("drafters", kind, key))
 
-    def lacks(self, graph: Graph) -> UsageError:
+    def lacks(self, graph: Graph) -> LacksDrafterError:
         """It has no drafter for this graph."""
         kind, there = graph.drafter.kind, ", ".join(self._profile.drafters)
-        return UsageError(
+        return LacksDrafterError(
             f"graph {graph.name!r} drafts with {kind}, profile {self.name!r} has none; it has"
             f" {there or 'no drafters'}: give --drafter-model, or --set drafter.kind=none"
         )

@@ -28,13 +28,14 @@ INLINE, MANY = 64 * 1024, 500  # characters and number of prompts that run.yaml 
 
 
 class PromptSpec(Spec):
-    """One prompt of a run; its fields are those of `Prompt`, in the same order."""
+    """One prompt of a run; its fields are those of `Prompt`, with the names of a prompts file."""
 
     id: str
     prompt: str
     seed: Int | None = None
     max_new_tokens: Int | None = None
     documents: tuple[Document, ...] = ()
+    cache_salt: str = ""
 
 
 class Provenance(Spec):
@@ -134,10 +135,10 @@ def run_document(
 
 
 def _prompt(prompt: Prompt) -> dict[str, Any]:
-    said = asdict(prompt)
-    del said["past"]  # a run has no conversations
-    values = dict(zip(PromptSpec.model_fields, said.values(), strict=True))
-    return {name: _plain(value) for name, value in values.items() if value not in (None, ())}
+    said = asdict(prompt)  # but for turns and rules: a run has no conversations
+    said |= {"id": prompt.key, "prompt": prompt.text}
+    values = {name: said[name] for name in PromptSpec.model_fields}
+    return {name: _plain(value) for name, value in values.items() if value not in (None, (), "")}
 
 
 def _plain(value: Any) -> Any:

@@ -167,13 +167,14 @@ def _whose(
 
 def _sights(attention: Any, count: int) -> dict[int, list[int]]:
     """The slots that each row of a forward attends to."""
-    sees: dict[int, list[int]] = {}
+    sees: dict[int, set[int]] = {}
     for group in attention.groups:
         keys = group.keys
-        slots_GK = keys.slots_GK if isinstance(keys, SlotRun) else keys.cpu().numpy()[None]
+        slots_GK = keys.slots_GK if isinstance(keys, SlotRun) else keys.cpu().numpy()
         mask_GqK = group.mask_GqK.cpu().numpy()
         for rows_q, slots_K, mask_qK in zip(group.host_rows_Gq, slots_GK, mask_GqK, strict=False):
             for row, mask_K in zip(rows_q.tolist(), mask_qK, strict=True):
                 if row < count:
-                    sees[row] = slots_K[mask_K].tolist()
-    return sees
+                    of_row = sees.setdefault(row, set())
+                    of_row.update(slots_K[mask_K].tolist())
+    return {row: sorted(slots) for row, slots in sees.items()}

@@ -168,6 +168,12 @@ def pool_figures(pool: Any) -> dict[str, Any]:
         "peak_slots": pool.peak_length,
         "slot_bytes": pool.slot_bytes,
         "peak_bytes": pool.peak_length * pool.slot_bytes,
+        "blocks": {
+            "size": pool.blocks.size,
+            "count": len(pool.blocks),
+            "peak": pool.blocks.high_water,
+            "peak_wasted_slots": pool.blocks.most_wasted,
+        },
         "moved_bytes": dict(pool.ledger.bytes),
         "moves": dict(pool.ledger.moves),
     }

@@ -13,6 +13,8 @@ from .text_stream import printable
 
 Contexts = Mapping[int, Sequence[int]]
 """The token ids before the answer of each branch, by its index; `OUTLINE` that of the outline."""
+Sights = Mapping[int, Sequence[Sequence[Any]]]
+"""What of them it sees, [tokens, position, [sees]] of each segment, where that is not all."""
 OUTLINE = -1
 
 
@@ -73,8 +75,14 @@ def _point_document(point: Point) -> dict[str, Any]:
     return {**same, "depends_on": list(point.deps)}
 
 
-def answer_document(item: Answer, marks: Marks | None, contexts: Contexts) -> dict[str, Any]:
+def answer_document(
+    item: Answer, marks: Marks | None, contexts: Contexts, sights: Sights
+) -> dict[str, Any]:
     """One request: text, outline, parts with finish reasons, times; contexts: of its branches."""
+    combined = None
+    if item.combined is not None:
+        combined = _section_document(item.combined, contexts)
+        combined["context_segments"] = sights.get(item.combined.index)
     return {
         "id": item.key,
         "question": item.question,
@@ -85,7 +93,7 @@ def answer_document(item: Answer, marks: Marks | None, contexts: Contexts) -> di
         "outline_context_ids": list(contexts.get(OUTLINE, ())),
         "outline_token_ids": list(item.outline_tokens),
         "parts": [_section_document(s, contexts) for s in item.sections],
-        "combined": None if item.combined is None else _section_document(item.combined, contexts),
+        "combined": combined,
         "seconds": {
             f"to_{name}": None if nanos is None else nanos / NS
             for name, nanos in asdict(marks or Marks()).items()
@@ -115,11 +123,16 @@ def finish_of(item: Answer) -> str:
 
 
 def outputs(
-    answers: Sequence[Answer], meter: Meter, contexts: Mapping[str, Contexts]
+    answers: Sequence[Answer],
+    meter: Meter,
+    contexts: Mapping[str, Contexts],
+    sights: Mapping[str, Sights],
 ) -> list[dict[str, Any]]:
-    """The lines of outputs.jsonl; contexts: of every request, by its key."""
+    """The lines of outputs.jsonl; contexts, sights: of every request, by its key."""
     return [
-        answer_document(item, meter.marks.get(item.key), contexts.get(item.key, {}))
+        answer_document(
+            item, meter.marks.get(item.key), contexts.get(item.key, {}), sights.get(item.key, {})
+        )
         for item in answers
     ]
 

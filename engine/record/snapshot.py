@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,12 @@ def _with_padding(codes_RC: Codes) -> Codes:
     short = ~used & used.any(1)[:, None]
     short[:, longest:] = False
     return np.where(short, np.int16(PADDING), codes_RC)
+
+
+def runs_of(codes: Codes) -> list[list[int]]:
+    """Equal neighbours as [code, how many]."""
+    cuts = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
+    return [[int(codes[a]), b - a] for a, b in pairwise(cuts) if b > a]
 
 
 def pool_view(board: Mapping[str, Any]) -> PoolView:

@@ -16,13 +16,14 @@ from ...states.requests.branch import Branch, Finish, Request
 from ...states.requests.samplers import rules_of
 from ...states.text.prompts import PromptBook
 from ..models import Models
+from .visibility import Segments, context_segments, visible
 
 
 def contexts(request: Request, book: PromptBook) -> Iterator[tuple[Branch, list[int]]]:
     """Every branch that was decoded, the outline's first, with the token ids before its answer.
 
     They are put together from prompts and answers alone, not from what lies in any pool. A branch
-    that never started is left out.
+    that never started is left out. What one sees of them, if not everything: `visibility.py`.
     """
     question = [*request.prefix, *request.tail]
     root = request.root
@@ -40,7 +41,7 @@ def contexts(request: Request, book: PromptBook) -> Iterator[tuple[Branch, list[
     for branch in _started(request):
         # Which documents a branch got, and what of the parts was folded, the book alone knows.
         if request.documents or branch.combines:
-            yield branch, [*request.context, *branch.prompt]
+            yield branch, branch.before
         else:
             yield branch, [*shared, *_own(branch, book)]
 
@@ -60,9 +61,9 @@ def _own(branch: Branch, book: PromptBook) -> list[int]:
     return [*hoist, *own]
 
 
-def next_logits(models: Models, ids: Sequence[int]) -> Tensor:
+def next_logits(models: Models, ids: Sequence[int], segments: Segments = ()) -> Tensor:
     """[V] the target's logits behind these ids, by one forward of its own in a fresh pool."""
-    output, _ = full_prefill(models.target, ids, models.dtype, models.device)
+    output, _ = full_prefill(models.target, ids, models.dtype, models.device, segments=segments)
     return output.logits_RV[0]
 
 
@@ -72,17 +73,27 @@ def full_prefill(
     dtype: torch.dtype,
     device: torch.device,
     taps: Sequence[int] = (),
+    segments: Segments = (),
 ) -> tuple[TargetOutput, KVCache]:
-    """What the target says behind these ids (logits_RV has one row), and a fresh pool with them."""
+    """What the target says behind these ids (logits_RV has one row), and a fresh pool with them.
+
+    Args:
+        segments: what of the ids each one sees; by default all before it.
+    """
     count, shape = len(ids), (target.num_layers, target.kv_heads, target.head_dim)
     kv = KVCache(*shape, count, dtype=dtype, device=device)
     steps_1Q = torch.arange(count, device=device)[None]
+    positions_1Q, attention = steps_1Q, AttentionMetadata.causal(count, device)
+    if segments:
+        positions_Q, mask_QQ = (one.to(device) for one in visible(segments, count))
+        positions_1Q = positions_Q[None]
+        attention = AttentionMetadata.dense(mask_QQ[None], positions_1Q)
     with torch.inference_mode():
         output = target.forward(
             torch.tensor([list(ids)], device=device),
+            positions_1Q,
             steps_1Q,
-            steps_1Q,
-            AttentionMetadata.causal(count, device),
+            attention,
             kv,
             (LayerStatus.FULL,) * target.num_layers,
             steps_1Q[0, -1:],
@@ -94,7 +105,8 @@ def full_prefill(
 def next_order(models: Models, branch: Branch, context: Sequence[int], place: int) -> Tensor:
     """[V] what decides on token number `place` of an answer behind `context` under
     ``accept: match``."""
-    logits_V = next_logits(models, [*context, *branch.tokens[:place]])
+    ids = [*context, *branch.tokens[:place]]
+    logits_V = next_logits(models, ids, context_segments(branch))
     return order_of(logits_V, branch, context, place)
 
 
@@ -105,7 +117,8 @@ def order_of(logits_V: Tensor, branch: Branch, context: Sequence[int], place: in
     a branch of plain decoding would see them.
     """
     rules, stops = rules_of(branch), branch.request.stop_ids
-    logits_1V, behind = logits_V[None], len(context) + place
+    first = branch.start + len(branch.prompt) if branch.reads else len(context)
+    logits_1V, behind = logits_V[None], first + place
     size, device = logits_1V.shape[1], logits_1V.device
     row_1 = torch.zeros(1, dtype=torch.int64, device=device)
     seen_1V = torch.zeros(1, size, dtype=torch.bool, device=device)

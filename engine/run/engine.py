@@ -1,6 +1,6 @@
 """The engine that stays: one machine of one graph, fed from any thread, for as long as it lives."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from threading import Lock, Thread, current_thread
 from time import monotonic
@@ -9,7 +9,8 @@ from typing import Self, Unpack
 from ...states.machine import Run
 from ...states.manager.manager import BranchStateManager
 from ...states.phases.outline_ops import Answer
-from ...states.requests.branch import Finish, Request, reason_of
+from ...states.requests.branch import Finish, Request
+from ...states.requests.failing import reason_of
 from ...states.requests.summary import RoundSummary
 from ...states.schedule.inbox import Inbox
 from ...states.schedule.policies import PolicyError
@@ -17,10 +18,12 @@ from ...states.text.documents import Document
 from ...states.trace import Event, OpRan, Sink
 from ..prepare.inputs import Prompt
 from ..record.report import finish_of
+from ..record.snapshot import PoolView, pool_view
 from .events import StreamEvent, ready
 from .handle import EngineError, Handle
 from .opening import EngineOptions, opened
 from .session import Session
+from .settings import AS_THE_GRAPH, Fit, RequestSettings
 from .stats import EngineStats, Tally
 
 
@@ -34,7 +37,7 @@ class Engine:
     Args:
         graph: as for `open_session`, or a session that is there already.
         threaded: a thread of its own drives it; else whoever waits does, or calls `step`.
-        sink: is called with every event of the machine.
+        sink: is called with every event of the machine. rounds: with what every forward committed.
         options: as for `open_session`.
     """
 
@@ -44,6 +47,7 @@ class Engine:
         *,
         threaded: bool = True,
         sink: Sink | None = None,
+        rounds: Callable[[RoundSummary], None] | None = None,
         **options: Unpack[EngineOptions],
     ) -> None:
         if isinstance(graph, Session):
@@ -56,7 +60,7 @@ class Engine:
         self._inbox = Inbox(stays=True, serves=True, sleeps=threaded)
         self._run = Run(self.session.program, self.session.board(self._inbox), self._happened)
         self._branches: BranchStateManager = self._run.board["branches"]
-        self._sink = sink
+        self._sink, self._rounds = sink, rounds
         self._last: EngineStats | None = None
         self._handles: dict[Request, Handle] = {}
         self._again: set[Handle] = set()
@@ -79,6 +83,8 @@ class Engine:
         seed: int | None = None,
         timeout: float | None = None,
         documents: Sequence[Document] = (),
+        cache_salt: str = "",
+        settings: RequestSettings = AS_THE_GRAPH,
     ) -> Handle:
         """Hand a prompt over, from any thread; it is taken in at the next step.
 
@@ -86,16 +92,20 @@ class Engine:
             prompt: a text, or a `Prompt` that says everything itself.
             key: a stable name, from which the seed follows; by default 1, 2, 3 …
             timeout: seconds after which the request is ended, finished or not.
+            cache_salt: requests of different ones never share what is kept of prompts and answers.
+            settings: what it asks for instead of what the graph says.
 
         Raises:
             PromptError: the text cannot be a prompt.
+            GrammarError: no answer can be held to its schema.
             EngineError: the engine takes no more requests.
         """
         if isinstance(prompt, str):
             name = key or str(next(self._keys))
-            prompt = Prompt(name, prompt, seed, max_new_tokens, tuple(documents))
+            own = seed, max_new_tokens, tuple(documents), cache_salt
+            prompt = Prompt(name, prompt, *own)
         deadline = None if timeout is None else monotonic() + timeout
-        handle = Handle(self, prompt, deadline)
+        handle = Handle(self, prompt, deadline, settings)
         request = self._request(handle)
         with self._lock:
             self._handles[request] = handle
@@ -124,17 +134,35 @@ class Engine:
         """What the engine has done and holds, in host integers."""
         return self._last or self._tally.stats(self._branches)
 
-    def why_not(self, prompt: Prompt) -> str:
+    def why_not(self, prompt: Prompt, settings: RequestSettings = AS_THE_GRAPH) -> str:
         """Why a prompt, or its answer behind it, can never fit; nothing if it can."""
-        request = self.session.request(prompt)
-        needed = request.prompt_size + request.left
-        limit = self.session.models.target.max_positions
+        return self.fit(prompt, settings).why
+
+    def fit(self, prompt: Prompt, settings: RequestSettings = AS_THE_GRAPH) -> Fit:
+        """Whether a prompt and its answer can ever fit; raises what `submit` raises."""
+        request = self.session.request(prompt, settings)
+        limit, admission = self.session.models.target.max_positions, self._branches.admission
+        size, needed = request.prompt_size, request.prompt_size + request.left
+        room = min(limit, admission.room.capacity - admission.room.tree_slots(1)) - size
         if needed > limit:
-            return f"{needed} tokens with the answer, the model takes {limit}"
-        return self._branches.admission.why_never(request)
+            why = f"{needed} tokens with the answer, the model takes {limit}"
+        else:
+            why = admission.why_never(request)
+        return Fit(size, max(room, 0), why)
+
+    # -- what can be seen -------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """The state of the graph that the machine is in."""
+        return self._run.state
+
+    def pool(self) -> PoolView:
+        """What the target's pool holds; between two steps, on the thread that drives them."""
+        return pool_view(self._run.board)
 
     def _request(self, handle: Handle) -> Request:
-        request = self.session.request(handle.prompt)
+        request = self.session.request(handle.prompt, handle.settings)
         request.deadline = handle.deadline
         handle.request = request
         return request
@@ -202,6 +230,8 @@ class Engine:
             if "committed" in event.shapes:
                 summary: RoundSummary = self._run.board["committed"]
                 self._tally.count(summary)
+                if self._rounds is not None:
+                    self._rounds(summary)
             if "answers" in event.shapes:
                 self._deliver()
         if self._sink is not None:
@@ -225,7 +255,7 @@ class Engine:
                 self._again.discard(handle)
                 handle.update(request, self._tally.steps)
                 handle.request = None
-                handle.deliver(ready(answer))
+                handle.deliver(ready(answer, request))
 
     # -- what goes wrong --------------------------------------------------------------------------
 

@@ -3,13 +3,35 @@ character."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from ...states.phases.outline_ops import Answer
-from ...states.requests.branch import Request, Stage
+from ...states.requests.branch import Branch, Request, Stage
 from ..record.report import finish_of
 from ..record.text_stream import Decode, TextStream
 
 OUTLINE = -1  # the index of the branch that writes the outline
+
+
+class Origin(StrEnum):
+    """How a token came: drawn behind a prompt, drafted and accepted, all that a grammar left, or
+    the target's own behind the drafts that it took."""
+
+    PROMPT = "p"
+    DRAFT = "d"
+    FORCED = "f"
+    TARGET = "t"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Tokens of a request: of its prompt, `cached` of them kept from others; written in the
+    outline, and in the answer."""
+
+    prompt: int = 0
+    cached: int = 0
+    outline: int = 0
+    answer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +73,7 @@ class AnswerReady:
 
     answer: Answer
     finish: str
+    usage: TokenUsage = field(default_factory=TokenUsage, compare=False)
 
 
 StreamEvent = OutlineRead | BranchOpened | TextWritten | BranchFinished | AnswerReady
@@ -60,13 +83,14 @@ StreamEvent = OutlineRead | BranchOpened | TextWritten | BranchFinished | Answer
 class TokensWritten:
     """What the engine's thread notes; whoever reads the stream makes text of it.
 
-    last: nothing more will come of this branch.
+    last: nothing more will come of this branch. origins: an `Origin` for each token.
     """
 
     index: int
     tokens: tuple[int, ...]
     step: int
     last: bool
+    origins: str = ""
 
 
 Noted = OutlineRead | BranchOpened | TokensWritten | BranchFinished | AnswerReady
@@ -80,6 +104,7 @@ class Notes:
     """
 
     sent: dict[int, int] = field(default_factory=dict)
+    rounds: dict[int, int] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     outlined: bool = False
 
@@ -98,7 +123,10 @@ class Notes:
             known = self.sent[index]
             if len(branch.tokens) > known or done:
                 self.sent[index] = max(len(branch.tokens), known)
-                yield TokensWritten(index, tuple(branch.tokens[known:]), step, done)
+                new, at = tuple(branch.tokens[known:]), self.rounds.get(index, 0)
+                how = origins(branch, at if at <= len(branch.accepted) else 0)
+                yield TokensWritten(index, new, step, done, how[len(how) - len(new) :])
+                self.rounds[index] = len(branch.accepted)
             if done:
                 self.ended.add(index)
                 yield BranchFinished(index, str(branch.finish), branch.note)
@@ -125,5 +153,23 @@ class StreamReader:
         return stream.update(tokens, final=one.last)[before:]
 
 
-def ready(answer: Answer) -> AnswerReady:
-    return AnswerReady(answer, finish_of(answer))
+def origins(branch: Branch, first: int = 0) -> str:
+    """How the last tokens of a branch came: those of its rounds from number `first` on, behind the
+    one that was drawn at its prompt."""
+    text = ""
+    for at in range(first, len(branch.accepted)):
+        drafted = min(branch.accepted[at], branch.emitted[at])
+        kind = Origin.FORCED if branch.forced[at] else Origin.DRAFT
+        text += kind * drafted + Origin.TARGET * (branch.emitted[at] - drafted)
+    before = len(branch.tokens) - len(text)
+    return Origin.PROMPT * min(before, 1) + Origin.TARGET * (before - 1) + text
+
+
+def ready(answer: Answer, request: Request | None = None) -> AnswerReady:
+    """The end of a request, with what it took."""
+    usage = TokenUsage()
+    if request is not None:
+        written = len(request.root.tokens) if request.root is not None else 0
+        parts = sum(len(branch.tokens) for branch in request.branches)
+        usage = TokenUsage(request.prompt_size, request.reused, written, parts)
+    return AnswerReady(answer, finish_of(answer), usage)

@@ -12,6 +12,7 @@ from ...states.requests.branch import Request
 from ..prepare.inputs import Prompt
 from ..record.text_stream import Decode
 from .events import AnswerReady, Noted, Notes, StreamEvent, StreamReader
+from .settings import AS_THE_GRAPH, RequestSettings
 
 
 class Driver(Protocol):
@@ -33,12 +34,19 @@ class Handle:
     """One submitted request.
 
     Attributes:
-        prompt: what was submitted. request: what became of it; another one if it had to be run
-            again. deadline: moment of `time.monotonic` at which it is ended.
+        prompt, settings: what was submitted. request: what became of it; another one if it had to
+            be run again. deadline: moment of `time.monotonic` at which it is ended.
     """
 
-    def __init__(self, engine: Driver, prompt: Prompt, deadline: float | None) -> None:
+    def __init__(
+        self,
+        engine: Driver,
+        prompt: Prompt,
+        deadline: float | None,
+        settings: RequestSettings = AS_THE_GRAPH,
+    ) -> None:
         self.engine, self.prompt, self.deadline = engine, prompt, deadline
+        self.settings = settings
         self.request: Request | None = None
         self._changed = Condition()
         self._noted: list[Noted] = []
@@ -75,6 +83,10 @@ class Handle:
 
     def deliver(self, ready: AnswerReady) -> None:
         self._note([ready])
+
+    def since(self, count: int) -> list[Noted]:
+        """What has been noted behind the first so many; never waits."""
+        return self._noted[count:]
 
     def fail(self, error: BaseException) -> None:
         """There will be no answer."""

@@ -13,7 +13,7 @@ from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
 from ...ops.sampling.settings import SamplingRules
 from ...states.graph.drafter_spec import Drafter
-from ...states.graph.graph import Graph, Skeleton
+from ...states.graph.graph import Graph
 from ...states.graph.program import Program
 from ...states.machine import Run
 from ...states.manager.manager import BranchStateManager
@@ -25,20 +25,22 @@ from ...states.requests.prompt_builder import PromptBuilder
 from ...states.requests.request_table import RunLimits
 from ...states.schedule.inbox import Inbox
 from ...states.text.documents import CHUNK_TOKENS
-from ...states.text.grammar import GrammarError, OutlineGrammar
+from ...states.text.grammar import GrammarError, OutlineGrammar, OutlineMatcher
 from ...states.text.outline import Outline
 from ...states.text.prompt_tokens import PromptTokens
 from ...states.text.prompts import PromptBook
-from ...states.text.template import TemplateError, load_template
+from ...states.text.schema_grammar import SchemaGrammar
 from ...states.trace import Sink
 from ...states.yaml.codes import ProblemCode
-from ...states.yaml.source import GraphError, Problem
+from ...states.yaml.source import GraphError
 from ..chunks.cache import ChunkLibrary, chunks_for
 from ..chunks.store import ChunkStore
 from ..models import Models, new_pool, with_drafter
-from ..prepare.environment import embedded_folder, model_folder
+from ..prepare.environment import model_folder
 from ..prepare.inputs import Prompt
 from ..prepare.job import EMBEDDED
+from .books import prompt_book
+from .settings import AS_THE_GRAPH, RequestSettings
 
 
 class Session:
@@ -73,6 +75,7 @@ class Session:
         self.sampling = self._sampling()
         self.prompts = prompts or prompt_book(graph, models)
         self.new_matcher = self._grammar(graph)
+        self._schemas: SchemaGrammar | None = None
         self.maker = chunks_for(program, models, chunks)
         documents = graph.skeleton.found if graph.skeleton is not None else 0
         most = graph.blend.chunk_tokens if graph.blend is not None else CHUNK_TOKENS
@@ -117,42 +120,70 @@ class Session:
         except GrammarError as error:  # of the tokenizer: the settings were checked with the graph
             raise ModelError(target.config.path.parent, str(error)) from None
 
-    def request(self, prompt: Prompt) -> Request:
+    def request(self, prompt: Prompt, settings: RequestSettings = AS_THE_GRAPH) -> Request:
         """A request of this graph for one prompt.
 
         Raises:
             PromptError: the text cannot be a prompt, with the reason.
+            GrammarError: no answer can be held to the schema.
         """
-        skeleton, reading = self.program.graph.skeleton, self.reading
-        if prompt.past:
-            reading = replace(reading, prompts=self.prompts.behind(prompt.past))
+        skeleton = None if settings.plain else self.program.graph.skeleton
+        reading = self.reading
+        if prompt.past or prompt.rules:
+            reading = replace(reading, prompts=self.prompts.behind(prompt.past, prompt.rules))
         searched = skeleton is not None and skeleton.documents == "branches"
         documents = () if searched else prompt.documents
         reading.check(prompt.documents)
         opening = PromptTokens()
-        if skeleton is None:
+        if settings.token_ids:
+            prefix, tail = PromptTokens(), PromptTokens(settings.token_ids)
+        elif skeleton is None:
             prefix, tail = PromptTokens(), reading.plain(prompt.text, documents)
+            if self.program.graph.limits.samples > 1:  # the last row's logits draw first tokens
+                prefix, tail = PromptTokens(tail[:-1], tail.chunks), PromptTokens(tail[-1:])
         else:
             prefix, tail = reading.skeleton(prompt.text, documents)
             opening = reading.opening(prompt.text, documents)
         outline = self.outline if skeleton is not None else None
+        attends = skeleton is not None and skeleton.merge == "attend"
         return Request(
             prompt.key,
             derive_seed(self.seed, prompt.key) if prompt.seed is None else prompt.seed,
             prompt.text,
             prefix,
             tail,
-            frozenset(self.prompts.stop_ids),
+            frozenset(self._stops(settings)),
             prompt.max_new_tokens or self.budget,
             skeleton.max_tokens if skeleton is not None else 0,
-            self.sampling,
+            settings.sampling or self.sampling,
             prompt.max_new_tokens or self.asked,
             opening=opening,
             given=outline,
             given_ids=[] if outline is None else list(self.prompts.outline_ids(outline.points)),
-            new_matcher=partial(self.new_matcher, prompt.text) if self.new_matcher else None,
+            new_matcher=self._matcher(prompt, settings),
             documents=prompt.documents if searched else (),
+            cache_salt=prompt.cache_salt,
+            samples=self.program.graph.limits.samples,
+            combine=self.prompts.combine() if attends else None,
+            most_parts=skeleton.max_branches if skeleton is not None else 0,
         )
+
+    def _stops(self, settings: RequestSettings) -> Iterable[int]:
+        own = () if settings.ignore_eos else self.prompts.stop_ids
+        return (*own, *settings.stop_ids)
+
+    def _matcher(
+        self, prompt: Prompt, settings: RequestSettings
+    ) -> Callable[[], OutlineMatcher] | None:
+        """What the first branch is held to, if anything."""
+        if settings.schema is not None:
+            if self._schemas is None:
+                size, stops = self.models.target.vocab_size, self.prompts.stop_ids
+                self._schemas = SchemaGrammar(self.models.tokenizer, size, stops)
+            return self._schemas.matchers(settings.schema)
+        if settings.plain or self.new_matcher is None:
+            return None
+        return partial(self.new_matcher, prompt.text)
 
     def start(self, prompts: Iterable[Prompt], sink: Sink) -> Run:
         """A run over these prompts, not yet advanced; more can be submitted while it goes."""
@@ -182,13 +213,14 @@ class Session:
             models.target.vocab_size,
             outlines,
             graph.scheduler,
+            graph.skeleton is not None and graph.skeleton.merge == "attend",
         )
         blend = None
         if self.maker is not None and graph.blend is not None:
             library = ChunkLibrary(self.maker, graph.blend.collect)
             blend = BlendState(graph.blend.settings, library)
         fold = None
-        if graph.skeleton is not None and graph.skeleton.merge != "concat":
+        if graph.skeleton is not None and graph.skeleton.merge in ("plain", "blend"):
             blends = graph.skeleton.merge == "blend"
             fold = FoldState(self.prompts, models.target.before_rope if blends else None)
         branches = BranchStateManager(
@@ -220,7 +252,9 @@ class Session:
 
     def _pool(self, model: Any, capacity: int, rows: int) -> KVCache:
         try:
-            return new_pool(model, capacity, rows, self.models)
+            layout = self.program.graph.layout
+            size = 1 if layout.kind == "batching" else layout.block_size
+            return new_pool(model, capacity, rows, self.models, size)
         except (MemoryError, OSError) as error:
             source = self.program.source
             at, code = ("layout", "capacity"), ProblemCode.NO_MEMORY
@@ -239,36 +273,6 @@ def _taps(
             columns = [size + taps.index(tap) * len(size) for tap in own]
             drafting.memory.columns_F = torch.cat(columns)
     return tuple(taps)
-
-
-def prompt_book(graph: Graph, models: Models) -> PromptBook:
-    """The graph's template over the model's tokenizer."""
-    skeleton, tokenizer, stops = graph.skeleton, models.tokenizer, models.stop_ids
-    if skeleton is None:
-        return PromptBook(tokenizer, load_template(template_for(None, models)), stop_ids=stops)
-    template = load_template(template_for(skeleton, models))
-    if skeleton.format not in ("auto", template.format):
-        message = f"its outlines are {template.format!r}, the graph says {skeleton.format!r}"
-        where = "template.format"
-        raise TemplateError([Problem(template.name, 0, 0, where, message, ProblemCode.TEXTS)])
-    most, tools = skeleton.max_branches, skeleton.tools
-    return PromptBook(tokenizer, template, skeleton.share, stops, max_branches=most, tools=tools)
-
-
-def template_for(skeleton: Skeleton | None, models: Models) -> str:
-    """The template that the graph names, or the one for this model.
-
-    The embedded model's own is for models that write conversations exactly as it does. Others are
-    asked for the format that the graph names, `list` by default.
-    """
-    own, chat = embedded_folder("target") / "chat_template.jinja", models.tokenizer.chat_template
-    embedded = bool(chat) and chat == own.read_text(encoding="utf-8")
-    form = "auto" if skeleton is None else skeleton.format
-    if skeleton is not None and skeleton.template != "auto":
-        return skeleton.template
-    if embedded and form != "list":
-        return "embedded"
-    return "instruct" if skeleton is None or form == "fields" else "list"
 
 
 def derive_seed(seed: int, key: str) -> int:

@@ -17,7 +17,8 @@ class EngineStats:
     not begun, and that have. branches: decoded side by side. recovered: how often requests were
     run again because an op had raised. preempted: how often branches and requests made way.
     steps, forwards, tokens, drafted, accepted: since the start. slots, peak_slots: of the target's
-    pool, in use now and at most. seconds: since the start.
+    pool, in use now and at most, of `capacity`. prefix_asked, prefix_reused: tokens of prompts that
+    were looked up among those kept, and found. seconds: since the start.
     """
 
     submitted: int
@@ -33,6 +34,9 @@ class EngineStats:
     accepted: int
     slots: int
     peak_slots: int
+    capacity: int
+    prefix_asked: int
+    prefix_reused: int
     seconds: float
     preempted: int = 0
 
@@ -61,7 +65,8 @@ class Tally:
         self.accepted += sum(max(count, 0) for count in summary.accepted)
 
     def stats(self, branches: BranchStateManager) -> EngineStats:
-        table, kv = branches.table, branches.kv
+        table, kv, kept = branches.table, branches.kv, branches.prefixes
+        found = (0, 0) if kept is None else (kept.figures.asked, kept.figures.reused)
         return EngineStats(
             self.submitted,
             dict(self.ended),
@@ -76,6 +81,8 @@ class Tally:
             self.accepted,
             kv.needed_length,
             kv.peak_length,
+            kv.slots,
+            *found,
             monotonic() - self.began,
             branches.preemption.count,
         )

@@ -9,6 +9,7 @@ from typing import Any
 from ...models.load.checkpoint import model_hash
 from ...states.machine import Run
 from ...states.phases.outline_ops import Answer
+from ...states.requests.branch import Request
 from ..prepare.environment import machine, model_folders, redact, threads_of, versions
 from ..prepare.job import Job
 from ..prepare.repeat import (
@@ -27,6 +28,7 @@ from ..record.report import answers_of, output_digest, outputs, summary_page
 from ..record.run_folder import OUTPUTS, RunFolder
 from .contexts import contexts
 from .runner import Status
+from .visibility import context_segments
 
 SCHEMA = 1
 
@@ -135,7 +137,8 @@ class RunWriter:
             one.key: {branch.index: ids for branch, ids in contexts(one, run.board["prompts"])}
             for one in run.board["branches"].requests
         }
-        lines = outputs(answers, recorder.meter, behind)
+        sights = {one.key: _sights(one) for one in run.board["branches"].requests}
+        lines = outputs(answers, recorder.meter, behind, sights)
         outcome = RunOutcome(status, answers, metrics, digest, lines)
         self.folder.write_lines(OUTPUTS, lines)
         self.folder.write_json("metrics.json", {"status": status, **metrics})
@@ -159,6 +162,15 @@ class RunWriter:
             "digest": outcome.digest,
         }
         return summary_page(f"Run {graph.name}", outcome.answers, outcome.metrics, facts)
+
+
+def _sights(request: Request) -> dict[int, list[Any]]:
+    """Of the branches that do not see all before them: segments, as outputs.jsonl has them."""
+    return {
+        branch.index: [[one.tokens, one.position, list(one.sees)] for one in segments]
+        for branch in request.branches
+        if (segments := context_segments(branch))
+    }
 
 
 def _now() -> str:

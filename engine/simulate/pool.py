@@ -58,7 +58,7 @@ class CountedPool(KVCache):
     def wipe_(self, owners: Iterable[int]) -> None:
         """Nothing: there are no rows."""
 
-    def relabel_(self, old: int, new: int) -> None:
+    def relabel_(self, old: int, new: int, home: int) -> None:
         if old in self.spans:
             self._join_(new, self.spans.pop(old))
 
@@ -92,6 +92,9 @@ class CountedPool(KVCache):
         self.idle_length += (last - first) if idle else first - last
         (self._idle.add if idle else self._idle.discard)(owner)
         self._note_peak()
+
+    def _note_peak(self) -> None:
+        self.peak_length = max(self.peak_length, self.needed_length)
 
     def span_of(self, owner: int) -> tuple[int, int]:
         return self.spans.get(owner, (0, 0))

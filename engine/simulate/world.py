@@ -199,8 +199,9 @@ class Simulation:
             if self.shares:
                 lifecycle.promote_root_(request)
             else:
-                lifecycle.retire_([root.owner])
-            request.hoist = PromptTokens(tuple(root.pending) if self.shares else self._new(1))
+                lifecycle.leave_root_(request)
+            pending = tuple(root.pending) if self.shares else self._new(1)
+            request.hoist = request.opening + PromptTokens(pending)
             for index, length in enumerate(arrival.texts):
                 branch = table.new_branch(request, index, request.budget)
                 hint = max(round(length * self._chance.uniform(*HINT)), 1)

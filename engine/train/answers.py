@@ -60,7 +60,8 @@ def answer_file(options: RunOptions, prompts: Path, out: Path, at_once: int, len
     """
     conversations = read_conversations(prompts, questions=True)
     options = replace(options, graph=options.graph or "autoregressive")
-    rows = at_once if prepare(options).program.graph.layout.kind == "bim" else 1
+    kind = prepare(options).program.graph.layout.kind
+    rows = 1 if kind == "batching" else at_once
     room = [f"layout.max_active={at_once}", f"layout.capacity={rows * length}"]
     job = prepare(replace(options, sets=(*room, *(options.sets or ()))))
     session = load(job)

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.layout import Layout
 from rich.live import Live
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.text import Text
 
@@ -127,14 +129,17 @@ class ScreenPlan:
 
 def frame(scene: Scene, snap: Snapshot, width: int, height: int) -> RenderableType:
     """One picture of `width` x `height` cells."""
+    tall = height >= TALL
+    if not tall:  # a run whose requests are known never waits for another one
+        scene = replace(scene, states=tuple(name for name in scene.states if name != "idle"))
     room = ScreenPlan.of(scene, snap, width, height)
     layout = Layout()
     layout.split_column(
         Layout(header_line(scene, snap, width), name="header", size=1),
         Layout(asked_lines(snap.requests, width, room.asked), name="asked", size=room.asked),
         Layout(_upper(scene, snap, width, room), name="upper", size=room.upper),
-        Layout(_lower(snap, width, room), name="branches", size=room.branches),
-        Layout(_foot(snap, width, room.foot, height >= TALL), name="foot", size=room.foot),
+        Layout(_lower(snap, width, room, tall), name="branches", size=room.branches),
+        Layout(_foot(snap, width, room.foot, tall), name="foot", size=room.foot),
         Layout(figures_line(snap, width), name="figures", size=1),
     )
     return layout
@@ -166,9 +171,13 @@ def _upper(scene: Scene, snap: Snapshot, width: int, room: ScreenPlan) -> Layout
     return row
 
 
-def _lower(snap: Snapshot, width: int, room: ScreenPlan) -> Layout:
+def _lower(snap: Snapshot, width: int, room: ScreenPlan, tall: bool) -> Layout:
     """The branches' texts; beside them requests, if they are many and there is room."""
     many, lines = len(snap.requests) > 1, room.branches - 2
+    if not tall:  # no frame around them: that makes room for one more
+        texts = branches_text(snap.branches, many, width - 4, lines + 1)
+        head = _rule("branches", BRANCH_MARKS, width)
+        return Layout(Group(head, Padding(texts, (0, 0, 0, 2))))
     side = width * 2 // 5 if many and width >= VAST else 0
     inner = width - side - 4
     branches = _panel(branches_text(snap.branches, many, inner, lines), "branches", BRANCH_MARKS)
@@ -208,6 +217,17 @@ def _beside(*panels: tuple[RenderableType, str, int]) -> Layout:
 def _key(snap: Snapshot, step: int) -> Text:
     text = legend(snap.pool.codes)
     return text.append(f" {step} slot{'s' if step > 1 else ''} per cell", style="dim")
+
+
+def _rule(title: str, legend: str, width: int) -> Text:
+    """A line with a title on its left and a legend on its right, as a panel begins and ends."""
+    left, right = f"── {title} ", f" {legend} ──"
+    return Text.assemble(
+        (left, "grey50"),
+        ("─" * (width - cell_len(left) - cell_len(right)), "grey50"),
+        (right, "grey62"),
+        no_wrap=True,
+    )
 
 
 def _panel(body: RenderableType, title: str, legend: str = "") -> Panel:

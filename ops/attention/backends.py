@@ -55,3 +55,21 @@ def dense(
     folded = group_queries(queries_BQhd, keys_BgKd.shape[1])
     out = F.scaled_dot_product_attention(folded, keys_BgKd, values_BgKd, attn_mask=bias_B1QK)
     return ungroup_queries(out, queries_BQhd.shape[1])
+
+
+def with_sums(
+    queries_BQhd: Tensor, keys_BgKd: Tensor, values_BgKd: Tensor, bias_B1QK: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same as `dense`, and the log-sum-exp of each query's scores, [B, Q, heads], in float32
+    at least. Where a query sees nothing, that is about the dtype's finite minimum."""
+    folded = group_queries(queries_BQhd, keys_BgKd.shape[1])
+    count = queries_BQhd.shape[1]
+    if folded.device.type == "cpu":
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, sums = flash(folded, keys_BgKd, values_BgKd, attn_mask=bias_B1QK)
+    else:
+        scores = folded @ keys_BgKd.transpose(-1, -2) / folded.shape[-1] ** 0.5 + bias_B1QK
+        wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        sums = wide.logsumexp(-1)
+        out = (wide - sums[..., None]).exp().to(folded.dtype) @ values_BgKd
+    return ungroup_queries(out, count), ungroup_queries(sums[..., None], count)[..., 0]

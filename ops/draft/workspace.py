@@ -6,32 +6,23 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from ..attention.metadata import (
-    AttentionGroup,
-    AttentionMetadata,
-    Member,
-    Stack,
-    group_of,
-    history,
-    stacks,
-    tensor,
-)
+from ..attention.cascade import plan
+from ..attention.metadata import AttentionGroup, AttentionMetadata, tensor
+from ..attention.stacks import Member, Stack, group_of, history
 from ..kv.pool import KVCache
 from ..kv.slots import Ints
 from ..types import DraftRows
 
-WORKSPACE = -5  # owner of slots that are only seen by what says so
-
 
 class _Part(NamedTuple):
     """Branches side by side, as `Stack` has their rows: branch_Gn their numbers, history_GnK what
-    they see of committed rows, place_SM where the fresh rows of all branches are."""
+    they see of committed rows, place_GnM where the fresh rows of each are, if they are here."""
 
     stack: Stack
     branch_Gn: Tensor
     history_GnK: Tensor
     positions_GK: Tensor
-    place_GnM: Tensor
+    place_GnM: Tensor | None
 
 
 class Workspace:
@@ -49,17 +40,16 @@ class Workspace:
         homes_S = [lineages.homes_S[segment] for segment in segment_S]
         rows_S = self.frame.rows_S if kv.rows > 1 else (0,) * branches
         rows = np.repeat(np.asarray(rows_S, np.int32), each)
-        owner = np.full(rows.size, WORKSPACE)
-        # position 0: only what `fresh` says ever sees them
+        owner = np.repeat(lineages.ids_S[segment_S], each)
+        # position 0, not committed: only what `fresh` says ever sees them
         self.slots = kv.append_(
             owner, np.zeros(rows.size), rows, np.repeat([homes[0] for homes in homes_S], each)
         )
         slots_SM = self.slots.reshape(branches, each)
         self.slots_SM = tensor(slots_SM, self.device)
-        self.parts = [
-            self._part(stack, draft_rows, slots_SM)
-            for stack in stacks(kv, self._members(homes_S), draft_rows.attention)
-        ]
+        chosen = plan(kv, self._members(homes_S), lineages, segment_S, draft_rows.attention)
+        self.parts = [self._part(stack, draft_rows, slots_SM) for stack in chosen.stacks]
+        self.merged = chosen.merged
 
     def _members(self, homes_S: Sequence[tuple[int, ...]]) -> list[Member]:
         """Whose branches (by number) see the same part of the pool: those of a request, or one."""
@@ -78,24 +68,27 @@ class Workspace:
             self.kv.position[stack.slots_GK][:, None] <= draft_rows.start_S[branch_Gn][..., None]
         )
         sequence_X = np.repeat(np.arange(len(branch_Gn)), branch_Gn.shape[1])
-        place_GnM = stack.places(slots_SM[branch_Gn.reshape(-1)], sequence_X)
+        slots_XM, place_GnM = slots_SM[branch_Gn.reshape(-1)], None
+        if slots_XM.size and stack.holds(slots_XM[:, 0], sequence_X).all():
+            place_XM = stack.places(slots_XM, sequence_X)
+            place_GnM = tensor(place_XM.reshape(*branch_Gn.shape, -1), self.device)
         return _Part(
             stack,
             tensor(branch_Gn, self.device),
             tensor(visible_PK[index_Gn] & before_GnK, self.device),
             tensor(self.kv.position[stack.slots_GK], self.device),
-            tensor(place_GnM.reshape(*branch_Gn.shape, -1), self.device),
+            place_GnM,
         )
 
     def _group(self, part: _Part, seen_SKM: Tensor, position_SM: Tensor) -> AttentionGroup:
         width, fresh = seen_SKM.shape[1:]
         sequences = len(part.branch_Gn)
         mask_GnWK = part.history_GnK[:, :, None].repeat(1, 1, width, 1)
-        place_GnM = part.place_GnM[:, :, :fresh]
-        mask_GnWK.scatter_(
-            3, place_GnM[:, :, None].expand(-1, -1, width, -1), seen_SKM[part.branch_Gn]
-        )
-        part.positions_GK.scatter_(1, place_GnM.flatten(1), position_SM[part.branch_Gn].flatten(1))
+        if part.place_GnM is not None:
+            place_GnM, branch_Gn = part.place_GnM[:, :, :fresh], part.branch_Gn
+            place_GnWM = place_GnM[:, :, None].expand(-1, -1, width, -1)
+            mask_GnWK.scatter_(3, place_GnWM, seen_SKM[branch_Gn])
+            part.positions_GK.scatter_(1, place_GnM.flatten(1), position_SM[branch_Gn].flatten(1))
         first_Gn = self.frame.place_S[part.stack.rows_Gq] * width
         rows_Gq = (first_Gn[..., None] + np.arange(width)).reshape(sequences, -1)
         return group_of(
@@ -117,7 +110,8 @@ class Workspace:
         rows = slice(fresh - seen_SKM.shape[1], fresh)
         slots_BQ = spread(self.slots_SM[:, rows], self.kv.scratch)
         groups = tuple(self._group(part, seen_SKM, position_SM) for part in self.parts)
-        return spread(position_SM[:, rows]), slots_BQ, AttentionMetadata(groups)
+        seen = AttentionMetadata(groups, self.merged)
+        return spread(position_SM[:, rows]), slots_BQ, seen
 
     def close_(self) -> None:
         """Give the slots back."""

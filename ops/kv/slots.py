@@ -1,7 +1,7 @@
 """Slots of a KV pool: who owns one, runs of them, the regions that homes take them from."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,22 +67,22 @@ class Region:
             first = max(first, other.first + other.size)
         return cls(first, size) if first + size <= limit else cls()
 
-    def lowest(self, free: npt.NDArray[np.bool_], count: int) -> Ints:
-        """The lowest free slots from its first on, or of the whole pool.
-
-        Args:
-            free: bool, whether a slot is free.
-
-        Raises:
-            PoolFullError: there are fewer.
-        """
-        near = (self.first, max(self.high, self.first) + count)
-        for first, last in (near, (self.first, len(free)), (0, len(free))):
-            slots = first + np.flatnonzero(free[first:last])[:count]
-            if slots.size == count:
-                return slots.astype(np.int32)
-        raise PoolFullError(f"{count} slots asked, {slots.size} free")
-
     def include_(self, first: int, last: int) -> None:
         """It uses these slots, and some between them, from now on."""
         self.low, self.high = min(self.low, first), max(self.high, last + 1)
+
+
+def check_regions(regions: Mapping[int, Region], home: Ints, used: npt.NDArray[np.bool_]) -> None:
+    """The slots of every home are among those that its region says."""
+    for one in np.unique(home[used]).tolist():
+        region, mine = regions[one], np.flatnonzero(used & (home == one))
+        assert region.low <= mine[0] and mine[-1] < region.high, f"slots outside region {one}"
+
+
+def check_row(owner_K: Ints, position_K: Ints) -> None:
+    """Every owner's committed positions in a row are consecutive, each held once."""
+    pairs = np.stack([owner_K, position_K])
+    assert np.unique(pairs, axis=1).shape[1] == pairs.shape[1], "a position is held twice"
+    for owner in np.unique(owner_K):
+        held = np.sort(position_K[owner_K == owner])
+        assert held[-1] - held[0] + 1 == held.size, f"owner {owner} has a gap in its positions"

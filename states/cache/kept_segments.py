@@ -5,13 +5,30 @@ from dataclasses import dataclass, field
 
 from ...ops.kv.slots import Ints
 
+# Tokens that a match must have. Rows that lie apart are gathered in every forward: fewer are read
+# anew in less time than that takes.
+SHORTEST = 64
+
+
+@dataclass(slots=True)
+class PrefixFigures:
+    """What a cache has done: tokens of prompts that were looked up and of those reused, segments
+    that were split, and segments and rows that were evicted."""
+
+    asked: int = 0
+    reused: int = 0
+    splits: int = 0
+    evicted: int = 0
+    evicted_rows: int = 0
+
 
 @dataclass(eq=False, slots=True)
 class KeptSegment:
     """Rows that stay: `tokens` int32, their ids, the first of them at position `start`.
 
     behind: kept segments that go on from it, by how they begin. pins: requests that go on from it
-    or from one of these. used: when it was last, in steps of the cache's own clock.
+    or from one of these. used: when it was last, in steps of the cache's own clock. salt: whose
+    requests may go on from it.
     """
 
     segment: int
@@ -20,6 +37,7 @@ class KeptSegment:
     behind: "Shelf"
     pins: int = 0
     used: int = 0
+    salt: str = ""
 
     @property
     def end(self) -> int:

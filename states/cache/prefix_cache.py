@@ -11,31 +11,14 @@ match ends one token early (`back`), where both agree on the pair.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from ...ops.kv.pool import KVCache
+from ...ops.kv.slot_table import SlotTable
 from ...ops.kv.slots import NOBODY, Ints
-from .kept_segments import KeptSegment, Shelf, shared_length
+from .kept_segments import SHORTEST, KeptSegment, PrefixFigures, Shelf, shared_length
 from .segments import SegmentTree
-
-# Tokens that a match must have. Rows that lie apart are gathered in every forward: fewer are read
-# anew in less time than that takes.
-SHORTEST = 64
-
-
-@dataclass(slots=True)
-class PrefixFigures:
-    """What a cache has done: tokens of prompts that were looked up and of those reused, segments
-    that were split, and segments and rows that were evicted."""
-
-    asked: int = 0
-    reused: int = 0
-    splits: int = 0
-    evicted: int = 0
-    evicted_rows: int = 0
 
 
 class PrefixCache:
@@ -51,7 +34,7 @@ class PrefixCache:
 
     def __init__(
         self,
-        pools: Sequence[KVCache],
+        pools: Sequence[SlotTable],
         segments: SegmentTree,
         back: int,
         shortest: int = SHORTEST,
@@ -60,7 +43,7 @@ class PrefixCache:
         self.kept: dict[int, KeptSegment] = {}
         self.figures = PrefixFigures()
         self.idle = self.pinned = 0
-        self._tops = self._shelf()
+        self._tops: dict[str, Shelf] = {}  # by salt: trees of their own
         self._clock = 0
         self._leaves: list[tuple[int, int]] = []  # (when it was used, segment), outdated ones too
 
@@ -69,10 +52,10 @@ class PrefixCache:
 
     # -- who begins -------------------------------------------------------------------------------
 
-    def match(self, ids: Ints) -> tuple[list[int], int]:
+    def match(self, ids: Ints, salt: str = "") -> tuple[list[int], int]:
         """The kept segments that ids begin with, from the root on, and how many ids they cover;
-        the last one perhaps in part."""
-        path, covered, shelf = list[int](), 0, self._tops
+        the last one perhaps in part. Those of other salts are never looked at."""
+        path, covered, shelf = list[int](), 0, self._tops.get(salt, self._shelf())
         while covered < len(ids):
             rest = ids[covered:]
             found = [(shared_length(self.kept[one].tokens, rest), one) for one in shelf.find(rest)]
@@ -86,15 +69,15 @@ class PrefixCache:
             shelf = self.kept[best].behind
         return path, covered
 
-    def reusable(self, ids: Ints, limit: int) -> int:
+    def reusable(self, ids: Ints, limit: int, salt: str = "") -> int:
         """Rows that a request with this prompt finds, `limit` at most; 0 if they are too few."""
-        path, covered = self.match(ids)
+        path, covered = self.match(ids, salt)
         length = min(covered - self.back, limit, len(ids) - 1)
         for pool in self.pools[1:]:
             length = min(length, self._covered(pool, path))
         return length if length >= self.shortest else 0
 
-    def _covered(self, pool: KVCache, path: Sequence[int]) -> int:
+    def _covered(self, pool: SlotTable, path: Sequence[int]) -> int:
         """So many positions of a path have their rows in a drafter's pool."""
         covered = 0
         for segment in path:
@@ -104,7 +87,7 @@ class PrefixCache:
             covered = last
         return covered
 
-    def lend_(self, segment: int, ids: Ints, limit: int) -> int:
+    def lend_(self, segment: int, ids: Ints, limit: int, salt: str = "") -> int:
         """Let a new request's prefix go on behind what is kept of its prompt.
 
         Args:
@@ -113,10 +96,10 @@ class PrefixCache:
         Returns:
             The position that it begins at: so many rows are there already.
         """
-        length = self.reusable(ids, limit)
+        length = self.reusable(ids, limit, salt)
         if not length:
             return 0
-        path, _ = self.match(ids)
+        path, _ = self.match(ids, salt)
         last = next(one for one in path if self.kept[one].end >= length)
         if self.kept[last].end > length:
             last = self._split_(self.kept[last], length)
@@ -124,6 +107,19 @@ class PrefixCache:
         self._pin_(last, 1)
         self.figures.reused += length
         return length
+
+    def shorten_(self, segment: int, length: int) -> None:
+        """A prefix that lies behind what is kept needs no more of it than its first rows."""
+        parent = self.segments.parent(segment)
+        last = NOBODY
+        if length:
+            path = reversed(self.segments.path(parent))
+            last = next(one for one in path if self.kept[one].end >= length)
+            if self.kept[last].end > length:
+                last = self._split_(self.kept[last], length)
+            self._pin_(last, 1)
+        self.segments.hang(segment, last)
+        self._pin_(parent, -1)
 
     def release_(self, segment: int, *, drop: bool = False) -> None:
         """A request does not go on any more from what its prefix lies behind, of which nothing idle
@@ -156,7 +152,9 @@ class PrefixCache:
 
     # -- what stays -------------------------------------------------------------------------------
 
-    def publish_(self, segment: int, more: Sequence[int], tokens: Ints, start: int) -> None:
+    def publish_(
+        self, segment: int, more: Sequence[int], tokens: Ints, start: int, salt: str = ""
+    ) -> None:
         """The first rows of a running request can be shared from now on; it goes on behind them.
 
         Args:
@@ -168,9 +166,9 @@ class PrefixCache:
         for pool in self.pools:
             for owner in (segment, *more):
                 pool.split_(owner, above, end)
-        self._place(KeptSegment(above, start, tokens, self._shelf(), 1, self._tick()))
+        self._place(KeptSegment(above, start, tokens, self._shelf(), 1, self._tick(), salt))
 
-    def keep_(self, segment: int, tokens: Ints, start: int) -> bool:
+    def keep_(self, segment: int, tokens: Ints, start: int, salt: str = "") -> bool:
         """A segment that nobody writes to any more stays, if it lies behind what stays.
 
         Returns:
@@ -179,20 +177,21 @@ class PrefixCache:
         parent = self.segments.parent(segment)
         if not len(tokens) or (parent != NOBODY and parent not in self.kept):
             return False
-        same = self._shelf_of(parent).find(tokens)
+        same = self._shelf_of(parent, salt).find(tokens)
         if any(shared_length(self.kept[one].tokens, tokens) == len(tokens) for one in same):
             return False
         self.segments.settle(segment)
         for pool in self.pools:
             pool.truncate_(segment, start + len(tokens))
             pool.split_(segment, segment, start + len(tokens))
-        self._place(KeptSegment(segment, start, tokens, self._shelf(), 0, self._tick()))
+        self._place(KeptSegment(segment, start, tokens, self._shelf(), 0, self._tick(), salt))
         return True
 
     def _place(self, kept: KeptSegment) -> None:
         """Take a new segment in."""
         self.kept[kept.segment] = kept
-        self._shelf_of(self.segments.parent(kept.segment)).add(kept.segment, kept.tokens)
+        parent = self.segments.parent(kept.segment)
+        self._shelf_of(parent, kept.salt).add(kept.segment, kept.tokens)
         self._count(kept, 1)
         self._mark(kept)
 
@@ -210,21 +209,23 @@ class PrefixCache:
         self._clock += 1
         return self._clock
 
-    def _shelf_of(self, parent: int) -> Shelf:
-        return self._tops if parent == NOBODY else self.kept[parent].behind
+    def _shelf_of(self, parent: int, salt: str) -> Shelf:
+        if parent == NOBODY:
+            return self._tops.setdefault(salt, self._shelf())
+        return self.kept[parent].behind
 
     def _split_(self, kept: KeptSegment, position: int) -> int:
         """Cut a segment in two; returns the first part, a new segment in front of the second."""
         self.figures.splits += 1
-        shelf, cut = self._shelf_of(self.segments.parent(kept.segment)), position - kept.start
+        parent, cut = self.segments.parent(kept.segment), position - kept.start
+        shelf = self._shelf_of(parent, kept.salt)
         shelf.remove(kept.segment, kept.tokens)
         self._count(kept, -1)
         above = self.segments.insert(kept.segment)
         for pool in self.pools:
             pool.split_(kept.segment, above, position)
-        first = KeptSegment(
-            above, kept.start, kept.tokens[:cut], self._shelf(), kept.pins, kept.used
-        )
+        own, behind = kept.tokens[:cut], self._shelf()
+        first = KeptSegment(above, kept.start, own, behind, kept.pins, kept.used, kept.salt)
         kept.start, kept.tokens = position, kept.tokens[cut:]
         self.kept[above] = first
         shelf.add(above, first.tokens)
@@ -269,7 +270,10 @@ class PrefixCache:
         self.figures.evicted += 1
         self.figures.evicted_rows += len(kept.tokens)
         parent = self.segments.parent(kept.segment)
-        self._shelf_of(parent).remove(kept.segment, kept.tokens)
+        shelf = self._shelf_of(parent, kept.salt)
+        shelf.remove(kept.segment, kept.tokens)
+        if parent == NOBODY and not len(shelf):
+            del self._tops[kept.salt]
         self._count(kept, -1)
         del self.kept[kept.segment]
         for pool in self.pools:
@@ -286,9 +290,10 @@ class PrefixCache:
             rows = np.sort(target.position[target.owner == kept.segment])
             assert np.array_equal(rows, np.arange(kept.start, kept.end)), f"{name}: rows"
             parent = self.segments.parent(kept.segment)
-            before = 0 if parent == NOBODY else self.kept[parent].end
-            assert before == kept.start, f"{name} does not begin where its parent ends"
-            assert parent == NOBODY or self.kept[parent].pins >= kept.pins, f"{name}: pins"
+            above = None if parent == NOBODY else self.kept[parent]
+            start, salt = (0, kept.salt) if above is None else (above.end, above.salt)
+            assert (start, salt) == (kept.start, kept.salt), f"{name} does not follow its parent"
+            assert above is None or above.pins >= kept.pins, f"{name}: pins"
             idle += 0 if kept.pins else len(kept.tokens)
         assert idle == self.idle, "idle rows are counted wrongly"
         whole = sum(len(kept.tokens) for kept in self.kept.values())

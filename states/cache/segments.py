@@ -2,7 +2,7 @@
 
 A request's prefix is a segment, each of its branches one behind it; a hypothesis of a beam search
 is a chain of them. A fork is a new segment: 0 bytes. What was kept of earlier requests stands in
-front of a prefix as its parent.
+front of a prefix as its parent. A branch that combines others reads them beside its path.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from itertools import count
 
 import numpy as np
 
-from ...ops.attention.metadata import Lineages
+from ...ops.attention.stacks import Lineages
 from ...ops.kv.slots import NOBODY
 
 
@@ -29,6 +29,7 @@ class SegmentTree:
         self._ids = count()
         self._parent: dict[int, int] = {}
         self._home: dict[int, int] = {}
+        self._reads: dict[int, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._parent)
@@ -48,6 +49,10 @@ class SegmentTree:
         """A segment goes on behind another one from now on; its home stays."""
         self._parent[segment] = parent
 
+    def read(self, segment: int, others: Sequence[int]) -> None:
+        """A segment sees these others, which do not lie on its path, where they are: 0 bytes."""
+        self._reads[segment] = tuple(others)
+
     def insert(self, segment: int) -> int:
         """A new segment, its own home, between a segment and its parent."""
         above = self.add()
@@ -63,6 +68,7 @@ class SegmentTree:
         for segment in segments:
             self._parent.pop(segment, None)
             self._home.pop(segment, None)
+            self._reads.pop(segment, None)
 
     def absorb(self, segment: int, into: int) -> None:
         """A segment becomes a part of the one that it goes on from."""
@@ -82,16 +88,20 @@ class SegmentTree:
             path.append(parent)
         return path
 
+    def lineage(self, segment: int) -> list[int]:
+        """All whose rows it sees: its path, and what it reads beside it."""
+        return [*self.path(segment), *self._reads.get(segment, ())]
+
     def home(self, segment: int) -> int:
         return self._home[segment]
 
     def homes(self, segment: int) -> tuple[int, ...]:
         """Where everything lies that a row of this segment may see, its own home first."""
-        return tuple(dict.fromkeys(self._home[one] for one in self.path(segment)))
+        return tuple(dict.fromkeys(self._home[one] for one in self.lineage(segment)))
 
     def lineages(self, segments: Sequence[int]) -> Lineages:
         """What attention has to know of these segments."""
-        paths = [self.path(segment) for segment in segments]
+        paths = [self.lineage(segment) for segment in segments]
         path_SA = np.full((len(paths), max(map(len, paths), default=1)), NOBODY, np.int32)
         for row, path in zip(path_SA, paths, strict=True):
             row[: len(path)] = path

@@ -18,6 +18,7 @@ PLAN, STEP = "schedule.plan_", "step"
 def check_blocks(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]:
     """Every check of this module."""
     yield from _check_sampling(graph, src)
+    yield from _check_samples(graph, src)
     if graph.outline_graph is not None:
         yield from _check_two_drafters(graph, graph.outline_graph.drafter, src)
     if graph.skeleton is not None:
@@ -135,6 +136,20 @@ def _check_sampling(graph: Graph, src: Source) -> Iterator[Problem]:
         made = which.get(drafter.draws_as, "of draws without replacement")
         message = f"rule {rule!r} does not fit: {how} {made}, which takes {' or '.join(fitting)}"
         yield src.problem(("sampling", "rule"), message, ProblemCode.RULE)
+
+
+def _check_samples(graph: Graph, src: Source) -> Iterator[Problem]:
+    """Several answers to one prompt are drawn, each behind the same rows."""
+    if (count := graph.limits.samples) == 1:
+        return
+    reasons = {
+        "`skeleton` answers each prompt once: give the prompt several times": graph.skeleton,
+        "`beam` draws nothing": graph.beam,
+        "temperature 0 draws the same one every time": not graph.sampling.temperature,
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        message = f"{count} samples, but {reason}"
+        yield src.problem(("limits", "samples"), message, ProblemCode.SAMPLES)
 
 
 def _check_two_drafters(graph: Graph, outlines: Drafter, src: Source) -> Iterator[Problem]:

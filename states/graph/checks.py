@@ -191,14 +191,19 @@ def check_sizes(graph: Graph, src: Source) -> Iterator[Problem]:
             message = f"{size}, but layout.capacity is {layout.capacity}"
             yield src.problem(path, message, ProblemCode.BUDGET)
     side = _per_active(drafter.offered, layout.max_active)
-    rows = layout.max_active if layout.kind == "bim" else 1  # trees in a row of the pool
-    need = 2 * rows + _drafted(drafter, layout.max_active, rows)
+    rows = 1 if layout.kind == "batching" else layout.max_active  # trees in a row of the pool
+    together = 1 if layout.kind == "paged" else rows  # trees that share a round's rows
+    drafted = rows // together * _drafted(drafter, layout.max_active, together)
+    need = 2 * rows + drafted
     if need > layout.capacity:
-        apart = drafter.shared is None or drafter.shared >= rows * side
+        apart = drafter.shared is None or drafter.shared >= together * side
         trees = f"{side} nodes each" if apart else f"{drafter.shared} nodes together"
         message = f"{layout.max_active} branches with {trees} need {need} slots"
         message = f"{message}, capacity is {layout.capacity}"
         yield src.problem(("layout", "max_active"), message, ProblemCode.ROWS)
+    if layout.kind != "batching" and layout.block_size > layout.capacity:
+        message = f"a block of {layout.block_size} slots, but layout.capacity is {layout.capacity}"
+        yield src.problem(("layout", "block_size"), message, ProblemCode.BLOCK_SIZE)
 
 
 def _drafted(drafter: Drafter, active: int, trees: int) -> int:

@@ -11,7 +11,8 @@ from ..yaml.source import MOST, GraphError, Problem, Source, hint, quoted
 from ..yaml.spec import Spec
 from ..yaml.yaml12 import Path
 from .drafters import drafter_class
-from .graph import EXTENDS, KINDS, LAYOUTS, VERSION, Call, Graph, StateSpec
+from .graph import EXTENDS, KINDS, VERSION, Call, Graph, StateSpec
+from .layouts import LAYOUTS
 from .plugins import installed_kinds
 
 OUTLINE_DRAFTER: Path = ("skeleton", "drafter")

@@ -2,43 +2,46 @@
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
-from torch import Tensor
 
-from ...ops.kv.align import AlignmentManager, AlignmentState, ContinuousDecodingState
+from ...ops.attention.stacks import Member
 from ...ops.kv.pool import KVCache
 from ..cache.segments import SegmentTree
-from .layout import Layout, Span
 from .queries import PackedQueries
-from .tree_rows import Trees
+from .row_per_branch import RowPerBranch
 
 
-class BatchingLayout(Layout):
+class BatchingLayout(RowPerBranch):
     """Which branch has which row, and which rows hold a copy of which prefix.
 
     A row is given back when its branch ends, but its copy of the prefix stays as long as the
     request has branches that wait: they start there without copying anything.
-    """
 
-    packed = False
+    Parts that are to be combined where they lie are held in one row of their request, that of the
+    first one to end; the others are copied into it.
+    """
 
     def __init__(self, device: torch.device, segments: SegmentTree, rows: int) -> None:
         super().__init__(device, segments)
         self.rows = rows
-        self._row: dict[int, int] = {}  # owner of a branch -> its row
         self._copies: dict[int, list[int]] = {}  # owner of a prefix -> rows that hold it
+        self._held: dict[int, tuple[int, int]] = {}  # owner of a held part -> its prefix, its row
 
     def rows_of(self, owner: int) -> Sequence[int]:
-        return self._copies[owner] if owner in self._copies else (self._row[owner],)
+        if owner in self._copies:
+            return self._copies[owner]
+        return (self._held[owner][1] if owner in self._held else self._row[owner],)
 
     def open_(self, prefix: int, size: int, pools: Sequence[KVCache], least: int = 0) -> None:
         """A request's prefix gets its first row."""
         self._copies[prefix] = [self._vacate_(pools)]
 
-    def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> None:
-        """A branch gets a row: one that holds its prefix already, or a copy is made."""
-        busy = set(self._row.values())
+    def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> bool:
+        """A branch gets a row: that of held parts, one that holds its prefix, or a copy is made."""
+        busy, parts = set(self._row.values()), self._row_of_parts(prefix)
         ready = [row for row in self._copies[prefix] if row not in busy]
+        ready.sort(key=lambda row: row != parts)
         if not ready:
             ready = [self._vacate_(pools)]
             for pool in pools:
@@ -47,10 +50,24 @@ class BatchingLayout(Layout):
                     pool.copy_(source, pool.lowest_free(source.size, ready[0]), "fork")
             self._copies[prefix].append(ready[0])
         self._row[owner] = ready[0]
+        return ready[0] == parts
+
+    def hold_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> None:
+        """The first part stays in its row, others are copied there; their rows become free."""
+        row = self._row.pop(owner)
+        target = self._row_of_parts(prefix, row)
+        self._held[owner] = prefix, target
+        if target == row:
+            return
+        for pool in pools:
+            source = pool.slots_of(owner, row)
+            if source.size:
+                pool.copy_(source, pool.lowest_free(source.size, target), "attend")
+            pool.retire_([owner], row)
 
     def _vacate_(self, pools: Sequence[KVCache]) -> int:
         """A row that nobody needs; if there is none, a spare copy of some prefix is dropped."""
-        busy = set(self._row.values())
+        busy = self._busy
         used = busy.union(*self._copies.values())
         for row in range(self.rows):
             if row not in used:
@@ -62,36 +79,35 @@ class BatchingLayout(Layout):
                 return spare[0]
         raise AssertionError("admission let in more branches than there are rows")
 
+    @property
+    def _busy(self) -> set[int]:
+        """Rows where branches run or parts are held."""
+        return {*self._row.values(), *(row for _, row in self._held.values())}
+
+    def _row_of_parts(self, prefix: int, new: int = -1) -> int:
+        """The row where parts of a request are held, or `new`."""
+        return next((row for one, row in self._held.values() if one == prefix), new)
+
     def _drop_(self, prefix: int, row: int, pools: Sequence[KVCache]) -> None:
         self._copies[prefix].remove(row)
         for pool in pools:
             pool.retire_([prefix], row)
 
-    def alignment(
-        self, packed: PackedQueries, trees: Trees, spans: Sequence[Span], positions_BQ: Tensor
-    ) -> AlignmentState | ContinuousDecodingState | None:
-        """Running branches alone, or with newcomers beside them."""
-        if not spans:
-            return packed.aligned
-        length, prefill = [0] * packed.height, [False] * packed.height
-        for owner, position in zip(trees.owners, trees.positions, strict=True):
-            length[self._row[owner] - packed.first_row] = position
-        for span in reversed(spans):  # the first span of a row says where the row goes on
-            for row in self.rows_of(span.owner):
-                length[row - packed.first_row] = span.position
-                prefill[row - packed.first_row] = True
-        return AlignmentManager.align_continuous_decode(
-            packed.aligned, length, prefill, positions_BQ
-        )
+    def members(self, packed: PackedQueries, trees: int) -> tuple[Member, ...]:
+        """Each row of the pool by itself, with all its padding."""
+        count, size, first = packed.height, packed.queries, packed.first_row
+        rows = np.arange(count * size).reshape(count, size)
+        return tuple(Member(rows[b], first + b, ()) for b in range(count)) if size else ()
 
     def leave_(self, owners: Iterable[int]) -> None:
         """Branches and requests that ended have no rows any more."""
         for owner in owners:
             self._row.pop(owner, None)
             self._copies.pop(owner, None)
+            self._held.pop(owner, None)
 
     def prune_(self, prefix: int, pools: Sequence[KVCache]) -> None:
         """Give back copies that no running branch uses and no waiting one will."""
-        busy = set(self._row.values())
+        busy = self._busy
         for row in [r for r in self._copies.get(prefix, ()) if r not in busy]:
             self._drop_(prefix, row, pools)

@@ -1,7 +1,8 @@
 """From branches to the rows of a forward and back: the layout ``bim``, and what all have in common.
 
-A layout says in which rows of the pools an owner lies. Everything else follows: under ``bim`` all
-lie in row 0, one after another; under ``batching`` each branch has a row of its own.
+A layout says in which rows of the pools an owner lies, and in which tensor rows its queries stand.
+Everything else follows: under ``bim`` all lie in row 0, one after another; under ``batching`` each
+branch has a row of its own, under ``paged`` only its queries have.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ops.attention.metadata import Member
+from ...ops.attention.stacks import Member
 from ...ops.kv.align import AlignmentState, ContinuousDecodingState
 from ...ops.kv.frame import Frame
 from ...ops.kv.pool import KVCache
@@ -58,6 +59,12 @@ class PendingRows:
     tokens: Sequence[int]
     features: Tensor | None
 
+    def before(self, position: int) -> "PendingRows":
+        """Those of the rows that stand before a position."""
+        count = max(position - self.position, 0)
+        features = None if self.features is None else self.features[:count]
+        return PendingRows(self.owner, self.position, self.tokens[:count], features)
+
 
 class Layout:
     """The layout ``bim``: all branches of all requests in the pools' only row, nothing ever copied.
@@ -74,14 +81,26 @@ class Layout:
         """The rows of the pools that hold, or are to hold, what this owner has."""
         return (0,)
 
+    def tensor_rows_of(self, owner: int) -> Sequence[int]:
+        """The tensor rows that its queries stand in, one for each row of the pools."""
+        return self.rows_of(owner)
+
     def open_(self, prefix: int, size: int, pools: Sequence[KVCache], least: int = 0) -> None:
         """Find a place for a request's prefix, and for `size` slots of the request near it, or for
         `least` where others would have to make way."""
         for pool in pools:
             pool.open_(prefix, size, least)
 
-    def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> None:
-        """Find a place for a branch where it sees its prefix; a fork copies 0 bytes."""
+    def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> bool:
+        """Find a place for a branch where it sees its prefix; a fork copies 0 bytes.
+
+        Returns:
+            Whether it is the row where finished parts of its request are held.
+        """
+        return False
+
+    def hold_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> None:
+        """A branch has ended, and stays where the one that combines it will see it: 0 bytes."""
 
     def leave_(self, owners: Iterable[int]) -> None:
         """Owners that have nothing in the pools any more."""
@@ -138,7 +157,7 @@ class Layout:
         """
 
         def run(owner: int, size: int, like: int) -> QueryRun:
-            row, homes = self.rows_of(like)[0], self.segments.homes(like)
+            row, homes = self.tensor_rows_of(like)[0], self.segments.homes(like)
             return QueryRun(row, owner, homes, [0] * size, [0] * size)
 
         size = trees.nodes if shared is None else 1
@@ -150,7 +169,7 @@ class Layout:
         first = part.position
         positions = list(range(first, first + len(part.tokens)))
         homes = self.segments.homes(part.owner)
-        for row in self.rows_of(part.owner):
+        for row in self.tensor_rows_of(part.owner):
             yield QueryRun(row, part.owner, homes, part.tokens, positions)
 
     def _chains(
@@ -180,23 +199,18 @@ class Layout:
             packed.tensor(kv.scratch, packed.slots).to(self.device),
             self.segments.lineages(ids),
             packed.spread(len(ids), numbers),
-            self._members(packed, trees),
+            self.members(packed, trees),
             joined(packed.slots[trees:]),
             *no_trees(self.device),
             self._ids(tips),
         )
 
-    def _members(self, packed: PackedQueries, trees: int) -> tuple[Member, ...]:
-        """Who sees what part of the pool: requests, or rows of the pool with all their padding.
+    def members(self, packed: PackedQueries, trees: int) -> tuple[Member, ...]:
+        """Who sees what part of the pool: whoever goes on behind the same segments.
 
         Where the trees' rows are shared, the device alone knows whose they are: then the requests
         that have any are one member.
         """
-        size = packed.queries
-        if not self.packed:
-            count, first = packed.height, packed.first_row
-            rows = np.arange(count * size).reshape(count, size)
-            return tuple(Member(rows[b], first + b, ()) for b in range(count)) if size else ()
         shared = any(run.owner < 0 for run in packed.runs[:trees])
         drafted = tuple(dict.fromkeys(home for run in packed.runs[:trees] for home in run.homes))
         parts: dict[tuple[int, ...], list[Ints]] = {}
@@ -242,7 +256,9 @@ class Layout:
             np.array([one[1] for one in active], np.int32),
             active_S3[:, 1],
             active_S3[:, 2],
-            Frame.of(tuple(self.rows_of(one[0])[0] for one in active), self.packed, self.device),
+            Frame.of(
+                tuple(self.tensor_rows_of(one[0])[0] for one in active), self.packed, self.device
+            ),
         )
 
     def _ids(self, values: Any) -> Tensor:

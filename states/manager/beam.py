@@ -202,7 +202,7 @@ class BeamState:
         trunk = search.trunk
         for owner in search.owners_Wm[0, :trunk].tolist():
             if owner != branch.owner:
-                self.kv.relabel_(owner, branch.owner)
+                self.kv.relabel_(owner, branch.owner, home)
                 segments.absorb(owner, branch.owner)
         search.owners_Wm[:, :trunk] = branch.owner
         branch.length = branch.start + len(branch.prompt) + trunk

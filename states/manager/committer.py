@@ -14,8 +14,9 @@ from ...ops.verify.score import BROKEN
 from ...ops.verify.verify import Accepted, FirstTokens
 from ..cache.segments import SegmentTree
 from ..requests.blending import BlendState, picked_rows
-from ..requests.branch import Branch, Finish, Stage, failing
+from ..requests.branch import Branch, Finish, Stage
 from ..requests.draft_state import CommittedRows, Drafting
+from ..requests.failing import failing
 from ..requests.folding import FoldState
 from ..requests.rounds import (
     RoundResult,
@@ -115,15 +116,15 @@ class Committer:
     ) -> None:
         """Commit prompt rows; every newcomer gets its root token."""
         by_owner = {b.owner: b for b in batch.newcomers}
+        parts = {part.owner: part for b in batch.newcomers for part in b.reads}
         tip, bound = 0, 0
         for span, slots in zip(batch.spans, batch.placed.spans, strict=True):
             owner, position, tokens = span.owner, span.position, span.tokens
             for slots_n in slots.slots_Cn:
                 self.pools[0].commit_(slots_n, span.positions)
-            if owner == span.request:
+            if owner not in by_owner:
                 part = CommittedRows(owner, owner, position, tokens, (), slots.rows, features_QF)
-                for drafting in self.draftings:
-                    drafting.memory.take_in(part)
+                self._hand_on_ended(parts.get(owner), part)
                 continue
             branch = by_owner[owner]
             branch.length += len(tokens)
@@ -141,6 +142,15 @@ class Committer:
             tip += span.draws
             part = CommittedRows.of_branch(branch, position, tokens, slots.rows, features_QF)
             self._hand_on(branch, part)
+
+    def _hand_on_ended(self, branch: Branch | None, part: CommittedRows) -> None:
+        """Tell the drafters of a prefix's rows, or of the last one of a part that has ended."""
+        if branch is not None:
+            branch.kept += len(part.tokens)
+            branch.length += len(part.tokens)
+        for drafting in self.draftings:
+            if branch is None or drafting.reads(branch):
+                drafting.memory.take_in(part)
 
     def _hand_on(self, branch: Branch, part: CommittedRows) -> None:
         """Tell the drafters of a branch's rows, and the fold, if the drafter wants features."""
@@ -167,4 +177,5 @@ def _walk(
     taken = take(branch, tokens) if branch.stage is Stage.RUNNING else 0
     branch.accepted.append(len(nodes) - 1)
     branch.emitted.append(taken)
+    branch.forced.append(tree in batch.forced)
     return Walk(root, position, nodes, tokens, taken)

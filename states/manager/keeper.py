@@ -38,7 +38,7 @@ class Keeper:
         chosen: list[Request] = []
         unread = []
         if self.table.active:  # so there will be a forward of the drafter
-            unread = [one for one in self.table.open.values() if not self._taken_in(one)]
+            unread = [one for one in self.table.open.values() if not self._read(one)]
         for request in opened:
             if request.waits and not request.shared:
                 if self._follows(request, [*chosen, *unread]):
@@ -49,20 +49,23 @@ class Keeper:
 
     def _follows(self, request: Request, others: Sequence[Request]) -> bool:
         """Whether it finds more once these have begun."""
-        ids, limit = self._prompt(request), self._limit(request)
-        both = max((shared_length(self._prompt(one), ids) for one in others), default=0)
+        ids, limit, salt = self._prompt(request), self._limit(request), request.cache_salt
+        same = (self._prompt(one) for one in others if one.cache_salt == salt)
+        both = max((shared_length(one, ids) for one in same), default=0)
         return (
             min(both - self.cache.back, limit)
-            >= self.cache.reusable(ids, limit) + self.cache.shortest
+            >= self.cache.reusable(ids, limit, salt) + self.cache.shortest
         )
 
     def _share_(self, request: Request) -> None:
-        ids = self._prompt(request)
+        ids, salt = self._prompt(request), request.cache_salt
         if request.prefix_owner not in self._asked:
             self._asked.add(request.prefix_owner)
             self.cache.figures.asked += len(ids)
-        self._publish_for_(ids)
-        length = self.cache.lend_(request.prefix_owner, ids, self._limit(request))
+        self._publish_for_(ids, salt)
+        length = self.cache.lend_(request.prefix_owner, ids, self._limit(request), salt)
+        if request.stage is Stage.WAITING:
+            request.reused = length
         if length:
             self.borrowers[request.prefix_owner] = request
             request.shared = length
@@ -89,15 +92,15 @@ class Keeper:
         if owner not in self._prompts:
             ids = [*request.body]
             if request.first is not None:
-                ids += request.first.rows
+                ids += [*request.hoist, *request.first.rows]
             elif self._goes_on(request):
                 ids += request.tail
             self._prompts[owner] = np.array(ids, np.int32)
         return self._prompts[owner]
 
     def _goes_on(self, request: Request) -> bool:
-        """Whether all branches stand behind the whole prompt, not behind its first half."""
-        return request.outline_budget == 0 or self.table.limits.share_outline
+        """Whether what begins first reads the whole prompt: parts of a given outline need not."""
+        return request.given is None or self.table.limits.share_outline
 
     def _limit(self, request: Request) -> int:
         """Most rows that can be shared: where something else than the prompt's second half follows
@@ -107,11 +110,11 @@ class Keeper:
             return request.body_size - 1
         return len(self._prompt(request)) - (not self._goes_on(request))
 
-    def _publish_for_(self, ids: Ints) -> None:
+    def _publish_for_(self, ids: Ints, salt: str) -> None:
         """What a running request has of this prompt can be shared from now on."""
-        _, kept = self.cache.match(ids)
+        _, kept = self.cache.match(ids, salt)
         for request in self.table.open.values():
-            if not self._taken_in(request):
+            if request.cache_salt != salt or not self._read(request):
                 continue
             first = self._first(request)
             rows = request.prefix_length if first is None else first.length
@@ -120,16 +123,19 @@ class Keeper:
                 self._publish_(request, both, [] if first is None else [first.owner])
                 kept = both
 
-    def _taken_in(self, request: Request) -> bool:
-        """Whether the drafters have read all that was committed of it."""
+    def _read(self, request: Request) -> bool:
+        """Whether the drafters have read its prompt, as far as the target has."""
         owners = {request.prefix_owner, *(b.owner for b in request.all_branches())}
-        return not any(one.owner in owners for d in self.draftings for one in d.memory.inbox)
+        pending = (one for d in self.draftings for one in d.memory.inbox if one.owner in owners)
+        end = len(self._prompt(request))
+        return all(one.position >= end for one in pending)
 
     def _publish_(self, request: Request, end: int, more: Sequence[int] = ()) -> None:
         """The rows of a request before position `end` become kept ones."""
         tokens = np.array(self._ids(request)[request.shared : end], np.int32)
         if len(tokens):
-            self.cache.publish_(request.prefix_owner, more, tokens, request.shared)
+            salt = request.cache_salt
+            self.cache.publish_(request.prefix_owner, more, tokens, request.shared, salt)
             request.shared = end
 
     def _ids(self, request: Request) -> list[int]:
@@ -140,7 +146,7 @@ class Keeper:
     def _first(self, request: Request) -> Branch | None:
         """The branch that reads the end of its prompt, where that is no part of the prefix."""
         first = request.root if request.stage is Stage.OUTLINE else None
-        if request.branches and not request.outline_budget:
+        if request.branches and request.samples == 1 and not request.outline_budget:
             first = request.branches[0]
         runs = first is not None and first.stage is not Stage.PREEMPTED and not first.preempted
         return first if runs else None
@@ -152,7 +158,7 @@ class Keeper:
         segments, owner = self.cache.segments, branch.owner
         aside = segments.add(branch.request.prefix_owner)
         for pool in self.cache.pools:
-            pool.relabel_(owner, aside)
+            pool.relabel_(owner, aside, segments.home(aside))
         if not self._keep_as_(branch, aside):
             for pool in self.cache.pools:
                 pool.retire_([aside])
@@ -161,12 +167,12 @@ class Keeper:
     def go_on_behind_(self, branch: Branch) -> None:
         """A branch that was preempted goes on behind what is kept of all that it had read and
         written, if that is more than its prefix."""
-        request = branch.request
+        request, salt = branch.request, branch.request.cache_salt
         if len(request.hoist):
             return
         ids = np.array([*request.body, *branch.rows], np.int32)
-        if self.cache.reusable(ids, len(ids)) > request.body_size:
-            branch.shared = self.cache.lend_(branch.owner, ids, len(ids))
+        if self.cache.reusable(ids, len(ids), salt) > request.body_size:
+            branch.shared = self.cache.lend_(branch.owner, ids, len(ids), salt)
 
     def return_(self, branch: Branch) -> None:
         """A branch does not go on any more behind kept rows of its own."""
@@ -199,6 +205,22 @@ class Keeper:
 
     # -- who ends ---------------------------------------------------------------------------------
 
+    def keep_prompt_(self, request: Request) -> None:
+        """A prompt that an outline stood behind stays for others, if they gain by it; that of an
+        outline which had to make way stays since then."""
+        root, ids = request.root, self._prompt(request)
+        if root is None or root.preempted or root.length < len(ids) or not self._read(request):
+            return
+        if len(ids) >= request.shared + self.cache.shortest:
+            self._publish_(request, len(ids), [root.owner])
+
+    def shorten_(self, request: Request, length: int) -> None:
+        """A prefix ends at position `length` from now on."""
+        if request.shared > length:
+            self.cache.shorten_(request.prefix_owner, length)
+            request.shared = length
+        self._prompts[request.prefix_owner] = self._prompt(request)[:length]
+
     def keep_(self, branch: Branch) -> bool:
         """Keep what a branch has decoded; False if there is nothing to keep."""
         if branch.is_root:
@@ -207,9 +229,10 @@ class Keeper:
         return self._keep_as_(branch, branch.owner)
 
     def _keep_as_(self, branch: Branch, segment: int) -> bool:
-        """The same of its rows as those of `segment`, which they are labelled with."""
+        """The same of its rows as those of `segment`, which they are labelled with. Rows that have
+        seen several branches are no prompt's own."""
         request, rows = branch.request, branch.length - branch.start
-        if rows <= 0 or len(request.hoist):
+        if branch.reads or rows <= 0 or len(request.hoist):
             self.return_(branch)
             return False
         segments, start = self.cache.segments, branch.shared
@@ -219,7 +242,7 @@ class Keeper:
         above = branch.owner if branch.shared else request.prefix_owner
         segments.hang(segment, segments.parent(above))
         ids = [*branch.prompt, *branch.tokens][start - branch.start : rows]
-        kept = self.cache.keep_(segment, np.array(ids, np.int32), start)
+        kept = self.cache.keep_(segment, np.array(ids, np.int32), start, request.cache_salt)
         self.return_(branch)
         return kept
 

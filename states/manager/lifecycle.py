@@ -9,8 +9,9 @@ from ...ops.kv.pool import KVCache
 from ..layout.layout import Layout
 from ..requests.admission import Admission
 from ..requests.blending import BlendState
-from ..requests.branch import Branch, Finish, Request, Stage, failing
+from ..requests.branch import Branch, Finish, Request, Stage
 from ..requests.draft_state import Drafting
+from ..requests.failing import failing
 from ..requests.folding import FoldState
 from ..requests.lifecycles import move
 from ..requests.request_table import RequestTable
@@ -116,11 +117,6 @@ class Lifecycle:
             self.keeper.close_(request, failed=wipe)
         self.retire_([request.prefix_owner])
 
-    def discard_(self, root: Branch) -> None:
-        """The rows of an outline are no part of what its branches share."""
-        self._return_([root])
-        self.retire_([root.owner])
-
     def _return_(self, branches: Iterable[Branch]) -> None:
         """Branches do not go on any more behind what they had written before."""
         for branch in branches:
@@ -128,10 +124,11 @@ class Lifecycle:
                 self.keeper.return_(branch)
 
     def _go_on_(self, request: Request) -> None:
-        self._end_(b for b in request.branches if b.ended)
         for branch in request.branches:
             if branch.stage is Stage.WAITING and not len(branch.prompt):
                 self._prepare_(branch)
+        self._hold_(request)
+        self._end_(b for b in request.branches if b.ended and not b.held)
         if _all_done(request):
             self._fold_(request)
         if _all_done(request):
@@ -141,15 +138,36 @@ class Lifecycle:
 
     def _fold_(self, request: Request) -> None:
         """The last branch of a request whose parts are all done, if they are to be combined."""
-        if self.fold is None or request.branches[-1].combines:
+        if request.branches[-1].combines:
             return
-        prompt = self.fold.prompt(request)
-        if prompt is not None:
-            branch = self.table.new_branch(request, len(request.branches), request.budget)
-            branch.combines, branch.prompt = True, prompt
-            move("request", request, "merge")
-            request.branches.append(branch)
-            self.check_fit_(branch)
+        prompt, parts = request.combine, request.parts
+        if self.fold is not None:
+            prompt = self.fold.prompt(request)
+        if prompt is None or len(parts) < 2:
+            return
+        branch = self.table.new_branch(request, len(request.branches), request.budget)
+        branch.combines, branch.prompt = True, prompt
+        request.branches.append(branch)
+        if request.apart:
+            branch.end(Finish.REFUSED, request.apart)
+            return
+        move("request", request, "merge")
+        if request.combine is not None:
+            branch.reads = parts
+            self.table.segments.read(branch.owner, [part.owner for part in parts])
+        self.check_fit_(branch)
+
+    def _hold_(self, request: Request) -> None:
+        """Parts that have ended stay where they are until they are combined, if all will fit."""
+        if request.combine is None or len(request.branches) < 2:
+            return
+        request.apart = request.apart or self.admission.why_apart(request)
+        request.alone = request.alone or self.admission.is_tight(request)
+        for branch in request.branches:
+            if branch.stays and not (branch.held or branch.settled):
+                self.layout.hold_(branch.owner, request.prefix_owner, self.pools)
+                branch.held = True
+            branch.held = branch.held and not request.apart
 
     def _prepare_(self, branch: Branch) -> None:
         """Build the prompt once everything the branch depends on is finished."""
@@ -213,14 +231,35 @@ class Lifecycle:
         if self.blend is not None:
             self.blend.forget_(owners)
 
+    def leave_root_(self, request: Request) -> None:
+        """An outline that parts do not stand behind has ended: its rows go, and so does from the
+        prefix what it alone was asked with. The last token that parts share is read again, for
+        drafters that pair it with the next one."""
+        root, end = request.root, len(request.prefix) - request.lent
+        assert root is not None
+        if self.keeper is not None:
+            self.keeper.keep_prompt_(request)
+        if max(request.shared, request.prefix_length) > end:
+            length = max(end - 1, 0)
+            if self.keeper is not None:
+                self.keeper.shorten_(request, length)
+            for pool in self.pools:
+                pool.truncate_(request.prefix_owner, length)
+            for drafting in self.draftings:
+                drafting.memory.cut(request.prefix_owner, length)
+            request.narrow(length)
+        self._return_([root])
+        self.retire_([root.owner])
+
     def promote_root_(self, request: Request) -> None:
         """The outline's rows stay and become the prefix: relabelled, 0 bytes moved."""
         root = request.root
         assert root is not None
         if root.shared and self.keeper is not None:
             self.keeper.take_over_(root)
+        home = self.table.segments.home(request.prefix_owner)
         for pool in self.pools:
-            pool.relabel_(root.owner, request.prefix_owner)
+            pool.relabel_(root.owner, request.prefix_owner, home)
         self.layout.leave_([root.owner])
         for drafting in self.draftings:
             drafting.memory.promote(root)

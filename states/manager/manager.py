@@ -7,6 +7,7 @@ are laid out by the layout, and the drafter's rows derive from the target's.
 from torch import Tensor
 
 from ...ops.blend.blend import BlendReport
+from ...ops.draft.eagle import nodes_for
 from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
 from ...ops.verify.verify import Accepted, FirstTokens
@@ -14,13 +15,15 @@ from ..cache.prefix_cache import PrefixCache
 from ..graph.blocks import BeamBlock
 from ..layout.batching import BatchingLayout
 from ..layout.layout import Layout
-from ..requests.admission import Admission, Room
+from ..layout.paged import PagedLayout
+from ..requests.admission import Admission
 from ..requests.blending import BlendState, Reused
 from ..requests.branch import Branch, Request
 from ..requests.draft_state import Drafting, DraftState, FeatureState, PairState, TextState
 from ..requests.folding import FoldState
 from ..requests.ngram_state import NgramState
 from ..requests.request_table import RequestTable, RunLimits
+from ..requests.room import Room
 from ..requests.samplers import Samplers
 from ..requests.summary import RoundSummary
 from ..schedule.inbox import Inbox
@@ -77,12 +80,15 @@ class BranchStateManager:
         self.table = RequestTable(limits)
         device, segments = kv.data.device, self.table.segments
         self.samplers = Samplers(limits.vocabulary, device)
-        self.layout = Layout(device, segments)
-        rows = 0
-        if limits.layout.kind == "batching":  # every branch in a row of its own
+        kind, rows = limits.layout.kind, 0
+        self.layout = PagedLayout(device, segments) if kind == "paged" else Layout(device, segments)
+        if kind == "batching":  # every branch in a row of its own
             self.layout, rows = BatchingLayout(device, segments, kv.rows), kv.rows
         width = 1 if beam is None else beam.num_beams
         most, nodes, shared = limits.layout.max_active, limits.nodes, limits.drafter.shared
+        if kind == "paged" and shared is not None:  # each tree is laid out as large as it may be
+            counts = range(1, most + 1)
+            nodes, shared = {n: min(nodes_for(nodes, n), shared) for n in counts}, None
         self.room = Room(kv.capacity, most, nodes, rows, shared, width)
         whole = (self.table, self.layout, self.samplers)
         self.draft, second = DRAFT_STATES[limits.drafter.takes](), limits.outline_drafter

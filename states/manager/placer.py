@@ -1,6 +1,6 @@
 """Which rows the next forward of the target gets: a `Batch` of trees, and of prompts that begin."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ...ops.kv.pool import KVCache
@@ -100,7 +100,7 @@ class Placer:
         """A request's first branch, if one begins, and the spans of its prompt; with a given
         outline nothing is drawn."""
         self._begin(request)
-        parts = list(request.unread_parts())
+        parts = list(_parts_unread(request))
         spans = [span for part in parts for span in self._extend_prefix(request, part)]
         if (first := request.first) is not None:
             request.first = None
@@ -108,8 +108,11 @@ class Placer:
             move("request", request, way)
             return [first], [*spans, *self._start_behind(first)]
         if request.outline_budget == 0:
-            branch = self.table.new_branch(request, 0, request.budget)
-            request.branches = [branch]
+            numbers = range(request.samples)
+            drawn = [self.table.new_branch(request, n, request.budget) for n in numbers]
+            request.branches, branch = drawn, drawn[0]
+            for one in drawn:  # the others wait until the prompt is there to stand behind
+                one.prompt = request.tail
             move("request", request, "run")
         else:
             branch = self.table.new_branch(request, -1, request.outline_budget)
@@ -121,7 +124,7 @@ class Placer:
                 branch.end(Finish.STOP)
                 return [], spans
             branch.prompt += request.given_ids
-        if request.given is None and request.new_matcher is not None and branch.is_root:
+        if request.given is None and request.new_matcher is not None:  # a first branch has it
             branch.matcher = request.new_matcher()
         return [branch], [*spans, self._start(branch)]
 
@@ -169,7 +172,7 @@ class Placer:
         if len(request.hoist):
             request.grown.append(request.hoist)
         request.hoist = PromptTokens()
-        return [*spans, self._start(branch)]
+        return [*spans, *_unread(branch), self._start(branch)]
 
     def _extend_prefix(self, request: Request, more: PromptTokens) -> list[Span]:
         if not len(more):
@@ -182,12 +185,12 @@ class Placer:
     def _start(self, branch: Branch) -> Span:
         request, limit = branch.request, self.table.limits.max_positions
         move("branch", branch, "run")
-        branch.start = request.prefix_length
+        branch.start = branch.begins
         branch.length = max(branch.start, branch.shared)
         room = limit - branch.start - len(branch.prompt)
         if room < branch.budget:
             branch.budget, branch.note = room, f"cut to the model's {limit}"
-        self.layout.enter_(branch.owner, request.prefix_owner, self.pools)
+        branch.among = self.layout.enter_(branch.owner, request.prefix_owner, self.pools)
         rows = branch.rows.behind(branch.length - branch.start)
         return Span(
             branch.owner,
@@ -198,3 +201,18 @@ class Placer:
             bound=branch.matcher is not None,
             chunks=rows.chunks,
         )
+
+
+def _unread(branch: Branch) -> list[Span]:
+    """Last tokens of the parts that it sees, where a budget ended them before they had a row."""
+    prefix = branch.request.prefix_owner
+    return [Span(one.owner, prefix, one.length, one.pending) for one in branch.reads if one.pending]
+
+
+def _parts_unread(request: Request) -> Iterator[PromptTokens]:
+    """What branches share that has no rows yet, each part as it was read first."""
+    at = 0
+    for part in (request.prefix, *request.grown):
+        if at + len(part) > request.prefix_length:
+            yield part.behind(request.prefix_length - at)
+        at += len(part)

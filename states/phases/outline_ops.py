@@ -9,7 +9,8 @@ import torch
 from ...ops.registry import op
 from ...ops.types import Proposal
 from ..manager.manager import BranchStateManager
-from ..requests.branch import Branch, Finish, Request, failing, reason_of
+from ..requests.branch import Branch, Finish, Request
+from ..requests.failing import failing, reason_of
 from ..requests.folding import FINISHED
 from ..requests.lifecycles import move
 from ..requests.prompt_builder import PromptBuilder
@@ -47,6 +48,12 @@ class Answer:
     sections: tuple[Section, ...]
     text: str
     combined: Section | None = None
+
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """The texts of all answers that were drawn to this prompt (`limits.samples`)."""
+        one = self.outline is not None or len(self.sections) < 2
+        return (self.text,) if one else tuple(section.text for section in self.sections)
 
 
 @op("outline.force", writes="proposal", needs="skeleton")
@@ -136,7 +143,7 @@ def _close_root_(branches: BranchStateManager, request: Request, root: Branch) -
     if branches.limits.share_outline:
         branches.lifecycle.promote_root_(request)
         return root.pending
-    branches.lifecycle.discard_(root)
+    branches.lifecycle.leave_root_(request)
     return []
 
 
@@ -208,7 +215,7 @@ def answer(request: Request, prompts: PromptBook) -> Answer:
 def _section(branch: Branch, prompts: PromptBook) -> Section:
     return Section(
         branch.index,
-        branch.title if branch.point is not None or branch.combines else "",
+        branch.title if branch.point or branch.combines or branch.request.samples > 1 else "",
         prompts.decode(branch.tokens).strip(),
         tuple(branch.tokens),
         str(branch.finish or Finish.CANCELLED),

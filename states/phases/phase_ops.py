@@ -22,8 +22,10 @@ from ..schedule.plan import StepPlan
 
 @op("request.admit_", writes="batch rows")
 def open_requests_(branches: BranchStateManager, step: StepPlan) -> tuple[Batch, Rows]:
-    """Prompt rows of the requests that begin: shared prefix, then the root branch."""
-    batch = branches.placer.place_(None, [], branches.beginning(step), branches.reading(step))
+    """Prompt rows of the requests that begin: shared prefix, then the root branch. Further samples
+    of a prompt that has been read start here too, where nobody runs."""
+    starting = branches.starting(step), branches.beginning(step), branches.reading(step)
+    batch = branches.placer.place_(None, *starting)
     return batch, batch.rows
 
 
@@ -36,15 +38,18 @@ def fork_(branches: BranchStateManager, step: StepPlan) -> tuple[Batch, Rows]:
 
 @op("branch.fold_", writes="batch rows", needs="skeleton")
 def fold_(branches: BranchStateManager, step: StepPlan) -> tuple[Batch, Rows]:
-    """Rows of requests whose parts are all done: the parts one after another, to be combined.
+    """Rows of requests whose parts are all done: the parts one after another, to be combined, or
+    what asks for that alone, where they are read as they lie.
 
     Without rows if this step combines none.
     """
     folds = [branch for branch in branches.starting(step) if branch.combines]
     batch = branches.placer.place_(None, folds, [])
-    for branch in [] if branches.admission.optimistic else folds:  # nobody reads the parts again
-        assert branches.fold is not None
-        branches.fold.forget_(branch.request)
+    if branches.admission.optimistic:  # what the fold reads may have to be read again
+        return batch, batch.rows
+    for branch in folds:  # the parts are on their way into the pool, or there already
+        if branches.fold is not None:
+            branches.fold.forget_(branch.request)
         branch.prompt = replace(branch.prompt, chunks=())
     return batch, batch.rows
 

@@ -4,96 +4,26 @@ A branch reserves its prompt and its whole budget, and each round needs room for
 that an admitted branch can always run to its end.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
-from ...ops.draft.eagle import nodes_for
 from ..cache.prefix_cache import PrefixCache
-from ..graph.graph import Order
+from ..graph.layouts import Order
 from .branch import Branch, Request, Stage
 from .expected import Expected
 from .request_table import RunLimits
+from .room import (
+    BRANCH_PROMPT,
+    RESERVED,
+    Room,
+    attended_slots,
+    in_use,
+    kept_for,
+    request_slots,
+    reserved,
+    running,
+)
 
 REGION = 64  # what a larger region is rounded up to
-BRANCH_PROMPT = 64  # slots kept free for the prompt of a request's first branch, before it is known
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The target pool's capacity and what a round's trees take of it.
-
-    capacity: slots of a row of the pool.
-    nodes: drafted tokens per branch (0 without a drafter), or by number of active branches.
-    rows: of the pool if every branch has one of its own (``batching``), else 0.
-    shared: drafted tokens of all branches together, if they share them.
-    beams: hypotheses of a branch, each of which may need rows for the whole budget.
-    """
-
-    capacity: int
-    max_active: int
-    nodes: int | Mapping[int, int]
-    rows: int = 0
-    shared: int | None = None
-    beams: int = 1
-
-    def tree_slots(self, active: int) -> int:
-        """Slots of a row for the trees of a round while up to `active` branches run."""
-        counts = range(1, max(active, 1) + 1)
-        if self.rows:  # one tree in each row, as large as it gets with any number of branches
-            return max(self._drafted(count, 1) + 1 for count in range(1, self.rows + 1))
-        return max(self._drafted(count, count) + count for count in counts)
-
-    def round_rows(self, active: int) -> int:
-        """Rows of a forward for the trees of so many branches."""
-        return active + self._drafted(active, active) if active else 0
-
-    def _drafted(self, active: int, trees: int) -> int:
-        """Most drafted tokens of so many trees while `active` branches run."""
-        most = trees * nodes_for(self.nodes, active)
-        return most if self.shared is None else min(most, self.shared)
-
-    def alone(self, prefix: int, prompt: int, budget: int) -> int:
-        """Slots that one branch needs if nothing else runs."""
-        return prefix + prompt + budget + self.tree_slots(1)
-
-
-RESERVED = Expected(optimistic=False)
-
-
-def _reserved(request: Request, beams: int, expected: Expected) -> int:
-    """Slots that an open request holds or has reserved, trees not counted."""
-    if request.stage is Stage.PREFILL:
-        return request_slots(request, beams, expected) - request.shared
-    live = sum(_whole(b, beams, expected) for b in _running(request))
-    waits = any(b.waits for b in request.branches)
-    outlines = request.root is not None and request.stage is Stage.OUTLINE
-    first = 0
-    if outlines or (waits and not live):
-        first = expected.of_new(request)[1] + BRANCH_PROMPT
-    return request.prefix_length - request.shared + len(request.hoist) + live + first
-
-
-def _whole(branch: Branch, beams: int, expected: Expected) -> int:
-    """Slots of a running branch's own in the end, kept ones not counted."""
-    kept = max(branch.shared - branch.start, 0)
-    return len(branch.prompt) + beams * expected.of(branch) - kept
-
-
-def _held(request: Request) -> int:
-    """Slots that an open request holds."""
-    own = sum(branch.held for branch in _running(request))
-    return request.prefix_length - request.shared + own
-
-
-def request_slots(request: Request, beams: int = 1, expected: Expected = RESERVED) -> int:
-    """Slots that a waiting request reserves: prompt, outline, and its first branch."""
-    outline, answer = expected.of_new(request)
-    later = outline + BRANCH_PROMPT if request.outline_budget else 0
-    if (first := request.first) is not None:
-        own = request.body_size + len(request.hoist) + len(first.prompt) + expected.of(first)
-        return own + (later if first.is_root else 0)
-    own = len(request.prefix) + len(request.tail) + len(request.given_ids)
-    return own + later + beams * answer
 
 
 class Admission:
@@ -103,7 +33,8 @@ class Admission:
 
     Attributes:
         expected: how long texts get. optimistic: they may get longer, and rows run out; a beam
-            search and a branch in a row of its own always reserve all that they may need.
+            search, a branch in a row of its own and parts that stay until they are combined always
+            reserve all that they may need.
     """
 
     def __init__(
@@ -111,13 +42,13 @@ class Admission:
     ) -> None:
         self.room, self.order, self.limits, self.cache = room, order, limits, cache
         asked = limits.scheduler.admission == "optimistic"
-        self.optimistic = asked and room.beams == 1 and not room.rows
+        self.optimistic = asked and room.beams == 1 and not (room.rows or limits.holds_parts)
         self.expected = Expected(optimistic=self.optimistic)
 
     def missing(self, requests: Iterable[Request], active: int) -> int:
         """Rows that a round of so many branches lacks, if nothing stays that nobody needs;
         negative: so many are free."""
-        held = sum(map(_held, requests)) + self.pinned
+        held = sum(map(in_use, requests)) + self.pinned
         return held + self.room.tree_slots(active) - self.room.capacity
 
     def intake(self, requests: Iterable[Request], active: int) -> "Intake":
@@ -146,9 +77,27 @@ class Admission:
 
     def why_never_branch(self, branch: Branch) -> str:
         """Why a branch whose prompt is known can never start; nothing if it can."""
-        prefix = branch.request.prefix_length + len(branch.request.hoist)
-        needed = self.room.alone(prefix, len(branch.prompt), branch.budget)
-        return self._why_never("context", prefix + len(branch.prompt), needed)
+        hoist, prompt = len(branch.request.hoist), len(branch.prompt)
+        prefix = branch.request.prefix_length + hoist + sum(one.own for one in branch.reads)
+        needed = self.room.alone(prefix, prompt, branch.budget)
+        return self._why_never("context", branch.begins + hoist + prompt, needed)
+
+    def why_apart(self, request: Request) -> str:
+        """Why parts cannot stay until they are combined, with the numbers; nothing if they can:
+        there is room for the next one beside those that have ended, or (rows) for all."""
+        needed = attended_slots(request, unknown=0)
+        if not self.room.rows and request.combine is not None:
+            later = [b for b in request.branches if b.stage is Stage.WAITING]
+            one = max((len(b.prompt) + b.budget for b in later), default=0)
+            live = sum(len(b.prompt) + b.budget for b in running(request))
+            last = len(request.combine) + request.budget
+            needed = kept_for(request) - live + (one if later or live else last)
+        needed += self.room.tree_slots(1)
+        return self._why_never("prefix", request.prefix_length, needed)
+
+    def is_tight(self, request: Request) -> bool:
+        """Whether its parts, all of them at their longest, do not fit side by side."""
+        return not self.room.rows and attended_slots(request) > self.room.most
 
     def _why_never(self, what: str, tokens: int, needed: int) -> str:
         limit, capacity = self.limits.max_positions, self.room.capacity
@@ -185,9 +134,9 @@ class Intake:
     ) -> None:
         self.room, self.count, self.expected = room, active, expected
         self.open = requests
-        own = sum(_reserved(r, room.beams, expected) for r in self.open)
-        self.used = 0 if room.rows else own + pinned
-        self.live = {r.prefix_owner for r in self.open if _running(r)}
+        self.used = 0 if room.rows else pinned + sum(self._all_of(r) for r in self.open)
+        self.live = {r.prefix_owner for r in self.open if running(r)}
+        self.aside = {r.prefix_owner for r in self.open if room.rows and r.row_waits}
         self.branches: list[Branch] = []
         self.opened: list[Request] = []
         self.full, self.held = False, ""
@@ -206,8 +155,7 @@ class Intake:
     def take(self, request: Request, item: Branch | Request) -> bool:
         """Let a branch or a request start if there is room for it."""
         more, count = self._more(request, item), self.count + 1
-        live = self.live | {request.prefix_owner}
-        if why := self._why_not(more, count, live):
+        if why := self._why_not(more, count, request):
             self.held = self.held or f"{request.key}: {why}"
             return False
         self.start(request, item)
@@ -217,13 +165,14 @@ class Intake:
         """Let a branch or a request start."""
         self.used += 0 if self.room.rows else self._more(request, item)
         self.live, self.count = self.live | {request.prefix_owner}, self.count + 1
+        self.aside = self.aside - {request.prefix_owner}
         if isinstance(item, Branch):
             self.branches.append(item)
         else:
             self.opened.append(item)
 
-    def _why_not(self, more: int, count: int, live: set[int]) -> str:
-        room, rows = self.room, self._rows(count, live)
+    def _why_not(self, more: int, count: int, request: Request) -> str:
+        room, rows = self.room, self._rows(count, request)
         if count > room.max_active:
             return f"{self.count} of {room.max_active} branches run"
         if rows > room.rows > 0:
@@ -241,22 +190,41 @@ class Intake:
         """Slots that it takes beyond what is held: of the shared row, or of its own."""
         if isinstance(item, Request):  # one that is read in chunks has reserved all of it
             begun = item.stage is Stage.PREFILL and not self.room.rows
-            slots = request_slots(item, self.room.beams, self.expected)
-            return 0 if begun else slots - item.shared
+            slots = request_slots(item, self.room.beams, self.expected) - item.shared
+            return 0 if begun else slots if item.combine is None else self._whole(item, slots)
         own = len(item.prompt) + self.expected.of(item)
         if self.room.rows:
             return request.prefix_length + len(request.hoist) + own
+        if request.combine is not None and not request.apart:
+            return own if request.alone else 0  # else it is reserved since the outline was read
         if request.prefix_owner in self.live:
             return own
         return own - self.expected.of_new(request)[1] - BRANCH_PROMPT
 
-    def _rows(self, count: int, live: set[int]) -> int:
-        """Rows in use: one for each branch, and one for each open prefix without a branch."""
-        return count + sum(r.prefix_owner not in live for r in self.open)
+    def _all_of(self, request: Request) -> int:
+        """Slots that an open request holds or has reserved."""
+        if request.combine is None:
+            return reserved(request, self.room.beams, self.expected)
+        if request.apart or not request.branches:
+            return self._whole(request, reserved(request, self.room.beams, self.expected))
+        whole = kept_for(request) if request.alone else attended_slots(request)
+        return whole - request.shared
 
+    def _whole(self, request: Request, slots: int) -> int:
+        """Slots with those of the parts of an outline that is not read yet, if all must stay: then
+        as much as a request may have, which runs alone if that is all."""
+        if request.branches:
+            return slots
+        most = self.room.most - request.shared
+        return max(slots, min(slots + request.most_parts * (BRANCH_PROMPT + request.budget), most))
 
-def _running(request: Request) -> list[Branch]:
-    return [b for b in request.all_branches() if b.stage is Stage.RUNNING]
+    def _rows(self, count: int, starting: Request) -> int:
+        """Rows in use: one for each branch, one for each open prefix without a branch, and one for
+        each where finished parts are held and no branch runs."""
+        own = {starting.prefix_owner}
+        live = self.live | own
+        empty = sum(r.prefix_owner not in live for r in self.open)
+        return count + empty + len((self.aside & self.live) - own)
 
 
 def ready(request: Request, order: Order) -> list[Branch]:

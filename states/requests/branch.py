@@ -1,44 +1,16 @@
 """Requests and their branches: what is true of each one, on the host, between two forwards."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Protocol
 
 from ...ops.sampling.settings import SamplingRules
 from ..text.documents import Document
 from ..text.outline import Outline, Point
 from ..text.prompt_tokens import PromptTokens
-from .lifecycles import ENDED, WAITS, move
+from .lifecycles import ENDED, ENDS, WAITS, move
+from .lifecycles import Finish as Finish
 from .lifecycles import Stage as Stage
-
-
-class Finish(StrEnum):
-    """Why a branch ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    REFUSED = "refused"
-    CANCELLED = "cancelled"
-    TIMEOUT = "timeout"
-    FAILED = "failed"
-
-
-ENDS = {  # which way of its life ends whom
-    **dict.fromkeys((Finish.STOP, Finish.LENGTH), "finish"),
-    **dict.fromkeys((Finish.CANCELLED, Finish.TIMEOUT), "cancel"),
-    Finish.REFUSED: "refuse",
-    Finish.FAILED: "fail",
-}
-
-
-class Matcher(Protocol):
-    """A grammar's state in one root branch; `states.grammar` has the real one."""
-
-    def is_legal(self, token: int) -> bool: ...
-    def advance(self, token: int) -> None: ...
-    def forced(self) -> list[int]: ...
+from .matcher import Matcher
 
 
 @dataclass(eq=False, slots=True)
@@ -46,16 +18,18 @@ class Branch:
     """One independently decoded continuation; the root branch (index -1) writes the outline.
 
     Attributes:
-        index: BIM number inside the request.
-        owner: id of its rows in every pool.
+        index: BIM number inside the request. owner: id of its rows in every pool.
         prompt: own token ids behind the shared prefix; empty until they are known.
         start: position of its first row; `length` the position of its next row.
         tokens: its answer so far, the pending root token included, stop tokens not.
         kept: how many of `tokens` have rows in the target's pool.
-        accepted: drafted tokens accepted in each of its rounds; emitted: tokens appended.
-        score: of the hypothesis that a beam search chose.
-        documents: those that its prompt is to hold.
+        accepted: drafted tokens accepted in each of its rounds; emitted: tokens appended; forced:
+            whether the drafts were all that its grammar left.
+        score: of the hypothesis that a beam search chose. documents: what its prompt is to hold.
         combines: whether it writes one answer behind the folded parts.
+        reads: finished parts whose rows it sees where they lie (`merge: attend`).
+        held: it has ended, and its rows stay for the branch that combines it.
+        among: it runs in the row of the pools where held parts lie (``batching``).
         settled: it has ended, and its rows are kept ones.
         shared: where the first of its own rows stands, if rows before it are kept ones that it goes
             on behind since it was preempted; else 0. preempted: how often it was.
@@ -77,9 +51,13 @@ class Branch:
     matcher: Matcher | None = None
     accepted: list[int] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
+    forced: list[bool] = field(default_factory=list)
     score: float | None = None
     documents: tuple[Document, ...] = ()
     combines: bool = False
+    reads: "tuple[Branch, ...]" = ()
+    held: bool = False
+    among: bool = False
     settled: bool = False
     shared: int = 0
     preempted: int = 0
@@ -98,8 +76,8 @@ class Branch:
         return self.prompt + self.tokens[: self.kept]
 
     @property
-    def held(self) -> int:
-        """Rows of its own that are in the target's pool while it runs."""
+    def row_count(self) -> int:
+        """Rows of its own that are in the target's pool while it runs, or is held."""
         return self.length - max(self.start, self.shared)
 
     @property
@@ -109,12 +87,38 @@ class Branch:
     @property
     def size(self) -> int:
         """Tokens of its whole context, its own included."""
-        return len(self.request.context) + len(self.prompt) + len(self.tokens)
+        return len(self.request.context) + sum(one.own for one in (*self.reads, self))
+
+    @property
+    def before(self) -> list[int]:
+        """The token ids that its answer stands behind."""
+        return self.context()[: self.size - len(self.tokens)]
+
+    @property
+    def own(self) -> int:
+        """Tokens of its prompt and of its answer."""
+        return len(self.prompt) + len(self.tokens)
+
+    @property
+    def begins(self) -> int:
+        """Position of its first row: behind the prefix, or behind the longest part that it sees."""
+        return max((one.start + one.own for one in self.reads), default=self.request.prefix_length)
+
+    @property
+    def ends_part(self) -> bool:
+        """Whether it is a part that can be combined with others."""
+        return self.point is not None and self.finish in (Finish.STOP, Finish.LENGTH)
+
+    @property
+    def stays(self) -> bool:
+        """It has ended, and is to be read where it lies."""
+        return self.request.combine is not None and self.ends_part and not self.request.apart
 
     def context(self, first: int = 0) -> list[int]:
         """The token ids that it was decoded behind, and its own, from number `first` on."""
         ids: list[int] = []
-        for part in (self.request.context, self.prompt, self.tokens):
+        read = (own for one in self.reads for own in (one.prompt, one.tokens))
+        for part in (self.request.context, *read, self.prompt, self.tokens):
             ids += part[max(first, 0) :]
             first -= len(part)
         return ids
@@ -134,26 +138,13 @@ class Branch:
         """What it writes, in a few words."""
         if self.point is not None:
             return self.point.title
+        if self.request.samples > 1:
+            return "sample"
         return "outline" if self.is_root else "combined" if self.combines else "answer"
 
     def end(self, finish: Finish, note: str = "") -> None:
         move("branch", self, ENDS[finish])
         self.finish, self.note = finish, note
-
-
-@contextmanager
-def failing(branch: Branch) -> Iterator[None]:
-    """What goes wrong inside ends this branch, with the reason, and nobody else."""
-    try:
-        yield
-    except Exception as error:  # a grammar, a template: somebody else's code
-        branch.end(Finish.FAILED, reason_of(error))
-
-
-def reason_of(error: BaseException) -> str:
-    """In a line: the kind of error, and what it says."""
-    said = str(error).strip().split("\n", 1)[0]
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 @dataclass(eq=False, slots=True)
@@ -164,19 +155,23 @@ class Request:
         key: stable name (given id or line number); `seed` keys its coins, never arrival order.
         prefix: token ids that all branches share at admission; `tail` the root branch's prompt;
             `hoist` what all branches' prompts begin with, until it is a part of the prefix, and
-            `opening` what of it is known before there is an outline.
+            `opening` what of it is known before there is an outline. So many ids of the tail as
+            `lent` says are a part of the prefix for now.
         prefix_length: rows of the shared prefix in the pool; `context` their token ids. The first
-            `shared` rows are kept ones, which other requests may go on from as well.
+            `shared` rows are kept ones, which other requests may go on from as well; `reused` of
+            them were there when it came.
         grown: what became a part of the prefix later: the outline, what parts begin with.
         first: the branch that goes on first when a preempted request begins again.
-        sampling: how its tokens are drawn.
-        asked: the budget that somebody asked for; None if it is the graph's.
+        sampling: how its tokens are drawn. asked: the budget that somebody asked for, if any did.
         given: outline ids of `--outline FILE`, prefilled instead of being written.
-        documents: those that its branches are searched for.
-        cancelled: somebody wants it to end. finish: how it ends, and `why`.
+        documents: those that its branches are searched for. cancelled: somebody wants it to end.
+        finish: how it ends, and `why`.
         arrival: its number in the order of submission; step: the one that first looked at it.
-        deadline: moment of `time.monotonic` at which it is ended.
-        alone: nobody else may have begun while it runs.
+        deadline: moment of `time.monotonic` at which it is ended. alone: nobody runs beside it.
+        cache_salt: only requests of the same one share what is kept of prompts and answers.
+        samples: answers that are drawn behind its prompt.
+        combine: what asks for one answer of parts that are read where they lie (`merge: attend`),
+            `most_parts` at most; `apart` says why they are not combined after all.
     """
 
     key: str
@@ -195,6 +190,8 @@ class Request:
     stage: Stage = Stage.WAITING
     prefix_length: int = 0
     shared: int = 0
+    lent: int = 0
+    reused: int = 0
     context: list[int] = field(default_factory=list)
     hoist: PromptTokens = field(default_factory=PromptTokens)
     grown: list[PromptTokens] = field(default_factory=list)
@@ -212,6 +209,22 @@ class Request:
     step: int = 0
     deadline: float | None = None
     alone: bool = False
+    cache_salt: str = ""
+    samples: int = 1
+    combine: PromptTokens | None = None
+    most_parts: int = 0
+    apart: str = ""
+
+    @property
+    def parts(self) -> tuple[Branch, ...]:
+        """The parts that can be combined, in reading order."""
+        return tuple(branch for branch in self.branches if branch.ends_part)
+
+    @property
+    def row_waits(self) -> bool:
+        """Whether parts are held in a row of the pools (``batching``) where no branch runs."""
+        running = any(one.among and one.stage is Stage.RUNNING for one in self.branches)
+        return not running and any(one.held for one in self.branches)
 
     def all_branches(self) -> Iterator[Branch]:
         if self.root is not None:
@@ -252,14 +265,6 @@ class Request:
     def body_size(self) -> int:
         return len(self.prefix) + sum(map(len, self.grown))
 
-    def unread_parts(self) -> Iterator[PromptTokens]:
-        """What of its body has no rows yet, each part as it was read first."""
-        at = 0
-        for part in (self.prefix, *self.grown):
-            if at + len(part) > self.prefix_length:
-                yield part.behind(self.prefix_length - at)
-            at += len(part)
-
     def read(self, ids: Sequence[int]) -> None:
         """More rows of its prefix are there, or on their way, with these ids."""
         end = self.prefix_length + len(ids)
@@ -270,6 +275,16 @@ class Request:
         """What its first branch would read by itself becomes a part of the prefix, so many ids."""
         self.prefix += self.tail[:count]
         self.tail = PromptTokens(self.tail[count:])
+        self.lent += count
+
+    def narrow(self, length: int) -> None:
+        """The prefix is so many ids from now on, no more than branches stand behind; what is
+        missing of those is read again, as the first of `opening`."""
+        ids, end = PromptTokens((*self.prefix, *self.tail)), len(self.prefix) - self.lent
+        self.opening = PromptTokens(ids[length:end]) + self.opening
+        self.prefix, self.tail = PromptTokens(ids[:length]), ids.behind(length)
+        self.prefix_length, self.lent = length, 0
+        del self.context[length:]
 
     @property
     def unread(self) -> int:
@@ -282,5 +297,4 @@ class Request:
         if not self.branches:
             written = 0 if self.root is None else len(self.root.tokens)
             return self.outline_budget + self.budget - written
-        live = [one for one in self.branches if not one.ended]
-        return sum(one.budget - len(one.tokens) for one in live)
+        return sum(one.budget - len(one.tokens) for one in self.branches if not one.ended)

@@ -57,6 +57,8 @@ class CommittedRows:
         """A branch's rows, its counts having moved on; nothing follows one that has ended."""
         following = branch.pending if branch.stage is Stage.RUNNING else []
         owner, prefix = branch.owner, branch.request.prefix_owner
+        if branch.reads:  # it goes on from the longest part
+            prefix = max(branch.reads, key=lambda one: one.start + one.own).owner
         return cls(owner, prefix, position, tokens, following, rows, features_QF, is_path)
 
     def features(self, columns_F: Tensor | None = None) -> Tensor | None:
@@ -102,6 +104,10 @@ class DraftState:
         self.inbox = [
             replace(one, owner=prefix) if one.owner == root.owner else one for one in self.inbox
         ]
+
+    def cut(self, owner: int, length: int) -> None:
+        """A segment ends at position `length` from now on, as if nothing behind it was known."""
+        self.inbox = [one if one.owner != owner else one.before(length) for one in self.inbox]
 
     def forget(self, owners: Sequence[int]) -> None:
         """Segments whose rows are given back."""
@@ -149,6 +155,10 @@ class PairState(DraftState):
         super().promote(root)
         if root.owner in self.last:
             self.last[root.request.prefix_owner] = self.last.pop(root.owner)
+
+    def cut(self, owner: int, length: int) -> None:
+        super().cut(owner, length)
+        self.last.pop(owner, None)
 
     def forget(self, owners: Sequence[int]) -> None:
         super().forget(owners)
@@ -224,8 +234,10 @@ class Drafting:
         return self.outlines in (None, branch.is_root)
 
     def reads(self, branch: Branch) -> bool:
-        """Whether it takes in a branch's rows: an outline's become those of everybody."""
-        return branch.is_root or (branch.stage is Stage.RUNNING and self.serves(branch))
+        """Whether it takes in a branch's rows: an outline's become those of everybody, and a
+        finished part's may be read by the branch that combines it."""
+        goes_on = branch.stage is Stage.RUNNING or branch.stays
+        return branch.is_root or (goes_on and self.serves(branch))
 
     @property
     def active(self) -> list[Branch]:

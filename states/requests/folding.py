@@ -107,7 +107,7 @@ class FoldState:
 
         None if there are fewer than two parts: one alone is the answer already.
         """
-        parts = [b for b in request.branches if b.point is not None and b.finish in FINISHED]
+        parts = request.parts
         if len(parts) < 2 or request.outline is None:
             return None
         prompt = self._part(parts[0], self._own(parts[0]), is_first=True)

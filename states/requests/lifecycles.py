@@ -69,6 +69,25 @@ BRANCH_WAYS = (
 LIFECYCLES = {"request": REQUEST_WAYS, "branch": BRANCH_WAYS}
 
 
+class Finish(StrEnum):
+    """Why a branch ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    REFUSED = "refused"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    FAILED = "failed"
+
+
+ENDS = {  # which way of its life ends whom
+    **dict.fromkeys((Finish.STOP, Finish.LENGTH), "finish"),
+    **dict.fromkeys((Finish.CANCELLED, Finish.TIMEOUT), "cancel"),
+    Finish.REFUSED: "refuse",
+    Finish.FAILED: "fail",
+}
+
+
 class Staged(Protocol):
     """What has a life."""
 

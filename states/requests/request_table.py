@@ -9,7 +9,8 @@ from time import monotonic
 from ...ops.draft.eagle import nodes_for
 from ..cache.segments import SegmentTree
 from ..graph.drafter_spec import Drafter
-from ..graph.graph import AnyLayout, SchedulerBlock
+from ..graph.graph import SchedulerBlock
+from ..graph.layouts import AnyLayout
 from .branch import ENDS, Branch, Finish, Request
 from .lifecycles import move
 
@@ -18,7 +19,10 @@ DEADLINES = 64  # of requests that have ended, which are kept at least
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """What a graph fixes for all requests of a run."""
+    """What a graph fixes for all requests of a run.
+
+    holds_parts: finished parts stay until one more branch has read them (`merge: attend`).
+    """
 
     layout: AnyLayout
     drafter: Drafter
@@ -27,6 +31,7 @@ class RunLimits:
     vocabulary: int
     outline_drafter: Drafter | None = None
     scheduler: SchedulerBlock = field(default_factory=lambda: SchedulerBlock.model_validate({}))
+    holds_parts: bool = False
 
     @property
     def nodes(self) -> int | Mapping[int, int]:
@@ -51,7 +56,7 @@ class RequestTable:
 
     def __init__(self, limits: RunLimits) -> None:
         self.limits = limits
-        self.segments = SegmentTree()
+        self.segments = SegmentTree(apart=limits.layout.kind == "paged")
         self.open: dict[int, Request] = {}
         self.waiting: dict[int, Request] = {}
         self.active: list[Branch] = []

@@ -12,7 +12,8 @@ from torch import Tensor
 from ...ops.host import HostReader
 from ...ops.verify.score import BROKEN, GrammarRows
 from ...ops.verify.verify import Accepted, FirstTokens
-from .branch import Branch, Finish, Matcher
+from .branch import Branch, Finish
+from .matcher import Matcher
 
 Ids = npt.NDArray[np.int64]
 NO_NUMBERS = "the model's scores are no numbers (NaN)"

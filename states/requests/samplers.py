@@ -78,7 +78,7 @@ class Samplers:
 
     def _first(self, branch: Branch) -> TokenCounts:
         seen_V = torch.zeros(self.vocabulary, dtype=torch.bool, device=self.device)
-        seen_V[self._ids([*branch.request.context, *branch.prompt])] = True
+        seen_V[self._ids(branch.before)] = True
         return TokenCounts(seen_V, torch.zeros_like(seen_V, dtype=torch.int32))
 
     def _ids(self, values: Sequence[int]) -> Tensor:

@@ -25,9 +25,7 @@ class Portion:
             self.opened.append(item)
 
 
-def portion(
-    intake: Intake, reading: Sequence[Request], rows: int, most: int | None, share_outline: bool
-) -> Portion:
+def portion(intake: Intake, reading: Sequence[Request], rows: int, most: int | None) -> Portion:
     """Of all that could start, what has rows in the next forward.
 
     Prompts that are half read come first, then branches, then new requests. One that fits into what
@@ -44,7 +42,7 @@ def portion(
     known = {id(request) for request in reading}
     first = [one for one in intake.opened if id(one) in known]
     for request in (one for one in reading if one not in first):  # no place for its branch yet
-        if (count := min(_cut(request, share_outline), left)) > 0:
+        if (count := min(_cut(request), left)) > 0:
             found.chunks.append((request, count))
             left -= count
     later = [one for one in intake.opened if id(one) not in known]
@@ -52,7 +50,7 @@ def portion(
     for item in items:
         if left <= 0:
             break
-        cost, most_cut = _cost(item), _cut(item, share_outline)
+        cost, most_cut = _cost(item), _cut(item)
         if cost <= left or (not most_cut and not (found.branches or found.opened or found.chunks)):
             found.add(item)
         elif isinstance(item, Request) and most_cut:
@@ -71,21 +69,15 @@ def _cost(item: Branch | Request) -> int:
     return len(item.rows) + len(item.request.hoist)
 
 
-def _cut(item: Branch | Request, share_outline: bool) -> int:
-    """Tokens of a prompt that can be read before its first branch begins; 0: all or nothing.
-
-    What the outline alone is asked with is no part of what parts share, unless these stand behind
-    the outline.
-    """
+def _cut(item: Branch | Request) -> int:
+    """Tokens of a prompt that can be read before its first branch begins; 0: all or nothing."""
     if isinstance(item, Branch) or item.body.chunks or item.tail.chunks:
         return 0
     if item.first is not None:
         return item.body_size - item.prefix_length
     if item.given is not None:
         return len(item.prefix) - item.prefix_length
-    whole = share_outline or item.outline_budget == 0
-    end = item.prompt_size - 1 if whole else len(item.prefix)
-    return max(end - item.prefix_length, 0)
+    return max(item.prompt_size - 1 - item.prefix_length, 0)
 
 
 def half_read(requests: Sequence[Request]) -> list[Request]:

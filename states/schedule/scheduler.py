@@ -6,7 +6,8 @@ from typing import Protocol
 
 from ..graph.graph import SchedulerBlock
 from ..requests.admission import Admission, Intake, ready
-from ..requests.branch import Branch, Request, Stage, reason_of
+from ..requests.branch import Branch, Request, Stage
+from ..requests.failing import reason_of
 from ..requests.request_table import RequestTable
 from .budget import Portion, half_read, portion
 from .plan import Does, StepPlan
@@ -95,9 +96,9 @@ class Scheduler:
             return self._plan(Does.FOLD, f"parts are done: {_of(folds)}", intake, Portion(folds))
         room = self.admission.room
         reading = half_read([*self.table.open.values()])
-        limits = (self.block.max_tokens, self.admission.limits.share_outline)
-        new = portion(intake, reading, room.round_rows(running), *limits)
-        if new.branches and (after_parse or not running):
+        new = portion(intake, reading, room.round_rows(running), self.block.max_tokens)
+        outlined = any(branch.request.outline_budget for branch in new.branches)
+        if outlined and (after_parse or not running):
             why = "outlines were read" if after_parse else "nobody runs"
             starts = Portion(new.branches)
             return self._plan(Does.FORK, f"{why}: {_of(new.branches)}", intake, starts)
@@ -105,8 +106,9 @@ class Scheduler:
             joining = [*(b.name for b in new.branches), *(r.key for r in new.opened)]
             why = f"{running} run" + (f", {_names(joining)} join" if joining else "")
             return self._plan(Does.ROUND, why + _read(new), intake, new)
-        if new.opened or new.chunks:
-            why = f"nobody runs: {_names([r.key for r in new.opened])}"
+        if new.opened or new.chunks or new.branches:
+            starting = [*(b.name for b in new.branches), *(r.key for r in new.opened)]
+            why = f"nobody runs: {_names(starting)}"
             return self._plan(Does.OPEN, why + _read(new), intake, new)
         if self.admission.optimistic and self._give_way_():
             return self._next(after_parse)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Ids = list[int]
+RULES = "said_rules"  # the slot of what a conversation begins with
 Message = dict[str, str]
 NO_THINKING: dict[str, Any] = {"enable_thinking": False, "thinking": False}  # both names for it
 
@@ -49,6 +50,7 @@ class ChatWriter:
 
     examples: turns that stand before the question where they are asked for.
     past: so many turns stand before every first question; each text is a slot (`past_slots`).
+    rules: so does what the conversation is told at its beginning (`RULES`).
     """
 
     def __init__(
@@ -57,8 +59,11 @@ class ChatWriter:
         template: Template,
         examples: Sequence[Message] = (),
         past: int = 0,
+        *,
+        rules: bool = False,
     ) -> None:
         self._tokenizer, self._past = tokenizer, past_slots(past)
+        self._rules = [RULES] if rules else []
         self._template = template
         self._examples = [*examples]
         chat = template.chat and bool(tokenizer.chat_template)
@@ -72,7 +77,7 @@ class ChatWriter:
     def opening(self, text: str, *, system: bool = True, examples: bool = False) -> list[Piece]:
         """A conversation that begins with this user turn, up to the start of the answer."""
         messages = self._conversation(text, system=system, examples=examples, past=True)
-        return self._cut(text, messages, slots=self._past)
+        return self._cut(text, messages, slots=[*self._rules, *self._past])
 
     def following(self, text: str) -> list[Piece]:
         """What follows an answer when this is the next user turn: from the end of its turn on."""
@@ -90,9 +95,10 @@ class ChatWriter:
         """Rules, earlier turns and examples, if they are asked for, and a user's turn."""
         messages = [*(self._earlier() if past else ()), *(self._examples if examples else ())]
         messages.append({"role": "user", "content": text})
-        if not (system and self._template.system):
+        own = [self._template.system.strip()] if system and self._template.system else []
+        said = [f"{self._mark}{name}Mark" for name in self._rules if past]
+        if not (rules := "\n\n".join([*own, *said])):
             return messages
-        rules = self._template.system.strip()
         with_rules = [{"role": "system", "content": rules}, *messages]
         try:
             if rules in self._render(with_rules):

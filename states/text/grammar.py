@@ -125,7 +125,7 @@ class OutlineGrammar:
         lists = form == "list"
         text = list_grammar(max_branches) if lists else outline_grammar(max_branches, tools)
         grammar = LLMatcher.grammar_from_lark(text)
-        self._vocabulary = _Vocabulary(tokenizer, vocab_size, eos_ids, titles_once=lists)
+        self._vocabulary = Vocabulary(tokenizer, vocab_size, eos_ids, titles_once=lists)
         self._first = LLMatcher(self._vocabulary.table, grammar, log_level=0)
         if self._first.is_error():
             raise GrammarError(self._first.get_error())
@@ -137,7 +137,7 @@ class OutlineGrammar:
         return OutlineMatcher(self._first, self._vocabulary, question)
 
 
-class _Vocabulary:
+class Vocabulary:
     """The bytes of every token, as a trie; and the tokens that may end a title of a list."""
 
     def __init__(
@@ -177,7 +177,7 @@ class OutlineMatcher:
     that follows a complete outline and would roll back one token too many.
     """
 
-    def __init__(self, first: LLMatcher, vocabulary: _Vocabulary, question: str) -> None:
+    def __init__(self, first: LLMatcher, vocabulary: Vocabulary, question: str) -> None:
         self._first, self._inner = first, first.deep_copy()
         self._vocabulary = vocabulary
         self._question = question

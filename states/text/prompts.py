@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Literal
 
-from .chat_format import ChatWriter, Ids, Message, PastTurn, past_slots
+from .chat_format import RULES, ChatWriter, Ids, Message, PastTurn, past_slots
 from .encoder import Encoder, check_question
 from .outline import Outline, OutlineFormat, Point, parse_outline, render_outline
 from .outline_list import USUAL_LENGTH, parse_list, render_list
@@ -36,7 +36,8 @@ class PromptBook:
         share: what the branches of a request share, the outline or the prompt.
         stop_ids: tokens that end a turn, beside those that tokenizer and template name.
         max_branches, tools: told to the model where the template has slots for them.
-        past: turns that stand before every question.
+        past: turns that stand before every question. rules: what the conversation is told before
+            the first of them; nothing if empty.
 
     Raises:
         TemplateError: the model's chat format and the template do not go together.
@@ -52,6 +53,7 @@ class PromptBook:
         max_branches: int = 8,
         tools: Sequence[str] = (),
         past: Sequence[PastTurn] = (),
+        rules: str = "",
     ) -> None:
         self.share: Share = share
         self._more_stops, self._limits = tuple(stop_ids), (max_branches, tuple(tools))
@@ -61,7 +63,10 @@ class PromptBook:
         self._facts = {"max_branches": str(max_branches), "tools": ", ".join(tools) or "none"}
         said = [ids for turn in past for ids in self._said(turn)]
         self._past = dict(zip(past_slots(len(past)), said, strict=True))
-        writer = ChatWriter(tokenizer, template, self._examples(), len(past))
+        if rules:
+            self._past[RULES] = self._question(rules)
+        more = {"rules": bool(rules)}
+        writer = ChatWriter(tokenizer, template, self._examples(), len(past), **more)
         texts: dict[str, list[Piece]] = {
             "plain": writer.opening(template.plain, system=False),
             "skeleton": writer.opening(template.skeleton, examples=True),
@@ -81,8 +86,8 @@ class PromptBook:
         self.gap = self._fill(self._turns["document_gap"])
         self.stop_ids = self._stop_ids(tokenizer, stop_ids)
 
-    def behind(self, past: Sequence[PastTurn]) -> PromptBook:
-        """The same for a question that follows these turns."""
+    def behind(self, past: Sequence[PastTurn], rules: str = "") -> PromptBook:
+        """The same for a question that follows these turns, under these rules."""
         most, tools = self._limits
         return PromptBook(
             self._tokenizer,
@@ -92,6 +97,7 @@ class PromptBook:
             max_branches=most,
             tools=tools,
             past=past,
+            rules=rules,
         )
 
     def plain(self, question: str, documents: PromptTokens = NOTHING) -> PromptTokens:

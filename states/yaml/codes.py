@@ -43,6 +43,7 @@ class ProblemCode(StrEnum):
     TREE_SIZE = "G301"
     BUDGET = "G302"
     ROWS = "G303"
+    BLOCK_SIZE = "G304"
     # blocks that do not go together
     BEAM_ALONE = "G401"
     BEAM_OP = "G402"
@@ -54,6 +55,7 @@ class ProblemCode(StrEnum):
     RANKED_DRAWS = "G408"
     RULE = "G409"
     TWO_DRAFTERS = "G410"
+    SAMPLES = "G411"
     # ways through the graph
     FINAL_LEFT = "G501"
     DEAD_END = "G502"
@@ -75,3 +77,7 @@ class ProblemCode(StrEnum):
     TEMPLATE_FILE = "G801"
     SLOTS = "G802"
     TEXTS = "G803"
+    # experiments
+    NO_SIDE = "G901"
+    NO_FIGURE = "G902"
+    NO_AXIS = "G903"

@@ -23,7 +23,7 @@ from tools.embedded.heldout import probes
 KINDS = {"eagle": "eagle3", "dflash": "dflash", "ddtree": "dflash", "vanilla": "vanilla"}
 EMBEDDED = {
     "drafter": (*KINDS, "ngram"),
-    "layout": ("bim", "batching"),
+    "layout": ("bim", "batching", "paged"),
     "parts": tuple(range(1, 9)),
     "order": ("fcfs", "longest_first", "shortest_first"),
     "max_active": (1, 3, 8),

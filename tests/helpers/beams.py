@@ -19,7 +19,7 @@ from specsot.states.machine import Run
 
 FLATTER = 0.2  # by so much the head is scaled: several continuations are likely everywhere
 FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen3": {}, "mistral": {"sliding_window": 11}}
-LAYOUTS = ("bim", "batching")
+LAYOUTS = ("bim", "batching", "paged")
 PROMPTS = {"a": 1, "b": 9, "c": 24}  # prompts by their lengths
 
 

@@ -83,13 +83,16 @@ def session(
     book: Any = None,
     models: Models | None = None,
     budget: int = 14,
+    graph: str = GRAPH,
 ) -> Session:
     """A session on the shipped graph that combines, with a small pool."""
     book = book or book_of(made)
     own = (*SMALL, f"skeleton.share={book.share}")
+    if graph != GRAPH:
+        own = tuple(one for one in own if not one.startswith("blend."))
     if not any(one.startswith("drafter.kind=") for one in sets):
         own = (*own, *TREES)
-    program = open_graph(GRAPH, (*own, *sets), graphs.table)
+    program = open_graph(graph, (*own, *sets), graphs.table)
     return Session(
         program, models or made.models, max_new_tokens=budget, outline=outline, prompts=book
     )

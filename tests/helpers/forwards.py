@@ -8,10 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specsot.ops.attention.stacks import Member
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import Proposal, Rows
 from specsot.states.cache.segments import SegmentTree
+from specsot.states.layout.batching import BatchingLayout
 from specsot.states.layout.layout import Layout, Span
+from specsot.states.layout.queries import PackedQueries
 from specsot.states.layout.tree_rows import Trees
 
 KV_HEADS, HEADS, DIM = 2, 4, 4
@@ -27,6 +30,11 @@ class FixedLayout(Layout):
 
     def rows_of(self, owner: int) -> Sequence[int]:
         return self.places[owner]
+
+    def members(self, packed: PackedQueries, trees: int) -> tuple[Member, ...]:
+        if self.packed:
+            return super().members(packed, trees)
+        return BatchingLayout.members(self, packed, trees)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,11 @@ def scene(draw: Random, pool_rows: int, shared: bool = False) -> Scene:
     segments = SegmentTree()
     ids = [segments.add() for _ in range(draw.randint(1, 4))]
     ids += [segments.add(draw.choice(ids)) for _ in range(draw.randint(0, 6))]
-    kv = KVCache(1, KV_HEADS, DIM, 256 if pool_rows == 1 else 96, pool_rows, dtype=torch.float64)
+    kv = KVCache(
+        *(1, KV_HEADS, DIM, 256 if pool_rows == 1 else 96, pool_rows),
+        block_size=draw.choice([1, 4, 16]),
+        dtype=torch.float64,
+    )
     places = {s: draw.sample(range(pool_rows), draw.randint(1, pool_rows)) for s in ids}
     _fill_(kv, segments, ids, draw)
     layout = FixedLayout(segments, places, packed=pool_rows == 1)

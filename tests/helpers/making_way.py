@@ -10,12 +10,15 @@ from specsot.engine.run.session import Session
 from specsot.states.machine import Run
 
 OPTIMISTIC, SMALL = "scheduler.admission=optimistic", "layout.capacity=320"
-TEXTS = [Prompt(str(n), f"question {n}", max_new_tokens=15 + n * 5 % 11) for n in range(4)]
+TEXTS = [
+    Prompt(str(n), f"question {n}", max_new_tokens=15 + n * 5 % 11, cache_salt="ab"[n % 2])
+    for n in range(4)
+]
 CHOICES = tuple((kind, SEED % len(SETTINGS[kind])) for kind in KINDS)
 GRID: dict[str, tuple[Any, ...]] = {
     "drafter": CHOICES,
-    "graph": ("bim_plain", "autoregressive"),
-    "layout": ("bim", "batching"),
+    "graph": ("bim_plain", "autoregressive", "samples"),
+    "layout": ("bim", "batching", "paged"),
     "share": ("outline", "prompt"),
     "policy": ("fcfs", "max_throughput", "sot_priority"),
     "chunk": ("7", "64", "1024"),
@@ -38,10 +41,13 @@ def session_of(
     case: dict[str, Any], made: Tiny, graphs: Graphs, *sets: str, stops: tuple[int, ...] = (2,)
 ) -> Session:
     kind, number = case["drafter"]
+    samples, graph = case["graph"] == "samples", case["graph"]
     book = LongBook(130, case["share"], stops if case["graph"] in FULL else ())
     own = [f"drafter.kind={kind}", *SETTINGS[kind][number], f"layout.kind={case['layout']}"]
     own += [f"sampling.temperature={case['temperature']}", "layout.max_active=4"]
-    return graphs.session(case["graph"], drafting(made, kind), book, sets=(*own, *sets))
+    if samples:  # of every prompt
+        graph, own = "autoregressive", [*own, "limits.samples=3"]
+    return graphs.session(graph, drafting(made, kind), book, sets=(*own, *sets))
 
 
 def force(run: Run, seed: int, chance: float) -> None:

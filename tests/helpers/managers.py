@@ -12,7 +12,8 @@ from specsot.ops.types import Proposal
 from specsot.ops.verify.score import GrammarRows
 from specsot.ops.verify.verify import Accepted, FirstTokens
 from specsot.states.graph.drafters import DRAFTERS
-from specsot.states.graph.graph import LAYOUTS, SchedulerBlock
+from specsot.states.graph.graph import SchedulerBlock
+from specsot.states.graph.layouts import LAYOUTS
 from specsot.states.manager.batch import Batch
 from specsot.states.manager.manager import BranchStateManager
 from specsot.states.phases import phase_ops
@@ -35,8 +36,10 @@ def limits(
     max_positions: int = 1000,
     policy: str = "fcfs",
     max_wait: int = 256,
+    block_size: int = 1,
 ) -> RunLimits:
-    block: Any = LAYOUTS[layout](kind=layout, capacity=capacity, max_active=most)
+    own = {} if layout == "batching" else {"block_size": block_size}
+    block: Any = LAYOUTS[layout](kind=layout, capacity=capacity, max_active=most, **own)
     drafts = DRAFTERS[drafter](kind=drafter)
     given = {"policy": policy, "max_wait": max_wait, "prefix_cache": False}
     scheduler = SchedulerBlock.model_validate(given)
@@ -47,8 +50,9 @@ def manager(layout: str = "bim", drafter: str = "none", **settings: Any) -> Bran
     """A manager over pools of one tiny layer; settings as for `limits`."""
     fixed = limits(layout, drafter, **settings)
     rows = fixed.layout.max_active if layout == "batching" else 1
-    kv = KVCache(1, 1, 2, fixed.layout.capacity, rows)
-    draft = KVCache(1, 1, 2, fixed.layout.capacity, rows) if fixed.drafter.has_model else None
+    size = getattr(fixed.layout, "block_size", 1)
+    kv, draft = (KVCache(1, 1, 2, fixed.layout.capacity, rows, block_size=size) for _ in range(2))
+    draft = draft if fixed.drafter.has_model else None
     return BranchStateManager(kv, draft, fixed, lambda branch: branch.prompt)
 
 

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from helpers.support import Graphs, Tiny, drive, outline_of
 from specsot.engine.run.session import Session
+from specsot.ops.kv.block_manager import BlockManager
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import FREE, Region
 from specsot.states.machine import Run
@@ -93,6 +94,9 @@ def permute_(pool: KVCache, seed: int) -> None:
     pool.data[:, :, :, : pool.slots] = pool.data[:, :, :, order]
     pool.owner, pool.position = pool.owner[order], pool.position[order]
     pool.committed, pool.home = pool.committed[order], pool.home[order]
+    pool.blocks = BlockManager(pool.slots, pool.blocks.size)
+    used = np.flatnonzero(pool.owner != FREE)
+    pool.blocks.enter_(pool.owner[used], used)
     for root in np.unique(pool.home[pool.owner != FREE]).tolist() if pool.rows == 1 else ():
         slots = np.flatnonzero(pool.home == root)
         pool.regions[root] = Region(low=int(slots[0]), high=int(slots[-1]) + 1)

@@ -7,8 +7,8 @@ from specsot.ops.kv.pool import KVCache
 LAYERS, HEADS, DIM = 2, 3, 4
 
 
-def pool(capacity: int = 8, rows: int = 1) -> KVCache:
-    return KVCache(LAYERS, HEADS, DIM, capacity, rows)
+def pool(capacity: int = 8, rows: int = 1, block_size: int = 1) -> KVCache:
+    return KVCache(LAYERS, HEADS, DIM, capacity, rows, block_size=block_size)
 
 
 def mark_(kv: KVCache, slot: int, value: float) -> None:

@@ -12,6 +12,7 @@ from helpers.support import (
     Tiny,
     branches_of,
     contexts,
+    memory_of,
     outline_of,
     requests_of,
     run_all,
@@ -39,7 +40,9 @@ RULES: dict[str, tuple[str, ...]] = {
 """Filters and penalties that a run is drawn with."""
 FACTORS: dict[str, tuple[Any, ...]] = {
     "drafter": CHOICES,
-    "layout": ("bim", "batching"),
+    "layout": ("bim", "batching", "paged"),
+    "blocks": (1, 16, 64),
+    "attention": ("auto", "dense", "grouped", "cascade"),
     "parts": (1, 2, 3, 4, 5, 6, 7, 8),
     "temperature": (0.3, 1.0, 1.5),
     "rules": tuple(RULES),
@@ -70,7 +73,7 @@ def drawn(case: dict[str, Any], made: Tiny, graphs: Graphs, budget: int = 14) ->
             f"drafter.kind={kind}",
             *own,
             *(f"layout.{key}={case[key]}" for key in ("max_active", "order")),
-            f"layout.kind={case['layout']}",
+            *memory_of(case),
             *sampling_of(case),
         ),
     )
@@ -80,7 +83,7 @@ def drawn(case: dict[str, Any], made: Tiny, graphs: Graphs, budget: int = 14) ->
 def plain(case: dict[str, Any]) -> dict[str, Any]:
     """The same without a drafter, one sequence, all at once, in reading order."""
     alone = {"drafter": ("none", 0), "layout": "bim", "order": "fcfs", "max_active": 8}
-    return case | alone
+    return case | alone | {"blocks": 1, "attention": "dense"}
 
 
 def check_own(run: Run, book: Any, reference: Reference) -> None:

@@ -7,7 +7,7 @@ from helpers.support import Graphs, SizedBook, Tiny, outline_of
 from specsot.engine.run.session import Session
 from specsot.states.text.outline import Outline, Point
 
-LAYOUTS = ("bim", "batching")
+LAYOUTS = ("bim", "batching", "paged")
 BOUNDS = {
     "eagle3": ("nodes=12", "levels=5", "top_k=4", "rows_per_round=12"),
     "eagle2": ("nodes={1: 12, 2: 9, 3: 6}", "levels=4", "top_k=3", "rows_per_round=10"),

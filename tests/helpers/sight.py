@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specsot.ops.attention.metadata import AttentionMetadata, Lineages, Member
+from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.attention.stacks import Lineages, Member
 from specsot.ops.kv.forest import plant
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import NOBODY, UNKNOWN
@@ -208,21 +209,30 @@ def sight(attention: AttentionMetadata, kv: KVCache, rows: int) -> tuple[np.ndar
     """bool [N, slots], what each row sees, whatever groups say it, and int64, the position that it
     sees each slot at (-1 where its group does not have the slot).
 
-    A row is in one group at most; one that is repeated says the same twice.
+    A row is in one group at most, or sees each slot in one of its groups; one that is repeated says
+    the same twice.
     """
     seen, place = np.zeros((rows, kv.slots + 1), bool), np.full((rows, kv.slots + 1), -1)
-    group_of: dict[int, tuple[int, int]] = {}
+    group_of: dict[tuple[int, int], tuple[int, int]] = {}
+    told: set[tuple[int, int, int]] = set()
     for number, group in enumerate(attention.groups):
         keys = group.keys
-        slots_GK = keys.numpy()[None] if isinstance(keys, Tensor) else keys.slots_GK
+        slots_GK = keys.numpy() if isinstance(keys, Tensor) else keys.slots_GK
         shape = group.host_rows_Gq.shape
         rows_Gq = group.rows_Gq
         assert rows_Gq is None or (rows_Gq.numpy() == group.host_rows_Gq).all()
         assert rows_Gq is not None or group.host_rows_Gq.reshape(-1).tolist() == list(range(rows))
         for g, q in np.ndindex(shape):
             row = int(group.host_rows_Gq[g, q])
-            assert group_of.setdefault(row, (number, g)) == (number, g), "a row in two groups"
-            seen[row, slots_GK[g]] = group.mask_GqK[g, q].numpy()
-            place[row, slots_GK[g]] = group.positions_GK[g].numpy()
+            again = group_of.setdefault((row, number if attention.merged else 0), (number, g))
+            assert again == (number, g), "a row in two groups"
+            mask_K, slots_K = group.mask_GqK[g, q].numpy(), slots_GK[g]
+            if (row, number, g) not in told:
+                assert not seen[row, slots_K[mask_K]].any(), "a slot that is seen twice"
+                assert len(set(slots_K[mask_K].tolist())) == mask_K.sum(), "a slot seen twice"
+            told.add((row, number, g))
+            seen[row, slots_K[mask_K]] = True
+            other_K = mask_K | (place[row, slots_K] < 0)
+            place[row, slots_K[other_K]] = group.positions_GK[g].numpy()[other_K]
     assert not seen[:, kv.slots].any(), "nobody sees the scratch slot"
     return seen[:, : kv.slots], place[:, : kv.slots]

@@ -31,6 +31,7 @@ SEED = int(os.environ.get("SPECSOT_TEST_SEED", "20"))  # what the grids' parts a
 GOLDEN = Path(__file__).parents[1] / "golden"
 PLAIN = ("autoregressive", "eagle")  # graphs without a skeleton
 FULL = ("bim_plain", "bim_eagle", "batching_plain", "batching_eagle")
+PAGED = ("paged_plain", "paged_eagle")
 GRAPHS = (*PLAIN, *FULL)
 FIXED = ("drafter.nodes=6", "drafter.levels=3", "drafter.top_k=4")  # the same tree in every round
 MOST_STEPS = 20_000  # transitions after which a run counts as hanging
@@ -247,11 +248,11 @@ class Graphs:
         own = ["layout.capacity=2000", "limits.max_new_tokens=1"]  # the session has its own budget
         if "eagle" in graph:  # what a graph ships may be tuned at any time
             own += ["drafter.nodes={1: 10, 2: 6, 4: 3}", "drafter.levels=4", "drafter.top_k=4"]
-        if graph in FULL:
+        if graph in (*FULL, *PAGED):
             own += [f"skeleton.share={book.share}", "skeleton.grammar=false"]
             own += ["skeleton.max_tokens=20", "skeleton.direct_tokens=13"]
         program = open_graph(graph, sets=(*own, *sets), table=self.table)
-        given = outline if graph in FULL else None
+        given = outline if graph in (*FULL, *PAGED) else None
         return Session(program, models, max_new_tokens=budget, outline=given, prompts=book)
 
 
@@ -305,6 +306,12 @@ def accepted_of(run: Run) -> dict[str, list[list[int]]]:
 # -- what holds after every phase -------------------------------------------------------------
 
 
+def memory_of(case: dict[str, Any]) -> list[str]:
+    """The options that say how a case lays out and reads what it has in the pools."""
+    sets = [f"layout.kind={case['layout']}", f"attention={case['attention']}"]
+    return sets if case["layout"] == "batching" else [*sets, f"layout.block_size={case['blocks']}"]
+
+
 def check_rows(run: Run) -> None:
     """Pools and book agree: nothing is missing, nothing is held twice, nothing is left over."""
     for key in ("kv", "kv_draft"):
@@ -321,12 +328,11 @@ def _check_keys(run: Run) -> None:
     book = run.board["branches"]
     for pool in (pool for pool in book.pools if pool.rows == 1):
         for request in book.unfinished:
-            running = (b for b in request.all_branches() if b.stage is Stage.RUNNING)
-            owners = [request.prefix_owner, *(b.owner for b in running)]
-            own = np.flatnonzero(np.isin(pool.owner, owners))
-            keys = pool.keys_of(book.table.segments.homes(request.prefix_owner))
-            read = np.arange(keys[0], sum(keys)) if isinstance(keys, tuple) else keys
-            assert np.isin(own, read).all(), "rows of a request that its forwards do not read"
+            for owner in (request.prefix_owner, *(b.owner for b in _in_pools(request))):
+                own = np.flatnonzero(np.isin(pool.owner, book.table.segments.lineage(owner)))
+                keys = pool.keys_of(book.table.segments.homes(owner))
+                read = np.arange(keys[0], sum(keys)) if isinstance(keys, tuple) else keys
+                assert np.isin(own, read).all(), "rows of a request that its forwards do not read"
 
 
 def _check_target_rows(run: Run) -> None:
@@ -337,8 +343,8 @@ def _check_target_rows(run: Run) -> None:
             expected += request.prefix_length * len(book.layout.rows_of(request.prefix_owner))
             expected -= request.shared
         if request.stage is Stage.OUTLINE:
-            expected += request.root.held
-        expected += sum(b.held for b in request.branches if b.stage is Stage.RUNNING)
+            expected += request.root.row_count
+        expected += sum(b.row_count for b in _in_pools(request) if not b.is_root)
     cache = book.prefixes
     if cache is not None:
         cache.check_integrity()
@@ -348,7 +354,7 @@ def _check_target_rows(run: Run) -> None:
         assert branch.stage is Stage.RUNNING
         assert len(branch.pending) == 1, "a running branch has exactly its root token pending"
         held = _positions(run, pool, branch)
-        assert held == list(range(branch.length)), f"{branch.name} has a gap"
+        assert held == _seen(branch, branch.length), f"{branch.name} has a gap"
 
 
 def _check_draft_rows(run: Run) -> None:
@@ -360,20 +366,35 @@ def _check_draft_rows(run: Run) -> None:
             alive.add(request.prefix_owner)
         if request.stage is Stage.OUTLINE:
             alive.add(request.root.owner)
-        alive |= {b.owner for b in request.branches if b.stage is Stage.RUNNING}
+        alive |= {b.owner for b in _in_pools(request)}
     assert set(pool.owner[pool.owner >= 0].tolist()) <= alive, "rows of a finished branch"
     assert {s.owner for s in book.draft.inbox} <= alive, "queued rows of a finished branch"
     if run.state == "expand_root":
         for branch in book.active:
             held = _positions(run, pool, branch)
             rows = branch.length + (book.limits.drafter.takes == "text")  # it has read the root too
-            assert held == list(range(rows)), f"{branch.name} drafts from {held}"
+            if not branch.reads:  # drafters have of ended parts what they had to draft for them
+                assert held == list(range(rows)), f"{branch.name} drafts from {held}"
+
+
+def _in_pools(request: Request) -> list[Branch]:
+    """Branches with rows of their own: those that run, and parts that are held."""
+    running = not request.finished
+    return [b for b in request.all_branches() if b.stage is Stage.RUNNING or (b.held and running)]
+
+
+def _seen(branch: Branch, length: int) -> list[int]:
+    """The positions of the rows that a branch sees: its path's, and those of parts beside it."""
+    prefix = range(branch.request.prefix_length)
+    parts = [i for part in branch.reads for i in range(part.start, part.length)]
+    own = range(branch.start if branch.reads else len(prefix), length)
+    return sorted([*prefix, *parts, *own])
 
 
 def _positions(run: Run, pool: Any, branch: Branch) -> list[int]:
     """Positions of the committed rows that a branch sees in its row of the pool, increasing."""
     (row,) = run.board["branches"].layout.rows_of(branch.owner)
-    path = run.board["branches"].table.segments.path(branch.owner)
+    path = run.board["branches"].table.segments.lineage(branch.owner)
     own = np.isin(pool.owner, path) & pool.committed
     own &= np.arange(pool.slots) // pool.capacity == row
     return sorted(pool.position[own].tolist())

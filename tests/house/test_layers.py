@@ -22,9 +22,12 @@ NO_TORCH = (
     "engine.cli.main",
     "engine.cli.start",
     "engine.cli.graphs",
+    "engine.cli.bench",
+    "engine.experiment.setting_up",
     "engine.cli.train",
     "engine.prepare.job",
     "engine.view.diagram",
+    "engine.serve.server",
 )
 LARGEST = (21, 2_500)  # files and lines of a package
 
@@ -61,10 +64,17 @@ MAY_IMPORT = {
     "models models/* ops ops/*",
     "engine/view": "engine/record states states/* ops ops/*",
     "engine/bench": "engine engine/prepare engine/record engine/run states/*",
+    "engine/experiment": "engine engine/prepare engine/record engine/run engine/bench states/*",
     "engine/certify": "engine engine/prepare engine/record engine/run engine/bench states states/* "
     "models models/load ops ops/*",
     "engine/simulate": "engine engine/record states/* ops/kv",
     "engine/train": "engine engine/prepare engine/run states/requests states/text models models/*",
+    "engine/serve/wire": "engine engine/prepare",
+    "engine/serve/api": "engine engine/serve/wire states/text",
+    "engine/serve/page": "engine engine/record engine/serve/wire engine/serve/api",
+    "engine/serve/worker": "engine engine/serve/wire engine/prepare engine/run engine/record "
+    "states states/requests states/text models/load ops/sampling",
+    "engine/serve": "engine engine/record engine/serve/wire engine/serve/api engine/serve/page",
     "engine/cli": "engine engine/* states states/* models models/*",
 }
 

@@ -173,7 +173,7 @@ def groups_of(positions_Q: Tensor, *parts: tuple[Any, list[list[int]]]) -> Atten
     """Causal groups: slots, a run for each sequence or a list, and the rows of the sequences."""
     groups = []
     for keys, rows in parts:
-        slots_GK = keys[None] if isinstance(keys, Tensor) else torch.from_numpy(keys.slots_GK)
+        slots_GK = keys if isinstance(keys, Tensor) else torch.from_numpy(keys.slots_GK)
         places_GK, rows_Gq = positions_Q[slots_GK.long()], torch.tensor(rows)
         mask_GqK = places_GK[:, None] <= positions_Q[rows_Gq][..., None]
         groups.append(AttentionGroup(rows_Gq, keys, mask_GqK, places_GK, rows_Gq.numpy()))
@@ -189,7 +189,7 @@ def test_groups_of_rows_see_what_one_mask_says(small: Pooled, kind: str) -> None
     elif kind == "two groups":
         parts = [(SlotRun(8, 8), [second]), (SlotRun(0, 8), [first])]
     elif kind == "lists of slots":
-        parts = [(torch.tensor(first), [first]), (torch.tensor(second[::-1]), [second])]
+        parts = [(torch.tensor([first]), [first]), (torch.tensor([second[::-1]]), [second])]
     else:
         parts = [(SlotRun(0, 8, 8, 2), [first[:5] + [4] * 3, second])]
     ids = torch.cat((IDS, IDS.flip(0)))

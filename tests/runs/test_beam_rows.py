@@ -61,7 +61,7 @@ def test_searches_that_do_not_fit_side_by_side_wait(layout: str, rig: Any) -> No
     made: Rig = rig()
     case = {"layout": layout, "num_beams": 3, "budget": 10, "stops": 0}
     both = PROMPTS["b"] + PROMPTS["c"] + 2 * (3 * 10 + 1)
-    for capacity, together in ((both, 2), (both - 1, 1 if layout == "bim" else 2)):
+    for capacity, together in ((both, 2), (both - 1, 2 if layout == "batching" else 1)):
         run, most = made.start(["b", "c"], capacity=capacity, **case), set()
         while not run.finished:
             run.advance()

@@ -63,7 +63,9 @@ def test_nothing_reused_is_the_graph_without_the_block(
 
 @pytest.mark.parametrize("where", ["prefix", "branches"])
 @pytest.mark.parametrize("share", ["outline", "prompt"])
-@pytest.mark.parametrize("graph", ["eagle", "bim_eagle", "batching_eagle", "autoregressive"])
+@pytest.mark.parametrize(
+    "graph", ["eagle", "bim_eagle", "batching_eagle", "paged_eagle", "autoregressive"]
+)
 def test_documents_without_the_block_are_read_exactly(
     graph: str, share: str, where: str, made: Tiny, graphs: Graphs
 ) -> None:
@@ -113,7 +115,7 @@ def test_every_drafter_writes_what_none_writes_on_the_same_blended_cache(
 ) -> None:
     found, kind, plan = [], case["kind"], case["plan"]
     graph, *where = case["read"]
-    for layout in ("bim", "batching"):
+    for layout in ("bim", "batching", "paged"):
         for drafter in ("drafter.kind=none", *settings_of(kind, 0)[:1]):
             sets = (f"layout.kind={layout}", drafter, f"blend.plan={plan}", *where)
             more = settings_of(kind, 0)[1:] if drafter != "drafter.kind=none" else ()
@@ -165,7 +167,7 @@ class Logits:
                 self.of.setdefault(branch.name, []).append(logits_TV.clone())
 
 
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_a_newcomer_leaves_the_logits_of_running_branches_alone(
     layout: str, made: Tiny, graphs: Graphs
 ) -> None:
@@ -187,7 +189,7 @@ def test_a_newcomer_leaves_the_logits_of_running_branches_alone(
             assert torch.allclose(one, other, atol=1e-4)
 
 
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_what_all_branches_find_stands_in_the_prefix(
     layout: str, made: Tiny, graphs: Graphs
 ) -> None:
@@ -223,9 +225,9 @@ def test_layouts_agree_where_every_row_holds_a_blended_prefix(made: Tiny, graphs
     """Under ``batching`` the hoisted documents are blended once for each copy of the prefix."""
     parts = searching(["rain bees", "rain tea", "rain"])
     found = []
-    for layout in ("bim", "batching"):
+    for layout in ("bim", "batching", "paged"):
         for ratio in ("0.3", "0.7"):
             sets = (f"layout.kind={layout}", f"blend.ratios=[{ratio}]", "skeleton.found=8")
             opened = session(graphs, made, "bim_blend_eagle", *sets, outline=parts)
             found.append(tokens_of(run_all(opened, asked(2, documents=8))))
-    assert found[:2] == found[2:]
+    assert found[:2] == found[2:4] == found[4:]

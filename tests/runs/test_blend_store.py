@@ -133,7 +133,7 @@ def test_the_pool_holds_what_one_blended_forward_writes(
     assert torch.allclose(there, kv.data[:, :, :, : len(ids)], atol=1e-5)
 
 
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 @pytest.mark.parametrize("graph", BLENDED)
 def test_the_book_knows_which_rows_were_recomputed(
     graph: str, layout: str, made: Tiny, graphs: Graphs

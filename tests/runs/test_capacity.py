@@ -29,8 +29,8 @@ from helpers.support import (
 
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import FREE, PoolFullError
-from specsot.states.requests.admission import request_slots
 from specsot.states.requests.branch import Finish
+from specsot.states.requests.room import request_slots
 from specsot.states.text.outline import Outline, Point
 from specsot.states.text.prompt_tokens import PromptTokens
 
@@ -39,7 +39,7 @@ Make = Callable[..., Tiny]
 # -- capacity ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 @pytest.mark.parametrize(("graph", "nodes"), [("autoregressive", 0), ("eagle", 6)])
 def test_a_plain_request_that_just_fits_runs_and_one_slot_less_refuses_it(
     graph: str, nodes: int, layout: str, tiny: Make, graphs: Graphs
@@ -172,7 +172,8 @@ def _occupy_(pool: KVCache, counts: Any) -> None:
     draw = np.random.default_rng(1)
     for row, count in enumerate(counts):
         taken = draw.permutation(pool.capacity)[:count]
-        pool.owner[row * pool.capacity + taken] = 10_000
+        pool._label_(row * pool.capacity + taken, 10_000)
+    pool.current_length = 0  # of this run
 
 
 @pytest.mark.parametrize("graph", FULL)

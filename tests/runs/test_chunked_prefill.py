@@ -58,7 +58,7 @@ def test_chunks_of_any_size_give_the_same_tokens(
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "vanilla", "ngram", "dflash"])
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_every_drafter_reads_chunks(kind: str, layout: str, tiny: Make, graphs: Graphs) -> None:
     made, found = tiny("qwen3"), []
     for most in ("", "scheduler.max_tokens=9"):
@@ -75,7 +75,7 @@ def taus(run: Run) -> list[Any]:
     return [list(b.accepted) for r in requests_of(run) for b in r.branches]
 
 
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_no_forward_has_more_rows_than_its_budget(layout: str, tiny: Make, graphs: Graphs) -> None:
     """A long prompt arrives while others decode: they go on in every step."""
     most, rows, seen = 24, [], set()
@@ -119,7 +119,7 @@ def test_trees_that_take_all_rows_leave_some_for_prompts(tiny: Make, graphs: Gra
     assert chunks and max(chunks) == LEAST
 
 
-@pytest.mark.parametrize("graph", ["eagle", "bim_eagle", "batching_eagle"])
+@pytest.mark.parametrize("graph", ["eagle", "bim_eagle", "batching_eagle", "paged_eagle"])
 def test_a_request_that_is_cancelled_while_it_is_read_gives_everything_back(
     graph: str, tiny: Make, graphs: Graphs
 ) -> None:

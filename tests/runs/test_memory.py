@@ -25,8 +25,9 @@ from helpers.support import (
 )
 
 from specsot.engine.run.session import Session
-from specsot.ops.attention.metadata import SPARE, WASTE
-from specsot.ops.kv.pool import SPREAD, KVCache
+from specsot.ops.attention.stacks import SPARE, WASTE
+from specsot.ops.kv.pool import KVCache
+from specsot.ops.kv.slot_table import SPREAD
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Stage
 

@@ -1,4 +1,4 @@
-"""What a fork moves: under ``bim`` nothing, under ``batching`` the shared slots, once for each row.
+"""What a fork moves: in a shared pool nothing, under ``batching`` the shared slots for each row.
 
 Shown twice without the ledger: by watching every op that reads a pool, and by comparing what the
 pools hold before and after.
@@ -18,7 +18,8 @@ from specsot.ops.kv.pool import KVCache
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Request, Stage
 
-BIM, BATCHING = ("bim_plain", "bim_eagle"), ("batching_plain", "batching_eagle")
+SHARED = ("bim_plain", "bim_eagle", "paged_plain", "paged_eagle")
+BATCHING = ("batching_plain", "batching_eagle")
 SHARES = pytest.mark.parametrize("share", ["outline", "prompt"])
 
 
@@ -53,9 +54,9 @@ def prompt_rows(request: Request) -> int:
     return sum(len(b.prompt) for b in request.branches if b.stage is Stage.RUNNING)
 
 
-@pytest.mark.parametrize("graph", BIM)
+@pytest.mark.parametrize("graph", SHARED)
 @SHARES
-def test_a_bim_fork_moves_no_byte(graph: str, share: str, session: Any) -> None:
+def test_a_fork_in_a_shared_pool_moves_no_byte(graph: str, share: str, session: Any) -> None:
     """From one prefix to three branches: only the rows of their prompts are written."""
     run, before, used = to_fork(session(graph, share))
     pool, owner = run.board["kv"], run.board["kv"].owner.copy()

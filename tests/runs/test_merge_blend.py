@@ -458,7 +458,7 @@ def test_the_answer_is_the_combined_text_and_the_parts_stay(made: Tiny, graphs: 
         answers = answers_of(requests_of(run), book)
         assert answers == run.board["answers"], "the last ones that the state made"
         found.append(output_digest(answers))
-        for request, line in zip(requests_of(run), outputs(answers, Meter(), {}), strict=True):
+        for request, line in zip(requests_of(run), outputs(answers, Meter(), {}, {}), strict=True):
             tokens = combined_of(request).tokens
             assert line["text"] == book.decode(tokens)
             assert line["combined"]["title"] == "combined"

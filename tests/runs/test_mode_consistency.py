@@ -193,6 +193,7 @@ def resolved(name: str, graphs: Graphs, sets: Iterable[str] = ()) -> dict[str, A
 def test_twins_differ_in_name_and_layout_alone(kind: str, graphs: Graphs) -> None:
     bim, batching = (resolved(f"{layout}_{kind}", graphs) for layout in LAYOUTS)
     assert {key for key in bim if bim[key] != batching[key]} == {"name", "doc", "layout"}
+    assert bim["layout"].pop("block_size") == 1, "a row is a block under batching"
     assert bim["layout"] | {"kind": "batching"} == batching["layout"]
     assert list(bim["states"]) == list(batching["states"])
 

@@ -76,7 +76,7 @@ def test_a_branch_that_is_not_ready_lets_others_go_first(
     assert started(run) == [2, 0, 3, 1, 4]
 
 
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 @pytest.mark.parametrize("case", ONE_DEVICE, ids=lambda case: f"{case['predicted']}")
 def test_one_device_starts_the_schedulers_batches(
     layout: str, case: dict[str, Any], tiny: Make, graphs: Graphs

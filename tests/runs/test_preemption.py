@@ -10,6 +10,7 @@ from helpers.making_way import (
     OPTIMISTIC,
     SMALL,
     TEXTS,
+    LongBook,
     check_forced,
     preemptions,
     session_of,
@@ -39,3 +40,14 @@ def test_a_pool_barely_larger_than_one_request(kind: str, tiny: Make, graphs: Gr
         steps.append(preemptions(run))
     assert found[0] == found[1] == found[2]
     assert steps[:2] == [0, 0] and steps[2] > 1
+
+
+@pytest.mark.parametrize(("merge", "makes_way"), [("concat", True), ("attend", False)])
+def test_parts_that_stay_until_they_are_combined_are_reserved(
+    merge: str, makes_way: bool, tiny: Make, graphs: Graphs
+) -> None:
+    """Rows that somebody else still reads are nobody's to give away."""
+    graph = {"concat": "bim_plain", "attend": "bim_attend_merge"}[merge]
+    book = LongBook(130, "outline", ())
+    session = graphs.session(graph, tiny("llama").models, book, sets=[OPTIMISTIC])
+    assert start(session, []).board["branches"].admission.optimistic is makes_way

@@ -1,6 +1,6 @@
 """What is kept of prompts and answers: nobody's tokens change, and nothing is computed twice."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from helpers.support import (
     branches_of,
     check_lossless,
     drive,
+    memory_of,
     named,
     outline_of,
     pairwise,
@@ -27,11 +28,13 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
 from specsot.ops.kv.pool import KVCache
 from specsot.states.machine import Run
+from specsot.states.text.outline import Outline
 from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.text.prompts import NOTHING
 
 Make = Callable[..., Tiny]
 CHOICES = tuple((kind, SEED % len(SETTINGS[kind])) for kind in KINDS)
+PARTS = outline_of(3, {3: (1,)})
 OFF = "scheduler.prefix_cache=false"
 GRID: dict[str, tuple[Any, ...]] = {
     "drafter": CHOICES,
@@ -39,19 +42,33 @@ GRID: dict[str, tuple[Any, ...]] = {
     "max_active": (1, 3, 8),
     "capacity": (330, 2000),
     "temperature": (0.0, 0.9),
-    "attention": ("auto", "dense"),
+    "attention": ("auto", "dense", "cascade"),
+    "layout": ("bim", "paged"),
+    "blocks": (1, 16, 64),
+    "long_half": ("first", "second"),
+    "chunk": (None, 20),
 }
 
 
 class StemBook(TokenBook):
-    """Questions `stem/own` begin with the ids of their stem; the second half is short."""
+    """Questions `stem/own` begin with the ids of their stem; the other half is short. Whatever an
+    outline's ids are, it has three parts, the last of which waits for the first."""
+
+    long_half = "first"
 
     def skeleton(
         self, question: str, documents: PromptTokens = NOTHING
     ) -> tuple[PromptTokens, PromptTokens]:
         stem, _, own = question.partition("/")
-        prefix = [*self.ids(f"stem {stem}", 80, 90), *self.ids(f"own {own}", 2, 5)]
-        return NOTHING + prefix, NOTHING + self.ids(f"tail {own}", 1, 4)
+        whole = [*self.ids(f"stem {stem}", 80, 90), *self.ids(f"own {own}", 2, 5)]
+        if self.long_half == "second":
+            return NOTHING + whole[:7], NOTHING + whole[7:]
+        return NOTHING + whole, NOTHING + self.ids(f"tail {own}", 1, 4)
+
+    def read_outline(
+        self, ids: Sequence[int], *, max_branches: int, tools: Sequence[str]
+    ) -> Outline:
+        return PARTS
 
 
 QUESTIONS = ("a/1", "a/1", "b/1", "a/2", "a/1", "b/2", "a/3")
@@ -76,14 +93,16 @@ def test_with_and_without_it_the_tokens_are_the_same(
 ) -> None:
     made, (kind, number) = tiny("llama"), case["drafter"]
     book = StemBook(130, case["share"], (2,))
-    sets = [f"drafter.kind={kind}", *SETTINGS[kind][number], f"attention={case['attention']}"]
+    book.long_half = case["long_half"]
+    sets = [f"drafter.kind={kind}", *SETTINGS[kind][number], *memory_of(case)]
     sets += [f"layout.{key}={case[key]}" for key in ("max_active", "capacity")]
     sets += [f"sampling.temperature={case['temperature']}"]
+    sets += [f"scheduler.max_tokens={case['chunk']}"] if case["chunk"] else []
     models = drafting(made, kind)
 
     def made_with(*more: str) -> Session:
-        outline = outline_of(3, {3: (1,)})
-        own = {"outline": outline, "budget": 8, "sets": (*sets, *more)}
+        given = None if book.long_half == "second" else PARTS  # who has one does not ask for it
+        own = {"outline": given, "budget": 8, "sets": (*sets, *more)}
         return graphs.session("bim_plain", models, book, **own)
 
     run = late(made_with(), QUESTIONS)
@@ -97,19 +116,28 @@ def test_with_and_without_it_the_tokens_are_the_same(
     assert sum(sum(pool.ledger.bytes.values()) for pool in pools) == 0, "rows were moved"
 
 
-@pytest.mark.parametrize("graph", ["autoregressive", "eagle"])
+@pytest.mark.parametrize(
+    ("graph", "sets"),
+    [
+        ("autoregressive", ()),
+        ("eagle", ()),
+        ("eagle", ("layout.kind=paged", "layout.block_size=16")),
+    ],
+)
 def test_eight_equal_prompts_that_arrive_together_are_prefilled_once(
-    graph: str, tiny: Make, graphs: Graphs
+    graph: str, sets: tuple[str, ...], tiny: Make, graphs: Graphs
 ) -> None:
     made = tiny("llama")
     text = TokenBook(130, "outline", ()).ids("long", 489, 489)
-    session = graphs.session(graph, made.models, FixedBook({"q": text}), budget=6)
+    session = graphs.session(graph, made.models, FixedBook({"q": text}), budget=6, sets=sets)
     run = run_all(session, ["q"] * 8)
     computed = [len(one.branches[0].prompt) for one in requests_of(run)]
     assert computed[0] == 489 and max(computed[1:]) <= 2, "one prefill, and a row or two"
     assert len({tuple(branch.tokens) for branch in branches_of(run)}) == 1
     assert run.board["kv"].peak_length < 489 + 8 * 40, "the prompt's rows are held once"
     assert reused(run) >= 7 * 487
+    blocks = run.board["kv"].blocks
+    assert blocks.high_water * blocks.size < 489 + 8 * (40 + 2 * blocks.size), "and their blocks"
 
 
 @pytest.mark.parametrize("graph", ["autoregressive", "eagle"])
@@ -148,3 +176,32 @@ def test_blended_rows_and_beams_are_not_kept(tiny: Make, graphs: Graphs) -> None
     made = tiny("llama")
     session = graphs.session("beam", made.models, TokenBook(130, "outline", ()))
     assert start(session, ["q"]).board["branches"].prefixes is None
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("kind", ["none", "eagle3"])
+def test_other_salts_share_nothing(kind: str, together: bool, tiny: Make, graphs: Graphs) -> None:
+    """Whether they run side by side or one after another; those of one salt do."""
+    made = tiny("llama", context=2.0)
+    book = StemBook(made.models.target.vocab_size, "outline", (2,))
+    graph = "autoregressive" if kind == "none" else "eagle"
+    salts = ("", "a", "b", "a", "")
+    prompts = [Prompt(str(n), "a/1", cache_salt=salt) for n, salt in enumerate(salts)]
+    sets = () if together else ("layout.max_active=1",)
+    opened = graphs.session(graph, made.models, book, sets=sets)
+    run = start(opened, prompts)
+    cache, tops = run.board["branches"].prefixes, list[dict[str, int]]()
+
+    def looked(run: Run) -> bool:
+        tops.append({salt: len(shelf) for salt, shelf in cache._tops.items()})
+        for request in run.board["branches"].unfinished:
+            path = run.board["branches"].table.segments.path(request.prefix_owner)
+            assert all(cache.kept[s].salt == request.cache_salt for s in path if s in cache.kept)
+        return False
+
+    drive(run, until=looked)
+    size = len(book.plain("a/1"))
+    assert reused(run) == 2 * (size - 1), "each salt computed the prompt once"
+    assert set(tops[-1]) == {"", "a", "b"}
+    unsalted = run_all(graphs.session(graph, made.models, book, sets=sets), ["a/1"] * 5)
+    assert tokens_of(run) == tokens_of(unsalted)

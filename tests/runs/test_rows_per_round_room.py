@@ -8,8 +8,8 @@ from helpers.sharing import LAYOUTS, LONG, PARTS, session_of
 from helpers.support import Graphs, Tiny, branches_of, requests_of, run_all, start, tokens_of
 
 from specsot.states.machine import Run
-from specsot.states.requests.admission import BRANCH_PROMPT, request_slots
 from specsot.states.requests.branch import Finish
+from specsot.states.requests.room import BRANCH_PROMPT, request_slots
 
 Make = Callable[..., Tiny]
 
@@ -23,9 +23,10 @@ def test_a_pool_that_is_exactly_full_runs_all_branches_at_once(
     free = run_all(one(), ["hello"], check=False)
     (request,) = requests_of(free)
     own = [len(branch.prompt) + branch.budget for branch in request.branches]
-    rows = sum(own) + 3 if layout == "bim" else max(own) + 1
-    needed = request.prefix_length + rows + 12
-    assert needed > request_slots(request) + 12 + 1, "the request was meant to open"
+    rows = max(own) + 1 if layout == "batching" else sum(own) + 3
+    nodes = 36 if layout == "paged" else 12  # there each tree has room for all of them
+    needed = request.prefix_length + rows + nodes
+    assert needed > request_slots(request) + nodes + 1, "the request was meant to open"
     for less in (0, 1):
         run, most = start(one(sets=[f"layout.capacity={needed - less}"]), ["hello"]), 0
         while not run.finished:

@@ -29,6 +29,8 @@ from specsot.states.yaml.source import GraphError
 CASE: dict[str, Any] = {
     "drafter": ("eagle3", 0),
     "layout": "bim",
+    "blocks": 1,
+    "attention": "auto",
     "parts": 3,
     "temperature": 1.0,
     "rules": "all",
@@ -161,7 +163,7 @@ def test_rejection_gives_both_layouts_the_same_text(
     """It is drawn by keys of its own, which the layout does not enter either."""
     made = tiny("llama", dtype="float64")
     found = []
-    for layout in ("bim", "batching"):
+    for layout in ("bim", "batching", "paged"):
         sets = [f"drafter.kind={kind}", *SETTINGS[kind][number], f"layout.kind={layout}"]
         sets += [f"drafter.draws={DRAWS[rule]}"] if rule in DRAWS else []
         sets += ["sampling.temperature=1.0", "sampling.accept=rejection", f"sampling.rule={rule}"]

@@ -12,7 +12,8 @@ from time import process_time_ns
 
 from specsot.ops.kv.pool import KVCache
 from specsot.states.graph.drafters import DRAFTERS
-from specsot.states.graph.graph import LAYOUTS, SchedulerBlock
+from specsot.states.graph.graph import SchedulerBlock
+from specsot.states.graph.layouts import LAYOUTS
 from specsot.states.manager.manager import BranchStateManager
 from specsot.states.requests.branch import Request, Stage
 from specsot.states.requests.request_table import RunLimits

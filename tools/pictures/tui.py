@@ -21,7 +21,7 @@ from specsot.engine.view.player import still
 ROOT = Path(__file__).parents[2]
 RUN = Path(__file__).parent / "run"
 PICTURE = ROOT / "docs" / "tui.svg"
-GRAPH, STEP, SIZE = "bim_eagle", 69, (100, 30)
+GRAPH, STEP, SIZE = "bim_eagle", 94, (100, 30)
 PARSE = "outline.parse_"  # the one op whose record a replay needs
 GRAIN = 10_000  # nanoseconds
 

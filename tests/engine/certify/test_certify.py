@@ -62,7 +62,7 @@ Make = Callable[..., Bench]
 @pytest.fixture
 def bench(options: RunOptions) -> Make:
     def make(graph: str = "bim_eagle", *sets: str) -> Bench:
-        outline = options.outline if graph.startswith(("bim", "batching")) else None
+        outline = options.outline if graph.startswith(("bim", "batching", "paged")) else None
         drafter = None if graph == "autoregressive" else options.drafter_model
         own = replace(options, sets=sets, outline=outline, drafter_model=drafter)
         return bench_of(_prepared(graph, own), True, lambda text: None)
@@ -193,7 +193,7 @@ def test_an_end_missed_inside_an_accepted_path_is_caught(
     assert wrong and "stop token" in wrong[0], figures
 
 
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_a_stale_drafter_row_is_caught(
     layout: str, bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

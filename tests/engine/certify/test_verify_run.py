@@ -130,3 +130,45 @@ def test_ids_that_are_none_are_refused(
     changed(folder, "outputs.jsonl", lambda line: line["parts"][0].update(context_ids=ids))
     assert verify_command(str(folder), folder, False, 1) == Code.USAGE
     assert "part 1: not token ids of this model behind a context" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def attended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run whose parts are combined where they lie."""
+    root = tmp_path_factory.mktemp("attended")
+    options = RunOptions(
+        graph="bim_attend_merge",
+        prompt="Tell me about honey bees.",
+        max_new_tokens=24,
+        runs_dir=root / "runs",
+        quiet=True,
+    )
+    assert run_command(options) == Code.OK
+    return (root / "runs" / "latest").resolve()
+
+
+def test_a_combined_answer_is_held_under_its_mask(
+    attended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(attended, tmp_path / "run"))
+    assert verify_command(str(folder), Path("runs"), True, 1) == Code.OK
+    found = json.loads(capsys.readouterr().out)["branches"]
+    line = json.loads((folder / "outputs.jsonl").read_text())
+    segments, parts = line["combined"]["context_segments"], line["parts"]
+    assert len(found) == 1 + len(parts) + 1 and found[-1]["tokens"] >= 24
+    sizes = [tokens for tokens, _, _ in segments]
+    assert sum(sizes) == len(line["combined"]["context_ids"])
+    assert [sees for _, _, sees in segments[1:-1]] == [[0]] * len(parts)
+    assert segments[-1][1:] == [sizes[0] + max(sizes[1:-1]), [*range(len(parts) + 1)]]
+    # what it saw decides: as one text the same ids make another answer
+    changed(folder, "outputs.jsonl", lambda one: one["combined"].update(context_segments=None))
+    assert verify_command(str(folder), Path("runs"), True, 1) == Code.UNEQUAL
+
+
+def test_segments_that_cannot_be_are_refused(attended: Path, tmp_path: Path) -> None:
+    for number, wrong in enumerate(([[1, 0, []]], [[1, 0, [0]]], [[-1, 0, []]], [["a", 0, []]])):
+        folder = Path(shutil.copytree(attended, tmp_path / str(number)))
+        changed(
+            folder, "outputs.jsonl", lambda one, w=wrong: one["combined"].update(context_segments=w)
+        )
+        assert verify_command(str(folder), Path("runs"), True, 1) == Code.USAGE

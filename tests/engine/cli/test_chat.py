@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from helpers.embedded import Embedded
 
-from specsot.engine.cli.conversation import Conversation, pieces_of
+from specsot.engine.cli.conversation import Conversation
 from specsot.engine.cli.main import main
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.run.answer_text import pieces_of
 from specsot.engine.run.engine import Engine
 from specsot.engine.run.events import (
     OUTLINE,
@@ -152,7 +153,7 @@ def test_parts_are_shown_in_reading_order_each_as_soon_as_it_can_be() -> None:
         BranchFinished(2, "stop", ""),
     )
     pieces = told(*events)
-    assert pieces == ["1. A\n\na", "a", "\n\n2. B\n\nb", "\n\n3. C\n\nc", "c"]
+    assert pieces == ["1. A\n\na", "a", "\n\n2. B\n\nb\n\n3. C\n\nc", "c"]
 
 
 def test_what_is_shown_is_the_answer(session: Any) -> None:

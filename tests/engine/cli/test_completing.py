@@ -90,6 +90,7 @@ def test_values_of_a_setting_in_the_words_that_bash_makes_of_it() -> None:
     assert bash("run", "eagle", "--set", "layout.kind") == [
         "layout.kind=bim",
         "layout.kind=batching",
+        "layout.kind=paged",
     ]
     assert bash("run", "bim_plain", "--set", "skeleton.grammar", "=") == ["true", "false"]
     assert bash("compare", "eagle", "@", "layout.kind", "=", "ba") == ["batching"]
@@ -98,6 +99,13 @@ def test_values_of_a_setting_in_the_words_that_bash_makes_of_it() -> None:
         "8,sampling.accept=rejection",
     ]
     assert bash("sweep", "eagle", "--vary", "layout.kind", "=", "bim,ba") == ["bim,batching"]
+
+
+def test_experiments_peers_and_what_they_are_against() -> None:
+    offered = bash("bench", "")
+    assert {"drafters", "hf-assisted", "eagle", "mine.yaml"} <= set(offered)
+    assert bash("bench", "eagle", "--against", "hf,hf-a") == ["hf,hf-assisted"]
+    assert bash("bench", "eagle", "--vary", "layout.kind", "=", "bim,ba") == ["bim,batching"]
 
 
 def test_other_shells_give_whole_words() -> None:

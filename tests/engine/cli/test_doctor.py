@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 import typer
 
+from specsot.engine.certify import self_test
+from specsot.engine.certify.self_test import (
+    GRAPHS,
+    SelfTestRun,
+    measure_overhead,
+    try_graphs,
+    unequal,
+)
 from specsot.engine.cli import doctor as module
-from specsot.engine.cli import self_test
-from specsot.engine.cli.self_test import GRAPHS, SelfTestRun, measure_overhead, try_graphs, unequal
 from specsot.engine.errors import Code
 from specsot.engine.record.metrics import Meter
 from specsot.models.files import ModelError

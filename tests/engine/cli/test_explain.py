@@ -9,6 +9,7 @@ import pytest
 from specsot.engine.cli.explained import ExplainedProblem, explanations
 from specsot.engine.cli.main import COMMANDS, main
 from specsot.engine.errors import Code
+from specsot.engine.experiment.read import read_experiment
 from specsot.engine.prepare.files import SHIPPED, open_graph
 from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import RunOptions
@@ -51,6 +52,9 @@ def given(one: ExplainedProblem, wrong: bool) -> list[ProblemCode]:
         machine = (SHIPPED / "machines" / "decode.yaml").read_text()
         called = piece if piece.startswith("{") else repr(piece)
         text = machine.replace(OWN_OP, f"ops: [answer.merge, {called}]", 1)
+    elif one.kind == "experiment":
+        block = piece.removeprefix("{").removesuffix("}") if piece.startswith("{") else piece
+        text = f"{{version: 1, name: mine, doc: Mine., {block}}}"
     elif one.kind == "set":
         sets = [piece]
     elif one.kind == "template":
@@ -60,6 +64,8 @@ def given(one: ExplainedProblem, wrong: bool) -> list[ProblemCode]:
     try:
         if one.kind == "template":
             load_template(mine)
+        elif one.kind == "experiment":
+            read_experiment(mine)
         else:
             open_graph(graph, sets, TABLE)
         if one.when == "run" and one.kind != "template":

@@ -30,7 +30,7 @@ def test_lines_where_nobody_has_a_terminal(kept: Any, capsys: Captured) -> None:
 
 
 def test_one_picture(kept: Any, capsys: Captured) -> None:
-    assert call("replay", "latest", "--step", "5", "--size", "80x24") == Code.OK
+    assert call("replay", "latest", "--step", "9", "--size", "80x24") == Code.OK
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 24 and max(map(len, lines)) <= 80
     assert "drafts" in lines[2] and any("▶ grow_tree" in line for line in lines)

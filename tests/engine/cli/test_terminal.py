@@ -17,9 +17,21 @@ from typing import Any
 import pyte
 import pytest
 
-STATES = ("skeleton", "expand_root", "grow_tree", "verify", "parallel_prefill", "merge", "done")
+from specsot.engine.record.kept_runs import KeptRun
+from specsot.engine.record.replay import Replay
+
+STATES = (
+    "schedule",
+    "skeleton",
+    "expand_root",
+    "grow_tree",
+    "verify",
+    "parallel_prefill",
+    "merge",
+    "done",
+)
 PROGRAM = [sys.executable, "-c", "from specsot.engine.cli.main import main; main()"]
-PATIENCE = 240.0
+PATIENCE = 120.0
 
 
 def command(tiny: tuple[Path, Path], *more: str) -> list[str]:
@@ -107,7 +119,7 @@ def test_the_live_view(endless: Any, place: Path, width: int, height: int) -> No
         assert wanted in picture, f"{wanted!r} is not on the screen:\n{picture}"
     assert any("╭" in s and "▶" in s and "╴" in s for s in seen)
     # A slow machine shows few pictures, and not every move.
-    moves = ("verify → expand_root", "expand_root → grow_tree", "grow_tree → verify")
+    moves = ("verify → schedule", "expand_root → grow_tree", "grow_tree → verify")
     assert width < 100 or any(move in s for move in moves for s in seen)
     assert b"1. Part 1" in terminal.raw, "the answer stays on the normal screen"
     frames = terminal.raw.count(b"\x1b[H")
@@ -157,8 +169,8 @@ def test_stepping_inside_the_live_view(tiny: Any, place: Path) -> None:
     words = command(tiny, "--max-new-tokens", "6", "--break", "verify")
     terminal = Terminal(words, 100, 30)
     try:
-        answers = [("verify → expand_root ·", "4"), ("[4 rows]", "\n")]
-        seen = answered(terminal, [*answers, ("expand_root → grow_tree ·", "q")])
+        answers = [("verify → schedule ·", "4"), ("[4 rows]", "\n")]
+        seen = answered(terminal, [*answers, ("schedule → expand_root ·", "q")])
         assert terminal.process.wait(PATIENCE) == 130
     finally:
         terminal.close()
@@ -167,15 +179,17 @@ def test_stepping_inside_the_live_view(tiny: Any, place: Path) -> None:
 
 
 def test_a_replay_on_a_terminal(place: Path) -> None:
-    run = str(Path(__file__).parents[3] / "tools" / "pictures" / "run")
-    terminal = Terminal([*PROGRAM, "replay", run, "--speed", "4"], 80, 24)
-    ends = [("step 1", " "), ("‖", "\x1b[F"), ("140/140", "\x1b[H")]
+    run = Path(__file__).parents[3] / "tools" / "pictures" / "run"
+    terminal = Terminal([*PROGRAM, "replay", str(run), "--speed", "4"], 80, 24)
+    steps = len(Replay(KeptRun(run)))
+    ends = [("step 1", " "), ("‖", "\x1b[F"), (f"{steps}/{steps}", "\x1b[H")]
     try:
-        seen = answered(terminal, [*ends, ("step 1/", "\x1b[6~"), ("round 1 ", "q")])
+        rounds = [("step 1/", "\x1b[6~"), ("step 2/", "\x1b[6~"), ("round 1 ", "q")]
+        seen = answered(terminal, [*ends, *rounds])
         assert terminal.process.wait(PATIENCE) == 0
     finally:
         terminal.close()
-    assert len(seen) == 5 and "drafts" in seen[-1] and "Plan a weekend camping" in seen[-1]
+    assert len(seen) == 6 and "drafts" in seen[-1] and "Plan a weekend camping" in seen[-1]
 
 
 def test_stepping_in_plain_lines(tiny: Any, place: Path) -> None:
@@ -192,9 +206,9 @@ def test_stepping_in_plain_lines(tiny: Any, place: Path) -> None:
     finally:
         terminal.close()
     text = terminal.raw.decode()
-    assert "step 0  state start" in text and "=> skeleton" in text
-    assert "step 1  state skeleton" in text and "when outlines_finished" in text
-    assert "committed" in text and "RoundSummary" in text
+    assert "step 0  state start" in text and "=> schedule" in text
+    assert "step 1  state schedule" in text and "when " in text
+    assert "StepPlan" in text
     assert "step 3" not in text
 
 

@@ -76,7 +76,7 @@ def test_overhead_is_what_ops_do_not_explain() -> None:
 
 
 def test_document_has_the_documented_names(meter: Meter) -> None:
-    pool, host = KVCache(2, 1, 4, 16), HostReader()
+    pool, host = KVCache(2, 1, 4, 16, block_size=2), HostReader()
     pool.append_([0, 0, 0], [0, 1, 2])
     pool.ledger.add("compact", 64)
     host.reads = 4
@@ -87,6 +87,8 @@ def test_document_has_the_documented_names(meter: Meter) -> None:
     assert found["host_reads"] == {"total": 4, "full": 0, "per_round": 1.0}
     assert found["kv"]["target"]["peak_bytes"] == 3 * 2 * 2 * 1 * 4 * 4
     assert found["kv"]["target"]["moved_bytes"] == {"compact": 64}
+    wasted = {"size": 2, "count": 8, "peak": 2, "peak_wasted_slots": 1}
+    assert found["kv"]["target"]["blocks"] == wasted
     assert found["kv"]["drafter"] is None and found["blend"] is None
     assert found["accepted_lengths"] == {"0": 1, "1": 1, "2": 2, "3": 1}
 

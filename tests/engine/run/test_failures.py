@@ -22,7 +22,7 @@ from specsot.states.text.grammar import OutlineMatcher
 
 BEES, TEA, RAIN = "Tell me about honey bees.", "How do I make tea?", "What is rain?"
 BAD = "How do bees make honey?"
-LAYOUTS = ("bim", "batching")
+LAYOUTS = ("bim", "batching", "paged")
 
 
 @pytest.fixture(scope="module")

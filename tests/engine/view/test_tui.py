@@ -130,6 +130,14 @@ def test_everything_asked_for_is_on_the_screen(width: int, height: int) -> None:
         assert wanted in text, wanted
 
 
+def test_a_small_terminal_shows_five_branches_side_by_side() -> None:
+    console = screenshot(replace(scene(), states=("schedule", *STATES, "idle")), picture(), 80, 24)
+    lines = console.export_text(styles=False).split("\n")
+    found = [line.index("Title") for line in lines if "Title" in line]
+    assert len(found) == 5 and len(set(found)) == 1
+    assert not any("idle" in line for line in lines), "nobody waits there in a run"
+
+
 def test_the_current_state_is_lit_and_the_last_move_is_an_arrow() -> None:
     text = states_text(scene(), picture(), times=False)
     lines = [line.plain for line in text.split("\n")]

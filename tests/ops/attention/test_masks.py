@@ -18,7 +18,7 @@ from specsot.ops.masks import build
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "specsot"
 PREFIX = 0  # segment of the shared rows; branch i is segment i + 1
-BACKENDS = ("dense", "grouped")
+BACKENDS = ("dense", "grouped", "cascade")
 BEHIND_PREFIX = {PREFIX: NOBODY} | dict.fromkeys(range(1, 9), PREFIX)
 
 pytestmark = pytest.mark.parametrize("attention", BACKENDS)
@@ -146,9 +146,16 @@ def test_a_window_counts_positions_and_not_slots(attention: str) -> None:
     forward.history([PREFIX, PREFIX, 1, 1, 2, 2], [0, 1, 2, 3, 2, 3])
     prompts(forward, [1, 2], [4, 4])
     told = build(forward.rows(), forward.kv, attention=attention)
-    positions_GK = told.groups[0].positions_GK
-    near = window_mask(told.groups[0].mask_GqK, torch.tensor([[4, 4]]), positions_GK, 3)
-    assert drawn(near[0]) == "..##..#.\n....##.#"
+    seen = np.zeros((2, 8), bool)
+    for group in told.groups:
+        shape = group.mask_GqK.shape
+        near = window_mask(group.mask_GqK, torch.full(shape[:2], 4), group.positions_GK, 3)
+        slots_GK = (
+            group.keys.numpy() if isinstance(group.keys, torch.Tensor) else group.keys.slots_GK
+        )
+        for g, q, k in np.argwhere(near.numpy()):
+            seen[group.host_rows_Gq[g, q], slots_GK[g, k]] = True
+    assert drawn(seen) == "..##..#.\n....##.#"
 
 
 def test_stale_fresh_rows_of_the_same_owner_stay_hidden(attention: str) -> None:

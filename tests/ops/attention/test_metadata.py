@@ -13,14 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specsot.models.layers import AttentionInputs, attend_pool, group_inputs
-from specsot.ops.attention.metadata import (
-    AttentionMetadata,
-    Member,
-    Stack,
-    group_of,
-    stacks,
-)
-from specsot.ops.kv.pool import SPREAD, KVCache
+from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.attention.stacks import Member, Stack, group_of, stacks
+from specsot.ops.kv.pool import KVCache
+from specsot.ops.kv.slot_table import SPREAD
 from specsot.ops.kv.slots import SlotRun
 from specsot.ops.masks import build
 
@@ -104,7 +100,7 @@ def test_slots_that_lie_apart_are_a_group_alone() -> None:
     kv.append_([1], [4], home=1)
     found = stacks(kv, members(1, 2), "auto")
     assert shapes(found) == [
-        ([0], [0, 1, 2, 3, 4 + 2 * SPREAD]),
+        ([0], [[0, 1, 2, 3, 4 + 2 * SPREAD]]),
         ([2], SlotRun(4, 2 * SPREAD)),
     ]
     assert found[0].places(np.array([[3, 4 + 2 * SPREAD]]), np.zeros(1, np.int64)).tolist() == [
@@ -157,7 +153,8 @@ def attended(metadata: AttentionMetadata, q_Nhd: Tensor, kv: KVCache) -> Tensor:
     """What a layer's rows get, by the attention of this metadata -> [N, heads * d]."""
     none_N = torch.zeros(len(q_Nhd), dtype=torch.int64)
     groups = group_inputs(metadata, none_N, HEADS // KV_HEADS, q_Nhd.dtype)
-    return attend_pool(q_Nhd, 0, AttentionInputs(groups, none_N, none_N, none_N), kv, plain)
+    inputs = AttentionInputs(groups, none_N, none_N, none_N, metadata.merged)
+    return attend_pool(q_Nhd, 0, inputs, kv, plain)
 
 
 def queries(rows: int) -> Tensor:
@@ -187,14 +184,14 @@ CASES = {"one sequence": (1, False), "shared rows": (1, True), "rows of a pool":
 @pytest.mark.parametrize("case", CASES)
 @settings(max_examples=25, deadline=None)
 @given(draw=st.randoms(use_true_random=False))
-def test_both_backends_attend_to_what_the_rule_allows(case: str, even: bool, draw: Random) -> None:
+def test_all_backends_attend_to_what_the_rule_allows(case: str, even: bool, draw: Random) -> None:
     """Segments on the way to the root, committed or prompts of this forward, not behind the row;
     of its own tree a node sees its ancestors."""
     one = scene(draw, *CASES[case])
     rows = replace(one.rows, blend=object() if even else None)  # type: ignore[arg-type]
     q_Nhd = queries(rows.tokens_BQ.numel())
     expected = attend_naively(one, q_Nhd)
-    for backend in ("dense", "grouped"):
+    for backend in ("dense", "grouped", "cascade"):
         out_NI = attended(build(rows, one.kv, attention=backend), q_Nhd, one.kv)
         for row, expected_I in expected.items():
             assert torch.allclose(out_NI[row], expected_I, atol=1e-9), (backend, row)

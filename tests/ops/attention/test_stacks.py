@@ -9,7 +9,8 @@ from helpers.sight import drawn, lineages_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsot.ops.attention.metadata import SPARE, WASTE, AttentionMetadata, Member, Stack, stacks
+from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.attention.stacks import SPARE, WASTE, Member, Stack, stacks
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import FREE, NOBODY, SlotRun
 
@@ -95,7 +96,7 @@ def test_slots_that_lie_too_far_apart_are_a_list_of_their_own() -> None:
     kv.append_([0] * 2, [4, 5], home=0)
     made = stacks(kv, members_of([1, 1, 1]), "grouped")
     lists = [one for one in made if not isinstance(one.keys, SlotRun)]
-    assert [one.keys.tolist() for one in lists] == [[0, 1, 2, 3, 208, 209]]
+    assert [one.keys.tolist() for one in lists] == [[[0, 1, 2, 3, 208, 209]]]
     check(kv, members_of([1, 1, 1]), made)
     slots_EX, zero_E = np.array([[208, 0], [3, 209]], np.int32), np.zeros(2, np.int64)
     assert lists[0].places(slots_EX, zero_E).tolist() == [[4, 0], [3, 5]]

@@ -80,7 +80,7 @@ def test_relabelling_moves_no_byte() -> None:
     kv = pool()
     commit(kv, 1, [0, 1])
     address, before = kv.data.data_ptr(), kv.data.clone()
-    kv.relabel_(1, 6)
+    kv.relabel_(1, 6, NOBODY)
     assert kv.slots_of(6).tolist() == [0, 1]
     assert kv.slots_of(1).size == 0
     assert kv.data.data_ptr() == address and torch.equal(kv.data, before)
@@ -136,7 +136,7 @@ def test_slots_that_lie_apart_are_gathered() -> None:
     kv = pool()
     for slot in range(8):
         mark_(kv, slot, float(slot))
-    keys, values = kv.get_valid(1, torch.tensor([1, 4, 6]))
+    keys, values = kv.get_valid(1, torch.tensor([[1, 4, 6]]))
     assert keys.shape == values.shape == (1, HEADS, 3, DIM)
     assert keys[0, 0, :, 0].tolist() == [1.125, 4.125, 6.125]
     assert values[0, 2, :, 3].tolist() == [-1.125, -4.125, -6.125]

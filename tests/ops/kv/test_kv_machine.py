@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from specsot.ops.kv import pool as pool_file
+from specsot.ops.kv import slot_table as pool_file
 from specsot.ops.kv.slots import UNKNOWN, PoolFullError
 
 SPREAD = 4  # in the place of the pool's own, which is too large for such small ones
@@ -27,9 +27,12 @@ class PoolMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.spread.stop()
 
-    @initialize(capacity=st.integers(6, 24), rows=st.sampled_from((1, 1, 2, 3)))
-    def begin(self, capacity: int, rows: int) -> None:
-        self.kv = pool(capacity, rows)
+    @initialize(
+        capacity=st.integers(6, 24), rows=st.sampled_from((1, 1, 2, 3)), size=st.integers(1, 5)
+    )
+    def begin(self, capacity: int, rows: int, size: int) -> None:
+        self.kv = pool(capacity, rows, size)
+        self.size = size if rows == 1 else capacity
         self.address = self.kv.data.data_ptr()
         self.held: dict[tuple[int, int], list[float]] = {}  # owner, row -> marks from position 0 on
         self.places: dict[tuple[int, int], list[int]] = {}  # and their slots
@@ -117,7 +120,7 @@ class PoolMachine(RuleBasedStateMachine):
         owner = data.draw(st.sampled_from(self.owners()))
         if self.root_of[owner] == owner:
             return
-        self.kv.relabel_(owner, self.next_owner)
+        self.kv.relabel_(owner, self.next_owner, self.root_of[owner])
         self.root_of[self.next_owner] = self.root_of[owner]
         for one, row in [key for key in self.held if key[0] == owner]:
             self.held[self.next_owner, row] = self.held.pop((one, row))
@@ -145,6 +148,18 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.kv.current_length == sum(map(len, self.held.values()))
         assert self.kv.data.data_ptr() == self.address
         assert self.kv.ledger.bytes.total() == self.copied * self.kv.slot_bytes
+
+    @invariant()
+    def tables_name_the_blocks_of_a_segment(self) -> None:
+        """Whoever has slots in it, and nobody else; the others are free."""
+        named: list[int] = []
+        for owner in self.owners():
+            slots = [s for (one, _), ss in self.places.items() if one == owner for s in ss]
+            assert self.kv.blocks.table(owner) == sorted({slot // self.size for slot in slots})
+            named += self.kv.blocks.table(owner)
+        blocks = range(len(self.kv.blocks))
+        assert self.kv.blocks.references.tolist() == [named.count(block) for block in blocks]
+        assert self.kv.blocks.in_use == len(set(named)) <= self.kv.blocks.high_water
 
     @invariant()
     def extents_end_behind_the_last_slots(self) -> None:

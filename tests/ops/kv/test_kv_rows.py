@@ -5,7 +5,7 @@ import pytest
 import torch
 from helpers.pools import DIM, HEADS, commit, content, mark_, pool
 
-from specsot.ops.kv.slots import FREE, PoolFullError, SlotRun
+from specsot.ops.kv.slots import FREE, NOBODY, PoolFullError, SlotRun
 
 
 def test_new_slots_are_the_lowest_free_ones_of_their_row() -> None:
@@ -83,7 +83,7 @@ def test_relabelling_and_truncating_reach_every_row() -> None:
     kv = pool(4, 2)
     for row in range(2):
         commit(kv, 1, [0, 1, 2], row)
-    kv.relabel_(1, 6)
+    kv.relabel_(1, 6, NOBODY)
     kv.truncate_(6, 1)
     assert kv.owner.tolist() == [6, FREE, FREE, FREE] * 2
     assert not kv.ledger.bytes
@@ -127,7 +127,7 @@ def test_runs_may_lie_at_any_equal_distance_and_a_list_of_slots_may_cross_rows()
     keys, values = kv.get_valid(0, run)
     assert keys[:, 1, :, 2].tolist() == [[1.0, 2.0], [6.0, 7.0], [11.0, 0.0]]
     assert torch.equal(values, -keys)
-    keys, values = kv.get_valid(0, torch.tensor([3, 8, 9]))
+    keys, values = kv.get_valid(0, torch.tensor([[3, 8, 9]]))
     assert keys[0, 2, :, 0].tolist() == [3.0, 8.0, 9.0] and torch.equal(values, -keys)
 
 

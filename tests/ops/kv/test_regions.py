@@ -6,7 +6,8 @@ from helpers.pools import pool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsot.ops.kv.pool import SPREAD, KVCache
+from specsot.ops.kv.pool import KVCache
+from specsot.ops.kv.slot_table import SPREAD
 from specsot.ops.kv.slots import FREE, NOBODY, PoolFullError, Region
 
 
@@ -37,13 +38,18 @@ def test_regions_never_overlap(sizes: list[int], closed: set[int]) -> None:
 
 
 def test_the_lowest_free_slots_from_its_first_on_are_taken() -> None:
-    free = np.ones(10, np.bool_)
-    free[[4, 6]] = False
-    region = Region(4, 3)
-    assert region.lowest(free, 2).tolist() == [5, 7], "it may go on behind its end"
-    assert region.lowest(free, 8).tolist() == [0, 1, 2, 3, 5, 7, 8, 9], "or begin again"
+    def left() -> KVCache:
+        kv = pool(10)
+        kv.append_([9] * 7, range(7))
+        kv.release_([0, 1, 2, 3, 5])
+        kv.regions[1] = Region(4, 3)
+        return kv
+
+    assert left().append_([1] * 2, [0, 1], home=1).tolist() == [5, 7], "it may go on behind its end"
+    slots = left().append_([1] * 8, range(8), home=1)
+    assert slots.tolist() == [0, 1, 2, 3, 5, 7, 8, 9], "or begin again"
     with pytest.raises(PoolFullError, match="9 slots asked, 8 free"):
-        region.lowest(free, 9)
+        left().append_([1] * 9, range(9), home=1)
 
 
 def test_a_region_remembers_between_which_slots_it_was_used() -> None:

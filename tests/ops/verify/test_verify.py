@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specsot.ops.attention.metadata import Lineages
+from specsot.ops.attention.stacks import Lineages
 from specsot.ops.forward import compile_plan
 from specsot.ops.tree import ancestors
 from specsot.ops.types import LayerStatus, Proposal, Rows

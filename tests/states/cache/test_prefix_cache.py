@@ -39,10 +39,11 @@ class Reader:
 class Engine(RuleBasedStateMachine):
     """Requests with one branch, over the pools of a target and of a drafter that pairs or not."""
 
-    @initialize(back=st.sampled_from([0, 1]))
-    def begin(self, back: int) -> None:
-        self.back, self.tree = back, SegmentTree()
-        self.pools = [KVCache(1, 1, 1, SLOTS), KVCache(1, 1, 1, SLOTS + 64)]
+    @initialize(back=st.sampled_from([0, 1]), size=st.sampled_from([1, 4, 16]), apart=st.booleans())
+    def begin(self, back: int, size: int, apart: bool) -> None:
+        self.back, self.tree = back, SegmentTree(apart=apart)
+        both = (SLOTS, SLOTS + 64)
+        self.pools = [KVCache(1, 1, 1, slots, block_size=size) for slots in both]
         self.cache = PrefixCache(self.pools, self.tree, back, SHORTEST)
         self.live: list[Reader] = []
         self.finished: list[tuple[int, ...]] = []
@@ -110,6 +111,23 @@ class Engine(RuleBasedStateMachine):
         self.cache.release_(one.prefix)
         self.drop(one.prefix)
         self.finished.append(tuple(one.text))
+
+    @precondition(lambda self: self.live)
+    @rule(which=st.integers(0, 50))
+    def cancel(self, which: int) -> None:
+        """Nothing of its own stays."""
+        one = self.live.pop(which % len(self.live))
+        self.drop(one.branch)
+        self.cache.release_(one.prefix)
+        self.drop(one.prefix)
+
+    @precondition(lambda self: self.live)
+    @rule(which=st.integers(0, 50))
+    def preempt(self, which: int) -> None:
+        """Its rows can be evicted, and it begins again with all that it had written."""
+        text = self.live[which % len(self.live)].text
+        self.close(which)
+        self.open(0, text[:100], [0], None)
 
     def drop(self, owner: int) -> None:
         for pool in self.pools:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsot.ops.attention.metadata import Lineages
+from specsot.ops.attention.stacks import Lineages
 from specsot.ops.kv.slots import FREE, NOBODY, UNKNOWN
 from specsot.states.cache.segments import SegmentTree
 

@@ -53,7 +53,7 @@ def test_settings_that_cannot_be(setting: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["true", "false", "never"])
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_settings_reach_the_op(value: str, layout: str) -> None:
     program = open_graph("beam", (f"beam.early_stopping={value}", f"layout.kind={layout}"))
     (step,) = [s for s in program.steps["select_beams"] if s.entry.name == "beam.select"]

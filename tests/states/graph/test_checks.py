@@ -12,7 +12,7 @@ from helpers.toy_graph import GRAPH, changed, load, problems
 
 from specsot.engine.prepare.files import graph_names, open_graph, open_source
 from specsot.states.graph.drafters import DRAFTERS
-from specsot.states.graph.graph import LAYOUTS
+from specsot.states.graph.layouts import LAYOUTS
 from specsot.states.graph.load import load_program, op_table
 from specsot.states.yaml.source import GraphError, Source
 
@@ -380,7 +380,7 @@ def test_attention_stands_at_the_top_of_a_graph() -> None:
     own = text.replace("toy.attend", "{op: toy.attend, with: {attention: dense}}")
     assert settings(f"{own}attention: grouped\n") == {"attention": "dense"}
     assert problems(f"{text}attention: sparse\n") == [
-        "g.yaml:16:12: attention: must be 'auto', 'dense' or 'grouped', not 'sparse'"
+        "g.yaml:16:12: attention: must be 'auto', 'dense', 'grouped' or 'cascade', not 'sparse'"
     ]
 
 

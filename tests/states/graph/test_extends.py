@@ -9,7 +9,7 @@ from helpers.toy_graph import told
 from specsot.engine.prepare.files import graph_names, open_graph, open_source
 from specsot.engine.prepare.repeat import graph_yaml
 from specsot.states.graph.drafters import Eagle3Drafter
-from specsot.states.graph.graph import BatchingBlock
+from specsot.states.graph.layouts import BatchingBlock
 from specsot.states.graph.load import load_program, op_table
 from specsot.states.yaml.source import GraphError, Source
 

@@ -25,7 +25,7 @@ def refused(graph: str, *sets: str) -> list[str]:
     return told(caught.value)
 
 
-@pytest.mark.parametrize("merge", ["plain", "blend"])
+@pytest.mark.parametrize("merge", ["plain", "blend", "attend"])
 def test_parts_must_be_folded_somewhere(merge: str) -> None:
     found = refused("bim_eagle", f"skeleton.merge={merge}")
     place = f"--set skeleton.merge={merge}: skeleton.merge: "
@@ -34,19 +34,19 @@ def test_parts_must_be_folded_somewhere(merge: str) -> None:
     )
     assert found[1:] == (
         []
-        if merge == "plain"
+        if merge != "blend"
         else [f"{place}blend needs the block `blend`, which says what is recomputed"]
     )
     assert open_graph("bim_eagle", ("skeleton.merge=concat",))
 
 
-def test_only_three_ways_to_merge() -> None:
+def test_only_four_ways_to_merge() -> None:
     (problem,) = refused("bim_blend_merge", "skeleton.merge=reuse")
     assert "skeleton.merge: must be " in problem and "'concat'" in problem
 
 
-@pytest.mark.parametrize("merge", ["concat", "plain", "blend"])
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("merge", ["concat", "plain", "blend", "attend"])
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_every_way_is_one_word_of_the_graph_that_combines(merge: str, layout: str) -> None:
     program = open_graph("bim_blend_merge", (f"skeleton.merge={merge}", f"layout.kind={layout}"))
     assert [s.entry.name for s in program.steps["merge"]][-1] == "answer.merge"

@@ -13,7 +13,7 @@ from specsot.ops.kv.slots import NOBODY
 from specsot.ops.types import DraftRows, Proposal
 from specsot.ops.verify.verify import accept, root
 from specsot.states.graph.drafters import Eagle3Drafter
-from specsot.states.graph.graph import BatchingBlock
+from specsot.states.graph.layouts import BatchingBlock
 from specsot.states.manager.batch import Batch
 from specsot.states.manager.manager import BranchStateManager
 from specsot.states.requests.branch import Request

@@ -20,7 +20,7 @@ def table() -> OpTable:
 
 
 @pytest.mark.parametrize("kind", TREES)
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_every_drafter_of_trees_can_share(kind: str, layout: str, table: OpTable) -> None:
     sets = [f"layout.kind={layout}", f"drafter.kind={kind}", "drafter.rows_per_round=16"]
     program = open_graph("bim_eagle", sets, table)

@@ -30,7 +30,7 @@ from specsot.states.manager.manager import BranchStateManager
 from specsot.states.requests.branch import Branch, Finish
 from specsot.states.requests.summary import RoundSummary
 
-LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching"])
+LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 
 
 def verify_(

@@ -21,7 +21,7 @@ from specsot.states.layout.layout import Span
 from specsot.states.manager.batch import Batch
 from specsot.states.requests.branch import Finish, Stage
 
-LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching"])
+LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 
 
 def spans(batch: Batch) -> list[tuple[int, int, list[int], bool]]:
@@ -138,14 +138,14 @@ def test_branches_start_behind_what_all_their_prompts_begin_with(layout: str) ->
     assert one.prefix_length == 5 and one.context == [5, 6, 7, 30, 40]
     assert not len(one.hoist), "it is a part of the prefix now"
     prefix, *own = batch.placed.spans
-    copies = 1 if layout == "bim" else 2
+    copies = 2 if layout == "batching" else 1
     assert prefix.slots_Cn.shape == (copies, 2), "every row of the pool has it"
-    rows = [1] * 3 if layout == "bim" else [1, 1, 2]
+    rows = [1, 1, 2] if layout == "batching" else [1] * 3
     assert [len(s.slots_Cn) for s in (*own, prefix)] == [1, 1, rows[-1]]
     assert [tokens_at(batch, s.rows) for s in (prefix, *own)] == [[30, 40], [41], [42, 43]]
     for flat in prefix.flat_Cn:
         assert tokens_at(batch, flat) == [30, 40]
-    assert made.kv.ledger.bytes["fork"] == (0 if layout == "bim" else 3 * made.kv.slot_bytes)
+    assert made.kv.ledger.bytes["fork"] == (layout == "batching") * 3 * made.kv.slot_bytes
 
 
 @LAYOUTS
@@ -166,7 +166,7 @@ def test_trees_and_newcomers_share_a_forward(layout: str) -> None:
     for branch, slots in zip(old, batch.placed.tree_slots, strict=True):
         assert (made.kv.owner[slots] == branch.owner).all() and not made.kv.committed[slots].any()
     rows = batch.placed.tree_slots[:, 0] // made.kv.capacity
-    assert rows.tolist() == ([0, 0] if layout == "bim" else [0, 1])
+    assert rows.tolist() == ([0, 1] if layout == "batching" else [0, 0])
     assert batch.rows.tokens_BQ.shape == ((1, 9) if layout == "bim" else (3, 3))
 
 

@@ -66,7 +66,7 @@ def test_the_number_of_a_branch_is_what_its_rows_are_shown_with() -> None:
     assert made.table.bim(99) == -1
 
 
-@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_a_cancelled_request_ends_at_the_next_step_and_keeps_its_text(layout: str) -> None:
     made = manager(layout, "ngram")
     first, second = running(made, request("a"), request("b"))

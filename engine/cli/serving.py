@@ -1,0 +1,111 @@
+"""`specsot serve`: graphs behind OpenAI's API, and a page where one sees answers being decoded.
+`specsot view`: a kept run on that page, forwards and back, at any speed."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import UsageError
+from ..prepare.options import SESSION, RunOptions
+from ..record.kept_runs import find_run
+from ..record.run_folder import LATEST
+from ..shell import user_errors
+from .completing import graph_names_of
+from .options import RUNS_DIR, Runs, Which, takes
+
+GRAPHS = typer.Argument(
+    metavar="[GRAPH...]",
+    help="Shipped graphs or graph files [specsot.yaml's]; a request's `model` picks one.",
+    show_default=False,
+    autocompletion=graph_names_of,
+)
+LACKS = "the server needs more packages: pip install 'specsot[serve]'"
+KEY = "SPECSOT_API_KEY"
+
+
+@takes(*(name for name in SESSION if name != "outline"))
+def serve(
+    options: RunOptions,
+    graphs: Annotated[list[str] | None, GRAPHS] = None,
+    host: Annotated[str, typer.Option(envvar="SPECSOT_HOST", help="Address.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(envvar="SPECSOT_PORT", min=0, max=65535, help="0: any free one.")
+    ] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(envvar=KEY, help="Who knows it may ask; may be repeated."),
+    ] = None,
+    insecure: Annotated[bool, typer.Option(help="Let others in without a key.")] = False,
+    max_queue: Annotated[int, typer.Option(min=1, help="Requests that are open at once.")] = 256,
+    max_body: Annotated[int, typer.Option(min=1024, help="Bytes of a request.")] = 1 << 20,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds of a request.")] = 600.0,
+    stall: Annotated[float, typer.Option(min=0.1, help="Seconds a stream may be unread.")] = 30.0,
+    grace: Annotated[float, typer.Option(min=0.0, help="Seconds for open requests.")] = 30.0,
+    metrics_compat: Annotated[
+        str | None, typer.Option(metavar="vllm", help="Metrics under vLLM's names too.")
+    ] = None,
+    runs_dir: Runs = RUNS_DIR,
+) -> None:
+    """Serve graphs over one target: OpenAI's API, metrics, and a page that shows the decoding.
+
+    Examples: `specsot serve`, `specsot serve bim_dflash dflash autoregressive --port 8001`,
+    `specsot serve bim_eagle --profile smollm2`. SIGTERM lets open requests end; docs/serving.md.
+    """
+    with user_errors():
+        with _packages():
+            from ..serve.api.app import Limits
+            from ..serve.server import ServeOptions
+            from ..serve.server import serve as run
+            from ..serve.wire.jobs import check_graphs
+        if metrics_compat not in (None, "vllm"):
+            raise UsageError(f"--metrics-compat {metrics_compat}: there is only `vllm`")
+        limits = Limits(max_queue, timeout, stall)
+        keys, names = tuple(api_key or ()), graphs or []
+        vllm, runs = metrics_compat == "vllm", str(runs_dir)
+        listens = ServeOptions(host, port, keys, insecure, max_body, limits, grace, vllm, runs)
+        listens.check()
+        check_graphs(names, options)
+        code = asyncio.run(run(names, plain_options(options), listens))
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _packages() -> Iterator[None]:
+    """What the server needs beside the rest; raises UsageError."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if str(error.name).split(".")[0] == "specsot":
+            raise
+        raise UsageError(f"{LACKS} ({error.name})") from None
+
+
+def plain_options(options: RunOptions) -> dict[str, Any]:
+    """The options that decide on models, as JSON can say them."""
+    values = {name: asdict(options)[name] for name in SESSION}
+    return {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
+
+
+def view(
+    run: Which = LATEST,
+    host: Annotated[str, typer.Option(help="Address.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8001,
+    runs_dir: Runs = RUNS_DIR,
+) -> None:
+    """Show a kept run in the browser: its branches side by side, its states, its memory.
+
+    Examples: `specsot view`, `specsot view latest --port 8080`. Nothing is decoded again.
+    """
+    with user_errors():
+        with _packages():
+            from ..serve.server import ServeOptions
+            from ..serve.viewer import view as show
+        options = ServeOptions(host, port)
+        options.check()
+        code = asyncio.run(show(find_run(run.removeprefix("runs/"), runs_dir), options))
+    raise typer.Exit(code)

@@ -1,0 +1,174 @@
+"""The figures of a row: what they are made of, and which way is better (docs/metrics.md)."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from .intervals import Estimate, Values, estimate
+
+if TYPE_CHECKING:  # names of figures are checked before torch is there
+    from ..bench.costs import Cost
+    from ..bench.sides import SideRun
+    from ..record.metrics import Meter
+
+Quotient = tuple[float, float]
+MS = 1e6  # nanoseconds
+MB = 1e6  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of a row.
+
+    of: part and whole in one run; None where it means nothing there. kind: how runs come together:
+    the median over rounds of the reference's quotient / the own one; the quotient of the sums; the
+    median of the quotients; the largest; the share of answers that are the reference's; what a
+    probe has found. better: 1 if more of it is, -1 if less, 0 if neither.
+    form: how tables write it. timed: by clocks, so that it is another each time.
+    """
+
+    kind: Literal["paired", "sums", "median", "largest", "same", "probe"]
+    of: "Callable[[Cost], Quotient | None]"
+    better: int
+    form: str
+    timed: bool = False
+
+    def measure(
+        self, own: "Sequence[SideRun]", reference: "Sequence[SideRun]", prompts: Sequence[int]
+    ) -> Estimate | None:
+        """Of the rounds that were finished; None if there is none where it means something.
+
+        prompts: which prompt each round asked, by numbers.
+        """
+        if self.kind == "same":
+            same = np.array([a.digest == b.digest for a, b in zip(own, reference, strict=True)])
+            return estimate(prompts, lambda at: same[at].mean(-1))
+        found = [] if self.kind == "probe" else [*self._found(own, reference, prompts)]
+        if not found:
+            return None
+        groups = [group for group, *_ in found]
+        mine, theirs = (np.array([one[at] for one in found], float) for at in (1, 2))
+        if self.kind == "sums":
+            return estimate(groups, lambda at: _quotients(mine[at].sum(-2)))
+        each = _quotients(mine)
+        if self.kind == "largest":
+            return Estimate(float(each.max()))
+        if self.kind == "paired":
+            each = _quotients(theirs) / each
+        return estimate(groups, lambda at: np.median(each[at], axis=-1))
+
+    def _found(
+        self, own: "Sequence[SideRun]", reference: "Sequence[SideRun]", prompts: Sequence[int]
+    ) -> Iterator[tuple[int, Quotient, Quotient]]:
+        paired = self.kind == "paired"
+        for one, two, group in zip(own, reference, prompts, strict=True):
+            if one.problems or (paired and two.problems):
+                continue
+            mine, theirs = self.of(one.cost), self.of(two.cost) if paired else (1.0, 1.0)
+            if mine is None or theirs is None or not (mine[1] and theirs[1]):
+                continue
+            if not paired or (mine[0] and theirs[0]):
+                yield group, mine, theirs
+
+
+def _quotients(pairs: Values) -> Values:
+    quotients: Values = pairs[..., 0] / pairs[..., 1]
+    return quotients
+
+
+def _decode(cost: "Cost") -> Quotient | None:
+    one = cost.moments
+    return ((one.last_token - one.first_token) / MS, one.decoded) if one.decoded else None
+
+
+def _first(cost: "Cost") -> Quotient | None:
+    return (cost.moments.first_token / MS, 1) if cost.moments.first_token else None
+
+
+def _last(cost: "Cost") -> Quotient | None:
+    return (cost.moments.last_token / MS, 1) if cost.moments.last_token else None
+
+
+def _per_token(cost: "Cost") -> Quotient | None:
+    return (1e3 * cost.meter.seconds, cost.meter.tokens) if cost.meter.tokens else None
+
+
+def _length(cost: "Cost") -> Quotient | None:
+    return (1, cost.meter.tokens) if cost.meter.tokens else None
+
+
+def _tau(cost: "Cost") -> Quotient | None:
+    lengths = cost.meter.lengths
+    return sum(n * count for n, count in lengths.items()), lengths.total()
+
+
+def _tau_request(cost: "Cost") -> Quotient | None:
+    return cost.meter.tau_step, 1
+
+
+def _ours(of: "Callable[[Meter], Quotient]") -> "Callable[[Cost], Quotient | None]":
+    """Of what only our own engine tells."""
+    return lambda cost: of(cost.meter) if cost.meter.rows else None
+
+
+def _kv(of: Callable[[Any], float]) -> "Callable[[Cost], Quotient | None]":
+    """Summed over pools, in MB."""
+
+    def found(cost: "Cost") -> Quotient | None:
+        return (sum(map(of, cost.pools.values())) / MB, 1) if cost.pools else None
+
+    return found
+
+
+def _reads(cost: "Cost") -> Quotient | None:
+    return (cost.moments.host_reads, cost.meter.forwards) if cost.meter.rows else None
+
+
+def _overhead(meter: "Meter") -> Quotient:
+    whole = meter.in_run + meter.open_ops
+    return whole - meter.in_ops, whole
+
+
+FIGURES: Mapping[str, Figure] = {
+    "speedup_decode": Figure("paired", _decode, 1, ".2f", timed=True),
+    "speedup_ttlt": Figure("paired", _last, 1, ".2f", timed=True),
+    "speedup_ttft": Figure("paired", _first, 1, ".2f", timed=True),
+    "speedup_per_token": Figure("paired", _per_token, 1, ".2f", timed=True),
+    "length_ratio": Figure("paired", _length, 0, ".2f"),
+    "tau_step": Figure("sums", _tau, 1, ".2f"),
+    "tau_request": Figure("median", _tau_request, 1, ".2f"),
+    "acceptance_rate": Figure("sums", _ours(lambda m: (m.accepted, m.drafted)), 1, ".3f"),
+    "tokens_per_target_forward": Figure(
+        "sums", lambda c: (c.meter.tokens, c.meter.forwards), 1, ".2f"
+    ),
+    "ms_per_token": Figure("median", _per_token, -1, ".2f", timed=True),
+    "ms_to_first_token": Figure("median", _first, -1, ".0f", timed=True),
+    "ms_to_last_token": Figure("median", _last, -1, ".0f", timed=True),
+    "ms_per_round": Figure(
+        "sums", lambda c: (1e3 * c.meter.seconds, c.meter.forwards), -1, ".2f", timed=True
+    ),
+    "overhead_share": Figure("sums", _ours(_overhead), -1, ".3f", timed=True),
+    "host_reads_per_round": Figure("sums", _reads, -1, ".2f"),
+    "tokens": Figure("median", lambda c: (c.meter.tokens, 1), 0, ".0f"),
+    "target_forwards": Figure("median", lambda c: (c.meter.forwards, 1), -1, ".0f"),
+    "rows": Figure("median", _ours(lambda m: (m.rows, 1)), -1, ".0f"),
+    "rows_empty": Figure("median", _ours(lambda m: (m.padding, 1)), -1, ".0f"),
+    "padding_waste": Figure("sums", _ours(lambda m: (m.padding, m.rows)), -1, ".3f"),
+    "kv_held_mb": Figure("largest", _kv(lambda pool: pool.peak_bytes), -1, ".2f"),
+    "kv_moved_mb": Figure("largest", _kv(lambda pool: pool.moved_bytes.total()), -1, ".2f"),
+    "same_answer": Figure("same", lambda c: None, 0, ".2f"),
+    "kl": Figure("probe", lambda c: None, -1, ".4f"),
+    "kv_allocated_mb": Figure("largest", _kv(lambda pool: pool.allocated_bytes), -1, ".2f"),
+}
+
+
+def acceptance_by_depth(meter: "Meter") -> list[float]:
+    """Of the branch-rounds whose first n drafts were accepted, the share whose next one was too."""
+    lengths, shares = meter.lengths, []
+    for depth in range(1, max(lengths, default=0)):
+        reached = sum(count for length, count in lengths.items() if length >= depth)
+        further = sum(count for length, count in lengths.items() if length > depth)
+        shares.append(further / reached)
+    return shares

@@ -1,0 +1,127 @@
+"""Pictures of a result, as SVG and PNG; needs the extra `plot` (matplotlib)."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from .figures import FIGURES
+from .rows import Row
+from .spec import PARTS, Experiment, Plot
+
+SIZE = (6.4, 3.8)  # inches
+DPI = 110
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
+MARKS = "osD^vP*X"
+SALT = {"svg.hashsalt": "specsot", "svg.fonttype": "none"}  # the same picture is the same file
+UNITS = {"ms": "milliseconds", "kv": "MB", "speedup": "times"}
+AXES = {PARTS: "branches"}
+
+
+def load_matplotlib() -> Any:
+    """Raises UsageError where it is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise UsageError("--plot needs matplotlib: pip install 'specsot[plot]'") from None
+    matplotlib.use("Agg")
+    return matplotlib
+
+
+def plots_of(experiment: Experiment) -> Sequence[Plot]:
+    """Its own, or one of the first figure that it shows."""
+    axis = next(iter(experiment.vary), None)
+    return experiment.plots or (Plot(y=experiment.figures[0], x=axis),)
+
+
+def draw_all(experiment: Experiment, rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Draw every plot that there are figures for; raises OSError, UsageError."""
+    matplotlib, made = load_matplotlib(), []
+    with matplotlib.rc_context({**SALT, "font.size": 9, "axes.spines.right": False}):
+        for plot in plots_of(experiment):
+            shown = [row for row in rows if plot.y in row.figures]
+            if shown:
+                made += _draw(experiment, plot, shown, folder)
+    return made
+
+
+def _draw(experiment: Experiment, plot: Plot, rows: Sequence[Row], folder: Path) -> list[Path]:
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=SIZE, layout="constrained")
+    axes = picture.add_subplot()
+    axes.spines["top"].set_visible(False)
+    if plot.x is None:
+        _bars(axes, plot, rows)
+    else:
+        _lines(axes, plot, plot.x, rows)
+    unit = UNITS.get(plot.y.partition("_")[0], "")
+    axes.set_title(f"{experiment.name}: {plot.y.replace('_', ' ')}{f' ({unit})' if unit else ''}")
+    name = "-".join(filter(None, (experiment.name, plot.y, plot.x)))
+    files = [folder / f"{name}.{kind}" for kind in ("svg", "png")]
+    for file in files:
+        picture.savefig(file, dpi=DPI, metadata={"Date": None} if file.suffix == ".svg" else None)
+    return files
+
+
+def _bars(axes: Any, plot: Plot, rows: Sequence[Row]) -> None:
+    """One for each row, the first on top; the interval is a line."""
+    places = range(len(rows))
+    values = [row.figures[plot.y].value for row in rows]
+    axes.barh(places, values, color=COLOURS[0], height=0.6)
+    axes.errorbar(values, places, xerr=_errors(plot, rows), fmt="none", ecolor="#222222", capsize=3)
+    axes.set_yticks(places, [row.label for row in rows])
+    axes.invert_yaxis()
+    form = FIGURES[plot.y].form
+    for place, row in zip(places, rows, strict=True):
+        one = row.figures[plot.y]
+        right = one.value if one.high is None else max(one.high, one.value)
+        axes.annotate(
+            format(one.value, form), (right, place), (5, 0), va="center", textcoords="offset points"
+        )
+    axes.margins(x=0.12)
+
+
+def _lines(axes: Any, plot: Plot, path: str, rows: Sequence[Row]) -> None:
+    """A line for each side and point of what else varies; a dashed one for what does not vary."""
+    order = list(dict.fromkeys(row.varied[path] for row in rows if path in row.varied))
+    numbers = _numbers(order)
+    for number, (name, own) in enumerate(_series(rows, path).items()):
+        style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "label": name}
+        values = [row.figures[plot.y].value for row in own]
+        if path not in own[0].varied:
+            axes.axhline(values[0], linestyle="--", linewidth=1.2, **style)
+            continue
+        places = [numbers[row.varied[path]] for row in own]
+        mark = MARKS[number % len(MARKS)]
+        axes.errorbar(places, values, yerr=_errors(plot, own), marker=mark, capsize=3, **style)
+    axes.set_xticks([numbers[one] for one in order], order)
+    axes.set_xlabel(AXES.get(path, path))
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.legend(frameon=False)
+
+
+def _series(rows: Sequence[Row], path: str) -> Mapping[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        rest = [f"{key}={value}" for key, value in row.varied.items() if key != path]
+        found.setdefault(" ".join((row.side, *rest)), []).append(row)
+    return found
+
+
+def _numbers(order: Sequence[str]) -> dict[str, float]:
+    """Where values stand: by their size if they are numbers, else side by side."""
+    try:
+        return {one: float(one) for one in order}
+    except ValueError:
+        return {one: float(place) for place, one in enumerate(order)}
+
+
+def _errors(plot: Plot, rows: Sequence[Row]) -> list[list[float]] | None:
+    """How far intervals reach to both sides."""
+    found = [row.figures[plot.y] for row in rows]
+    if any(one.low is None or one.high is None for one in found):
+        return None
+    low = [max(one.value - (one.low or 0), 0) for one in found]
+    return [low, [max((one.high or 0) - one.value, 0) for one in found]]

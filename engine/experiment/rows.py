@@ -1,0 +1,156 @@
+"""What came of an experiment: a row of figures for each side at each point, as plain data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from ..bench.report import Comparison
+from ..bench.sides import ComparedPrompt, Side, SideRun, letters
+from ..bench.summary import equal_branches
+from ..limits import disturbance
+from ..record.metrics import state_figures
+from .figures import FIGURES, acceptance_by_depth
+from .intervals import DRAWS, LEVEL, Estimate
+from .read import Entry
+from .spec import Experiment
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One side at one point. reference: the letter of the row that its ratios are taken to."""
+
+    letter: str
+    side: str
+    varied: Mapping[str, str]
+    reference: str
+    equal: str
+    figures: Mapping[str, Estimate]
+    accepted: Sequence[float]
+    states: Mapping[str, float]
+
+    @property
+    def label(self) -> str:
+        """Tells it from all other rows, whatever their order is."""
+        return " ".join((self.side, *(f"{path}={value}" for path, value in self.varied.items())))
+
+    def document(self) -> dict[str, Any]:
+        """Rounded to what a clock can tell."""
+        found = {
+            name: [None if one is None else float(f"{one:.6g}") for one in asdict(value).values()]
+            for name, value in self.figures.items()
+        }
+        return {
+            "side": self.side,
+            "varied": dict(self.varied),
+            "reference": self.reference,
+            "equal": self.equal,
+            "figures": found,
+            "acceptance_by_depth": [round(share, 4) for share in self.accepted],
+            "ms_per_visit": {name: round(ms, 4) for name, ms in self.states.items()},
+        }
+
+
+def kept_rows(result: Mapping[str, Any]) -> list[Row]:
+    """The rows of a kept result."""
+    return [
+        Row(
+            letter,
+            one["side"],
+            one["varied"],
+            one["reference"],
+            one["equal"],
+            {name: Estimate(*values) for name, values in one["figures"].items()},
+            one["acceptance_by_depth"],
+            one["ms_per_visit"],
+        )
+        for letter, one in zip(letters(), result["rows"].values(), strict=False)
+    ]
+
+
+def rows_of(
+    comparison: Comparison,
+    entries: Sequence[Entry],
+    references: Sequence[int],
+    probed: Mapping[str, float],
+) -> list[Row]:
+    """All rows, if any prompt was answered by every side; probed: `kl` by letter."""
+    rounds, sides = comparison.prompts, comparison.sides
+    keys = {key: n for n, key in enumerate(dict.fromkeys(one.prompt.key for one in rounds))}
+    prompts = [keys[one.prompt.key] for one in rounds]
+    rows = []
+    for entry, side, at in zip(entries, sides, references, strict=True) if rounds else ():
+        own, reference = _runs(rounds, side), _runs(rounds, sides[at])
+        found = {name: one.measure(own, reference, prompts) for name, one in FIGURES.items()}
+        if side.letter in probed:
+            found["kl"] = Estimate(probed[side.letter])
+        meter = comparison.total(side).meter
+        rows.append(
+            Row(
+                side.letter,
+                entry.side,
+                entry.varied,
+                sides[at].letter,
+                equal_branches(comparison, side),
+                {name: one for name, one in found.items() if one is not None},
+                acceptance_by_depth(meter),
+                _visits(state_figures(meter)),
+            )
+        )
+    return rows
+
+
+def _runs(rounds: Sequence[ComparedPrompt], side: Side) -> list[SideRun]:
+    return [one.runs[side.letter] for one in rounds]
+
+
+def _visits(states: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Milliseconds of a visit to each state that computes anything."""
+    return {
+        name: one["milliseconds_per_visit"] for name, one in states.items() if one["milliseconds"]
+    }
+
+
+def noise_of(comparison: Comparison, references: Sequence[int]) -> dict[str, Any]:
+    """How much the machine was disturbed, and how far repeats of one prompt lie apart.
+
+    spread: of each prompt's repeats (longest - shortest) / median in the reference's time per
+    token, the median over prompts; None without repeats.
+    """
+    rounds, first = comparison.prompts, comparison.sides[references[0]].letter
+    shares, times = [one.cpu_share for one in rounds], dict[str, list[float]]()
+    for one in rounds:
+        meter = one.runs[first].cost.meter
+        times.setdefault(one.prompt.key, []).append(meter.seconds / max(meter.tokens, 1))
+    many = [own for own in times.values() if len(own) > 1]
+    spreads = [(max(own) - min(own)) / median(own) for own in many]
+    return {
+        "cpu_share": round(median(shares), 3) if shares else None,
+        "cpu_share_lowest": round(min(shares), 3) if shares else None,
+        "spread": round(median(spreads), 3) if spreads else None,
+        "disturbed": bool(shares) and disturbance(median(shares)) is not None,
+    }
+
+
+def document(
+    experiment: Experiment,
+    comparison: Comparison,
+    rows: Sequence[Row],
+    setup: Mapping[str, Any],
+    references: Sequence[int],
+) -> dict[str, Any]:
+    """Everything, for files and `--json`."""
+    return {
+        "schema_version": SCHEMA,
+        "experiment": experiment.model_dump(mode="json", exclude_defaults=True),
+        "status": str(comparison.status),
+        "setup": dict(setup),
+        "rounds": len(comparison.prompts),
+        "interval": {"level": LEVEL, "draws": DRAWS},
+        "noise": noise_of(comparison, references),
+        "rows": {row.label: row.document() for row in rows},
+        "problems": comparison.problems,
+        "differences": comparison.failures,
+    }

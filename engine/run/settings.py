@@ -1,0 +1,43 @@
+"""What one request asks for instead of what the graph says."""
+
+from dataclasses import dataclass
+
+from ...ops.sampling.settings import SamplingRules
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSettings:
+    """Settings of one request; the defaults leave everything to the graph.
+
+    Attributes:
+        sampling: how its tokens are drawn.
+        token_ids: the whole prompt; nothing is put around it, and there is no outline.
+        skeleton: False for one plain answer, whatever the graph does.
+        stop_ids: more ids that end an answer. ignore_eos: none ends it but these.
+        schema: a JSON schema, as JSON, that a plain answer is held to.
+    """
+
+    sampling: SamplingRules | None = None
+    token_ids: tuple[int, ...] = ()
+    skeleton: bool = True
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    schema: str | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether there is no outline in any case."""
+        return bool(self.token_ids) or not self.skeleton or self.schema is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A prompt's tokens, how many a plain answer behind it may have at most, and why prompt and
+    budget can never fit; nothing if they can."""
+
+    prompt: int
+    room: int
+    why: str
+
+
+AS_THE_GRAPH = RequestSettings()

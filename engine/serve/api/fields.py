@@ -1,0 +1,228 @@
+"""The fields of requests, each with its limits; what clients send and nobody reads is noted."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from .problems import invalid
+
+MOST_CHOICES = 16
+MOST_STOPS, LONGEST_STOP = 4, 64
+MOST_BIASES = 300
+MOST_MESSAGES = 1024
+MOST_PROMPTS = 32
+MOST_TOKENS = 1 << 20
+INT64 = 1 << 63
+
+
+def _whole(value: Any) -> Any:
+    """1.0 passes, for there are languages with one kind of number; true and "5" do not."""
+    if isinstance(value, bool | str):
+        raise ValueError("must be a whole number")
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool | str):
+        raise ValueError("must be a number")
+    return value
+
+
+def _stops(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _biases(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError("must be an object of token ids and numbers")
+    if len(value) > MOST_BIASES:
+        raise ValueError(f"has {len(value)} entries, at most {MOST_BIASES} are allowed")
+    if wrong := next((k for k in value if not (str(k).isascii() and str(k).isdecimal())), None):
+        raise ValueError(f"{wrong[:20]!r} is no token id")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Real = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Flag = Annotated[bool, Field(strict=True)]
+Penalty = Annotated[Real, Field(ge=-2, le=2)]
+Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP, strict=True)]
+Stops = Annotated[list[Stop], BeforeValidator(_stops), Field(max_length=MOST_STOPS)]
+TokenId = Annotated[Whole, Field(ge=0, lt=1 << 31)]
+Biases = Annotated[
+    dict[str, Annotated[Real, Field(ge=-100, le=100)]],
+    BeforeValidator(_biases),
+    Field(max_length=MOST_BIASES),
+]
+Text = Annotated[str, Field(strict=True)]
+
+
+class Part(BaseModel):
+    """Extra fields are allowed, and told of; they change nothing."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class StreamOptions(Part):
+    """include_usage: one more chunk with the usage; continuous_usage_stats: in every chunk."""
+
+    include_usage: Flag = False
+    continuous_usage_stats: Flag = False
+
+
+class DocumentField(Part):
+    """A text to answer from."""
+
+    text: Text
+    title: Text = ""
+
+
+class Vendor(BaseModel):
+    """Fields of specsot's own."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    skeleton: Flag = Field(True, description="false: one plain answer, whatever the graph does")
+    stream: Literal["ordered", "multiplexed"] = Field(
+        "ordered",
+        description="ordered: parts in reading order; multiplexed: as they are written, each chunk "
+        "says of which part",
+    )
+    trace: Flag = Field(False, description="chunks say of every token how it came")
+    documents: Annotated[list[DocumentField | Text], Field(max_length=256)] = []
+    timeout: Annotated[Real, Field(gt=0, le=86_400)] | None = Field(
+        None, description="seconds after which it is ended; never more than the server gives"
+    )
+    cache_salt: Annotated[Text, Field(max_length=256)] = Field(
+        "", description="only requests of the same one share what is kept of prompts and answers"
+    )
+
+
+class ResponseFormat(Part):
+    """text, json_object, or json_schema with a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+
+class SamplingFields(BaseModel):
+    """What both endpoints take."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: Text | None = Field(
+        None, max_length=200, description="a served graph; first if left out"
+    )
+    max_tokens: Annotated[Whole, Field(ge=0, le=MOST_TOKENS)] | None = None
+    temperature: Annotated[Real, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Real, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1, le=1 << 30)] | None = None
+    min_p: Annotated[Real, Field(ge=0, le=1)] | None = None
+    seed: Annotated[Whole, Field(ge=-INT64, lt=INT64)] | None = None
+    n: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] = 1
+    stop: Stops = []
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=16)] = []
+    ignore_eos: Flag = False
+    min_tokens: Annotated[Whole, Field(ge=0, le=MOST_TOKENS)] = 0
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[Real, Field(gt=0, le=10)] | None = None
+    logit_bias: Biases = {}
+    stream: Flag = False
+    stream_options: StreamOptions | None = None
+    user: Text | None = None
+    cache_salt: Annotated[Text, Field(max_length=256)] | None = Field(
+        None, description="as specsot.cache_salt"
+    )
+    specsot: Vendor = Field(default_factory=lambda: Vendor.model_validate({}))
+
+
+class ContentPart(Part):
+    """Only texts are read."""
+
+    type: Text
+    text: Text | None = None
+
+
+class ChatMessage(Part):
+    """A turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | list[ContentPart] | None = None
+
+
+class ChatRequest(SamplingFields):
+    """The body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
+    max_completion_tokens: Annotated[Whole, Field(ge=1, le=MOST_TOKENS)] | None = None
+    max_tokens: Annotated[Whole, Field(ge=1, le=MOST_TOKENS)] | None = None
+    logprobs: Flag = False
+    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+
+
+Ids = Annotated[list[TokenId], Field(min_length=1)]
+
+
+class CompletionRequest(SamplingFields):
+    """The body of POST /v1/completions."""
+
+    prompt: (
+        Text
+        | Ids
+        | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | (Annotated[list[Ids], Field(min_length=1, max_length=MOST_PROMPTS)])
+    )
+    max_tokens: Annotated[Whole, Field(ge=0, le=MOST_TOKENS)] | None = 16
+    echo: Flag = False
+    logprobs: Annotated[Whole, Field(ge=0, le=5)] | None = None
+    best_of: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = None
+
+
+class TokenizeRequest(Part):
+    """The body of POST /tokenize: a prompt, or messages."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)] | None = (
+        None
+    )
+
+
+class DetokenizeRequest(Part):
+    """The body of POST /detokenize."""
+
+    model: Text | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=1 << 16)]
+
+
+def read_json(body: bytes) -> Any:
+    """The value of a body; raises ApiError. Of equal keys the last one counts."""
+    try:
+        return json.loads(body)
+    except json.JSONDecodeError as error:
+        raise invalid(f"the body is no JSON: {error.msg} at character {error.pos}") from None
+    except (ValueError, RecursionError) as error:  # no UTF-8, endless digits, endless nesting
+        what = "too deep" if isinstance(error, RecursionError) else str(error).split("\n")[0][:200]
+        raise invalid(f"the body cannot be read: {what}") from None
+
+
+def read_fields(kind: type[BaseModel], body: bytes) -> Any:
+    """A body as one of the requests above; what is null is as if it were left out."""
+    value = read_json(body)
+    if not isinstance(value, dict):
+        raise invalid("the body must be a JSON object")
+    given = {name: one for name, one in value.items() if one is not None}
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        loc = [str(one) for one in first["loc"]]
+        param = loc[0] if loc else None
+        where = ".".join(one for one in loc if one.isidentifier() or one.isdecimal())
+        message = first["msg"].removeprefix("Value error, ")
+        raise invalid(f"{where[:120] or 'the body'}: {message}", param) from None

@@ -1,0 +1,166 @@
+"""What is measured of a server, for Prometheus: our own names, and vLLM's where they are asked for.
+
+No label has more values than there are graphs and reasons; nothing of a request's text is in one.
+"""
+
+from collections.abc import Iterator
+from time import monotonic
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from ..wire.link import EngineLink
+from ..wire.protocol import Ended
+
+SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+LONG = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640, 2560)
+SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+GAUGES = {  # of an engine: our name, vLLM's, where the number is
+    "requests_running": ("num_requests_running", "running", "Requests that have begun."),
+    "requests_waiting": ("num_requests_waiting", "waiting", "Requests that have not begun."),
+    "branches_running": ("", "branches", "Branches decoded side by side."),
+    "kv_slots_used": ("", "slots", "Slots of the target's pool in use."),
+    "kv_slots": ("", "capacity", "Slots of the target's pool."),
+}
+COUNTERS = {
+    "forwards": ("", "forwards", "Forwards of the target."),
+    "steps": ("", "steps", "Steps of the engine."),
+    "committed_tokens": ("", "tokens", "Tokens that forwards committed."),
+    "draft_tokens": ("spec_decode_num_draft_tokens", "drafted", "Drafted tokens."),
+    "accepted_tokens": ("spec_decode_num_accepted_tokens", "accepted", "Drafts accepted."),
+    "recovered": ("", "recovered", "Times that requests were run again after a fault."),
+    "prefix_queries": ("prefix_cache_queries", "prefix_asked", "Prompt tokens looked up."),
+    "prefix_hits": ("prefix_cache_hits", "prefix_reused", "Prompt tokens found."),
+}
+
+
+class EngineCollector:
+    """What the engines count themselves, as it was told last."""
+
+    def __init__(self, link: EngineLink, prefix: str) -> None:
+        self._link, self._prefix, self._vllm = link, prefix, prefix == "vllm"
+
+    def collect(self) -> Iterator[Metric]:
+        label = "model_name" if self._vllm else "graph"
+        kinds: list[tuple[Any, Any]] = [
+            (GaugeMetricFamily, GAUGES),
+            (CounterMetricFamily, COUNTERS),
+        ]
+        for family, table in kinds:
+            for own, (theirs, field, doc) in table.items():
+                name = theirs if self._vllm else own
+                if name:
+                    metric = family(f"{self._prefix}:{name}", doc, labels=[label])
+                    for graph, counts in self._link.counts.items():
+                        metric.add_metric([graph], counts[field])
+                    yield metric
+        yield from self._derived(label)
+
+    def _derived(self, label: str) -> Iterator[Metric]:
+        doc = "Share of the target's pool in use."
+        name = "kv_cache_usage_perc" if self._vllm else "kv_usage"
+        usage = GaugeMetricFamily(f"{self._prefix}:{name}", doc, labels=[label])
+        name = "spec_decode_num_accepted_tokens_per_pos" if self._vllm else "accepted_at"
+        doc = "Drafts accepted at each place of a path."
+        places = CounterMetricFamily(f"{self._prefix}:{name}", doc, labels=[label, "position"])
+        for graph, counts in self._link.counts.items():
+            usage.add_metric([graph], counts["slots"] / max(counts["capacity"], 1))
+            for place, count in enumerate(counts["positions"][:64]):
+                places.add_metric([graph, str(place)], count)
+        yield usage
+        yield places
+
+
+class Meters:
+    """What the HTTP side measures itself.
+
+    Args:
+        link: None where there is no engine. vllm: the same under vLLM's names too.
+    """
+
+    def __init__(self, link: EngineLink | None, *, vllm: bool = False) -> None:
+        self.registry = CollectorRegistry()
+        if link is not None:
+            self.registry.register(EngineCollector(link, "specsot"))
+        if link is not None and vllm:
+            self.registry.register(EngineCollector(link, "vllm"))
+        self._sides = [_Side(self.registry, "specsot", "graph")]
+        if vllm:
+            self._sides.append(_Side(self.registry, "vllm", "model_name"))
+        self.responses = Counter(
+            "specsot:responses", "Answers by status.", ["status"], registry=self.registry
+        )
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def watch(self, graph: str) -> "Stopwatch":
+        """Begins to measure one choice."""
+        return Stopwatch(self, graph)
+
+    def rejected(self, reason: str) -> None:
+        for side in self._sides:
+            side.rejected.labels(reason).inc()
+
+    def finished(self, graph: str, finish: str) -> None:
+        for side in self._sides:
+            side.ended.labels(graph, finish).inc()
+
+    @property
+    def sides(self) -> "list[_Side]":
+        return self._sides
+
+
+class _Side:
+    """The histograms and counters under one prefix."""
+
+    def __init__(self, registry: CollectorRegistry, prefix: str, label: str) -> None:
+        def histogram(name: str, doc: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"{prefix}:{name}", doc, [label], buckets=buckets, registry=registry)
+
+        def counter(name: str, doc: str, *labels: str) -> Counter:
+            return Counter(f"{prefix}:{name}", doc, labels, registry=registry)
+
+        self.first = histogram("time_to_first_token_seconds", "Until the first text.", LONG)
+        self.between = histogram("inter_token_latency_seconds", "Between tokens.", SHORT)
+        self.whole = histogram("e2e_request_latency_seconds", "Of a whole request.", LONG)
+        self.prompt = histogram("request_prompt_tokens", "Tokens of prompts.", SIZES)
+        self.written = histogram("request_generation_tokens", "Tokens of answers.", SIZES)
+        self.prompts = counter("prompt_tokens", "Tokens of prompts.", label)
+        self.tokens = counter("generation_tokens", "Tokens of answers.", label)
+        self.drafts = counter("spec_decode_num_drafts", "Rounds that drafted.", label)
+        self.ended = counter("request_success", "Requests that ended.", label, "finished_reason")
+        self.rejected = counter("admission_rejections", "Requests turned away.", "reason")
+
+
+class Stopwatch:
+    """Times of one choice."""
+
+    def __init__(self, meters: Meters, graph: str) -> None:
+        self._meters, self._graph = meters, graph
+        self.began, self._last, self._tokens = monotonic(), 0.0, 0
+
+    def wrote(self, tokens: int) -> None:
+        """So many tokens are written by now; several of one step share its time."""
+        now, new = monotonic(), tokens - self._tokens
+        if new <= 0:
+            return
+        for side in self._meters.sides:
+            if not self._last:
+                side.first.labels(self._graph).observe(now - self.began)
+                continue
+            for _ in range(min(new, 64)):
+                side.between.labels(self._graph).observe((now - self._last) / new)
+        self._last, self._tokens = now, tokens
+
+    def ended(self, ended: Ended) -> None:
+        written = ended.usage["answer"] + ended.usage["outline"]
+        for side in self._meters.sides:
+            side.whole.labels(self._graph).observe(monotonic() - self.began)
+            side.prompt.labels(self._graph).observe(ended.usage["prompt"])
+            side.written.labels(self._graph).observe(written)
+            side.prompts.labels(self._graph).inc(ended.usage["prompt"])
+            side.tokens.labels(self._graph).inc(written)
+            side.drafts.labels(self._graph).inc(sum(one > 0 for one in ended.drafted))
+        self._meters.finished(self._graph, ended.finish)

@@ -1,0 +1,204 @@
+"""The server: a socket, the HTTP side in this process, the engine in another."""
+
+import asyncio
+import hashlib
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ..errors import Code, UsageError
+from ..shell import complain
+from .api.app import Api, Limits, build_app
+from .api.gate import HEADER_BYTES, LOOPBACK, Gate, GateRules
+from .api.meters import Meters
+from .page.routes import Page
+from .wire.link import EngineLink
+
+CONNECTIONS = 2048
+TURNED_AWAY = {400: "Bad Request", 431: "Request Header Fields Too Large"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """How the server listens, and what it lets in.
+
+    keys: API keys, none for everybody. grace: seconds that open requests have at the end.
+    vllm_names: metrics under vLLM's names too. runs_dir: where recorded runs are.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keys: Sequence[str] = ()
+    insecure: bool = False
+    body: int = 1 << 20
+    limits: Limits = field(default_factory=Limits)
+    grace: float = 30.0
+    vllm_names: bool = False
+    runs_dir: str = "runs"
+
+    @property
+    def loopback(self) -> bool:
+        return self.host in LOOPBACK
+
+    def check(self) -> None:
+        """Raise UsageError for what would let in anybody."""
+        if not (self.loopback or self.keys or self.insecure):
+            raise UsageError(
+                f"--host {self.host}: others could reach the server; give --api-key, or --insecure"
+            )
+
+    def rules(self) -> GateRules:
+        hashed = [hashlib.sha256(key.encode()).digest() for key in self.keys]
+        return GateRules(hashed, LOOPBACK if self.loopback else (), self.body)
+
+
+class StrictProtocol(H11Protocol):
+    """HTTP/1.1 whose own refusals are JSON too, each with its right status."""
+
+    def send_400_response(self, msg: str) -> None:
+        error = sys.exception()
+        hint = getattr(error, "error_status_hint", 400)
+        status = hint if hint in TURNED_AWAY else 400
+        body = (
+            b'{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":null}}'
+            % (b"too long headers" if status == 431 else b"this is no HTTP request")
+        )
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"connection", b"close"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        reason = TURNED_AWAY[status].encode()
+        with suppress(h11.LocalProtocolError):
+            start = h11.Response(status_code=status, headers=headers, reason=reason)
+            for event in (start, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+class DrainingServer(uvicorn.Server):
+    """The first signal lets open requests end, for so long; the second one ends at once."""
+
+    def __init__(self, config: uvicorn.Config, api: Api, grace: float) -> None:
+        super().__init__(config)
+        self.api, self.grace = api, grace
+        self.signalled: int | None = None
+        self._drain: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+        for number in numbers:
+            loop.add_signal_handler(number, self._signal, number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _signal(self, number: int) -> None:
+        if self.signalled is not None:
+            self.should_exit = self.force_exit = True
+            return
+        self.signalled = number
+        self.api.draining = True
+        count = self.api.link.open
+        if count:
+            complain(f"{count} requests are open; they have {self.grace:g} s (again: at once)")
+        self._drain = asyncio.get_running_loop().create_task(self._end())
+
+    async def _end(self) -> None:
+        """Wait until nobody is served, or the time is up."""
+        until = asyncio.get_running_loop().time() + self.grace
+        while self.api.link.open and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(0.05)
+        await self.api.link.close()
+        self.should_exit = True
+
+
+def listen(options: ServeOptions) -> socket.socket:
+    """The socket; raises UsageError."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((options.host.strip("[]"), options.port))
+    except OSError as error:
+        listener.close()
+        where = f"--host {options.host} --port {options.port}"
+        raise UsageError(f"{where}: {error.strerror or error}") from None
+    return listener
+
+
+async def serve(
+    graphs: Sequence[str], engine_options: Mapping[str, Any], options: ServeOptions
+) -> int:
+    """Serve until a signal ends it, or the engine cannot start; the exit code."""
+    listener = listen(options)
+    link = EngineLink(graphs, engine_options)
+    meters = Meters(link, vllm=options.vllm_names)
+    api = Api(link, meters, options.limits)
+    app = build_app(api)
+    Page(link, Path(options.runs_dir)).add_to(app)
+    server = DrainingServer(config_of(Gate(app, options.rules(), meters)), api, options.grace)
+    where = address_of(listener)
+    complain(f"listening on {where}; the models are being loaded")
+    running = asyncio.create_task(link.run())
+    told = asyncio.create_task(_tell_ready(link, where))
+    running.add_done_callback(lambda task: setattr(server, "should_exit", True))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        told.cancel()
+        await link.close()
+        await asyncio.wait({running}, timeout=5)
+    if link.failed is not None:
+        complain(link.failed.message)
+        return link.failed.code
+    return int(Code.OK)
+
+
+def address_of(listener: socket.socket) -> str:
+    """Where a browser finds it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+async def run_alone(config: uvicorn.Config, listener: socket.socket) -> None:
+    """Serve what needs no engine, until a signal ends it."""
+    server = uvicorn.Server(config)
+    with suppress(KeyboardInterrupt):
+        await server.serve(sockets=[listener])
+
+
+async def _tell_ready(link: EngineLink, where: str) -> None:
+    while not link.ready:
+        await link.changed.wait()
+    names = ", ".join(f"specsot/{name}" for name in link.graphs)
+    complain(f"ready: {where} serves {names}")
+
+
+def config_of(app: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=StrictProtocol,
+        ws="none",
+        lifespan="off",
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=CONNECTIONS,
+        h11_max_incomplete_event_size=HEADER_BYTES + 4096,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=2,
+    )

@@ -1,0 +1,191 @@
+"""One request while it is answered, in the engine's process: from notes to text and events."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ...record.text_stream import TextStream
+from ...run.answer_text import ReadingOrder
+from ...run.engine import Engine
+from ...run.events import (
+    AnswerReady,
+    BranchFinished,
+    BranchOpened,
+    Noted,
+    OutlineRead,
+    TokensWritten,
+)
+from ...run.handle import Handle
+from ...run.scoring import score
+from ..wire.protocol import Ended, Message, Submit, Wrote
+from .stops import StopTexts
+
+NOTED_ENDS = ("stop", "length")
+
+
+@dataclass(slots=True)
+class Speculation:
+    """Drafts of a request's rounds: how many were accepted, and how many there were."""
+
+    accepted: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class BranchText:
+    """A branch's text, token by token."""
+
+    stream: TextStream
+    tokens: list[int] = field(default_factory=list)
+
+    def take(self, token: int, *, final: bool) -> str:
+        """What becomes certain with this token."""
+        self.tokens.append(token)
+        return self._more(final)
+
+    def close(self) -> str:
+        return self._more(True) if self.tokens else ""
+
+    def _more(self, final: bool) -> str:
+        before = len(self.stream.text)
+        return self.stream.update(self.tokens, final=final)[before:]
+
+
+class Answering:
+    """What became of one `Submit`.
+
+    Attributes:
+        done: it has ended, and that was told.
+    """
+
+    def __init__(
+        self, engine: Engine, asked: Submit, handle: Handle, speculation: Speculation
+    ) -> None:
+        self.engine, self.asked, self.handle = engine, asked, handle
+        raw = asked.text is not None or bool(asked.token_ids)
+        self._order = ReadingOrder.of(engine.session.program.graph, raw=raw)
+        self._stops = StopTexts(asked.stop)
+        self._branches: dict[int, BranchText] = {}
+        self.speculation = speculation
+        self._taken = self._tokens = 0
+        self._text = ""
+        self._kept: list[int] | None = None  # tokens of a plain answer up to its stop text
+        self.done = False
+
+    def news(self) -> Iterable[Message]:
+        """What is new since the last call."""
+        noted = self.handle.since(self._taken)
+        self._taken += len(noted)
+        if not noted:
+            return
+        events: list[list[Any]] = []
+        text, step, last = "", 0, None
+        for one in noted:
+            if isinstance(one, AnswerReady):
+                last = one
+            else:
+                step = one.step if isinstance(one, TokensWritten) else step
+                text += self._take(one, events)
+        if last is not None:
+            text += self._close(last)
+        self._text += text
+        if text or events:
+            yield Wrote(self.asked.id, text, events, step, self._tokens)
+        if last is not None:
+            self.done = True
+            yield self._ended(last)
+
+    def _take(self, one: Noted, events: list[list[Any]]) -> str:
+        """The readable text of a note; its events are appended."""
+        if isinstance(one, OutlineRead):
+            events.append(["outline", -1, list(one.titles)])
+            return self._stops.take(self._order.outlined(one.titles))
+        if isinstance(one, BranchOpened):
+            events.append(["opened", one.index, one.title])
+        elif isinstance(one, BranchFinished):
+            events.append(["ended", one.index, one.finish])
+            return self._through(self._order.ended(one.index))
+        elif isinstance(one, TokensWritten):
+            return self._written(one, events)
+        return ""
+
+    def _written(self, one: TokensWritten, events: list[list[Any]]) -> str:
+        decode = self.engine.decode
+        branch = self._branches.setdefault(one.index, BranchText(TextStream(decode)))
+        pieces, text = [], ""
+        for token, origin in zip(one.tokens, one.origins, strict=True):
+            piece = branch.take(token, final=False)
+            self._tokens += 1
+            pieces.append([piece, origin])
+            text += self._through(self._order.written(one.index, piece))
+            if self._stopped_at(branch):
+                break
+        if one.last and (rest := branch.close()) and self._stops.found is None:
+            pieces.append([rest, one.origins[-1:] or "t"])
+            text += self._through(self._order.written(one.index, rest))
+        if pieces:
+            events.append(["wrote", one.index, pieces])
+        return text
+
+    def _through(self, text: str) -> str:
+        return self._stops.take(text) if text else ""
+
+    def _stopped_at(self, branch: BranchText) -> bool:
+        """Whether a stop text is complete; then nobody needs the rest."""
+        if self._stops.found is None:
+            return False
+        if self._kept is None:
+            self._kept = list(branch.tokens)
+            self.handle.cancel()
+        return True
+
+    def _close(self, last: AnswerReady) -> str:
+        """What is certain at the end."""
+        if self._stops.found is not None:
+            return ""
+        return self._stops.rest()
+
+    def _ended(self, last: AnswerReady) -> Ended:
+        found, finish = self._stops.found, last.finish
+        stopped = found is not None
+        usage = asdict(last.usage)
+        plain = len(last.answer.sections) == 1 and not last.answer.outline_finish
+        if stopped and plain and self._kept is not None:
+            usage["answer"] = len(self._kept)
+        whole = last.finish in NOTED_ENDS and not self._order.raw and not stopped
+        text = last.answer.text if whole and not self.asked.stop else self._text
+        notes = "; ".join(one.note for one in last.answer.sections if one.note)
+        return Ended(
+            self.asked.id,
+            text,
+            "stop" if stopped else finish,
+            found,
+            notes,
+            usage,
+            self.speculation.accepted,
+            self.speculation.drafted,
+            self._scores(last),
+        )
+
+    def _scores(self, last: AnswerReady) -> list[Any] | None:
+        """The target's log-probabilities of a plain answer, and of its prompt if it is echoed."""
+        top, request = self.asked.logprobs, self._prompt
+        if top < 0 or last.finish not in (*NOTED_ENDS, "cancelled"):
+            return None
+        kept = self._kept if self._kept is not None else list(last.answer.sections[0].tokens)
+        written = kept if self.asked.max_tokens != 0 else []
+        first = 1 if self.asked.echo else len(request)
+        found = score(self.engine.session.models, [*request, *written], first, top)
+        decode = self.engine.decode
+        head = [[request[0], decode([request[0]]), None, []]] if self.asked.echo else []
+        rows = [
+            [one.token, decode([one.token]), one.logprob, [[i, decode([i]), p] for i, p in one.top]]
+            for one in found
+        ]
+        return head + rows
+
+    @property
+    def _prompt(self) -> list[int]:
+        """The ids of a plain prompt."""
+        request = self.engine.session.request(self.handle.prompt, self.handle.settings)
+        return [*request.prefix, *request.tail]

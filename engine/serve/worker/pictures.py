@@ -1,0 +1,60 @@
+"""What a page is shown of the engines: their states, last moves and pools, a few times a second."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+from ....states.trace import Event, Moved, Sink
+from ...record.snapshot import runs_of
+from ...run.engine import Engine
+from ..wire.protocol import Picture
+
+OFTEN = 0.125  # seconds between two pictures
+MOVES = 24
+
+
+class PictureTaker:
+    """Pictures of all engines, while somebody looks. on: whether somebody does."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self._engines: Mapping[str, Engine] = {}
+        self._moves: dict[str, deque[tuple[str, str, str, float]]] = {}
+        self._last = 0.0
+
+    def watch(self, engines: Mapping[str, Engine]) -> None:
+        self._engines = engines
+
+    def sink(self, graph: str) -> Sink:
+        """Takes in the moves of a graph's machine."""
+        moves = self._moves[graph] = deque(maxlen=MOVES)
+
+        def happened(event: Event) -> None:
+            if self.on and isinstance(event, Moved):
+                guard, millis = event.guard or "", event.nanos / 1e6
+                moves.append((event.source, event.target, guard, millis))
+
+        return happened
+
+    def take(self, now: float) -> Iterator[Picture]:
+        """A picture of every engine that has moved; nothing if the last ones are not old enough."""
+        if not self.on or now - self._last < OFTEN:
+            return
+        self._last = now
+        for graph, moves in self._moves.items():
+            if moves:
+                engine = self._engines[graph]
+                pool = engine.pool()
+                told = [list(one) for one in moves]
+                moves.clear()
+                runs = runs_of(pool.codes)
+                counts = engine.stats()
+                yield Picture(
+                    graph,
+                    engine.state,
+                    runs,
+                    pool.used,
+                    pool.capacity,
+                    told,
+                    counts.running,
+                    counts.waiting,
+                )

@@ -1,0 +1,138 @@
+"""Blocks of a pool: who has slots in which, who may take more there, how many are in use.
+
+A pool is cut into blocks of equally many slots. A segment has a table of the blocks in which it has
+slots; a block is free if no table names it. A writer takes free slots of blocks that it began, then
+begins another one, so that a segment is a few runs. What was shared is not written to any more: a
+block whose rows became another segment's is sealed, and its writer begins a fresh one.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from .slots import FREE, NOBODY, Ints
+
+Bools = npt.NDArray[np.bool_]
+LOWEST = 16  # owners that are no segments are above its negative
+
+
+class BlockManager:
+    """Tables of blocks, counted by slots.
+
+    Attributes:
+        size: slots of a block (the last one of a pool may have fewer).
+        tables: for each segment its blocks, and how many slots it has in each.
+        references: int32 [blocks], how many tables name a block; writer: int32 [blocks], the
+            segment that may take its free slots, NOBODY if none may.
+        in_use: blocks that are named; high_water: most that ever were; most_wasted: most slots of
+            such blocks that nobody had.
+    """
+
+    def __init__(self, slots: int, size: int) -> None:
+        self.slots, self.size = slots, size
+        self.tables: dict[int, dict[int, int]] = {}
+        self.references: Ints = np.zeros(-(-slots // size), np.int32)
+        self.writer: Ints = np.full(len(self.references), NOBODY, np.int32)
+        self.in_use = self.high_water = self.most_wasted = 0
+
+    def __len__(self) -> int:
+        return len(self.references)
+
+    def table(self, segment: int) -> list[int]:
+        """The blocks of a segment, in the order of the pool."""
+        return sorted(self.tables.get(segment, ()))
+
+    def slots_in(self, blocks: list[int]) -> npt.NDArray[np.int64]:
+        """All slots of some blocks, in their order."""
+        first_b1 = np.array(blocks, np.int64)[:, None] * self.size
+        slots = (first_b1 + np.arange(self.size)).reshape(-1)
+        return slots[slots < self.slots]
+
+    def whole(self, slots: int, *, up: bool = False) -> int:
+        """So many slots in whole blocks, one at least, and no more unless `up`."""
+        return max((slots + up * (self.size - 1)) // self.size, 1) * self.size if slots else 0
+
+    def is_open(self, segment: int, first: int, last: int) -> Bools:
+        """bool [last - first]: whether a segment may take these slots, where they are free."""
+        blocks = slice(first // self.size, -(-last // self.size))
+        writer_b = self.writer[blocks]
+        open_b = (writer_b == segment) | ((writer_b == NOBODY) & (self.references[blocks] == 0))
+        start = blocks.start * self.size
+        return np.repeat(open_b, self.size)[first - start : last - start]
+
+    def begin_(self, segment: int, slots_Q: Ints) -> None:
+        """A segment is about to have these slots: blocks that were free are its own."""
+        blocks = slots_Q // self.size
+        self.writer[blocks[self.references[blocks] == 0]] = segment
+
+    def enter_(self, owner_Q: Ints, slots_Q: npt.NDArray[np.int64]) -> None:
+        """Slots have become these segments', which were nobody's."""
+        for segment, block, count in self._pairs(owner_Q, slots_Q):
+            table = self.tables.setdefault(segment, {})
+            if block not in table:
+                table[block] = 0
+                if not self.references[block]:
+                    self.in_use += 1
+                    if self.writer[block] == NOBODY:
+                        self.writer[block] = segment
+                self.references[block] += 1
+            table[block] += count
+        self.high_water = max(self.high_water, self.in_use)
+
+    def leave_(self, owner_Q: Ints, slots_Q: npt.NDArray[np.int64]) -> None:
+        """Slots are these segments' no more."""
+        for segment, block, count in self._pairs(owner_Q, slots_Q):
+            table = self.tables[segment]
+            table[block] -= count
+            if not table[block]:
+                del table[block]
+                self.references[block] -= 1
+                if not self.references[block]:
+                    self.in_use -= 1
+                    self.writer[block] = NOBODY
+            if not table:
+                del self.tables[segment]
+
+    def seal_(self, segment: int) -> None:
+        """Nobody takes slots any more of the blocks where a segment has some."""
+        self.writer[self.table(segment)] = NOBODY
+
+    def hand_over_(self, old: int, new: int) -> None:
+        """Another one goes on in the blocks that a segment has begun."""
+        self.writer[self.writer == old] = new
+
+    def note_waste_(self, held: int) -> None:
+        """Keep the most slots of blocks in use that nobody had; `held` are somebody's now."""
+        self.most_wasted = max(self.most_wasted, self.wasted(held))
+
+    def wasted(self, held: int) -> int:
+        """Slots of the blocks in use that nobody has."""
+        missing = len(self) * self.size - self.slots
+        is_short = bool(missing) and self.references[-1] > 0
+        return self.in_use * self.size - is_short * missing - held
+
+    def _pairs(
+        self, owner_Q: Ints, slots_Q: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[int, int, int]]:
+        """(segment, block, slots of it there)."""
+        keys_Q = (owner_Q.astype(np.int64) + LOWEST) * len(self) + slots_Q // self.size
+        keys, counts = np.unique(keys_Q, return_counts=True)
+        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+            segment, block = divmod(key, len(self))
+            yield segment - LOWEST, block, count
+
+    def check_integrity(self, owner: Ints) -> None:
+        """Raise AssertionError unless tables say what `owner` [slots] does, and every block is free
+        or referenced as often as tables name it."""
+        used = np.flatnonzero(owner != FREE)
+        found: dict[int, dict[int, int]] = {}
+        for segment, block, count in self._pairs(owner[used], used):
+            found.setdefault(segment, {})[block] = count
+        assert found == self.tables, "block tables do not say whose the slots are"
+        named = np.zeros_like(self.references)
+        for table in self.tables.values():
+            named[list(table)] += 1
+        assert np.array_equal(named, self.references), "blocks are not named as often as counted"
+        assert self.in_use == np.count_nonzero(named), "blocks in use are counted wrongly"
+        assert (self.writer[named == 0] == NOBODY).all(), "somebody writes to a free block"

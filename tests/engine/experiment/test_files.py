@@ -1,0 +1,139 @@
+"""Files of experiments: places in errors, rows, what the command line changes, what ships."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specsot.engine.cli.main import main
+from specsot.engine.errors import Code, UsageError
+from specsot.engine.experiment.command import bench_command
+from specsot.engine.experiment.read import (
+    entries_of,
+    experiment_names,
+    find_experiment,
+    read_experiment,
+    references_of,
+)
+from specsot.engine.experiment.setting_up import BenchOptions, prepare_experiment
+from specsot.engine.experiment.spec import Experiment
+from specsot.engine.prepare.files import graph_names
+from specsot.engine.prepare.options import RunOptions
+
+HEAD = "version: 1\nname: mine\ndoc: Mine.\n"
+WRONG = {
+    "sides: [bim_egle]\n": "4:9: sides.0: no graph 'bim_egle', nor a peer; did you mean",
+    "sides: [eagle]\nagainst: [hf, hff]\n": "5:15: against.1: no graph 'hff'",
+    "sides: [eagle]\nfigures: [tau_stop]\n": "5:11: figures.0: no figure 'tau_stop'; did you",
+    "sides: [eagle]\nplots: [{y: tau_step, x: nodes}]\n": "5:26: plots.0.x: 'nodes' does not vary",
+    "sides: [eagle]\nrepeats: 0\n": "5:10: repeats:",
+    "sides: [eagle]\nrepeat: 2\n": "5:1: repeat:",
+    "sides: []\n": "4:8: sides:",
+    "sides: [bim_eagle]\nvary: {parts: [2, two]}\n": "5:19: vary.parts.1: a number of parts",
+    # of the graphs that it makes
+    "sides: [eagle]\nvary: {drafter.nodes: [2, 0]}\n": "5:27: vary.drafter.nodes.1: eagle: dr",
+    "sides: [eagle]\nset: {drafter.nods: 2}\n": "5:20: set.drafter.nods: eagle: drafter.nods:",
+    "sides:\n  - eagle\n  - eagle@drafter.nods=3\n": "6:5: sides.1: eagle@drafter.nods=3",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_what_is_wrong_is_shown_at_its_place(
+    text: str, options: RunOptions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine.yaml").write_text(HEAD + text)
+    assert bench_command(BenchOptions(("mine.yaml",)), options) == Code.GRAPH
+    err = capsys.readouterr().err
+    assert f"mine.yaml:{WRONG[text]}" in err and err.rstrip().endswith("]"), err
+
+
+@pytest.mark.parametrize(
+    "asked, says",
+    [
+        (BenchOptions(()), "bench takes an experiment, or graphs"),
+        (BenchOptions(("driftes",)), "did you mean 'drafters'"),
+        (BenchOptions(("eagle",), against="hff"), "--against hff: no experiment, graph or peer"),
+        (BenchOptions(("eagle",), vary=("drafter.nodes",)), "write path=value,value"),
+        (BenchOptions(("bim_eagle",), vary=("parts=99",)), "an integer from 1 to 64"),
+    ],
+)
+def test_what_the_command_line_cannot_mean(
+    asked: BenchOptions, says: str, options: RunOptions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench_command(asked, options) == Code.USAGE
+    assert says in capsys.readouterr().err
+
+
+def experiment(**changes: object) -> Experiment:
+    given = {"name": "x", "doc": "X.", "sides": ["eagle", "hf-lookup", "dflash"], **changes}
+    return Experiment.model_validate(given)
+
+
+def test_rows_are_every_side_at_every_point_and_those_that_do_not_vary() -> None:
+    one = experiment(against=["hf"], vary={"a.b": [1, 2], "c": ["x"]})
+    rows = entries_of(one)
+    assert [(row.side, *row.varied.values()) for row in rows] == [
+        ("hf",),
+        ("eagle", "1", "x"),
+        ("eagle", "2", "x"),
+        ("hf-lookup",),
+        ("dflash", "1", "x"),
+        ("dflash", "2", "x"),
+    ]
+    assert rows[1].sets == ("a.b=1", "c=x") and rows[2].at["a.b"] == ("vary", "a.b", 1)
+    assert references_of(one, rows) == [0] * 6
+    paired = one.model_copy(update={"pairing": "point"})
+    assert references_of(paired, rows) == [0, 1, 2, 0, 1, 2]
+
+
+def test_the_command_line_changes_an_experiment(options: RunOptions) -> None:
+    Path("mine.yaml").write_text(
+        f"{HEAD}sides: [eagle]\nvary: {{drafter.nodes: [2, 4]}}\nagainst: [hf]\n"
+        "options: {max_new_tokens: 99, seed: 7}\nset: {sampling.temperature: 0.5}\ncount: 1\n"
+    )
+    asked = BenchOptions(("mine.yaml",), "autoregressive", ("drafter.nodes=3",), repeats=5)
+    made = prepare_experiment(asked, options)
+    assert [one.side for one in made.entries] == ["autoregressive", "eagle"]
+    assert made.experiment.repeats == 5 and len(made.prompts.items) == 1
+    job = made.jobs[1]
+    assert job.program.graph.drafter.nodes == 3 and job.program.graph.sampling.temperature == 0.5
+    assert job.options.seed == 7 and job.options.max_new_tokens == 8  # the command line's
+
+
+def test_a_side_without_a_drafter_is_left_out_of_a_file_and_told(options: RunOptions) -> None:
+    Path("mine.yaml").write_text(f"{HEAD}sides: [ngram, eagle]\n")
+    bare = replace(options, drafter_model=None)
+    made = prepare_experiment(BenchOptions(("mine.yaml",)), bare)
+    assert [one.side for one in made.entries] == ["ngram"] and "eagle is left out" in made.notes[0]
+    with pytest.raises(UsageError, match="drafts with eagle3"):
+        prepare_experiment(BenchOptions(("ngram", "eagle")), bare)
+
+
+def test_parts_are_an_outline_of_so_many(options: RunOptions) -> None:
+    asked = BenchOptions(("bim_plain", "batching_plain"), vary=("parts=1,12",))
+    jobs = prepare_experiment(asked, options).jobs
+    assert [len(job.outline.points) for job in jobs if job.outline] == [1, 12, 1, 12]
+    assert [job.program.graph.layout.max_active for job in jobs] == [1, 12, 1, 12]
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_what_ships_can_be_measured_and_says_what_it_reproduces(name: str) -> None:
+    file = find_experiment(name)
+    assert file is not None and file == find_experiment(f"graphs/experiments/{name}.yaml")
+    one, _ = read_experiment(file)
+    assert one.name == name and one.reproduces and one.reported and name not in graph_names()
+    made = prepare_experiment(BenchOptions((name,)), RunOptions())
+    assert len(made.jobs) >= 2 and not made.notes
+
+
+def test_the_list_tells_what_was_reported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in (["bench", "--list"], ["bench", "--list", "--json"]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert not ended.value.code
+        out = capsys.readouterr().out
+        assert all(name in out for name in experiment_names()) and "2602.06036" in out
+    assert "matplotlib" not in sys.modules

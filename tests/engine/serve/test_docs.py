@@ -1,0 +1,78 @@
+"""Every example of docs/serving.md runs against a server, as it is printed."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.pages import blocks_of, text_of
+from helpers.servers import Served
+
+PAGE = "docs/serving.md"
+PYTHON = re.findall(r"^```python\n(.*?)^```", text_of(PAGE), re.M | re.S)
+CURL = [one.commands for one in blocks_of(PAGE) if one.commands.startswith("curl")]
+
+
+def here(text: str, served: Served) -> str:
+    return text.replace("http://127.0.0.1:8000", served.url)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize("commands", CURL)
+def test_curl(commands: str, served: Served) -> None:
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", here(commands, served)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    if done.stdout.startswith("data: "):
+        assert done.stdout.endswith("data: [DONE]\n\n")
+    else:
+        assert json.loads(done.stdout)["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("code", PYTHON)
+def test_python(code: str, served: Served) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", here(code, served)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "specsot/bim_dflash" in done.stdout and re.search(r"\d+ tokens", done.stdout)
+
+
+def test_the_pages_options_and_routes_are_there(served: Served, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "from specsot.engine.cli.main import main; main()", "serve"]
+    wide = os.environ | {"COLUMNS": "200"}
+    told = subprocess.run([*words, "--help"], capture_output=True, text=True, env=wide).stdout
+    text = text_of(PAGE)
+    table = text.partition("## Running it")[2].partition("\n\nThe engine")[0]
+    options = re.findall(r"`(--[a-z-]+)", table)
+    assert len(options) > 8 and [one for one in options if one not in told] == []
+    routes = served.http.get("/openapi.json").json()["paths"]
+    named = set(re.findall(r"`(/[a-z0-9/]+)`", text)) - {"/openapi.json"}
+    assert named and named <= set(routes)
+
+
+def test_the_schema_says_what_is_answered(served: Served) -> None:
+    """The bodies that OpenAPI describes, and an error for every status that it names."""
+    paths = served.http.get("/openapi.json").json()["paths"]
+    chat = paths["/v1/chat/completions"]["post"]
+    schema = chat["requestBody"]["content"]["application/json"]["schema"]
+    assert "$ref" not in json.dumps(schema) and schema["required"] == ["messages"]
+    assert {"400", "401", "404", "413", "415", "503"} <= set(chat["responses"])
+    fields = set(
+        re.findall(r"`(\w+)`", text_of(PAGE).partition("## Fields")[2].split("What means")[0])
+    )
+    known = set(schema["properties"])
+    known |= set(
+        paths["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"][
+            "properties"
+        ]
+    )
+    assert {"temperature", "min_tokens", "response_format", "echo"} <= fields & known

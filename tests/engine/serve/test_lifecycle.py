@@ -1,0 +1,223 @@
+"""What a server does when too many come, when they leave, when its engine dies, when it is told to
+end: whoever is concerned is told at once, and nobody else notices."""
+
+import json
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from helpers.browsing import Visit
+from helpers.servers import RAIN, Served, said, serving
+
+from specsot.engine.cli.main import main
+
+KEY = "a-secret"
+LONG: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server of one graph that lets three requests in at once, with a key."""
+    folder = tmp_path_factory.mktemp("strict")
+    words = ("autoregressive", "--max-queue", "3", "--timeout", "20", "--grace", "10")
+    with serving(folder, *words, SPECSOT_API_KEY=KEY) as server:
+        server.http.headers["authorization"] = f"Bearer {KEY}"
+        yield server
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"messages": said(RAIN), **fields}
+
+
+def ended(served: Served, reason: str) -> float:
+    text = served.http.get("/metrics").text
+    name = 'specsot:request_success_total{finished_reason="' + reason
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+
+def idle(served: Served) -> bool:
+    """Nobody is there any more, by the engine's own count."""
+    counts = [served.metric(f"specsot:{name}") for name in ("requests_running", "requests_waiting")]
+    return sum(counts) == 0 and served.metric("specsot:kv_slots_used") == 0
+
+
+# -- who may ask ----------------------------------------------------------------------------------
+
+
+def test_without_the_key_nothing_is_told(strict: Served) -> None:
+    paths = ["/v1/models", "/metrics", "/ready", "/version", "/openapi.json", "/specsot/about"]
+    for own in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {KEY}"}):
+        with httpx.Client(base_url=strict.url, headers=own) as stranger:
+            for path in (*paths, "/specsot/pictures", "/nothing"):
+                got = stranger.get(path)
+                assert got.status_code == 401, path
+                assert got.json()["error"]["type"] == "authentication_error"
+            assert stranger.post("/v1/chat/completions", json=body()).status_code == 401
+            assert stranger.get("/health").status_code == 200
+            assert stranger.get("/").status_code == 200
+    assert [strict.http.get(path).status_code for path in paths] == [200] * len(paths)
+
+
+# -- too many, too slow, gone ---------------------------------------------------------------------
+
+
+def test_a_full_queue_says_so_at_once_and_those_inside_go_on(strict: Served) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        inside = [
+            pool.submit(strict.chat, model="autoregressive", **(LONG | {"max_tokens": 150}))
+            for _ in range(3)
+        ]
+        strict.until(lambda: strict.metric("specsot:requests_running") == 3)
+        began = time.monotonic()
+        turned = strict.chat(model="autoregressive")
+        assert turned.status_code == 503 and time.monotonic() - began < 2
+        assert int(turned.headers["retry-after"]) > 0
+        assert turned.json()["error"]["code"] == "server_overloaded"
+        answers = [one.result() for one in inside]
+    assert [one.json()["usage"]["completion_tokens"] for one in answers] == [150] * 3
+    assert strict.chat(model="autoregressive").status_code == 200
+
+
+def test_who_leaves_is_cancelled_and_leaves_nothing(strict: Served) -> None:
+    before = ended(strict, "stop") + ended(strict, "length")
+    with pytest.raises(httpx.ReadTimeout):
+        strict.http.post("/v1/chat/completions", json=body(**LONG), timeout=0.4)
+    strict.until(lambda: idle(strict), 10)
+    assert ended(strict, "stop") + ended(strict, "length") == before
+    with strict.http.stream("POST", "/v1/chat/completions", json=body(**LONG, stream=True)) as one:
+        next(one.iter_lines())
+    strict.until(lambda: idle(strict), 10)
+
+
+def test_an_abort_storm_leaves_nothing(served: Served) -> None:
+    draw = random.Random(7)
+
+    def storm(number: int) -> None:
+        fields = {"model": draw.choice(("bim_dflash", "dflash")), **LONG, "stream": True}
+        data = json.dumps(body(**fields)).encode()
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}"
+        )
+        with socket.create_connection(served.address) as pipe:
+            pipe.sendall(f"{head}\r\nContent-Type: application/json\r\n\r\n".encode() + data)
+            time.sleep(draw.random() * 0.3)
+
+    with ThreadPoolExecutor(24) as pool:
+        list(pool.map(storm, range(24)))
+    served.until(lambda: idle(served), 30)
+    assert served.chat().status_code == 200
+
+
+def test_a_request_whose_time_is_up_ends(strict: Served) -> None:
+    soon = {"specsot": {"timeout": 0.3}}
+    got = strict.chat(model="autoregressive", **LONG, **soon)
+    assert got.status_code == 504 and got.json()["error"]["type"] == "timeout_error"
+    chunks = strict.stream(**body(**LONG, **soon))
+    assert chunks[-2]["error"]["type"] == "timeout_error" and chunks[-1] == "[DONE]"
+
+
+def test_the_page_asks_for_the_key(browser: Any, strict: Served) -> None:
+    visit = Visit(browser, strict.url, 800, 600, "light")
+    visit.page.wait_for_selector("#keyfield:not([hidden])")
+    visit.page.fill("#key", KEY)
+    visit.page.keyboard.press("Tab")
+    visit.until("document.getElementById('graph').options.length == 1")
+    visit.page.fill("#budget", "8")
+    visit.page.click("#go")
+    visit.until("document.querySelectorAll('.branch .t').length > 3")
+    assert visit.strangers == []
+    visit.page.close()
+
+
+# -- the engine dies ------------------------------------------------------------------------------
+
+
+def test_a_killed_engine_is_told_of_at_once_and_comes_back(strict: Served) -> None:
+    text = strict.chat(model="autoregressive").json()["choices"]
+    told: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: told.append(strict.stream(**body(**LONG)))),
+        threading.Thread(target=lambda: told.append(strict.chat(**LONG, model="autoregressive"))),
+    ]
+    for one in threads:
+        one.start()
+    strict.until(lambda: strict.metric("specsot:requests_running") == 2)
+    os.kill(strict.engine_pid(), signal.SIGKILL)
+    began = time.monotonic()
+    for one in threads:
+        one.join(5)
+        assert not one.is_alive(), "nobody waits for what is gone"
+    assert time.monotonic() - began < 3
+    stream = next(one for one in told if isinstance(one, list))
+    assert stream[-2]["error"]["code"] == "engine_dead" and stream[-1] == "[DONE]"
+    whole = next(one for one in told if not isinstance(one, list))
+    assert whole.status_code == 503 and whole.headers["retry-after"]
+    meanwhile = strict.chat(model="autoregressive")
+    assert meanwhile.status_code == 503 and strict.http.get("/ready").status_code == 503
+    strict.until(lambda: strict.http.get("/ready").status_code == 200, 60)
+    assert strict.http.get("/health").status_code == 200
+    assert strict.chat(model="autoregressive").json()["choices"] == text
+
+
+# -- the end --------------------------------------------------------------------------------------
+
+
+def test_sigterm_lets_open_requests_end(strict: Served) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        fields = body(max_tokens=250, ignore_eos=True, stream_options={"include_usage": True})
+        open_one = pool.submit(strict.stream, **fields)
+        strict.until(lambda: strict.metric("specsot:requests_running") == 1)
+        engine = strict.engine_pid()
+        strict.process.send_signal(signal.SIGTERM)
+        strict.until(lambda: strict.http.get("/ready").json()["status"] == "draining")
+        assert strict.chat(model="autoregressive").status_code == 503
+        chunks = open_one.result(30)
+    assert chunks[-2]["usage"]["completion_tokens"] == 250
+    assert strict.process.wait(15) == 0 and "Traceback" not in strict.told
+    for _ in range(100):
+        if not Path(f"/proc/{engine}").exists():
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("the engine's process is still there")
+
+
+# -- what cannot be served ------------------------------------------------------------------------
+
+
+def fails(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[Any, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *words])
+    return ended.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("nobody",), 3, "nobody"),
+        (("dflash", "dflash"), 2, "named twice"),
+        (("dflash", "--set", "drafter.block_sze=4"), 3, "block_sze"),
+        (("dflash", "--host", "0.0.0.0"), 2, "--api-key"),
+        (("dflash", "--metrics-compat", "sglang"), 2, "vllm"),
+        (("autoregressive", "--model", "/nowhere", "--port", "0"), 4, "/nowhere"),
+    ],
+)
+def test_what_cannot_be_served_is_told_in_a_line(
+    words: tuple[str, ...], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    got, told = fails(capsys, *words)
+    assert (got, said in told) == (code, True), told
+
+
+def test_a_port_that_is_taken(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    code, told = fails(capsys, "dflash", "--port", str(served.address[1]))
+    assert code == 2 and "in use" in told

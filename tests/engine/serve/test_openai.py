@@ -1,0 +1,330 @@
+"""OpenAI's API over a real server: the official client, streams, and text that `run` writes too."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+from helpers.servers import BEES, RAIN, Served, said
+
+from specsot.engine.models import load_models
+from specsot.engine.prepare.environment import embedded_folder
+from specsot.engine.prepare.files import open_graph
+from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.run.engine import Engine
+from specsot.engine.run.scoring import score
+from specsot.engine.run.session import Session, derive_seed
+from specsot.states.graph.load import op_table
+
+
+@pytest.fixture(scope="session")
+def client(served: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="session")
+def alone() -> Any:
+    """alone(graph, text, seed): what `specsot run` writes, and its token ids."""
+    target, drafter = embedded_folder("target"), embedded_folder("dflash")
+    models, table = load_models(target, drafter, "dflash"), op_table()
+
+    def run(graph: str, text: str, seed: int = 0, *sets: str) -> tuple[str, list[int], Session]:
+        program = open_graph(graph, sets=sets, table=table)
+        session = Session(program, models, max_new_tokens=24)
+        with Engine(session, threaded=False) as engine:
+            answer = engine.generate(Prompt("1", text, derive_seed(seed, "1")))
+            return answer.text, [t for s in answer.sections for t in s.tokens], session
+
+    return run
+
+
+def text_of(chunks: list[Any]) -> str:
+    return "".join(
+        c["choices"][0].get("delta", {}).get("content") or c["choices"][0].get("text", "")
+        for c in chunks
+        if c != "[DONE]" and c["choices"]
+    )
+
+
+# -- the official client --------------------------------------------------------------------------
+
+
+def test_models(client: openai.OpenAI) -> None:
+    names = [model.id for model in client.models.list()]
+    assert names == ["specsot/bim_dflash", "specsot/dflash", "specsot/autoregressive"]
+    assert client.models.retrieve("specsot/dflash").id == "specsot/dflash"
+
+
+@pytest.mark.parametrize("graph", ["bim_dflash", "dflash", "autoregressive"])
+def test_a_text_is_what_run_writes(client: openai.OpenAI, alone: Any, graph: str) -> None:
+    text, tokens, _ = alone(graph, BEES)
+    got = client.chat.completions.create(model=f"specsot/{graph}", messages=said(BEES))  # type: ignore[arg-type]
+    assert got.choices[0].message.content == text
+    assert got.usage is not None and got.usage.completion_tokens_details is not None
+    skeleton = got.usage.completion_tokens_details.model_extra or {}
+    written = got.usage.completion_tokens - skeleton["skeleton_tokens"]
+    assert written == len(tokens) and (skeleton["skeleton_tokens"] > 0) == (graph == "bim_dflash")
+    assert got.usage.total_tokens == got.usage.prompt_tokens + got.usage.completion_tokens
+
+
+@pytest.mark.parametrize("graph", ["bim_dflash", "dflash"])
+def test_a_stream_is_the_same_text(client: openai.OpenAI, alone: Any, graph: str) -> None:
+    text, _, _ = alone(graph, BEES)
+    chunks = list(
+        client.chat.completions.create(
+            model=graph,
+            messages=said(BEES),  # type: ignore[arg-type]
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
+    assert len({(c.id, c.created, c.model, c.object) for c in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    ends = [c.choices[0].finish_reason for c in chunks if c.choices]
+    assert ends[-1] == "length" and set(ends[:-1]) == {None}
+    assert not chunks[-1].choices and chunks[-1].usage is not None
+    figures = (chunks[-1].model_extra or {})["metrics"]["speculative_decoding"]
+    assert figures["num_spec_steps"] == sum(figures["acceptance_histogram"])
+    assert figures["num_accepted_draft_tokens"] <= figures["num_draft_tokens"]
+
+
+def test_usage_comes_only_if_it_is_asked_for(served: Served) -> None:
+    body = {"model": "dflash", "messages": said(RAIN), "max_tokens": 4}
+    chunks = served.stream(**body)
+    assert chunks[-1] == "[DONE]" and all("usage" not in c and c["choices"] for c in chunks[:-1])
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = served.stream(**body, stream_options=options)
+    counts = [c["usage"]["completion_tokens"] for c in chunks[:-1]]
+    assert counts == sorted(counts) and counts[-1] == 4 and counts[0] == 0
+
+
+def test_completions_go_on_behind_texts_and_ids(client: openai.OpenAI, served: Served) -> None:
+    ids = served.http.post("/tokenize", json={"prompt": "The sky is"}).json()["tokens"]
+    assert served.http.post("/detokenize", json={"tokens": ids}).json()["prompt"] == "The sky is"
+    texts = [
+        [c.text for c in client.completions.create(model="dflash", prompt=prompt, n=n).choices]
+        for prompt, n in (("The sky is", 1), (ids, 1), (["The sky is", "A bee"], 2))
+    ]
+    assert texts[0] == texts[1] and texts[0][0]
+    assert len(texts[2]) == 4 and texts[2][:2] == texts[0] * 2 != texts[2][2:]
+
+
+def test_sixteen_at_once_write_what_each_writes_alone(served: Served) -> None:
+    asks = [
+        (f"Why is number {n} odd?", model, n)
+        for n in range(8)
+        for model in ("dflash", "bim_dflash")
+    ]
+
+    def ask(one: tuple[str, str, int]) -> str:
+        text, model, seed = one
+        body = {"model": model, "messages": said(text), "seed": seed, "temperature": 0.9}
+        got = served.http.post("/v1/chat/completions", json={**body, "max_tokens": 12}).json()
+        return str(got["choices"][0]["message"]["content"])
+
+    one_by_one = [ask(one) for one in asks[:6]]
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(ask, asks))
+    assert together[:6] == one_by_one and len(set(together)) > 8
+
+
+def test_seeds_and_choices(served: Served, alone: Any) -> None:
+    drawn = served.chat(BEES, "dflash", seed=7, temperature=1.6, n=2, max_tokens=24).json()
+    texts = [one["message"]["content"] for one in drawn["choices"]]
+    expected = [alone("dflash", BEES, s, "sampling.temperature=1.6")[0] for s in (7, 8)]
+    assert texts == expected and texts[0] != texts[1]
+    assert drawn["metrics"]["speculative_decoding"] is None
+
+
+# -- what shapes an answer ------------------------------------------------------------------------
+
+
+def test_stop_texts_end_an_answer_wherever_steps_cut_them(served: Served) -> None:
+    whole = served.chat(BEES, max_tokens=24).json()["choices"][0]["message"]["content"]
+    for stop in (whole[10:14], whole[31:40], whole[20:21]):
+        body = {"model": "dflash", "messages": said(BEES), "max_tokens": 24, "stop": [stop]}
+        got = served.chat(BEES, max_tokens=24, stop=[stop, "\n\n\n"]).json()
+        choice = got["choices"][0]
+        assert choice["message"]["content"] == whole[: whole.index(stop)]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+        plain = served.chat(BEES, "autoregressive", max_tokens=24, stop=stop).json()
+        assert plain["usage"]["completion_tokens"] == got["usage"]["completion_tokens"]
+        assert text_of(served.stream(**body)) == choice["message"]["content"]
+
+
+def test_stop_texts_end_an_outlined_answer_in_reading_order(served: Served) -> None:
+    whole = served.chat(BEES, "bim_dflash", max_tokens=24).json()["choices"][0]["message"]
+    stop = whole["content"][-30:-20]
+    got = served.chat(BEES, "bim_dflash", max_tokens=24, stop=[stop]).json()["choices"][0]
+    assert got["message"]["content"] == whole["content"].split(stop)[0]
+
+
+def test_lengths_stop_ids_and_ignored_ends(served: Served) -> None:
+    tokens = served.complete("A bee", max_tokens=6).json()
+    assert tokens["usage"]["completion_tokens"] == 6
+    ids = served.http.post("/tokenize", json={"prompt": tokens["choices"][0]["text"]}).json()
+    stopped = served.complete("A bee", max_tokens=6, stop_token_ids=ids["tokens"][2:3]).json()
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+    assert stopped["usage"]["completion_tokens"] < 6
+    longer = served.chat(RAIN, max_tokens=160).json()
+    assert longer["choices"][0]["finish_reason"] == "stop"
+    endless = served.chat(RAIN, max_tokens=160, ignore_eos=True).json()
+    assert endless["usage"]["completion_tokens"] == 160
+    least = longer["usage"]["completion_tokens"] + 5
+    later = served.chat(RAIN, max_tokens=160, min_tokens=least).json()
+    assert later["usage"]["completion_tokens"] >= least
+
+
+def test_biases_and_penalties_are_the_graphs_own(served: Served, alone: Any) -> None:
+    fields = {"frequency_penalty": 2.0, "presence_penalty": 1.5, "repetition_penalty": 3.0}
+    got = served.chat(BEES, max_tokens=24, **fields).json()["choices"][0]["message"]["content"]
+    sets = [f"sampling.{name}={value}" for name, value in fields.items()]
+    assert got == alone("dflash", BEES, 0, *sets)[0] != alone("dflash", BEES)[0]
+    first = served.http.post("/tokenize", json={"prompt": "zzz"}).json()["tokens"][0]
+    forced = served.complete("A bee", max_tokens=3, logit_bias={str(first): 100}).json()
+    text = served.http.post("/detokenize", json={"tokens": [first] * 3}).json()["prompt"]
+    assert forced["choices"][0]["text"] == text
+
+
+def test_scores_are_the_targets_own(served: Served, alone: Any) -> None:
+    _, tokens, session = alone("dflash", BEES)
+    got = served.chat(BEES, max_tokens=24, logprobs=True, top_logprobs=3).json()
+    content = got["choices"][0]["logprobs"]["content"]
+    assert (
+        "".join(one["token"] for one in content).strip() == got["choices"][0]["message"]["content"]
+    )
+    request = session.request(Prompt("1", BEES))
+    ids = [*request.prefix, *request.tail]
+    expected = score(session.models, [*ids, *tokens], len(ids), 3)
+    assert [one["logprob"] for one in content] == pytest.approx([s.logprob for s in expected])
+    for one in content:  # greedy: the token is the best of its row
+        assert one["top_logprobs"][0]["logprob"] == one["logprob"]
+
+
+def test_echoed_scores_as_evaluation_harnesses_ask_for_them(served: Served) -> None:
+    fields = {"echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0, "seed": 1234}
+    ids = served.http.post("/tokenize", json={"prompt": "The sky is blue."}).json()["tokens"]
+    by_text = served.complete("The sky is blue.", **fields).json()["choices"][0]
+    by_ids = served.complete([ids], **fields).json()["choices"][0]
+    assert by_text["logprobs"] == by_ids["logprobs"] and by_text["text"] == by_ids["text"]
+    scores = by_text["logprobs"]
+    assert len(scores["tokens"]) == len(ids) + 1 == len(scores["token_logprobs"])
+    assert scores["token_logprobs"][0] is None and scores["top_logprobs"][0] is None
+    assert all(value <= 0 for value in scores["token_logprobs"][1:])
+    assert "".join(scores["tokens"]) == by_text["text"]
+    nothing = served.complete("The sky is blue.", **{**fields, "max_tokens": 0}).json()
+    assert nothing["choices"][0]["text"] == "The sky is blue."
+    assert len(nothing["choices"][0]["logprobs"]["tokens"]) == len(ids)
+
+
+def test_an_answer_can_be_held_to_a_schema(served: Served) -> None:
+    properties = {"colour": {"enum": ["red", "blue"]}, "n": {"type": "integer", "maximum": 9}}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": ["colour", "n"],
+        "additionalProperties": False,
+    }
+    for model in ("dflash", "bim_dflash"):
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        got = served.chat("A colour?", model, max_tokens=60, response_format=form).json()
+        value = json.loads(got["choices"][0]["message"]["content"])
+        assert value["colour"] in ("red", "blue") and isinstance(value["n"], int)
+    wrong = {"type": "json_schema", "json_schema": {"schema": {"type": "what"}}}
+    assert served.chat(response_format=wrong).json()["error"]["param"] == "response_format"
+
+
+def test_conversations_have_rules_and_turns(served: Served) -> None:
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "What is "}, {"type": "text", "text": "rain?"}],
+        },
+        {"role": "assistant", "content": "Water."},
+        {"role": "user", "content": "And snow?"},
+    ]
+    ids = served.http.post("/tokenize", json={"messages": turns}).json()["tokens"]
+    text = served.http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+    places = [text.index(one) for one in ("Be brief.", "What is rain?", "Water.", "And snow?")]
+    assert places == sorted(places)
+    body = {"model": "bim_dflash", "messages": turns, "max_tokens": 8}
+    got = served.http.post("/v1/chat/completions", json=body).json()
+    assert got["choices"][0]["message"]["content"] and "error" not in got
+
+
+def test_what_is_kept_is_shared_by_requests_of_one_salt(served: Served) -> None:
+    prompt = "The hive and the meadow. " * 30
+
+    def cached(**fields: Any) -> int:
+        usage = served.complete(prompt, max_tokens=2, **fields).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached(cache_salt="one") == 0 and cached(cache_salt="one") > 64
+    assert cached(cache_salt="two") == 0 and cached() == 0
+    assert cached(specsot={"cache_salt": "two"}) > 64
+
+
+# -- fields of our own ----------------------------------------------------------------------------
+
+
+def test_a_plain_answer_of_a_graph_with_outlines(served: Served) -> None:
+    plain = served.chat(BEES, "bim_dflash", max_tokens=24, specsot={"skeleton": False}).json()
+    assert plain["choices"] == served.chat(BEES, "dflash", max_tokens=24).json()["choices"]
+
+
+def test_parts_as_they_are_written(served: Served) -> None:
+    body = {"model": "bim_dflash", "messages": said(BEES), "max_tokens": 24}
+    vendor = {"stream": "multiplexed", "trace": True}
+    chunks = [c for c in served.stream(**body, specsot=vendor)[:-1] if "specsot" in c]
+    told = [c["specsot"] for c in chunks]
+    titles = next(one["titles"] for one in told if one["event"] == "outline")
+    texts = {one["branch"]: "" for one in told}
+    for chunk, one in zip(chunks, told, strict=True):
+        if one["event"] == "wrote":
+            assert set("".join(origin for _, origin in one["pieces"])) <= set("pdft")
+            texts[one["branch"]] += "".join(piece for piece, _ in one["pieces"])
+            content = chunk["choices"][0]["delta"].get("content")
+            assert (content == "") == (one["branch"] < 0)
+    parts = [f"{n}. {title}\n\n{texts[n - 1].strip()}" for n, title in enumerate(titles, 1)]
+    assert (
+        "\n\n".join(parts)
+        == served.chat(BEES, "bim_dflash", max_tokens=24).json()["choices"][0]["message"]["content"]
+    )
+    order = [one["branch"] for one in told if one["event"] == "wrote" and one["branch"] >= 0]
+    assert order != sorted(order), "side by side, not one after the other"
+    origins = {o for one in told if one["event"] == "wrote" for _, o in one["pieces"]}
+    assert origins >= set("pdt"), "prefill, drafts, the target's own"
+
+
+def test_documents_stand_before_the_question(served: Served) -> None:
+    document = {"title": "Rain", "text": "Rain in Zanzibar is green."}
+    bare, told = (served.chat(RAIN, specsot=v).json() for v in ({}, {"documents": [document]}))
+    assert told["usage"]["prompt_tokens"] > bare["usage"]["prompt_tokens"] + 5
+
+
+def test_fields_that_nobody_reads_are_told(served: Served) -> None:
+    got = served.chat(user="me", store=True, **{"x\ny": 1})
+    assert got.status_code == 200 and got.headers["x-specsot-ignored"] == "store, x?y"
+
+
+# -- probes ---------------------------------------------------------------------------------------
+
+
+def test_probes_and_metrics(served: Served) -> None:
+    assert served.http.get("/health").status_code == 200
+    assert served.http.get("/ready").json() == {"status": "ready"}
+    assert served.http.get("/version").json()["version"]
+    assert served.http.head("/metrics").status_code == 200
+    before = served.metric("vllm:generation_tokens_total")
+    served.chat(max_tokens=5)
+    for name in ("specsot", "vllm"):
+        assert served.metric(f"{name}:request_success_total") > 0
+        assert served.metric(f"{name}:time_to_first_token_seconds_count") > 0
+    assert served.metric("vllm:generation_tokens_total") == before + 5
+    served.until(lambda: served.metric("vllm:spec_decode_num_accepted_tokens_total") > 0)
+    served.until(lambda: served.metric("specsot:requests_running") == 0)
+    positions = served.http.get("/metrics").text.count("spec_decode_num_accepted_tokens_per_pos")
+    assert positions > 2

@@ -1,0 +1,153 @@
+"""The page in a real browser: an answer asked for and seen growing, another graph beside it, a kept
+run played back; nothing is asked of anybody else, and nothing stands in the console."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from helpers.browsing import Visit
+from helpers.servers import BEES, CODE, Served
+
+from specsot.engine.cli.run_command import run_command
+from specsot.engine.prepare.options import RunOptions
+from specsot.engine.serve.page.routes import page_files
+
+
+def test_the_files_ask_nobody_else() -> None:
+    files = page_files()
+    assert {"index.html", "style.css", "app.js"} <= set(files)
+    for name, (body, _) in files.items():
+        text = body.decode().replace("http://www.w3.org/2000/svg", "")
+        assert "http:" not in text and "https:" not in text and "//cdn" not in text, name
+        assert "innerHTML" not in text and "eval(" not in text, "texts are texts"
+        assert " style=" not in text and " onclick=" not in text, "the policy forbids both"
+
+
+def test_files_are_given_and_nothing_else(served: Served) -> None:
+    page = served.http.get("/")
+    assert (
+        page.status_code == 200 and "default-src 'none'" in page.headers["content-security-policy"]
+    )
+    for name in ("app.js", "style.css", "icon.svg"):
+        assert served.http.get(f"/page/{name}").status_code == 200
+    for name in ("../app.py", "%2e%2e/routes.py", "..%2froutes.py", "nobody.js", "%00"):
+        assert served.http.get(f"/page/{name}").status_code == 404
+
+
+# -- a kept run -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of bim_dflash in it."""
+    folder = tmp_path_factory.mktemp("kept")
+    options = RunOptions("bim_dflash", prompt=BEES, max_new_tokens=24, quiet=True)
+    assert run_command(replace(options, runs_dir=folder / "runs")) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def viewer(kept: Path) -> Iterator[str]:
+    """`specsot view` of that run."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE, "view", "runs/latest", "--port", "0"],
+        cwd=kept,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert "is shown at http" in line, line
+    yield line.split(" at ")[1].split()[0]
+    process.terminate()
+    process.wait(10)
+
+
+def test_a_run_is_given_frame_by_frame(viewer: str, kept: Path) -> None:
+    about = httpx.get(f"{viewer}/specsot/about").json()
+    assert (about["live"], about["graphs"], len(about["runs"])) == (False, [], 1)
+    run = httpx.get(f"{viewer}/specsot/runs/{about['runs'][0]}").json()
+    frames = run["frames"]
+    assert frames[0]["t"] <= frames[-1]["t"] and frames[-1]["state"] == "done"
+    assert {one["state"] for one in frames} <= set(run["graph"]["states"])
+    texts: dict[int, str] = {}
+    titles: list[str] = []
+    for frame in frames:
+        for _, name, branch, more in frame["events"]:
+            if name == "outline":
+                titles = more
+            if name == "wrote":
+                texts[branch] = texts.get(branch, "") + "".join(piece for piece, _ in more)
+    (folder,) = [one for one in (kept / "runs").iterdir() if not one.is_symlink()]
+    text = json.loads((folder / "outputs.jsonl").read_text().splitlines()[0])["text"]
+    assert len(titles) > 1 and all(title in text for title in titles)
+    assert all(texts[at].strip() in text for at in range(len(titles)))
+    assert max(frame["used"] for frame in frames) > 0
+    assert any(code >= 8 for frame in frames for code, _ in frame["runs"])
+    assert httpx.get(f"{viewer}/specsot/runs/nobody").status_code == 404
+    assert httpx.get(f"{viewer}/v1/models").status_code == 404
+
+
+# -- the browser ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("width", "height", "scheme"), [(1280, 800, "light"), (390, 844, "dark")])
+def test_an_answer_is_seen_growing_beside_another(
+    browser: Any, served: Served, width: int, height: int, scheme: str
+) -> None:
+    visit = Visit(browser, served.url, width, height, scheme)
+    page = visit.page
+    visit.until("document.getElementById('status').textContent.includes('graphs')")
+    visit.shot(f"start_{width}")
+    page.fill("#prompt", BEES)
+    page.select_option("#graph", "bim_dflash")
+    page.select_option("#other", "autoregressive")
+    page.fill("#budget", "40")
+    page.keyboard.press("Tab")
+    page.click("#go")
+    visit.until("document.querySelectorAll('.branch .t.d').length > 3")
+    visit.until("document.querySelectorAll('.branch:not(.outline)').length > 2")
+    counts = [page.locator(".branch .t").count()]
+    page.wait_for_selector("#compared:not([hidden])", timeout=60_000)
+    counts.append(page.locator(".answer").first.locator(".t").count())
+    assert counts[0] < counts[1], "it grew while it was looked at"
+    assert page.locator(".branch.outline .t.d").count() > 0
+    assert page.locator("#compared tr").count() == 7
+    assert page.locator("svg.machine .lit").count() == 1
+    assert "slots in use" in page.inner_text("#pooltext")
+    visit.shot(f"answer_{width}")
+    visit.clean()
+    page.close()
+
+
+def test_a_kept_run_is_scrubbed(browser: Any, viewer: str) -> None:
+    visit = Visit(browser, viewer, 1280, 800, "dark")
+    page = visit.page
+    page.wait_for_selector("#at:not([disabled])")
+    assert page.is_hidden("#ask")
+    last = int(page.get_attribute("#at", "max"))
+    page.evaluate(f"at.value = {last}; at.dispatchEvent(new Event('input'))")
+    whole = page.inner_text("#answers")
+    page.evaluate(f"at.value = {last // 2}; at.dispatchEvent(new Event('input'))")
+    half = page.inner_text("#answers")
+    assert len(half) < len(whole) and f"{last // 2 + 1} of {last + 1}" in page.inner_text("#where")
+    visit.shot("playback")
+    page.focus("#at")
+    page.keyboard.press("ArrowRight")
+    assert page.input_value("#at") == str(last // 2 + 1)
+    page.click("#back")
+    page.click("#back")
+    page.click("#forth")
+    assert page.inner_text("#answers") == half
+    page.select_option("#speed", "5")
+    page.click("#play")
+    visit.until(f"document.getElementById('at').value == '{last}'")
+    assert page.inner_text("#answers") == whole
+    visit.clean()
+    page.close()

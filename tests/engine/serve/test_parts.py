@@ -1,0 +1,111 @@
+"""The parts of a server, each alone: stop texts, messages, keys, reading order."""
+
+from dataclasses import fields
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsot.engine.run.answer_text import ReadingOrder
+from specsot.engine.run.events import BranchFinished, OutlineRead, TextWritten
+from specsot.engine.serve.api.gate import GateRules
+from specsot.engine.serve.server import ServeOptions
+from specsot.engine.serve.wire.protocol import (
+    Message,
+    Picture,
+    ProtocolError,
+    Submit,
+    Wrote,
+    packed,
+    unpacked,
+)
+from specsot.engine.serve.worker.stops import StopTexts
+
+FEW = st.text("abc", max_size=30)
+
+
+@given(
+    FEW, st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), st.lists(st.integers(1, 4))
+)
+def test_stop_texts_do_not_depend_on_how_the_text_is_cut(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
+    whole = StopTexts(stops)
+    expected = whole.take(text) + whole.rest() if not any(s in text for s in stops) else None
+    pieces, rest = [], text
+    for cut in [*cuts, len(text)]:
+        pieces.append(rest[:cut])
+        rest = rest[cut:]
+    parts = StopTexts(stops)
+    shown = "".join(parts.take(piece) for piece in pieces)
+    shown += parts.rest() if parts.found is None else ""
+    if expected is not None:
+        assert shown == expected == text and parts.found is None
+        return
+    single = StopTexts(stops)
+    assert shown == "".join(single.take(c) for c in text) and parts.found == single.found
+    ends = (end for end in range(len(text) + 1) if any(text[:end].endswith(s) for s in stops))
+    first = text[: next(ends)]
+    assert parts.found is not None and first == shown + parts.found
+
+
+def test_every_message_comes_through_as_it_was() -> None:
+    values: dict[Any, Any] = {str: "\ud83d ü\n", int: 7, float: 0.5}
+    for kind in get_args(Message):
+        given = {
+            one.name: values.get(one.type, "x") if one.type in values else ["x", [1]]
+            for one in fields(kind)
+        }
+        message = kind(**given)
+        line = packed(message)
+        assert line.count(b"\n") == 1 and unpacked(line) == message
+
+
+@pytest.mark.parametrize("line", [b"", b"{}", b'{"kind":"Nobody"}', b'{"kind":"Cancel"}', b"[]"])
+def test_anything_else_is_no_message(line: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        unpacked(line)
+
+
+def test_messages_have_defaults_where_little_is_asked() -> None:
+    asked = unpacked(packed(Submit("r1", "dflash", question="Hi")))
+    assert isinstance(asked, Submit) and asked.skeleton and asked.logprobs == -1
+    assert {Wrote, Picture} <= set(get_args(Message))
+
+
+def test_keys_are_compared_as_hashes() -> None:
+    rules = ServeOptions(keys=("one", "two")).rules()
+    assert rules.allows("one") and rules.allows("two")
+    assert not any(rules.allows(key) for key in ("", "on", "one ", "three", "\udcff"))
+    assert not GateRules().allows("one") and all(len(key) == 32 for key in rules.keys)
+
+
+TITLES = st.lists(st.text("AB", min_size=1, max_size=3), min_size=1, max_size=3)
+
+
+@given(TITLES, st.data())
+def test_what_is_read_in_order_is_the_answer(titles: list[str], data: st.DataObject) -> None:
+    """However branches take turns; blanks at the ends of parts are no part of them."""
+    texts = [data.draw(st.text("a \n", max_size=8)) for _ in titles]
+    left = dict(enumerate(texts))
+    order, shown = ReadingOrder(), ""
+    many = len(titles) > 1 or data.draw(st.booleans())
+    if many:
+        shown += order.take(OutlineRead(tuple(titles)))
+    else:
+        left = {0: texts[0]}
+    while left:
+        index = data.draw(st.sampled_from(sorted(left)))
+        count = data.draw(st.integers(0, len(left[index])))
+        if count:
+            shown += order.take(TextWritten(index, left[index][:count], 1))
+            left[index] = left[index][count:]
+        if not left[index]:
+            shown += order.take(BranchFinished(index, "stop", ""))
+            del left[index]
+    whole = [
+        f"{n}. {title}\n\n{text.strip()}"
+        for n, (title, text) in enumerate(zip(titles, texts, strict=True), 1)
+    ]
+    assert shown == ("\n\n".join(whole) if many else texts[0].strip())

@@ -1,0 +1,133 @@
+"""Cascade: what is shared is read once, nothing twice, and the sums are those of one softmax."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.attention import plain
+
+from specsot.models.layers import AttentionInputs, attend_pool, group_inputs
+from specsot.ops.attention.backends import dense, to_bias, with_sums
+from specsot.ops.attention.cascade import LEAST, plan, shared_parts
+from specsot.ops.attention.metadata import AttentionMetadata, tensor
+from specsot.ops.attention.stacks import Member, group_of, history
+from specsot.ops.kv.pool import KVCache
+from specsot.states.cache.segments import SegmentTree
+
+HEADS, KV_HEADS, DIM = 4, 2, 8
+
+
+def behind(prefix: int, own: int, *shape: int, apart: bool = True) -> tuple[KVCache, SegmentTree]:
+    """A pool with a document of `prefix` rows, requests behind it and branches behind these, as
+    many of each as `shape` says; every request and branch has `own` rows."""
+    kv, tree = KVCache(1, KV_HEADS, DIM, 4096, dtype=torch.float64), SegmentTree(apart=apart)
+    kv.data.normal_(generator=torch.Generator().manual_seed(1))
+
+    def write(parent: int, first: int, count: int) -> int:
+        segment = tree.add(parent) if parent >= 0 else tree.add()
+        places = range(first, first + count)
+        slots = kv.append_([segment] * count, places, home=tree.home(segment))
+        kv.commit_(slots, places)
+        return segment
+
+    document = write(-1, 0, prefix)
+    for branches in shape:
+        request = write(document, prefix, own)
+        for _ in range(branches):
+            write(request, prefix + own, own)
+    return kv, tree
+
+
+def forward(
+    kv: KVCache, tree: SegmentTree, segments: list[int], backend: str
+) -> tuple[AttentionMetadata, torch.Tensor]:
+    """One query row behind each segment: what it is told, and what a layer makes of it."""
+    lineages = tree.lineages(segments)
+    numbers = np.arange(len(segments), dtype=np.int32)
+    members = [Member(np.array([row]), 0, tree.homes(one)) for row, one in enumerate(segments)]
+    chosen = plan(kv, members, lineages, numbers, backend)
+    groups = []
+    for stack in chosen.stacks:
+        segment_Gq = numbers[stack.rows_Gq]
+        visible_PK, index_Gq = history(kv, stack, lineages, segment_Gq, kv.committed)
+        mask = torch.from_numpy(visible_PK)[tensor(index_Gq, torch.device("cpu"))]
+        places = tensor(kv.position[stack.slots_GK], torch.device("cpu"))
+        groups.append(group_of(stack, len(segments), mask, places))
+    told = AttentionMetadata(tuple(groups), chosen.merged)
+    q_Nhd = torch.randn(len(segments), HEADS, DIM, dtype=torch.float64)
+    q_Nhd.normal_(generator=torch.Generator().manual_seed(2))
+    none_N = torch.zeros(len(segments), dtype=torch.int64)
+    made = group_inputs(told, none_N, HEADS // KV_HEADS, torch.float64)
+    inputs = AttentionInputs(made, none_N, none_N, none_N, told.merged)
+    return told, attend_pool(q_Nhd, 0, inputs, kv, plain)
+
+
+def leaves(tree: SegmentTree) -> list[int]:
+    every = range(len(tree))
+    return [one for one in every if one not in {tree.parent(other) for other in every}]
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (1, 4, 2)])
+def test_what_is_shared_is_read_once_whoever_shares_it(shape: tuple[int, ...]) -> None:
+    """The document by all, a request's rows by its branches, a branch's by itself."""
+    kv, tree = behind(300, 5, *shape)
+    told, out = forward(kv, tree, leaves(tree), "cascade")
+    assert told.merged
+    seen = sum(int(group.mask_GqK.any(1).sum()) for group in told.groups)
+    assert seen == kv.current_length, "every slot is read for somebody, once"
+    for backend in ("dense", "grouped"):
+        other, expected = forward(kv, tree, leaves(tree), backend)
+        assert not other.merged and torch.allclose(out, expected, atol=1e-12)
+
+
+def test_a_row_is_once_in_a_group() -> None:
+    """Those below a document and below a request are in both parts: these are no stack together."""
+    kv, tree = behind(40, 40, 2, 2)
+    told, _ = forward(kv, tree, leaves(tree), "cascade")
+    for group in told.groups:
+        rows = group.host_rows_Gq
+        assert len(np.unique(rows)) == rows.size
+    assert sum(len(group.host_rows_Gq) for group in told.groups) == 1 + 2 + 4, "all parts are there"
+
+
+def test_nothing_is_split_where_nothing_is_shared() -> None:
+    kv, tree = behind(40, 5, 1)
+    told, _ = forward(kv, tree, leaves(tree), "cascade")
+    assert not told.merged
+    assert not plan(kv, [], tree.lineages([]), np.zeros(0, np.int32), "cascade").merged
+
+
+@pytest.mark.parametrize(("prefix", "merged"), [(LEAST // 3 + 1, True), (LEAST // 4, False)])
+def test_auto_takes_it_where_enough_is_read_less_often(prefix: int, merged: bool) -> None:
+    kv, tree = behind(prefix, 1, 4)
+    told, out = forward(kv, tree, leaves(tree), "auto")
+    assert told.merged is merged
+    assert torch.allclose(out, forward(kv, tree, leaves(tree), "grouped")[1], atol=1e-12)
+
+
+def test_rows_of_one_sequence_already_read_the_prefix_once() -> None:
+    """Under ``bim`` a request is one group: there is nothing to gain."""
+    kv, tree = behind(LEAST, 1, 4, apart=False)
+    members = [Member(np.arange(4), 0, tree.homes(leaves(tree)[0]))]
+    lineages, numbers = tree.lineages(leaves(tree)), np.arange(4, dtype=np.int32)
+    assert len(shared_parts(members, lineages, numbers)) == 2
+    assert not plan(kv, members, lineages, numbers, "auto").merged
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_are_those_of_the_scores(dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    q_BQhd = torch.randn(2, 3, HEADS, DIM, generator=draw, dtype=dtype)
+    k, v = torch.randn(2, 2, KV_HEADS, 7, DIM, generator=draw, dtype=dtype).unbind()
+    mask_BQK = torch.rand(2, 3, 7, generator=draw) < 0.6
+    mask_BQK[0, 0] = False
+    bias = to_bias(mask_BQK, HEADS // KV_HEADS, dtype)
+    out_BQhd, sums_BQh = with_sums(q_BQhd, k, v, bias)
+    seen = mask_BQK.any(-1)
+    assert torch.allclose(out_BQhd[seen], dense(q_BQhd, k, v, bias)[seen], atol=1e-6)
+    for b, q, h in np.ndindex(2, 3, HEADS):
+        scores = k[b, h // 2] @ q_BQhd[b, q, h] / DIM**0.5
+        told = sums_BQh[b, q, h]
+        if seen[b, q]:
+            assert torch.allclose(told, scores[mask_BQK[b, q]].logsumexp(0), atol=1e-5)
+        else:
+            assert told < -1e30, "it weighs nothing"

@@ -1,0 +1,368 @@
+"""Finished parts read where they lie: who sees what, what it costs, who may be in the way."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from helpers import pool_watch
+from helpers.drafters import KINDS, drafting, settings_of
+from helpers.folds import FoldBook, book_of, combined_of
+from helpers.folds import session as folding
+from helpers.reading import asked, searching
+from helpers.support import (
+    Graphs,
+    SizedBook,
+    Tiny,
+    drive,
+    outline_of,
+    requests_of,
+    run_all,
+    start,
+    taking_turns,
+    tokens_of,
+)
+
+from specsot.engine.certify.workbench import Transformers
+from specsot.engine.record.report import finish_of, left_apart
+from specsot.engine.run.contexts import next_order
+from specsot.engine.run.visibility import context_segments
+from specsot.states.machine import Run
+from specsot.states.requests.branch import Branch, Finish
+from specsot.states.schedule.plan import Does
+from specsot.states.text.outline import Outline, Point
+from specsot.states.text.prompt_tokens import PromptTokens
+
+Make = Callable[..., Tiny]
+TEXTS = ("hello", "another question", "a third")
+LAYOUTS = ("layout.kind=bim", "layout.kind=batching", "layout.kind=paged")
+NONE = ("drafter.kind=none",)
+session = partial(folding, graph="bim_attend_merge")
+
+
+@pytest.fixture
+def made(tiny: Make) -> Tiny:
+    """What it writes hangs on what it has read."""
+    return tiny("llama", context=2.0)
+
+
+def sight(branch: Branch, answer: int) -> tuple[list[int], list[int], torch.Tensor]:
+    """The ids that a combined answer stands behind, with so many of its own, their positions, and
+    [Q, Q] who sees whom; put together here, by hand."""
+    request = branch.request
+    prefix = [*request.context]
+    parts = [[*b.prompt, *b.tokens] for b in request.branches if b.point and not b.note]
+    own = [*branch.prompt, *branch.tokens[:answer]]
+    first = len(prefix) + max(map(len, parts))
+    ids, places, texts = [*prefix], list(range(len(prefix))), [0] * len(prefix)
+    for number, part in enumerate(parts, 1):
+        ids += part
+        places += range(len(prefix), len(prefix) + len(part))
+        texts += [number] * len(part)
+    ids += own
+    places += range(first, first + len(own))
+    texts += [-1] * len(own)
+    sees = torch.tensor([[t in (0, s) or s == -1 for t in texts] for s in texts])
+    order = torch.tensor(places)
+    return ids, places, sees & (order[:, None] >= order[None])
+
+
+def transformers_says(made: Tiny, branch: Branch) -> list[int]:
+    """The likeliest token behind the prompt and every token of a combined answer, by transformers
+    with a mask of four dimensions and positions that are given."""
+    ids, places, sees_QQ = sight(branch, len(branch.tokens))
+    hidden_QQ = torch.zeros(sees_QQ.shape).masked_fill(~sees_QQ, torch.finfo(torch.float32).min)
+    with torch.inference_mode():
+        output = made.reference.model(torch.float32)(
+            torch.tensor([ids]),
+            position_ids=torch.tensor([places]),
+            attention_mask=hidden_QQ[None, None],
+        )
+    best: list[int] = output.logits[0, -len(branch.tokens) - 1 :].argmax(-1).tolist()
+    return best
+
+
+def held(run: Run, made: Tiny, stops: tuple[int, ...]) -> None:
+    """Every combined answer is the target's own under its mask."""
+    for request in requests_of(run):
+        branch = combined_of(request)
+        said = transformers_says(made, branch)
+        assert len(branch.tokens) > 0 and branch.tokens == said[: len(branch.tokens)]
+        assert branch.finish is Finish.LENGTH or said[-1] in stops
+
+
+# -- whose tokens they are ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    taking_turns(["none", *KINDS], list(product(LAYOUTS, ("outline", "prompt")))),
+)
+def test_the_answer_is_the_targets_own_under_its_mask(
+    kind: str, how: tuple[str, str], made: Tiny, graphs: Graphs
+) -> None:
+    layout, share = how
+    drafter = NONE if kind == "none" else settings_of(kind, 0)
+    models = made.models if kind == "none" else drafting(made, kind)
+    opened = session(
+        graphs,
+        made,
+        layout,
+        *drafter,
+        outline=outline_of(4, {3: (1,)}),
+        book=book_of(made, share, (2,)),
+        models=models,
+        budget=22,
+    )
+    run = run_all(opened, TEXTS)
+    held(run, made, (2,))
+    if kind in ("eagle3", "vanilla"):
+        assert sum(sum(combined_of(one).accepted) for one in requests_of(run)) > 0
+
+
+def test_layers_with_a_window_look_back_by_position(tiny: Make, graphs: Graphs) -> None:
+    """Each row of a part is as near as its position says, wherever it stands in a list of ids."""
+    made = tiny("mistral", context=2.0, window=30)
+    run = run_all(session(graphs, made, outline=outline_of(4)), TEXTS)
+    reference, alike = Transformers(made.folder, "cpu"), []
+    for branch in map(combined_of, requests_of(run)):
+        ids = [*branch.before, *branch.tokens]
+        for segments in (context_segments(branch), ()):
+            logits_QV = reference.logits(ids, "float32", segments)[len(branch.before) - 1 : -1]
+            alike.append(logits_QV.argmax(-1).tolist() == branch.tokens)
+    assert all(alike[::2]) and not all(alike[1::2])
+
+
+@pytest.mark.parametrize("attention", ["dense", "grouped"])
+def test_masks_over_the_whole_pool_say_the_same(attention: str, made: Tiny, graphs: Graphs) -> None:
+    sets = (f"attention={attention}", *settings_of("eagle3", 1))
+    run = run_all(session(graphs, made, *sets, outline=outline_of(4)), TEXTS)
+    held(run, made, ())
+
+
+@pytest.mark.parametrize(("kind", "how"), taking_turns(KINDS, list(product((1, 0), LAYOUTS))))
+def test_drawn_tokens_are_those_of_none(
+    kind: str, how: tuple[int, str], made: Tiny, graphs: Graphs
+) -> None:
+    found, (number, layout) = [], how
+    for own in (NONE, settings_of(kind, number)):
+        opened = session(
+            graphs,
+            made,
+            layout if own is not NONE else LAYOUTS[0],
+            "sampling.temperature=1.0",
+            "sampling.repetition_penalty=1.3",
+            *own,
+            outline=outline_of(3),
+            models=drafting(made, kind),
+            budget=14,
+        )
+        run = run_all(opened, TEXTS[:2])
+        found.append(tokens_of(run))
+    assert found[0] == found[1]
+
+
+def test_drawn_tokens_are_the_targets_own_with_their_coins(made: Tiny, graphs: Graphs) -> None:
+    """Put together from the ids, the mask and the coins of the positions."""
+    opened = session(graphs, made, "sampling.temperature=1.0", outline=outline_of(3))
+    run = run_all(opened, TEXTS[:1])
+    branch = combined_of(requests_of(run)[0])
+    own = [
+        int(next_order(made.models, branch, branch.before, place).argmax())
+        for place in range(len(branch.tokens))
+    ]
+    assert own == branch.tokens
+
+
+def test_what_it_sees_decides(made: Tiny, graphs: Graphs) -> None:
+    """Or the tests above would prove nothing: folded parts make another text."""
+    attends = run_all(session(graphs, made, outline=outline_of(4), budget=30), TEXTS)
+    plain = session(graphs, made, "skeleton.merge=plain", outline=outline_of(4), budget=30)
+    found = [
+        [combined_of(one).tokens for one in requests_of(run)]
+        for run in (attends, run_all(plain, TEXTS))
+    ]
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("budget", [6, 7, 10])
+def test_how_a_part_was_drafted_does_not_matter_where_its_budget_ends_it(
+    budget: int, made: Tiny, graphs: Graphs
+) -> None:
+    """Inside an accepted path its last token has a row, at the end of one it gets it with the
+    prompt that combines."""
+    found = []
+    for drafter in (NONE, settings_of("eagle3", 0), settings_of("eagle3", 1)):
+        opened = session(graphs, made, *drafter, outline=outline_of(4), budget=budget)
+        run = run_all(opened, TEXTS[:2])
+        held(run, made, ())
+        found.append(tokens_of(run))
+    assert found[0] == found[1] == found[2]
+
+
+def test_documents_of_parts_are_seen_where_they_lie(made: Tiny, graphs: Graphs) -> None:
+    outline = searching(["bees rain", "rain tea", "", "tea iron"], deps=(3,))
+    book = FoldBook(made.models.target.vocab_size, "outline", ())
+    run = run_all(session(graphs, made, outline=outline, book=book), asked(1))
+    assert requests_of(run)[0].branches[0].documents
+    held(run, made, ())
+
+
+# -- what it costs --------------------------------------------------------------------------------
+
+
+def combining(opened: Any, texts: tuple[str, ...] = TEXTS[:1]) -> tuple[Run, Any]:
+    """A run, halted where all parts are done, and what the pools' rows of them are."""
+    run = start(opened, texts)
+    drive(run, until=lambda run: run.board["step"].does is Does.FOLD if run.steps else False)
+    return run, requests_of(run)[0]
+
+
+def rows_of(run: Run, branch: Branch, count: int, key: str = "kv") -> torch.Tensor:
+    book, pool = run.board["branches"], run.board[key]
+    slots = pool.slots_of(branch.owner, book.layout.rows_of(branch.owner)[0])[:count]
+    return pool.data[:, :, :, torch.tensor(slots, dtype=torch.int64)].clone()
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "vanilla"])
+def test_in_one_sequence_nothing_moves_and_nothing_is_computed_again(
+    kind: str, made: Tiny, graphs: Graphs
+) -> None:
+    sets = settings_of(kind, 0)
+    opened = session(graphs, made, *sets, outline=outline_of(4), models=drafting(made, kind))
+    run, request = combining(opened)
+    parts = [b for b in request.branches if b.point]
+    sizes = [b.length - b.start for b in parts]
+    before = [rows_of(run, b, n) for b, n in zip(parts, sizes, strict=True)]
+    unread = sum(len(b.pending) for b in parts)
+    with pool_watch.PoolWatch(run) as watch:
+        drive(run, until=lambda run: run.state == "merge")
+    combined = combined_of(request)
+    assert combined.start == max(b.start + len(b.prompt) + len(b.tokens) for b in parts)
+    assert [p.owner for p in combined.reads] == [p.owner for p in parts]
+    for branch, size, old in zip(parts, sizes, before, strict=True):
+        assert torch.equal(rows_of(run, branch, size), old), "rows of a part have changed"
+        assert branch.kept == len(branch.tokens) and not branch.pending
+    total = sum(b.length - b.start for b in (*parts, combined))
+    assert total == sum(sizes) + unread + len(combined.prompt), "as many rows as were computed"
+    drive(run)
+    assert watch.attended and not sum(watch.copied.values())
+    for pool in pool_watch.pools_of(run):
+        assert not sum(pool.ledger.moves.values())
+    assert run.board["kv"].needed_length == 0
+
+
+def test_in_rows_of_their_own_parts_are_copied_once(made: Tiny, graphs: Graphs) -> None:
+    """Into the row of the one that ended first, by the bytes that the ledger names."""
+    opened = session(graphs, made, LAYOUTS[1], outline=outline_of(4))
+    run = start(opened, TEXTS)
+    watch = pool_watch.watched(run)
+    moved = sum(sum(pool.ledger.bytes.values()) for pool in pool_watch.pools_of(run))
+    assert moved == watch.copied[pool_watch.GATHER] == sum(watch.copied.values())
+    kv = run.board["kv"]
+    assert 0 < kv.ledger.moves["attend"] <= 3 * len(TEXTS)
+    most = sum(b.own for r in requests_of(run) for b in r.parts)
+    assert kv.ledger.bytes["attend"] <= most * kv.slot_bytes
+    assert kv.current_length == 0 and not run.board["branches"].layout._held
+
+
+# -- others, and ends of all kinds ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_request_gets_what_it_gets_alone(layout: str, made: Tiny, graphs: Graphs) -> None:
+    outline, found = outline_of(3, {2: (1,)}), []
+    for most in (4, 1):
+        run = run_all(
+            session(graphs, made, layout, f"layout.max_active={most}", outline=outline), TEXTS
+        )
+        found.append(tokens_of(run))
+    alone = run_all(session(graphs, made, layout, outline=outline), TEXTS[:1])
+    assert found[0]["0"] == tokens_of(alone)["0"]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_in_a_narrow_pool_nobody_waits_for_what_others_hold(
+    layout: str, made: Tiny, graphs: Graphs
+) -> None:
+    """Room for all parts is reserved before the outline: whoever begins can come to an end."""
+    sets = (layout, "layout.max_active=4", "skeleton.max_branches=4")
+    wide = run_all(session(graphs, made, *sets, outline=outline_of(4)), TEXTS)
+    narrow = (*sets, "layout.capacity=330")
+    run = run_all(session(graphs, made, *narrow, outline=outline_of(4)), TEXTS)
+    assert tokens_of(run) == tokens_of(wide)
+    assert not left_apart(run.board["answers"])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("last", ["parts", "combined"])
+def test_who_is_cancelled_leaves_nothing(
+    last: str, layout: str, made: Tiny, graphs: Graphs
+) -> None:
+    others = tokens_of(run_all(session(graphs, made, layout, outline=outline_of(3)), TEXTS))
+    run = start(session(graphs, made, layout, outline=outline_of(3)), TEXTS)
+    book, first = run.board["branches"], requests_of(run)[0]
+    held_or_combined = {
+        "parts": lambda run: any(b.held for b in first.branches),
+        "combined": lambda run: any(b.combines and b.tokens for b in first.branches),
+    }
+    drive(run, until=held_or_combined[last])
+    book.cancel("0")
+    drive(run)
+    assert {k: tokens_of(run)[k] for k in "12"} == {k: others[k] for k in "12"}
+    assert finish_of(run.board["answers"][0]) == "cancelled"
+    assert run.board["kv"].needed_length == 0
+
+
+class ShortBook(SizedBook):
+    def combine(self) -> PromptTokens:
+        return PromptTokens((14, 15))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_refused_part_is_left_out(layout: str, made: Tiny, graphs: Graphs) -> None:
+    points = tuple(Point(i, 900 if i == 2 else 12, None, (), f"Part {i}") for i in (1, 2, 3))
+    outline = Outline("plan", points, (), "ok")
+    book = ShortBook(made.models.target.vocab_size, "outline", ())
+    sets = (layout, "layout.capacity=500")
+    run = run_all(session(graphs, made, *sets, outline=outline, book=book), ["hello"])
+    (request,) = requests_of(run)
+    assert request.branches[1].finish is Finish.REFUSED
+    assert len(combined_of(request).reads) == 2
+    held(run, made, ())
+
+
+@pytest.mark.parametrize(("nodes", "layout"), taking_turns([0, 6], LAYOUTS))
+def test_parts_that_just_fit_are_combined_and_with_one_slot_less_they_stand_alone(
+    nodes: int, layout: str, made: Tiny, graphs: Graphs
+) -> None:
+    drafter = NONE
+    if nodes:
+        drafter = ("drafter.kind=eagle3", "drafter.nodes=6", "drafter.levels=3", "drafter.top_k=4")
+    sets = (layout, *drafter, "layout.max_active=1")
+    opened = partial(session, graphs, made, outline=outline_of(4), budget=20)
+    wide = run_all(opened(*sets), ["hello"])
+    (request,) = requests_of(wide)
+    own = sum(b.own for b in request.parts) + len(combined_of(request).prompt) + 20
+    needed = request.prefix_length + own + nodes + 1
+    for capacity in (needed, needed - 1):
+        run = run_all(opened(*sets, f"layout.capacity={capacity}"), ["hello"])
+        (one,), answers = requests_of(run), run.board["answers"]
+        if capacity == needed:
+            assert tokens_of(run) == tokens_of(wide) and not left_apart(answers)
+            continue
+        note = f"needs {needed} slots, the pool has {capacity}"
+        assert combined_of(one).finish is Finish.REFUSED and combined_of(one).note == note
+        assert tokens_of(run)["0"][:-1] == tokens_of(wide)["0"][:-1]
+        assert left_apart(answers) == [f"request 0: the parts are not combined: {note}"]
+
+
+def test_rows_that_saw_several_parts_are_nobodys_prompt(made: Tiny, graphs: Graphs) -> None:
+    """Its parts stay for others, the answer that combines them does not."""
+    run = run_all(session(graphs, made, outline=outline_of(3)), ["hello"])
+    (request,), cache = requests_of(run), run.board["branches"].prefixes
+    owners = [b.owner for b in request.branches]
+    assert [owner in cache.kept for owner in owners] == [True, True, True, False]

@@ -1,0 +1,104 @@
+"""Write docs/benchmarks.md, and its pictures, from kept results of `specsot bench`.
+
+    specsot bench drafters --out runs/bench/drafters
+    python -m tools.bench.benchmarks runs/bench/*/result.json
+
+Each result that is named is copied into docs/benchmarks/ first, under its experiment's name and its
+target's; without any the page is written anew from what is there.
+"""
+
+import argparse
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from specsot.engine.experiment.output import markdown_table, measured_words
+from specsot.engine.experiment.plot import draw_all
+from specsot.engine.experiment.rows import Row, kept_rows
+from specsot.engine.experiment.spec import Experiment
+
+DOCS = Path(__file__).parents[2] / "docs"
+KEPT, PAGE = DOCS / "benchmarks", DOCS / "benchmarks.md"
+LEFT_OUT = ("--out", "--resume")  # of a command: where its files went
+HEAD = """# Benchmarks
+
+Every experiment that ships, as `specsot bench` measured it ([how](cli.md#specsot-bench), [what the
+figures are](metrics.md)). This page is written from the results in `docs/benchmarks/`:
+
+<!-- not run: checkout -->
+```sh
+python -m tools.bench.benchmarks
+```
+
+Ratios are taken within rounds, in which every side answers the same prompt in an order that is
+drawn anew; the value is their median, in brackets stand 95 % of bootstrap draws over prompts and
+repeats.
+A ratio of another machine or model may be another; a time certainly is. Under each table stands how
+often it was measured and how quiet the machine was: with one repeat an interval says what differs
+between prompts, not what a second run would say.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", nargs="*", type=Path)
+    for file in parser.parse_args().results:
+        result = json.loads(file.read_text(encoding="utf-8"))
+        text = json.dumps(result, ensure_ascii=False, separators=(",", ":"))
+        (KEPT / f"{_name(result)}.json").write_text(text + "\n", encoding="utf-8")
+    parts = [HEAD]
+    for file in sorted(KEPT.glob("*.json")):
+        parts.append("\n".join(_section(json.loads(file.read_text(encoding="utf-8")))))
+    PAGE.write_text("\n".join(parts), encoding="utf-8")
+
+
+def _name(result: dict[str, Any]) -> str:
+    """The experiment's, and the target's unless that is the embedded one."""
+    models = {Path(one["model"]).name for one in result["setup"]["graphs"].values()}
+    return "-".join([result["experiment"]["name"], *sorted(models - {"embedded"})])
+
+
+def _section(result: dict[str, Any]) -> Iterator[str]:
+    experiment, rows = Experiment.model_validate(result["experiment"]), kept_rows(result)
+    yield f"## {_name(result)}\n\n{experiment.doc}\n"
+    yield f"Reproduces: {experiment.reproduces}\n" if experiment.reproduces else ""
+    yield from (f"- {one.source}: {one.says}" for one in experiment.reported)
+    yield f"\nMeasured with `{_command(result)}`:\n"
+    yield markdown_table(experiment, rows)
+    yield from _against(experiment, rows)
+    yield from (f"- {line}" for line in measured_words(result))
+    yield ""
+    for plot in draw_all(experiment, rows, KEPT) if rows else ():
+        if plot.suffix == ".svg":
+            yield f"![{plot.stem}](benchmarks/{plot.name})\n"
+        else:
+            plot.unlink()  # pages show the SVG
+
+
+def _against(experiment: Experiment, rows: list[Row]) -> Iterator[str]:
+    """What is slower than what it is compared with, and surely so."""
+    for name in experiment.figures:
+        if name.startswith("speedup"):
+            slow = [
+                f"{row.letter} ({row.figures[name].value:.2f})"
+                for row in rows
+                if name in row.figures and (row.figures[name].high or 1) < 1
+            ]
+            if slow:
+                yield f"- `{name}`, surely below 1: {', '.join(slow)}"
+
+
+def _command(result: dict[str, Any]) -> str:
+    words = shlex.split(result["setup"]["command"])
+    kept = [
+        word
+        for at, word in enumerate(words)
+        if word not in (*LEFT_OUT, "--plot") and (at == 0 or words[at - 1] not in LEFT_OUT)
+    ]
+    return shlex.join(kept)
+
+
+if __name__ == "__main__":
+    main()
