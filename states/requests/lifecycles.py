@@ -46,11 +46,16 @@ class Way(NamedTuple):
 
 
 _NEW = (*WAITS, Stage.PREFILL)
-_ENDS = (
-    Way("refuse", LIVE, Stage.REFUSED, "it can never run, or not beside the others"),
-    Way("cancel", LIVE, Stage.CANCELLED, "somebody has ended it, or its time was up"),
-    Way("fail", (*LIVE, Stage.DONE), Stage.FAILED, "what it met ends it, and nobody else"),
-)
+
+
+def _ends(live: tuple[Stage, ...]) -> tuple[Way, ...]:
+    return (
+        Way("refuse", live, Stage.REFUSED, "it can never run, or not beside the others"),
+        Way("cancel", live, Stage.CANCELLED, "somebody has ended it, or its time was up"),
+        Way("fail", (*live, Stage.DONE), Stage.FAILED, "what it met ends it, and nobody else"),
+    )
+
+
 REQUEST_WAYS = (
     Way("read", _NEW, Stage.PREFILL, "a part of its prompt is read"),
     Way("outline", _NEW, Stage.OUTLINE, "its root branch writes the outline"),
@@ -58,13 +63,13 @@ REQUEST_WAYS = (
     Way("merge", (*_NEW, Stage.RUNNING), Stage.MERGING, "one last branch combines the others"),
     Way("preempt", OPEN, Stage.PREEMPTED, "rows ran out, and it is the youngest"),
     Way("finish", (Stage.RUNNING, Stage.MERGING), Stage.DONE, "all of its branches have ended"),
-    *_ENDS,
+    *_ends(LIVE),
 )
 BRANCH_WAYS = (
     Way("run", WAITS, Stage.RUNNING, "its prompt is read, or what is gone of its rows"),
     Way("preempt", (Stage.RUNNING,), Stage.PREEMPTED, "rows ran out, and it is the youngest"),
     Way("finish", (*WAITS, Stage.RUNNING), Stage.DONE, "a stop token, or its budget"),
-    *_ENDS,
+    *_ends((*WAITS, Stage.RUNNING)),
 )
 LIFECYCLES = {"request": REQUEST_WAYS, "branch": BRANCH_WAYS}
 

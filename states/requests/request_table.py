@@ -11,8 +11,8 @@ from ..cache.segments import SegmentTree
 from ..graph.drafter_spec import Drafter
 from ..graph.graph import SchedulerBlock
 from ..graph.layouts import AnyLayout
-from .branch import ENDS, Branch, Finish, Request
-from .lifecycles import move
+from .branch import Branch, Finish, Request
+from .lifecycles import ENDS, move
 
 DEADLINES = 64  # of requests that have ended, which are kept at least
 

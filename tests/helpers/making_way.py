@@ -45,8 +45,9 @@ def session_of(
     book = LongBook(130, case["share"], stops if case["graph"] in FULL else ())
     own = [f"drafter.kind={kind}", *SETTINGS[kind][number], f"layout.kind={case['layout']}"]
     own += [f"sampling.temperature={case['temperature']}", "layout.max_active=4"]
-    if samples:  # of every prompt
-        graph, own = "autoregressive", [*own, "limits.samples=3"]
+    if samples:  # of every prompt, which are drawn
+        graph = "autoregressive"
+        own += ["limits.samples=3", "sampling.temperature=0.9"]
     return graphs.session(graph, drafting(made, kind), book, sets=(*own, *sets))
 
 

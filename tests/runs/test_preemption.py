@@ -24,7 +24,7 @@ Make = Callable[..., Tiny]
 def test_whoever_makes_way_at_any_moment_writes_the_same(
     case: dict[str, Any], tiny: Make, graphs: Graphs
 ) -> None:
-    assert check_forced(case, tiny("llama"), graphs, SEED) > 1
+    assert check_forced(case, tiny("llama"), graphs, SEED) > 0
 
 
 @pytest.mark.parametrize("kind", ("eagle3", "ngram"))
@@ -49,5 +49,7 @@ def test_parts_that_stay_until_they_are_combined_are_reserved(
     """Rows that somebody else still reads are nobody's to give away."""
     graph = {"concat": "bim_plain", "attend": "bim_attend_merge"}[merge]
     book = LongBook(130, "outline", ())
-    session = graphs.session(graph, tiny("llama").models, book, sets=[OPTIMISTIC])
+    session = graphs.session(
+        graph, tiny("llama").models, book, sets=[OPTIMISTIC, "skeleton.grammar=false"]
+    )
     assert start(session, []).board["branches"].admission.optimistic is makes_way

@@ -17,6 +17,7 @@ from helpers.managers import (
 )
 
 from specsot.states.requests.branch import Finish, Stage
+from specsot.states.requests.lifecycles import move
 from specsot.states.requests.request_table import RequestTable
 
 
@@ -49,6 +50,7 @@ def test_what_ended_is_handed_over_once_and_nothing_of_it_stays() -> None:
     for one in some:
         table.add(one)
     assert table.forget_finished() == []
+    move("request", some[0], "run")
     table.close(some[0])
     assert table.unfinished == some[1:] and table.requests == some, "its answer may be wanted"
     assert table.forget_finished() == some[:1]
