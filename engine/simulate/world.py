@@ -71,9 +71,9 @@ class Simulation:
 
     def run(self, arrivals: Iterable[Arrival]) -> Served:
         """Serve them all."""
-        source, table = iter(arrivals), self.manager.table
+        source = iter(arrivals)
         after = next(source, None)
-        while after is not None or table.any_unfinished:
+        while after is not None or self._live:  # until the last answer has been handed over
             while after is not None and after.at <= self.now:
                 self._submit(after)
                 after = next(source, None)
