@@ -33,7 +33,7 @@ WRONG = {
     "sides: [bim_eagle]\nvary: {parts: [2, two]}\n": "5:19: vary.parts.1: a number of parts",
     # of the graphs that it makes
     "sides: [eagle]\nvary: {drafter.nodes: [2, 0]}\n": "5:27: vary.drafter.nodes.1: eagle: dr",
-    "sides: [eagle]\nset: {drafter.nods: 2}\n": "5:20: set.drafter.nods: eagle: drafter.nods:",
+    "sides: [eagle]\nset: {drafter.nods: 2}\n": "5:21: set.drafter.nods: eagle: drafter.nods:",
     "sides:\n  - eagle\n  - eagle@drafter.nods=3\n": "6:5: sides.1: eagle@drafter.nods=3",
 }
 
