@@ -143,7 +143,10 @@ async def whole(answers: Answers, request: Request, prompts: Sequence[str]) -> d
     ]
     pairs = zip(texts, ends, strict=True)
     choices = [shape.choice(i, text, end) for i, (text, end) in enumerate(pairs)]
-    vendor = {"graph": answers.choices[0].submit.graph, "notes": [one.note for one in ends if one.note]}
+    vendor = {
+        "graph": answers.choices[0].submit.graph,
+        "notes": [one.note for one in ends if one.note],
+    }
     detailed = answers.fields.specsot.trace
     metrics = speculation_of(ends, detailed=detailed)
     return shape.whole(choices, usage_of(ends, answers.prompts), metrics=metrics, specsot=vendor)
