@@ -9,12 +9,12 @@ import pytest
 from helpers.support import SEED
 
 HERE = Path(__file__).parent
-FEW = 8  # cases of a test that are never left out
+FEW = 4  # cases of a test that are never left out
 ALL = "SPECSOT_TEST_ALL"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test of more cases a third, and these at least, drawn by the seed."""
+    """Of a test of more cases a quarter, and these at least, drawn by the seed."""
     if os.environ.get(ALL):
         return
     grids: dict[str, list[pytest.Item]] = defaultdict(list)
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             grids[item.nodeid.partition("[")[0]].append(item)
     left: set[pytest.Item] = set()
     for name, cases in grids.items():
-        kept = Random(f"{SEED} {name}").sample(cases, min(max(len(cases) // 3, FEW), len(cases)))
+        kept = Random(f"{SEED} {name}").sample(cases, min(max(len(cases) // 4, FEW), len(cases)))
         left.update(set(cases) - set(kept))
     if left:
         config.hook.pytest_deselected(items=[one for one in items if one in left])
