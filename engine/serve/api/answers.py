@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from ..wire.link import EngineGoneError, EngineLink, StalledError, Ticket
-from ..wire.protocol import Accepted, Ended, Message, Refused, Submit, Wrote
+from ..wire.protocol import Admitted, Ended, Message, Refused, Submit, Wrote
 from .fields import SamplingFields
 from .meters import Meters, Stopwatch
 from .problems import ApiError, engine_gone, invalid
@@ -80,7 +80,7 @@ async def begin(
             if isinstance(first, Refused):
                 one.ticket.ended = True
                 raise invalid(first.message, first.param, first.code)
-            assert isinstance(first, Accepted)
+            assert isinstance(first, Admitted)
             one.prompt_tokens = first.prompt_tokens
     except EngineGoneError:
         answers.close()
