@@ -158,7 +158,7 @@ def _as_they_are(sides: "list[Side]") -> "list[Side]":
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RoundPlan:
     """How prompts are put to the sides.
 
     repeats: of all prompts. warm: rounds of the first prompt before anything counts. shuffled: an
@@ -175,11 +175,11 @@ class Plan:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-ONCE = Plan()
+ONCE = RoundPlan()
 
 
 def compare_jobs(
-    jobs: Sequence[Job], files: SparedFolder | None = None, plan: Plan = ONCE
+    jobs: Sequence[Job], files: SparedFolder | None = None, plan: RoundPlan = ONCE
 ) -> tuple["Comparison", "ResultsFolder | None"]:
     """Load the models, answer the jobs' prompts with each graph, and judge what came of it.
 

@@ -243,7 +243,7 @@ def _profiles() -> dict[str, dict[str, Any]]:
 @_offers
 def codes_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
     """Codes that can be explained."""
-    from .explained import explanations
+    from ..prepare.explained import explanations
 
     known = explanations()
     yield from ((str(code), one.title) for code, one in known.problems.items())

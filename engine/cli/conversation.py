@@ -26,7 +26,7 @@ def chat_command(options: RunOptions, graph: str | None, lines: Iterator[str]) -
     """Turn after turn, until there are no more; 1 if one of them failed."""
     job = prepare(replace(options, graph=graph) if graph is not None else options)
     with Engine(load(job)) as engine:
-        talk = Conversation(engine)
+        talk = Talk(engine)
         for line in lines:
             text = line.strip()
             if text in QUIT:
@@ -39,7 +39,7 @@ def chat_command(options: RunOptions, graph: str | None, lines: Iterator[str]) -
 
 
 @dataclass(slots=True)
-class Conversation:
+class Talk:
     """Turns behind each other. past: those that still fit; left_out: how many no longer do."""
 
     engine: Engine

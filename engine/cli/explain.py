@@ -7,9 +7,9 @@ import typer
 
 from ...states.yaml.source import hint
 from ..errors import UsageError
+from ..prepare.explained import ExplainedExit, ExplainedProblem, explanations
 from ..shell import print_json, put, user_errors
 from .completing import codes_of
-from .explained import ExplainedExit, ExplainedProblem, explanations
 from .options import Json
 
 WIDTH = 90

@@ -58,13 +58,13 @@ def serve(
     """
     with user_errors():
         with _packages():
-            from ..serve.api.app import Limits
+            from ..serve.api.app import ServerLimits
             from ..serve.server import ServeOptions
             from ..serve.server import serve as run
             from ..serve.wire.jobs import check_graphs
         if metrics_compat not in (None, "vllm"):
             raise UsageError(f"--metrics-compat {metrics_compat}: there is only `vllm`")
-        limits = Limits(max_queue, timeout, stall)
+        limits = ServerLimits(max_queue, timeout, stall)
         keys, names = tuple(api_key or ()), graphs or []
         vllm, runs = metrics_compat == "vllm", str(runs_dir)
         listens = ServeOptions(host, port, keys, insecure, max_body, limits, grace, vllm, runs)

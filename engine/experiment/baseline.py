@@ -16,7 +16,7 @@ SAME = ("prompts", "dtype", "models")  # what must be equal of two results
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FigureChange:
     """A figure of a row, before and now, with its interval if it has one."""
 
     row: str
@@ -65,7 +65,9 @@ def _facts(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[Change], list[Change]]:
+def changes(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> tuple[list[FigureChange], list[FigureChange]]:
     """What got worse, and what got better, of the rows and figures that both have.
 
     Times of another hour are others, so of figures from clocks only ratios to the reference row
@@ -76,7 +78,9 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[Cha
     return worse, [one for one, sign in found if sign > 0]
 
 
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[Change, int]]:
+def _changes(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[tuple[FigureChange, int]]:
     for label, row in now["rows"].items():
         old = before["rows"].get(label, {"figures": {}, "reference": None})
         for name, values in row["figures"].items():
@@ -84,7 +88,7 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tupl
             if past is None or not figure.better or (figure.timed and figure.kind != "paired"):
                 continue
             if sign := _sign(figure, past, values):
-                yield Change(label, name, past, values), sign
+                yield FigureChange(label, name, past, values), sign
 
 
 def _sign(figure: Figure, past: list[float | None], values: list[float | None]) -> int:

@@ -8,14 +8,14 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..bench.command import Plan, compare_jobs
+from ..bench.command import RoundPlan, compare_jobs
 from ..errors import Code, UsageError
 from ..limits import disturbance
 from ..prepare.options import SESSION, RunOptions
 from ..record.run_folder import SparedFolder
 from ..shell import complain, deliver, exit_code, json_text
 from ..terminal import working
-from .baseline import Change, changes, check_same, read_baseline
+from .baseline import FigureChange, changes, check_same, read_baseline
 from .read import references_of
 from .setting_up import BenchOptions, Prepared, prepare_experiment
 
@@ -109,7 +109,7 @@ def measure(
     from .rows import document, rows_of
 
     experiment, entries, jobs = prepared.experiment, prepared.entries, prepared.jobs
-    plan = Plan(
+    plan = RoundPlan(
         repeats=experiment.repeats,
         warm=WARM,
         shuffled=True,
@@ -138,7 +138,7 @@ def _probed(prepared: Prepared, comparison: "Comparison") -> Mapping[str, float]
 
 def _judged(
     before: Mapping[str, Any] | None, result: Mapping[str, Any], file: Path | None
-) -> tuple[list[Change], list[Change]]:
+) -> tuple[list[FigureChange], list[FigureChange]]:
     if before is None or file is None or not result["rows"]:
         return [], []
     check_same(before, result, file)
@@ -159,7 +159,9 @@ def _notes(result: Mapping[str, Any], comparison: "Comparison") -> list[str]:
     return [*equality_lines(comparison), f"{ratios}."]
 
 
-def _changed(worse: Sequence[Change], better: Sequence[Change], asked: bool) -> list[str]:
+def _changed(
+    worse: Sequence[FigureChange], better: Sequence[FigureChange], asked: bool
+) -> list[str]:
     if not asked:
         return []
     lines = [f"worse than the baseline: {one}" for one in worse[:MOST_SHOWN]]

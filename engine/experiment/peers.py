@@ -53,7 +53,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Transformers:
+class TransformersPeer:
     """A peer; extra: what it gives `generate` beside what all are given.
 
     drafts: whether its first forward proposes too; else that is a prefill, and no round.
@@ -143,7 +143,7 @@ def dressed(names: "list[str]") -> Callable[[list[Side]], list[Side]]:
     return dress
 
 
-def _peer(name: str, side: Side, load: Callable[[Path, str, str], Any]) -> Transformers:
+def _peer(name: str, side: Side, load: Callable[[Path, str, str], Any]) -> TransformersPeer:
     graph, options = side.job.program.graph, side.job.options
     usual = Sampling.model_validate({}).model_copy(
         update={one: getattr(graph.sampling, one) for one in DRAWN}
@@ -154,15 +154,15 @@ def _peer(name: str, side: Side, load: Callable[[Path, str, str], Any]) -> Trans
     model = load(target, options.dtype, options.device)
     if name == LOOKUP:
         looked = {"prompt_lookup_num_tokens": LOOKED_UP, "max_matching_ngram_size": MATCHED}
-        return Transformers(name, model, looked, drafts=True)
+        return TransformersPeer(name, model, looked, drafts=True)
     if name != ASSISTED or drafter is None:
-        return Transformers(name, model)
+        return TransformersPeer(name, model)
     assistant = load(drafter, options.dtype, options.device)
     config = assistant.generation_config
     config.num_assistant_tokens = getattr(graph.drafter, "gamma", None)
     config.num_assistant_tokens_schedule = "constant"
     config.assistant_confidence_threshold = 0.0
-    return Transformers(name, model, {"assistant_model": assistant}, drafts=True)
+    return TransformersPeer(name, model, {"assistant_model": assistant}, drafts=True)
 
 
 def _load(folder: Path, dtype: str, device: str) -> Any:

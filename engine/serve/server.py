@@ -17,10 +17,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import Code, UsageError
 from ..shell import complain
-from .api.app import Api, Limits, build_app
+from .api.app import Api, ServerLimits, build_app
 from .api.gate import HEADER_BYTES, LOOPBACK, Gate, GateRules
 from .api.meters import Meters
-from .page.routes import Page
+from .page.routes import PageRoutes
 from .wire.link import EngineLink
 
 CONNECTIONS = 2048
@@ -40,7 +40,7 @@ class ServeOptions:
     keys: Sequence[str] = ()
     insecure: bool = False
     body: int = 1 << 20
-    limits: Limits = field(default_factory=Limits)
+    limits: ServerLimits = field(default_factory=ServerLimits)
     grace: float = 30.0
     vllm_names: bool = False
     runs_dir: str = "runs"
@@ -148,7 +148,7 @@ async def serve(
     meters = Meters(link, vllm=options.vllm_names)
     api = Api(link, meters, options.limits)
     app = build_app(api)
-    Page(link, Path(options.runs_dir)).add_to(app)
+    PageRoutes(link, Path(options.runs_dir)).add_to(app)
     server = DrainingServer(config_of(Gate(app, options.rules(), meters)), api, options.grace)
     where = address_of(listener)
     complain(f"listening on {where}; the models are being loaded")

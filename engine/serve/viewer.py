@@ -13,7 +13,7 @@ from .api.gate import Gate
 from .api.meters import Meters
 from .api.problems import ApiError
 from .page.playback import playback_of
-from .page.routes import Page
+from .page.routes import PageRoutes
 from .server import ServeOptions, address_of, config_of, listen, run_alone
 
 
@@ -24,7 +24,7 @@ async def view(run: KeptRun, options: ServeOptions) -> int:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(ApiError, told_error)
     app.add_exception_handler(HTTPException, http_error)
-    Page(None, Path(), run).add_to(app)
+    PageRoutes(None, Path(), run).add_to(app)
     complain(f"{run.path.name} is shown at {address_of(listener)} (Ctrl-C ends)")
     await run_alone(config_of(Gate(app, options.rules(), Meters(None))), listener)
     return int(Code.OK)

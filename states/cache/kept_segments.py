@@ -34,7 +34,7 @@ class KeptSegment:
     segment: int
     start: int
     tokens: Ints
-    behind: "Shelf"
+    behind: "Beginnings"
     pins: int = 0
     used: int = 0
     salt: str = ""
@@ -50,7 +50,7 @@ class KeptSegment:
 
 
 @dataclass(slots=True)
-class Shelf:
+class Beginnings:
     """Segments that begin at one place, found by their first tokens.
 
     width: how many of these; segments can begin with the same `back` tokens, which their drafter's

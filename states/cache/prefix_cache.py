@@ -17,7 +17,7 @@ import numpy as np
 
 from ...ops.kv.slot_table import SlotTable
 from ...ops.kv.slots import NOBODY, Ints
-from .kept_segments import SHORTEST, KeptSegment, PrefixFigures, Shelf, shared_length
+from .kept_segments import SHORTEST, Beginnings, KeptSegment, PrefixFigures, shared_length
 from .segments import SegmentTree
 
 
@@ -43,12 +43,12 @@ class PrefixCache:
         self.kept: dict[int, KeptSegment] = {}
         self.figures = PrefixFigures()
         self.idle = self.pinned = 0
-        self._tops: dict[str, Shelf] = {}  # by salt: trees of their own
+        self._tops: dict[str, Beginnings] = {}  # by salt: trees of their own
         self._clock = 0
         self._leaves: list[tuple[int, int]] = []  # (when it was used, segment), outdated ones too
 
-    def _shelf(self) -> Shelf:
-        return Shelf(self.back + 1)
+    def _shelf(self) -> Beginnings:
+        return Beginnings(self.back + 1)
 
     # -- who begins -------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class PrefixCache:
         self._clock += 1
         return self._clock
 
-    def _shelf_of(self, parent: int, salt: str) -> Shelf:
+    def _shelf_of(self, parent: int, salt: str) -> Beginnings:
         if parent == NOBODY:
             return self._tops.setdefault(salt, self._shelf())
         return self.kept[parent].behind

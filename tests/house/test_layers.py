@@ -182,6 +182,15 @@ def test_everything_is_annotated(path: Path) -> None:
         assert not bare and (function.returns is not None or function.name == "__init__")
 
 
+def test_no_public_class_has_the_name_of_another() -> None:
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(name_of(path))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
 def test_functions_are_short() -> None:
     lengths = sorted(length(f) for path in MODULES for f in functions(path))
     assert median(lengths) <= 8

@@ -40,10 +40,13 @@ often it was measured and how quiet the machine was: with one repeat an interval
 between prompts, not what a second run would say.
 """
 
+NOTHING = "No result is kept yet.\n"
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", nargs="*", type=Path)
+    KEPT.mkdir(exist_ok=True)
     for file in parser.parse_args().results:
         result = json.loads(file.read_text(encoding="utf-8"))
         text = json.dumps(result, ensure_ascii=False, separators=(",", ":"))
@@ -51,7 +54,7 @@ def main() -> None:
     parts = [HEAD]
     for file in sorted(KEPT.glob("*.json")):
         parts.append("\n".join(_section(json.loads(file.read_text(encoding="utf-8")))))
-    PAGE.write_text("\n".join(parts), encoding="utf-8")
+    PAGE.write_text("\n".join(parts if len(parts) > 1 else [HEAD, NOTHING]), encoding="utf-8")
 
 
 def _name(result: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from ..wire.link import EngineGoneError, EngineLink, StalledError, Ticket
-from ..wire.protocol import Accepted, Ended, Message, Refused, Submit, Wrote
+from ..wire.protocol import Admitted, Ended, Message, Refused, Submit, Wrote
 from .fields import SamplingFields
 from .meters import Meters, Stopwatch
 from .problems import ApiError, engine_gone, invalid
@@ -80,7 +80,7 @@ async def begin(
             if isinstance(first, Refused):
                 one.ticket.ended = True
                 raise invalid(first.message, first.param, first.code)
-            assert isinstance(first, Accepted)
+            assert isinstance(first, Admitted)
             one.prompt_tokens = first.prompt_tokens
     except EngineGoneError:
         answers.close()
@@ -143,7 +143,10 @@ async def whole(answers: Answers, request: Request, prompts: Sequence[str]) -> d
     ]
     pairs = zip(texts, ends, strict=True)
     choices = [shape.choice(i, text, end) for i, (text, end) in enumerate(pairs)]
-    vendor = {"graph": answers.choices[0].submit.graph, "notes": [one.note for one in ends]}
+    vendor = {
+        "graph": answers.choices[0].submit.graph,
+        "notes": [one.note for one in ends if one.note],
+    }
     detailed = answers.fields.specsot.trace
     metrics = speculation_of(ends, detailed=detailed)
     return shape.whole(choices, usage_of(ends, answers.prompts), metrics=metrics, specsot=vendor)

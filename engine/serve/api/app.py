@@ -35,7 +35,7 @@ PING = 15  # seconds between comments on a stream on which nothing happens
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """queue: requests that are open at once; timeout: seconds of one; stall: seconds that a client
     may leave a stream unread."""
 
@@ -47,7 +47,7 @@ class Limits:
 class Api:
     """What the routes share. draining: no new requests are taken."""
 
-    def __init__(self, link: EngineLink, meters: Meters, limits: Limits) -> None:
+    def __init__(self, link: EngineLink, meters: Meters, limits: ServerLimits) -> None:
         self.link, self.meters, self.limits = link, meters, limits
         self.draining = False
         self.began = int(time())

@@ -60,20 +60,20 @@ Biases = Annotated[
 Text = Annotated[str, Field(strict=True)]
 
 
-class Part(BaseModel):
+class RequestPart(BaseModel):
     """Extra fields are allowed, and told of; they change nothing."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class StreamOptions(Part):
+class StreamOptions(RequestPart):
     """include_usage: one more chunk with the usage; continuous_usage_stats: in every chunk."""
 
     include_usage: Flag = False
     continuous_usage_stats: Flag = False
 
 
-class DocumentField(Part):
+class DocumentField(RequestPart):
     """A text to answer from."""
 
     text: Text
@@ -101,7 +101,7 @@ class Vendor(BaseModel):
     )
 
 
-class ResponseFormat(Part):
+class ResponseFormat(RequestPart):
     """text, json_object, or json_schema with a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -140,14 +140,14 @@ class SamplingFields(BaseModel):
     specsot: Vendor = Field(default_factory=lambda: Vendor.model_validate({}))
 
 
-class ContentPart(Part):
+class ContentPart(RequestPart):
     """Only texts are read."""
 
     type: Text
     text: Text | None = None
 
 
-class ChatMessage(Part):
+class ChatMessage(RequestPart):
     """A turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -183,7 +183,7 @@ class CompletionRequest(SamplingFields):
     best_of: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = None
 
 
-class TokenizeRequest(Part):
+class TokenizeRequest(RequestPart):
     """The body of POST /tokenize: a prompt, or messages."""
 
     model: Text | None = None
@@ -193,7 +193,7 @@ class TokenizeRequest(Part):
     )
 
 
-class DetokenizeRequest(Part):
+class DetokenizeRequest(RequestPart):
     """The body of POST /detokenize."""
 
     model: Text | None = None

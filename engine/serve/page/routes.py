@@ -35,7 +35,7 @@ def page_files() -> dict[str, tuple[bytes, str]]:
     return found
 
 
-class Page:
+class PageRoutes:
     """What the page is given. link: None where runs are only played back; only: the run then."""
 
     def __init__(self, link: EngineLink | None, runs: Path, only: KeptRun | None = None) -> None:

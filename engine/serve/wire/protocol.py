@@ -113,7 +113,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class Admitted:
     """A request was taken in."""
 
     id: str
@@ -214,7 +214,7 @@ Message = (
     | Look
     | Ready
     | Failed
-    | Accepted
+    | Admitted
     | Refused
     | Wrote
     | Ended

@@ -32,7 +32,7 @@ class Speculation:
 
 
 @dataclass(slots=True)
-class BranchText:
+class PartText:
     """A branch's text, token by token."""
 
     stream: TextStream
@@ -51,7 +51,7 @@ class BranchText:
         return self.stream.update(self.tokens, final=final)[before:]
 
 
-class Answering:
+class ServedRequest:
     """What became of one `Submit`.
 
     Attributes:
@@ -65,7 +65,7 @@ class Answering:
         raw = asked.text is not None or bool(asked.token_ids)
         self._order = ReadingOrder.of(engine.session.program.graph, raw=raw)
         self._stops = StopTexts(asked.stop)
-        self._branches: dict[int, BranchText] = {}
+        self._branches: dict[int, PartText] = {}
         self.speculation = speculation
         self._taken = self._tokens = 0
         self._text = ""
@@ -111,7 +111,7 @@ class Answering:
 
     def _written(self, one: TokensWritten, events: list[list[Any]]) -> str:
         decode = self.engine.decode
-        branch = self._branches.setdefault(one.index, BranchText(TextStream(decode)))
+        branch = self._branches.setdefault(one.index, PartText(TextStream(decode)))
         pieces, text = [], ""
         for token, origin in zip(one.tokens, one.origins, strict=True):
             piece = branch.take(token, final=False)
@@ -130,7 +130,7 @@ class Answering:
     def _through(self, text: str) -> str:
         return self._stops.take(text) if text else ""
 
-    def _stopped_at(self, branch: BranchText) -> bool:
+    def _stopped_at(self, branch: PartText) -> bool:
         """Whether a stop text is complete; then nobody needs the rest."""
         if self._stops.found is None:
             return False

@@ -17,7 +17,7 @@ from ...prepare.options import RunOptions
 from ...run.engine import Engine
 from ...shell import complain
 from ..wire.protocol import (
-    Accepted,
+    Admitted,
     Cancel,
     Counts,
     Decode,
@@ -35,7 +35,7 @@ from ..wire.protocol import (
     packed,
     unpacked,
 )
-from .answering import Answering, Speculation
+from .answering import ServedRequest, Speculation
 from .asking import Asking, Refusal
 from .open_graphs import GraphFacts, open_graphs
 from .pictures import PictureTaker
@@ -53,7 +53,7 @@ class Worker:
         self._something = Event()
         self._engines: dict[str, Engine] = {}
         self._asking: dict[str, Asking] = {}
-        self._answering: dict[str, Answering] = {}
+        self._answering: dict[str, ServedRequest] = {}
         self._speculation: dict[str, Speculation] = {}
         self._positions: dict[str, list[int]] = {}
         self._pictures = PictureTaker()
@@ -138,11 +138,11 @@ class Worker:
         except Exception as error:  # somebody's tokenizer
             self._send(Refused(asked.id, message_of(error)))
         else:
-            self._send(Accepted(asked.id, ready.prompt_tokens))
+            self._send(Admitted(asked.id, ready.prompt_tokens))
             self._speculation[asked.id] = spoken = Speculation()
             engine, time = self._engines[asked.graph], asked.timeout
             handle = engine.submit(ready.prompt, timeout=time, settings=ready.settings)
-            self._answering[asked.id] = Answering(engine, asked, handle, spoken)
+            self._answering[asked.id] = ServedRequest(engine, asked, handle, spoken)
 
     def _encoded(self, asked: Encode) -> Encoded | Refused:
         try:
@@ -165,7 +165,7 @@ class Worker:
         """A step of every engine that has something to do."""
         self._take_in()
         busy = False
-        by_graph: dict[str, list[Answering]] = {}
+        by_graph: dict[str, list[ServedRequest]] = {}
         for one in [*self._answering.values()]:
             by_graph.setdefault(one.asked.graph, []).append(one)
         for graph, some in by_graph.items():
@@ -187,7 +187,7 @@ class Worker:
             elif isinstance(message, Cancel) and message.id in self._answering:
                 self._answering[message.id].handle.cancel()
 
-    def _tell(self, some: Iterable[Answering]) -> None:
+    def _tell(self, some: Iterable[ServedRequest]) -> None:
         for one in some:
             for message in one.news():
                 self._send(message)

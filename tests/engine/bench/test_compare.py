@@ -19,9 +19,10 @@ from specsot.engine.bench.command import (
     read_side,
     ten_prompts,
 )
+from specsot.engine.bench.costs import total
 from specsot.engine.bench.equal import CUT, END, BranchAnswer, BranchComparison, counts, pairs_of
 from specsot.engine.bench.report import Comparison, judge_prompt
-from specsot.engine.bench.sides import Side, total
+from specsot.engine.bench.sides import Side
 from specsot.engine.bench.table import WIDTH, render
 from specsot.engine.errors import Code
 from specsot.engine.prepare.files import open_graph

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from helpers.embedded import Embedded
 
-from specsot.engine.cli.conversation import Conversation
+from specsot.engine.cli.conversation import Talk
 from specsot.engine.cli.main import main
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
@@ -79,7 +79,7 @@ def test_a_turn_stands_behind_the_ones_before(session: Any) -> None:
     """The prompt of a turn begins with the prompt and the answer of the one before, id by id."""
     made = session()
     with Engine(made) as engine:
-        talk = Conversation(engine)
+        talk = Talk(engine)
         talk.turn("How do I make tea?")
         talk.turn("And coffee?")
         first = made.request(Prompt("1", "How do I make tea?"))
@@ -119,7 +119,7 @@ def test_what_no_longer_fits_is_left_out_with_a_word(session: Any, capsys: Print
     made = session(budget=300)
     limit = made.models.target.max_positions
     with Engine(made) as engine:
-        talk = Conversation(engine)
+        talk = Talk(engine)
         talk.past = [PastTurn("Why?", "Because. " * 150) for _ in range(40)]
         prompt = talk._prompt("Is it so?")
         assert 0 < len(prompt.past) < 40 and talk.left_out == 40 - len(prompt.past)
@@ -220,9 +220,11 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_ends(tmp_path: Path) -> None:
         at = len(program.seen)
         program.type("\x03")
         program.until("stopped", at)
-        program.until("> ", at)
+        program.until("> ", program.seen.index("stopped", at))
+        at = len(program.seen)
         program.type("\x03")
         program.until("Ctrl-D or /quit ends", at)
+        program.until("> ", program.seen.rindex(" ends"))  # what is typed before is thrown away
         program.type("\x04")
         assert program.program.wait(60) == 0
     finally:

@@ -251,7 +251,7 @@ def test_graphs_of_ones_own_to_begin_with(
 ) -> None:
     assert run("init", str(tmp_path / "mine")) == 0
     monkeypatch.chdir(tmp_path / "mine")
-    for file in Path("graphs").rglob("*.yaml"):
+    for file in (p for p in Path("graphs").rglob("*.yaml") if p.parent.name != "experiments"):
         first = file.read_text().split("\n", 1)[0]
         schema = file.parent / first.removeprefix("# yaml-language-server: $schema=")
         assert "properties" in json.loads(schema.read_text())

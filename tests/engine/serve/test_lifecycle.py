@@ -6,6 +6,8 @@ import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from helpers.browsing import Visit
-from helpers.servers import RAIN, Served, said, serving
+from helpers.servers import CODE, PATIENCE, RAIN, Served, said, serving
 
 from specsot.engine.cli.main import main
 
@@ -195,6 +197,10 @@ def test_sigterm_lets_open_requests_end(strict: Served) -> None:
 
 
 def fails(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[Any, str]:
+    if "--port" in words:  # begins to serve: not beside the event loop of another test's browser
+        program = [sys.executable, "-c", CODE, "serve", *words]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE)
+        return done.returncode, done.stderr
     with pytest.raises(SystemExit) as ended:
         main(["serve", *words])
     return ended.value.code, capsys.readouterr().err

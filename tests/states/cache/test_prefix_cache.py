@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import Ints
-from specsot.states.cache.kept_segments import Shelf, shared_length
+from specsot.states.cache.kept_segments import Beginnings, shared_length
 from specsot.states.cache.prefix_cache import PrefixCache
 from specsot.states.cache.segments import SegmentTree
 
@@ -257,7 +257,7 @@ def test_the_same_text_is_not_kept_twice() -> None:
 
 
 def test_shelves_find_what_begins_alike() -> None:
-    shelf = Shelf(2)
+    shelf = Beginnings(2)
     for name, text in ((1, [5, 6, 7]), (2, [5, 8]), (3, [5])):
         shelf.add(name, np.array(text, np.int32))
     assert list(shelf.find(np.array([5, 6, 9], np.int32))) == [1, 3]

@@ -197,6 +197,11 @@ async function begin() {
 }
 
 $("ask").addEventListener("submit", ask);
+$("prompt").addEventListener("keydown", (event) => {  // Shift+Enter begins a line
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  if (!asking) $("ask").requestSubmit();
+});
 $("stop").addEventListener("click", () => asking?.abort());
 $("key").addEventListener("change", () => { complain(""); begin(); });
 $("load").addEventListener("click", load);

@@ -1,0 +1,30 @@
+"""A part of every large grid of whole runs is drawn, unless all of them are asked for."""
+
+import os
+from collections import defaultdict
+from pathlib import Path
+from random import Random
+
+import pytest
+from helpers.support import SEED
+
+HERE = Path(__file__).parent
+FEW = 4  # cases of a test that are never left out
+ALL = "SPECSOT_TEST_ALL"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test of more cases a quarter, and these at least, drawn by the seed."""
+    if os.environ.get(ALL):
+        return
+    grids: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            grids[item.nodeid.partition("[")[0]].append(item)
+    left: set[pytest.Item] = set()
+    for name, cases in grids.items():
+        kept = Random(f"{SEED} {name}").sample(cases, min(max(len(cases) // 4, FEW), len(cases)))
+        left.update(set(cases) - set(kept))
+    if left:
+        config.hook.pytest_deselected(items=[one for one in items if one in left])
+        items[:] = [one for one in items if one not in left]
