@@ -57,7 +57,7 @@ class Watch:
                 self.wrong.setdefault("integrity", f"{run.state}: {error}")
         if book.beams is not None:
             return  # a search's rows are a tree, which its own tests look at
-        expected = sum(_rows(book, one) for one in book.requests) + _kept(book)
+        expected = sum(_rows(book, one) for one in book.requests) + book.kept_rows
         used = target.current_length
         if used != expected:
             self.wrong.setdefault("rows", f"{run.state}: {used} slots in use for {expected} rows")
@@ -83,12 +83,6 @@ def _positions(branch: Branch) -> list[int]:
     """Of the rows that a branch must see: its prefix's, those of parts that it reads, its own."""
     own = [range(one.start, one.length) for one in (*branch.reads, branch)]
     return sorted(at for some in (range(branch.request.prefix_length), *own) for at in some)
-
-
-def _kept(book: Any) -> int:
-    """Rows that stay for whoever begins like what has ended."""
-    cache = book.prefixes
-    return 0 if cache is None else int(cache.idle + cache.pinned)
 
 
 def _slots(book: Any, pool: KVCache, branch: Branch) -> list[int]:

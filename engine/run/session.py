@@ -223,9 +223,10 @@ class Session:
         if graph.skeleton is not None and graph.skeleton.merge in ("plain", "blend"):
             blends = graph.skeleton.merge == "blend"
             fold = FoldState(self.prompts, models.target.before_rope if blends else None)
-        branches = BranchStateManager(
-            kv, kv_draft, limits, self.reading.branch, blend, fold, graph.beam, kv_outline
-        )
+        more = blend, fold, graph.beam, kv_outline
+        pools = (models.target, kv), (drafter, kv_draft), (self.outline_drafter, kv_outline)
+        kept = self._kept_pools(pools)
+        branches = BranchStateManager(kv, kv_draft, limits, self.reading.branch, *more, kept)
         drafting, *others = branches.draftings
         side = OutlineSide(self.outline_drafter, kv_outline, others[0]) if others else None
         return {
@@ -249,6 +250,15 @@ class Session:
         layout = self.program.graph.layout
         scratch = block.scratch * (layout.max_active // rows)
         return self._pool(drafter, layout.capacity + scratch, rows)
+
+    def _kept_pools(self, pools: Iterable[tuple[Any, KVCache | None]]) -> list[KVCache]:
+        """Where rows stay that somebody may begin with later, if they cannot stay where they are:
+        one more row of each pool."""
+        graph = self.program.graph
+        exact = graph.blend is None and graph.beam is None
+        if graph.layout.kind != "batching" or not (exact and graph.scheduler.prefix_cache):
+            return []
+        return [self._pool(model, one.capacity, 1) for model, one in pools if one is not None]
 
     def _pool(self, model: Any, capacity: int, rows: int) -> KVCache:
         try:

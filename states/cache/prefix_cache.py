@@ -96,6 +96,12 @@ class PrefixCache:
         Returns:
             The position that it begins at: so many rows are there already.
         """
+        length = self.hang_(segment, ids, limit, salt)
+        self.figures.reused += length
+        return length
+
+    def hang_(self, segment: int, ids: Ints, limit: int, salt: str) -> int:
+        """The same of a segment whose rows are about to be kept themselves."""
         length = self.reusable(ids, limit, salt)
         if not length:
             return 0
@@ -105,7 +111,6 @@ class PrefixCache:
             last = self._split_(self.kept[last], length)
         self.segments.hang(segment, last)
         self._pin_(last, 1)
-        self.figures.reused += length
         return length
 
     def shorten_(self, segment: int, length: int) -> None:

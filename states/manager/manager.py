@@ -4,6 +4,8 @@ All decisions are functions of host integers read once per round. Slots belong t
 are laid out by the layout, and the drafter's rows derive from the target's.
 """
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from ...ops.blend.blend import BlendReport
@@ -32,6 +34,7 @@ from ..schedule.scheduler import Scheduler
 from .batch import Batch
 from .beam import BeamState
 from .committer import Committer
+from .copying_keeper import CopyingKeeper
 from .keeper import Keeper
 from .lifecycle import BuildPrompt, Lifecycle
 from .placer import Placer
@@ -55,6 +58,8 @@ class BranchStateManager:
         fold: how finished parts are combined; None leaves them as they are.
         beam: every branch is a beam search.
         kv_outline: the pool of a drafter that outlines have for themselves.
+        kept: pools of one row for what stays of prompts and answers, in the order of the others;
+            without them it stays in these, if branches share them.
 
     Attributes:
         table: who there is. placer: lays out the next forward. committer: reads what came of it.
@@ -73,6 +78,7 @@ class BranchStateManager:
         fold: FoldState | None = None,
         beam: BeamBlock | None = None,
         kv_outline: KVCache | None = None,
+        kept: Sequence[KVCache] = (),
     ) -> None:
         self.kv, self.kv_draft, self.limits = kv, kv_draft, limits
         self.blend, self.fold = blend, fold
@@ -98,11 +104,10 @@ class BranchStateManager:
             memory = DRAFT_STATES[second.takes]()
             self.draftings.append(Drafting(*whole, memory, kv_outline, True))
         self.beams = None if beam is None else BeamState(beam.num_beams, self.table, kv)
-        self.prefixes = self._prefixes()
-        self.admission = Admission(self.room, limits.layout.order, limits, self.prefixes)
-        keeper = None
-        if self.prefixes is not None:
-            keeper = Keeper(self.table, self.prefixes, self.draftings)
+        self.prefixes = self._prefixes(kept or (() if rows else self.pools))
+        beside = None if rows else self.prefixes
+        self.admission = Admission(self.room, limits.layout.order, limits, beside)
+        keeper = self._keeper()
         parts = (self.table, self.layout, self.pools, self.admission, self.samplers, blend)
         self.placer = Placer(*parts, self.beams, keeper)
         self.committer = Committer(self.pools, segments, self.draftings, fold, blend)
@@ -112,14 +117,28 @@ class BranchStateManager:
         deciding = self.table, self.admission, limits.scheduler
         self.scheduler = Scheduler(*deciding, meet, self.preemption)
 
-    def _prefixes(self) -> PrefixCache | None:
+    def _prefixes(self, pools: Sequence[KVCache]) -> PrefixCache | None:
         """What is kept of prompts and answers; None where nothing can be: blended rows are no
-        prompt's own, beams are no text, and rows of ``batching`` belong to branches."""
-        exact = self.blend is None and self.beams is None and not self.room.rows
-        if not (exact and self.limits.scheduler.prefix_cache):
+        prompt's own, and beams are no text."""
+        exact = self.blend is None and self.beams is None
+        if not (pools and exact and self.limits.scheduler.prefix_cache):
             return None
         back = max(drafting.memory.back for drafting in self.draftings)
-        return PrefixCache(self.pools, self.table.segments, back)
+        return PrefixCache(pools, self.table.segments, back)
+
+    def _keeper(self) -> Keeper | None:
+        if self.prefixes is None:
+            return None
+        whole = self.table, self.prefixes, self.draftings
+        if isinstance(self.layout, BatchingLayout):
+            return CopyingKeeper(*whole, layout=self.layout, rows=self.pools)
+        return Keeper(*whole)
+
+    @property
+    def kept_rows(self) -> int:
+        """Rows of the target's pool that stay for whoever begins like what has ended."""
+        cache = self.prefixes
+        return cache.idle + cache.pinned if cache and cache.pools[0] is self.kv else 0
 
     # -- who there is -----------------------------------------------------------------------------
 

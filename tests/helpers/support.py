@@ -345,10 +345,9 @@ def _check_target_rows(run: Run) -> None:
         if request.stage is Stage.OUTLINE:
             expected += request.root.row_count
         expected += sum(b.row_count for b in _in_pools(request) if not b.is_root)
-    cache = book.prefixes
-    if cache is not None:
-        cache.check_integrity()
-        expected += cache.idle + cache.pinned
+    if book.prefixes is not None:
+        book.prefixes.check_integrity()
+    expected += book.kept_rows
     assert pool.current_length == expected, f"{pool.current_length} slots for {expected} rows"
     for branch in book.active:
         assert branch.stage is Stage.RUNNING
