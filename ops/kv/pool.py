@@ -70,20 +70,16 @@ class KVCache(SlotTable):
             table[target_R] = table[source_R]
         self._note_peak()
 
-    def copy_from_(
-        self, other: "KVCache", source: npt.ArrayLike, owner: int, cause: str, row: int = 0
-    ) -> None:
+    def copy_from_(self, other: "KVCache", source: npt.ArrayLike, owner: int, row: int = 0) -> None:
         """Copy committed slots of another pool into free ones of a row, where they are this
-        owner's; counted by the ledger."""
+        owner's; for the caller to count."""
         source_R = np.asarray(source, np.int64)
         position_R = other.position[source_R]
-        slots_R = torch.from_numpy(
-            self.append_(np.full(source_R.size, owner), position_R, row, owner)
-        )
+        slots_R = self.append_(np.full(source_R.size, owner), position_R, row, owner)
         copy = other.data.index_select(3, torch.from_numpy(source_R).to(other.data.device))
-        self.data.index_copy_(3, slots_R.long().to(copy.device), copy)
-        self.commit_(slots_R.numpy(), position_R)
-        self.ledger.add(cause, source_R.size * self.slot_bytes)
+        target_R = torch.from_numpy(slots_R.astype(np.int64))
+        self.data.index_copy_(3, target_R.to(copy.device), copy)
+        self.commit_(slots_R, position_R)
 
     def take_out(self, slots: npt.ArrayLike, cause: str) -> Tensor:
         """A copy of slots for somewhere else, [layers, 2, kv_heads, R, head_dim]; counted."""

@@ -10,7 +10,7 @@ A drafter's rows mirror the target's. Those of EAGLE pair a row with the token b
 match ends one token early (`back`), where both agree on the pair.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -102,28 +102,22 @@ class PrefixCache:
 
     def hang_(self, segment: int, ids: Ints, limit: int, salt: str) -> int:
         """The same of a segment whose rows are about to be kept themselves."""
-        length = self.reusable(ids, limit, salt)
-        if not length:
-            return 0
-        path, _ = self.match(ids, salt)
-        last = next(one for one in path if self.kept[one].end >= length)
-        if self.kept[last].end > length:
-            last = self._split_(self.kept[last], length)
-        self.segments.hang(segment, last)
-        self._pin_(last, 1)
+        if length := self.reusable(ids, limit, salt):
+            self.segments.hang(segment, self._end_at_(self.match(ids, salt)[0], length))
         return length
+
+    def _end_at_(self, path: Iterable[int], length: int) -> int:
+        """The kept segment that ends at a position of a path, split off if need be, and pinned."""
+        last = next(self.kept[one] for one in path if self.kept[one].end >= length)
+        ends = self._split_(last, length) if last.end > length else last.segment
+        self._pin_(ends, 1)
+        return ends
 
     def shorten_(self, segment: int, length: int) -> None:
         """A prefix that lies behind what is kept needs no more of it than its first rows."""
         parent = self.segments.parent(segment)
-        last = NOBODY
-        if length:
-            path = reversed(self.segments.path(parent))
-            last = next(one for one in path if self.kept[one].end >= length)
-            if self.kept[last].end > length:
-                last = self._split_(self.kept[last], length)
-            self._pin_(last, 1)
-        self.segments.hang(segment, last)
+        path = reversed(self.segments.path(parent))
+        self.segments.hang(segment, self._end_at_(path, length) if length else NOBODY)
         self._pin_(parent, -1)
 
     def release_(self, segment: int, *, drop: bool = False) -> None:

@@ -34,7 +34,8 @@ class CopyingKeeper(Keeper):
             for kept, pool in zip(self.kept, self.rows, strict=True):
                 slots = np.concatenate([kept.slots_of(segment) for segment in path])
                 slots = slots[kept.position[slots] < request.shared]
-                pool.copy_from_(kept, slots, owner, "prefix", *self.layout.rows_of(owner)[:1])
+                pool.copy_from_(kept, slots, owner, self.layout.rows_of(owner)[0])
+                pool.ledger.add("prefix", slots.size * pool.slot_bytes)
             self._let_go_(request)
 
     def _let_go_(self, request: Request) -> None:
@@ -70,15 +71,19 @@ class CopyingKeeper(Keeper):
         segment = self.cache.segments.add()
         start = self.cache.hang_(segment, ids_T, len(ids_T), salt)
         left = self.cache.pools[0].slots - self.cache.pinned - len(ids_T) + start
+        if left < 0:
+            self.cache.release_(segment)
+            self.cache.segments.remove([segment])
+            return
         self.cache.make_room_(left)
         for kept, pool in zip(self.kept, self.rows, strict=True):
             slots = np.concatenate([pool.slots_of(owner, row) for owner in owners])
             at = pool.position[slots]
             own = slots[(at >= start) & (at < len(ids_T))]
-            kept.copy_from_(pool, own if left >= 0 else own[:0], segment, "keep")
+            kept.copy_from_(pool, own, segment)
+            pool.ledger.add("keep", own.size * pool.slot_bytes)
         self.cache.release_(segment)
-        if left < 0 or not self.cache.keep_(segment, ids_T[start:], start, salt):
-            self.cache.segments.remove([segment])
+        self.cache.keep_(segment, ids_T[start:], start, salt)
 
     def close_(self, request: Request, *, failed: bool = False) -> None:
         """Nothing stays of one that failed, but what others begin with right now."""

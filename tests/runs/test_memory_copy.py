@@ -27,14 +27,15 @@ SHARES = pytest.mark.parametrize("share", ["outline", "prompt"])
 def session(tiny: Callable[..., Tiny], graphs: Graphs) -> Callable[..., Session]:
     """session(graph, share, parts): the model writes the outline; the last branch needs the first.
 
-    So the drafter too holds shared rows when the branches start.
+    So the drafter too holds shared rows when the branches start. Nothing is kept of what has ended.
     """
 
-    def make(graph: str, share: str, parts: int = 4, **more: Any) -> Session:
+    def make(graph: str, share: str, parts: int = 4, *sets: str) -> Session:
         book = PlanBook(130, share, ())
         lines = [f"{i}|50|-|{1 if i == parts > 1 else '-'}|Part {i}" for i in range(1, parts + 1)]
         book.text = "\n".join(["PLAN", *lines, "END"])
-        return graphs.session(graph, tiny("llama").models, book, budget=14, **more)
+        sets = (*sets, "scheduler.prefix_cache=false")
+        return graphs.session(graph, tiny("llama").models, book, budget=14, sets=sets)
 
     return make
 
@@ -119,7 +120,7 @@ def test_a_row_that_is_used_again_by_its_request_copies_nothing(
     graph: str, share: str, session: Any
 ) -> None:
     """Six branches, two rows: one copy is made, at the fork, and none when others follow."""
-    made = session(graph, share, parts=6, sets=("layout.max_active=2",))
+    made = session(graph, share, 6, "layout.max_active=2")
     run, before, used = to_fork(made)
     address = [p.data.data_ptr() for p in pools_of(run)]
     first = fork(run)
