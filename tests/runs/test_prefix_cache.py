@@ -47,6 +47,8 @@ GRID: dict[str, tuple[Any, ...]] = {
     "blocks": (1, 16, 64),
     "long_half": ("first", "second"),
     "chunk": (None, 20),
+    "policy": ("fcfs", "max_throughput", "sot_priority"),
+    "admission": ("reserved", "optimistic"),
 }
 
 
@@ -98,6 +100,7 @@ def test_with_and_without_it_the_tokens_are_the_same(
     sets += [f"layout.{key}={case[key]}" for key in ("max_active", "capacity")]
     sets += [f"sampling.temperature={case['temperature']}"]
     sets += [f"scheduler.max_tokens={case['chunk']}"] if case["chunk"] else []
+    sets += [f"scheduler.{key}={case[key]}" for key in ("policy", "admission")]
     models = drafting(made, kind)
 
     def made_with(*more: str) -> Session:
