@@ -47,6 +47,12 @@ class Keeper:
             chosen.append(request)
         return chosen
 
+    def held_for(self, request: Request) -> int:
+        """Rows that a request which has not begun would go on behind, and that others hold anyway:
+        it takes no room for them."""
+        ids, limit, salt = self._prompt(request), self._limit(request), request.cache_salt
+        return self.cache.pinned_of(ids, limit, salt)
+
     def _follows(self, request: Request, others: Sequence[Request]) -> bool:
         """Whether it finds more once these have begun."""
         ids, limit, salt = self._prompt(request), self._limit(request), request.cache_salt

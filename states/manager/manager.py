@@ -113,9 +113,8 @@ class BranchStateManager:
         self.committer = Committer(self.pools, segments, self.draftings, fold, blend)
         self.lifecycle = Lifecycle(*parts, self.beams, self.draftings, fold, build_prompt, keeper)
         self.preemption = Preemption(self.table, self.pools, self.lifecycle, fold, keeper)
-        meet = None if keeper is None else keeper.meet_
         deciding = self.table, self.admission, limits.scheduler
-        self.scheduler = Scheduler(*deciding, meet, self.preemption)
+        self.scheduler = Scheduler(*deciding, keeper, self.preemption)
 
     def _prefixes(self, pools: Sequence[KVCache]) -> PrefixCache | None:
         """What is kept of prompts and answers; None where nothing can be: blended rows are no

@@ -4,15 +4,14 @@ A branch reserves its prompt and its whole budget, and each round needs room for
 that an admitted branch can always run to its end.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..cache.prefix_cache import PrefixCache
 from ..graph.layouts import Order
 from .branch import Branch, Request, Stage
-from .expected import Expected
+from .expected import BRANCH_PROMPT, Expected
 from .request_table import RunLimits
 from .room import (
-    BRANCH_PROMPT,
     RESERVED,
     Room,
     attended_slots,
@@ -51,9 +50,11 @@ class Admission:
         held = sum(map(in_use, requests)) + self.pinned
         return held + self.room.tree_slots(active) - self.room.capacity
 
-    def intake(self, requests: Iterable[Request], active: int) -> "Intake":
+    def intake(
+        self, requests: Iterable[Request], active: int, held_for: "HeldFor | None" = None
+    ) -> "Intake":
         """Room for those that may start beside the open requests and so many active branches."""
-        return Intake([*requests], active, self.room, self.pinned, self.expected)
+        return Intake([*requests], active, self.room, self.pinned, self.expected, held_for)
 
     def claimed(
         self, requests: Iterable[Request], active: int, starting: Iterable[Branch | Request]
@@ -116,6 +117,10 @@ class Admission:
         return (share if needed <= share else least), min(least, self.room.capacity)
 
 
+HeldFor = Callable[[Request], int]
+"""Rows that a request which has not begun would go on behind, and that others hold anyway."""
+
+
 class Intake:
     """Who starts in a step, and what that leaves for the next one; `count` branches would run.
 
@@ -131,8 +136,9 @@ class Intake:
         room: Room,
         pinned: int,
         expected: Expected = RESERVED,
+        held_for: HeldFor | None = None,
     ) -> None:
-        self.room, self.count, self.expected = room, active, expected
+        self.room, self.count, self.expected, self.held_for = room, active, expected, held_for
         self.open = requests
         self.used = 0 if room.rows else pinned + sum(self._all_of(r) for r in self.open)
         self.live = {r.prefix_owner for r in self.open if running(r)}
@@ -155,15 +161,20 @@ class Intake:
     def take(self, request: Request, item: Branch | Request) -> bool:
         """Let a branch or a request start if there is room for it."""
         more, count = self._more(request, item), self.count + 1
-        if why := self._why_not(more, count, request):
+        why = self._why_not(more, count, request)
+        if why and self.held_for and item is request and not (request.shared or request.combine):
+            more -= self.held_for(request)
+            why = self._why_not(more, count, request)
+        if why:
             self.held = self.held or f"{request.key}: {why}"
             return False
-        self.start(request, item)
+        self.start(request, item, more)
         return True
 
-    def start(self, request: Request, item: Branch | Request) -> None:
-        """Let a branch or a request start."""
-        self.used += 0 if self.room.rows else self._more(request, item)
+    def start(self, request: Request, item: Branch | Request, more: int | None = None) -> None:
+        """Let a branch or a request start, which takes so many slots more."""
+        if not self.room.rows:
+            self.used += self._more(request, item) if more is None else more
         self.live, self.count = self.live | {request.prefix_owner}, self.count + 1
         self.aside = self.aside - {request.prefix_owner}
         if isinstance(item, Branch):
@@ -199,7 +210,7 @@ class Intake:
             return own if request.alone else 0  # else it is reserved since the outline was read
         if request.prefix_owner in self.live:
             return own
-        return own - self.expected.of_new(request)[1] - BRANCH_PROMPT
+        return own - self.expected.of_first(request)
 
     def _all_of(self, request: Request) -> int:
         """Slots that an open request holds or has reserved."""

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 from ...ops.draft.eagle import nodes_for
 from .branch import Branch, Request, Stage
-from .expected import Expected
-
-BRANCH_PROMPT = 64  # slots kept free for the prompt of a request's first branch, before it is known
+from .expected import BRANCH_PROMPT, Expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ def reserved(request: Request, beams: int, expected: Expected) -> int:
     outlines = request.root is not None and request.stage is Stage.OUTLINE
     first = 0
     if outlines or (waits and not live):
-        first = expected.of_new(request)[1] + BRANCH_PROMPT
+        first = expected.of_first(request)
     return request.prefix_length - request.shared + len(request.hoist) + live + first
 
 
@@ -85,7 +83,7 @@ def in_use(request: Request) -> int:
 def request_slots(request: Request, beams: int = 1, expected: Expected = RESERVED) -> int:
     """Slots that a waiting request reserves: prompt, outline, and its first branch."""
     outline, answer = expected.of_new(request)
-    later = outline + BRANCH_PROMPT if request.outline_budget else 0
+    later = outline + expected.of_first(request) - answer if request.outline_budget else 0
     if (first := request.first) is not None:
         own = request.body_size + len(request.hoist) + len(first.prompt) + expected.of(first)
         return own + (later if first.is_root else 0)

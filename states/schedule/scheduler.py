@@ -1,6 +1,6 @@
 """The scheduler: what the next step does, and who starts in it, ranked by the policy."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush, merge
 from typing import Protocol
 
@@ -17,8 +17,11 @@ LOOK = 16  # requests that a policy which overtakes looks at in a step
 SHOWN = 4  # names in a reason
 
 
-Meet = Callable[[Sequence[Request]], list[Request]]
-"""Finds what is kept of requests that could begin together; returns those that should."""
+class Shares(Protocol):
+    """Lets requests that begin alike go on behind the same rows."""
+
+    def meet_(self, opened: Sequence[Request]) -> list[Request]: ...
+    def held_for(self, request: Request) -> int: ...
 
 
 class MakesWay(Protocol):
@@ -37,7 +40,8 @@ class Scheduler:
     """Decides each step from host integers. No step looks at everybody who waits.
 
     Args:
-        meet: called with those that are about to begin, says who of them does; None: all do.
+        sharing: finds what is kept of those that are about to begin, and says who of them does;
+            None: all do.
         making_way: takes rows from whoever is preempted; None: nobody ever is.
 
     Raises:
@@ -52,11 +56,11 @@ class Scheduler:
         table: RequestTable,
         admission: Admission,
         block: SchedulerBlock,
-        meet: Meet | None = None,
+        sharing: Shares | None = None,
         making_way: MakesWay | None = None,
     ) -> None:
-        self.table, self.admission, self.block, self.meet = table, admission, block, meet
-        self.making_way = making_way
+        self.table, self.admission, self.block = table, admission, block
+        self.sharing, self.making_way = sharing, making_way
         self.policy = find_policy(block.policy)
         self.steps = 0
         self._told = 0  # requests that had ended when answers were last handed over
@@ -184,7 +188,9 @@ class Scheduler:
         in the row that their own idle prefix holds, of no use to others. While nothing runs, others
         may start in its place, for only their rows can be in its way.
         """
-        intake = self.admission.intake(self.table.open.values(), len(self.table.active))
+        held_for = None if self.sharing is None else self.sharing.held_for
+        opened, active = self.table.open.values(), len(self.table.active)
+        intake = self.admission.intake(opened, active, held_for)
         popped: list[Item] = []
         for item in merge(sorted(self._branches()), self._requests(intake, popped)):
             request, branch = item[3:]
@@ -199,8 +205,8 @@ class Scheduler:
             intake.full |= crowded or not self.policy.overtakes or waited > self.block.max_wait
         for item in popped:  # whoever does start is left out when it comes up again
             heappush(self._queue, item)
-        if self.meet is not None and intake.opened:
-            intake.opened = self.meet(intake.opened)
+        if self.sharing is not None and intake.opened:
+            intake.opened = self.sharing.meet_(intake.opened)
         return intake
 
     def _requests(self, intake: Intake, popped: list[Item]) -> Iterator[Item]:

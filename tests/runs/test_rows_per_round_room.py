@@ -9,7 +9,8 @@ from helpers.support import Graphs, Tiny, branches_of, requests_of, run_all, sta
 
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Finish
-from specsot.states.requests.room import BRANCH_PROMPT, request_slots
+from specsot.states.requests.expected import BRANCH_PROMPT
+from specsot.states.requests.room import request_slots
 
 Make = Callable[..., Tiny]
 

@@ -13,10 +13,12 @@ from specsot.engine.simulate.arrivals import Arrival, Workload, arrivals, line_o
 from specsot.engine.simulate.costs import StepCost, fit
 from specsot.engine.simulate.figures import Quantiles
 from specsot.engine.simulate.world import Simulation
+from specsot.states.schedule.plan import StepPlan
 
 WORK = Workload(prompt=(5, 40), answer=(3, 30))
-PARTS = Workload(prompt=(70, 90), answer=(5, 60), parts=(1, 4), stems=3, shared=80)
+PARTS = Workload(prompt=(5, 15), answer=(5, 60), parts=(3, 6), stems=3, shared=70)
 TIGHT = ("layout.capacity=420", "scheduler.admission=optimistic", "skeleton.max_tokens=60")
+TIGHT += ("layout.max_active=24", "limits.max_new_tokens=60")
 
 
 def graph_of(name: str, *sets: str) -> Any:
@@ -27,19 +29,35 @@ def graph_of(name: str, *sets: str) -> Any:
 def test_everything_is_answered_and_nothing_stays(policy: str) -> None:
     found = []
     for chunk in ("16", "1024"):
-        sets = (*TIGHT, f"scheduler.max_tokens={chunk}", "limits.max_new_tokens=60")
+        sets = (*TIGHT, f"scheduler.max_tokens={chunk}")
         world = Simulation(graph_of("bim_plain", *sets), StepCost(), policy, seed=3)
-        served = world.run(arrivals("bursts:20:10", 60, PARTS, seed=1))
-        assert served.requests == 60 and served.refused == 0
-        assert served.first.counts.total() == served.whole.counts.total() == 60
+        served = world.run(arrivals("bursts:20:10", 90, PARTS, seed=1))
+        assert served.requests == 90 and served.refused == 0
+        assert served.first.counts.total() == served.whole.counts.total() == 90
         assert served.preemptions > 0 and served.hit_rate > 0.1
         assert not world._live and world.pool.needed_length == 0
         world.pool.check_integrity()
         kept = world.manager.prefixes
         assert kept is not None and world.pool.current_length == kept.idle
         found.append(served.tokens)
-    whole = [one.outline + sum(one.texts) for one in arrivals("bursts:20:10", 60, PARTS, seed=1)]
+    whole = [one.outline + sum(one.texts) for one in arrivals("bursts:20:10", 90, PARTS, seed=1)]
     assert found == [sum(whole)] * 2, "no policy and no chunk changes what is written"
+
+
+def test_who_begins_like_somebody_that_runs_needs_no_room_for_it() -> None:
+    sets = ("layout.capacity=400", "layout.max_active=12", "limits.max_new_tokens=10")
+    world, ran = Simulation(graph_of("autoregressive", *sets), StepCost(), "fcfs"), list[int]()
+    plan = world.manager.scheduler.plan_
+
+    def plan_(*, serves: bool) -> StepPlan:
+        step = plan(serves=serves)
+        ran.append(step.running)
+        return step
+
+    world.manager.scheduler.plan_ = plan_  # type: ignore[method-assign]
+    alike = [Arrival(0.0, 210, (10,), stem=1, shared=200) for _ in range(12)]
+    assert world.run([Arrival(0.0, 201, (1,), stem=1, shared=200), *alike]).requests == 13
+    assert max(ran) == 9, "200 slots of all, 21 of each with its tree's"
 
 
 def test_a_clock_of_its_own() -> None:
