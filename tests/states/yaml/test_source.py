@@ -1,6 +1,7 @@
 """The strict YAML reader: values, places, refusals, and no input that is slow or tracebacks."""
 
 import math
+import re
 import time
 from typing import Any
 
@@ -261,7 +262,7 @@ def test_what_pyyaml_writes_is_read_back(tree: Any) -> None:
 
     Quoting.add_representer(str, text)
     written = yaml.dump(tree, Dumper=Quoting, allow_unicode=False)
-    if "\\0" in written:
+    if re.search(r"(?<!\\)(\\\\)*\\0", written):  # not what follows a backslash that is one itself
         assert "NUL" in refused(written)[0]
     else:
         assert read(written) == tree
