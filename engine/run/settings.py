@@ -15,6 +15,7 @@ class RequestSettings:
         skeleton: False for one plain answer, whatever the graph does.
         stop_ids: more ids that end an answer. ignore_eos: none ends it but these.
         schema: a JSON schema, as JSON, that a plain answer is held to.
+        contexts: whoever follows it is told what each branch stands behind.
     """
 
     sampling: SamplingRules | None = None
@@ -23,6 +24,7 @@ class RequestSettings:
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     schema: str | None = None
+    contexts: bool = False
 
     @property
     def plain(self) -> bool:

@@ -47,7 +47,7 @@ def against(rows: list[dict[str, Any]]) -> list[str]:
         speed = row["tokens_per_second"] / one["tokens_per_second"]
         times = [row[n]["p50"] / one[n]["p50"] for n in ("ttft_ms", "ttlt_ms", "inter_token_ms")]
         late = row["inter_token_ms"]["p95"] / one["inter_token_ms"]["p95"]
-        cells = [f"{value:.2f} ×" for value in (speed, *times, late)]
+        cells = [f"{value:.2f} x" for value in (speed, *times, late)]
         lines.append(f"| {row['concurrency']} | {' | '.join(cells)} |")
     return lines
 
@@ -126,9 +126,7 @@ async def overloaded(client: Client, model: str, capacity: int, seconds: float) 
 
 
 @app.command()
-def overload(
-    url: Url, model: str = "dflash", capacity: int = 16, seconds: float = 30.0
-) -> None:
+def overload(url: Url, model: str = "dflash", capacity: int = 16, seconds: float = 30.0) -> None:
     """Ten times as many requests as are served in the same time."""
     client = Client(url)
     print(json.dumps(asyncio.run(overloaded(client, model, capacity, seconds)), indent=1))
