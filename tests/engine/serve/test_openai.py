@@ -52,7 +52,8 @@ def text_of(chunks: list[Any]) -> str:
 
 def test_models(client: openai.OpenAI) -> None:
     names = [model.id for model in client.models.list()]
-    assert names == ["specsot/bim_dflash", "specsot/dflash", "specsot/autoregressive"]
+    served = ("bim_dflash", "dflash", "autoregressive", "blend_eagle")
+    assert names == [f"specsot/{name}" for name in served]
     assert client.models.retrieve("specsot/dflash").id == "specsot/dflash"
 
 
@@ -303,6 +304,20 @@ def test_documents_stand_before_the_question(served: Served) -> None:
     document = {"title": "Rain", "text": "Rain in Zanzibar is green."}
     bare, told = (served.chat(RAIN, specsot=v).json() for v in ({}, {"documents": [document]}))
     assert told["usage"]["prompt_tokens"] > bare["usage"]["prompt_tokens"] + 5
+
+
+def test_what_of_a_prompt_was_reused_is_told(served: Served) -> None:
+    text = "Rain falls from clouds. The water comes from the sea, and the wind carries it. " * 5
+    body = {"model": "blend_eagle", "messages": said(RAIN), "max_tokens": 4}
+    vendor = {"trace": True, "documents": [text]}
+    chunks = served.stream(**body, specsot=vendor)[:-1]
+    events = [e for c in chunks for e in (c.get("specsot") or {}).get("events", [])]
+    ((_, branch, runs),) = [one for one in events if one[0] == "reused"]
+    assert branch == 0 and {how for _, how in runs} == set("nrc")
+    said_all = "".join(piece for piece, _ in runs)
+    assert text.strip() in said_all and RAIN in said_all
+    reused = "".join(piece for piece, how in runs if how != "n")
+    assert reused in said_all and len(reused) > 200 and RAIN not in reused
 
 
 def test_fields_that_nobody_reads_are_told(served: Served) -> None:
