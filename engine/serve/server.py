@@ -166,7 +166,7 @@ async def _tell_ready(link: EngineLink, where: str) -> None:
 
 
 def config_of(app: Any, patience: float) -> uvicorn.Config:
-    http: Any = partial(StrictProtocol, patience=patience)
+    http: Any = partial(StrictProtocol, patience=patience, most=CONNECTIONS)
     return uvicorn.Config(
         app,
         http=http,
@@ -176,7 +176,6 @@ def config_of(app: Any, patience: float) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=CONNECTIONS,
         h11_max_incomplete_event_size=HEADER_BYTES + 4096,
         timeout_keep_alive=15,
         timeout_graceful_shutdown=2,

@@ -12,6 +12,7 @@ TURNED_AWAY = {
     400: ("Bad Request", "this is no HTTP request"),
     408: ("Request Timeout", "the request did not come in time"),
     431: ("Request Header Fields Too Large", "too long headers"),
+    503: ("Service Unavailable", "too many connections"),
 }
 
 
@@ -20,18 +21,24 @@ class StrictProtocol(H11Protocol):
 
     A head has to be there within so many seconds, counted from its first byte, or from the
     beginning of the connection: whoever sends it byte by byte holds it no longer than others.
+    most: connections that are open at once; the next one is told so.
     """
 
-    def __init__(self, *words: Any, patience: float, **options: Any) -> None:
+    def __init__(self, *words: Any, patience: float, most: int, **options: Any) -> None:
         super().__init__(*words, **options)
-        self._patience = patience
+        self._patience, self._most = patience, most
         self._slow: asyncio.TimerHandle | None = None
+        self._full = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._full = len(self.connections) > self._most
         self._wait_for_head()
 
     def data_received(self, data: bytes) -> None:
+        if self._full or self.transport.is_closing():
+            self._refuse(503)  # not before: a connection with unread bytes loses what was written
+            return
         self._wait_for_head()
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
@@ -62,6 +69,8 @@ class StrictProtocol(H11Protocol):
 
     def _refuse(self, status: int) -> None:
         self._stop_waiting()
+        if self.transport.is_closing():
+            return
         reason, words = TURNED_AWAY[status]
         error = b'{"message":"%s","type":"invalid_request_error","param":null,"code":null}'
         body = b'{"error":%s}' % (error % words.encode())
@@ -69,6 +78,7 @@ class StrictProtocol(H11Protocol):
             (b"content-type", b"application/json"),
             (b"connection", b"close"),
             (b"content-length", str(len(body)).encode()),
+            *([(b"retry-after", b"1")] if status == 503 else []),
         ]
         with suppress(h11.LocalProtocolError):
             start = h11.Response(status_code=status, headers=headers, reason=reason.encode())

@@ -142,7 +142,7 @@ def ask_aiperf(url: str, model: str, folder: Path) -> Any:
             --tokenizer {folder} --concurrency 2 --request-count 6 --isl 32 --osl 16
             --extra-inputs ignore_eos:true --ui none --artifact-dir {name}""".split()
         program = str(Path(sys.executable).with_name("aiperf"))
-        run([program, *words], HF_HUB_OFFLINE="0")  # else it does not find a folder
+        run([program, *words], HF_HUB_OFFLINE="")  # with it, it does not find a folder
         (report,) = Path(name).rglob("profile_export_aiperf.json")
         found = json.loads(report.read_text())
         names = ("request_count", "error_request_count", "output_sequence_length")

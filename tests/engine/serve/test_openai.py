@@ -13,7 +13,7 @@ from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.engine import Engine
-from specsot.engine.run.scoring import score
+from specsot.engine.run.scoring import Scorer
 from specsot.engine.run.session import Session, derive_seed
 from specsot.states.graph.load import op_table
 
@@ -198,7 +198,9 @@ def test_scores_are_the_targets_own(served: Served, alone: Any) -> None:
     )
     request = session.request(Prompt("1", BEES))
     ids = [*request.prefix, *request.tail]
-    expected = score(session.models, [*ids, *tokens], len(ids), 3)
+    scorer = Scorer(session.models, len(ids) + len(tokens))
+    scorer.read(ids)
+    expected = scorer.score(tokens, 3)
     assert [one["logprob"] for one in content] == pytest.approx([s.logprob for s in expected])
     for one in content:  # greedy: the token is the best of its row
         assert one["top_logprobs"][0]["logprob"] == one["logprob"]

@@ -10,7 +10,7 @@ from helpers.servers import BEES, RAIN, Served, said
 from specsot.engine.models import load_models
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.run.engine import Engine
-from specsot.engine.run.scoring import Scorer, score
+from specsot.engine.run.scoring import Scorer
 from specsot.engine.serve.api.scores import Scores
 from specsot.engine.serve.wire.protocol import Submit, Wrote
 from specsot.engine.serve.worker.asking import Asking, Refusal
@@ -24,7 +24,7 @@ def content_of(chunks: list[Any]) -> list[Any]:
 def test_scores_do_not_depend_on_how_tokens_come() -> None:
     models = load_models(embedded_folder("target"), None)
     ids = [5 + 7 * n % 900 for n in range(300)]  # more than one forward of ROWS
-    whole = score(models, ids, 1, 2)
+    whole = Scorer(models, 400).score(ids, 2)
     assert len(whole) == 299
     scorer, parts = Scorer(models, 400), []
     scorer.read(ids[:90])
