@@ -9,7 +9,8 @@ from typing import Self, Unpack
 from ...states.machine import Run
 from ...states.manager.manager import BranchStateManager
 from ...states.phases.outline_ops import Answer
-from ...states.requests.branch import Finish, Request, reason_of
+from ...states.requests.branch import Finish, Request
+from ...states.requests.reasons import reason_of
 from ...states.requests.summary import RoundSummary
 from ...states.schedule.inbox import Inbox
 from ...states.schedule.scheduler import PolicyError

@@ -9,9 +9,10 @@ import torch
 from ...ops.registry import op
 from ...ops.types import Proposal
 from ..manager.manager import BranchStateManager
-from ..requests.branch import Branch, Finish, Request, Stage, failing, reason_of
+from ..requests.branch import Branch, Finish, Request, Stage, failing
 from ..requests.folding import FINISHED
 from ..requests.prompt_builder import PromptBuilder
+from ..requests.reasons import reason_of
 from ..text.documents import CHUNK_TOKENS
 from ..text.outline import Outline
 from ..text.prompt_tokens import PromptTokens

@@ -10,6 +10,7 @@ from ...ops.sampling.settings import SamplingRules
 from ..text.documents import Document
 from ..text.outline import Outline, Point
 from ..text.prompt_tokens import PromptTokens
+from .reasons import reason_of
 
 
 class Stage(StrEnum):
@@ -98,6 +99,12 @@ class Branch:
         return len(self.request.context) + sum(one.own for one in (*self.reads, self))
 
     @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end it: behind the end of a grammar nothing can come, whatever is ignored."""
+        closing = self.request.closing_ids if self.matcher is not None else None
+        return closing or self.request.stop_ids
+
+    @property
     def before(self) -> list[int]:
         """The token ids that its answer stands behind."""
         return self.context()[: self.size - len(self.tokens)]
@@ -163,12 +170,6 @@ def failing(branch: Branch) -> Iterator[None]:
         branch.end(Finish.FAILED, reason_of(error))
 
 
-def reason_of(error: BaseException) -> str:
-    """In a line: the kind of error, and what it says."""
-    said = str(error).strip().split("\n", 1)[0]
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
-
-
 @dataclass(eq=False, slots=True)
 class Request:
     """One prompt with its settings.
@@ -181,17 +182,15 @@ class Request:
             `lent` says are a part of the prefix for now.
         prefix_length: rows of the shared prefix in the pool; `context` their token ids. The first
             `shared` rows are kept ones, which other requests may go on from as well.
-        reused: rows of other requests that it went on behind.
-        sampling: how its tokens are drawn.
-        asked: the budget that somebody asked for; None if it is the graph's.
+        reused: rows of others that it went on behind; documents: those its branches are searched for.
+        sampling: how its tokens are drawn; asked: the budget that was asked for, None for the graph's.
         given: outline ids of `--outline FILE`, prefilled instead of being written.
-        documents: those that its branches are searched for.
         cancelled: somebody wants it to end; `finish` says how, and `why`.
         arrival: its number in the order of submission; step: the one that first looked at it.
         deadline: moment of `time.monotonic` at which it is ended.
-        alone: nobody else may have begun while it runs.
+        alone: nobody else may have begun while it runs; samples: answers that are drawn to its prompt.
         cache_salt: only requests of the same one share what is kept of prompts and answers.
-        samples: answers that are drawn behind its prompt.
+        closing_ids: end what a grammar bounds, as `stop_ids` end the rest.
         combine: what asks for one answer of parts that are read where they lie (`merge: attend`),
             `most_parts` at most; `apart` says why they are not combined after all.
     """
@@ -230,6 +229,7 @@ class Request:
     deadline: float | None = None
     alone: bool = False
     cache_salt: str = ""
+    closing_ids: frozenset[int] = frozenset()
     samples: int = 1
     combine: PromptTokens | None = None
     most_parts: int = 0

@@ -5,7 +5,8 @@ from heapq import heappop, heappush, merge
 
 from ..graph.graph import SchedulerBlock
 from ..requests.admission import Admission, Intake, ready
-from ..requests.branch import Branch, Request, Stage, reason_of
+from ..requests.branch import Branch, Request, Stage
+from ..requests.reasons import reason_of
 from ..requests.request_table import RequestTable
 from .budget import Portion, half_read, portion
 from .plan import Does, StepPlan

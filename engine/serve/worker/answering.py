@@ -101,6 +101,8 @@ class ServedRequest:
 
     def _take(self, one: Noted, events: list[list[Any]]) -> str:
         """The readable text of a note; its events are appended."""
+        if self._stops.found is not None:
+            return ""  # it was cancelled, and the last step may have brought more
         if isinstance(one, OutlineRead):
             events.append(["outline", -1, list(one.titles)])
             return self._stops.take(self._order.outlined(one.titles))

@@ -178,6 +178,17 @@ def test_lengths_stop_ids_and_ignored_ends(served: Served) -> None:
     assert later["usage"]["completion_tokens"] >= least
 
 
+def test_an_outline_ends_whatever_is_ignored(served: Served) -> None:
+    """Load generators ask so, with words that need no outline."""
+    for text in (BEES, " pray MALVOLIO My prayers minx MARIA No I warrant you he will"):
+        got = served.chat(text, "bim_dflash", max_tokens=16, ignore_eos=True)
+        assert got.status_code == 200, got.text
+        parts = max(got.json()["choices"][0]["message"]["content"].count("\n\n") // 2, 1)
+        usage = got.json()["usage"]
+        written = usage["completion_tokens"] - usage["completion_tokens_details"]["skeleton_tokens"]
+        assert written % 16 == 0 and written >= 16 * parts
+
+
 def test_biases_and_penalties_are_the_graphs_own(served: Served, alone: Any) -> None:
     fields = {"frequency_penalty": 2.0, "presence_penalty": 1.5, "repetition_penalty": 3.0}
     got = served.chat(BEES, max_tokens=24, **fields).json()["choices"][0]["message"]["content"]
@@ -201,7 +212,9 @@ def test_scores_are_the_targets_own(served: Served, alone: Any) -> None:
     scorer = Scorer(session.models, len(ids) + len(tokens))
     scorer.read(ids)
     expected = scorer.score(tokens, 3)
-    assert [one["logprob"] for one in content] == pytest.approx([s.logprob for s in expected])
+    assert [one["logprob"] for one in content] == pytest.approx(
+        [s.logprob for s in expected], abs=1e-5
+    )
     for one in content:  # greedy: the token is the best of its row
         assert one["top_logprobs"][0]["logprob"] == one["logprob"]
 
