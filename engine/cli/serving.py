@@ -45,6 +45,9 @@ def serve(
     max_body: Annotated[int, typer.Option(min=1024, help="Bytes of a request.")] = 1 << 20,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds of a request.")] = 600.0,
     stall: Annotated[float, typer.Option(min=0.1, help="Seconds a stream may be unread.")] = 30.0,
+    patience: Annotated[
+        float, typer.Option(min=0.1, help="Seconds a client has to send a request.")
+    ] = 20.0,
     grace: Annotated[float, typer.Option(min=0.0, help="Seconds for open requests.")] = 30.0,
     metrics_compat: Annotated[
         str | None, typer.Option(metavar="vllm", help="Metrics under vLLM's names too.")
@@ -67,7 +70,9 @@ def serve(
         limits = ServerLimits(max_queue, timeout, stall)
         keys, names = tuple(api_key or ()), graphs or []
         vllm, runs = metrics_compat == "vllm", str(runs_dir)
-        listens = ServeOptions(host, port, keys, insecure, max_body, limits, grace, vllm, runs)
+        listens = ServeOptions(
+            host, port, keys, insecure, max_body, limits, grace, vllm, runs, patience
+        )
         listens.check()
         check_graphs(names, options)
         code = asyncio.run(run(names, plain_options(options), listens))

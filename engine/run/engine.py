@@ -241,7 +241,7 @@ class Engine:
         """Tell of everything that open requests have written since the last step."""
         for request in self._branches.table.open.values():
             if handle := self._handles.get(request):
-                handle.update(request, self._tally.steps)
+                handle.update(request, self._tally.steps, self._branches.reused)
 
     def _deliver(self) -> None:
         """Hand over what has ended; nothing of it stays here."""
@@ -253,7 +253,7 @@ class Engine:
             self._tally.ended[finish_of(answer)] += 1
             if handle is not None:
                 self._again.discard(handle)
-                handle.update(request, self._tally.steps)
+                handle.update(request, self._tally.steps, self._branches.reused)
                 handle.request = None
                 handle.deliver(ready(answer, request))
 

@@ -1,11 +1,14 @@
 """What an answer is made of while it comes: typed, frozen, in order. Texts never end in half a
 character."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import groupby
+from operator import itemgetter
 
 from ...states.phases.outline_ops import Answer
+from ...states.requests.blending import Reused
 from ...states.requests.branch import Branch, Request, Stage
 from ..record.report import finish_of
 from ..record.text_stream import Decode, TextStream
@@ -50,6 +53,17 @@ class BranchOpened:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptReused:
+    """A branch's prompt holds what was read before: its runs of tokens, in order.
+
+    Each is the text of a run, and how its K and V came: "r" reused, "c" recomputed, "n" new.
+    """
+
+    index: int
+    runs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TextWritten:
     """What a branch wrote in one step. step: the engine's number of it."""
 
@@ -76,7 +90,7 @@ class AnswerReady:
     usage: TokenUsage = field(default_factory=TokenUsage, compare=False)
 
 
-StreamEvent = OutlineRead | BranchOpened | TextWritten | BranchFinished | AnswerReady
+StreamEvent = OutlineRead | BranchOpened | PromptReused | TextWritten | BranchFinished | AnswerReady
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +107,32 @@ class TokensWritten:
     origins: str = ""
 
 
-Noted = OutlineRead | BranchOpened | TokensWritten | BranchFinished | AnswerReady
+@dataclass(frozen=True, slots=True)
+class ContextKnown:
+    """The tokens that a branch's answer stands behind; noted where somebody wants to know."""
+
+    index: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokensReused:
+    """What `PromptReused` is made of."""
+
+    index: int
+    runs: tuple[tuple[tuple[int, ...], str], ...]
+
+
+Noted = (
+    OutlineRead
+    | BranchOpened
+    | ContextKnown
+    | TokensReused
+    | TokensWritten
+    | BranchFinished
+    | AnswerReady
+)
+NOTHING: Mapping[int, Reused] = {}
 
 
 @dataclass(slots=True)
@@ -101,15 +140,20 @@ class Notes:
     """What has been noted of one request, as its branches grow.
 
     A request that is run again writes the same tokens again: they are noted once.
+
+    contexts: what a branch stands behind is noted too.
     """
 
+    contexts: bool = False
     sent: dict[int, int] = field(default_factory=dict)
     rounds: dict[int, int] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     outlined: bool = False
 
-    def of(self, request: Request, step: int) -> Iterator[Noted]:
-        """What is new since the last call."""
+    def of(
+        self, request: Request, step: int, reused: Mapping[int, Reused] = NOTHING
+    ) -> Iterator[Noted]:
+        """What is new since the last call. reused: by owner, rows that came from the cache."""
         if request.outline is not None and not self.outlined:
             self.outlined = True
             yield OutlineRead(tuple(point.title for point in request.outline.points))
@@ -121,6 +165,8 @@ class Notes:
                 self.sent[index] = 0
                 yield BranchOpened(index, branch.title)
             known = self.sent[index]
+            if not known and branch.tokens:
+                yield from self._began(branch, reused)
             if len(branch.tokens) > known or done:
                 self.sent[index] = max(len(branch.tokens), known)
                 new, at = tuple(branch.tokens[known:]), self.rounds.get(index, 0)
@@ -130,6 +176,13 @@ class Notes:
             if done:
                 self.ended.add(index)
                 yield BranchFinished(index, str(branch.finish), branch.note)
+
+    def _began(self, branch: Branch, reused: Mapping[int, Reused]) -> Iterator[Noted]:
+        """What is known of a branch when its first tokens are there."""
+        if self.contexts:
+            yield ContextKnown(branch.index, tuple(branch.before))
+        if reused and (runs := tuple(runs_of(branch, reused))):
+            yield TokensReused(branch.index, runs)
 
 
 class StreamReader:
@@ -141,9 +194,12 @@ class StreamReader:
 
     def events(self, noted: Iterable[Noted]) -> Iterator[StreamEvent]:
         for one in noted:
-            if not isinstance(one, TokensWritten):
+            if isinstance(one, TokensReused):
+                runs = tuple((self._decode(list(ids)), how) for ids, how in one.runs)
+                yield PromptReused(one.index, runs)
+            elif not isinstance(one, TokensWritten | ContextKnown):
                 yield one
-            elif text := self._text(one):
+            elif isinstance(one, TokensWritten) and (text := self._text(one)):
                 yield TextWritten(one.index, text, one.step)
 
     def _text(self, one: TokensWritten) -> str:
@@ -151,6 +207,25 @@ class StreamReader:
         tokens += one.tokens
         before = len(stream.text)
         return stream.update(tokens, final=one.last)[before:]
+
+
+def runs_of(branch: Branch, reused: Mapping[int, Reused]) -> Iterator[tuple[tuple[int, ...], str]]:
+    """A branch's prompt as runs of tokens that came the same way; nothing if none was reused.
+
+    The prefix that all branches share stands before that of the outline, or of the only branch.
+    """
+    request = branch.request
+    rows = [(branch.owner, list(branch.prompt), branch.start)]
+    if branch.is_root or (request.root is None and branch.index == 0):
+        rows.insert(0, (request.prefix_owner, request.context, 0))
+    for owner, ids, start in rows:
+        mark = reused.get(owner)
+        if mark is None or not mark.cached:
+            continue
+        steps = range(start, start + len(ids))
+        how = ["c" if at in mark.picked else "r" if at in mark.cached else "n" for at in steps]
+        for kind, run in groupby(zip(how, ids, strict=True), itemgetter(0)):
+            yield tuple(token for _, token in run), kind
 
 
 def origins(branch: Branch, first: int = 0) -> str:

@@ -1,13 +1,14 @@
 """A request from outside: its events, its answer, and how to wait for them in any style."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from threading import Condition
 from time import monotonic
 from typing import Protocol
 
 from ...states.phases.outline_ops import Answer
+from ...states.requests.blending import Reused
 from ...states.requests.branch import Request
 from ..prepare.inputs import Prompt
 from ..record.text_stream import Decode
@@ -50,7 +51,7 @@ class Handle:
         self.request: Request | None = None
         self._changed = Condition()
         self._noted: list[Noted] = []
-        self._notes = Notes()
+        self._notes = Notes(settings.contexts)
         self._error: BaseException | None = None
         self._wakers: set[Callable[[], None]] = set()
 
@@ -77,9 +78,9 @@ class Handle:
 
     # -- what the engine tells --------------------------------------------------------------------
 
-    def update(self, request: Request, step: int) -> None:
+    def update(self, request: Request, step: int, reused: Mapping[int, Reused]) -> None:
         """Note what is new; called by the engine alone."""
-        self._note(list(self._notes.of(request, step)))
+        self._note(list(self._notes.of(request, step, reused)))
 
     def deliver(self, ready: AnswerReady) -> None:
         self._note([ready])

@@ -1,4 +1,4 @@
-"""How likely the target finds given tokens: one forward over all of them, in a pool of its own."""
+"""How likely the target finds given tokens: forwards beside those that decode."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,32 +23,59 @@ class TokenScore:
     top: tuple[tuple[int, float], ...]
 
 
-def score(models: Models, ids: Sequence[int], first: int, top: int) -> list[TokenScore]:
-    """The scores of the ids from number `first` on, which is 1 at least; top: how many of the best
-    are wanted beside each."""
-    if len(ids) <= first:
-        return []
-    target, device, count = models.target, models.device, len(ids) - 1
-    shape = (target.num_layers, target.kv_heads, target.head_dim)
-    kv = KVCache(*shape, count, dtype=models.dtype, device=device)
-    ids_Q = torch.tensor(list(ids), device=device)
-    steps_1Q = torch.arange(count, device=device)[None]
-    found: list[TokenScore] = []
-    with torch.inference_mode():
-        for start in range(first - 1, count, ROWS):
-            tips_R = steps_1Q[0, start : start + ROWS]
+class Scorer:
+    """Scores tokens as they are written, behind a context that only grows; its K and V are kept in
+    a pool of its own.
+
+    Args:
+        most: tokens of the context and of what is written behind it, at most.
+    """
+
+    def __init__(self, models: Models, most: int) -> None:
+        target = models.target
+        shape = (target.num_layers, target.kv_heads, target.head_dim)
+        self._models = models
+        self._kv = KVCache(*shape, most, dtype=models.dtype, device=models.device)
+        self._waiting: list[int] = []  # the last of them has no row before another one follows
+        self._done = 0
+
+    def read(self, ids: Sequence[int]) -> None:
+        """Tokens that nobody wants scores of."""
+        self._waiting += ids
+
+    def score(self, ids: Sequence[int], top: int) -> list[TokenScore]:
+        """The scores of the next tokens; the first of all has none. top: how many of the best are
+        wanted beside each."""
+        known, rows = len(self._waiting), [*self._waiting, *ids]
+        found: list[TokenScore] = []
+        for start in range(0, len(rows) - 1, ROWS):
+            stop = min(start + ROWS, len(rows) - 1)
+            first = min(max(start, known - 1), stop - 1)
+            logits_RV = self._forward(rows[start:stop], first - start)
+            if stop > known - 1:
+                found += _read(logits_RV, self._ids(rows[first + 1 : stop + 1]), top)
+        self._waiting = rows[-1:]
+        return found
+
+    def _forward(self, ids: Sequence[int], tip: int) -> torch.Tensor:
+        """Logits [R, V] of the rows from number `tip` on; all rows stay in the pool."""
+        target, device = self._models.target, self._models.device
+        end = self._done + len(ids)
+        steps_1Q = torch.arange(self._done, end, device=device)[None]
+        steps_1K = torch.arange(end, device=device)[None]
+        metadata = AttentionMetadata.dense(steps_1Q[:, :, None] >= steps_1K[:, None], steps_1K)
+        statuses = (LayerStatus.FULL,) * target.num_layers
+        tips_R = torch.arange(tip, len(ids), device=device)
+        with torch.inference_mode():
             output = target.forward(
-                ids_Q[None, :-1],
-                steps_1Q,
-                steps_1Q,
-                AttentionMetadata.causal(count, device),
-                kv,
-                (LayerStatus.FULL,) * target.num_layers,
-                tips_R,
-                (),
+                self._ids(ids)[None], steps_1Q, steps_1Q, metadata, self._kv, statuses, tips_R, ()
             )
-            found += _read(output.logits_RV, ids_Q[tips_R + 1], top)
-    return found
+        self._done = end
+        logits_RV: torch.Tensor = output.logits_RV
+        return logits_RV
+
+    def _ids(self, ids: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(list(ids), device=self._models.device)
 
 
 def _read(logits_RV: torch.Tensor, ids_R: torch.Tensor, top: int) -> list[TokenScore]:

@@ -163,6 +163,7 @@ class Session:
             new_matcher=self._matcher(prompt, settings),
             documents=prompt.documents if searched else (),
             cache_salt=prompt.cache_salt,
+            closing_ids=frozenset((*self.prompts.stop_ids, *settings.stop_ids)),
             samples=self.program.graph.limits.samples,
             combine=self.prompts.combine() if attends else None,
             most_parts=skeleton.max_branches if skeleton is not None else 0,

@@ -13,8 +13,10 @@ class RequestSettings:
         sampling: how its tokens are drawn.
         token_ids: the whole prompt; nothing is put around it, and there is no outline.
         skeleton: False for one plain answer, whatever the graph does.
-        stop_ids: more ids that end an answer. ignore_eos: none ends it but these.
+        stop_ids: more ids that end an answer. ignore_eos: none ends it but these;
+            an outline ends all the same.
         schema: a JSON schema, as JSON, that a plain answer is held to.
+        contexts: whoever follows it is told what each branch stands behind.
     """
 
     sampling: SamplingRules | None = None
@@ -23,6 +25,7 @@ class RequestSettings:
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     schema: str | None = None
+    contexts: bool = False
 
     @property
     def plain(self) -> bool:

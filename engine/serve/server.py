@@ -4,16 +4,14 @@ import asyncio
 import hashlib
 import signal
 import socket
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import Code, UsageError
 from ..shell import complain
@@ -21,10 +19,10 @@ from .api.app import Api, ServerLimits, build_app
 from .api.gate import HEADER_BYTES, LOOPBACK, Gate, GateRules
 from .api.meters import Meters
 from .page.routes import PageRoutes
+from .strict_http import StrictProtocol
 from .wire.link import EngineLink
 
 CONNECTIONS = 2048
-TURNED_AWAY = {400: "Bad Request", 431: "Request Header Fields Too Large"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,8 @@ class ServeOptions:
     """How the server listens, and what it lets in.
 
     keys: API keys, none for everybody. grace: seconds that open requests have at the end.
-    vllm_names: metrics under vLLM's names too. runs_dir: where recorded runs are.
+    vllm_names: metrics under vLLM's names too. runs_dir: where recorded runs are. patience: seconds
+    that a client has to send a request, its head and then its body.
     """
 
     host: str = "127.0.0.1"
@@ -44,6 +43,7 @@ class ServeOptions:
     grace: float = 30.0
     vllm_names: bool = False
     runs_dir: str = "runs"
+    patience: float = 20.0
 
     @property
     def loopback(self) -> bool:
@@ -58,31 +58,8 @@ class ServeOptions:
 
     def rules(self) -> GateRules:
         hashed = [hashlib.sha256(key.encode()).digest() for key in self.keys]
-        return GateRules(hashed, LOOPBACK if self.loopback else (), self.body)
-
-
-class StrictProtocol(H11Protocol):
-    """HTTP/1.1 whose own refusals are JSON too, each with its right status."""
-
-    def send_400_response(self, msg: str) -> None:
-        error = sys.exception()
-        hint = getattr(error, "error_status_hint", 400)
-        status = hint if hint in TURNED_AWAY else 400
-        body = (
-            b'{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":null}}'
-            % (b"too long headers" if status == 431 else b"this is no HTTP request")
-        )
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"connection", b"close"),
-            (b"content-length", str(len(body)).encode()),
-        ]
-        reason = TURNED_AWAY[status].encode()
-        with suppress(h11.LocalProtocolError):
-            start = h11.Response(status_code=status, headers=headers, reason=reason)
-            for event in (start, h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        hosts = LOOPBACK if self.loopback else ()
+        return GateRules(hashed, hosts, self.body, self.patience)
 
 
 class DrainingServer(uvicorn.Server):
@@ -149,7 +126,8 @@ async def serve(
     api = Api(link, meters, options.limits)
     app = build_app(api)
     PageRoutes(link, Path(options.runs_dir)).add_to(app)
-    server = DrainingServer(config_of(Gate(app, options.rules(), meters)), api, options.grace)
+    gate = Gate(app, options.rules(), meters, api.room)
+    server = DrainingServer(config_of(gate, options.patience), api, options.grace)
     where = address_of(listener)
     complain(f"listening on {where}; the models are being loaded")
     running = asyncio.create_task(link.run())
@@ -187,17 +165,17 @@ async def _tell_ready(link: EngineLink, where: str) -> None:
     complain(f"ready: {where} serves {names}")
 
 
-def config_of(app: Any) -> uvicorn.Config:
+def config_of(app: Any, patience: float) -> uvicorn.Config:
+    http: Any = partial(StrictProtocol, patience=patience, most=CONNECTIONS)
     return uvicorn.Config(
         app,
-        http=StrictProtocol,
+        http=http,
         ws="none",
         lifespan="off",
         log_level="critical",
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=CONNECTIONS,
         h11_max_incomplete_event_size=HEADER_BYTES + 4096,
         timeout_keep_alive=15,
         timeout_graceful_shutdown=2,

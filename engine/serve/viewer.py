@@ -26,5 +26,5 @@ async def view(run: KeptRun, options: ServeOptions) -> int:
     app.add_exception_handler(HTTPException, http_error)
     PageRoutes(None, Path(), run).add_to(app)
     complain(f"{run.path.name} is shown at {address_of(listener)} (Ctrl-C ends)")
-    await run_alone(config_of(Gate(app, options.rules(), Meters(None))), listener)
+    await run_alone(config_of(Gate(app, options.rules(), Meters(None)), options.patience), listener)
     return int(Code.OK)

@@ -90,6 +90,12 @@ class Branch:
         return len(self.request.context) + sum(one.own for one in (*self.reads, self))
 
     @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end it: behind the end of a grammar nothing can come, whatever is ignored."""
+        closing = self.request.closing_ids if self.matcher is not None else None
+        return closing or self.request.stop_ids
+
+    @property
     def before(self) -> list[int]:
         """The token ids that its answer stands behind."""
         return self.context()[: self.size - len(self.tokens)]
@@ -169,7 +175,7 @@ class Request:
         arrival: its number in the order of submission; step: the one that first looked at it.
         deadline: moment of `time.monotonic` at which it is ended. alone: nobody runs beside it.
         cache_salt: only requests of the same one share what is kept of prompts and answers.
-        samples: answers that are drawn behind its prompt.
+        closing_ids: end what a grammar bounds, as `stop_ids` do the rest. samples: answers drawn.
         combine: what asks for one answer of parts that are read where they lie (`merge: attend`),
             `most_parts` at most; `apart` says why they are not combined after all.
     """
@@ -210,6 +216,7 @@ class Request:
     deadline: float | None = None
     alone: bool = False
     cache_salt: str = ""
+    closing_ids: frozenset[int] = frozenset()
     samples: int = 1
     combine: PromptTokens | None = None
     most_parts: int = 0

@@ -133,7 +133,7 @@ def bound_path(
         token = take_legal_(branch.matcher, verdict.best_GC, bound, first + node, host)
         tokens.append(token)
         child = _child(verdict, tree, node, token)
-        if child is None or token in branch.request.stop_ids:
+        if child is None or token in branch.stop_ids:
             return nodes, tokens
         nodes.append(child)
 
@@ -157,7 +157,7 @@ def take(branch: Branch, tokens: Sequence[int]) -> int:
         if token == BROKEN:
             branch.end(Finish.FAILED, NO_NUMBERS)
             return count
-        if token in branch.request.stop_ids:
+        if token in branch.stop_ids:
             branch.end(Finish.STOP)
             return count
         branch.tokens.append(token)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.request import urlopen
 
 import typer
 
@@ -34,6 +35,11 @@ QUESTIONS = (
     ("The sky is", "blue", "loud"),
     ("Bees make", "honey", "rocks"),
     ("Fish live in", "water", "books"),
+    ("At night we see the", "moon", "carpet"),
+    ("A bird has two", "wings", "wheels"),
+    ("Snow is", "cold", "angry"),
+    ("Plants grow from", "seeds", "spoons"),
+    ("We read", "books", "clouds"),
 )
 
 
@@ -72,7 +78,19 @@ def ask_litellm(url: str, model: str, folder: Path) -> Any:
 
 
 def ask_lm_eval(url: str, model: str, folder: Path) -> Any:
-    """Two toy tasks: a choice by log-probability, and a text up to a stop."""
+    """Two toy tasks, a choice by log-probability and a text up to a stop, for every graph that is
+    served: figures and texts have to be equal, for all of them give the target's own tokens."""
+    with urlopen(f"{url}/v1/models") as answer:
+        names = [one["id"] for one in json.load(answer)["data"]]
+    found = {name: evaluated(url, name, folder) for name in names}
+    first, *others = found.values()
+    assert all(one == first for one in others), found
+    figures, samples = first
+    return {"graphs": names, "equal": True, "answers compared": len(samples), **figures}
+
+
+def evaluated(url: str, model: str, folder: Path) -> tuple[dict[str, Any], list[Any]]:
+    """The figures of the tasks, and what was answered to each question."""
     with tempfile.TemporaryDirectory() as name:
         tasks = Path(name)
         rows = [{"question": q, "answer": a, "choices": [a, b]} for q, a, b in QUESTIONS]
@@ -87,11 +105,22 @@ def ask_lm_eval(url: str, model: str, folder: Path) -> Any:
             (tasks / f"{task}.yaml").write_text(text)
         given = f"base_url={url}/v1/completions,model={model},tokenizer={folder},num_concurrent=1"
         words = ["--model", "local-completions", "--model_args", given, "--tasks", ",".join(kinds)]
-        out = ["--include_path", str(tasks), "--output_path", str(tasks / "out")]
-        done = run([sys.executable, "-m", "lm_eval", "run", *words, *out])
+        out = ["--include_path", name, "--output_path", f"{name}/out", "--log_samples"]
+        run([sys.executable, "-m", "lm_eval", "run", *words, *out])
         (results,) = (tasks / "out").rglob("results*.json")
-        found = json.loads(results.read_text())["results"]
-        return {"ended": done, **{k: v for k, v in found.items() if k in kinds}}
+        said = [
+            json.loads(line)["resps"]
+            for path in sorted((tasks / "out").rglob("samples*.jsonl"))
+            for line in path.read_text().splitlines()
+        ]
+        figures = json.loads(results.read_text())["results"]
+        numbers = {
+            f"{task} {kind.partition(',')[0]}": value
+            for task in kinds
+            for kind, value in figures[task].items()
+            if isinstance(value, float) and "stderr" not in kind
+        }
+        return numbers, said
 
 
 def ask_guidellm(url: str, model: str, folder: Path) -> Any:
@@ -101,11 +130,30 @@ def ask_guidellm(url: str, model: str, folder: Path) -> Any:
             --tokenizer kind=hf_auto,model={folder}
             --data kind=synthetic_text,prompt_tokens=32,output_tokens=16
             --output kind=json,path={name}/out.json""".split()
-        return {"ended": run([sys.executable, "-m", "guidellm", *words])}
+        run([sys.executable, "-m", "guidellm", *words])
+        (report,) = Path(name).glob("*.json")
+        (one,) = json.loads(report.read_text())["benchmarks"]
+        return {"requests": one["metrics"]["request_totals"]}
 
 
-def run(words: list[str]) -> int:
-    return subprocess.run(words, env=os.environ | OFFLINE, timeout=600, check=True).returncode
+def ask_aiperf(url: str, model: str, folder: Path) -> Any:
+    with tempfile.TemporaryDirectory() as name:
+        words = f"""profile --model {model} --url {url} --endpoint-type chat --streaming
+            --tokenizer {folder} --concurrency 2 --request-count 6 --isl 32 --osl 16
+            --extra-inputs ignore_eos:true --ui none --artifact-dir {name}""".split()
+        program = str(Path(sys.executable).with_name("aiperf"))
+        run([program, *words], HF_HUB_OFFLINE="")  # with it, it does not find a folder
+        (report,) = Path(name).rglob("profile_export_aiperf.json")
+        found = json.loads(report.read_text())
+        names = ("request_count", "error_request_count", "output_sequence_length")
+        return {one: found[one].get("avg") for one in names if found.get(one)}
+
+
+def run(words: list[str], **more: str) -> None:
+    """A client that is a program of its own; what it says is shown where it fails."""
+    own = os.environ | OFFLINE | more
+    done = subprocess.run(words, env=own, timeout=600, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 CLIENTS: dict[str, tuple[str, Callable[[str, str, Path], Any]]] = {
@@ -114,13 +162,17 @@ CLIENTS: dict[str, tuple[str, Callable[[str, str, Path], Any]]] = {
     "litellm": ("litellm", ask_litellm),
     "lm-eval": ("lm_eval", ask_lm_eval),
     "guidellm": ("guidellm", ask_guidellm),
+    "aiperf": ("aiperf", ask_aiperf),
 }
 
 
 def results(url: str, model: str, folder: Path) -> Iterator[tuple[str, Any]]:
     os.environ.update(OFFLINE)
     for name, (module, ask) in CLIENTS.items():
-        yield name, ask(url, model, folder) if find_spec(module) else "is not installed"
+        try:
+            yield name, ask(url, model, folder) if find_spec(module) else "is not installed"
+        except Exception as error:
+            yield name, {"failed": f"{type(error).__name__}: {error}"}
 
 
 def main(
@@ -131,8 +183,11 @@ def main(
     ),
 ) -> None:
     """Run every client that is installed against a server."""
+    failed = False
     for name, found in results(url, model, tokenizer.resolve()):
         print(f"{name}: {json.dumps(found)}", flush=True)
+        failed |= "failed" in found
+    raise typer.Exit(int(failed))
 
 
 if __name__ == "__main__":

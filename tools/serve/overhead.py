@@ -14,7 +14,7 @@ import typer
 from specsot import Engine
 from specsot.engine.prepare.inputs import Prompt
 
-from .load import QUESTIONS, Load
+from .asking import QUESTIONS, Client, chat
 
 
 def inside(engine: Engine, width: int, tokens: int) -> float:
@@ -31,11 +31,9 @@ def inside(engine: Engine, width: int, tokens: int) -> float:
 
 async def outside(url: str, model: str, width: int, tokens: int) -> float:
     """The same over HTTP, streamed."""
-    load = Load(url, model)
-    began = time.perf_counter()
-    found = await asyncio.gather(*(load.ask(n, tokens) for n in range(width)))
+    client, began = Client(url), time.perf_counter()
+    found = await asyncio.gather(*(client.ask(chat(model, n, tokens)) for n in range(width)))
     took = time.perf_counter() - began
-    await load.http.aclose()
     return took / sum(one.tokens for one in found)
 
 
@@ -46,6 +44,7 @@ def main(
     rounds: int = 5,
 ) -> None:
     """Ratios of time per token, HTTP to in-process, at concurrency 1 and 16; medians of pairs."""
+    asyncio.run(Client(url).ready())
     with Engine(model) as engine:
         for width in (1, 16):
             inside(engine, width, 8)
@@ -59,6 +58,7 @@ def main(
                 "http_ms_per_token": round(1e3 * median(there for there, _ in pairs), 3),
                 "in_process_ms_per_token": round(1e3 * median(here for _, here in pairs), 3),
                 "ratio": round(median(there / here for there, here in pairs), 3),
+                "ratios": sorted(round(there / here, 3) for there, here in pairs),
             }
             print(json.dumps(found), flush=True)
 

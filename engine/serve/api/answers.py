@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
@@ -15,7 +15,9 @@ from .fields import SamplingFields
 from .meters import Meters, Stopwatch
 from .problems import ApiError, engine_gone, invalid
 from .replies import Shape, speculation_of, usage_of, usage_so_far
+from .scores import Scores
 
+SAID = {"outline": "titles", "opened": "title", "reused": "runs", "ended": "finish"}
 FAILED = {  # how a request can end without an answer: status, type, what is said
     "failed": (500, "server_error", "the request failed"),
     "timeout": (504, "timeout_error", "the request's time was up"),
@@ -35,6 +37,7 @@ class Choice:
     prompt_tokens: int = 0
     tokens: int = 0
     ended: Ended | None = None
+    scores: Scores = field(default_factory=Scores)
 
 
 @dataclass(slots=True)
@@ -104,6 +107,7 @@ def failure(ended: Ended) -> ApiError | None:
 def _took(one: Choice, message: Message) -> None:
     if isinstance(message, Wrote):
         one.tokens = message.tokens
+        one.scores.add(message)
         one.watch.wrote(message.tokens)
     elif isinstance(message, Ended):
         one.ended, one.ticket.ended = message, True
@@ -141,8 +145,9 @@ async def whole(answers: Answers, request: Request, prompts: Sequence[str]) -> d
     texts = [
         prompt + ("" if empty else end.text) for prompt, end in zip(prompts, ends, strict=True)
     ]
-    pairs = zip(texts, ends, strict=True)
-    choices = [shape.choice(i, text, end) for i, (text, end) in enumerate(pairs)]
+    rows = [one.scores.shaped(one.scores.rest(), chat=shape.chat) for one in answers.choices]
+    each = enumerate(zip(texts, ends, rows, strict=True))
+    choices = [shape.choice(i, text, end, scores) for i, (text, end, scores) in each]
     vendor = {
         "graph": answers.choices[0].submit.graph,
         "notes": [one.note for one in ends if one.note],
@@ -221,15 +226,17 @@ def _chunks(answers: Answers, one: Choice, message: Message) -> list[dict[str, A
         if wrong := failure(message):
             raise wrong
         more = {"note": message.note} if message.note else None
-        return [shape.chunk(one.index, ended=message, vendor=more)]
+        scores = one.scores.shaped(one.scores.rest(), chat=shape.chat)
+        return [shape.chunk(one.index, ended=message, vendor=more, scores=scores)]
     if not isinstance(message, Wrote):
         return []
     if vendor.stream == "multiplexed":
         return [*_multiplexed(shape, one, message, trace=vendor.trace)]
     told = {"step": message.step, "events": message.events} if vendor.trace else None
-    if not message.text and told is None:
+    scores = one.scores.shaped(one.scores.more(), chat=shape.chat)
+    if not message.text and told is None and scores is None:
         return []
-    return [shape.chunk(one.index, message.text, vendor=told)]
+    return [shape.chunk(one.index, message.text, vendor=told, scores=scores)]
 
 
 def _multiplexed(
@@ -239,15 +246,15 @@ def _multiplexed(
     chunks = []
     for name, branch, more in message.events:
         text = "".join(piece for piece, _ in more) if name == "wrote" else ""
+        rows = one.scores.of(branch) if name == "wrote" else []
         told: dict[str, Any] = {"branch": branch, "event": name, "step": message.step}
         if name == "wrote":
             told |= {"pieces": more} if trace else {}
             told |= {"text": text} if branch < 0 else {}
         else:
-            told["titles" if name == "outline" else "title" if name == "opened" else "finish"] = (
-                more
-            )
-        chunks.append(shape.chunk(one.index, text if branch >= 0 else "", vendor=told))
+            told[SAID[name]] = more
+        shown, scores = text if branch >= 0 else "", one.scores.shaped(rows, chat=shape.chat)
+        chunks.append(shape.chunk(one.index, shown, vendor=told, scores=scores))
     return chunks
 
 

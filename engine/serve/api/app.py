@@ -116,6 +116,11 @@ class Api:
             raise ApiError(404, message, param="model", code="model_not_found")
         return name
 
+    def room(self) -> None:
+        """Raise ApiError where there is no room for anybody."""
+        if self.link.ready:
+            self.admit(1)
+
     def admit(self, more: int) -> None:
         """Raise ApiError where there is no room for so many more."""
         if self.draining:

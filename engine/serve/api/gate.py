@@ -3,11 +3,12 @@
 Denied by default: without the key only the liveness probe and the page's own files are given out.
 """
 
+import asyncio
 import hashlib
 import hmac
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -21,6 +22,7 @@ from .problems import ApiError, invalid
 
 MOST_HEADERS, HEADER_BYTES = 100, 16 << 10
 OPEN = ("/health", "/")
+ANSWERED = ("/v1/chat/completions", "/v1/completions")
 OPEN_BELOW = "/page/"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -39,11 +41,12 @@ ALWAYS = (
 @dataclass(frozen=True, slots=True)
 class GateRules:
     """What may pass. keys: sha256 of the API keys, none for everybody; hosts: allowed names in
-    `Host`, none for any; body: bytes at most."""
+    `Host`, none for any; body: bytes at most, that are there within `patience` seconds."""
 
     keys: Sequence[bytes] = ()
     hosts: Sequence[str] = ()
     body: int = 1 << 20
+    patience: float = 20.0
 
     def allows(self, key: str) -> bool:
         """Whether this is one of the keys; takes the same time for every wrong one."""
@@ -53,10 +56,19 @@ class GateRules:
 
 
 class Gate:
-    """The outermost layer of the server."""
+    """The outermost layer of the server.
 
-    def __init__(self, app: ASGIApp, rules: GateRules, meters: Meters) -> None:
-        self._app, self._rules, self._meters = app, rules, meters
+    room: raises ApiError where no answer can be written now, so that a body is not even read.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        rules: GateRules,
+        meters: Meters,
+        room: Callable[[], None] | None = None,
+    ) -> None:
+        self._app, self._rules, self._meters, self._room = app, rules, meters, room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,10 +78,10 @@ class Gate:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         own = headers.get(b"x-request-id", "")
         id = own if REQUEST_ID.fullmatch(own) else uuid4().hex
-        answer = _Answer(send, id, self._meters)
+        answer, posted = _Answer(send, id, self._meters), scope["method"] == "POST"
         try:
             self._check(scope, headers)
-            body = await self._body(headers, receive) if scope["method"] == "POST" else None
+            body = await self._read(scope["path"], headers, receive) if posted else None
             await self._app(scope, receive if body is None else _Replay(body, receive), answer.send)
         except ApiError as error:
             await answer.error(error)
@@ -98,6 +110,16 @@ class Gate:
                     kind="authentication_error",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
+
+    async def _read(self, path: str, headers: Mapping[bytes, str], receive: Receive) -> bytes:
+        """The body of a request; one that cannot be answered now is refused before."""
+        if self._room is not None and path in ANSWERED:
+            self._room()
+        try:
+            async with asyncio.timeout(self._rules.patience):
+                return await self._body(headers, receive)
+        except TimeoutError:
+            raise ApiError(408, "the body did not come in time") from None
 
     async def _body(self, headers: Mapping[bytes, str], receive: Receive) -> bytes:
         """The whole body; what is too long is not read to its end."""
@@ -161,7 +183,7 @@ class _Answer:
             (b"content-length", str(len(body)).encode()),
             *((name.lower().encode(), value.encode()) for name, value in error.headers.items()),
         ]
-        if error.status in (413, 431):
+        if error.status in (408, 413, 431):
             headers.append((b"connection", b"close"))
         start: dict[str, Any] = {"type": "http.response.start", "status": error.status}
         await self.send({**start, "headers": headers})

@@ -70,6 +70,9 @@ class EngineCollector:
                 places.add_metric([graph, str(place)], count)
         yield usage
         yield places
+        if not self._vllm:
+            name, doc = "specsot:requests_open", "Answers that somebody waits for."
+            yield GaugeMetricFamily(name, doc, value=self._link.open)
 
 
 class Meters:

@@ -79,14 +79,14 @@ class Shape:
     ) -> dict[str, Any]:
         return {**self._envelope(stream=False), "choices": list(choices), "usage": usage, **more}
 
-    def choice(self, index: int, text: str, ended: Ended) -> dict[str, Any]:
+    def choice(
+        self, index: int, text: str, ended: Ended, scores: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
         """A finished choice of an answer that is not streamed."""
         end = {"finish_reason": FINISHED[ended.finish], "stop_reason": ended.stop}
         if self.chat:
             message = {"role": "assistant", "content": text, "refusal": None}
-            scores = None if ended.scores is None else {"content": chat_scores(ended.scores)}
             return {"index": index, "message": message, "logprobs": scores, **end}
-        scores = None if ended.scores is None else completion_scores(ended.scores)
         return {"index": index, "text": text, "logprobs": scores, **end}
 
     def chunk(
@@ -97,10 +97,11 @@ class Shape:
         first: bool = False,
         ended: Ended | None = None,
         vendor: Mapping[str, Any] | None = None,
+        scores: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """A piece of one choice: its beginning, a text, or its end."""
         finish = None if ended is None else FINISHED[ended.finish]
-        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": finish}
+        choice: dict[str, Any] = {"index": index, "logprobs": scores, "finish_reason": finish}
         if ended is not None:
             choice["stop_reason"] = ended.stop
         if self.chat:
@@ -114,36 +115,3 @@ class Shape:
     def last(self, usage: Mapping[str, Any], **more: Any) -> dict[str, Any]:
         """The chunk behind all choices that says what they took."""
         return {**self._envelope(stream=True), "choices": [], "usage": usage, **more}
-
-
-def chat_scores(scores: Sequence[Any]) -> list[dict[str, Any]]:
-    """Log-probabilities as chat answers have them."""
-
-    def entry(text: str, logprob: float) -> dict[str, Any]:
-        return {"token": text, "logprob": _floor(logprob), "bytes": list(text.encode())}
-
-    return [
-        {**entry(text, logprob), "top_logprobs": [entry(t, p) for _, t, p in top]}
-        for _, text, logprob, top in scores
-    ]
-
-
-def completion_scores(scores: Sequence[Any]) -> dict[str, Any]:
-    """Log-probabilities as completions have them; the first token of a text has none."""
-    offsets, at = [], 0
-    for _, text, _, _ in scores:
-        offsets.append(at)
-        at += len(text)
-    return {
-        "tokens": [text for _, text, _, _ in scores],
-        "token_logprobs": [None if p is None else _floor(p) for _, _, p, _ in scores],
-        "top_logprobs": [
-            None if p is None else {t: _floor(q) for _, t, q in top} for _, _, p, top in scores
-        ],
-        "text_offset": offsets,
-    }
-
-
-def _floor(logprob: float) -> float:
-    """What JSON can say: there is no -inf in it."""
-    return max(logprob, -9999.0)

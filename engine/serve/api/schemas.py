@@ -6,14 +6,15 @@ from pydantic import BaseModel
 
 from .problems import ErrorBody
 
-COMMON = (401, 403, 405, 431, 500, 503)
-OF_BODIES = (400, 404, 413, 415, 429, 504)
+COMMON = (400, 401, 403, 405, 408, 431, 500, 503)
+OF_BODIES = (404, 413, 415, 429, 504)
 WORDS = {
     400: "A field is wrong; `param` names it.",
     401: "No valid API key.",
     403: "The server is not called so.",
     404: "No such model, or path.",
     405: "Another method is needed.",
+    408: "The request did not come in time.",
     413: "The body is too long.",
     415: "The body is no JSON.",
     429: "Too many requests.",

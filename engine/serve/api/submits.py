@@ -179,8 +179,6 @@ def _common(
         raise invalid(f"min_tokens: {fields.min_tokens}, more than max_tokens", "min_tokens")
     if fields.stream_options is not None and not fields.stream:
         raise invalid("stream_options: needs stream: true", "stream_options")
-    if top >= 0 and fields.stream:
-        raise unsupported("logprobs", "not with stream: scores are made when an answer has ended")
     vendor: Vendor = fields.specsot
     documents = [
         ["", one] if isinstance(one, str) else [one.title, one.text] for one in vendor.documents

@@ -135,8 +135,9 @@ class Wrote:
     """What one step brought to a request.
 
     text: what can be read of the answer now and could not before. events: what happened to its
-    branches, as (name, branch, more): outline (titles), opened (title), wrote ([piece, origin]),
-    ended (finish). tokens: written by now.
+    branches, as (name, branch, more): outline (titles), opened (title), reused ([run of its prompt,
+    how]), wrote ([piece, origin]), ended (finish). tokens: written by now. scores: of tokens, where
+    they are asked for: [branch, token id, text, log-probability, [[id, text, log-probability]]].
     """
 
     id: str
@@ -144,6 +145,7 @@ class Wrote:
     events: Sequence[Sequence[Any]]
     step: int
     tokens: int
+    scores: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +153,7 @@ class Ended:
     """The end of a request.
 
     text: the whole answer. finish: as of `specsot run`; stop: the text or id that ended it.
-    usage: as `TokenUsage`. speculation: of its rounds: accepted and drafted per round.
-    scores: [token id, text, log-probability, [[id, text, log-probability]]] of each token.
+    usage: as `TokenUsage`. accepted, drafted: in each of its rounds.
     """
 
     id: str
@@ -163,7 +164,6 @@ class Ended:
     usage: Mapping[str, int]
     accepted: Sequence[int]
     drafted: Sequence[int]
-    scores: Sequence[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

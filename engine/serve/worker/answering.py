@@ -11,13 +11,15 @@ from ...run.events import (
     AnswerReady,
     BranchFinished,
     BranchOpened,
+    ContextKnown,
     Noted,
     OutlineRead,
+    TokensReused,
     TokensWritten,
 )
 from ...run.handle import Handle
-from ...run.scoring import score
 from ..wire.protocol import Ended, Message, Submit, Wrote
+from .scores import ScoreRows
 from .stops import StopTexts
 
 NOTED_ENDS = ("stop", "length")
@@ -66,6 +68,7 @@ class ServedRequest:
         self._order = ReadingOrder.of(engine.session.program.graph, raw=raw)
         self._stops = StopTexts(asked.stop)
         self._branches: dict[int, PartText] = {}
+        self._scores = ScoreRows.of(engine, asked)
         self.speculation = speculation
         self._taken = self._tokens = 0
         self._text = ""
@@ -89,14 +92,17 @@ class ServedRequest:
         if last is not None:
             text += self._close(last)
         self._text += text
-        if text or events:
-            yield Wrote(self.asked.id, text, events, step, self._tokens)
+        scores = self._scores.take()
+        if text or events or scores:
+            yield Wrote(self.asked.id, text, events, step, self._tokens, scores)
         if last is not None:
             self.done = True
             yield self._ended(last)
 
     def _take(self, one: Noted, events: list[list[Any]]) -> str:
         """The readable text of a note; its events are appended."""
+        if self._stops.found is not None:
+            return ""  # it was cancelled, and the last step may have brought more
         if isinstance(one, OutlineRead):
             events.append(["outline", -1, list(one.titles)])
             return self._stops.take(self._order.outlined(one.titles))
@@ -105,6 +111,11 @@ class ServedRequest:
         elif isinstance(one, BranchFinished):
             events.append(["ended", one.index, one.finish])
             return self._through(self._order.ended(one.index))
+        elif isinstance(one, TokensReused):
+            decode = self.engine.decode
+            events.append(["reused", one.index, [[decode(ids), how] for ids, how in one.runs]])
+        elif isinstance(one, ContextKnown):
+            self._scores.begin(one.index, one.tokens)
         elif isinstance(one, TokensWritten):
             return self._written(one, events)
         return ""
@@ -112,7 +123,7 @@ class ServedRequest:
     def _written(self, one: TokensWritten, events: list[list[Any]]) -> str:
         decode = self.engine.decode
         branch = self._branches.setdefault(one.index, PartText(TextStream(decode)))
-        pieces, text = [], ""
+        pieces, text, known = [], "", len(branch.tokens)
         for token, origin in zip(one.tokens, one.origins, strict=True):
             piece = branch.take(token, final=False)
             self._tokens += 1
@@ -120,6 +131,7 @@ class ServedRequest:
             text += self._through(self._order.written(one.index, piece))
             if self._stopped_at(branch):
                 break
+        self._scores.score(one.index, branch.tokens[known:])
         if one.last and (rest := branch.close()) and self._stops.found is None:
             pieces.append([rest, one.origins[-1:] or "t"])
             text += self._through(self._order.written(one.index, rest))
@@ -164,28 +176,4 @@ class ServedRequest:
             usage,
             self.speculation.accepted,
             self.speculation.drafted,
-            self._scores(last),
         )
-
-    def _scores(self, last: AnswerReady) -> list[Any] | None:
-        """The target's log-probabilities of a plain answer, and of its prompt if it is echoed."""
-        top, request = self.asked.logprobs, self._prompt
-        if top < 0 or last.finish not in (*NOTED_ENDS, "cancelled"):
-            return None
-        kept = self._kept if self._kept is not None else list(last.answer.sections[0].tokens)
-        written = kept if self.asked.max_tokens != 0 else []
-        first = 1 if self.asked.echo else len(request)
-        found = score(self.engine.session.models, [*request, *written], first, top)
-        decode = self.engine.decode
-        head = [[request[0], decode([request[0]]), None, []]] if self.asked.echo else []
-        rows = [
-            [one.token, decode([one.token]), one.logprob, [[i, decode([i]), p] for i, p in one.top]]
-            for one in found
-        ]
-        return head + rows
-
-    @property
-    def _prompt(self) -> list[int]:
-        """The ids of a plain prompt."""
-        request = self.engine.session.request(self.handle.prompt, self.handle.settings)
-        return [*request.prefix, *request.tail]

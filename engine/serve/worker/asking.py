@@ -106,7 +106,9 @@ class Asking:
         plain = bool(ids) or not asked.skeleton or asked.schema is not None
         self._check_skeleton(asked, plain=plain)
         stops, schema = tuple(asked.stop_ids), asked.schema
-        return RequestSettings(sampling, ids, asked.skeleton, stops, asked.ignore_eos, schema)
+        return RequestSettings(
+            sampling, ids, asked.skeleton, stops, asked.ignore_eos, schema, asked.logprobs >= 0
+        )
 
     def _sampling(self, asked: Submit, size: int) -> SamplingRules | None:
         if not asked.sampling:
@@ -129,8 +131,8 @@ class Asking:
             raise Refusal(f"graph {graph.name!r} searches with beams: no {field}", field)
         if plain or graph.skeleton is None:
             return
-        if asked.logprobs >= 0:
-            what = f"graph {graph.name!r} writes an outline and its parts; a plain answer has them"
+        if asked.logprobs >= 0 and graph.skeleton.merge == "attend":
+            what = f"graph {graph.name!r} reads parts where they lie, which no plain forward does"
             raise Refusal(f"logprobs: {what} (specsot.skeleton: false)", "logprobs")
 
 

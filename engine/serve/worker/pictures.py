@@ -1,7 +1,7 @@
 """What a page is shown of the engines: their states, last moves and pools, a few times a second."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from ....states.trace import Event, Moved, Sink
 from ...record.snapshot import runs_of
@@ -35,13 +35,15 @@ class PictureTaker:
 
         return happened
 
-    def take(self, now: float) -> Iterator[Picture]:
-        """A picture of every engine that has moved; nothing if the last ones are not old enough."""
-        if not self.on or now - self._last < OFTEN:
+    def take(self, now: float, ended: Collection[str] = ()) -> Iterator[Picture]:
+        """A picture of every engine that has moved, if the last ones are old enough; of those in
+        which everybody has just ended, at once."""
+        if not self.on:
             return
-        self._last = now
+        due = now - self._last >= OFTEN
+        self._last = now if due else self._last
         for graph, moves in self._moves.items():
-            if moves:
+            if moves and (due or graph in ended):
                 engine = self._engines[graph]
                 pool = engine.pool()
                 told = [list(one) for one in moves]

@@ -3,7 +3,7 @@
 import os
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
@@ -164,14 +164,16 @@ class Worker:
     def _turn(self) -> None:
         """A step of every engine that has something to do."""
         self._take_in()
-        busy = False
+        busy, ended = False, set[str]()
         by_graph: dict[str, list[ServedRequest]] = {}
         for one in [*self._answering.values()]:
             by_graph.setdefault(one.asked.graph, []).append(one)
         for graph, some in by_graph.items():
             busy |= self._engines[graph].step()
             self._tell(some)
-        self._report()
+            if all(one.done for one in some):
+                ended.add(graph)
+        self._report(ended)
         if not busy and not self._answering:
             self._something.wait(TOLD)
             self._something.clear()
@@ -195,9 +197,9 @@ class Worker:
                 self._answering.pop(one.asked.id, None)
                 self._speculation.pop(one.asked.id, None)
 
-    def _report(self) -> None:
+    def _report(self, ended: Collection[str]) -> None:
         now = monotonic()
-        for picture in self._pictures.take(now):
+        for picture in self._pictures.take(now, ended):
             self._send(picture)
         if now - self._told >= TOLD:
             self._told = now

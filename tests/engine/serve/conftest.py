@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers.servers import Served, serving
 
-GRAPHS = ("bim_dflash", "dflash", "autoregressive")
+GRAPHS = ("bim_dflash", "dflash", "autoregressive", "blend_eagle")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from helpers.servers import CODE, PATIENCE, RAIN, Served, said, serving
 from specsot.engine.cli.main import main
 
 KEY = "a-secret"
+JSON = {"content-type": "application/json"}
 LONG: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True}
 
 
@@ -31,6 +33,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server of one graph that lets three requests in at once, with a key."""
     folder = tmp_path_factory.mktemp("strict")
     words = ("autoregressive", "--max-queue", "3", "--timeout", "20", "--grace", "10")
+    words += ("--patience", "3")
     with serving(folder, *words, SPECSOT_API_KEY=KEY) as server:
         server.http.headers["authorization"] = f"Bearer {KEY}"
         yield server
@@ -84,9 +87,35 @@ def test_a_full_queue_says_so_at_once_and_those_inside_go_on(strict: Served) -> 
         assert turned.status_code == 503 and time.monotonic() - began < 2
         assert int(turned.headers["retry-after"]) > 0
         assert turned.json()["error"]["code"] == "server_overloaded"
+        unread = strict.http.post("/v1/completions", content=b"{", headers=JSON)
+        assert unread.status_code == 503, "nobody reads what cannot be answered"
         answers = [one.result() for one in inside]
     assert [one.json()["usage"]["completion_tokens"] for one in answers] == [150] * 3
     assert strict.chat(model="autoregressive").status_code == 200
+
+
+def test_more_choices_than_there_is_room_for(strict: Served) -> None:
+    got = strict.chat(model="autoregressive", n=16)
+    assert got.status_code == 400 and got.json()["error"]["param"] == "n"
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_who_sends_slowly_is_turned_away(strict: Served, part: str) -> None:
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+    if part == "body":
+        head += "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+    began = time.monotonic()
+    with socket.create_connection(strict.address) as pipe:
+        pipe.sendall(head.encode())
+        pipe.settimeout(0.2)
+        got = b""
+        while not got and time.monotonic() - began < 15:
+            pipe.sendall(b"a")
+            with suppress(TimeoutError):
+                got = pipe.recv(4096)
+    assert got.startswith(b"HTTP/1.1 408 ") and time.monotonic() - began < 10
+    assert json.loads(got.rpartition(b"\r\n\r\n")[2])["error"]["message"]
+    assert strict.http.get("/ready").status_code == 200
 
 
 def test_who_leaves_is_cancelled_and_leaves_nothing(strict: Served) -> None:

@@ -13,7 +13,7 @@ from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.engine import Engine
-from specsot.engine.run.scoring import score
+from specsot.engine.run.scoring import Scorer
 from specsot.engine.run.session import Session, derive_seed
 from specsot.states.graph.load import op_table
 
@@ -52,7 +52,8 @@ def text_of(chunks: list[Any]) -> str:
 
 def test_models(client: openai.OpenAI) -> None:
     names = [model.id for model in client.models.list()]
-    assert names == ["specsot/bim_dflash", "specsot/dflash", "specsot/autoregressive"]
+    served = ("bim_dflash", "dflash", "autoregressive", "blend_eagle")
+    assert names == [f"specsot/{name}" for name in served]
     assert client.models.retrieve("specsot/dflash").id == "specsot/dflash"
 
 
@@ -177,6 +178,17 @@ def test_lengths_stop_ids_and_ignored_ends(served: Served) -> None:
     assert later["usage"]["completion_tokens"] >= least
 
 
+def test_an_outline_ends_whatever_is_ignored(served: Served) -> None:
+    """Load generators ask so, with words that need no outline."""
+    for text in (BEES, " pray MALVOLIO My prayers minx MARIA No I warrant you he will"):
+        got = served.chat(text, "bim_dflash", max_tokens=16, ignore_eos=True)
+        assert got.status_code == 200, got.text
+        parts = max(got.json()["choices"][0]["message"]["content"].count("\n\n") // 2, 1)
+        usage = got.json()["usage"]
+        written = usage["completion_tokens"] - usage["completion_tokens_details"]["skeleton_tokens"]
+        assert written % 16 == 0 and written >= 16 * parts
+
+
 def test_biases_and_penalties_are_the_graphs_own(served: Served, alone: Any) -> None:
     fields = {"frequency_penalty": 2.0, "presence_penalty": 1.5, "repetition_penalty": 3.0}
     got = served.chat(BEES, max_tokens=24, **fields).json()["choices"][0]["message"]["content"]
@@ -197,8 +209,12 @@ def test_scores_are_the_targets_own(served: Served, alone: Any) -> None:
     )
     request = session.request(Prompt("1", BEES))
     ids = [*request.prefix, *request.tail]
-    expected = score(session.models, [*ids, *tokens], len(ids), 3)
-    assert [one["logprob"] for one in content] == pytest.approx([s.logprob for s in expected])
+    scorer = Scorer(session.models, len(ids) + len(tokens))
+    scorer.read(ids)
+    expected = scorer.score(tokens, 3)
+    assert [one["logprob"] for one in content] == pytest.approx(
+        [s.logprob for s in expected], abs=1e-5
+    )
     for one in content:  # greedy: the token is the best of its row
         assert one["top_logprobs"][0]["logprob"] == one["logprob"]
 
@@ -303,6 +319,20 @@ def test_documents_stand_before_the_question(served: Served) -> None:
     document = {"title": "Rain", "text": "Rain in Zanzibar is green."}
     bare, told = (served.chat(RAIN, specsot=v).json() for v in ({}, {"documents": [document]}))
     assert told["usage"]["prompt_tokens"] > bare["usage"]["prompt_tokens"] + 5
+
+
+def test_what_of_a_prompt_was_reused_is_told(served: Served) -> None:
+    text = "Rain falls from clouds. The water comes from the sea, and the wind carries it. " * 5
+    body = {"model": "blend_eagle", "messages": said(RAIN), "max_tokens": 4}
+    vendor = {"trace": True, "documents": [text]}
+    chunks = served.stream(**body, specsot=vendor)[:-1]
+    events = [e for c in chunks for e in (c.get("specsot") or {}).get("events", [])]
+    ((_, branch, runs),) = [one for one in events if one[0] == "reused"]
+    assert branch == 0 and {how for _, how in runs} == set("nrc")
+    said_all = "".join(piece for piece, _ in runs)
+    assert text.strip() in said_all and RAIN in said_all
+    reused = "".join(piece for piece, how in runs if how != "n")
+    assert reused in said_all and len(reused) > 200 and RAIN not in reused
 
 
 def test_fields_that_nobody_reads_are_told(served: Served) -> None:

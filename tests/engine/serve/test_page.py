@@ -121,7 +121,29 @@ def test_an_answer_is_seen_growing_beside_another(
     assert page.locator("#compared tr").count() == 7
     assert page.locator("svg.machine .lit").count() == 1
     assert "slots in use" in page.inner_text("#pooltext")
+    visit.until("document.getElementById('pooltext').textContent.includes('0 running')", 5)
     visit.shot(f"answer_{width}")
+    visit.clean()
+    page.close()
+
+
+def test_what_of_a_prompt_was_reused_is_seen(browser: Any, served: Served) -> None:
+    visit = Visit(browser, served.url, 1280, 800, "light")
+    page = visit.page
+    visit.until("document.getElementById('status').textContent.includes('graphs')")
+    page.click("#more summary")
+    rain = "Rain falls from clouds. The water comes from the sea, and the wind carries it. " * 4
+    bees = "A bee visits many flowers on a warm day. It carries nectar to the hive. " * 4
+    page.fill("#documents", f"{rain}\n\n{bees}")
+    page.fill("#prompt", "Where does rain come from?")
+    page.select_option("#graph", "blend_eagle")
+    page.fill("#budget", "24")
+    page.click("#go")
+    visit.until("document.querySelectorAll('.read .r').length > 0")
+    assert page.locator(".read .c").count() > 0 and "warm day" in page.inner_text(".read")
+    visit.until("document.getElementById('status').textContent == 'answered'")
+    visit.until("document.getElementById('pooltext').textContent.includes('0 running')", 5)
+    visit.shot("reused")
     visit.clean()
     page.close()
 

@@ -1,16 +1,21 @@
 """The parts of a server, each alone: stop texts, messages, keys, reading order."""
 
+import asyncio
+import socket
 from dataclasses import fields
+from functools import partial
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from uvicorn.server import ServerState
 
 from specsot.engine.run.answer_text import ReadingOrder
 from specsot.engine.run.events import BranchFinished, OutlineRead, TextWritten
 from specsot.engine.serve.api.gate import GateRules
-from specsot.engine.serve.server import ServeOptions
+from specsot.engine.serve.server import ServeOptions, config_of
+from specsot.engine.serve.strict_http import StrictProtocol
 from specsot.engine.serve.wire.protocol import (
     Message,
     Picture,
@@ -109,3 +114,33 @@ def test_what_is_read_in_order_is_the_answer(titles: list[str], data: st.DataObj
         for n, (title, text) in enumerate(zip(titles, texts, strict=True), 1)
     ]
     assert shown == ("\n\n".join(whole) if many else texts[0].strip())
+
+
+async def turned_away(open_now: int) -> bytes:
+    """What a connection gets at once, if so many others are open and two are let in."""
+    config = config_of(None, patience=9.0)
+    http: Any = partial(StrictProtocol, patience=9.0, most=2)
+    config.http = http
+    config.load()
+    state = ServerState()
+    state.connections.update(object() for _ in range(open_now))  # type: ignore[misc]
+    ours, theirs = socket.socketpair()
+    loop = asyncio.get_running_loop()
+    await loop.connect_accepted_socket(
+        lambda: http(config=config, server_state=state, app_state={}), theirs
+    )
+    ours.setblocking(False)
+    await loop.sock_sendall(ours, b"GET /health HTTP/1.1\r\n")
+    try:
+        return await asyncio.wait_for(loop.sock_recv(ours, 4096), 0.3)
+    except TimeoutError:
+        return b""
+    finally:
+        ours.close()
+
+
+def test_more_connections_than_there_may_be() -> None:
+    assert asyncio.run(turned_away(1)) == b""
+    told = asyncio.run(turned_away(2))
+    assert told.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in told
+    assert b'"message":"too many connections"' in told

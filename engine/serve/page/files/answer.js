@@ -1,6 +1,7 @@
 // One answer as it grows: events in, branches and figures out. Live and recorded runs share it.
 
 const NAMES = { d: "d", f: "f", p: "p", t: "t-t" };
+const READ = { r: "r", c: "c", n: "t-t" };  // a prompt's tokens: reused, recomputed, new
 
 export function make(tag, properties = {}, ...children) {
   const node = Object.assign(document.createElement(tag), properties);
@@ -38,7 +39,7 @@ export class Answer {
       const title = make("h3");
       const text = make("p", { tabIndex: 0, role: "group" });
       const node = make("div", { className: index < 0 ? "branch outline" : "branch" }, title, text);
-      const found = { node, title, text, count: 0, name: "", finish: "" };
+      const found = { node, title, text, name: "", finish: "" };
       this.texts.set(index, found);
       const later = [...this.texts.keys()].filter((one) => one > index).sort((a, b) => a - b)[0];
       const before = later === undefined ? null : this.texts.get(later).node;
@@ -70,9 +71,19 @@ export class Answer {
       const one = this.branch(index);
       if (name === "opened") one.name = more === "answer" || more === "outline" ? "" : more;
       if (name === "ended") one.finish = more;
+      if (name === "reused") this.read(one, more);
       if (name === "wrote") this.wrote(one, more, step);
       this.named(index);
     }
+  }
+
+  // runs: [text, how] of the prompt that this branch stands behind.
+  read(one, runs) {
+    const text = make("p", { className: "read", tabIndex: 0, role: "group" });
+    text.setAttribute("aria-label", "Its prompt");
+    text.append(...runs.map(([piece, how]) =>
+      make("span", { className: `t ${READ[how] ?? "t-t"}`, textContent: piece })));
+    one.node.insertBefore(text, one.text);
   }
 
   wrote(one, pieces, step) {

@@ -29,7 +29,7 @@ async function answer(name, signal) {
     model: name, stream: true, stream_options: { include_usage: true },
     max_tokens: Number($("budget").value) || 96,
     messages: [{ role: "user", content: $("prompt").value }],
-    specsot: { trace: true },
+    specsot: { trace: true, documents: $("documents").value.split(/\n\s*\n/).filter((one) => one.trim()) },
   };
   let said = "stopped";
   try {
