@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from ..ops.attention.metadata import AttentionMetadata
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import SlotRun
 from .config import DecoderConfig, DecoderShape
-from .linear import Linear
+from .linear import Linear, linear
 from .rope import Angles, inverse_frequencies, rotate, rotation
 
 
@@ -86,9 +86,9 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
 
-def wide_logits(x_RH: Tensor, head: Tensor | Linear) -> Tensor:
+def wide_logits(x_RH: Tensor, head_VH: Tensor) -> Tensor:
     """[R, H] -> [R, V], float32; of a float64 model float64."""
-    logits_RV: Tensor = F.linear(x_RH, head) if isinstance(head, Tensor) else head(x_RH)
+    logits_RV = linear(x_RH, head_VH)
     return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
 
 
@@ -206,8 +206,8 @@ class DecoderLayer(nn.Module):
             (self.gate_up, ("mlp.gate_proj", "mlp.up_proj"), (self.down.in_features,) * 2),
             (self.down, ("mlp.down_proj",), (self.down.out_features,)),
         )
-        for linear, names, sizes in parts:
-            for kind, value in linear.named_parameters():
+        for layer, names, sizes in parts:
+            for kind, value in layer.named_parameters():
                 views |= zip(
                     (f"{n}.{kind}" for n in names), torch.split(value, list(sizes)), strict=True
                 )
@@ -270,6 +270,8 @@ class PoolModel(nn.Module):
 
 class DecoderStack(PoolModel):
     """The parameters of a decoder, and what is made of them whatever the forward."""
+
+    multiplied: ClassVar[tuple[str, ...]] = ("lm_head",)
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config, config.num_layers)

@@ -1,42 +1,41 @@
-"""Linear layers whose weights can lie as oneDNN multiplies with them.
+"""Products with weights that can lie as oneDNN multiplies with them.
 
-`F.linear` in bfloat16 on a CPU brings the whole weight into that layout at every call, which for
-the few rows of a decoding step takes longer than the product. Done once, the numbers are the same
-bit for bit (float32 goes through another library, whose sums are ordered otherwise: it stays).
+`F.linear` on a CPU goes through MKL in float32, which is slow for the few rows of a round, and in
+bfloat16 brings the whole weight into oneDNN's layout at every call. Packed once, five rows cost
+what one does (docs/performance.md), and a row's sums hardly ever depend on how many rows there are.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 ONEDNN: Any = torch.ops.mkldnn  # the operators that torch.compile makes of frozen weights
 
 
+def linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """[N, I] -> [N, O] by a weight that is packed or not."""
+    if not weight_OI.is_mkldnn:
+        return F.linear(x_NI, weight_OI, bias_O)
+    out_NO: Tensor = ONEDNN._linear_pointwise(x_NI, weight_OI, bias_O, "none", [], "")
+    return out_NO
+
+
 class Linear(nn.Linear):
     """`nn.Linear` that can be packed for inference; then `weight` is no parameter any more."""
 
-    packed = False
-
-    def pack_(self) -> None:
-        """Bring the weight into oneDNN's layout; the plain one is given up."""
-        weight = self.weight.detach()
-        del self.weight
-        self.register_buffer("weight", ONEDNN._reorder_linear_weight(weight, None), False)
-        self.packed = True
+    multiplied: ClassVar[tuple[str, ...]] = ("weight",)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.packed:
-            return super().forward(x)
-        out: Tensor = ONEDNN._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return out
+        return linear(x, self.weight, self.bias)
 
     def added(self, residual_NH: Tensor, x_NI: Tensor) -> Tensor:
         """residual + linear(x), in one kernel where there is no bias."""
         if self.bias is not None:
             return residual_NH + self.forward(x_NI)
-        if not self.packed:
+        if not self.weight.is_mkldnn:
             return torch.addmm(residual_NH, x_NI, self.weight.t())
         both: Any = ONEDNN._linear_pointwise.binary
         out: Tensor = both(x_NI, residual_NH, self.weight, None, "add")
@@ -45,17 +44,33 @@ class Linear(nn.Linear):
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether packed weights are supported here, and faster."""
-    cpu = device.type == "cpu" and hasattr(ONEDNN, "_linear_pointwise")
-    return cpu and dtype == torch.bfloat16 and bool(ONEDNN._is_mkldnn_bf16_supported())
+    if device.type != "cpu" or not hasattr(ONEDNN, "_linear_pointwise"):
+        return False
+    if dtype == torch.bfloat16:
+        return bool(ONEDNN._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
 
 
 def pack_(model: nn.Module, lent: Iterable[Tensor] = ()) -> None:
-    """Pack all layers of a model that will only be asked, never trained or saved.
+    """Pack all weights of a model that will only be asked, never trained or saved.
+
+    Modules name them in `multiplied`; the plain ones are given up, unless others hold them too.
 
     Args:
         lent: weights of others, which they use as they are.
     """
-    kept = {weight.data_ptr() for weight in lent}
+    kept = {weight.data_ptr() for weight in lent if not weight.is_mkldnn}
     for module in model.modules():
-        if isinstance(module, Linear) and module.weight.data_ptr() not in kept:
-            module.pack_()
+        for name in getattr(module, "multiplied", ()):
+            weight: Tensor = getattr(module, name)
+            if not weight.is_mkldnn and weight.data_ptr() not in kept:
+                replace_(module, name, ONEDNN._reorder_linear_weight(weight.detach(), None))
+
+
+def replace_(module: nn.Module, name: str, weight: Tensor) -> None:
+    """A weight of a module becomes another one, which may be packed: then it is no parameter."""
+    delattr(module, name)
+    if isinstance(weight, nn.Parameter):
+        module.register_parameter(name, weight)
+    else:
+        module.register_buffer(name, weight, persistent=False)

@@ -120,7 +120,7 @@ class Eagle(EagleHead):
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """See `HiddenDrafter.logits`: no norm before the head."""
-        return wide_logits(hidden_RH, self.lm_head)
+        return wide_logits(hidden_RH, self.lm_head.weight)
 
 
 class Eagle3(EagleHead):
@@ -181,7 +181,7 @@ class Eagle3(EagleHead):
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """See `HiddenDrafter.logits`."""
         normed_RH = hidden_RH if self.config.norm_output else self.norm(hidden_RH)
-        return wide_logits(normed_RH, self.lm_head)
+        return wide_logits(normed_RH, self.lm_head.weight)
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """See `HiddenDrafter.to_target`."""

@@ -19,6 +19,7 @@ from ..drafters.dflash_config import dflash_config
 from ..drafters.eagle import EMBEDDING, LM_HEAD, Eagle, Eagle3, EagleHead
 from ..drafters.eagle_config import eagle3_config, eagle_config
 from ..files import ModelError
+from ..linear import replace_
 from .checkpoint import (
     MAPS,
     Stored,
@@ -190,7 +191,7 @@ def _borrow_(drafter: EagleHead, path: Path, stored: Stored, target: Decoder) ->
             if own != shape:
                 reason = f"has no `{module}` of its own, and would need one of shape {own}"
                 raise ModelError(path, f"{reason}: the target's is {shape}")
-            drafter.get_submodule(module).weight = theirs
+            replace_(drafter.get_submodule(module), "weight", theirs)
 
 
 def _read(folder: Path, kind: str) -> Stored:
@@ -217,7 +218,7 @@ def _check_copy(name: str, entry: StoredTensor | None, theirs: Tensor) -> None:
     own, shape = list(entry.shape), list(theirs.shape)
     if own != shape:
         raise ModelError(entry.path, f"`{name}` has shape {own}, the target's is {shape}")
-    copy = read_tensor(entry.path, name)
+    copy, theirs = read_tensor(entry.path, name), theirs.to_dense() if theirs.is_mkldnn else theirs
     if not theirs.is_meta and not torch.equal(copy, theirs.to(copy.device, copy.dtype)):
         raise ModelError(entry.path, f"`{name}` is not the target's")
 
