@@ -9,7 +9,7 @@ import torch
 
 from ..models.drafters.eagle import Eagle3
 from ..models.files import ModelError
-from ..models.linear import can_pack, pack_
+from ..models.linear import can_pack, pack_, settle_
 from ..models.load.tokenizer import load_tokenizer, stop_ids
 from ..models.load.weights import load_target
 from ..ops.kv.pool import KVCache
@@ -53,6 +53,7 @@ def load_models(
     stops = stop_ids(target.config, tokenizer)
     if can_pack(place, number_kind):
         pack_(target)
+    settle_(target)
     target.known = max(*tokenizer.get_vocab().values(), *stops) + 1
     models = Models(target, None, tokenizer, stops, place, number_kind)
     return models if drafter_dir is None else with_drafter(models, drafter_dir, kind)
@@ -71,7 +72,8 @@ def with_drafter(models: Models, folder: Path, kind: str) -> Models:
     target = models.target
     drafter = load(folder, target, dtype=models.dtype, device=models.device)
     if isinstance(drafter, torch.nn.Module) and can_pack(models.device, models.dtype):
-        pack_(drafter, lent=(target.embed, target.lm_head))
+        pack_(drafter, lent=(target.embed, target.lm_head.weight))
+        settle_(drafter)
     return replace(models, drafter=drafter)
 
 

@@ -6,11 +6,13 @@ what one does (docs/performance.md), and a row's sums hardly ever depend on how 
 """
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+SMALL = 16_000_000  # weights of a model
 
 ONEDNN: Any = torch.ops.mkldnn  # the operators that torch.compile makes of frozen weights
 
@@ -26,15 +28,21 @@ def linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Ten
 class Linear(nn.Linear):
     """`nn.Linear` that can be packed for inference; then `weight` is no parameter any more."""
 
-    multiplied: ClassVar[tuple[str, ...]] = ("weight",)
+    few_IO: Tensor | None = None  # the weight for one row, where a copy of it is kept
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        if self.few_IO is None or len(x) != 1:
+            return linear(x, self.weight, self.bias)
+        if self.bias is None:
+            return torch.mm(x, self.few_IO)
+        return torch.addmm(self.bias, x, self.few_IO)
 
     def added(self, residual_NH: Tensor, x_NI: Tensor) -> Tensor:
         """residual + linear(x), in one kernel where there is no bias."""
         if self.bias is not None:
             return residual_NH + self.forward(x_NI)
+        if self.few_IO is not None and len(x_NI) == 1:
+            return torch.addmm(residual_NH, x_NI, self.few_IO)
         if not self.weight.is_mkldnn:
             return torch.addmm(residual_NH, x_NI, self.weight.t())
         both: Any = ONEDNN._linear_pointwise.binary
@@ -54,17 +62,30 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 def pack_(model: nn.Module, lent: Iterable[Tensor] = ()) -> None:
     """Pack all weights of a model that will only be asked, never trained or saved.
 
-    Modules name them in `multiplied`; the plain ones are given up, unless others hold them too.
+    The plain ones are given up, unless others hold them too; of small models in float32 a copy
+    stays for single rows, for which oneDNN takes longer to begin than to multiply.
 
     Args:
         lent: weights of others, which they use as they are.
     """
     kept = {weight.data_ptr() for weight in lent if not weight.is_mkldnn}
+    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    small = sum(layer.weight.numel() for layer in layers) <= SMALL
+    for layer in layers:
+        weight = layer.weight.detach()
+        if weight.is_mkldnn or weight.data_ptr() in kept:
+            continue
+        if small and weight.dtype == torch.float32:
+            layer.few_IO = weight.t().contiguous()
+        replace_(layer, "weight", ONEDNN._reorder_linear_weight(weight, None))
+
+
+def settle_(model: nn.Module) -> None:
+    """Let every module find its parts among its attributes: torch looks for them in three tables,
+    which a model that is only asked has no use for."""
     for module in model.modules():
-        for name in getattr(module, "multiplied", ()):
-            weight: Tensor = getattr(module, name)
-            if not weight.is_mkldnn and weight.data_ptr() not in kept:
-                replace_(module, name, ONEDNN._reorder_linear_weight(weight.detach(), None))
+        for table in (module._modules, module._parameters, module._buffers):
+            vars(module).update(table)
 
 
 def replace_(module: nn.Module, name: str, weight: Tensor) -> None:

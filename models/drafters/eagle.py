@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from ...ops.attention.metadata import AttentionMetadata
 from ...ops.kv.pool import KVCache
 from ..config import DecoderShape
-from ..layers import AttentionInputs, RMSNorm, wide_logits
+from ..layers import AttentionInputs, wide_logits
 from ..linear import Linear
+from ..norm import RMSNorm
 from .eagle_config import Eagle3Config, EagleConfig
 from .parts import DrafterLayer, DrafterModel
 
@@ -120,7 +121,7 @@ class Eagle(EagleHead):
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """See `HiddenDrafter.logits`: no norm before the head."""
-        return wide_logits(hidden_RH, self.lm_head.weight)
+        return wide_logits(hidden_RH, self.lm_head)
 
 
 class Eagle3(EagleHead):
@@ -181,7 +182,7 @@ class Eagle3(EagleHead):
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """See `HiddenDrafter.logits`."""
         normed_RH = hidden_RH if self.config.norm_output else self.norm(hidden_RH)
-        return wide_logits(normed_RH, self.lm_head.weight)
+        return wide_logits(normed_RH, self.lm_head)
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """See `HiddenDrafter.to_target`."""

@@ -6,8 +6,9 @@ from torch import Tensor, nn
 
 from ...ops.kv.pool import KVCache
 from ..config import DecoderShape
-from ..layers import AttentionInputs, PoolModel, RMSNorm, attend_pool
+from ..layers import AttentionInputs, PoolModel, attend_pool
 from ..linear import Linear
+from ..norm import RMSNorm
 from ..rope import Angles, rotate
 
 
@@ -27,13 +28,13 @@ class DrafterAttention(nn.Module):
 
     def keys_values(self, x_NW: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
         """[N, W] -> rotated keys and values, each [N, kv_heads, d]."""
-        k_Ngd = self.k_proj(x_NW).view(len(x_NW), -1, self.head_dim)
-        v_Ngd = self.v_proj(x_NW).view(len(x_NW), -1, self.head_dim)
+        k_Ngd = self.k_proj.forward(x_NW).view(len(x_NW), -1, self.head_dim)
+        v_Ngd = self.v_proj.forward(x_NW).view(len(x_NW), -1, self.head_dim)
         return rotate(self.k_norm(k_Ngd), *angles), v_Ngd
 
     def project(self, x_NW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
         """[N, W] -> rotated queries [N, heads, d], and keys and values [N, kv_heads, d]."""
-        q_Nhd = self.q_proj(x_NW).view(len(x_NW), -1, self.head_dim)
+        q_Nhd = self.q_proj.forward(x_NW).view(len(x_NW), -1, self.head_dim)
         return rotate(self.q_norm(q_Nhd), *angles), *self.keys_values(x_NW, angles)
 
 
@@ -76,7 +77,7 @@ class DrafterLayer(nn.Module):
         """Everything after attention: output projection, residual, SwiGLU."""
         x_NH = self.self_attn.o_proj.added(residual_NH, attended_ND)
         y_NH = self.post_attention_layernorm(x_NH)
-        inner_NI = F.silu(self.mlp.gate_proj(y_NH)) * self.mlp.up_proj(y_NH)
+        inner_NI = F.silu(self.mlp.gate_proj.forward(y_NH)) * self.mlp.up_proj.forward(y_NH)
         return self.mlp.down_proj.added(x_NH, inner_NI)
 
 

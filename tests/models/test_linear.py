@@ -58,12 +58,12 @@ def test_a_tied_head_is_packed_beside_its_embedding_and_lent_so(tmp_path: Path) 
     x_RH = torch.randn(5, target.hidden_size)
     expected_RV = target.logits(x_RH)
     pack_(target)
-    assert target.lm_head.is_mkldnn and not target.embed.is_mkldnn
-    assert torch.equal(target.lm_head.to_dense(), target.embed)
+    assert target.lm_head.weight.is_mkldnn and not target.embed.is_mkldnn
+    assert torch.equal(target.lm_head.weight.to_dense(), target.embed)
     assert torch.allclose(target.logits(x_RH), expected_RV, atol=1e-5)
     drafter = load_eagle(write_tiny_eagle(tmp_path / "draft", folder), target)
-    pack_(drafter, lent=(target.embed, target.lm_head))
-    assert drafter.lm_head.weight is target.lm_head
+    pack_(drafter, lent=(target.embed, target.lm_head.weight))
+    assert drafter.lm_head.weight is target.lm_head.weight
 
 
 def test_only_what_is_faster_packed_is_packed() -> None:
