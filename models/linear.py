@@ -50,6 +50,30 @@ class Linear(nn.Linear):
         return out
 
 
+class Fused:
+    """Linear layers of one input: one product, once they are joined for inference."""
+
+    def __init__(self, *layers: Linear) -> None:
+        self.layers, self.sizes = layers, [layer.out_features for layer in layers]
+        self.joint: Linear | None = None
+
+    def join_(self) -> Linear:
+        """Make one layer of them, which has all their weights; they keep none."""
+        first = self.layers[0]
+        self.joint = Linear(first.in_features, sum(self.sizes), first.bias is not None, "meta")
+        for name, _ in list(self.joint.named_parameters()):
+            parts = [getattr(layer, name).detach() for layer in self.layers]
+            replace_(self.joint, name, torch.cat(parts))
+            for layer, part in zip(self.layers, parts, strict=True):
+                replace_(layer, name, part[:0])
+        return self.joint
+
+    def __call__(self, x_NI: Tensor) -> tuple[Tensor, ...]:
+        if self.joint is None:
+            return tuple(layer.forward(x_NI) for layer in self.layers)
+        return torch.split(self.joint.forward(x_NI), self.sizes, -1)
+
+
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether packed weights are supported here, and faster."""
     if device.type != "cpu" or not hasattr(ONEDNN, "_linear_pointwise"):
@@ -69,7 +93,10 @@ def pack_(model: nn.Module, lent: Iterable[Tensor] = ()) -> None:
         lent: weights of others, which they use as they are.
     """
     kept = {weight.data_ptr() for weight in lent if not weight.is_mkldnn}
-    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    parts = [part for module in model.modules() for part in vars(module).values()]
+    joined = [part.join_() for part in parts if isinstance(part, Fused)]
+    layers = [one for one in model.modules() if isinstance(one, Linear) and one.weight.numel()]
+    layers += joined
     small = sum(layer.weight.numel() for layer in layers) <= SMALL
     for layer in layers:
         weight = layer.weight.detach()

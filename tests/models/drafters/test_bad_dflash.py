@@ -170,7 +170,7 @@ def as_speculators(folder: Path, target: Decoder, **changes: object) -> Path:
         "embed_tokens.weight": target.embed.data,
         "lm_head.weight": target.lm_head.weight.data,
     }
-    save_file(tensors | {k: v.bfloat16() for k, v in copies.items()}, folder / WEIGHTS)
+    save_file(tensors | {k: v.data.bfloat16() for k, v in copies.items()}, folder / WEIGHTS)
     return folder
 
 
