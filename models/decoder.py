@@ -24,7 +24,10 @@ class Decoder(DecoderStack):
     Attributes:
         config: what config.json said.
         max_positions: rows one sequence may have.
+        weights: how they are kept, see `quantise.Weights`.
     """
+
+    weights = "full"
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config)

@@ -6,7 +6,7 @@ what one does (docs/performance.md), and a row's sums hardly ever depend on how 
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -25,24 +25,47 @@ def linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Ten
     return out_NO
 
 
+class Few(Protocol):
+    """A product of few rows by a weight of its own."""
+
+    def times(self, x_NI: Tensor) -> Tensor:
+        """[N, I] -> [N, O]."""
+        ...
+
+    def added(self, residual_NO: Tensor, x_NI: Tensor) -> Tensor:
+        """The same, with something added."""
+        ...
+
+
+class OneRow(NamedTuple):
+    """By the weight as MKL multiplies one row with it."""
+
+    weight_IO: Tensor
+
+    def times(self, x_NI: Tensor) -> Tensor:
+        return torch.mm(x_NI, self.weight_IO)
+
+    def added(self, residual_NO: Tensor, x_NI: Tensor) -> Tensor:
+        return torch.addmm(residual_NO, x_NI, self.weight_IO)
+
+
 class Linear(nn.Linear):
     """`nn.Linear` that can be packed for inference; then `weight` is no parameter any more."""
 
-    few_IO: Tensor | None = None  # the weight for one row, where a copy of it is kept
+    few: Few | None = None  # what multiplies up to `few_rows` rows faster
+    few_rows = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.few_IO is None or len(x) != 1:
+        if self.few is None or len(x) > self.few_rows:
             return linear(x, self.weight, self.bias)
-        if self.bias is None:
-            return torch.mm(x, self.few_IO)
-        return torch.addmm(self.bias, x, self.few_IO)
+        return self.few.times(x) if self.bias is None else self.few.added(self.bias, x)
 
     def added(self, residual_NH: Tensor, x_NI: Tensor) -> Tensor:
         """residual + linear(x), in one kernel where there is no bias."""
         if self.bias is not None:
             return residual_NH + self.forward(x_NI)
-        if self.few_IO is not None and len(x_NI) == 1:
-            return torch.addmm(residual_NH, x_NI, self.few_IO)
+        if self.few is not None and len(x_NI) <= self.few_rows:
+            return self.few.added(residual_NH, x_NI)
         if not self.weight.is_mkldnn:
             return torch.addmm(residual_NH, x_NI, self.weight.t())
         both: Any = ONEDNN._linear_pointwise.binary
@@ -103,7 +126,7 @@ def pack_(model: nn.Module, lent: Iterable[Tensor] = ()) -> None:
         if weight.is_mkldnn or weight.data_ptr() in kept:
             continue
         if small and weight.dtype == torch.float32:
-            layer.few_IO = weight.t().contiguous()
+            layer.few, layer.few_rows = OneRow(weight.t().contiguous()), 1
         replace_(layer, "weight", ONEDNN._reorder_linear_weight(weight, None))
 
 

@@ -89,6 +89,7 @@ def _facts(side: Side) -> dict[str, Any]:
     """Everything that decides which tokens are the right ones."""
     graph = side.job.program.graph
     facts: dict[str, Any] = {"model": side.target, "dtype": side.job.options.dtype}
+    facts["weights"] = side.job.options.weights.partition("@")[0]
     facts |= {"budget": side.session.budget, "beam": graph.beam, "blend": graph.blend}
     # How drafts are accepted decides on no token: what is compared is exact.
     sampling = graph.sampling.model_dump(exclude={"accept", "rule"})

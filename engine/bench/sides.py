@@ -108,7 +108,8 @@ class SharedModels:
         threads = threads_of(job)
         job = replace(job, options=(options := replace(job.options, threads=threads)))
         set_up_torch(threads, options.device)
-        models = self._target(target, None, device=options.device, dtype=options.dtype)
+        place = {"device": options.device, "dtype": options.dtype, "weights": options.weights}
+        models = self._target(target, None, **place)
         if drafter is not None:
             models = self._drafted(models, drafter, job.program.graph.drafter.kind)
         return Side(letter, job, tie(job, models), target, sets)

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
+from ...models.quantise import Weights, quantise_
 from ...states.graph.blocks import Sampling
 from ...states.requests.branch import Branch, Finish, Request, Stage
 from ..bench.costs import Cost, Moments
@@ -140,7 +141,7 @@ def dressed(names: "list[str]") -> Callable[[list[Side]], list[Side]]:
     return dress
 
 
-def _peer(name: str, side: Side, load: Callable[[Path, str, str], Any]) -> TransformersPeer:
+def _peer(name: str, side: Side, load: Callable[..., Any]) -> TransformersPeer:
     graph, options = side.job.program.graph, side.job.options
     usual = Sampling.model_validate({}).model_copy(
         update={one: getattr(graph.sampling, one) for one in DRAWN}
@@ -148,7 +149,7 @@ def _peer(name: str, side: Side, load: Callable[[Path, str, str], Any]) -> Trans
     if usual != graph.sampling.model_copy(update={"accept": usual.accept, "rule": usual.rule}):
         raise UsageError(f"{name}: of `sampling` it knows {', '.join(DRAWN)} only")
     target, drafter = model_folders(side.job)
-    model = load(target, options.dtype, options.device)
+    model = load(target, options.dtype, options.device, options.weights)
     if name == LOOKUP:
         looked = {"prompt_lookup_num_tokens": LOOKED_UP, "max_matching_ngram_size": MATCHED}
         return TransformersPeer(name, model, looked, drafts=True)
@@ -162,9 +163,10 @@ def _peer(name: str, side: Side, load: Callable[[Path, str, str], Any]) -> Trans
     return TransformersPeer(name, model, {"assistant_model": assistant}, drafts=True)
 
 
-def _load(folder: Path, dtype: str, device: str) -> Any:
+def _load(folder: Path, dtype: str, device: str, weights: str = "full") -> Any:
     silent: Any = logging.disable_progress_bar  # it has no types
     silent()
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    quantise_(model, Weights.of(weights).kind)
     model.generation_config = _settings()  # what a checkpoint suggests is not asked for
     return model.to(device).train(False)
