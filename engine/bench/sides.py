@@ -31,6 +31,11 @@ class Peer(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def codes(self) -> str:
+        """How it keeps the weights, where that is not as the side's are."""
+        ...
+
     def answer(self, side: "Side", prompt: Prompt, budget: int | None) -> "SideRun":
         """One prompt; at most `budget` tokens, if there is one."""
         ...
