@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from ..models.decoder import Decoder
 from ..models.drafters.eagle import Eagle3
 from ..models.files import ModelError
-from ..models.linear import can_pack, pack_
+from ..models.linear import can_pack, pack_, settle_
 from ..models.load.tokenizer import load_tokenizer, stop_ids
 from ..models.load.weights import load_target
+from ..models.quantise import FULL, Weights, check_widths, multiply_, quantise_
 from ..ops.kv.pool import KVCache
 from ..ops.types import Target
 from ..states.graph.drafters import drafter_class
@@ -37,11 +39,13 @@ def load_models(
     *,
     device: str = "cpu",
     dtype: str = "float32",
+    weights: str = FULL,
     scan: bool = True,
 ) -> Models:
     """Load the target, its tokenizer and (if given) the drafter of this kind that fits it.
 
     Args:
+        weights: of the target, as for `Weights.of`.
         scan: the target's weights for values that are not finite.
 
     Raises:
@@ -51,11 +55,22 @@ def load_models(
     target = load_target(target_dir, dtype=number_kind, device=place, scan=scan)
     tokenizer = load_tokenizer(target_dir, target.config)
     stops = stop_ids(target.config, tokenizer)
-    if can_pack(place, number_kind):
-        pack_(target)
+    prepare_(target, Weights.of(weights), place)
     target.known = max(*tokenizer.get_vocab().values(), *stops) + 1
     models = Models(target, None, tokenizer, stops, place, number_kind)
     return models if drafter_dir is None else with_drafter(models, drafter_dir, kind)
+
+
+def prepare_(target: Decoder, weights: Weights, place: torch.device) -> None:
+    """Quantise a target, if that is asked for, and bring its weights into the layout in which they
+    are multiplied; raises ModelError."""
+    check_widths(target.config.path, weights.kind, target)
+    codes, target.weights = quantise_(target, weights.kind), weights.kind
+    if can_pack(place, target.dtype):
+        pack_(target)
+        if codes and target.dtype == torch.bfloat16:
+            multiply_(target, codes, weights.rows)
+    settle_(target)
 
 
 def with_drafter(models: Models, folder: Path, kind: str) -> Models:
@@ -71,7 +86,8 @@ def with_drafter(models: Models, folder: Path, kind: str) -> Models:
     target = models.target
     drafter = load(folder, target, dtype=models.dtype, device=models.device)
     if isinstance(drafter, torch.nn.Module) and can_pack(models.device, models.dtype):
-        pack_(drafter, lent=(target.embed, target.lm_head))
+        pack_(drafter, lent=(target.embed, target.lm_head.weight))
+        settle_(drafter)
     return replace(models, drafter=drafter)
 
 

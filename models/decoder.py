@@ -24,7 +24,10 @@ class Decoder(DecoderStack):
     Attributes:
         config: what config.json said.
         max_positions: rows one sequence may have.
+        weights: how they are kept, see `quantise.Weights`.
     """
+
+    weights = "full"
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config)
@@ -77,9 +80,9 @@ class Decoder(DecoderStack):
         for index, layer in enumerate(self.layers):
             if index in taps:
                 states[index] = x_MH
-            x_MH = layer(x_MH, index, inputs[self.config.sliding[index]], kv)
+            x_MH = layer.forward(x_MH, index, inputs[self.config.sliding[index]], kv)
         if self.num_layers in taps:
-            states[self.num_layers] = self.norm(x_MH)
+            states[self.num_layers] = self.norm.forward(x_MH)
         return {**states, AFTER: x_MH}
 
     def _check(self, plan: LayerPlan, taps: tuple[int, ...], blend: Blend | None) -> None:
@@ -108,7 +111,7 @@ class Decoder(DecoderStack):
         views: dict[str, Tensor] = {
             "model.embed_tokens.weight": self.embed,
             "model.norm.weight": self.norm.weight,
-            "lm_head.weight": self.lm_head,
+            "lm_head.weight": self.lm_head.weight,
         }
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)

@@ -14,7 +14,8 @@ from ..ops.attention.metadata import AttentionMetadata
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import SlotRun
 from .config import DecoderConfig, DecoderShape
-from .linear import Linear
+from .linear import Linear, linear
+from .norm import RMSNorm, normed, rms_norm
 from .rope import Angles, inverse_frequencies, rotate, rotation
 
 
@@ -67,28 +68,9 @@ def group_inputs(
     return tuple(inputs)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square normalisation, in float32 for every dtype, as in transformers."""
-    if x.dtype == torch.float32:  # the same in fewer kernels
-        return F.rms_norm(x, x.shape[-1:], weight, eps)
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return wide.to(x.dtype) * weight
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
-
-
 def wide_logits(x_RH: Tensor, head: Tensor | Linear) -> Tensor:
     """[R, H] -> [R, V], float32; of a float64 model float64."""
-    logits_RV: Tensor = F.linear(x_RH, head) if isinstance(head, Tensor) else head(x_RH)
+    logits_RV = linear(x_RH, head) if isinstance(head, Tensor) else head.forward(x_RH)
     return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
 
 
@@ -161,7 +143,7 @@ class DecoderLayer(nn.Module):
 
     def project(self, x_NH: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys before RoPE [N, heads + kv_heads, d], and values [N, kv_heads, d]."""
-        all_Nhd = self.qkv(self.input_norm(x_NH)).view(len(x_NH), -1, self.head_dim)
+        all_Nhd = self.qkv.forward(self.input_norm.forward(x_NH)).view(len(x_NH), -1, self.head_dim)
         split = self.heads + self.kv_heads
         qk_Nhd, v_Ngd = all_Nhd[:, :split], all_Nhd[:, split:]
         return (qk_Nhd if self.qk_norm is None else self._norm(qk_Nhd, self.qk_norm)), v_Ngd
@@ -185,12 +167,17 @@ class DecoderLayer(nn.Module):
     def finish(self, x_NH: Tensor, seen_NI: Tensor) -> Tensor:
         """What a layer makes of its rows and of what they saw."""
         x_NH = self.o.added(x_NH, seen_NI)
-        gate, up = self.gate_up(self.post_norm(x_NH)).chunk(2, -1)
-        return self.down.added(x_NH, F.silu(gate) * up)
+        gate, up = self.gate_up.forward(self.post_norm.forward(x_NH)).chunk(2, -1)
+        return self.down.added(x_NH, F.silu(gate).mul_(up))
 
     def _norm(self, qk_Nhd: Tensor, weight_2d: Tensor) -> Tensor:
-        q, k = qk_Nhd[:, : self.heads], qk_Nhd[:, self.heads :]
         q_weight, k_weight = weight_2d.unbind()
+        if qk_Nhd.dtype != torch.float64 and qk_Nhd.is_cpu:
+            qk_Nhd = normed(qk_Nhd, self.eps)
+            qk_Nhd[:, : self.heads].mul_(q_weight)
+            qk_Nhd[:, self.heads :].mul_(k_weight)
+            return qk_Nhd
+        q, k = qk_Nhd[:, : self.heads], qk_Nhd[:, self.heads :]
         return torch.cat((rms_norm(q, q_weight, self.eps), rms_norm(k, k_weight, self.eps)), 1)
 
     def published(self) -> dict[str, Tensor]:
@@ -206,8 +193,8 @@ class DecoderLayer(nn.Module):
             (self.gate_up, ("mlp.gate_proj", "mlp.up_proj"), (self.down.in_features,) * 2),
             (self.down, ("mlp.down_proj",), (self.down.out_features,)),
         )
-        for linear, names, sizes in parts:
-            for kind, value in linear.named_parameters():
+        for layer, names, sizes in parts:
+            for kind, value in layer.named_parameters():
                 views |= zip(
                     (f"{n}.{kind}" for n in names), torch.split(value, list(sizes)), strict=True
                 )
@@ -280,7 +267,7 @@ class DecoderStack(PoolModel):
         self.embed = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.eps)
-        self.lm_head = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -288,6 +275,6 @@ class DecoderStack(PoolModel):
 
     def logits(self, x_RH: Tensor) -> Tensor:
         """[R, H] after the last layer -> [R, V]; float32, of a float64 model float64."""
-        logits_RV = wide_logits(self.norm(x_RH), self.lm_head)
+        logits_RV = wide_logits(self.norm.forward(x_RH), self.lm_head)
         logits_RV[:, self.known :] = -torch.inf
         return logits_RV

@@ -1,61 +1,147 @@
-"""Linear layers whose weights can lie as oneDNN multiplies with them.
+"""Products with weights that can lie as oneDNN multiplies with them.
 
-`F.linear` in bfloat16 on a CPU brings the whole weight into that layout at every call, which for
-the few rows of a decoding step takes longer than the product. Done once, the numbers are the same
-bit for bit (float32 goes through another library, whose sums are ordered otherwise: it stays).
+`F.linear` on a CPU goes through MKL in float32, which is slow for the few rows of a round, and in
+bfloat16 brings the whole weight into oneDNN's layout at every call. Packed once, five rows cost
+what one does (docs/performance.md), and a row's sums hardly ever depend on how many rows there are.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+SMALL = 16_000_000  # weights of a model
+
 ONEDNN: Any = torch.ops.mkldnn  # the operators that torch.compile makes of frozen weights
+
+
+def linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """[N, I] -> [N, O] by a weight that is packed or not."""
+    if not weight_OI.is_mkldnn:
+        return F.linear(x_NI, weight_OI, bias_O)
+    out_NO: Tensor = ONEDNN._linear_pointwise(x_NI, weight_OI, bias_O, "none", [], "")
+    return out_NO
+
+
+class Few(Protocol):
+    """A product of few rows by a weight of its own."""
+
+    def times(self, x_NI: Tensor) -> Tensor:
+        """[N, I] -> [N, O]."""
+        ...
+
+    def added(self, residual_NO: Tensor, x_NI: Tensor) -> Tensor:
+        """The same, with something added."""
+        ...
+
+
+class OneRow(NamedTuple):
+    """By the weight as MKL multiplies one row with it."""
+
+    weight_IO: Tensor
+
+    def times(self, x_NI: Tensor) -> Tensor:
+        return torch.mm(x_NI, self.weight_IO)
+
+    def added(self, residual_NO: Tensor, x_NI: Tensor) -> Tensor:
+        return torch.addmm(residual_NO, x_NI, self.weight_IO)
 
 
 class Linear(nn.Linear):
     """`nn.Linear` that can be packed for inference; then `weight` is no parameter any more."""
 
-    packed = False
-
-    def pack_(self) -> None:
-        """Bring the weight into oneDNN's layout; the plain one is given up."""
-        weight = self.weight.detach()
-        del self.weight
-        self.register_buffer("weight", ONEDNN._reorder_linear_weight(weight, None), False)
-        self.packed = True
+    few: Few | None = None  # what multiplies up to `few_rows` rows faster
+    few_rows = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.packed:
-            return super().forward(x)
-        out: Tensor = ONEDNN._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return out
+        if self.few is None or len(x) > self.few_rows:
+            return linear(x, self.weight, self.bias)
+        return self.few.times(x) if self.bias is None else self.few.added(self.bias, x)
 
     def added(self, residual_NH: Tensor, x_NI: Tensor) -> Tensor:
         """residual + linear(x), in one kernel where there is no bias."""
         if self.bias is not None:
             return residual_NH + self.forward(x_NI)
-        if not self.packed:
+        if self.few is not None and len(x_NI) <= self.few_rows:
+            return self.few.added(residual_NH, x_NI)
+        if not self.weight.is_mkldnn:
             return torch.addmm(residual_NH, x_NI, self.weight.t())
         both: Any = ONEDNN._linear_pointwise.binary
         out: Tensor = both(x_NI, residual_NH, self.weight, None, "add")
         return out
 
 
+class Fused:
+    """Linear layers of one input: one product, once they are joined for inference."""
+
+    def __init__(self, *layers: Linear) -> None:
+        self.layers, self.sizes = layers, [layer.out_features for layer in layers]
+        self.joint: Linear | None = None
+
+    def join_(self) -> Linear:
+        """Make one layer of them, which has all their weights; they keep none."""
+        first = self.layers[0]
+        self.joint = Linear(first.in_features, sum(self.sizes), first.bias is not None, "meta")
+        for name, _ in list(self.joint.named_parameters()):
+            parts = [getattr(layer, name).detach() for layer in self.layers]
+            replace_(self.joint, name, torch.cat(parts))
+            for layer, part in zip(self.layers, parts, strict=True):
+                replace_(layer, name, part[:0])
+        return self.joint
+
+    def __call__(self, x_NI: Tensor) -> tuple[Tensor, ...]:
+        if self.joint is None:
+            return tuple(layer.forward(x_NI) for layer in self.layers)
+        return torch.split(self.joint.forward(x_NI), self.sizes, -1)
+
+
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether packed weights are supported here, and faster."""
-    cpu = device.type == "cpu" and hasattr(ONEDNN, "_linear_pointwise")
-    return cpu and dtype == torch.bfloat16 and bool(ONEDNN._is_mkldnn_bf16_supported())
+    if device.type != "cpu" or not hasattr(ONEDNN, "_linear_pointwise"):
+        return False
+    if dtype == torch.bfloat16:
+        return bool(ONEDNN._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
 
 
 def pack_(model: nn.Module, lent: Iterable[Tensor] = ()) -> None:
-    """Pack all layers of a model that will only be asked, never trained or saved.
+    """Pack all weights of a model that will only be asked, never trained or saved.
+
+    The plain ones are given up, unless others hold them too; of small models in float32 a copy
+    stays for single rows, for which oneDNN takes longer to begin than to multiply.
 
     Args:
         lent: weights of others, which they use as they are.
     """
-    kept = {weight.data_ptr() for weight in lent}
+    kept = {weight.data_ptr() for weight in lent if not weight.is_mkldnn}
+    parts = [part for module in model.modules() for part in vars(module).values()]
+    joined = [part.join_() for part in parts if isinstance(part, Fused)]
+    layers = [one for one in model.modules() if isinstance(one, Linear) and one.weight.numel()]
+    layers += joined
+    small = sum(layer.weight.numel() for layer in layers) <= SMALL
+    for layer in layers:
+        weight = layer.weight.detach()
+        if weight.is_mkldnn or weight.data_ptr() in kept:
+            continue
+        if small and weight.dtype == torch.float32:
+            layer.few, layer.few_rows = OneRow(weight.t().contiguous()), 1
+        replace_(layer, "weight", ONEDNN._reorder_linear_weight(weight, None))
+
+
+def settle_(model: nn.Module) -> None:
+    """Let every module find its parts among its attributes: torch looks for them in three tables,
+    which a model that is only asked has no use for."""
     for module in model.modules():
-        if isinstance(module, Linear) and module.weight.data_ptr() not in kept:
-            module.pack_()
+        for table in (module._modules, module._parameters, module._buffers):
+            vars(module).update(table)
+
+
+def replace_(module: nn.Module, name: str, weight: Tensor) -> None:
+    """A weight of a module becomes another one, which may be packed: then it is no parameter."""
+    delattr(module, name)
+    if isinstance(weight, nn.Parameter):
+        module.register_parameter(name, weight)
+    else:
+        module.register_buffer(name, weight, persistent=False)

@@ -51,7 +51,7 @@ def _group(
     mask_GqK &= positions_GK[:, None] <= positions_N[rows_Gq][..., None]
     if has_forest:
         _forest(rows, stack, mask_GqK, positions_GK)
-    elif rows.trees:
+    elif not readable[rows.node_slots_ST].all():  # else they are rows like any others
         _trees(rows, stack, mask_GqK, positions_GK)
     return group_of(stack, positions_N.numel(), mask_GqK, positions_GK)
 

@@ -37,7 +37,7 @@ class Rows:
     lineages, segment_N: the segments of the rows, and int32, the number of each row's in it (that
         behind the last one for padding).
     members: which rows may see the same part of the pool. prompt_slots: int32, the slots of rows
-        that are in no tree.
+        that the host knows: those of prompts, and of roots without drafts.
     nodes_ST: int64, flat indices (b * Q + q) of each tree's nodes, the root first.
     ancestors_STT: bool, for each tree which nodes are ancestors-or-self of which.
     tips_R: int64, flat indices of the prefill rows whose logits draw a root token.

@@ -89,6 +89,8 @@ def _facts(side: Side) -> dict[str, Any]:
     """Everything that decides which tokens are the right ones."""
     graph = side.job.program.graph
     facts: dict[str, Any] = {"model": side.target, "dtype": side.job.options.dtype}
+    own = side.peer.codes if side.peer is not None else ""
+    facts["weights"] = own or side.job.options.weights.partition("@")[0]
     facts |= {"budget": side.session.budget, "beam": graph.beam, "blend": graph.blend}
     # How drafts are accepted decides on no token: what is compared is exact.
     sampling = graph.sampling.model_dump(exclude={"accept", "rule"})

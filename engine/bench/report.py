@@ -112,6 +112,7 @@ def graph_facts(side: Side) -> dict[str, Any]:
         "model": redact(options.model),
         "drafter_model": redact(options.drafter_model) if graph.drafter.has_model else None,
         "dtype": options.dtype,
+        "weights": options.weights,
         "device": options.device,
         "threads": threads_of(side.job),
         "max_new_tokens": side.session.budget,

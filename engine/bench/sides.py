@@ -31,6 +31,11 @@ class Peer(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def codes(self) -> str:
+        """How it keeps the weights, where that is not as the side's are."""
+        ...
+
     def answer(self, side: "Side", prompt: Prompt, budget: int | None) -> "SideRun":
         """One prompt; at most `budget` tokens, if there is one."""
         ...
@@ -108,7 +113,8 @@ class SharedModels:
         threads = threads_of(job)
         job = replace(job, options=(options := replace(job.options, threads=threads)))
         set_up_torch(threads, options.device)
-        models = self._target(target, None, device=options.device, dtype=options.dtype)
+        place = {"device": options.device, "dtype": options.dtype, "weights": options.weights}
+        models = self._target(target, None, **place)
         if drafter is not None:
             models = self._drafted(models, drafter, job.program.graph.drafter.kind)
         return Side(letter, job, tie(job, models), target, sets)

@@ -142,7 +142,8 @@ def certificate(job: Job, options: RunOptions, quick: bool) -> Certificate:
 def bench_of(job: Job, quick: bool, tell: Callable[[str], None]) -> Bench:
     target, drafter = model_folders(job)
     extent = workbench.QUICK if quick else workbench.FULL
-    bench = Bench(job, Transformers(target, job.options.device), drafter, extent, tell)
+    reference = Transformers(target, job.options.device, job.options.weights)
+    bench = Bench(job, reference, drafter, extent, tell)
     bench.side(bench.changed())  # says at once what cannot be loaded
     bench.reference.model(job.options.dtype)
     return bench
@@ -221,6 +222,7 @@ def _facts(job: Job, options: RunOptions, quick: bool, prompts: int) -> dict[str
         "command": _command(job, options, quick),
         "models": models,
         "dtype": job.options.dtype,
+        "weights": job.options.weights,
         "device": job.options.device,
         "threads": provenance.threads,
         "prompts": prompts,

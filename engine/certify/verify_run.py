@@ -93,7 +93,7 @@ def verify_command(ref: str, runs: Path, as_json: bool, threads: int | None) -> 
     if found := [reason for reason, holds in reasons.items() if holds]:
         raise UsageError(f"{run.path}: its graph {' and '.join(found)}: see `specsot certify`")
     with working(f"loading {target['name']} in transformers ...") as show:
-        model = _reference(target, dtype, threads)
+        model = _reference(target, dtype, manifest.get("weights") or "full", threads)
         findings = []
         for number, one in enumerate(texts, 1):
             show(f"{one.name}, {number} of {len(texts)} ...")
@@ -131,7 +131,7 @@ def decoded_texts(line: Mapping[str, Any]) -> Iterator[DecodedText]:
             yield replace(text, segments=seen)
 
 
-def _reference(target: Mapping[str, Any], dtype: str, threads: int) -> "Transformers":
+def _reference(target: Mapping[str, Any], dtype: str, weights: str, threads: int) -> "Transformers":
     """The run's target in transformers; raises ModelError, UsageError."""
     from ...models.files import ModelError
     from ...models.load.checkpoint import model_hash
@@ -141,7 +141,7 @@ def _reference(target: Mapping[str, Any], dtype: str, threads: int) -> "Transfor
     if model_hash(folder) != target["hash"]:
         raise ModelError(folder, "is not the model of this run: its weights are others")
     set_up_torch(threads, "cpu")
-    return Transformers(folder, "cpu")
+    return Transformers(folder, "cpu", weights)
 
 
 def _held(model: "Transformers", dtype: str, stops: set[int], one: DecodedText) -> Finding:

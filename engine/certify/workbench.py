@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...models.files import ModelError
+from ...models.quantise import Weights, quantise_
 from ...ops.registry import OpTable
 from ...states.graph.load import load_program, op_table
 from ...states.requests.branch import Branch
@@ -61,10 +62,14 @@ QUICK = Extent(3, 48, 1, 2, 2, 24, 1000, 16)
 
 @dataclass(frozen=True, slots=True)
 class Transformers:
-    """The checkpoint of a folder in transformers, loaded once for each dtype."""
+    """The checkpoint of a folder in transformers, loaded once for each dtype.
+
+    weights: how the target's are kept; the reference of a quantised one has what its codes say.
+    """
 
     folder: Path
     device: str
+    weights: str = "full"
     _loaded: dict[str, Any] = field(default_factory=dict)
 
     def model(self, dtype: str) -> Any:
@@ -81,6 +86,7 @@ class Transformers:
                 reason = str(error).strip().split("\n", 1)[0]
                 message = f"transformers cannot load it, so nothing can be held to it: {reason}"
                 raise ModelError(self.folder, message) from None
+            quantise_(model, Weights.of(self.weights).kind)
             self._loaded[dtype] = model.train(False).to(self.device)
         return self._loaded[dtype]
 

@@ -44,6 +44,8 @@ class ChunkMaker:
 
     def key(self, token_ids: Sequence[int]) -> ChunkKey:
         dtype = str(self.target.embed.dtype).removeprefix("torch.")
+        if self.target.weights != "full":
+            dtype = f"{dtype}/{self.target.weights}"
         return ChunkKey(self.model_hash, dtype, self.bos, self.taps, tuple(token_ids))
 
     def chunk(self, token_ids: Sequence[int], name: str = "") -> tuple[ChunkKV, bool]:

@@ -19,7 +19,7 @@ LEAST = 4  # digits of a key that name it
 
 cache = typer.Typer(help="Cached chunks of documents: add, list, drop.", no_args_is_help=True)
 
-MODELS = ("profile", "model", "drafter_model", "device", "dtype", "threads", "sets")
+MODELS = ("profile", "model", "drafter_model", "device", "dtype", "weights", "threads", "sets")
 GRAPH = OptionText("The graph whose models read them [specsot.yaml's].")
 CacheDir = Annotated[
     Path, typer.Option(envvar="SPECSOT_CACHE_DIR", help="The folder of cached chunks.")

@@ -15,18 +15,19 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
+from ...models.quantise import Weights, quantise_
 from ...states.graph.blocks import Sampling
 from ...states.requests.branch import Branch, Finish, Request
 from ...states.requests.lifecycles import move
 from ..bench.costs import Cost, Moments
-from ..bench.sides import Side, SideRun
+from ..bench.sides import Peer, Side, SideRun
 from ..errors import UsageError
 from ..prepare.environment import model_folders
 from ..prepare.inputs import Prompt
 from ..record.metrics import Marks, Meter
 from ..record.report import answers_of, output_digest
 from ..run.runner import Status
-from .peer_names import ASSISTED, LOOKUP
+from .peer_names import ASSISTED, LLAMA_CPP, LOOKUP
 
 LOOKED_UP, MATCHED = 10, 3  # tokens that a look-up proposes, and that must match at most
 DRAWN = ("temperature", "top_k", "top_p")  # what of `sampling` both have
@@ -63,6 +64,7 @@ class TransformersPeer:
     model: Any
     extra: dict[str, Any] = field(default_factory=dict)
     drafts: bool = False
+    codes: str = ""
 
     def answer(self, side: Side, prompt: Prompt, budget: int | None) -> SideRun:
         """One prompt; at most `budget` tokens, if there is one."""
@@ -83,8 +85,8 @@ class TransformersPeer:
             )
         whole = perf_counter_ns() - began
         written = out[0, ids.shape[1] :].tolist()
-        _answered(request, written, most)
-        cost = _cost(steps, whole, request, self.drafts)
+        answered(request, written, most)
+        cost = cost_of(steps, whole, request, self.drafts)
         digest = output_digest(answers_of([request], side.session.prompts))
         return SideRun(Status.OK, cost, (), request, digest)
 
@@ -103,7 +105,7 @@ def _settings(**given: Any) -> GenerationConfig:
     return settings
 
 
-def _answered(request: Request, written: list[int], most: int) -> None:
+def answered(request: Request, written: list[int], most: int) -> None:
     """Make it a request that one branch has answered."""
     stopped = bool(written) and written[-1] in request.stop_ids
     branch = Branch(request, 0, 0, most, prompt=request.tail)
@@ -114,7 +116,7 @@ def _answered(request: Request, written: list[int], most: int) -> None:
     move("request", request, "finish")
 
 
-def _cost(steps: Steps, whole: int, request: Request, drafts: bool) -> Cost:
+def cost_of(steps: Steps, whole: int, request: Request, drafts: bool) -> Cost:
     """Its figures under our names; the stop token is not counted."""
     (branch,) = request.branches
     counts, times = [*steps.counts], steps.times
@@ -143,7 +145,7 @@ def dressed(names: "list[str]") -> Callable[[list[Side]], list[Side]]:
     return dress
 
 
-def _peer(name: str, side: Side, load: Callable[[Path, str, str], Any]) -> TransformersPeer:
+def _peer(name: str, side: Side, load: Callable[..., Any]) -> Peer:
     graph, options = side.job.program.graph, side.job.options
     usual = Sampling.model_validate({}).model_copy(
         update={one: getattr(graph.sampling, one) for one in DRAWN}
@@ -151,7 +153,13 @@ def _peer(name: str, side: Side, load: Callable[[Path, str, str], Any]) -> Trans
     if usual != graph.sampling.model_copy(update={"accept": usual.accept, "rule": usual.rule}):
         raise UsageError(f"{name}: of `sampling` it knows {', '.join(DRAWN)} only")
     target, drafter = model_folders(side.job)
-    model = load(target, options.dtype, options.device)
+    if name == LLAMA_CPP:
+        from .llama_cpp import LlamaCppPeer
+
+        if graph.sampling.temperature > 0:
+            raise UsageError(f"{name}: it is measured without a temperature only")
+        return LlamaCppPeer(side, target)
+    model = load(target, options.dtype, options.device, options.weights)
     if name == LOOKUP:
         looked = {"prompt_lookup_num_tokens": LOOKED_UP, "max_matching_ngram_size": MATCHED}
         return TransformersPeer(name, model, looked, drafts=True)
@@ -165,9 +173,10 @@ def _peer(name: str, side: Side, load: Callable[[Path, str, str], Any]) -> Trans
     return TransformersPeer(name, model, {"assistant_model": assistant}, drafts=True)
 
 
-def _load(folder: Path, dtype: str, device: str) -> Any:
+def _load(folder: Path, dtype: str, device: str, weights: str = "full") -> Any:
     silent: Any = logging.disable_progress_bar  # it has no types
     silent()
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    quantise_(model, Weights.of(weights).kind)
     model.generation_config = _settings()  # what a checkpoint suggests is not asked for
     return model.to(device).train(False)

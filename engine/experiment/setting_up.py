@@ -14,7 +14,7 @@ from ..prepare.files import graph_names
 from ..prepare.inputs import Prompts, read_file
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
-from .peer_names import PEERS, PLAIN
+from .peer_names import PEERS, PLAIN, why_missing
 from .read import (
     Entry,
     Place,
@@ -79,6 +79,9 @@ def prepare_experiment(asked: BenchOptions, options: RunOptions) -> Prepared:
         prompts = replace(prompts, items=prompts.items[: experiment.count])
     entries, jobs, notes = [], [], []
     for entry in entries_of(experiment):
+        if why := why_missing(entry.peer):
+            notes.append(f"{entry.side} is left out: {why}")
+            continue
         try:
             jobs.append(_job(entry, experiment, options, prompts, source))
             entries.append(entry)

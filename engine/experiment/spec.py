@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ...states.yaml.spec import Count, Int, Name, Spec, Text
-from ..prepare.options import Budget, Device, Dtype, Seed, Threads
+from ..prepare.options import Budget, Device, Dtype, Kept, Seed, Threads
 
 Repeats = Annotated[Int, Field(ge=1, le=1000)]
 PARTS = "parts"  # a path that no graph has: so many parts of a given outline
@@ -36,6 +36,7 @@ class ExperimentOptions(Spec):
     seed: Seed | None = None
     device: Device | None = None
     dtype: Dtype | None = None
+    weights: Kept | None = None
     threads: Threads | None = None
     max_new_tokens: Budget | None = None
 

@@ -13,10 +13,10 @@ from ...states.yaml.codes import ProblemCode
 from ...states.yaml.source import GraphError, Source, hint
 from ...states.yaml.spec import Spec, Text
 from ..errors import LacksDrafterError, UsageError
-from .options import Dtype, TokenIds
+from .options import Dtype, Kept, TokenIds
 
 KEY = "profiles"
-OWN = ("model", "dtype", "stop_ids")  # what is an option too
+OWN = ("model", "dtype", "weights", "stop_ids")  # what is an option too
 DRAFTER, OUTLINE = ("drafter",), ("skeleton", "drafter")
 OPTIONAL = [name for name, field in Graph.model_fields.items() if field.default is None]
 
@@ -37,6 +37,7 @@ class Profile(Spec):
         default_factory=dict
     )
     dtype: Dtype | None = None
+    weights: Kept | None = None
     stop_ids: TokenIds | None = None
     set: dict[Text, Any] = Field(default_factory=dict)
 

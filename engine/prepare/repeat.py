@@ -45,6 +45,7 @@ class Provenance(Spec):
     drafter_hash: str | None = None
     versions: dict[str, str] = Field(default_factory=dict)
     dtype: str = ""
+    weights: str = ""
     device: str = ""
     threads: Int = 0
 
@@ -101,7 +102,7 @@ def prompts_of(run: RunFile, source: Source) -> tuple[Prompt, ...]:
 
 def differences(then: Provenance, now: Provenance) -> Iterator[str]:
     """What is not as it was; one line each."""
-    for name in ("model_hash", "drafter_hash", "dtype", "device", "threads"):
+    for name in ("model_hash", "drafter_hash", "dtype", "weights", "device", "threads"):
         old, new = getattr(then, name), getattr(now, name)
         if old and old != new:
             what = name.replace("_hash", " weights")

@@ -171,7 +171,7 @@ def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
     for kind, model in manifest.get("models", {}).items():
         yield f"{kind}", model and model.get("hash")
-    for name in ("seed", "dtype", "device", "threads", "max_new_tokens", "stop_ids"):
+    for name in ("seed", "dtype", "weights", "device", "threads", "max_new_tokens", "stop_ids"):
         yield name, manifest.get(name)
     yield from (
         (f"versions.{name}", number) for name, number in manifest.get("versions", {}).items()

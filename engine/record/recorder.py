@@ -11,7 +11,7 @@ from typing import Any
 
 from ...states.machine import Run
 from ...states.requests.summary import RoundSummary, VerifiedTree
-from ...states.trace import Event, Moved, Sink
+from ...states.trace import Event, Moved, OpRan, Sink, settled
 from .drafts import draft_tree
 from .metrics import Meter
 from .snapshot import Move, Snapshot, branch_view, pool_view, request_view
@@ -110,7 +110,8 @@ class Recorder:
 
     def _keep(self, at: int, happened: Happened, number: int = 0) -> None:
         if self.write is not None:
-            self._pending.append((at, happened, number or self._committed))
+            kept = settled(happened) if isinstance(happened, OpRan) else happened
+            self._pending.append((at, kept, number or self._committed))
             if len(self._pending) >= BATCH:
                 self.flush()
 

@@ -50,6 +50,7 @@ class EngineOptions(TypedDict, total=False):
     seed: int
     device: str
     dtype: str
+    weights: str
     threads: int | None
     max_new_tokens: int | None
     stop_ids: Sequence[int] | None
@@ -71,8 +72,8 @@ def load(job: Job) -> Session:
     set_up_torch(threads_of(job), job.options.device)
     target, drafter = model_folders(job)
     kind, options = job.program.graph.drafter.kind, job.options
-    place, scan = {"device": options.device, "dtype": options.dtype}, not options.skip_scan
-    models = load_models(target, drafter, kind, **place, scan=scan)
+    place = {"device": options.device, "dtype": options.dtype, "weights": options.weights}
+    models = load_models(target, drafter, kind, **place, scan=not options.skip_scan)
     if options.strict and (notes := notes_of(models)):
         raise ModelError(target, f"--strict: {'; '.join(notes)}")
     return tie(job, models)

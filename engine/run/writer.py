@@ -52,6 +52,7 @@ def made_with(job: Job) -> Provenance:
         drafter_hash=model_hash(drafter) if drafter is not None else None,
         versions=versions(),
         dtype=job.options.dtype,
+        weights=job.options.weights,
         device=job.options.device,
         threads=threads_of(job),
     )
@@ -78,7 +79,8 @@ class RunWriter:
         # Those that changed options; no others, they can hold secrets.
         variables = {k: redact(v) for k, v in sorted(environ.items()) if k.startswith("SPECSOT_")}
         drafter = {"name": options.drafter_model, "hash": provenance.drafter_hash}
-        settings = ("profile", "seed", "dtype", "device", "threads", "max_new_tokens", "stop_ids")
+        settings = ["profile", "seed", "dtype", "weights", "device", "threads"]
+        settings += ["max_new_tokens", "stop_ids"]
         self._manifest = {
             "schema_version": SCHEMA,
             "status": Status.RUNNING,

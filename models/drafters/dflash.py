@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from ...ops.attention.backends import window_mask
 from ...ops.attention.metadata import AttentionMetadata
 from ...ops.kv.pool import KVCache
-from ..layers import RMSNorm, wide_logits
+from ..layers import wide_logits
 from ..linear import Linear
+from ..norm import RMSNorm
 from .dflash_config import DFlashConfig, Reach
 from .parts import DrafterLayer, DrafterModel
 

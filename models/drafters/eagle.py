@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from ...ops.attention.metadata import AttentionMetadata
 from ...ops.kv.pool import KVCache
 from ..config import DecoderShape
-from ..layers import AttentionInputs, RMSNorm, wide_logits
+from ..layers import AttentionInputs, wide_logits
 from ..linear import Linear
+from ..norm import RMSNorm
 from .eagle_config import Eagle3Config, EagleConfig
 from .parts import DrafterLayer, DrafterModel
 

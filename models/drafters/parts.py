@@ -6,8 +6,9 @@ from torch import Tensor, nn
 
 from ...ops.kv.pool import KVCache
 from ..config import DecoderShape
-from ..layers import AttentionInputs, PoolModel, RMSNorm, attend_pool
-from ..linear import Linear
+from ..layers import AttentionInputs, PoolModel, attend_pool
+from ..linear import Fused, Linear
+from ..norm import RMSNorm
 from ..rope import Angles, rotate
 
 
@@ -21,20 +22,26 @@ class DrafterAttention(nn.Module):
         self.q_proj = Linear(wide, shape.heads * dim, bias=bias)
         self.k_proj = Linear(wide, shape.kv_heads * dim, bias=bias)
         self.v_proj = Linear(wide, shape.kv_heads * dim, bias=bias)
+        self.qkv = Fused(self.q_proj, self.k_proj, self.v_proj)
         self.o_proj = Linear(shape.heads * dim, shape.hidden_size, bias=shape.o_bias)
         self.q_norm = RMSNorm(dim, shape.eps) if shape.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(dim, shape.eps) if shape.qk_norm else nn.Identity()
 
     def keys_values(self, x_NW: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
         """[N, W] -> rotated keys and values, each [N, kv_heads, d]."""
-        k_Ngd = self.k_proj(x_NW).view(len(x_NW), -1, self.head_dim)
-        v_Ngd = self.v_proj(x_NW).view(len(x_NW), -1, self.head_dim)
+        if self.qkv.joint is not None:
+            return self.project(x_NW, angles)[1:]
+        k_Ngd, v_Ngd = self._heads(self.k_proj(x_NW)), self._heads(self.v_proj(x_NW))
         return rotate(self.k_norm(k_Ngd), *angles), v_Ngd
 
     def project(self, x_NW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
         """[N, W] -> rotated queries [N, heads, d], and keys and values [N, kv_heads, d]."""
-        q_Nhd = self.q_proj(x_NW).view(len(x_NW), -1, self.head_dim)
-        return rotate(self.q_norm(q_Nhd), *angles), *self.keys_values(x_NW, angles)
+        q_Nhd, k_Ngd, v_Ngd = map(self._heads, self.qkv(x_NW))
+        return rotate(self.q_norm(q_Nhd), *angles), rotate(self.k_norm(k_Ngd), *angles), v_Ngd
+
+    def _heads(self, x_ND: Tensor) -> Tensor:
+        """[N, heads * d] -> [N, heads, d]."""
+        return x_ND.view(len(x_ND), -1, self.head_dim)
 
 
 class DrafterMLP(nn.Module):
@@ -43,6 +50,7 @@ class DrafterMLP(nn.Module):
         hidden, inner, bias = shape.hidden_size, shape.intermediate_size, shape.mlp_bias
         self.gate_proj = Linear(hidden, inner, bias=bias)
         self.up_proj = Linear(hidden, inner, bias=bias)
+        self.gate_up = Fused(self.gate_proj, self.up_proj)
         self.down_proj = Linear(inner, hidden, bias=bias)
 
 
@@ -76,8 +84,8 @@ class DrafterLayer(nn.Module):
         """Everything after attention: output projection, residual, SwiGLU."""
         x_NH = self.self_attn.o_proj.added(residual_NH, attended_ND)
         y_NH = self.post_attention_layernorm(x_NH)
-        inner_NI = F.silu(self.mlp.gate_proj(y_NH)) * self.mlp.up_proj(y_NH)
-        return self.mlp.down_proj.added(x_NH, inner_NI)
+        gate_NI, up_NI = self.mlp.gate_up(y_NH)
+        return self.mlp.down_proj.added(x_NH, F.silu(gate_NI) * up_NI)
 
 
 class DrafterModel(PoolModel):

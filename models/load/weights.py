@@ -19,6 +19,7 @@ from ..drafters.dflash_config import dflash_config
 from ..drafters.eagle import EMBEDDING, LM_HEAD, Eagle, Eagle3, EagleHead
 from ..drafters.eagle_config import eagle3_config, eagle_config
 from ..files import ModelError
+from ..linear import replace_
 from .checkpoint import (
     MAPS,
     Stored,
@@ -64,10 +65,10 @@ def load_target(
     tied = (LM_HEAD,) if config.tied and LM_HEAD not in stored else ()
     extra = compare(folder, stored, _views(decoder, tied))
     if tied:  # until the embedding has memory: the head shall have none of its own
-        decoder.lm_head = nn.Parameter(torch.empty(0), requires_grad=False)
+        decoder.lm_head.weight = nn.Parameter(torch.empty(0), requires_grad=False)
     materialise(decoder, dtype, device)
     if tied:
-        decoder.lm_head = decoder.embed
+        decoder.lm_head.weight = decoder.embed
     fill(_views(decoder, tied), stored, scan)
     ignored = (f"unexpected tensors ignored: {listed(extra)}",) if extra else ()
     decoder.notes = config.notes + ignored
@@ -144,11 +145,11 @@ def load_dflash(
     config = dflash_config(folder, target.config)
     check_same_tokens(config, target.config, own=False)
     if config.speculators:
-        for name, theirs in ((EMBEDDING, target.embed), (LM_HEAD, target.lm_head)):
+        for name, theirs in ((EMBEDDING, target.embed), (LM_HEAD, target.lm_head.weight)):
             _check_copy(name, stored.pop(name, None), theirs)
     _check_layers(config.path, config.num_layers, stored)
     _check_width(stored, config.layer_ids, config.hidden_size)
-    ends = TargetEnds(target.embed, target.lm_head)
+    ends = TargetEnds(target.embed, target.lm_head.weight)
     drafter = on_meta(config.path, lambda: DFlashDraftModel(config, ends))
     return _complete_(drafter, folder, stored, (dtype, device))
 
@@ -183,14 +184,14 @@ def _complete_(
 def _borrow_(drafter: EagleHead, path: Path, stored: Stored, target: Decoder) -> None:
     """Let the drafter share of the target's embedding and head what its own file lacks."""
     drafter.owned = drafter.ends & stored.keys()
-    for name, theirs in ((EMBEDDING, target.embed), (LM_HEAD, target.lm_head)):
+    for name, theirs in ((EMBEDDING, target.embed), (LM_HEAD, target.lm_head.weight)):
         if name in drafter.ends - drafter.owned:
             module = name.partition(".")[0]
             own, shape = list(drafter.get_parameter(name).shape), list(theirs.shape)
             if own != shape:
                 reason = f"has no `{module}` of its own, and would need one of shape {own}"
                 raise ModelError(path, f"{reason}: the target's is {shape}")
-            drafter.get_submodule(module).weight = theirs
+            replace_(drafter.get_submodule(module), "weight", theirs)
 
 
 def _read(folder: Path, kind: str) -> Stored:
@@ -217,7 +218,7 @@ def _check_copy(name: str, entry: StoredTensor | None, theirs: Tensor) -> None:
     own, shape = list(entry.shape), list(theirs.shape)
     if own != shape:
         raise ModelError(entry.path, f"`{name}` has shape {own}, the target's is {shape}")
-    copy = read_tensor(entry.path, name)
+    copy, theirs = read_tensor(entry.path, name), theirs.to_dense() if theirs.is_mkldnn else theirs
     if not theirs.is_meta and not torch.equal(copy, theirs.to(copy.device, copy.dtype)):
         raise ModelError(entry.path, f"`{name}` is not the target's")
 

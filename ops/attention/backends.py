@@ -37,6 +37,8 @@ def window_mask(
 def group_queries(queries_BQhd: Tensor, kv_heads: int) -> Tensor:
     """[B, Q, heads, d] -> [B, kv_heads, groups * Q, d]."""
     rows, queries, heads, dim = queries_BQhd.shape
+    if queries == 1:
+        return queries_BQhd.view(rows, kv_heads, -1, dim)
     grouped = queries_BQhd.view(rows, queries, kv_heads, heads // kv_heads, dim)
     return grouped.permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, dim)
 
@@ -44,6 +46,8 @@ def group_queries(queries_BQhd: Tensor, kv_heads: int) -> Tensor:
 def ungroup_queries(out_BgQd: Tensor, queries: int) -> Tensor:
     """[B, kv_heads, groups * Q, d] -> [B, Q, heads, d]."""
     rows, kv_heads, _, dim = out_BgQd.shape
+    if queries == 1:
+        return out_BgQd.reshape(rows, 1, -1, dim)
     grouped = out_BgQd.view(rows, kv_heads, -1, queries, dim)
     return grouped.permute(0, 3, 1, 2, 4).reshape(rows, queries, -1, dim)
 

@@ -116,6 +116,10 @@ class BlockManager:
         self, owner_Q: Ints, slots_Q: npt.NDArray[np.int64]
     ) -> Iterator[tuple[int, int, int]]:
         """(segment, block, slots of it there)."""
+        if self.size == 1:  # every slot is a block by itself
+            pairs = zip(owner_Q.tolist(), slots_Q.tolist(), strict=True)
+            yield from ((segment, block, 1) for segment, block in pairs)
+            return
         keys_Q = (owner_Q.astype(np.int64) + LOWEST) * len(self) + slots_Q // self.size
         keys, counts = np.unique(keys_Q, return_counts=True)
         for key, count in zip(keys.tolist(), counts.tolist(), strict=True):

@@ -38,8 +38,8 @@ class KVCache(SlotTable):
         size = (layers, 2, kv_heads, self.slots + 1, head_dim)
         self.data = zeros(size, dtype, torch.device(device))
         self._heads = kv_heads
-        parts = [layer.unbind() for layer in self.data.unbind()]
-        self._offsets = [(keys.storage_offset(), values.storage_offset()) for keys, values in parts]
+        self._parts = [layer.unbind() for layer in self.data.unbind()]
+        self._offsets = [(k.storage_offset(), v.storage_offset()) for k, v in self._parts]
         self.ledger = CopyLedger()
 
     @property
@@ -89,8 +89,9 @@ class KVCache(SlotTable):
 
     def write_(self, layer: int, slots_Q: Tensor, keys_hQd: Tensor, values_hQd: Tensor) -> None:
         """Store K and V [kv_heads, Q, head_dim] of one layer at flat slots [Q]."""
-        self.data[layer, 0].index_copy_(1, slots_Q, keys_hQd)
-        self.data[layer, 1].index_copy_(1, slots_Q, values_hQd)
+        keys, values = self._parts[layer]
+        keys.index_copy_(1, slots_Q, keys_hQd)
+        values.index_copy_(1, slots_Q, values_hQd)
 
     def get_valid(self, layer: int, keys: SlotRun | Tensor) -> tuple[Tensor, Tensor]:
         """(K, V) of one layer, each [G, kv_heads, K, head_dim]: views of runs of slots, or a copy

@@ -109,6 +109,8 @@ def _judged(
 
 def matching(proposal: Proposal, above_STT: Tensor, drawn_ST: Tensor) -> tuple[Tensor, Tensor]:
     """(path_ST, bonus_S): the longest paths that the target confirms, and what it says next."""
+    if drawn_ST.shape[1] == 1:  # roots alone
+        return torch.ones_like(drawn_ST, dtype=torch.bool), drawn_ST[:, 0]
     agrees_SN = drawn_ST.gather(1, proposal.parents_SN + 1) == proposal.tokens_SN
     agrees_SN = agrees_SN & proposal.valid_SN
     path_ST = _longest_path(agrees_SN, above_STT, proposal.depths_SN)

@@ -22,7 +22,7 @@ from ...ops.types import DraftRows, Rows, no_trees
 from ..cache.segments import SegmentTree
 from ..text.prompt_tokens import Chunk
 from .queries import PackedQueries, QueryRun, joined
-from .tree_rows import PlacedRows, SpanSlots, Trees, grow
+from .tree_rows import PlacedRows, SpanSlots, Trees, grow, stand
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,7 @@ class Layout:
     def place_(self, kv: KVCache, trees: Trees | None, spans: Sequence[Span]) -> PlacedRows:
         """Take slots for all rows of a forward and lay the rows out, trees first."""
         shared = trees.proposal.shared or None if trees is not None and self.packed else None
+        bare = trees is not None and trees.bare
         of_trees = [] if trees is None else self._tree_runs(trees, shared)
         packed = PackedQueries(kv, [*of_trees, *(run for s in spans for run in self._runs(s))])
         span_slots, at = [], len(of_trees)
@@ -128,14 +129,16 @@ class Layout:
             span_slots.append(SpanSlots(packed.flat[at], slots_Cn, flat_Cn))
             at = copies.stop
         tips = [one.rows[-1] for s, one in zip(spans, span_slots, strict=True) if s.draws]
-        rows = self._chains(kv, packed, tips, len(of_trees), trees.segments if trees else None)
+        histories = trees.segments if trees else None
+        rows = self._chains(kv, packed, tips, 0 if bare else len(of_trees), histories)
         if trees is not None:
             shape = (-1, trees.nodes) if shared is None else (-1,)
             flat, slots = (
                 joined(parts[: len(of_trees)]).reshape(shape)
                 for parts in (packed.flat, packed.slots)
             )
-            rows = grow(replace(rows, node_rows_ST=flat, node_slots_ST=slots), trees, shared)
+            rows = replace(rows, node_rows_ST=flat, node_slots_ST=slots)
+            rows = stand(rows, trees) if bare else grow(rows, trees, shared)
             rows = replace(rows, alignment=self.alignment(packed, trees, spans, rows.positions_BQ))
         bound = [i for i, span in enumerate(s for s in spans if s.draws) if span.bound]
         return PlacedRows(
@@ -160,6 +163,13 @@ class Layout:
             row, homes = self.tensor_rows_of(like)[0], self.segments.homes(like)
             return QueryRun(row, owner, homes, [0] * size, [0] * size)
 
+        if trees.bare:
+            at = zip(trees.owners, trees.roots, trees.positions, strict=True)
+            places = ((self.tensor_rows_of(owner)[0], owner, *rest) for owner, *rest in at)
+            return [
+                QueryRun(row, owner, self.segments.homes(owner), [root], [position])
+                for row, owner, root, position in places
+            ]
         size = trees.nodes if shared is None else 1
         runs = [run(owner, size, owner) for owner in trees.owners]
         return [*runs, run(UNKNOWN, shared, trees.owners[0])] if shared else runs

@@ -39,6 +39,11 @@ class Trees:
         """T, the roots counted."""
         return self.proposal.tokens_SN.shape[1] + 1
 
+    @property
+    def bare(self) -> bool:
+        """Whether there are roots only, of which the host knows everything."""
+        return self.nodes == 1 and self.segments is None
+
 
 @dataclass(frozen=True, slots=True)
 class SpanSlots:
@@ -86,6 +91,13 @@ class PlacedRows:
         place_ST = places(has_ST)
         rows_ST, slots_ST = self.tree_rows[place_ST], self.tree_slots[place_ST]
         return replace(self, padding=padding, tree_rows=rows_ST, tree_slots=slots_ST)
+
+
+def stand(rows: Rows, trees: Trees) -> Rows:
+    """Rows of roots without drafts, whose tokens and positions are in them already."""
+    nodes_ST = torch.as_tensor(rows.node_rows_ST.astype(np.int64), device=rows.tokens_BQ.device)
+    self_STT = torch.ones_like(nodes_ST, dtype=torch.bool)[..., None]
+    return replace(rows, nodes_ST=nodes_ST, ancestors_STT=self_STT, bound_trees=trees.bound)
 
 
 def grow(rows: Rows, trees: Trees, shared: int | None) -> Rows:

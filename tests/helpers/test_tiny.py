@@ -36,7 +36,7 @@ def greedy(run: Pooled, ids: list[int]) -> tuple[list[int], torch.Tensor]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_wanders_inside_the_likely_tokens(family: str, tmp_path: Path) -> None:
     model = load_target(write_tiny_target(tmp_path, family, 1))
-    likely = set(likely_ids(model.lm_head).tolist())
+    likely = set(likely_ids(model.lm_head.weight).tolist())
     assert len(likely) == 20 and {0, EOS, PAD} <= likely
     texts = []
     for prompt in ([7, 8, 9], [100, 20, 64, 11]):

@@ -1,45 +1,77 @@
-"""Packed weights: the same numbers, bit for bit, in another layout."""
+"""Packed weights: the same products in another layout; of bfloat16 the same numbers bit for bit."""
+
+from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from helpers.tiny_models.tiny import save, write_tiny_target
+from helpers.tiny_models.tiny_eagle import write_tiny_eagle
+from safetensors.torch import load_file
 
-from specsot.models.linear import Linear, can_pack, pack_
+from specsot.models.linear import Linear, can_pack, linear, pack_
+from specsot.models.load.weights import load_eagle, load_target
 
 CPU = torch.device("cpu")
-needs_bfloat16 = pytest.mark.skipif(
-    not can_pack(CPU, torch.bfloat16), reason="this CPU has no products in bfloat16"
-)
+DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(CPU, dtype)]
 
 
-@needs_bfloat16
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [0, 1, 3, 16, 65, 300])
 @pytest.mark.parametrize("shape", [(576, 960), (1536, 576), (64, 33)])
 @torch.no_grad()
 def test_a_packed_layer_gives_the_same_numbers(
-    rows: int, shape: tuple[int, int], bias: bool
+    rows: int, shape: tuple[int, int], bias: bool, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(rows)
-    layer = Linear(*shape, bias=bias).bfloat16()
-    x, residual = torch.randn(rows, shape[0]).bfloat16(), torch.randn(rows, shape[1]).bfloat16()
+    layer = Linear(*shape, bias=bias).to(dtype)
+    x, residual = torch.randn(rows, shape[0]).to(dtype), torch.randn(rows, shape[1]).to(dtype)
     before = layer(x), layer.added(residual, x)
     plain = layer.weight.clone()
-    layer.pack_()
-    assert torch.equal(layer(x), before[0]) and torch.equal(layer.added(residual, x), before[1])
-    assert torch.equal(layer.weight.to_dense(), plain) and layer.weight.dtype == torch.bfloat16
+    pack_(layer)
+    exact = dtype == torch.bfloat16
+    for now, then in zip((layer(x), layer.added(residual, x)), before, strict=True):
+        assert torch.equal(now, then) if exact else torch.allclose(now, then, atol=1e-5)
+    assert torch.equal(layer.weight.to_dense(), plain) and layer.weight.dtype == dtype
     assert {name for name, _ in layer.named_parameters()} == ({"bias"} if bias else set())
 
 
-@needs_bfloat16
+@pytest.mark.parametrize("dtype", DTYPES)
 @torch.no_grad()
-def test_what_is_lent_stays_as_it_is() -> None:
-    model = torch.nn.Sequential(Linear(8, 8), Linear(8, 8), torch.nn.Linear(8, 8)).bfloat16()
+def test_what_is_lent_stays_as_it_is(dtype: torch.dtype) -> None:
+    model = torch.nn.Sequential(Linear(8, 8), Linear(8, 8), torch.nn.Linear(8, 8)).to(dtype)
     own, lent, other = model
     pack_(model, lent=[lent.weight])
-    assert own.packed and not lent.packed
+    assert own.weight.is_mkldnn and not lent.weight.is_mkldnn
     assert isinstance(other.weight, torch.nn.Parameter), "a layer of somebody else's drafter"
 
 
-def test_only_bfloat16_on_a_cpu_is_packed() -> None:
-    assert not can_pack(CPU, torch.float32) and not can_pack(CPU, torch.float16)
+@pytest.mark.skipif(not DTYPES, reason="nothing can be packed here")
+@torch.inference_mode()
+def test_a_tied_head_is_packed_beside_its_embedding_and_lent_so(tmp_path: Path) -> None:
+    folder = write_tiny_target(tmp_path / "target", extra={"tie_word_embeddings": True})
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save(folder, tensors)
+    target = load_target(folder)
+    x_RH = torch.randn(5, target.hidden_size)
+    expected_RV = target.logits(x_RH)
+    pack_(target)
+    assert target.lm_head.weight.is_mkldnn and not target.embed.is_mkldnn
+    assert torch.equal(target.lm_head.weight.to_dense(), target.embed)
+    assert torch.allclose(target.logits(x_RH), expected_RV, atol=1e-5)
+    drafter = load_eagle(write_tiny_eagle(tmp_path / "draft", folder), target)
+    pack_(drafter, lent=(target.embed, target.lm_head.weight))
+    assert drafter.lm_head.weight is target.lm_head.weight
+
+
+def test_only_what_is_faster_packed_is_packed() -> None:
+    assert not can_pack(CPU, torch.float64) and not can_pack(CPU, torch.float16)
     assert not can_pack(torch.device("cuda"), torch.bfloat16)
+
+
+@torch.no_grad()
+def test_a_plain_weight_multiplies_as_usual() -> None:
+    x, weight, bias = torch.randn(3, 8), torch.randn(5, 8), torch.randn(5)
+    assert torch.equal(linear(x, weight, bias), F.linear(x, weight, bias))

@@ -88,7 +88,7 @@ def drawn(request: pytest.FixtureRequest, tiny: Make, graphs: Graphs) -> Iterato
     made = tiny("llama")
     drafter, known = made.models.drafter, made.models.drafter.d2t.clone()
     # A drafter that only ever proposes unlikely tokens: each round commits exactly one.
-    likely = set(torch.nonzero(made.models.target.lm_head[:, 0] == 0).flatten().tolist())
+    likely = set(torch.nonzero(made.models.target.lm_head.weight[:, 0] == 0).flatten().tolist())
     unlikely = torch.tensor([t for t in range(130) if t not in likely])[: len(known)]
     drafter.d2t.copy_(unlikely - torch.arange(len(known)))
     spy = Spy(drafter)

@@ -60,6 +60,24 @@ def test_every_token_is_counted(folder: Path, capsys: pytest.CaptureFixture[str]
     assert sum(one["own"] for one in found) > 40
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4@2"])
+def test_a_quantised_target_is_held_to_one_with_the_same_weights(
+    weights: str, tmp_path: Path
+) -> None:
+    options = RunOptions(
+        graph="eagle",
+        prompt="Tell me about honey bees.",
+        weights=weights,
+        max_new_tokens=24,
+        runs_dir=tmp_path,
+        quiet=True,
+    )
+    assert run_command(options) == Code.OK
+    folder = (tmp_path / "latest").resolve()
+    assert json.loads((folder / "manifest.json").read_text())["weights"] == weights
+    assert verify_command(str(folder), Path("runs"), True, 1) == Code.OK
+
+
 def test_another_token_is_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def other(line: Any) -> None:
         line["parts"][1]["token_ids"][3] += 1

@@ -63,7 +63,7 @@ def write_tiny_target(
     with torch.no_grad():
         for name, view in decoder.published().items():
             view.copy_(_target_weight(name, view, draw, context / layers**0.5))
-        _restrict_(decoder.lm_head, decoder.embed, restrict, draw)
+        _restrict_(decoder.lm_head.weight, decoder.embed, restrict, draw)
     save(folder, decoder.published())
     return folder
 
@@ -181,10 +181,10 @@ def _aim_(drafter: Eagle3, target: Decoder, feature: float, draw: torch.Generato
     drafter.midlayer.post_attention_layernorm.weight.add_(1.0)
     drafter.norm.weight.add_(target.norm.weight)
     attend_to_itself_(drafter.midlayer.self_attn, hidden, draw)
-    likely = likely_ids(target.lm_head)
+    likely = likely_ids(target.lm_head.weight)
     rest = torch.tensor([i for i in range(target.vocab_size) if i not in likely.tolist()])
     known = torch.cat((likely, rest))[: drafter.config.draft_vocab_size].sort().values
-    drafter.lm_head.weight.copy_(target.lm_head[known])
+    drafter.lm_head.weight.copy_(target.lm_head.weight[known])
     drafter.d2t.copy_(known - torch.arange(len(known)))
     drafter.t2d.zero_()[known] = True
 

@@ -44,7 +44,7 @@ def write_tiny_dflash(
     """
     target = load_target(target_folder)
     config = _config(folder, target.config, block_size, layers, window, _spare_id(target))
-    drafter = DFlashDraftModel(config, TargetEnds(target.embed, target.lm_head))
+    drafter = DFlashDraftModel(config, TargetEnds(target.embed, target.lm_head.weight))
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in drafter.parameters():
@@ -60,7 +60,7 @@ def write_tiny_dflash(
 
 def _spare_id(target: Decoder) -> int:
     """The highest id that the target hardly ever says: it stands for the mask."""
-    likely = set(likely_ids(target.lm_head).tolist())
+    likely = set(likely_ids(target.lm_head.weight).tolist())
     return max(set(range(target.vocab_size)) - likely)
 
 
@@ -120,9 +120,9 @@ def _look_back_(attention: DrafterAttention, frequencies: Tensor, heads: int) ->
 def _maps(drafter: DFlashDraftModel, target: Decoder) -> Tensor:
     """[block - 1, H, H]: the map of each distance takes a token's embedding to the mixture of what
     stands one token before that distance (the head does the last step), and the mask's to zero."""
-    ids_L = likely_ids(target.lm_head)
+    ids_L = likely_ids(target.lm_head.weight)
     token_LH, mask_H = target.embed[ids_L], target.embed[drafter.mask_token_id]
-    step_LL = F.linear(target.norm(token_LH), target.lm_head[ids_L]).softmax(-1)
+    step_LL = F.linear(target.norm(token_LH), target.lm_head.weight[ids_L]).softmax(-1)
     size = token_LH.shape[-1:]
     known_LH = F.rms_norm(torch.cat((token_LH, mask_H[None])), size)
     solve_HL = torch.linalg.pinv(known_LH)

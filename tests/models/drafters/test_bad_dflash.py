@@ -166,8 +166,11 @@ def as_speculators(folder: Path, target: Decoder, **changes: object) -> Path:
     }
     (folder / "config.json").write_text(json.dumps(outer | changes))
     tensors = load_file(folder / WEIGHTS)
-    copies = {"embed_tokens.weight": target.embed.data, "lm_head.weight": target.lm_head.data}
-    save_file(tensors | {k: v.bfloat16() for k, v in copies.items()}, folder / WEIGHTS)
+    copies = {
+        "embed_tokens.weight": target.embed.data,
+        "lm_head.weight": target.lm_head.weight.data,
+    }
+    save_file(tensors | {k: v.data.bfloat16() for k, v in copies.items()}, folder / WEIGHTS)
     return folder
 
 

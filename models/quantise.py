@@ -1,0 +1,201 @@
+"""Weights in eight or four bits, and the products of torch that read them as they are.
+
+A quantised model is a model of its own: its weights are what the codes stand for, wherever they
+are multiplied. `int8` has a scale for each row of a matrix, `int4` a scale and an offset for each
+32 numbers of one, and int8 for the head. Embeddings, norms and biases stay as they are.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .files import ModelError
+from .linear import Linear, replace_
+
+FULL, INT8, INT4 = "full", "int8", "int4"
+GROUP = 32  # numbers of a row that share a scale in int4
+WIDTH = 32  # rows of a matrix that the product in four bits takes a multiple of
+TRIED = (1, 2, 4, 8, 16, 32)  # rows of a forward
+MEASURED = 8  # layers
+ATEN: Any = torch.ops.aten
+
+
+class Weights(NamedTuple):
+    """How a model's weights are kept. kind: FULL, INT8 or INT4.
+
+    rows: most rows of a forward that are multiplied with the codes; None for what was measured to
+        be faster so.
+    """
+
+    kind: str = FULL
+    rows: int | None = None
+
+    @classmethod
+    def of(cls, text: str) -> "Weights":
+        """`int8`, or with the number of rows `int8@4`; the options check what is written."""
+        kind, _, rows = text.partition("@")
+        return cls(kind, int(rows) if rows else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Int8:
+    """codes_OI: int8; scale_O: float32, of which bfloat16 holds every digit."""
+
+    codes_OI: Tensor
+    scale_O: Tensor
+
+    @classmethod
+    def of(cls, weight_OI: Tensor) -> "Int8":
+        most_O = weight_OI.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
+        scale_O = (most_O / 127).bfloat16().float()
+        codes_OI = (weight_OI / scale_O[:, None]).round().clamp(-127, 127)
+        return cls(codes_OI.to(torch.int8), scale_O)
+
+    def plain(self) -> Tensor:
+        """float32 [O, I], what the codes stand for."""
+        return self.codes_OI.float() * self.scale_O[:, None]
+
+    def product(self) -> "Product | None":
+        """What multiplies with the codes in bfloat16."""
+        return Product(ATEN._weight_int8pack_mm.default, (self.codes_OI, self.scale_O.bfloat16()))
+
+
+@dataclass(frozen=True, slots=True)
+class Int4:
+    """codes_OI: int32 from 0 to 15; scale_OG, offset_OG: float32, as of `Int8`: a number is
+    (code - 8) * scale + offset."""
+
+    codes_OI: Tensor
+    scale_OG: Tensor
+    offset_OG: Tensor
+
+    @classmethod
+    def of(cls, weight_OI: Tensor) -> "Int4":
+        groups_OGg = weight_OI.unflatten(1, (-1, GROUP))  # type: ignore[no-untyped-call]
+        low_OG, high_OG = groups_OGg.amin(-1), groups_OGg.amax(-1)
+        least = torch.finfo(torch.float32).tiny
+        scale_OG = ((high_OG - low_OG) / 15).clamp(min=least).bfloat16().float()
+        offset_OG = (low_OG + 8 * scale_OG).bfloat16().float()
+        codes_OGg = (groups_OGg - offset_OG[..., None]) / scale_OG[..., None] + 8
+        codes_OI = codes_OGg.round().clamp(0, 15).flatten(1).to(torch.int32)
+        return cls(codes_OI, scale_OG, offset_OG)
+
+    def plain(self) -> Tensor:
+        """float32 [O, I], what the codes stand for."""
+        codes_OGg = (self.codes_OI - 8).float().view(*self.scale_OG.shape, GROUP)
+        return (codes_OGg * self.scale_OG[..., None] + self.offset_OG[..., None]).flatten(1)
+
+    def product(self) -> "Product | None":
+        """What multiplies with the codes in bfloat16; None where the matrix has not its shape."""
+        if len(self.codes_OI) % WIDTH:
+            return None
+        packed = ATEN._convert_weight_to_int4pack_for_cpu(self.codes_OI, 1)
+        both_GO2 = torch.stack((self.scale_OG, self.offset_OG), -1).transpose(0, 1)
+        told = (packed, GROUP, both_GO2.contiguous().bfloat16())
+        return Product(ATEN._weight_int4pack_mm_for_cpu.default, told)
+
+
+class Product(NamedTuple):
+    """A product with packed codes."""
+
+    kernel: Any
+    told: tuple[Any, ...]
+
+    def times(self, x_NI: Tensor) -> Tensor:
+        out_NO: Tensor = self.kernel(x_NI, *self.told)
+        return out_NO
+
+    def added(self, residual_NO: Tensor, x_NI: Tensor) -> Tensor:
+        return self.times(x_NI).add_(residual_NO)
+
+
+def coded(weight_OI: Tensor, kind: str, head: bool) -> Int8 | Int4:
+    """A matrix in codes, whatever other matrices it is joined with."""
+    codes: type[Int8 | Int4] = Int8 if kind == INT8 or head else Int4
+    return codes.of(weight_OI.detach().float())
+
+
+def check_widths(path: Path, kind: str, model: nn.Module) -> None:
+    """Raise ModelError where a row cannot be cut into groups."""
+    for name, layer in layers_of(model):
+        if kind == INT4 and not _is_head(name) and layer.in_features % GROUP:
+            reason = f"int4 needs rows of a multiple of {GROUP} numbers"
+            raise ModelError(path, f"{reason}, `{name}` has {layer.in_features}: take int8")
+
+
+def quantise_(model: nn.Module, kind: str) -> dict[str, Int8 | Int4]:
+    """Give every linear layer of a model, ours or of transformers, the weights that its codes stand
+    for; returns the codes by the layers' names, none of `full`. A head that is an embedding too
+    becomes one of its own."""
+    found: dict[str, Int8 | Int4] = {}
+    if kind == FULL:
+        return found
+    with torch.no_grad():
+        for name, layer in layers_of(model):
+            found[name] = coded(layer.weight, kind, _is_head(name))
+            plain = found[name].plain().to(layer.weight.dtype)
+            replace_(layer, "weight", nn.Parameter(plain, requires_grad=False))
+    return found
+
+
+def multiply_(model: nn.Module, codes: Mapping[str, Int8 | Int4], rows: int | None) -> None:
+    """Let a packed model in bfloat16 multiply few rows with its codes.
+
+    Args:
+        rows: how many at most; None for as many as are faster so.
+    """
+    able = list[Linear]()
+    for name, layer in layers_of(model):
+        product = codes[name].product()
+        if product is not None and isinstance(layer, Linear):
+            layer.few = product
+            able.append(layer)
+    found = faster(able) if rows is None else rows
+    for layer in able:
+        layer.few_rows = found
+
+
+@torch.inference_mode()
+def faster(layers: Sequence[Linear]) -> int:
+    """So many rows are multiplied faster with the codes than with the weights: measured with
+    layers of the commonest shape, one after another, so that no weight is in a cache."""
+    sizes = Counter((layer.in_features, layer.out_features) for layer in layers)
+    most = max(sizes, key=lambda size: sizes[size] * size[0] * size[1], default=None)
+    some = [one for one in layers if (one.in_features, one.out_features) == most][:MEASURED]
+    least = 0
+    for rows in TRIED if some else ():
+        x_NI = torch.ones(rows, some[0].in_features, dtype=torch.bfloat16)
+        if _seconds(some, x_NI, rows) > _seconds(some, x_NI, 0):
+            break
+        least = rows
+    return least
+
+
+def _seconds(layers: Sequence[Linear], x_NI: Tensor, few_rows: int) -> float:
+    """The shortest time of a few for all of them."""
+    for layer in layers:
+        layer.few_rows = few_rows
+    took = []
+    for _ in range(3):
+        began = perf_counter()
+        for layer in layers:
+            layer.forward(x_NI)
+        took.append(perf_counter() - began)
+    return min(took)
+
+
+def layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """Its linear layers."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            yield name, module
+
+
+def _is_head(name: str) -> bool:
+    return name.rpartition(".")[2] == "lm_head"
