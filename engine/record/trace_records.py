@@ -62,6 +62,7 @@ def _round(summary: RoundSummary) -> Record:
     explained = {"explained": [asdict(one) for one in summary.explained]}
     return {
         **{name: getattr(summary, name) for name in COUNTS},
+        "drafting": summary.work._asdict(),
         "alignment": _alignment(summary.alignment),
         "gamma": [asdict(record) for record in summary.gamma],
         "blend": None if summary.blend is None else asdict(summary.blend),

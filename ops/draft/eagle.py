@@ -5,7 +5,7 @@ expand_root writes stay in the drafter's pool; those of grow_tree are given back
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -85,7 +85,8 @@ def grow_tree_(
     for level in range(1, levels):
         growth.deepen_(level)
     growth.work.close_()
-    return rerank(Candidates.joined(growth.created), count).proposal(levels)
+    proposal = rerank(Candidates.joined(growth.created), count).proposal(levels)
+    return replace(proposal, work=frontier.draft_rows.work.plus(growth.work.spent))
 
 
 def nodes_for(nodes: int | Mapping[int, int], active: int) -> int:

@@ -164,11 +164,16 @@ class VanillaDrafter(Drafter):
     takes: ClassVar[Takes] = "text"
     loader: ClassVar[str] = "...models.load.weights:load_vanilla"
     gamma: Int = Field(5, ge=0, le=1024, description="drafts per branch and round")
-    gamma_policy: Literal["fixed", "egag", "heuristic", "svip", "confidence", "adaedl"] = Field(
-        "fixed", description="who decides how many drafts a branch gets"
+    gamma_policy: Literal["fixed", "egag", "heuristic", "svip", "confidence", "adaedl", "cost"] = (
+        Field("fixed", description="who decides how many drafts a branch gets")
     )
     gamma_min: Int = Field(1, ge=0, le=1024, description="fewest drafts of a policy")
     gamma_max: Count | None = Field(None, description="most drafts of a policy; gamma if not given")
+    gamma_limit: Annotated[float, Field(strict=True, ge=0, le=10)] | None = Field(
+        None,
+        description="threshold of svip (0.3 if not given), confidence (0.4) and, at the start, "
+        "adaedl (0.4)",
+    )
     egag_mode: Literal["linear", "seed"] = Field(
         "linear", description="from entropy to length, between the bounds or up to gamma_max"
     )

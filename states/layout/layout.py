@@ -22,7 +22,7 @@ from ...ops.types import DraftRows, Rows, no_trees
 from ..cache.segments import SegmentTree
 from ..text.prompt_tokens import Chunk
 from .queries import PackedQueries, QueryRun, joined
-from .tree_rows import PlacedRows, SpanSlots, Trees, grow
+from .tree_rows import PlacedRows, SpanSlots, Trees, by_node, grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +129,10 @@ class Layout:
             at = copies.stop
         tips = [one.rows[-1] for s, one in zip(spans, span_slots, strict=True) if s.draws]
         rows = self._chains(kv, packed, tips, len(of_trees), trees.segments if trees else None)
+        fresh = joined(packed.slots[: len(of_trees)])
         if trees is not None:
-            shape = (-1, trees.nodes) if shared is None else (-1,)
             flat, slots = (
-                joined(parts[: len(of_trees)]).reshape(shape)
+                joined(parts[: len(of_trees)]) if shared else by_node(parts, trees)
                 for parts in (packed.flat, packed.slots)
             )
             rows = grow(replace(rows, node_rows_ST=flat, node_slots_ST=slots), trees, shared)
@@ -142,11 +142,10 @@ class Layout:
             replace(rows, bound_tips=tuple(bound)),
             rows.node_rows_ST,
             rows.node_slots_ST,
-            rows.node_slots_ST.reshape(-1),
+            fresh,
             tuple(span_slots),
             packed.paddings,
             sum(packed.paddings),
-            trees is not None and trees.proposal.shared is not None,
         )
 
     def _tree_runs(self, trees: Trees, shared: int | None) -> list[QueryRun]:
@@ -160,8 +159,8 @@ class Layout:
             row, homes = self.tensor_rows_of(like)[0], self.segments.homes(like)
             return QueryRun(row, owner, homes, [0] * size, [0] * size)
 
-        size = trees.nodes if shared is None else 1
-        runs = [run(owner, size, owner) for owner in trees.owners]
+        sizes = trees.proposal.laid_out if shared is None else [0] * len(trees.owners)
+        runs = [run(owner, 1 + n, owner) for owner, n in zip(trees.owners, sizes, strict=True)]
         return [*runs, run(UNKNOWN, shared, trees.owners[0])] if shared else runs
 
     def _runs(self, part: Span | PendingRows) -> Iterator[QueryRun]:

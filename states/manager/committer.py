@@ -81,6 +81,7 @@ class Committer:
             explain(batch.ran, walks, result, accepted, batch.rows.bound_trees),
             blend,
             verified_trees(batch.ran, walks, result, batch.forced),
+            batch.work,
         )
 
     def _learn(

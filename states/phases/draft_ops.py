@@ -7,7 +7,7 @@ import torch
 
 from ...ops.draft.drawing import Drawing
 from ...ops.draft.eagle import nodes_for
-from ...ops.draft.gamma_settings import GammaSettings
+from ...ops.draft.gamma_settings import LOOKING, GammaSettings
 from ...ops.draft.host_tree import pack
 from ...ops.draft.vanilla import ChainStart, catch_up_, write_chain_
 from ...ops.kv.pool import KVCache
@@ -65,19 +65,18 @@ def catch_text_up_(
     gamma_policy: str,
     gamma_min: int,
     gamma_max: int | None,
+    gamma_limit: float | None,
     egag_mode: Literal["linear", "seed"],
     egag_ema_beta: float,
     egag_h_ref: float | None,
 ) -> ChainStart:
     """Catch up with what was committed, in one forward, and plan how much to draft."""
     egag = (egag_mode, egag_ema_beta, egag_h_ref)
-    lengths = GammaSettings(gamma, gamma_policy, gamma_min, gamma_max, *egag)
-    memory, active = drafting.memory, drafting.active
+    settings = GammaSettings(gamma, gamma_policy, gamma_min, gamma_max, gamma_limit, *egag)
+    memory = drafting.memory
     assert isinstance(memory, TextState)
-    remaining = [b.budget - len(b.tokens) for b in active]
-    remaining_S = torch.tensor(remaining, device=kv_draft.data.device)
-    states = memory.plan_(active, lengths)
-    return catch_up_(drafter, draft_rows, kv_draft, lengths, states, remaining_S)
+    lengths = memory.plan_(drafting.active, settings, drafter.vocab_size)
+    return catch_up_(drafter, draft_rows, kv_draft, lengths, gamma_policy in LOOKING)
 
 
 @op("draft.grow_tree_", drafters="vanilla", writes="proposal", drops="frontier")

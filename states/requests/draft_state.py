@@ -5,13 +5,21 @@ features are paired on the way is the drafter's own, one class for each kind of 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...ops.draft.gamma import GammaRecord, GammaState, first_state, next_state, records
+from ...ops.draft.gamma import (
+    GammaRecord,
+    GammaState,
+    Length,
+    first_state,
+    next_state,
+    plan,
+    unpacked,
+)
 from ...ops.draft.gamma_settings import GammaSettings
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
@@ -177,30 +185,44 @@ class TextState(DraftState):
     """Token ids alone, the next root included: a small language model reads the text itself.
 
     Attributes:
-        settings: the length policy of the round; lengths: what it remembers of each branch.
+        settings: the length policy of the round; planned: the lengths that it gave.
+        lengths: what it remembers of each branch.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.settings: GammaSettings | None = None
+        self.planned: list[Length] = []
         self.lengths: dict[int, GammaState] = {}
 
-    def plan_(self, branches: Sequence[Branch], settings: GammaSettings) -> list[GammaState]:
-        """What the policy of this round knows of each branch."""
+    def plan_(
+        self, branches: Sequence[Branch], settings: GammaSettings, vocabulary: int
+    ) -> tuple[int, ...]:
+        """How many drafts each branch gets in this round."""
         self.settings = settings
-        return [self.lengths.get(b.owner) or first_state(settings) for b in branches]
+        self.planned = [
+            plan(settings, self._state(one), vocabulary, one.budget - len(one.tokens))
+            for one in branches
+        ]
+        return tuple(one.gamma_eff for one in self.planned)
+
+    def _state(self, branch: Branch) -> GammaState:
+        assert self.settings is not None
+        return self.lengths.get(branch.owner) or first_state(self.settings)
 
     def learn(
         self, ran: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
     ) -> tuple[GammaRecord, ...]:
-        side_outputs_SC, settings = result.side_outputs_SC, self.settings
-        if settings is None or not side_outputs_SC.size:
+        settings, rounds = self.settings, []
+        if settings is None or not ran:
             return ()
-        rounds = records(side_outputs_SC[:, :-1], [len(path) - 1 for path in paths])
-        drafted = side_outputs_SC[:, -1].tolist()
-        for branch, one, count in zip(ran, rounds, drafted, strict=True):
-            state = self.lengths.get(branch.owner) or first_state(settings)
-            self.lengths[branch.owner] = next_state(settings, state, count, one.accepted, one.ema)
+        width = max(1, *(one.gamma_eff for one in self.planned))
+        seen = unpacked(result.side_outputs_SC, width)
+        for branch, one, laws, path in zip(ran, self.planned, seen, paths, strict=True):
+            accepted = len(path) - 1
+            state = next_state(settings, self._state(branch), one, accepted, laws)
+            self.lengths[branch.owner] = state
+            rounds.append(GammaRecord(**asdict(one), accepted=accepted))
         return tuple(rounds)
 
     def take_in(self, part: CommittedRows) -> None:
