@@ -12,6 +12,7 @@ from .attention.stacks import Lineages, Member
 from .blend.blend import Blend, BlendReport
 from .blend.layer_plan import LayerPlan as LayerPlan
 from .blend.layer_plan import LayerStatus as LayerStatus
+from .draft.choice import Choice
 from .kv.align import AlignmentState, ContinuousDecodingState
 from .kv.forest import Forest, LiveNodes
 from .kv.frame import Frame
@@ -168,6 +169,7 @@ class DraftRows:
     frame: where the branches lie in the tensors of a forward.
     sampler: how the active branches' next tokens are drawn, as in `Rows`.
     attention: the backend of the drafter's forwards, as for `mask.build`.
+    choice: how large the trees are, where the graph does not say it.
     """
 
     rows: Rows
@@ -180,6 +182,7 @@ class DraftRows:
     frame: Frame
     sampler: Sampler | None = None
     attention: str = "auto"
+    choice: Choice | None = None
 
     @property
     def work(self) -> DraftWork:

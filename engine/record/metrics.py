@@ -36,6 +36,8 @@ class Meter:
         last_move: nanoseconds from the start of the run to its last transition.
         lengths: how often a branch committed that many tokens in one round; `requests` the same of
             each request.
+        chosen: how often a round was to have trees of so many nodes, or chains so long, where that
+            was chosen for it.
         blends: what forwards with cached rows did.
         probed: what a probe finds of them, if there is one.
     """
@@ -59,6 +61,7 @@ class Meter:
     nanos: Counter[str] = field(default_factory=Counter)
     op_nanos: Counter[str] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)
+    chosen: Counter[int] = field(default_factory=Counter)
     requests: dict[str, Counter[int]] = field(default_factory=dict)
     marks: dict[str, Marks] = field(default_factory=dict)
     blends: list[BlendSummary] = field(default_factory=list)
@@ -94,6 +97,7 @@ class Meter:
         self.draft_rows += summary.work.rows
         self.draft_padding += summary.work.padding
         self.blends += [summary.blend] if summary.blend is not None else []
+        self.chosen.update(one.size for one in summary.choices if summary.trees)
         self.drafted += summary.drafted
         self.most_active = max(self.most_active, len(summary.branches))
         for name, committed, accepted in zip(
@@ -216,6 +220,7 @@ def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
         "drafted": meter.drafted,
         "accepted": meter.accepted,
         "accepted_lengths": {str(k): n for k, n in sorted(meter.lengths.items())},
+        "chosen_sizes": {str(k): n for k, n in sorted(meter.chosen.items())},
         "most_active_branches": meter.most_active,
         "seconds": {
             "total": (max(meter.last_move, meter.in_run) + meter.open_ops) / NS,

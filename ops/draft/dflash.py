@@ -42,7 +42,7 @@ def grow_tree_(
     *,
     block_size: int,
     grow: Literal["chain", "ddtree"],
-    nodes: int | Mapping[int, int],
+    nodes: int | Mapping[int, int] | str,
     draws: str,
     accept: str = "match",
 ) -> Proposal:
@@ -51,7 +51,9 @@ def grow_tree_(
     log_probs_SDV = logits_SDV.log_softmax(-1)
     drawing = Drawing.of(frontier, draws, accept)
     if grow == "ddtree":
-        drafted = tree(log_probs_SDV, nodes_for(nodes, len(log_probs_SDV)))
+        choice = frontier.choice
+        count = nodes_for(nodes, len(log_probs_SDV)) if choice is None else choice.size
+        drafted = tree(log_probs_SDV, count)
     elif drawing is None:
         drafted = chain(log_probs_SDV, log_probs_SDV.argmax(-1))
     else:

@@ -6,6 +6,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from time import monotonic
 
+from ...ops.draft.choice import RoundCosts
 from ...ops.draft.eagle import nodes_for
 from ..cache.segments import SegmentTree
 from ..graph.drafter_spec import Drafter
@@ -18,7 +19,7 @@ DEADLINES = 64  # of requests that have ended, which are kept at least
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """What a graph fixes for all requests of a run."""
+    """What a graph fixes for all requests of a run; costs: of either drafter, if it chooses."""
 
     layout: AnyLayout
     drafter: Drafter
@@ -27,6 +28,8 @@ class RunLimits:
     vocabulary: int
     outline_drafter: Drafter | None = None
     scheduler: SchedulerBlock = field(default_factory=lambda: SchedulerBlock.model_validate({}))
+    costs: RoundCosts | None = None
+    outline_costs: RoundCosts | None = None
 
     @property
     def nodes(self) -> int | Mapping[int, int]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from ...ops.draft.choice import Choice
 from ...ops.draft.gamma import GammaRecord
 from ...ops.kv.align import AlignmentState, ContinuousDecodingState
 from ...ops.types import NO_WORK, DraftWork
@@ -120,7 +121,7 @@ class RoundSummary:
     alignment: how they were padded, None under ``bim``; gamma: how a draft-length policy decided
     for each branch that was drafted for; explained: each draft's figures, if somebody asked;
     blend: what was reused, None if nothing was; trees: of the branches that were drafted for;
-    work: what drafting them cost.
+    work: what drafting them cost; choices: of the drafters that choose what to draft.
     """
 
     branches: tuple[str, ...]
@@ -137,6 +138,7 @@ class RoundSummary:
     blend: BlendSummary | None = None
     trees: tuple[VerifiedTree, ...] = ()
     work: DraftWork = NO_WORK
+    choices: tuple[Choice, ...] = ()
 
 
 def verified_trees(
