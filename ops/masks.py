@@ -60,7 +60,8 @@ def _trees(rows: Rows, stack: Stack, mask_GqK: Tensor, positions_GK: Tensor) -> 
     """Nodes see their ancestors, which stand where the device alone knows."""
     node_N = np.full(rows.positions_BQ.numel(), -1, np.int64)
     numbers_ST = np.arange(rows.node_rows_ST.size).reshape(rows.node_rows_ST.shape)
-    node_N[rows.node_rows_ST[:, ::-1]] = numbers_ST[:, ::-1]  # the root's row is the root's, last
+    node_N[rows.node_rows_ST] = numbers_ST
+    node_N[rows.node_rows_ST[:, 0]] = numbers_ST[:, 0]  # whatever node has it too
     node_Gq = node_N[stack.rows_Gq]
     sequence_E, query_E = np.nonzero(node_Gq >= 0)
     if not sequence_E.size:
