@@ -60,9 +60,7 @@ def proposal_of(
     for tree in range(trees):
         for node, parent in enumerate(parents_SN[tree].tolist()):
             valid_SN[tree, node] = not shared or draw.random() < 0.7
-            if ragged and node >= sizes[tree]:
-                parent, valid_SN[tree, node] = -1, False
-                parents_SN[tree, node] = -1
+            valid_SN[tree, node] &= not ragged or node < sizes[tree]
             if parent >= 0:
                 depths_SN[tree, node] = depths_SN[tree, parent] + 1
                 valid_SN[tree, node] &= valid_SN[tree, parent]
