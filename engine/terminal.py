@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
 from .shell import Writer
@@ -33,6 +34,28 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
         return
     with console.status(Text(text), refresh_per_second=REFRESH) as status:
         yield lambda text: status.update(Text(text))
+
+
+@contextmanager
+def measuring(text: str) -> Iterator[Callable[[str, float], None]]:
+    """The same with a bar, for what can say how far it is."""
+    console = Console(stderr=True)
+    if not usable(console, dict(os.environ)):
+        lines = _lines_now_and_then()
+        yield lambda text, share: lines(text)
+        return
+    columns = (
+        SpinnerColumn(),
+        BarColumn(bar_width=24),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console, refresh_per_second=REFRESH, transient=True) as bar:
+        task = bar.add_task(text, total=None)
+
+        def tell(text: str, share: float) -> None:
+            bar.update(task, description=text, total=1.0, completed=share)
+
+        yield tell
 
 
 def _lines_now_and_then() -> Callable[[str], None]:

@@ -38,8 +38,8 @@ def forward_(
     """
     if not rows.tokens_BQ.numel():  # nobody could start: everyone was refused
         return torch.zeros(0, target.vocab_size, device=rows.tokens_BQ.device), None, None
-    forest = rows.forest
-    node_rows = rows.nodes_ST.view(-1) if forest is None else forest.rows
+    some = rows.live if rows.forest is None else rows.forest
+    node_rows = rows.nodes_ST.view(-1) if some is None else some.rows
     output = target.forward(
         rows.tokens_BQ,
         rows.positions_BQ,
@@ -51,5 +51,5 @@ def forward_(
         taps,
         rows.blend,
     )
-    logits_RV = output.logits_RV if forest is None else forest.spread(output.logits_RV)
+    logits_RV = output.logits_RV if some is None else some.spread(output.logits_RV)
     return logits_RV, output.taps_QF, output.blend

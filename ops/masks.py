@@ -51,7 +51,7 @@ def _group(
     mask_GqK &= positions_GK[:, None] <= positions_N[rows_Gq][..., None]
     if has_forest:
         _forest(rows, stack, mask_GqK, positions_GK)
-    elif not readable[rows.node_slots_ST].all():  # else they are rows like any others
+    elif rows.forest is None and not readable[rows.node_slots_ST].all():
         _trees(rows, stack, mask_GqK, positions_GK)
     return group_of(stack, positions_N.numel(), mask_GqK, positions_GK)
 
@@ -59,7 +59,9 @@ def _group(
 def _trees(rows: Rows, stack: Stack, mask_GqK: Tensor, positions_GK: Tensor) -> None:
     """Nodes see their ancestors, which stand where the device alone knows."""
     node_N = np.full(rows.positions_BQ.numel(), -1, np.int64)
-    node_N[rows.node_rows_ST] = np.arange(rows.node_rows_ST.size).reshape(rows.node_rows_ST.shape)
+    numbers_ST = np.arange(rows.node_rows_ST.size).reshape(rows.node_rows_ST.shape)
+    node_N[rows.node_rows_ST] = numbers_ST
+    node_N[rows.node_rows_ST[:, 0]] = numbers_ST[:, 0]  # whatever node has it too
     node_Gq = node_N[stack.rows_Gq]
     sequence_E, query_E = np.nonzero(node_Gq >= 0)
     if not sequence_E.size:
@@ -75,7 +77,11 @@ def _trees(rows: Rows, stack: Stack, mask_GqK: Tensor, positions_GK: Tensor) -> 
         tensor(values, device)
         for values in (sequence_E[:, None], query_E[:, None], tree_E, node_E, place_ET)
     )
-    mask_GqK[g_E1, q_E1, place] = rows.ancestors_STT[tree, node]
+    seen_ET = rows.ancestors_STT[tree, node]
+    if rows.live is not None:  # a node without a row has its root's, which all nodes see
+        at_root_ST = rows.node_slots_ST == rows.node_slots_ST[:, :1]
+        seen_ET = seen_ET | tensor(at_root_ST[tree_E], device)
+    mask_GqK[g_E1, q_E1, place] = seen_ET
     positions_GK[g_E1, place] = rows.of_trees(rows.positions_BQ)[tree]
 
 

@@ -70,15 +70,16 @@ class Candidates(NamedTuple):
         )
 
 
-def rerank(candidates: Candidates, nodes: int) -> Candidates:
-    """The `nodes` best candidates over all levels, still in creation order.
+def rerank(candidates: Candidates, nodes: int, ranked: bool = False) -> Candidates:
+    """The `nodes` best candidates over all levels, still in creation order, or the best first.
 
     The sort is stable and the scores are float32: a child never scores above its parent, and
     among equals the parent comes first, so the kept set is always connected (EAGLE-2 relies on
     an unstable top-k here and can keep a child without its parent).
     """
     order_SC = candidates.scores_SC.sort(dim=1, descending=True, stable=True).indices
-    return candidates.pick(order_SC[:, :nodes].sort(dim=1).values)
+    best_SN = order_SC[:, :nodes]
+    return candidates.pick(best_SN if ranked else best_SN.sort(dim=1).values)
 
 
 def single_path(tokens_SN: Tensor, log_probs_SN: Tensor) -> Proposal:

@@ -12,8 +12,9 @@ from .attention.stacks import Lineages, Member
 from .blend.blend import Blend, BlendReport
 from .blend.layer_plan import LayerPlan as LayerPlan
 from .blend.layer_plan import LayerStatus as LayerStatus
+from .draft.choice import Choice
 from .kv.align import AlignmentState, ContinuousDecodingState
-from .kv.forest import Forest
+from .kv.forest import Forest, LiveNodes
 from .kv.frame import Frame
 from .kv.pool import KVCache
 from .kv.slots import NOBODY, Ints
@@ -45,8 +46,11 @@ class Rows:
     node_rows_ST, node_slots_ST: int32 on the host, the flat indices and the slots of the nodes;
         int32 [R] of their rows if the device alone knows whose they are.
     alignment: how the rows are padded; None under ``bim``.
-    forest: which row is whose node, if not every node has a row; such a node has its root's in
-        `nodes_ST`. tree_segment_R: int64, the number of the segment of each of its rows.
+    forest: which row is whose node, if not every node has a row and the device alone knows which;
+        such a node has its root's in `nodes_ST`. tree_segment_R: int64, the number of the segment
+        of each of its rows.
+    live: the rows of trees that differ in size, if the host knows their sizes; a node without a row
+        has its root's row and slot, in `nodes_ST` as on the host.
     sampler: how the next tokens are drawn, of the trees' branches and then of the tips'; None if
         everybody takes the best token of the logits.
     blend: which rows are cached, None if none is.
@@ -69,6 +73,7 @@ class Rows:
     alignment: AlignmentState | ContinuousDecodingState | None = None
     sampler: Sampler | None = None
     forest: Forest | None = None
+    live: LiveNodes | None = None
     tree_segment_R: Tensor | None = None
     blend: Blend | None = None
 
@@ -90,6 +95,24 @@ class Rows:
         return value_BQ.view(-1)[self.nodes_ST]
 
 
+class DraftWork(NamedTuple):
+    """Forwards of a drafter in a round, and the rows in them (host ints).
+
+    padding: of these rows those that stand for nothing.
+    """
+
+    forwards: int = 0
+    rows: int = 0
+    padding: int = 0
+
+    def plus(self, other: "DraftWork") -> "DraftWork":
+        """Both."""
+        return DraftWork(*(mine + more for mine, more in zip(self, other, strict=True)))
+
+
+NO_WORK = DraftWork()
+
+
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """What a drafter offers every active branch: a token tree each.
@@ -108,6 +131,9 @@ class Proposal:
         rows of nodes without children mean nothing); None if drafts were not drawn, or nobody asks.
     is_chain: whether no tree ever has more than one path, by the way it was drafted.
     forced: which trees (host ints) are no drafter's, but all that a grammar leaves.
+    sizes: how many nodes of each tree stand for something, where the host knows it; they come first
+        in their tree, and no others get a row. None: any of them may.
+    work: what drafting it cost.
     """
 
     tokens_SN: Tensor
@@ -121,6 +147,13 @@ class Proposal:
     is_chain: bool = False
     shared: int | None = None
     forced: tuple[int, ...] = ()
+    sizes: tuple[int, ...] | None = None
+    work: DraftWork = NO_WORK
+
+    @property
+    def laid_out(self) -> tuple[int, ...]:
+        """How many drafted nodes of each tree get a row, if they are not shared."""
+        return self.sizes or (self.tokens_SN.shape[1],) * len(self.tokens_SN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +169,7 @@ class DraftRows:
     frame: where the branches lie in the tensors of a forward.
     sampler: how the active branches' next tokens are drawn, as in `Rows`.
     attention: the backend of the drafter's forwards, as for `mask.build`.
+    choice: how large the trees are, where the graph does not say it.
     """
 
     rows: Rows
@@ -148,6 +182,13 @@ class DraftRows:
     frame: Frame
     sampler: Sampler | None = None
     attention: str = "auto"
+    choice: Choice | None = None
+
+    @property
+    def work(self) -> DraftWork:
+        """What taking them in costs, in one forward."""
+        count = self.rows.tokens_BQ.numel()
+        return DraftWork(1, count, count - len(self.index_N))
 
 
 class TargetOutput(NamedTuple):

@@ -19,7 +19,7 @@ from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
 from ..record.run_folder import SparedFolder
 from ..shell import complain, deliver, exit_code, json_text
-from ..terminal import working
+from ..terminal import measuring
 
 if TYPE_CHECKING:
     from .report import Comparison
@@ -188,7 +188,7 @@ def compare_jobs(
     Raises:
         UsageError, ModelError, GraphError, PromptError: as `specsot run` does.
     """
-    with working(f"loading models for {len(jobs)} graphs ...") as show:
+    with measuring(f"loading models for {len(jobs)} graphs ...") as show:
         # Here and not above: a mistyped graph is told at once, torch takes seconds to import.
         from ..run.runner import Halt, Status
         from .equal import pairs_of

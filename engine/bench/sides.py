@@ -189,7 +189,7 @@ def answer_all(
     sides: Sequence[Side],
     prompts: Sequence[Prompt],
     halt: Halt,
-    show: Callable[[str], None],
+    show: Callable[[str, float], None],
     order: Order = in_turn,
 ) -> Iterator[ComparedPrompt]:
     """Every prompt through every graph, prompt by prompt, so that all share the machine's moods.
@@ -201,7 +201,8 @@ def answer_all(
         runs, share = {}, cpu_share()
         for side in order(sides, number):
             left = _words((monotonic() - began) / done * (every - done)) if done else ""
-            show(f"prompt {number + 1} of {len(prompts)}{left}: {side.letter} {side.name} ...")
+            text = f"prompt {number + 1} of {len(prompts)}{left}: {side.letter} {side.name} ..."
+            show(text, done / every)
             runs[side.letter] = _answer(side, prompt, halt)
             if halt.status is not None:
                 return

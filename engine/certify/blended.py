@@ -71,7 +71,7 @@ def _searching(prompts: Sequence[Prompt]) -> Outline:
 def _computed(bench: Bench, place: str, sets: tuple[str, ...], prompts: Sequence[Prompt]) -> Check:
     tally, most = TeacherTally(bench.reference, bench.dtype), bench.extent.drawn_tokens
     side = bench.side(bench.changed(*sets, "blend.plan=plain", tokens=most))
-    for answer in answer_all([side], prompts, Halt(), bench.tell):
+    for answer in answer_all([side], prompts, Halt(), bench.show):
         repeat = repeated(bench, side, answer.prompt)
         tally.hold(side, answer.runs["A"].request, repeat)
     title = f"documents in the {place}, every row computed: greedy decoding of transformers"

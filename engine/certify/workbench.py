@@ -189,6 +189,10 @@ class Bench:
     def dtype(self) -> str:
         return self.job.options.dtype
 
+    def show(self, text: str, share: float) -> None:
+        """What goes on while prompts are answered."""
+        self.tell(text)
+
     @property
     def prompts(self) -> tuple[Prompt, ...]:
         return self.job.prompts[: self.extent.prompts]

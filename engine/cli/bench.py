@@ -59,6 +59,14 @@ Baseline = Annotated[
     typer.Option(metavar="FILE", help="A kept result.json; exit 6 where a figure got worse."),
 ]
 Pictures = Annotated[bool, typer.Option("--plot", help="Pictures too, SVG and PNG, into --out.")]
+Tune = Annotated[
+    bool,
+    typer.Option(
+        "--tune",
+        help="Instead: find the tree sizes, draft lengths or blocks of GRAPH that pay here, and"
+        " print a profile (kept as profile.yaml in --out).",
+    ),
+]
 List = Annotated[bool, typer.Option("--list", help="Instead: the shipped experiments.")]
 
 
@@ -74,13 +82,15 @@ def bench(
     resume: Resume = None,
     baseline: Baseline = None,
     plot: Pictures = False,
+    tune: Tune = False,
     listed: List = False,
 ) -> None:
     """Measure experiments: paired, repeated, with intervals, beside transformers.
 
     Examples: `specsot bench --list`, `specsot bench drafters --out drafters --plot`,
     `specsot bench eagle dflash --against hf,hf-assisted --repeats 5`,
-    `specsot bench drafters --baseline docs/benchmarks/drafters.json`.
+    `specsot bench drafters --baseline docs/benchmarks/drafters.json`,
+    `specsot bench --tune bim_eagle --profile smollm2 --out tuned`.
     """
     if listed:
         raise typer.Exit(list_experiments(options.as_json))
@@ -91,6 +101,10 @@ def bench(
         tuple(refs or ()), against, tuple(vary or ()), repeats, count, out, baseline, plot
     )
     own = replace(options, argv=tuple(sys.argv))
+    if tune:
+        from ..experiment.tune import tune_command
+
+        raise typer.Exit(tune_command(asked, own))
     raise typer.Exit(bench_command(asked, own, resume))
 
 

@@ -18,7 +18,7 @@ from .peer_names import PEERS
 from .spec import PARTS, Experiment
 
 EXPERIMENTS = "experiments"
-PROMPTS = {"ten": "ten.txt", "documents": "documents.jsonl"}
+PROMPTS = {"ten": "ten.txt", "hard": "hard.txt", "documents": "documents.jsonl"}
 MOST_ROWS = 256
 
 Place = tuple[str | int, ...]
@@ -161,4 +161,4 @@ def prompts_file(experiment: Experiment, source: Source | None) -> Path:
         if file.is_file():
             return file
     where = f"{source.at(('prompts',))}: " if source is not None else ""
-    raise UsageError(f"{where}no prompts {experiment.prompts!r}: ten, documents, or a file")
+    raise UsageError(f"{where}no prompts {experiment.prompts!r}: ten, hard, documents, or a file")

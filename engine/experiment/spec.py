@@ -66,7 +66,7 @@ class Experiment(Spec):
     )
     set: Mapping[Text, Any] = Field(default_factory=dict, description="settings of all graphs")
     options: ExperimentOptions = ExperimentOptions()
-    prompts: Text = Field("ten", description="ten, documents, or a file beside this one")
+    prompts: Text = Field("ten", description="ten, hard, documents, or a file beside this one")
     count: Count | None = Field(None, description="only so many of the prompts")
     repeats: Repeats = Field(3, description="of every prompt")
     figures: tuple[Text, ...] = Field(DEFAULT, description="those that tables show")

@@ -29,6 +29,7 @@ class Meter:
     Attributes:
         forwards: target forwards, prefill included; `rounds` those that verified a proposal.
         rows: query rows of all target forwards; `padding` those that stand for nothing.
+        draft_forwards, draft_rows, draft_padding: the same of the drafters' forwards.
         tokens: tokens appended to any branch, outlines included, stop tokens not.
         in_ops: nanoseconds inside ops; `in_run` from the first transition to the last.
         open_ops: those of `in_ops` behind the last transition: a run may be halted within a state.
@@ -36,6 +37,8 @@ class Meter:
         preempted: branches and requests that had to make way.
         lengths: how often a branch committed that many tokens in one round; `requests` the same of
             each request.
+        chosen: how often a round was to have trees of so many nodes, or chains so long, where that
+            was chosen for it.
         blends: what forwards with cached rows did.
         probed: what a probe finds of them, if there is one.
     """
@@ -44,6 +47,9 @@ class Meter:
     rounds: int = 0
     rows: int = 0
     padding: int = 0
+    draft_forwards: int = 0
+    draft_rows: int = 0
+    draft_padding: int = 0
     tokens: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -57,6 +63,7 @@ class Meter:
     nanos: Counter[str] = field(default_factory=Counter)
     op_nanos: Counter[str] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)
+    chosen: Counter[int] = field(default_factory=Counter)
     requests: dict[str, Counter[int]] = field(default_factory=dict)
     marks: dict[str, Marks] = field(default_factory=dict)
     blends: list[BlendSummary] = field(default_factory=list)
@@ -88,7 +95,11 @@ class Meter:
         self.rounds += any(count >= 0 for count in summary.accepted)
         self.rows += summary.rows
         self.padding += summary.padding
+        self.draft_forwards += summary.work.forwards
+        self.draft_rows += summary.work.rows
+        self.draft_padding += summary.work.padding
         self.blends += [summary.blend] if summary.blend is not None else []
+        self.chosen.update(one.size for one in summary.choices if summary.trees)
         self.drafted += summary.drafted
         self.most_active = max(self.most_active, len(summary.branches))
         for name, committed, accepted in zip(
@@ -201,11 +212,17 @@ def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
         "padding_waste": meter.padding_waste,
         "tokens": meter.tokens,
         "target_forwards": meter.forwards,
+        "target_rows": meter.rows,
+        "target_rows_empty": meter.padding,
+        "drafter_forwards": meter.draft_forwards,
+        "drafter_rows": meter.draft_rows,
+        "drafter_rows_empty": meter.draft_padding,
         "rounds": meter.rounds,
         "branch_rounds": meter.branch_rounds,
         "drafted": meter.drafted,
         "accepted": meter.accepted,
         "accepted_lengths": {str(k): n for k, n in sorted(meter.lengths.items())},
+        "chosen_sizes": {str(k): n for k, n in sorted(meter.chosen.items())},
         "most_active_branches": meter.most_active,
         "preemptions": meter.preempted,
         "seconds": {

@@ -63,6 +63,8 @@ def _round(summary: RoundSummary) -> Record:
     explained = {"explained": [asdict(one) for one in summary.explained]}
     return {
         **{name: getattr(summary, name) for name in COUNTS},
+        "drafting": summary.work._asdict(),
+        **({"choices": [asdict(one) for one in summary.choices]} if summary.choices else {}),
         "alignment": _alignment(summary.alignment),
         "gamma": [asdict(record) for record in summary.gamma],
         "blend": None if summary.blend is None else asdict(summary.blend),

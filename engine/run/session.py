@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...models.files import ModelError
+from ...ops.draft.choice import RoundCosts
 from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
 from ...ops.sampling.settings import SamplingRules
@@ -40,6 +41,7 @@ from ..prepare.environment import model_folder
 from ..prepare.inputs import Prompt
 from ..prepare.job import EMBEDDED
 from .books import prompt_book
+from .round_costs import costs_of
 from .settings import AS_THE_GRAPH, RequestSettings
 
 
@@ -76,6 +78,7 @@ class Session:
         self.prompts = prompts or prompt_book(graph, models)
         self.new_matcher = self._grammar(graph)
         self._schemas: SchemaGrammar | None = None
+        self._measured: list[RoundCosts | None] = []
         self.maker = chunks_for(program, models, chunks)
         documents = graph.skeleton.found if graph.skeleton is not None else 0
         most = graph.blend.chunk_tokens if graph.blend is not None else CHUNK_TOKENS
@@ -215,6 +218,7 @@ class Session:
             outlines,
             graph.scheduler,
             graph.skeleton is not None and graph.skeleton.merge == "attend",
+            *self._costs(),
         )
         blend = None
         if self.maker is not None and graph.blend is not None:
@@ -243,6 +247,19 @@ class Session:
             "prompts": self.prompts,
             "taps": _taps(branches.draftings, (drafter, self.outline_drafter), models),
         }
+
+    def _costs(self) -> tuple[RoundCosts | None, RoundCosts | None]:
+        """What forwards cost, of each drafter that chooses by it; measured once."""
+        skeleton = self.program.graph.skeleton
+        outlines = None if skeleton is None else skeleton.drafter
+        sides = (self.program.graph.drafter, self.models.drafter), (outlines, self.outline_drafter)
+        if not self._measured:
+            self._measured += [
+                None if block is None else costs_of(self.models, block, drafter)
+                for block, drafter in sides
+            ]
+        first, second = self._measured
+        return first, second
 
     def _draft_pool(self, block: Drafter | None, drafter: Any, rows: int) -> KVCache | None:
         """A drafter's pool, with room for the rows that it throws away; None without a model."""

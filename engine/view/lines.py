@@ -182,7 +182,8 @@ def _totals(entry: ExplainedRound) -> str:
 def _length(record: GammaRecord) -> str:
     figures = {"entropy": record.h, "of its reference": record.h_norm, "smoothed": record.ema}
     known = [f"{name} {value:.3g}" for name, value in figures.items() if isfinite(value)]
-    return f"length: gamma {record.gamma}, cut to {record.gamma_eff}; {', '.join(known)}"
+    planned = f"length: gamma {record.gamma}, cut to {record.gamma_eff}"
+    return "; ".join([planned, *([", ".join(known)] if known else [])])
 
 
 def piece(decode: Decode, before: int | None, token: int) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..kv.pool import KVCache
 from ..registry import op
-from ..types import BlockDrafter, DraftRows, Proposal
+from ..types import BlockDrafter, DraftRows, DraftWork, Proposal
 from .ddtree import chain, tree
 from .drawing import Drawing
 from .eagle import nodes_for
@@ -42,19 +42,23 @@ def grow_tree_(
     *,
     block_size: int,
     grow: Literal["chain", "ddtree"],
-    nodes: int | Mapping[int, int],
+    nodes: int | Mapping[int, int] | str,
     draws: str,
     accept: str = "match",
 ) -> Proposal:
     """One block forward for all branches; its guesses as one path, or as the best tree."""
-    logits_SDV = _block(drafter, frontier, kv_draft, block_size)
+    logits_SDV, work = _block(drafter, frontier, kv_draft, block_size)
     log_probs_SDV = logits_SDV.log_softmax(-1)
-    if grow == "ddtree":
-        return tree(log_probs_SDV, nodes_for(nodes, len(log_probs_SDV)))
     drawing = Drawing.of(frontier, draws, accept)
-    if drawing is None:
-        return chain(log_probs_SDV, log_probs_SDV.argmax(-1))
-    return _drawn_chain(drawing, logits_SDV, log_probs_SDV)
+    if grow == "ddtree":
+        choice = frontier.choice
+        count = nodes_for(nodes, len(log_probs_SDV)) if choice is None else choice.size
+        drafted = tree(log_probs_SDV, count)
+    elif drawing is None:
+        drafted = chain(log_probs_SDV, log_probs_SDV.argmax(-1))
+    else:
+        drafted = _drawn_chain(drawing, logits_SDV, log_probs_SDV)
+    return replace(drafted, work=work)
 
 
 def _drawn_chain(drawing: Drawing, logits_SDV: Tensor, log_probs_SDV: Tensor) -> Proposal:
@@ -72,8 +76,10 @@ def _drawn_chain(drawing: Drawing, logits_SDV: Tensor, log_probs_SDV: Tensor) ->
     return replace(drafted, draft_probs_STV=torch.cat([laws_SDV, laws_SDV[:, -1:]], 1))
 
 
-def _block(drafter: BlockDrafter, frontier: DraftRows, kv: KVCache, size: int) -> Tensor:
-    """logits_SDV of the positions behind each root."""
+def _block(
+    drafter: BlockDrafter, frontier: DraftRows, kv: KVCache, size: int
+) -> tuple[Tensor, DraftWork]:
+    """logits_SDV of the positions behind each root, in one forward."""
     work = Workspace(kv, frontier, size)
     device, trees = frontier.root_S.device, len(frontier.root_S)
     tokens_SQ = torch.full((trees, size), drafter.mask_token_id, device=device)
@@ -87,4 +93,4 @@ def _block(drafter: BlockDrafter, frontier: DraftRows, kv: KVCache, size: int) -
     )
     work.close_()
     hidden_SDH = work.frame.collect(hidden_BQH)[:, 1:]
-    return drafter.logits(hidden_SDH.flatten(0, 1)).view(trees, size - 1, -1)
+    return drafter.logits(hidden_SDH.flatten(0, 1)).view(trees, size - 1, -1), work.spent

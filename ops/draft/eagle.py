@@ -5,7 +5,7 @@ expand_root writes stay in the drafter's pool; those of grow_tree are given back
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ def grow_tree_(
     frontier: Frontier,
     kv_draft: KVCache,
     *,
-    nodes: int | Mapping[int, int],
+    nodes: int | Mapping[int, int] | str,
     levels: int,
 ) -> Proposal:
     """Deepen all trees level by level, then keep the best nodes of each.
@@ -79,17 +79,23 @@ def grow_tree_(
     The best `count` nodes can be neither deeper nor wider than `count`: what could not be kept is
     not drafted.
     """
-    count = nodes_for(nodes, frontier.tokens_SK.shape[0])
+    choice = frontier.draft_rows.choice
+    if choice is None:
+        count, ranked = nodes_for(nodes, frontier.tokens_SK.shape[0]), False
+    else:  # nodes in the order of their ranks, which the choice of the next rounds depends on
+        count, ranked, levels = choice.size, True, choice.levels
     levels = min(levels, count)
     growth = _Growth(drafter, frontier, kv_draft, levels, count)
     for level in range(1, levels):
         growth.deepen_(level)
     growth.work.close_()
-    return rerank(Candidates.joined(growth.created), count).proposal(levels)
+    proposal = rerank(Candidates.joined(growth.created), count, ranked).proposal(levels)
+    return replace(proposal, work=frontier.draft_rows.work.plus(growth.work.spent))
 
 
-def nodes_for(nodes: int | Mapping[int, int], active: int) -> int:
+def nodes_for(nodes: int | Mapping[int, int] | str, active: int) -> int:
     """Drafted tokens per branch when `active` branches share the round."""
+    assert not isinstance(nodes, str), "what is chosen comes with the round"
     if isinstance(nodes, int):
         return nodes
     return nodes[max(least for least in nodes if least <= max(active, 1))]

@@ -61,6 +61,7 @@ def grow_tree_(
         scores_SN,
         len(plan.levels),
         draft_probs_STV=growth.draft_probs_STV(),
+        work=frontier.draft_rows.work.plus(growth.work.spent),
     )
 
 

@@ -1,61 +1,68 @@
 """Draft lengths: how many tokens a chain drafter offers each branch in a round.
 
-Lossless whatever the policy: a length depends on the committed prefix, on earlier rounds, and on
-tokens that stay drafted; a token is never thrown away for what it is.
+A length is known on the host before anything is drafted, from what the last round's read told, so
+that nothing is computed that nobody looks at: the drafter makes as many steps as the longest chain
+has drafts, and the target gets rows for these drafts alone. Lossless whatever the policy: a length
+depends on earlier rounds only; a token is never thrown away for what it is.
 
 ==========  =====================================================================================
 fixed       `gamma` tokens
-egag        from the entropy of the drafter's law of the first draft, smoothed over rounds (EMA)
+egag        from the entropy of the drafter's law where the last round ended, smoothed over rounds
 heuristic   two more after a round that accepted every draft, else one less (transformers)
-svip        up to `gamma_max`; stops after a token drawn at high entropy (2411.18462)
-confidence  up to `gamma_max`; stops after a token of low probability (2405.04304, transformers)
-adaedl      up to `gamma_max`; stops before a token whose entropy bounds its acceptance below a
-            threshold (2410.18351), which follows the observed acceptance (2309.08168)
+svip        as far as drafts went in the last rounds until one was drawn at high entropy
+            (2411.18462)
+confidence  the same until one had a low probability (2405.04304, transformers)
+adaedl      the same until before one whose entropy bounds its acceptance below a threshold
+            (2410.18351), which follows the observed acceptance (2309.08168)
+cost        what is expected to give most tokens in a millisecond (`choice.py`)
 ==========  =====================================================================================
 
-The first three plan a length before drafting; the others decide while drafting. All of it happens
-on the device, and what the host wants to know comes with the round's one read (`packed`).
+As published, svip, confidence and adaedl stop inside a round. That takes a read of the device for
+every draft, or drafts for nothing; here the rule's verdict on a round is the length of later ones:
+half of it is the last verdict (twice the length where nothing stopped it), half what was before.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from math import isnan, log, nan
+from dataclasses import dataclass, replace
+from math import floor, isnan, log, nan, sqrt
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .gamma_settings import STOPPING, GammaPolicy, GammaSettings
+from .gamma_settings import LIMITS, GammaPolicy, GammaSettings
 
-SVIP_SCALE, SVIP_LIMIT = 0.15, 0.3
-CONFIDENCE_LIMIT = 0.4
-ADAEDL_SCALE, ADAEDL_THRESHOLD = 0.2, 0.4
+SVIP_SCALE, ADAEDL_SCALE = 0.15, 0.2
+KEPT_REACH = 0.5  # share of the past in how far drafts go
 # Draft & Verify's adaptation: wanted acceptance, step, share of the old acceptance and threshold
 WANTED, THRESHOLD_STEP, KEPT_ACCEPTANCE, KEPT_THRESHOLD = 0.9, 0.01, 0.5, 0.9
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class GammaState:
-    """What a branch carries from round to round; a fork copies it, a new request starts afresh.
+    """What a branch carries from round to round; a new request starts afresh.
 
-    gamma: `heuristic`'s next length. ema: EGAG's moving average, NaN before the first round.
-    acceptance, threshold: AdaEDL's moving acceptance (NaN at first) and stopping threshold.
+    gamma: the next length before it is rounded, of all policies but egag and cost. h: entropy of
+    the drafter's law where the last round ended, NaN before. ema: EGAG's moving average, NaN before
+    the first. acceptance, threshold: AdaEDL's moving acceptance (NaN at first) and threshold.
     """
 
-    gamma: int
+    gamma: float
+    h: float = nan
     ema: float = nan
     acceptance: float = nan
-    threshold: float = ADAEDL_THRESHOLD
+    threshold: float = LIMITS[GammaPolicy.ADAEDL]
 
 
 @dataclass(frozen=True, slots=True)
-class GammaRecord:
-    """One branch in one round, for the trace; NaN where a policy does not look at entropy.
+class Length:
+    """The planned length of one branch's chain.
 
-    h: entropy in nats of the first draft's law; h_norm: over the reference, cut to [0, 1].
-    raw: the length before smoothing; ema: after it; gamma: rounded and clamped; gamma_eff: cut to
-    what the answer still needs; accepted: drafts accepted.
+    h: entropy in nats, NaN where a policy does not look at it (or has not seen any); h_norm: over
+    the reference, cut to [0, 1]. raw: the length before smoothing; ema: after it; gamma: rounded
+    and clamped; gamma_eff: cut to what the answer still needs.
     """
 
     h: float
@@ -64,19 +71,28 @@ class GammaRecord:
     ema: float
     gamma: int
     gamma_eff: int
+
+
+@dataclass(frozen=True, slots=True)
+class GammaRecord(Length):
+    """The same after the round, for the trace; accepted: drafts accepted."""
+
     accepted: int
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """The planned lengths of all branches in a round: float64 [S], the last two int64 [S]."""
+class DraftLaws:
+    """What the host is told of a chain's laws, host float64 [n]; both empty if nobody asked.
 
-    h_S: Tensor
-    h_norm_S: Tensor
-    raw_S: Tensor
-    ema_S: Tensor
-    gamma_S: Tensor
-    gamma_eff_S: Tensor
+    h: entropies in nats, of the law of the first draft on, one at least. chance: the probability of
+    each draft under its own.
+    """
+
+    h: Floats
+    chance: Floats
+
+
+NO_LAWS = DraftLaws(np.zeros(0), np.zeros(0))
 
 
 def entropy(logits_RV: Tensor, temperature: float = 1.0) -> Tensor:
@@ -86,104 +102,87 @@ def entropy(logits_RV: Tensor, temperature: float = 1.0) -> Tensor:
     return (-terms_RV.sum(-1)).clamp(min=0)
 
 
-def normalised(h_S: Tensor, h_ref: float | None, vocabulary: int) -> Tensor:
+def normalised(h: float, h_ref: float | None, vocabulary: int) -> float:
     """Entropy over its reference (ln V if None), cut to [0, 1]; 0 for a vocabulary of one."""
     reference = log(vocabulary) if h_ref is None else h_ref
-    return (h_S / reference).clamp(0, 1) if reference > 0 else torch.zeros_like(h_S)
+    return min(max(h / reference, 0.0), 1.0) if reference > 0 else 0.0
 
 
-def plan(
-    settings: GammaSettings,
-    states: Sequence[GammaState],
-    h_S: Tensor,
-    vocabulary: int,
-    remaining_S: Tensor,
-) -> Lengths:
-    """Lengths before anything is drafted; for the stopping policies the most they may draft.
+def plan(settings: GammaSettings, state: GammaState, vocabulary: int, remaining: int) -> Length:
+    """A chain's length, before anything is drafted.
 
     Args:
-        h_S: entropy of the drafter's law of the first draft (`entropy`); only EGAG reads it.
-        remaining_S: int64, tokens that each branch may still emit, the target's own included.
+        remaining: tokens that the branch may still emit, the target's own included.
     """
-    h_S = h_S.double()
-    h_norm_S = normalised(h_S, settings.egag_h_ref, vocabulary)
-    raw_S = _raw(settings, states, h_norm_S)
-    ema_S, beta = raw_S, settings.egag_ema_beta
-    if settings.gamma_policy == GammaPolicy.EGAG and beta:
-        before_S = _column([state.ema for state in states], h_S)  # never the rounded or cut length
-        ema_S = torch.where(before_S.isnan(), raw_S, beta * before_S + (1 - beta) * raw_S)
-    gamma_S = (ema_S + 0.5).floor().long()
-    if settings.gamma_policy != GammaPolicy.FIXED:
-        gamma_S = gamma_S.clamp(settings.gamma_min, settings.longest)
-    gamma_eff_S = torch.minimum(gamma_S, remaining_S - 1).clamp(min=0)
-    return Lengths(h_S, h_norm_S, raw_S, ema_S, gamma_S, gamma_eff_S)
+    h, h_norm, ema = nan, nan, nan
+    low, high, policy = settings.gamma_min, settings.longest, settings.gamma_policy
+    raw = settings.gamma if policy == GammaPolicy.FIXED else state.gamma
+    if policy == GammaPolicy.EGAG and not isnan(state.h):
+        h, h_norm = state.h, normalised(state.h, settings.egag_h_ref, vocabulary)
+        raw = low + (1 - h_norm) * (high - low)
+        if settings.egag_mode == "seed":
+            raw = min(max(floor((1 - h_norm) * high), low), high)
+        ema, beta = raw, settings.egag_ema_beta
+        if beta and not isnan(state.ema):  # never of the rounded or cut length
+            ema = beta * state.ema + (1 - beta) * raw
+    gamma = floor((raw if isnan(ema) else ema) + 0.5)
+    if policy != GammaPolicy.FIXED:
+        gamma = min(max(gamma, low), high)
+    return Length(h, h_norm, raw, ema, gamma, cut(gamma, remaining))
 
 
-def _raw(settings: GammaSettings, states: Sequence[GammaState], h_norm_S: Tensor) -> Tensor:
-    low, high = settings.gamma_min, settings.longest
-    policy = settings.gamma_policy
-    if policy == GammaPolicy.EGAG and settings.egag_mode == "seed":
-        return ((1 - h_norm_S) * high).floor().clamp(low, high)
-    if policy == GammaPolicy.EGAG:
-        return low + (1 - h_norm_S) * (high - low)
-    if policy == GammaPolicy.HEURISTIC:
-        return _column([state.gamma for state in states], h_norm_S)
-    return torch.full_like(h_norm_S, high if policy in STOPPING else settings.gamma)
-
-
-def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64).to(like.device)
-
-
-def stops_before(
-    settings: GammaSettings, states: Sequence[GammaState], step: int, h_S: Tensor
-) -> Tensor:
-    """bool [S]: no further token, judged by the law it would be drawn from (AdaEDL).
-
-    Args:
-        step: drafts made in this round; below `gamma_min` nothing stops.
-        h_S: entropy of the law of the next draft.
-    """
-    if settings.gamma_policy != GammaPolicy.ADAEDL or step < settings.gamma_min:
-        return torch.zeros_like(h_S, dtype=torch.bool)
-    limit_S = _column([state.threshold for state in states], h_S)
-    return 1 - (ADAEDL_SCALE * h_S.double()).sqrt() < limit_S
-
-
-def stops_after(settings: GammaSettings, step: int, h_S: Tensor, chance_S: Tensor) -> Tensor:
-    """bool [S]: this token, which stays drafted, is the last one (SVIP, confidence).
-
-    Args:
-        step: drafts made in this round, this one included.
-        h_S: entropy of the law it was drawn from. chance_S: its probability there.
-    """
-    policy = settings.gamma_policy
-    if step >= settings.gamma_min and policy == GammaPolicy.SVIP:
-        return (SVIP_SCALE * h_S.double()).sqrt() > SVIP_LIMIT
-    if step >= settings.gamma_min and policy == GammaPolicy.CONFIDENCE:
-        return chance_S < CONFIDENCE_LIMIT
-    return torch.zeros_like(h_S, dtype=torch.bool)
+def cut(gamma: int, remaining: int) -> int:
+    """A length, cut to what an answer still needs: the target adds one token itself."""
+    return max(min(gamma, remaining - 1), 0)
 
 
 def first_state(settings: GammaSettings) -> GammaState:
     """The state of a branch that has not drafted yet."""
-    return GammaState(min(max(settings.gamma, settings.gamma_min, 1), settings.longest))
+    gamma = min(max(settings.gamma, settings.gamma_min, 1), settings.longest)
+    return GammaState(gamma, threshold=settings.limit)
+
+
+def reach(settings: GammaSettings, state: GammaState, drafted: int, laws: DraftLaws) -> int | None:
+    """How many of the drafts the rule of the policy would have made; None if it stops at none."""
+    policy = settings.gamma_policy
+    for made, h in enumerate(laws.h.tolist()):  # before draft number made + 1
+        bound = 1 - sqrt(ADAEDL_SCALE * h) if policy == GammaPolicy.ADAEDL else 1.0
+        if bound < state.threshold and made >= settings.gamma_min:
+            return made
+        if made == drafted:
+            break
+        if made + 1 < settings.gamma_min:
+            continue
+        if policy == GammaPolicy.SVIP and sqrt(SVIP_SCALE * h) > settings.limit:
+            return made + 1
+        if policy == GammaPolicy.CONFIDENCE and laws.chance[made] < settings.limit:
+            return made + 1
+    return None
 
 
 def next_state(
-    settings: GammaSettings, state: GammaState, drafted: int, accepted: int, ema: float
+    settings: GammaSettings,
+    state: GammaState,
+    length: Length,
+    accepted: int,
+    laws: DraftLaws = NO_LAWS,
 ) -> GammaState:
-    """The state after a round that drafted and accepted so many tokens; ema as in its record."""
-    if settings.gamma_policy == GammaPolicy.EGAG:
-        return replace(state, ema=ema)
-    if drafted == 0:  # nothing was learnt
-        return state
-    if settings.gamma_policy == GammaPolicy.HEURISTIC:
+    """The state after a round that drafted `length.gamma_eff` tokens and accepted so many."""
+    policy, drafted = settings.gamma_policy, length.gamma_eff
+    if policy == GammaPolicy.EGAG:
+        h = float(laws.h[min(accepted, len(laws.h) - 1)]) if len(laws.h) else state.h
+        return replace(state, h=h, ema=length.ema)
+    if policy == GammaPolicy.HEURISTIC and drafted:
         gamma = state.gamma + (2 if accepted == drafted else -1)
-        return GammaState(min(max(gamma, settings.gamma_min, 1), settings.longest))
-    if settings.gamma_policy == GammaPolicy.ADAEDL:
-        return _adapted(state, accepted / drafted)
-    return state
+        return replace(state, gamma=min(max(gamma, settings.gamma_min, 1), settings.longest))
+    if policy not in LIMITS or not len(laws.h):
+        return state
+    stop = reach(settings, state, drafted, laws)
+    went = max(2 * drafted, 1) if stop is None else stop
+    gamma = min(KEPT_REACH * state.gamma + (1 - KEPT_REACH) * went, settings.longest)
+    state = replace(state, gamma=gamma)
+    adapts = policy == GammaPolicy.ADAEDL and drafted
+    return _adapted(state, accepted / drafted) if adapts else state
 
 
 def _adapted(state: GammaState, seen: float) -> GammaState:
@@ -195,18 +194,14 @@ def _adapted(state: GammaState, seen: float) -> GammaState:
     return replace(state, acceptance=acceptance, threshold=threshold)
 
 
-def packed(lengths: Lengths) -> Tensor:
-    """int64 [S, 6]: lengths as bits, to travel in the round's one read of integers."""
-    parts = [getattr(lengths, one.name) for one in fields(Lengths)]
-    bits = [part.view(torch.int64) if part.is_floating_point() else part for part in parts]
-    return torch.stack(bits, dim=1)
+def packed(h_SN: Tensor, chance_SN: Tensor) -> Tensor:
+    """int64 [S, 2 N]: two tables of float64 as bits, to travel in the round's one read."""
+    return torch.cat([h_SN.double(), chance_SN.double()], 1).view(torch.int64)
 
 
-def records(bits_SC: npt.NDArray[np.int64], accepted: Sequence[int]) -> list[GammaRecord]:
-    """The records of a round from what was read of `packed` and the accepted counts."""
-    floats = np.ascontiguousarray(bits_SC[:, :4]).view(np.float64).tolist()
-    rows = zip(floats, bits_SC[:, 4:].tolist(), accepted, strict=True)
-    return [
-        GammaRecord(h, h_norm, raw, ema, gamma, gamma_eff, count)
-        for (h, h_norm, raw, ema), (gamma, gamma_eff), count in rows
-    ]
+def unpacked(bits_SC: npt.NDArray[np.int64], width: int) -> list[DraftLaws]:
+    """What was read of `packed` tables that are so wide, or nothing of an empty one."""
+    if bits_SC.shape[1] < 2 * width:
+        return [NO_LAWS] * len(bits_SC)
+    floats_SC = np.ascontiguousarray(bits_SC[:, : 2 * width]).view(np.float64)
+    return [DraftLaws(row[:width], row[width:]) for row in floats_SC]

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..tree import Candidates
-from ..types import Proposal
+from ..types import DraftWork, Proposal
 
 
 def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) -> Proposal:
@@ -22,7 +24,9 @@ def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) 
     if len(parts) == 1:
         return parts[0][0]
     trees = [one for one, _ in parts]
-    order_S = torch.tensor([place for _, own in parts for place in own]).argsort()
+    order = np.argsort([place for _, own in parts for place in own])
+    order_S = torch.from_numpy(order)
+    sizes = [size for one in trees for size in one.laid_out]
 
     def joined(values: Sequence[Tensor], empty: float = 0) -> Tensor:
         most = max(value.shape[1] for value in values)
@@ -40,6 +44,8 @@ def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) 
         max(one.levels for one in trees),
         side_outputs_SC=notes_SC if notes_SC.shape[1] else None,
         is_chain=all(one.is_chain for one in trees),
+        sizes=tuple(sizes[place] for place in order),
+        work=reduce(DraftWork.plus, (one.work for one in trees)),
     )
 
 
@@ -59,8 +65,8 @@ def share(proposal: Proposal, rows_per_round: int | None) -> Proposal:
         return proposal
     if proposal.draft_probs_STV is not None:
         raise ValueError("drawn drafts are not ranked by their probability")
-    trees, nodes = proposal.tokens_SN.shape
-    shared = min(rows_per_round, trees * nodes)
+    nodes = proposal.tokens_SN.shape[1]
+    shared = min(rows_per_round, sum(proposal.laid_out))
     keep_SN = _best(proposal.scores_SN, proposal.valid_SN, shared)
     pick_SN = (~keep_SN).sort(dim=1, stable=True).indices[:, : min(nodes, shared)]
     valid_SN = keep_SN.gather(1, pick_SN)
@@ -74,6 +80,7 @@ def share(proposal: Proposal, rows_per_round: int | None) -> Proposal:
         valid_SN=valid_SN,
         scores_SN=best.scores_SC.where(valid_SN, -torch.inf),
         shared=shared,
+        sizes=None,
     )
 
 

@@ -13,36 +13,36 @@ from torch import Tensor
 from ..kv.pool import KVCache
 from ..masks import build
 from ..tree import single_path
-from ..types import DraftRows, LayerStatus, Proposal, Target
+from ..types import DraftRows, DraftWork, LayerStatus, Proposal, Target
 from .drawing import Drawing
-from .gamma import GammaState, Lengths, entropy, packed, plan, stops_after, stops_before
-from .gamma_settings import STOPPING, GammaSettings
+from .gamma import entropy, packed
 from .workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
 class ChainStart:
-    """What a chain begins with: logits_SV behind each root, and how long each may become."""
+    """What a chain begins with: logits_SV behind each root, and how long each becomes.
+
+    looks: whether somebody wants to know the laws that drafts come from.
+    """
 
     logits_SV: Tensor
-    lengths: Lengths
-    settings: GammaSettings
-    states: tuple[GammaState, ...]
+    lengths: tuple[int, ...]
+    looks: bool
     draft_rows: DraftRows
+
+    @property
+    def most(self) -> int:
+        return max(self.lengths, default=0)
 
 
 def catch_up_(
-    drafter: Target,
-    draft_rows: DraftRows,
-    kv: KVCache,
-    settings: GammaSettings,
-    states: Sequence[GammaState],
-    remaining_S: Tensor,
+    drafter: Target, draft_rows: DraftRows, kv: KVCache, lengths: Sequence[int], looks: bool = False
 ) -> ChainStart:
-    """Read what was committed, for all branches in one forward, and plan the chains.
+    """Read what was committed, for all branches in one forward.
 
     Args:
-        remaining_S: int64, tokens that each branch may still emit.
+        lengths: drafts of each branch (host ints).
     """
     rows = draft_rows.rows
     logits_SV = drafter.forward(
@@ -55,24 +55,24 @@ def catch_up_(
         rows.tips_R,
         (),
     ).logits_RV
-    lengths = plan(settings, states, entropy(logits_SV), logits_SV.shape[-1], remaining_S)
-    return ChainStart(logits_SV, lengths, settings, tuple(states), draft_rows)
+    return ChainStart(logits_SV, tuple(lengths), looks, draft_rows)
 
 
 def write_chain_(
     drafter: Target, start: ChainStart, kv: KVCache, drawing: Drawing | None = None
 ) -> Proposal:
-    """One draft after another for all branches at once; a chain that is over is padded.
+    """One draft after another for all branches at once, until the longest chain is over.
 
-    Its notes are the planned lengths (`gamma.packed`) and the drafts made, for `gamma.records`.
+    Its notes, if anybody looks, are `gamma.packed`: of one law at least, as many as that chain has.
 
     Args:
         drawing: None for the best token of every step.
     """
     growth = _Growth(drafter, start, kv, drawing)
-    for step in range(1, start.settings.most + 1):
+    for step in range(1, start.most + 1):
         growth.draft_(step)
-    growth.work.close_()
+    if growth.work is not None:
+        growth.work.close_()
     return growth.proposal()
 
 
@@ -83,22 +83,22 @@ class _Growth:
         self, drafter: Target, start: ChainStart, kv: KVCache, drawing: Drawing | None
     ) -> None:
         self.drafter, self.start, self.drawing = drafter, start, drawing
-        self.work = Workspace(kv, start.draft_rows, max(start.settings.most - 1, 0))
+        self.work = Workspace(kv, start.draft_rows, start.most - 1) if start.most > 1 else None
         self.logits_SV = start.logits_SV
-        self.branch_S = torch.arange(len(start.states), device=start.logits_SV.device)
-        self.alive_S = torch.ones_like(self.branch_S, dtype=torch.bool)
+        self.branch_S = torch.arange(len(start.lengths), device=start.logits_SV.device)
         none_S0 = self.branch_S[:, None][:, :0]
-        self.tokens, self.valid, self.scores = [none_S0], [none_S0.bool()], [none_S0.float()]
+        self.tokens, self.scores = [none_S0], [none_S0.float()]
+        self.entropies: list[Tensor] = []
         self.laws: list[Tensor] = []
 
     def draft_(self, step: int) -> None:
         """Choose the next draft of every branch and, unless it is the last one, forward it."""
         token_S1 = self._choose_(step)[:, None]
-        log_prob_S1 = self.logits_SV.log_softmax(-1).gather(1, token_S1).float()
-        self._stop_(step, log_prob_S1.squeeze(1).exp())
         self.tokens.append(token_S1)
-        self.scores.append(log_prob_S1)
-        if step < self.start.settings.most:
+        self.scores.append(self.logits_SV.log_softmax(-1).gather(1, token_S1).float())
+        if self.start.looks:
+            self.entropies.append(entropy(self.logits_SV)[:, None])
+        if step < self.start.most:
             self.logits_SV = self._forward(step)
 
     def _choose_(self, step: int) -> Tensor:
@@ -111,20 +111,9 @@ class _Growth:
             self.laws.append(self.drawing.laws(scores_SV, self.branch_S))
         return self.drawing.one(scores_SV, self.branch_S, torch.full_like(self.branch_S, step))
 
-    def _stop_(self, step: int, chance_S: Tensor) -> None:
-        """Note which drafts are made, and which chains go on; chance_S: of the drafts."""
-        start, settings = self.start, self.start.settings
-        self.alive_S = self.alive_S & (step <= start.lengths.gamma_eff_S)
-        if settings.gamma_policy not in STOPPING:
-            self.valid.append(self.alive_S[:, None])
-            return
-        h_S = entropy(self.logits_SV)
-        self.alive_S = self.alive_S & ~stops_before(settings, start.states, step - 1, h_S)
-        self.valid.append(self.alive_S[:, None])
-        self.alive_S = self.alive_S & ~stops_after(settings, step, h_S, chance_S)
-
     def _forward(self, step: int) -> Tensor:
         """logits_SV behind draft number `step`, which is written as a fresh row."""
+        assert self.work is not None
         frame, device = self.work.frame, self.logits_SV.device
         step_M = torch.arange(1, step + 1, device=device)
         seen_S1M = torch.ones(len(self.branch_S), 1, step, dtype=torch.bool, device=device)
@@ -138,11 +127,28 @@ class _Growth:
         ).logits_RV
 
     def proposal(self) -> Proposal:
-        valid_SN = torch.cat(self.valid, 1)
-        notes = [packed(self.start.lengths), valid_SN.sum(1, keepdim=True)]
+        start, scores_SN = self.start, torch.cat(self.scores, 1)
+        lengths_S1 = torch.tensor(start.lengths, device=scores_SN.device)[:, None]
+        step_N = torch.arange(start.most, device=scores_SN.device)
         return replace(
-            single_path(torch.cat(self.tokens, 1), torch.cat(self.scores, 1)),
-            valid_SN=valid_SN,
-            side_outputs_SC=torch.cat(notes, 1),
+            single_path(torch.cat(self.tokens, 1), scores_SN),
+            valid_SN=step_N < lengths_S1,
+            side_outputs_SC=self._notes(scores_SN) if start.looks else None,
             draft_probs_STV=torch.stack([*self.laws, self.laws[-1]], 1) if self.laws else None,
+            sizes=start.lengths,
+            work=self._spent(),
         )
+
+    def _notes(self, scores_SN: Tensor) -> Tensor:
+        if not self.entropies:  # nothing is drafted, but the law of a first draft is there
+            h_S1 = entropy(self.logits_SV)[:, None]
+            return packed(h_S1, torch.full_like(h_S1, torch.nan))
+        return packed(torch.cat(self.entropies, 1), scores_SN.exp())
+
+    def _spent(self) -> DraftWork:
+        """Chains that are over stay in the forwards of the others, for nothing."""
+        caught_up, most = self.start.draft_rows.work, self.start.most
+        if self.work is None:
+            return caught_up
+        idle = sum(max(most - 1 - max(length - 1, 0), 0) for length in self.start.lengths)
+        return caught_up.plus(self.work.spent).plus(DraftWork(padding=idle))

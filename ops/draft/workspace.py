@@ -11,7 +11,7 @@ from ..attention.metadata import AttentionGroup, AttentionMetadata, tensor
 from ..attention.stacks import Member, Stack, group_of, history
 from ..kv.pool import KVCache
 from ..kv.slots import Ints
-from ..types import DraftRows
+from ..types import DraftRows, DraftWork
 
 
 class _Part(NamedTuple):
@@ -30,10 +30,11 @@ class Workspace:
 
     Attributes:
         slots_SM: int64, flat slots of each branch's M fresh rows.
+        spent: the forwards that `fresh` was asked for.
     """
 
     def __init__(self, kv: KVCache, draft_rows: DraftRows, each: int) -> None:
-        self.kv, self.frame = kv, draft_rows.frame
+        self.kv, self.frame, self.spent = kv, draft_rows.frame, DraftWork()
         self.device = draft_rows.position_S.device
         branches = len(self.frame.rows_S)
         lineages, segment_S = draft_rows.rows.lineages, draft_rows.segment_S
@@ -109,6 +110,8 @@ class Workspace:
         fresh, spread = position_SM.shape[1], self.frame.spread
         rows = slice(fresh - seen_SKM.shape[1], fresh)
         slots_BQ = spread(self.slots_SM[:, rows], self.kv.scratch)
+        padding = slots_BQ.numel() - len(position_SM) * seen_SKM.shape[1]
+        self.spent = self.spent.plus(DraftWork(1, slots_BQ.numel(), padding))
         groups = tuple(self._group(part, seen_SKM, position_SM) for part in self.parts)
         seen = AttentionMetadata(groups, self.merged)
         return spread(position_SM[:, rows]), slots_BQ, seen

@@ -1,12 +1,14 @@
-"""Trees of unequal sizes in one sequence: which row of a forward is whose node.
+"""Trees of unequal sizes: which row of a forward is whose node.
 
-All roots come first, then the drafted nodes that have a row, tree by tree. How many rows there are
-is known on the host; whose they are is known on the device alone, until the round is read.
+Where the host knows their sizes, every tree has its own rows (`LiveNodes`). Else all roots come
+first, then the drafted nodes that have a row, tree by tree: how many rows there are is known on the
+host; whose they are is known on the device alone, until the round is read (`Forest`).
 
 Further shape letters: R the rows of all trees, M those of drafted nodes (R = S + M).
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +49,36 @@ class Forest(NamedTuple):
         own_RR = (self.tree_R[:, None] == self.tree_R) & (self.tree_R >= 0)
         self_RR = torch.eye(len(tree_R), dtype=torch.bool, device=tree_R.device)
         return (above_RR & own_RR) | self_RR
+
+
+class LiveNodes(NamedTuple):
+    """The nodes that have a row, where trees differ in size and the host knows by how much.
+
+    rows: int64 [R], their flat indices, tree by tree. index_X: int64 [S * T], for every node which
+    of the R it is; the root's for those that have no row.
+    """
+
+    rows: Tensor
+    index_X: Tensor
+
+    @classmethod
+    def of(
+        cls, rows_ST: npt.NDArray[np.integer[Any]], sizes: Sequence[int], device: torch.device
+    ) -> "LiveNodes":
+        """The first 1 + sizes[s] nodes of each tree, the root counted."""
+        counts_S = np.asarray(sizes, np.int64) + 1
+        node_T = np.arange(rows_ST.shape[1])
+        is_live_ST = node_T < counts_S[:, None]
+        first_S1 = (np.cumsum(counts_S) - counts_S)[:, None]
+        index_ST = first_S1 + np.where(is_live_ST, node_T, 0)
+        rows_R = rows_ST[is_live_ST].astype(np.int64)
+        rows, index_X = (torch.from_numpy(one) for one in (rows_R, index_ST.reshape(-1)))
+        return cls(rows.to(device), index_X.to(device))
+
+    def spread(self, value_RV: Tensor) -> Tensor:
+        """[R + X, V], by row -> [S * T + X, V], by node; the last X are no tree's."""
+        others = torch.arange(len(self.rows), len(value_RV), device=value_RV.device)
+        return value_RV.index_select(0, torch.cat([self.index_X, others]))
 
 
 def plant(valid_SN: Tensor, shared: int) -> Forest:

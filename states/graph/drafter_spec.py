@@ -6,26 +6,29 @@ have (the root not counted), and `scratch`, the drafter's temporary rows of a br
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from ...ops.draft.gamma_settings import GammaSettings
 from ...ops.sampling.settings import Draws
 from ..yaml.spec import Int, Spec
 
+AUTO = "auto"
 MAX_NODES = 4096
 MAX_SHARED = 1 << 16
 Takes = Literal["nothing", "pairs", "features", "text", "history"]
 
 
 def _sane_nodes(value: Any) -> Any:
-    """An int, or {active branches: int} with an entry for one branch."""
+    """An int, `auto`, or {active branches: int} with an entry for one branch."""
     context = {"most": MAX_NODES}
+    if value == AUTO:
+        return value
     if not isinstance(value, dict):
         if not _count(value):
-            what = "must be an integer from 1 to {most}, or a map {active branches: nodes}"
+            what = "must be auto, an integer from 1 to {most}, or a map {active branches: nodes}"
             raise PydanticCustomError("nodes", what, context)
         return value
     for key, count in value.items():
@@ -52,9 +55,9 @@ _BY_ACTIVE = {
     "additionalProperties": False,
 }
 Nodes = Annotated[
-    int | dict[int, int],
+    int | dict[int, int] | Literal["auto"],
     BeforeValidator(_sane_nodes),
-    WithJsonSchema({"anyOf": [_ONE_SIZE, _BY_ACTIVE]}),
+    WithJsonSchema({"anyOf": [_ONE_SIZE, _BY_ACTIVE, {"const": "auto"}]}),
 ]
 
 
@@ -98,8 +101,17 @@ class Drafter(Spec):
     @property
     def offered(self) -> int | Mapping[int, int]:
         """Drafted tokens of a tree, or by number of active branches: a setting `nodes`, if any."""
-        nodes: int | Mapping[int, int] = getattr(self, "nodes", 0)
-        return nodes
+        nodes: int | Mapping[int, int] | str = getattr(self, "nodes", 0)
+        return getattr(self, "most_nodes", 0) if isinstance(nodes, str) else nodes
+
+    @property
+    def chooses(self) -> bool:
+        """Whether each round drafts what is expected to pay most (`ops/draft/choice.py`)."""
+        return getattr(self, "nodes", 0) == AUTO
+
+    def forward_rows(self, nodes: int, levels: int) -> tuple[int, ...]:
+        """Rows of a branch in each of the drafter's forwards in a round, for such a tree."""
+        return ()
 
     @property
     def is_chain(self) -> bool:
@@ -133,11 +145,42 @@ class Drafter(Spec):
         return most_of(self.offered), ""
 
 
-class TreeDrafter(Drafter):
+Milliseconds = Annotated[float, Field(ge=0, le=1e7)]
+
+
+class MeasuredCosts(Spec):
+    """Milliseconds of forwards by their rows, and of all else in a round."""
+
+    target: Annotated[dict[int, Milliseconds], Field(min_length=1)]
+    drafter: dict[int, Milliseconds] = Field(default_factory=dict)
+    overhead: Milliseconds = 0.0
+
+
+class ChoosingDrafter(Drafter):
+    """A drafter that can be asked to draft what pays most."""
+
+    costs: MeasuredCosts | None = Field(
+        None,
+        description="what `auto` and `cost` go by: milliseconds of a forward by its rows, of the "
+        "`target` and the `drafter`, and `overhead`; measured when a run starts if not given",
+    )
+
+
+class TreeDrafter(ChoosingDrafter):
     """A drafter whose branches may share the rows of a round."""
 
+    most_nodes: Annotated[Int, Field(ge=1, le=MAX_NODES)] = Field(
+        32, description="most drafted tokens of a tree with `nodes: auto`"
+    )
     rows_per_round: Annotated[Int, Field(ge=1, le=MAX_SHARED)] | None = Field(
         None,
         description="drafted tokens of a round, of all branches together: the most probable nodes "
         "over all their trees; what says how large a tree is then says how large one may be",
     )
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Self:
+        if self.chooses and self.rows_per_round is not None:
+            what = "nodes: auto and rows_per_round are two ways to say how large a tree may be"
+            raise PydanticCustomError("nodes", what, {"at": "rows_per_round"})
+        return self

@@ -14,12 +14,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ...ops.draft.gamma_settings import GammaSettings
+from ...ops.draft.gamma_settings import GammaPolicy, GammaSettings
 from ...ops.draft.static_tree import MC_SIM_7B_63, Node, fault, lay_out
 from ...ops.registry import RegistryError
 from ...ops.sampling.settings import Draws
 from ..yaml.spec import Count, Int, Text
-from .drafter_spec import Drafter, Nodes, Takes, TreeDrafter
+from .drafter_spec import ChoosingDrafter, Drafter, Nodes, Takes, TreeDrafter
 from .plugins import installed_drafter
 
 
@@ -45,8 +45,16 @@ class DynamicTree(TreeDrafter):
     model: Text | None = Field(None, description="checkpoint of the head")
 
     @property
+    def offered(self) -> int | Mapping[int, int]:
+        most = super().offered
+        return min(self.most_nodes, self.room[0]) if self.chooses else most
+
+    @property
     def scratch(self) -> int:
         return self.top_k * (self.levels - 1)
+
+    def forward_rows(self, nodes: int, levels: int) -> tuple[int, ...]:
+        return (2, *[min(self.top_k, nodes)] * (min(levels, nodes) - 1))
 
     @property
     def room(self) -> tuple[int, str]:
@@ -142,7 +150,19 @@ class DflashDrafter(TreeDrafter):
 
     @property
     def offered(self) -> int | Mapping[int, int]:
-        return self.block_size - 1 if self.grow == "chain" else self.nodes
+        return self.block_size - 1 if self.is_chain else super().offered
+
+    @property
+    def chooses(self) -> bool:
+        return not self.is_chain and super().chooses
+
+    @property
+    def levels(self) -> int:
+        """Drafted levels of a tree."""
+        return self.block_size - 1
+
+    def forward_rows(self, nodes: int, levels: int) -> tuple[int, ...]:
+        return (self.block_size,)
 
     @property
     def is_chain(self) -> bool:
@@ -157,18 +177,23 @@ class DflashDrafter(TreeDrafter):
         return self.block_size
 
 
-class VanillaDrafter(Drafter):
+class VanillaDrafter(ChoosingDrafter):
     """A small language model of the target's tokenizer drafts a chain per branch."""
 
     kind: Literal["vanilla"]
     takes: ClassVar[Takes] = "text"
     loader: ClassVar[str] = "...models.load.weights:load_vanilla"
     gamma: Int = Field(5, ge=0, le=1024, description="drafts per branch and round")
-    gamma_policy: Literal["fixed", "egag", "heuristic", "svip", "confidence", "adaedl"] = Field(
-        "fixed", description="who decides how many drafts a branch gets"
+    gamma_policy: Literal["fixed", "egag", "heuristic", "svip", "confidence", "adaedl", "cost"] = (
+        Field("fixed", description="who decides how many drafts a branch gets")
     )
     gamma_min: Int = Field(1, ge=0, le=1024, description="fewest drafts of a policy")
     gamma_max: Count | None = Field(None, description="most drafts of a policy; gamma if not given")
+    gamma_limit: Annotated[float, Field(strict=True, ge=0, le=10)] | None = Field(
+        None,
+        description="threshold of svip (0.3 if not given), confidence (0.4) and, at the start, "
+        "adaedl (0.4)",
+    )
     egag_mode: Literal["linear", "seed"] = Field(
         "linear", description="from entropy to length, between the bounds or up to gamma_max"
     )
@@ -199,6 +224,10 @@ class VanillaDrafter(Drafter):
     @property
     def offered(self) -> int | Mapping[int, int]:
         return self.lengths.most
+
+    @property
+    def chooses(self) -> bool:
+        return self.lengths.gamma_policy == GammaPolicy.COST
 
     @property
     def is_chain(self) -> bool:

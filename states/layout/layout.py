@@ -22,7 +22,7 @@ from ...ops.types import DraftRows, Rows, no_trees
 from ..cache.segments import SegmentTree
 from ..text.prompt_tokens import Chunk
 from .queries import PackedQueries, QueryRun, joined
-from .tree_rows import PlacedRows, SpanSlots, Trees, grow, stand
+from .tree_rows import PlacedRows, SpanSlots, Trees, by_node, grow, stand
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +131,10 @@ class Layout:
         tips = [one.rows[-1] for s, one in zip(spans, span_slots, strict=True) if s.draws]
         histories = trees.segments if trees else None
         rows = self._chains(kv, packed, tips, 0 if bare else len(of_trees), histories)
+        fresh = joined(packed.slots[: len(of_trees)])
         if trees is not None:
-            shape = (-1, trees.nodes) if shared is None else (-1,)
             flat, slots = (
-                joined(parts[: len(of_trees)]).reshape(shape)
+                joined(parts[: len(of_trees)]) if shared else by_node(parts, trees)
                 for parts in (packed.flat, packed.slots)
             )
             rows = replace(rows, node_rows_ST=flat, node_slots_ST=slots)
@@ -145,11 +145,10 @@ class Layout:
             replace(rows, bound_tips=tuple(bound)),
             rows.node_rows_ST,
             rows.node_slots_ST,
-            rows.node_slots_ST.reshape(-1),
+            fresh,
             tuple(span_slots),
             packed.paddings,
             sum(packed.paddings),
-            trees is not None and trees.proposal.shared is not None,
         )
 
     def _tree_runs(self, trees: Trees, shared: int | None) -> list[QueryRun]:
@@ -170,8 +169,8 @@ class Layout:
                 QueryRun(row, owner, self.segments.homes(owner), [root], [position])
                 for row, owner, root, position in places
             ]
-        size = trees.nodes if shared is None else 1
-        runs = [run(owner, size, owner) for owner in trees.owners]
+        sizes = trees.proposal.laid_out if shared is None else [0] * len(trees.owners)
+        runs = [run(owner, 1 + n, owner) for owner, n in zip(trees.owners, sizes, strict=True)]
         return [*runs, run(UNKNOWN, shared, trees.owners[0])] if shared else runs
 
     def _runs(self, part: Span | PendingRows) -> Iterator[QueryRun]:

@@ -1,6 +1,7 @@
 """Token trees as rows of a forward, and what came of them: in both layouts, with either budget.
 
-With fixed `nodes` each node has a row of its own. Where the branches share their rows
+Each node of a tree has a row of its own; where trees differ in size and the host knows their sizes
+(`Proposal.sizes`), no other rows are laid out. Where the branches share their rows
 (`rows_per_round`), only the chosen nodes have one under ``bim``: the roots of all trees, then as
 many rows as the budget, which get their owners on the device. Under ``batching`` every tree is laid
 out alone, as large as the largest may be, and what was not chosen is padding in it.
@@ -12,9 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ...ops.kv.forest import places, plant
+from ...ops.kv.forest import LiveNodes, places, plant
 from ...ops.kv.slots import Ints
 from ...ops.tree import ancestors
 from ...ops.types import Proposal, Rows
@@ -64,7 +66,6 @@ class PlacedRows:
     fresh: all slots of trees.
     paddings: rows in front of each tensor row that stand for nothing; padding: how many of all
         rows do.
-    shared: whether not all nodes that are laid out stand for something.
     """
 
     rows: Rows
@@ -74,16 +75,14 @@ class PlacedRows:
     spans: tuple[SpanSlots, ...]
     paddings: tuple[int, ...]
     padding: int
-    shared: bool
 
     def with_host_tokens(self, tokens_ST: npt.NDArray[np.int64]) -> "PlacedRows":
-        """The same after the round's read, which says whose the shared rows are.
+        """The same after the round's read, which says whose the shared rows are, and which rows of
+        trees stand for nothing.
 
         Args:
             tokens_ST: the trees' tokens, -1 for what is padding.
         """
-        if not self.shared:
-            return self
         has_ST = tokens_ST >= 0
         padding = self.padding + self.fresh.size - int(has_ST.sum())
         if self.tree_rows.ndim == 2:
@@ -100,6 +99,14 @@ def stand(rows: Rows, trees: Trees) -> Rows:
     return replace(rows, nodes_ST=nodes_ST, ancestors_STT=self_STT, bound_trees=trees.bound)
 
 
+def by_node(parts: Sequence[Ints], trees: Trees) -> Ints:
+    """Runs of the trees -> [S, T]; a node without a row has its root's."""
+    whole_ST = np.empty((len(trees.owners), trees.nodes), np.int32)
+    for own_T, part in zip(whole_ST, parts, strict=False):
+        own_T[: len(part)], own_T[len(part) :] = part, part[0]
+    return whole_ST
+
+
 def grow(rows: Rows, trees: Trees, shared: int | None) -> Rows:
     """The rows with the trees' tokens and positions in them, at `node_rows_ST`."""
     proposal, device = trees.proposal, rows.tokens_BQ.device
@@ -112,6 +119,14 @@ def grow(rows: Rows, trees: Trees, shared: int | None) -> Rows:
     if shared is not None:
         return _share(rows, trees, tokens_ST, positions_ST, shared)
     nodes_ST = torch.as_tensor(rows.node_rows_ST.astype(np.int64), device=device)
+    if proposal.sizes is not None:  # what has no row of its own leaves its root's as it is
+        has_ST = F.pad(proposal.valid_SN, (1, 0), value=True)
+        tokens_ST, positions_ST = (
+            tokens_ST.where(has_ST, root_S1),
+            positions_ST.where(has_ST, start_S1),
+        )
+        live = LiveNodes.of(rows.node_rows_ST, proposal.sizes, device)
+        rows = replace(rows, live=live)
     rows.tokens_BQ.view(-1)[nodes_ST] = tokens_ST
     rows.positions_BQ.view(-1)[nodes_ST] = positions_ST
     return replace(rows, nodes_ST=nodes_ST)

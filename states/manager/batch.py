@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ...ops.types import Rows
+from ...ops.types import NO_WORK, DraftWork, Rows
 from ..layout.layout import Span
 from ..layout.tree_rows import PlacedRows
 from ..requests.branch import Branch, Request
@@ -16,7 +16,7 @@ class Batch:
         tokens are drawn and which of them are cached.
     ran: the branches with a tree in it, in the proposal's order. newcomers: those that start with
         it; opened: the requests that do. spans: prefill rows, as in `placed.spans`.
-    forced: trees, as in the proposal.
+    forced: trees, as in the proposal; work: what drafting them cost.
     """
 
     rows: Rows
@@ -26,6 +26,7 @@ class Batch:
     opened: tuple[Request, ...]
     spans: tuple[Span, ...]
     forced: tuple[int, ...] = ()
+    work: DraftWork = NO_WORK
 
     @property
     def everyone(self) -> tuple[Branch, ...]:

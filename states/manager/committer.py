@@ -82,6 +82,8 @@ class Committer:
             explain(batch.ran, walks, result, accepted, batch.rows.bound_trees),
             blend,
             verified_trees(batch.ran, walks, result, batch.forced),
+            batch.work,
+            tuple(one.choice for one in self.draftings if one.choice is not None),
         )
 
     def _learn(
@@ -90,9 +92,7 @@ class Committer:
         """Every drafter is told of its own trees."""
         records: list[GammaRecord] = []
         for drafting in self.draftings:
-            own = [at for at, branch in enumerate(ran) if drafting.serves(branch)]
-            trees, nodes = [ran[at] for at in own], [paths[at] for at in own]
-            records += drafting.memory.learn(trees, result.some(own), nodes)
+            records += drafting.learn(ran, result, paths)
         return tuple(records)
 
     def _keep(self, branch: Branch, slots: Ints, rows: Ints, features_QF: Tensor | None) -> None:

@@ -227,7 +227,7 @@ class Lifecycle:
         self.layout.leave_(owners)
         self.samplers.forget(owners)
         for drafting in self.draftings:
-            drafting.memory.forget(owners)
+            drafting.forget(owners)
         if self.blend is not None:
             self.blend.forget_(owners)
 

@@ -21,7 +21,14 @@ from ..layout.paged import PagedLayout
 from ..requests.admission import Admission
 from ..requests.blending import BlendState, Reused
 from ..requests.branch import Branch, Request
-from ..requests.draft_state import Drafting, DraftState, FeatureState, PairState, TextState
+from ..requests.draft_state import (
+    Drafting,
+    DraftState,
+    FeatureState,
+    PairState,
+    TextState,
+    chooser_of,
+)
 from ..requests.folding import FoldState
 from ..requests.ngram_state import NgramState
 from ..requests.request_table import RequestTable, RunLimits
@@ -99,10 +106,12 @@ class BranchStateManager:
         whole = (self.table, self.layout, self.samplers)
         self.draft, second = DRAFT_STATES[limits.drafter.takes](), limits.outline_drafter
         parts_only = None if second is None else False
-        self.draftings = [Drafting(*whole, self.draft, kv_draft, parts_only)]
+        chooser = chooser_of(limits.drafter, limits.costs)
+        self.draftings = [Drafting(*whole, self.draft, kv_draft, parts_only, chooser)]
         if second is not None:
             memory = DRAFT_STATES[second.takes]()
-            self.draftings.append(Drafting(*whole, memory, kv_outline, True))
+            chooser = chooser_of(second, limits.outline_costs)
+            self.draftings.append(Drafting(*whole, memory, kv_outline, True, chooser))
         self.beams = None if beam is None else BeamState(beam.num_beams, self.table, kv)
         self.prefixes = self._prefixes(kept or (() if rows else self.pools))
         beside = None if rows else self.prefixes

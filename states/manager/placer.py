@@ -58,8 +58,9 @@ class Placer:
             sampler=self.samplers.of([*ran, *drawn]),
             blend=None if self.blend is None else self.blend.rows(spans, placed),
         )
-        forced = proposal.forced if proposal is not None else ()
-        return Batch(rows, placed, ran, tuple(newcomers), tuple(opened), tuple(spans), forced)
+        who = ran, tuple(newcomers), tuple(opened), tuple(spans)
+        drafted = () if proposal is None else (proposal.forced, proposal.work)
+        return Batch(rows, placed, *who, *drafted)
 
     def start_(
         self,

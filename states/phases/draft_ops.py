@@ -7,7 +7,7 @@ import torch
 
 from ...ops.draft.drawing import Drawing
 from ...ops.draft.eagle import nodes_for
-from ...ops.draft.gamma_settings import GammaSettings
+from ...ops.draft.gamma_settings import LOOKING, GammaSettings
 from ...ops.draft.host_tree import pack
 from ...ops.draft.vanilla import ChainStart, catch_up_, write_chain_
 from ...ops.kv.pool import KVCache
@@ -27,6 +27,10 @@ def expand_nothing(draft_rows: tuple[Branch, ...]) -> tuple[Branch, ...]:
 @op("draft.grow_tree_", drafters="none", writes="proposal", drops="frontier")
 def grow_nothing(drafting: Drafting, frontier: tuple[Branch, ...]) -> Proposal:
     """Trees [S, 0]: verifying them is one ordinary decoding step for all branches."""
+    return _nothing(drafting, frontier)
+
+
+def _nothing(drafting: Drafting, frontier: tuple[Branch, ...]) -> Proposal:
     none_S0 = torch.zeros(len(frontier), 0, dtype=torch.int64, device=drafting.layout.device)
     return Proposal(none_S0, none_S0, none_S0, none_S0.bool(), none_S0.float(), 0, is_chain=True)
 
@@ -37,7 +41,7 @@ def grow_ngrams_(
     frontier: tuple[Branch, ...],
     *,
     method: str,
-    nodes: int | Mapping[int, int],
+    nodes: int | Mapping[int, int] | str,
     levels: int,
     longest: int,
     width: int,
@@ -46,7 +50,8 @@ def grow_ngrams_(
     """What followed the last tokens of each branch before, as a tree."""
     memory = drafting.memory
     assert isinstance(memory, NgramState)
-    count = nodes_for(nodes, len(frontier))
+    choice = drafting.choice
+    count = nodes_for(nodes, len(frontier)) if choice is None else choice.size
     if method == "lookup":
         trees = [memory.lookup_(one, count, levels, longest, width) for one in frontier]
     else:
@@ -58,37 +63,43 @@ def grow_ngrams_(
 def catch_text_up_(
     drafting: Drafting,
     drafter: Target,
-    draft_rows: DraftRows,
+    draft_rows: DraftRows | tuple[Branch, ...],
     kv_draft: KVCache,
     *,
     gamma: int,
     gamma_policy: str,
     gamma_min: int,
     gamma_max: int | None,
+    gamma_limit: float | None,
     egag_mode: Literal["linear", "seed"],
     egag_ema_beta: float,
     egag_h_ref: float | None,
-) -> ChainStart:
-    """Catch up with what was committed, in one forward, and plan how much to draft."""
+) -> ChainStart | tuple[Branch, ...]:
+    """Plan how much to draft, and catch up with what was committed, in one forward; where a round
+    drafts nothing, that waits."""
     egag = (egag_mode, egag_ema_beta, egag_h_ref)
-    lengths = GammaSettings(gamma, gamma_policy, gamma_min, gamma_max, *egag)
-    memory, active = drafting.memory, drafting.active
+    settings = GammaSettings(gamma, gamma_policy, gamma_min, gamma_max, gamma_limit, *egag)
+    memory = drafting.memory
     assert isinstance(memory, TextState)
-    remaining = [b.budget - len(b.tokens) for b in active]
-    remaining_S = torch.tensor(remaining, device=kv_draft.data.device)
-    states = memory.plan_(active, lengths)
-    return catch_up_(drafter, draft_rows, kv_draft, lengths, states, remaining_S)
+    active, choice = drafting.active, drafting.choice
+    lengths = memory.plan_(active, settings, drafter.vocab_size, choice if active else None)
+    if isinstance(draft_rows, tuple):
+        return draft_rows
+    return catch_up_(drafter, draft_rows, kv_draft, lengths, gamma_policy in LOOKING)
 
 
 @op("draft.grow_tree_", drafters="vanilla", writes="proposal", drops="frontier")
 def grow_chain_(
+    drafting: Drafting,
     drafter: Target,
-    frontier: ChainStart,
+    frontier: ChainStart | tuple[Branch, ...],
     kv_draft: KVCache,
     *,
     draws: str,
     accept: str = "match",
 ) -> Proposal:
     """One draft after another, for all branches at once."""
+    if isinstance(frontier, tuple):
+        return _nothing(drafting, frontier)
     drawing = Drawing.of(frontier.draft_rows, draws, accept)
     return write_chain_(drafter, frontier, kv_draft, drawing)

@@ -82,7 +82,7 @@ def _with_chains(proposal: Proposal, chains: dict[int, list[int]]) -> Proposal:
     """The proposal with some trees replaced by one path each, padded with invalid nodes."""
     tokens, valid = proposal.tokens_SN.clone(), proposal.valid_SN.clone()
     parents, depths = proposal.parents_SN.clone(), proposal.depths_SN.clone()
-    scores = proposal.scores_SN.clone()
+    scores, sizes = proposal.scores_SN.clone(), list(proposal.laid_out)
     device, nodes = tokens.device, tokens.shape[1]
     steps_N = torch.arange(nodes, device=device)
     for tree, chain in chains.items():
@@ -91,6 +91,7 @@ def _with_chains(proposal: Proposal, chains: dict[int, list[int]]) -> Proposal:
         valid[tree] = steps_N < len(chain)
         parents[tree] = torch.where(valid[tree], steps_N - 1, -1)
         depths[tree] = torch.where(valid[tree], steps_N + 1, 1)
+        sizes[tree] = len(chain)
         scores[tree] = 0.0  # certain: where branches share their rows, these come first
     return replace(
         proposal,
@@ -101,6 +102,7 @@ def _with_chains(proposal: Proposal, chains: dict[int, list[int]]) -> Proposal:
         scores_SN=scores,
         levels=max(proposal.levels, *(len(chain) for chain in chains.values())),
         forced=tuple(chains),
+        sizes=tuple(sizes),
     )
 
 

@@ -5,17 +5,28 @@ features are paired on the way is the drafter's own, one class for each kind of 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from math import nan
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...ops.draft.gamma import GammaRecord, GammaState, first_state, next_state, records
+from ...ops.draft.choice import ChainChooser, Choice, Chooser, RoundCosts, TreeChooser
+from ...ops.draft.gamma import (
+    GammaRecord,
+    GammaState,
+    Length,
+    first_state,
+    next_state,
+    plan,
+    unpacked,
+)
 from ...ops.draft.gamma_settings import GammaSettings
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
 from ...ops.types import DraftRows
+from ..graph.drafter_spec import Drafter, most_of
 from ..layout.layout import Layout, PendingRows
 from .branch import Branch, Request, Stage
 from .request_table import RequestTable
@@ -177,30 +188,51 @@ class TextState(DraftState):
     """Token ids alone, the next root included: a small language model reads the text itself.
 
     Attributes:
-        settings: the length policy of the round; lengths: what it remembers of each branch.
+        settings: the length policy of the round; planned: the lengths that it gave.
+        lengths: what it remembers of each branch.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.settings: GammaSettings | None = None
+        self.planned: list[Length] = []
         self.lengths: dict[int, GammaState] = {}
 
-    def plan_(self, branches: Sequence[Branch], settings: GammaSettings) -> list[GammaState]:
-        """What the policy of this round knows of each branch."""
+    def plan_(
+        self,
+        branches: Sequence[Branch],
+        settings: GammaSettings,
+        vocabulary: int,
+        choice: Choice | None = None,
+    ) -> tuple[int, ...]:
+        """How many drafts each branch gets in this round; choice: if somebody else says it."""
         self.settings = settings
-        return [self.lengths.get(b.owner) or first_state(settings) for b in branches]
+        if choice is not None:
+            self.planned = [Length(nan, nan, one, nan, one, one) for one in choice.lengths]
+            return choice.lengths
+        self.planned = [
+            plan(settings, self._state(one), vocabulary, one.budget - len(one.tokens))
+            for one in branches
+        ]
+        return tuple(one.gamma_eff for one in self.planned)
+
+    def _state(self, branch: Branch) -> GammaState:
+        assert self.settings is not None
+        return self.lengths.get(branch.owner) or first_state(self.settings)
 
     def learn(
         self, ran: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
     ) -> tuple[GammaRecord, ...]:
-        side_outputs_SC, settings = result.side_outputs_SC, self.settings
-        if settings is None or not side_outputs_SC.size:
+        settings, rounds = self.settings, []
+        if settings is None or not ran:
             return ()
-        rounds = records(side_outputs_SC[:, :-1], [len(path) - 1 for path in paths])
-        drafted = side_outputs_SC[:, -1].tolist()
-        for branch, one, count in zip(ran, rounds, drafted, strict=True):
-            state = self.lengths.get(branch.owner) or first_state(settings)
-            self.lengths[branch.owner] = next_state(settings, state, count, one.accepted, one.ema)
+        width = max(1, *(one.gamma_eff for one in self.planned))
+        seen = unpacked(result.side_outputs_SC, width)
+        for branch, one, laws, path in zip(ran, self.planned, seen, paths, strict=True):
+            accepted = len(path) - 1
+            state = next_state(settings, self._state(branch), one, accepted, laws)
+            self.lengths[branch.owner] = state
+            rounds.append(GammaRecord(**asdict(one), accepted=accepted))
         return tuple(rounds)
 
     def take_in(self, part: CommittedRows) -> None:
@@ -221,6 +253,7 @@ class Drafting:
         memory: what it remembers between rounds. kv_draft: its pool, None for drafters without one.
         outlines: whether it drafts for outlines only (True), for everything else only (False), or
             for everybody (None).
+        chooser: says how much a round drafts, if the graph does not.
     """
 
     table: RequestTable
@@ -229,6 +262,12 @@ class Drafting:
     memory: DraftState
     kv_draft: KVCache | None
     outlines: bool | None = None
+    chooser: Chooser | None = None
+
+    @property
+    def choice(self) -> Choice | None:
+        """What was chosen for this round, if the graph does not say what to draft."""
+        return None if self.chooser is None else self.chooser.choice
 
     def serves(self, branch: Branch) -> bool:
         return self.outlines in (None, branch.is_root)
@@ -245,14 +284,48 @@ class Drafting:
         return [branch for branch in self.table.active if self.serves(branch)]
 
     def intake_(self, attention: str = "auto") -> DraftRows | tuple[Branch, ...]:
-        """Hand the drafter everything committed since its last forward."""
+        """Hand the drafter everything committed since its last forward.
+
+        Where a round drafts nothing, the branches alone: a forward that nobody asks anything of can
+        wait.
+        """
         active = self.active
-        if self.kv_draft is None:
+        if self.chooser is not None and active:
+            room = [branch.budget - len(branch.tokens) - 1 for branch in active]
+            self.chooser.choose_([branch.owner for branch in active], room)
+        if self.kv_draft is None or (self.choice is not None and not self.choice.size):
             return tuple(active)
         pending, self.memory.inbox = self.memory.inbox, []
         tips = [(branch.owner, branch.length, branch.tokens[-1]) for branch in active]
         rows = self.layout.place_draft_(self.kv_draft, pending, tips)
-        return replace(rows, sampler=self.samplers.of(active), attention=attention)
+        sampler = self.samplers.of(active)
+        return replace(rows, sampler=sampler, attention=attention, choice=self.choice)
+
+    def learn(
+        self, ran: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
+    ) -> tuple[GammaRecord, ...]:
+        """Tell the drafter, and whoever chooses, of its own trees in a round."""
+        own = [at for at, branch in enumerate(ran) if self.serves(branch)]
+        trees, nodes = [ran[at] for at in own], [paths[at] for at in own]
+        if self.chooser is not None and trees:
+            self.chooser.learn_([branch.owner for branch in trees], nodes)
+        return self.memory.learn(trees, result.some(own), nodes)
+
+    def forget(self, owners: Sequence[int]) -> None:
+        """Segments whose rows are given back."""
+        self.memory.forget(owners)
+        if self.chooser is not None:
+            self.chooser.forget_(owners)
+
+
+def chooser_of(block: Drafter, costs: RoundCosts | None) -> Chooser | None:
+    """Who says how much a round drafts, if the graph leaves it open."""
+    if not block.chooses or costs is None:
+        return None
+    if block.lengths is not None:
+        return ChainChooser(costs, block.lengths.most)
+    levels: int = getattr(block, "levels", 1)
+    return TreeChooser(costs, most_of(block.offered), levels, block.forward_rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from time import monotonic
 
+from ...ops.draft.choice import RoundCosts
 from ...ops.draft.eagle import nodes_for
 from ..cache.segments import SegmentTree
 from ..graph.drafter_spec import Drafter
@@ -22,6 +23,7 @@ class RunLimits:
     """What a graph fixes for all requests of a run.
 
     holds_parts: finished parts stay until one more branch has read them (`merge: attend`).
+    costs: of either drafter, if it chooses how much to draft.
     """
 
     layout: AnyLayout
@@ -32,6 +34,8 @@ class RunLimits:
     outline_drafter: Drafter | None = None
     scheduler: SchedulerBlock = field(default_factory=lambda: SchedulerBlock.model_validate({}))
     holds_parts: bool = False
+    costs: RoundCosts | None = None
+    outline_costs: RoundCosts | None = None
 
     @property
     def nodes(self) -> int | Mapping[int, int]:

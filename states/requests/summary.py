@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from ...ops.draft.choice import Choice
 from ...ops.draft.gamma import GammaRecord
 from ...ops.kv.align import AlignmentState, ContinuousDecodingState
+from ...ops.types import NO_WORK, DraftWork
 from ...ops.verify.explain import DraftFigures, unpacked
 from ...ops.verify.verify import Accepted
 from .branch import Branch
@@ -118,7 +120,8 @@ class RoundSummary:
     slots that requests need afterwards; rows: query rows of the forward, `padding` for nothing;
     alignment: how they were padded, None under ``bim``; gamma: how a draft-length policy decided
     for each branch that was drafted for; explained: each draft's figures, if somebody asked;
-    blend: what was reused, None if nothing was; trees: of the branches that were drafted for.
+    blend: what was reused, None if nothing was; trees: of the branches that were drafted for;
+    work: what drafting them cost; choices: of the drafters that choose what to draft.
     """
 
     branches: tuple[str, ...]
@@ -134,6 +137,8 @@ class RoundSummary:
     explained: tuple[ExplainedRound, ...] = ()
     blend: BlendSummary | None = None
     trees: tuple[VerifiedTree, ...] = ()
+    work: DraftWork = NO_WORK
+    choices: tuple[Choice, ...] = ()
 
 
 def verified_trees(

@@ -48,24 +48,30 @@ class Scene:
     spans: list[Span]
 
 
-def proposal_of(draw: Random, trees: int, nodes: int, shared: bool = False) -> Proposal:
-    """Random trees; with `shared` some nodes are padding, and the others share their rows."""
+def proposal_of(
+    draw: Random, trees: int, nodes: int, shared: bool = False, ragged: bool = False
+) -> Proposal:
+    """Random trees; with `shared` some nodes are padding, and the others share their rows; with
+    `ragged` the host knows of each tree how many of its nodes, the first ones, are not."""
     parents = [[draw.randrange(-1, n) for n in range(nodes)] for _ in range(trees)]
     parents_SN = torch.tensor(parents, dtype=torch.int64)
     depths_SN, valid_SN = torch.ones_like(parents_SN), torch.ones_like(parents_SN, dtype=torch.bool)
+    sizes = [draw.randint(0, nodes) for _ in range(trees)] if ragged else []
     for tree in range(trees):
         for node, parent in enumerate(parents_SN[tree].tolist()):
             valid_SN[tree, node] = not shared or draw.random() < 0.7
+            valid_SN[tree, node] &= not ragged or node < sizes[tree]
             if parent >= 0:
                 depths_SN[tree, node] = depths_SN[tree, parent] + 1
                 valid_SN[tree, node] &= valid_SN[tree, parent]
     tokens_SN = 10 + torch.arange(trees * nodes).view(trees, nodes)
     budget = max(int(valid_SN.sum()), min(nodes, 1)) + draw.randrange(2) * bool(nodes)
     scores_SN, rows = -depths_SN.float(), budget if shared else None
-    return Proposal(tokens_SN, parents_SN, depths_SN, valid_SN, scores_SN, nodes, shared=rows)
+    drafts = tokens_SN, parents_SN, depths_SN, valid_SN, scores_SN
+    return Proposal(*drafts, nodes, shared=rows, sizes=tuple(sizes) if ragged else None)
 
 
-def scene(draw: Random, pool_rows: int, shared: bool = False) -> Scene:
+def scene(draw: Random, pool_rows: int, shared: bool = False, ragged: bool = False) -> Scene:
     """A forward of trees and prompts over a pool in which anything may lie anywhere."""
     segments = SegmentTree()
     ids = [segments.add() for _ in range(draw.randint(1, 4))]
@@ -81,7 +87,7 @@ def scene(draw: Random, pool_rows: int, shared: bool = False) -> Scene:
     owners = draw.sample(ids, draw.randint(0, min(len(ids), 3)))
     trees = None
     if owners:
-        proposal = proposal_of(draw, len(owners), draw.randint(0, 4), shared)
+        proposal = proposal_of(draw, len(owners), draw.randint(0, 4), shared, ragged)
         roots, positions = zip(
             *((draw.randrange(9), draw.randrange(24)) for _ in owners), strict=True
         )
@@ -152,7 +158,7 @@ def _nodes(one: Scene) -> dict[int, tuple[int, list[int]]]:
         above = {0: [row_ST[tree][0]]}
         found[row_ST[tree][0]] = segment, above[0]
         for node, parent in enumerate(parents):
-            if one.rows.forest is None or proposal.valid_SN[tree, node]:
+            if proposal.valid_SN[tree, node] or not (proposal.sizes or one.rows.forest):
                 row = row_ST[tree][node + 1]
                 above[node + 1] = [*above[parent + 1], row]
                 found[row] = segment, above[node + 1]

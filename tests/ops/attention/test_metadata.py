@@ -177,7 +177,13 @@ def test_a_repeated_row_changes_nothing() -> None:
     assert torch.allclose(*outs, atol=1e-12)
 
 
-CASES = {"one sequence": (1, False), "shared rows": (1, True), "rows of a pool": (3, False)}
+CASES = {
+    "one sequence": (1, False),
+    "shared rows": (1, True),
+    "rows of a pool": (3, False),
+    "trees of their own sizes": (1, False, True),
+    "the same in rows": (3, False, True),
+}
 
 
 @pytest.mark.parametrize("even", [False, True])

@@ -1,8 +1,10 @@
 """Draft lengths: golden schedules and stop rules, what is recorded, what the model promises."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.cost_model import acceptance_rate, best_gamma, mean_emitted, speedup
@@ -11,9 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsot.ops.draft.gamma import (
-    ADAEDL_THRESHOLD,
-    GammaPolicy,
-    GammaSettings,
+    DraftLaws,
     GammaState,
     entropy,
     first_state,
@@ -21,10 +21,10 @@ from specsot.ops.draft.gamma import (
     normalised,
     packed,
     plan,
-    records,
-    stops_after,
-    stops_before,
+    reach,
+    unpacked,
 )
+from specsot.ops.draft.gamma_settings import LIMITS, GammaPolicy, GammaSettings
 
 EGAG = vectors("egag")
 
@@ -34,13 +34,13 @@ def test_entropy(case: Any) -> None:
     logits_RV = tensor([case["logits"]])
     h_R = entropy(logits_RV, case["T"])
     assert h_R.item() == pytest.approx(case["H"], abs=1e-12)
-    h_norm_R = normalised(h_R, None, logits_RV.shape[1])
-    assert h_norm_R.item() == pytest.approx(case["H_norm"], abs=1e-12)
+    h_norm = normalised(h_R.item(), None, logits_RV.shape[1])
+    assert h_norm == pytest.approx(case["H_norm"], abs=1e-12)
     assert entropy(logits_RV.float(), case["T"]).item() == pytest.approx(case["H"], abs=2e-6)
 
 
 def test_the_entropy_of_a_vocabulary_of_one_is_no_doubt_at_all() -> None:
-    assert normalised(entropy(torch.tensor([[3.0]])), None, 1).tolist() == [0.0]
+    assert normalised(entropy(torch.tensor([[3.0]])).item(), None, 1) == 0.0
 
 
 @pytest.mark.parametrize("case", EGAG["schedules"])
@@ -55,57 +55,85 @@ def test_egag_follows_the_golden_schedules(case: Any) -> None:
     )
     state = first_state(settings)
     for row in case["rounds"]:
-        remaining_S = torch.tensor([row["remaining"]])
-        lengths = plan(settings, [state], tensor([row["h_norm"]]), 100, remaining_S)
-        (record,) = records(packed(lengths).numpy(), [0])
-        assert record.h_norm == row["h_norm"]
-        assert record.raw == pytest.approx(row["raw"], abs=1e-12)
-        assert record.ema == pytest.approx(row["ema"], abs=1e-12)
-        assert (record.gamma, record.gamma_eff) == (row["gamma"], row["gamma_eff"])
-        state = next_state(settings, state, record.gamma_eff, 0, record.ema)
+        state = replace(state, h=row["h_norm"])
+        length = plan(settings, state, 100, row["remaining"])
+        assert length.h_norm == row["h_norm"]
+        assert length.raw == pytest.approx(row["raw"], abs=1e-12)
+        assert length.ema == pytest.approx(row["ema"], abs=1e-12)
+        assert (length.gamma, length.gamma_eff) == (row["gamma"], row["gamma_eff"])
+        state = next_state(settings, state, length, 0, laws(0.5))
+
+
+def laws(*h: float, chance: tuple[float, ...] | None = None) -> DraftLaws:
+    """Laws of so many drafts."""
+    return DraftLaws(np.array(h), np.array(chance or [0.5] * len(h)))
+
+
+@pytest.mark.parametrize(("accepted", "found"), [(0, 1.0), (1, 2.0), (2, 3.0), (3, 3.0)])
+def test_egag_goes_on_from_the_law_where_the_round_ended(accepted: int, found: float) -> None:
+    """A round that accepted all of its drafts ended behind the last law that was computed."""
+    settings = GammaSettings(gamma=3, gamma_policy=GammaPolicy.EGAG)
+    state = first_state(settings)
+    length = plan(settings, state, 9, 99)
+    assert (length.gamma_eff, math.isnan(length.h)) == (3, True), "nothing has been seen yet"
+    after = next_state(settings, state, length, accepted, laws(1.0, 2.0, 3.0))
+    assert (after.h, plan(settings, after, 9, 99).h) == (found, found)
 
 
 def test_branches_have_their_own_lengths_and_averages() -> None:
     settings = GammaSettings(
         gamma_policy=GammaPolicy.EGAG, gamma_min=0, gamma_max=10, egag_ema_beta=0.5
     )
-    states = [GammaState(5), GammaState(5, ema=2.0)]
-    lengths = plan(settings, states, torch.tensor([0.0, 0.0]), 50, torch.tensor([99, 4]))
-    assert lengths.ema_S.tolist() == [10.0, 6.0]
-    assert lengths.gamma_S.tolist() == [10, 6]
-    assert lengths.gamma_eff_S.tolist() == [10, 3], "the target adds one token itself"
+    first = plan(settings, GammaState(5, h=0.0), 50, 99)
+    second = plan(settings, GammaState(5, h=0.0, ema=2.0), 50, 4)
+    assert (first.ema, first.gamma, first.gamma_eff) == (10.0, 10, 10)
+    assert (second.ema, second.gamma) == (6.0, 6)
+    assert second.gamma_eff == 3, "the target adds one token itself"
 
 
 def test_a_round_that_needs_one_token_drafts_none() -> None:
-    lengths = plan(GammaSettings(), [GammaState(5)], torch.tensor([0.0]), 9, torch.tensor([1]))
-    assert (lengths.gamma_S.item(), lengths.gamma_eff_S.item()) == (5, 0)
+    length = plan(GammaSettings(), GammaState(5), 9, 1)
+    assert (length.gamma, length.gamma_eff) == (5, 0)
 
 
 @pytest.mark.parametrize("case", EGAG["stop_rules"])
 def test_svip_and_adaedl_stop_where_the_vectors_say(case: Any) -> None:
-    h_S, chance_S = tensor([case["H"]]), tensor([0.5])
+    seen, state = laws(case["H"], case["H"]), GammaState(5, threshold=0.4)
     svip = GammaSettings(gamma_policy=GammaPolicy.SVIP)
-    assert stops_after(svip, 1, h_S, chance_S).item() == case["svip_stop_after"]
+    assert reach(svip, state, 2, seen) == (1 if case["svip_stop_after"] else None)
     adaedl = GammaSettings(gamma_policy=GammaPolicy.ADAEDL)
-    states = [GammaState(5, threshold=0.4)]
-    stops_S = stops_before(adaedl, states, 1, h_S)
-    assert stops_S.item() == case["adaedl_stop_lambda_0_4"]
+    assert reach(adaedl, state, 2, seen) == (1 if case["adaedl_stop_lambda_0_4"] else None)
 
 
 def test_confidence_stops_after_an_unlikely_token_only() -> None:
     settings = GammaSettings(gamma_policy=GammaPolicy.CONFIDENCE, gamma_min=2)
-    h_S, chance_S = torch.tensor([3.0, 3.0]), torch.tensor([0.39, 0.41])
-    assert stops_after(settings, 2, h_S, chance_S).tolist() == [True, False]
-    assert stops_after(settings, 1, h_S, chance_S).tolist() == [False, False], "below gamma_min"
-    assert not stops_before(settings, [GammaState(5)] * 2, 3, h_S).any()
+    state = first_state(settings)
+    assert reach(settings, state, 3, laws(3, 3, 3, chance=(0.1, 0.39, 0.9))) == 2
+    assert reach(settings, state, 3, laws(3, 3, 3, chance=(0.1, 0.41, 0.9))) is None
+    strict = replace(settings, gamma_limit=0.95)
+    assert reach(strict, state, 3, laws(3, 3, 3, chance=(0.1, 0.97, 0.9))) == 3
+
+
+@pytest.mark.parametrize("policy", LIMITS)
+def test_the_next_round_goes_as_far_as_the_rule_went(policy: GammaPolicy) -> None:
+    """Half of it; and twice as far where nothing was in the way, up to the bound."""
+    settings = GammaSettings(gamma=4, gamma_policy=policy, gamma_max=16)
+    state = first_state(settings)
+    length = plan(settings, state, 9, 99)
+    sure, doubtful = laws(*[0.0] * 4, chance=(1.0,) * 4), laws(*[9.0] * 4, chance=(0.0,) * 4)
+    on = next_state(settings, state, length, 4, sure)
+    assert plan(settings, on, 9, 99).gamma == 6
+    back = next_state(settings, state, length, 4, doubtful)
+    assert plan(settings, back, 9, 99).gamma == 3
+    for _ in range(9):
+        on = next_state(settings, on, replace(length, gamma_eff=16), 16, sure)
+    assert plan(settings, on, 9, 99).gamma == 16
 
 
 @pytest.mark.parametrize("policy", [GammaPolicy.FIXED, GammaPolicy.EGAG, GammaPolicy.HEURISTIC])
-def test_policies_that_plan_never_stop_while_drafting(policy: GammaPolicy) -> None:
+def test_other_policies_judge_no_single_draft(policy: GammaPolicy) -> None:
     settings = GammaSettings(gamma_policy=policy)
-    h_S, chance_S = torch.tensor([9.0]), torch.tensor([0.0])
-    assert not stops_after(settings, 5, h_S, chance_S).any()
-    assert not stops_before(settings, [GammaState(5)], 5, h_S).any()
+    assert reach(settings, first_state(settings), 2, laws(9.0, 9.0, chance=(0.0, 0.0))) is None
 
 
 @pytest.mark.parametrize("case", cases("heuristic_gamma"))
@@ -113,9 +141,9 @@ def test_the_heuristic_schedule(case: Any) -> None:
     settings = GammaSettings(case["start"], GammaPolicy.HEURISTIC, gamma_max=max(64, case["start"]))
     state = first_state(settings)
     for row in case["rows"]:
-        lengths = plan(settings, [state], tensor([0.0]), 9, torch.tensor([1000]))
-        assert lengths.gamma_eff_S.tolist() == [row["gamma"]]
-        state = next_state(settings, state, row["gamma"], row["matches"], math.nan)
+        length = plan(settings, state, 9, 1000)
+        assert length.gamma_eff == row["gamma"]
+        state = next_state(settings, state, length, row["matches"])
         assert state.gamma == row["next"]
 
 
@@ -123,16 +151,29 @@ def test_a_round_without_drafts_teaches_nothing() -> None:
     for policy in (GammaPolicy.HEURISTIC, GammaPolicy.ADAEDL):
         settings = GammaSettings(gamma_policy=policy)
         state = first_state(settings)
-        assert next_state(settings, state, 0, 0, math.nan) == state
+        none = plan(settings, state, 9, 1)
+        assert next_state(settings, state, none, 0) == state
 
 
 def test_adaedl_stops_earlier_after_rejections_and_later_after_successes() -> None:
-    settings = GammaSettings(gamma_policy=GammaPolicy.ADAEDL)
-    state = first_state(settings)
-    worse = next_state(settings, state, 4, 0, math.nan)
-    better = next_state(settings, state, 4, 4, math.nan)
-    assert better.threshold < ADAEDL_THRESHOLD < worse.threshold
-    assert next_state(settings, worse, 4, 4, math.nan).acceptance == 0.5
+    settings = GammaSettings(gamma=4, gamma_policy=GammaPolicy.ADAEDL)
+    state, seen = first_state(settings), laws(1.0, 1.0, 1.0, 1.0)
+    length = plan(settings, state, 9, 99)
+    worse = next_state(settings, state, length, 0, seen)
+    better = next_state(settings, state, length, 4, seen)
+    assert better.threshold < settings.limit == 0.4 < worse.threshold
+    assert next_state(settings, worse, length, 4, seen).acceptance == 0.5
+
+
+def test_laws_travel_as_integers() -> None:
+    h_SN, chance_SN = torch.tensor([[0.1, 2.5], [1.0, 0.0]]), torch.tensor([[0.5, 1], [0, 0.25]])
+    bits_SC = packed(h_SN.double(), chance_SN.double()).numpy()
+    found = unpacked(bits_SC, 2)
+    assert [one.h.tolist() for one in found] == h_SN.double().tolist()
+    assert [one.chance.tolist() for one in found] == chance_SN.double().tolist()
+    wider = np.pad(bits_SC, ((0, 0), (0, 3)))  # another drafter of the round had more to tell
+    assert unpacked(wider, 2)[1].chance.tolist() == [0, 0.25]
+    assert len(unpacked(bits_SC[:, :0], 2)[0].h) == 0, "nobody asked"
 
 
 @settings(max_examples=100, deadline=None)
@@ -154,13 +195,12 @@ def test_lengths_stay_within_their_bounds(
     )
     state = first_state(bounds)
     for h, remaining, accepted in rounds:
-        lengths = plan(bounds, [state], tensor([h]), 100, torch.tensor([remaining]))
-        (record,) = records(packed(lengths).numpy(), [accepted])
-        assert 0 <= record.gamma_eff <= min(bounds.most, remaining - 1)
-        assert policy is GammaPolicy.FIXED or low <= record.gamma <= bounds.gamma_max
-        assert record.accepted == accepted
-        drafted = record.gamma_eff
-        state = next_state(bounds, state, drafted, min(accepted, drafted), record.ema)
+        length = plan(bounds, state, 100, remaining)
+        drafted = length.gamma_eff
+        assert 0 <= drafted <= min(bounds.most, remaining - 1)
+        assert policy is GammaPolicy.FIXED or low <= length.gamma <= bounds.gamma_max
+        seen = laws(*[h] * max(drafted, 1), chance=(0.3,) * max(drafted, 1))
+        state = next_state(bounds, state, length, min(accepted, drafted), seen)
 
 
 def test_bounds_that_cross_are_refused() -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from helpers.managers import request
 
-from specsot.ops.draft.gamma import Lengths, packed
 from specsot.ops.draft.gamma_settings import GammaPolicy, GammaSettings
 from specsot.ops.kv.slots import Ints
 from specsot.states.requests.branch import Branch, Finish, Stage
@@ -200,16 +199,16 @@ def test_a_length_policy_learns_what_became_of_its_drafts() -> None:
     branches = [branch_of(), branch_of()]
     branches[1].owner = 9
     state = TextState()
-    assert [one.gamma for one in state.plan_(branches, settings)] == [4, 4]
-    float_2, int_2 = torch.zeros(2, dtype=torch.float64), torch.tensor([4, 4])
-    bits_SC = packed(Lengths(float_2, float_2, float_2, float_2, int_2, int_2))
-    drafted_S1 = torch.tensor([[4], [4]])
-    round_ = result(2, torch.cat([bits_SC, drafted_S1], dim=1).tolist())
-    records = state.learn(branches, round_, [[0, 1, 2, 3, 4], [0, 1]])
+    for one in branches:
+        one.budget = 50
+    assert state.plan_(branches, settings, 100) == (4, 4)
+    records = state.learn(branches, result(2), [[0, 1, 2, 3, 4], [0, 1]])
     assert [(one.gamma, one.accepted) for one in records] == [(4, 4), (4, 1)]
-    assert [one.gamma for one in state.plan_(branches, settings)] == [6, 3]
+    assert state.plan_(branches, settings, 100) == (6, 3)
     state.forget([OWNER])
-    assert [one.gamma for one in state.plan_(branches, settings)] == [4, 3]
+    assert state.plan_(branches, settings, 100) == (4, 3)
+    branches[0].budget = 3
+    assert state.plan_(branches, settings, 100) == (1, 3), "one of two tokens is the target's own"
 
 
 # -- all that have a pool ------------------------------------------------------------------------

@@ -1,0 +1,133 @@
+"""`specsot bench --tune`: the tree sizes, draft lengths and blocks that pay here, as a profile.
+
+Every setting that a kind of drafter has is an experiment of its own, the ones before it as they
+were found: its values are sides that answer the same prompts in turn, and the fastest one stays.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from ..errors import UsageError
+from ..prepare.options import RunOptions
+from ..record.run_folder import SparedFolder
+from ..shell import complain, deliver, exit_code, json_text
+from .command import measure
+from .read import text_of
+from .setting_up import BenchOptions, prepare_experiment
+from .spec import PARTS
+
+if TYPE_CHECKING:
+    from .rows import Row
+
+PROFILE = "profile.yaml"
+FIGURE = "speedup_decode"
+MARGIN = 1.02  # what is so much faster only is not worth a larger tree, or another setting
+SEVERAL = 4  # branches that a graph with an outline is tuned for beside one
+BRANCHED = "nodes"  # the setting that may differ by the number of branches
+
+_TREES = {"nodes": (2, 4, 8, 16, 32), "levels": (2, 3, 5, 7)}
+AXES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    "eagle3": _TREES,
+    "eagle2": _TREES,
+    "dflash": {"grow": ("chain", "ddtree"), "block_size": (2, 3, 4, 6, 8), "nodes": (4, 8, 16, 32)},
+    "vanilla": {"gamma": (1, 2, 3, 4, 6, 8, 12)},
+    "ngram": {"nodes": (1, 2, 4, 8), "levels": (3, 6, 10)},
+}
+AT_FIRST = {"eagle3": {"levels": 5, "top_k": 4}, "eagle2": {"levels": 5, "top_k": 4}}
+
+
+@dataclass(slots=True)
+class Tuning:
+    """What was found so far. drafter: settings of the block; gains: each experiment's, in words."""
+
+    kind: str
+    options: RunOptions
+    asked: BenchOptions
+    branched: bool
+    drafter: dict[str, Any] = field(default_factory=dict)
+    gains: list[str] = field(default_factory=list)
+
+    def try_(self, name: str, values: tuple[Any, ...]) -> None:
+        """Take the value that is fastest; where branches are few and many, one of each."""
+        if name == BRANCHED and self.branched:
+            best = {parts: self._best(name, values, parts) for parts in (1, SEVERAL)}
+            same = len(set(best.values())) == 1 or "auto" in best.values()
+            self.drafter[name] = best[SEVERAL] if same else best
+            return
+        parts = SEVERAL if self.branched else None
+        self.drafter[name] = self._best(name, values, parts)
+
+    def _best(self, name: str, values: tuple[Any, ...], parts: int | None) -> Any:
+        found = dict(self._rows(name, values, parts))
+        if not found:
+            raise UsageError(f"--tune: no prompt was answered with drafter.{name}")
+        speeds = {value: _value(row) for value, row in found.items()}
+        best = max(speeds, key=lambda value: speeds[value])
+        chosen = next(value for value in values if speeds.get(value, 0) * MARGIN >= speeds[best])
+        at = "" if parts is None else f", {parts} branches"
+        told = ", ".join(f"{value} {speed:.2f}" for value, speed in speeds.items())
+        self.gains.append(f"{name}{at}: {chosen} (against plain decoding: {told})")
+        complain(self.gains[-1])
+        return chosen
+
+    def _rows(
+        self, name: str, values: tuple[Any, ...], parts: int | None
+    ) -> "Iterator[tuple[Any, Row]]":
+        graph = self.asked.refs[0]
+        sets = [f"drafter.{key}={text_of(one)}" for key, one in self.drafter.items() if key != name]
+        own = [[f"drafter.{name}={text_of(value)}", *sets] for value in values]
+        refs = f"{graph}@drafter.kind=none", *(f"{graph}@{','.join(one)}" for one in own)
+        vary = [] if parts is None else [f"{PARTS}={parts}"]
+        asked = replace(self.asked, refs=refs, vary=vary, out=None)
+        comparison, _, rows = measure(prepare_experiment(asked, self.options), None)
+        if comparison.code:
+            raise UsageError("--tune: a side failed: " + "; ".join(comparison.problems[:3]))
+        yield from zip(values, rows[1:], strict=False)
+
+
+def _value(row: "Row") -> float:
+    estimate = row.figures.get(FIGURE)
+    return 0.0 if estimate is None else estimate.value
+
+
+@exit_code
+def tune_command(asked: BenchOptions, options: RunOptions) -> int:
+    """Measure, and print (or keep) a profile; returns the exit code."""
+    if len(asked.refs) != 1 or asked.vary or asked.against:
+        raise UsageError("--tune takes one graph, and neither --vary nor --against")
+    (job,) = prepare_experiment(asked, options).jobs
+    graph = job.program.graph
+    kind = graph.drafter.kind
+    if kind not in AXES:
+        raise UsageError(f"--tune: nothing to tune of a drafter of kind {kind!r}")
+    tuning = Tuning(kind, options, asked, graph.skeleton is not None)
+    tuning.drafter |= AT_FIRST.get(kind, {})
+    for name, values in AXES[kind].items():
+        if name == BRANCHED and tuning.drafter.get("grow") == "chain":
+            continue
+        tuning.try_(name, values)
+    files = None if asked.out is None else SparedFolder.at(asked.out)
+    text = profile_text(tuning, options, job.options.model)
+    if files is not None:
+        files.write_text(PROFILE, text)
+        for fault in files.faults:
+            complain(fault)
+    shown = json_text({"drafter": tuning.drafter, "gains": tuning.gains})
+    delivered = deliver(shown if options.as_json else text, str(asked.out or ""))
+    return 0 if delivered and not (files and files.faults) else 1
+
+
+def profile_text(tuning: Tuning, options: RunOptions, model: str) -> str:
+    """YAML for a specsot.yaml, with what was measured as comments."""
+    name = options.profile or "tuned"
+    own = dict(tuning.drafter)
+    if options.drafter_model is not None:
+        own = {"model": options.drafter_model, **own}
+    profile: dict[str, Any] = {"model": model, "drafters": {tuning.kind: own}}
+    if options.dtype is not None:
+        profile["dtype"] = options.dtype
+    notes = "".join(f"# {line}\n" for line in tuning.gains)
+    return notes + str(yaml.safe_dump({"profiles": {name: profile}}, sort_keys=False))
