@@ -1,23 +1,18 @@
 """What a run decodes with: models and a tokenizer, loaded once and shared by any number of runs."""
 
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..models.decoder import Decoder
-from ..models.drafters.eagle import Eagle3
 from ..models.files import ModelError
 from ..models.linear import can_pack, pack_, settle_
 from ..models.load.tokenizer import load_tokenizer, stop_ids
 from ..models.load.weights import load_target
 from ..models.quantise import FULL, Weights, check_widths, multiply_, quantise_
-from ..ops.kv.pool import KVCache
-from ..ops.types import Target
 from ..states.graph.drafters import drafter_class
-from .limits import free_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +84,3 @@ def with_drafter(models: Models, folder: Path, kind: str) -> Models:
         pack_(drafter, lent=(target.embed, target.lm_head.weight))
         settle_(drafter)
     return replace(models, drafter=drafter)
-
-
-def new_pool(
-    model: Target | Eagle3, capacity: int, rows: int, models: Models, block_size: int = 1
-) -> KVCache:
-    """The KV pool of one model, `rows` of it under ``batching``, else in blocks of so many slots.
-
-    Raises:
-        MemoryError: it takes more than there is; with both numbers.
-    """
-    shape = (model.num_layers, model.kv_heads, model.head_dim, capacity, rows)
-    needed, free = 2 * prod(shape) * models.dtype.itemsize, free_memory()
-    if models.device.type == "cpu" and free is not None and needed > free:
-        each = f"{rows} rows of {capacity}" if rows > 1 else str(capacity)
-        raise MemoryError(
-            f"keys and values of {each} slots take {needed / 1e9:.1f} GB, {free / 1e9:.1f} are free"
-        )
-    return KVCache(*shape, block_size=block_size, dtype=models.dtype, device=models.device)

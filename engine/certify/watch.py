@@ -19,7 +19,8 @@ from ...states.machine import Run
 from ...states.requests.branch import Branch, Request, Stage
 from ...states.requests.draft_state import OutlineSide
 from ..bench.sides import Side
-from ..models import Models, new_pool
+from ..models import Models
+from ..pools import new_pool
 from ..run.contexts import contexts, full_prefill
 from .workbench import SHOWN, Bench, Check
 

@@ -14,7 +14,8 @@ from ...ops.types import LayerStatus, Rows
 from ...states.cache.segments import SegmentTree
 from ...states.graph.drafter_spec import Drafter
 from ...states.layout.layout import Layout, Span
-from ..models import Models, new_pool
+from ..models import Models
+from ..pools import new_pool
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 FIRST = (1, 16, 4, 64, 8, 2, 32)  # the order in which points are measured, while there is time

@@ -11,9 +11,7 @@ import torch
 from ...models.files import ModelError
 from ...ops.draft.choice import RoundCosts
 from ...ops.host import HostReader
-from ...ops.kv.pool import KVCache
 from ...ops.sampling.settings import SamplingRules
-from ...states.graph.drafter_spec import Drafter
 from ...states.graph.graph import Graph
 from ...states.graph.program import Program
 from ...states.machine import Run
@@ -36,7 +34,8 @@ from ...states.yaml.codes import ProblemCode
 from ...states.yaml.source import GraphError
 from ..chunks.cache import ChunkLibrary, chunks_for
 from ..chunks.store import ChunkStore
-from ..models import Models, new_pool, with_drafter
+from ..models import Models, with_drafter
+from ..pools import RunPools
 from ..prepare.environment import model_folder
 from ..prepare.inputs import Prompt
 from ..prepare.job import EMBEDDED
@@ -205,10 +204,7 @@ class Session:
         graph, models = self.program.graph, self.models
         drafter = models.drafter if graph.drafter.has_model else None
         outlines = graph.skeleton.drafter if graph.skeleton is not None else None
-        rows = graph.layout.max_active if graph.layout.kind == "batching" else 1
-        kv = self._pool(models.target, graph.layout.capacity, rows)
-        kv_draft = self._draft_pool(graph.drafter, drafter, rows)
-        kv_outline = self._draft_pool(outlines, self.outline_drafter, rows)
+        pools = RunPools.of(self.program, models, self.outline_drafter)
         limits = RunLimits(
             graph.layout,
             graph.drafter,
@@ -228,12 +224,10 @@ class Session:
         if graph.skeleton is not None and graph.skeleton.merge in ("plain", "blend"):
             blends = graph.skeleton.merge == "blend"
             fold = FoldState(self.prompts, models.target.before_rope if blends else None)
-        more = blend, fold, graph.beam, kv_outline
-        pools = (models.target, kv), (drafter, kv_draft), (self.outline_drafter, kv_outline)
-        kept = self._kept_pools(pools)
-        branches = BranchStateManager(kv, kv_draft, limits, self.reading.branch, *more, kept)
+        more = blend, fold, graph.beam, pools.kv_outline, pools.kept
+        branches = BranchStateManager(pools.kv, pools.kv_draft, limits, self.reading.branch, *more)
         drafting, *others = branches.draftings
-        side = OutlineSide(self.outline_drafter, kv_outline, others[0]) if others else None
+        side = OutlineSide(self.outline_drafter, pools.kv_outline, others[0]) if others else None
         return {
             "branches": branches,
             "inbox": inbox or Inbox(),
@@ -241,8 +235,8 @@ class Session:
             "outline_side": side,
             "target": models.target,
             "drafter": drafter,
-            "kv": kv,
-            "kv_draft": kv_draft,
+            "kv": pools.kv,
+            "kv_draft": pools.kv_draft,
             "host": HostReader(),
             "prompts": self.prompts,
             "taps": _taps(branches.draftings, (drafter, self.outline_drafter), models),
@@ -260,33 +254,6 @@ class Session:
             ]
         first, second = self._measured
         return first, second
-
-    def _draft_pool(self, block: Drafter | None, drafter: Any, rows: int) -> KVCache | None:
-        """A drafter's pool, with room for the rows that it throws away; None without a model."""
-        if block is None or drafter is None:
-            return None
-        layout = self.program.graph.layout
-        scratch = block.scratch * (layout.max_active // rows)
-        return self._pool(drafter, layout.capacity + scratch, rows)
-
-    def _kept_pools(self, pools: Iterable[tuple[Any, KVCache | None]]) -> list[KVCache]:
-        """Where rows stay that somebody may begin with later, if they cannot stay where they are:
-        one more row of each pool."""
-        graph = self.program.graph
-        exact = graph.blend is None and graph.beam is None
-        if graph.layout.kind != "batching" or not (exact and graph.scheduler.prefix_cache):
-            return []
-        return [self._pool(model, one.capacity, 1) for model, one in pools if one is not None]
-
-    def _pool(self, model: Any, capacity: int, rows: int) -> KVCache:
-        try:
-            layout = self.program.graph.layout
-            size = 1 if layout.kind == "batching" else layout.block_size
-            return new_pool(model, capacity, rows, self.models, size)
-        except (MemoryError, OSError) as error:
-            source = self.program.source
-            at, code = ("layout", "capacity"), ProblemCode.NO_MEMORY
-            raise GraphError([source.problem(at, str(error), code)]) from None
 
 
 def _taps(

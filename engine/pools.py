@@ -1,0 +1,83 @@
+"""The KV pools of a run: allocated once, at fixed addresses."""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ..models.drafters.eagle import Eagle3
+from ..ops.kv.pool import KVCache
+from ..ops.types import Target
+from ..states.graph.drafter_spec import Drafter
+from ..states.graph.program import Program
+from ..states.yaml.codes import ProblemCode
+from ..states.yaml.source import GraphError
+from .limits import free_memory
+from .models import Models
+
+
+@dataclass(frozen=True, slots=True)
+class RunPools:
+    """kv: the target's. kv_draft, kv_outline: of the drafters with a model, the second one that of
+    outlines. kept: one more row of each, where rows stay that somebody may begin with later, if
+    they cannot stay where they are (``batching``).
+    """
+
+    kv: KVCache
+    kv_draft: KVCache | None
+    kv_outline: KVCache | None
+    kept: tuple[KVCache, ...]
+
+    @classmethod
+    def of(cls, program: Program, models: Models, outline_drafter: Any) -> "RunPools":
+        """Those of a graph.
+
+        Raises:
+            GraphError: they take more memory than there is; with both numbers.
+        """
+        try:
+            return cls._allocated(program, models, outline_drafter)
+        except (MemoryError, OSError) as error:
+            at, code = ("layout", "capacity"), ProblemCode.NO_MEMORY
+            raise GraphError([program.source.problem(at, str(error), code)]) from None
+
+    @classmethod
+    def _allocated(cls, program: Program, models: Models, outline_drafter: Any) -> "RunPools":
+        graph, layout = program.graph, program.graph.layout
+        batches = layout.kind == "batching"
+        rows = layout.max_active if batches else 1
+        size = 1 if layout.kind == "batching" else layout.block_size
+
+        def drafting(block: Drafter | None, drafter: Any) -> KVCache | None:
+            """With room for the rows that it throws away."""
+            if block is None or drafter is None or not block.has_model:
+                return None
+            scratch = block.scratch * (layout.max_active // rows)
+            return new_pool(drafter, layout.capacity + scratch, rows, models, size)
+
+        outlines = None if graph.skeleton is None else graph.skeleton.drafter
+        kv = new_pool(models.target, layout.capacity, rows, models, size)
+        kv_draft = drafting(graph.drafter, models.drafter)
+        kv_outline = drafting(outlines, outline_drafter)
+        kept: list[KVCache] = []
+        if batches and graph.blend is None and graph.beam is None and graph.scheduler.prefix_cache:
+            users = (models.target, kv), (models.drafter, kv_draft), (outline_drafter, kv_outline)
+            kept = [new_pool(model, one.capacity, 1, models) for model, one in users if one]
+        return cls(kv, kv_draft, kv_outline, tuple(kept))
+
+
+def new_pool(
+    model: Target | Eagle3, capacity: int, rows: int, models: Models, block_size: int = 1
+) -> KVCache:
+    """The KV pool of one model, `rows` of it under ``batching``, else in blocks of so many slots.
+
+    Raises:
+        MemoryError: it takes more than there is; with both numbers.
+    """
+    shape = (model.num_layers, model.kv_heads, model.head_dim, capacity, rows)
+    needed, free = 2 * prod(shape) * models.dtype.itemsize, free_memory()
+    if models.device.type == "cpu" and free is not None and needed > free:
+        each = f"{rows} rows of {capacity}" if rows > 1 else str(capacity)
+        raise MemoryError(
+            f"keys and values of {each} slots take {needed / 1e9:.1f} GB, {free / 1e9:.1f} are free"
+        )
+    return KVCache(*shape, block_size=block_size, dtype=models.dtype, device=models.device)
