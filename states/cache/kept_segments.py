@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 from ...ops.kv.slots import Ints
 
@@ -47,6 +48,33 @@ class KeptSegment:
     def is_leaf(self) -> bool:
         """Whether it can be evicted."""
         return not self.pins and not len(self.behind)
+
+
+@dataclass(slots=True)
+class Leaves:
+    """Kept segments that may be evicted, those that were not used for longest first.
+
+    marked: a heap of (when it was used, segment); outdated ones are passed over.
+    """
+
+    kept: dict[int, KeptSegment]
+    marked: list[tuple[int, int]] = field(default_factory=list)
+
+    def mark(self, one: KeptSegment) -> None:
+        """Note a segment that may be evicted now."""
+        if one.is_leaf:
+            heappush(self.marked, (one.used, one.segment))
+        if len(self.marked) > 4 * len(self.kept) + 64:
+            self.marked = [(one.used, one.segment) for one in self.kept.values() if one.is_leaf]
+            heapify(self.marked)
+
+    def oldest(self) -> KeptSegment:
+        """The first one, which is marked no more."""
+        while True:
+            used, segment = heappop(self.marked)
+            one = self.kept.get(segment)
+            if one is not None and one.used == used and one.is_leaf:
+                return one
 
 
 @dataclass(slots=True)

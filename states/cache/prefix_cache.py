@@ -11,13 +11,12 @@ match ends one token early (`back`), where both agree on the pair.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from ...ops.kv.slot_table import SlotTable
 from ...ops.kv.slots import NOBODY, Ints
-from .kept_segments import SHORTEST, Beginnings, KeptSegment, PrefixFigures, shared_length
+from .kept_segments import SHORTEST, Beginnings, KeptSegment, Leaves, PrefixFigures, shared_length
 from .segments import SegmentTree
 
 
@@ -45,7 +44,7 @@ class PrefixCache:
         self.idle = self.pinned = 0
         self._tops: dict[str, Beginnings] = {}  # by salt: trees of their own
         self._clock = 0
-        self._leaves: list[tuple[int, int]] = []  # (when it was used, segment), outdated ones too
+        self._leaves = Leaves(self.kept)
 
     def _shelf(self) -> Beginnings:
         return Beginnings(self.back + 1)
@@ -155,7 +154,7 @@ class PrefixCache:
             else:
                 kept.pins += change
             kept.used = now
-            self._mark(kept)
+            self._leaves.mark(kept)
 
     # -- what stays -------------------------------------------------------------------------------
 
@@ -200,7 +199,7 @@ class PrefixCache:
         parent = self.segments.parent(kept.segment)
         self._shelf_of(parent, kept.salt).add(kept.segment, kept.tokens)
         self._count(kept, 1)
-        self._mark(kept)
+        self._leaves.mark(kept)
 
     def _count(self, kept: KeptSegment, sign: int) -> None:
         """Its rows are idle or pinned from now on (or, with -1, no longer)."""
@@ -243,21 +242,10 @@ class PrefixCache:
 
     # -- what goes --------------------------------------------------------------------------------
 
-    def _mark(self, kept: KeptSegment) -> None:
-        """Note a segment that may be evicted now."""
-        if kept.is_leaf:
-            heappush(self._leaves, (kept.used, kept.segment))
-        if len(self._leaves) > 4 * len(self.kept) + 64:
-            self._leaves = [(one.used, one.segment) for one in self.kept.values() if one.is_leaf]
-            heapify(self._leaves)
-
     def make_room_(self, most: int) -> None:
         """Evict idle segments until their rows are no more than `most`."""
         while self.idle > max(most, 0):
-            used, segment = heappop(self._leaves)
-            kept = self.kept.get(segment)
-            if kept is not None and kept.used == used and kept.is_leaf:
-                self._evict_(kept)
+            self._evict_(self._leaves.oldest())
 
     def clear_(self, first: int, last: int) -> None:
         """Evict the idle segments that have slots from `first` to before `last` in the target's
@@ -287,7 +275,7 @@ class PrefixCache:
             pool.retire_([kept.segment])
         self.segments.remove([kept.segment])
         if parent != NOBODY:
-            self._mark(self.kept[parent])
+            self._leaves.mark(self.kept[parent])
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless tree, labels and counts agree."""
