@@ -26,9 +26,8 @@ class Branch:
         accepted: drafted tokens accepted in each of its rounds; emitted: tokens appended; forced:
             whether the drafts were all that its grammar left.
         score: of the hypothesis that a beam search chose. documents: what its prompt is to hold.
-        combines: whether it writes one answer behind the folded parts.
-        reads: finished parts whose rows it sees where they lie (`merge: attend`).
-        held: it has ended, and its rows stay for the branch that combines it.
+        combines: whether it writes one answer behind the folded parts. held: it has ended, and its
+            rows stay for that one. reads: finished parts that it sees where they lie (`attend`).
         among: it runs in the row of the pools where held parts lie (``batching``).
         settled: it has ended, and its rows are kept ones.
         shared: where the first of its own rows stands, if rows before it are kept ones that it goes
@@ -88,12 +87,6 @@ class Branch:
     def size(self) -> int:
         """Tokens of its whole context, its own included."""
         return len(self.request.context) + sum(one.own for one in (*self.reads, self))
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """Tokens that end it: behind the end of a grammar nothing can come, whatever is ignored."""
-        closing = self.request.closing_ids if self.matcher is not None else None
-        return closing or self.request.stop_ids
 
     @property
     def before(self) -> list[int]:

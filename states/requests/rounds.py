@@ -133,7 +133,7 @@ def bound_path(
         token = take_legal_(branch.matcher, verdict.best_GC, bound, first + node, host)
         tokens.append(token)
         child = _child(verdict, tree, node, token)
-        if child is None or token in branch.stop_ids:
+        if child is None or token in _closing(branch):
             return nodes, tokens
         nodes.append(child)
 
@@ -157,7 +157,7 @@ def take(branch: Branch, tokens: Sequence[int]) -> int:
         if token == BROKEN:
             branch.end(Finish.FAILED, NO_NUMBERS)
             return count
-        if token in branch.stop_ids:
+        if token in _closing(branch):
             branch.end(Finish.STOP)
             return count
         branch.tokens.append(token)
@@ -165,3 +165,9 @@ def take(branch: Branch, tokens: Sequence[int]) -> int:
             branch.end(Finish.LENGTH, branch.note)
             return count + 1
     return len(tokens)
+
+
+def _closing(branch: Branch) -> frozenset[int]:
+    """Tokens that end it: behind the end of a grammar nothing can come, whatever is ignored."""
+    closing = branch.request.closing_ids if branch.matcher is not None else None
+    return closing or branch.request.stop_ids
