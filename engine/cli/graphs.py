@@ -81,7 +81,7 @@ def show(
         print(lifecycles())
         return
     if graph is None:
-        raise typer.BadParameter("which graph?")
+        raise typer.BadParameter("Missing argument 'GRAPH'.")
     if full + resolved + draw > 1:
         raise typer.BadParameter("--full, --resolved and --mermaid are three ways to print a graph")
     if sets and not (full or resolved or draw):

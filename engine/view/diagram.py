@@ -9,7 +9,6 @@ from ...states.graph.blocks import BlendBlock
 from ...states.graph.board import VOCABULARY
 from ...states.graph.graph import Graph
 from ...states.graph.program import Program
-from ...states.requests.lifecycles import ENDED, LIFECYCLES, Stage
 
 # Words that Mermaid reads as its own where a state's name is expected.
 TAKEN = frozenset({"state", "note", "end", "direction", "class", "style", "default", "as", "click"})
@@ -36,6 +35,8 @@ def mermaid(graph: Graph) -> str:
 
 def lifecycles() -> str:
     """The lives of requests and branches as Mermaid state diagrams, with what each way means."""
+    from ...states.requests.lifecycles import ENDED, LIFECYCLES, Stage  # loads `transitions`
+
     lines: list[str] = []
     for kind, ways in LIFECYCLES.items():
         lines += [f"%% the life of a {kind}", "stateDiagram-v2", f"  [*] --> {Stage.WAITING}"]

@@ -113,5 +113,6 @@ class Beginnings:
 def shared_length(one: Ints, other: Ints) -> int:
     """How many tokens two texts begin with together."""
     most = min(len(one), len(other))
-    differs = one[:most] != other[:most]
-    return int(differs.argmax()) if differs.any() else most
+    if not most or one.item(0) != other.item(0):
+        return 0
+    return int((one[:most] != other[:most]).argmax()) or most  # 0: nothing differs

@@ -120,12 +120,14 @@ class Keeper:
         """What a running request has of this prompt can be shared from now on."""
         _, kept = self.cache.match(ids, salt)
         for request in self.table.open.values():
-            if request.cache_salt != salt or not self._read(request):
+            most = shared_length(self._prompt(request), ids) if request.cache_salt == salt else 0
+            if most < kept + self.cache.shortest or most <= request.shared:
                 continue
             first = self._first(request)
             rows = request.prefix_length if first is None else first.length
-            both = min(shared_length(self._prompt(request), ids), rows)
-            if both >= kept + self.cache.shortest and both > request.shared:
+            both = min(most, rows)
+            enough = both >= kept + self.cache.shortest and both > request.shared
+            if enough and self._read(request):
                 self._publish_(request, both, [] if first is None else [first.owner])
                 kept = both
 

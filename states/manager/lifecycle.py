@@ -75,7 +75,14 @@ class Lifecycle:
         everyone = dict.fromkeys((*self.table.active, *ran))
         self.table.active = [b for b in everyone if b.stage is Stage.RUNNING]
         for request in [*self.table.open.values()]:
-            self._go_on_(request)
+            if not self._only_runs(request):
+                self._go_on_(request)
+
+    def _only_runs(self, request: Request) -> bool:
+        """Whether nothing is to be done for it: all its branches run, and no row stays for them."""
+        if self.admission.room.rows or request.combine is not None:
+            return False
+        return all(branch.stage is Stage.RUNNING for branch in request.branches)
 
     def _cancel_(self, request: Request) -> None:
         for branch in request.all_branches():

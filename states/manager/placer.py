@@ -138,8 +138,8 @@ class Placer:
         for request in new:
             size, least = self.admission.region(request)
             self.layout.open_(request.prefix_owner, size, self.pools, least)
-        if self.keeper is not None:
-            starting: list[Branch | Request] = [*branches, *opened, *read]
+        starting: list[Branch | Request] = [*branches, *opened, *read]
+        if self.keeper is not None and starting:
             running, active = self.table.open.values(), len(self.table.active)
             self.keeper.make_room_(self.admission.claimed(running, active, starting), new)
 

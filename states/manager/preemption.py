@@ -47,6 +47,11 @@ class Preemption:
             cache = self.keeper.cache
             cache.make_room_(cache.idle - max(rows - self._free, 0))
 
+    @property
+    def needed(self) -> int:
+        """Slots of the target's pool that are in use, but for idle ones."""
+        return self.pools[0].needed_length
+
     def recall_(self) -> bool:
         """Those who wait give back the kept rows that they were to go on behind; whether they had
         any."""

@@ -15,7 +15,6 @@ from .room import (
     RESERVED,
     Room,
     attended_slots,
-    in_use,
     kept_for,
     request_slots,
     reserved,
@@ -44,11 +43,10 @@ class Admission:
         self.optimistic = asked and room.beams == 1 and not (room.rows or limits.holds_parts)
         self.expected = Expected(optimistic=self.optimistic)
 
-    def missing(self, requests: Iterable[Request], active: int) -> int:
-        """Rows that a round of so many branches lacks, if nothing stays that nobody needs;
-        negative: so many are free."""
-        held = sum(map(in_use, requests)) + self.pinned
-        return held + self.room.tree_slots(active) - self.room.capacity
+    def missing(self, needed: int, active: int) -> int:
+        """Rows that a round of so many branches lacks beside those that are needed; negative: so
+        many are free."""
+        return needed + self.room.tree_slots(active) - self.room.capacity
 
     def intake(
         self, requests: Iterable[Request], active: int, held_for: "HeldFor | None" = None
@@ -140,12 +138,20 @@ class Intake:
     ) -> None:
         self.room, self.count, self.expected, self.held_for = room, active, expected, held_for
         self.open = requests
-        self.used = 0 if room.rows else pinned + sum(self._all_of(r) for r in self.open)
+        self._pinned, self._used = pinned, -1  # it is counted when somebody asks
         self.live = {r.prefix_owner for r in self.open if running(r)}
         self.aside = {r.prefix_owner for r in self.open if room.rows and r.row_waits}
         self.branches: list[Branch] = []
         self.opened: list[Request] = []
         self.full, self.held = False, ""
+
+    @property
+    def used(self) -> int:
+        """Slots of the only row that are held or reserved."""
+        if self._used < 0:
+            rows = self.room.rows  # of its own each: nothing is counted
+            self._used = 0 if rows else self._pinned + sum(map(self._all_of, self.open))
+        return self._used
 
     def may_begin(self, request: Request) -> bool:
         """Whether one that must be alone would be, and nobody else is."""
@@ -162,8 +168,8 @@ class Intake:
         """Let a branch or a request start if there is room for it."""
         more, count = self._more(request, item), self.count + 1
         why = self._why_not(more, count, request)
-        if why and self.held_for and item is request and not (request.shared or request.combine):
-            more -= self.held_for(request)
+        if why and item is request and count <= self.room.max_active:
+            more -= self._held(request)
             why = self._why_not(more, count, request)
         if why:
             self.held = self.held or f"{request.key}: {why}"
@@ -174,13 +180,19 @@ class Intake:
     def start(self, request: Request, item: Branch | Request, more: int | None = None) -> None:
         """Let a branch or a request start, which takes so many slots more."""
         if not self.room.rows:
-            self.used += self._more(request, item) if more is None else more
+            self._used = self.used + (self._more(request, item) if more is None else more)
         self.live, self.count = self.live | {request.prefix_owner}, self.count + 1
         self.aside = self.aside - {request.prefix_owner}
         if isinstance(item, Branch):
             self.branches.append(item)
         else:
             self.opened.append(item)
+
+    def _held(self, request: Request) -> int:
+        """Slots that a request which begins needs no room for."""
+        if self.held_for is None or request.shared or request.combine is not None:
+            return 0
+        return self.held_for(request)
 
     def _why_not(self, more: int, count: int, request: Request) -> str:
         room, rows = self.room, self._rows(count, request)

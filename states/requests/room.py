@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from ...ops.draft.eagle import nodes_for
 from .branch import Branch, Request, Stage
 from .expected import BRANCH_PROMPT, Expected
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Room:
     """The target pool's capacity and what a round's trees take of it.
 
@@ -28,10 +29,18 @@ class Room:
 
     def tree_slots(self, active: int) -> int:
         """Slots of a row for the trees of a round while up to `active` branches run."""
-        counts = range(1, max(active, 1) + 1)
         if self.rows:  # one tree in each row, as large as it gets with any number of branches
             return max(self._drafted(count, 1) + 1 for count in range(1, self.rows + 1))
-        return max(self._drafted(count, count) + count for count in counts)
+        known = self._by_count
+        while len(known) < active:
+            count = len(known) + 1
+            known.append(max(known[-1], self._drafted(count, count) + count))
+        return known[max(active, 1) - 1]
+
+    @cached_property
+    def _by_count(self) -> list[int]:
+        """Slots for the trees of up to 1, 2, ... branches, as far as somebody has asked."""
+        return [self._drafted(1, 1) + 1]
 
     def round_rows(self, active: int) -> int:
         """Rows of a forward for the trees of so many branches."""
@@ -59,8 +68,12 @@ def reserved(request: Request, beams: int, expected: Expected) -> int:
     """Slots that an open request holds or has reserved, trees not counted."""
     if request.stage is Stage.PREFILL:
         return request_slots(request, beams, expected) - request.shared
-    live = sum(_at_most(b, beams, expected) for b in running(request))
-    waits = any(b.waits for b in request.branches)
+    live, waits = 0, False
+    for branch in request.all_branches():
+        if branch.stage is Stage.RUNNING:
+            live += _at_most(branch, beams, expected)
+        elif branch.waits:
+            waits = True
     outlines = request.root is not None and request.stage is Stage.OUTLINE
     first = 0
     if outlines or (waits and not live):
@@ -72,12 +85,6 @@ def _at_most(branch: Branch, beams: int, expected: Expected) -> int:
     """Slots of a running branch's own in the end, kept ones not counted."""
     kept = max(branch.shared - branch.start, 0)
     return len(branch.prompt) + beams * expected.of(branch) - kept
-
-
-def in_use(request: Request) -> int:
-    """Slots that an open request holds."""
-    own = sum(branch.row_count for branch in running(request))
-    return request.prefix_length - request.shared + own
 
 
 def request_slots(request: Request, beams: int = 1, expected: Expected = RESERVED) -> int:

@@ -5,7 +5,7 @@ waiting branches of open requests are ranked anew in every step. A smaller rank 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...ops.registry import RegistryError
 from ..graph.plugins import POLICIES as GROUP
@@ -40,10 +40,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """rank: whose turn comes first. overtakes: whether others may start where one does not fit."""
+    """rank: whose turn comes first. overtakes: whether others may start where one does not fit.
+
+    fair: nobody starves by these ranks. Else every `max_wait` steps whoever has waited longest has
+        a turn, whatever its rank.
+    """
 
     rank: Callable[[Candidate], Rank]
     overtakes: bool = False
+    fair: bool = False
 
 
 def fcfs(one: Candidate) -> Rank:
@@ -87,7 +92,7 @@ def find_policy(name: str) -> Policy:
         for point, found in installed(GROUP, name):
             if not isinstance(found, Policy):
                 raise RegistryError(f"{title_of(point)}: {point.value} is no Policy")
-            return Policy(_checked(found.rank), found.overtakes)
+            return replace(found, rank=_checked(found.rank))
     except RegistryError as error:
         raise PolicyError(f"scheduler.policy {name!r}: {error}") from error
     raise PolicyError(f"scheduler.policy {name!r}: no installed package has it")
@@ -106,7 +111,7 @@ def _checked(rank: Callable[[Candidate], Rank]) -> Callable[[Candidate], Rank]:
 
 
 POLICIES: Mapping[str, Policy] = {
-    "fcfs": Policy(fcfs),
-    "max_throughput": Policy(max_throughput, overtakes=True),
-    "sot_priority": Policy(sot_priority, overtakes=True),
+    "fcfs": Policy(fcfs, fair=True),
+    "max_throughput": Policy(max_throughput, overtakes=True, fair=True),
+    "sot_priority": Policy(sot_priority, overtakes=True, fair=True),
 }

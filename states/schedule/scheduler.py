@@ -30,6 +30,8 @@ class MakesWay(Protocol):
     def preempt_(self, whom: Branch | Request) -> None: ...
     def reclaim_(self, rows: int) -> None: ...
     def recall_(self) -> bool: ...
+    @property
+    def needed(self) -> int: ...
 
 
 # Rank, then two numbers that are never equal, then who.
@@ -68,6 +70,7 @@ class Scheduler:
         self._queue: list[Item] = []  # a heap of requests that have not begun
         self._queued: set[int] = set()  # those in it, by prefix owner
         self._preempted: list[str] = []  # in this step
+        self._turned = 0  # the step in which somebody last had a turn in spite of its rank
 
     def plan_(self, *, serves: bool) -> StepPlan:
         """The next step; serves: answers are wanted one by one, not all of them at the end.
@@ -126,7 +129,7 @@ class Scheduler:
         requests always goes on."""
         if self.making_way is None or not self.admission.optimistic:
             return
-        while self.admission.missing(self.table.open.values(), len(self.table.active)) > 0:
+        while self.admission.missing(self.making_way.needed, len(self.table.active)) > 0:
             if not self._give_way_():
                 return
         self.making_way.reclaim_(self.admission.room.tree_slots(len(self.table.active)))
@@ -192,42 +195,61 @@ class Scheduler:
         opened, active = self.table.open.values(), len(self.table.active)
         intake = self.admission.intake(opened, active, held_for)
         popped: list[Item] = []
-        for item in merge(sorted(self._branches()), self._requests(intake, popped)):
+        turn = self._whose_turn()
+        first = [] if turn is None or not turn.waits else [_at_once(turn)]
+        branches = sorted([*first, *self._branches(turn)])
+        for item in merge(branches, self._requests(intake, popped, turn)):
             request, branch = item[3:]
             if branch is None and not intake.may_begin(request):
                 intake.full = True
             if intake.full and not intake.has_row(request):
                 continue
-            if intake.take(request, branch or request) or not intake.count:
+            if intake.take(request, branch or request):
+                self._turned = self.steps if request is turn else self._turned
+                continue
+            if not intake.count:
                 continue
             waited = self.steps - request.step
             crowded = intake.count >= intake.room.max_active
-            intake.full |= crowded or not self.policy.overtakes or waited > self.block.max_wait
+            alone = not self.policy.overtakes or request is turn
+            intake.full |= crowded or alone or waited > self.block.max_wait
         for item in popped:  # whoever does start is left out when it comes up again
             heappush(self._queue, item)
         if self.sharing is not None and intake.opened:
             intake.opened = self.sharing.meet_(intake.opened)
         return intake
 
-    def _requests(self, intake: Intake, popped: list[Item]) -> Iterator[Item]:
-        """Requests that have not begun, until nobody else can start."""
+    def _whose_turn(self) -> Request | None:
+        """Who has waited longest, if it has a turn in spite of its rank."""
+        if self.policy.fair or self.steps - self._turned <= self.block.max_wait:
+            return None
+        waiting = [next(iter(self.table.waiting.values()), None), *self.table.open.values()]
+        found = [
+            one for one in waiting if one and (one.waits or any(b.waits for b in one.branches))
+        ]
+        return min(found, key=lambda one: one.arrival, default=None)
+
+    def _requests(self, intake: Intake, popped: list[Item], turn: Request | None) -> Iterator[Item]:
+        """Requests that have not begun, until nobody else can start; but for whose turn it is."""
         while self._queue and not intake.full:
             if self.policy.overtakes and intake.count and len(popped) >= LOOK:
                 return
             item = heappop(self._queue)
             if item[3].waits:
                 popped.append(item)
-                yield item
+                if item[3] is not turn:
+                    yield item
             else:
                 self._queued.discard(item[3].prefix_owner)
 
-    def _branches(self) -> Iterator[Item]:
+    def _branches(self, turn: Request | None) -> Iterator[Item]:
         for request in self.table.open.values():
             if request.stage is Stage.PREFILL:  # what has been begun is read to its end first
-                yield (), request.prefix_owner, -1, request, None
+                yield _at_once(request)
                 continue
             for place, branch in enumerate(ready(request, self.admission.order)):
-                yield self._item(request, branch, place)
+                item = self._item(request, branch, place)
+                yield ((), *item[1:]) if request is turn else item
 
     def _item(self, request: Request, branch: Branch | None, place: int) -> Item:
         prompt = request.prompt_size if branch is None else len(branch.prompt)
@@ -242,6 +264,11 @@ class Scheduler:
             name = self.block.policy
             raise PolicyError(f"scheduler.policy {name!r}: {reason_of(error)}") from error
         return rank, request.prefix_owner, place, request, branch
+
+
+def _at_once(request: Request) -> Item:
+    """Before everybody with a rank."""
+    return (), request.prefix_owner, -1, request, None
 
 
 def _read(new: Portion) -> str:

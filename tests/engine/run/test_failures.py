@@ -16,7 +16,7 @@ from specsot.engine.run.handle import EngineError, Handle
 from specsot.engine.run.session import Session
 from specsot.ops.kv.pool import KVCache
 from specsot.states.requests.branch import Stage
-from specsot.states.schedule import scheduler
+from specsot.states.schedule import policies
 from specsot.states.schedule.policies import Policy
 from specsot.states.text.grammar import OutlineMatcher
 
@@ -287,7 +287,7 @@ def test_a_policy_that_throws_ends_the_engine_with_one_clear_error(
     def rank(one: Any) -> Any:
         raise LookupError("no rank")
 
-    monkeypatch.setattr(scheduler, "POLICIES", {"fcfs": Policy(rank)})
+    monkeypatch.setattr(policies, "POLICIES", {"fcfs": Policy(rank)})
     engine = Engine(session(), threaded=threaded)
     handle = engine.submit(TEA)
     with pytest.raises(EngineError, match=r"scheduler\.policy 'fcfs': LookupError: no rank"):

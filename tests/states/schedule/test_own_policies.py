@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import call
-from helpers.managers import manager, request
+from helpers.managers import STOP, commit_, manager, request
 
 from specsot.states.graph.graph import SchedulerBlock
 from specsot.states.schedule.inbox import Inbox
@@ -54,6 +54,23 @@ def test_it_ranks_those_who_wait(install: Install) -> None:
         made.submit(request(key))
     step = made.plan_(Inbox())
     assert [made.table.request_of(owner).key for owner in step.requests] == ["c"]
+
+
+def test_nobody_starves_under_it(install: Install) -> None:
+    """Newest first, and a newer one comes in every step; the old ones have their turns all the
+    same, one every `max_wait` steps."""
+    install()
+    made, begun = manager(most=1, policy="good", max_wait=12), dict[str, int]()
+    for key in ("old", "older"):
+        made.submit(request(key))
+    for step in range(40):
+        made.submit(request(str(step)))
+        new = made.beginning(made.plan_(Inbox()))
+        batch = made.placer.place_(None, [], new)
+        commit_(made, batch, [STOP] * len(batch.newcomers))
+        begun |= {one.key: step for one in new}
+    assert (begun["old"], begun["older"]) == (12, 25)
+    assert len(begun) == 40, "somebody began in every step"
 
 
 def test_a_graph_names_it_and_nothing_is_imported_to_check_it(install: Install) -> None:
