@@ -182,13 +182,13 @@ class Request:
             `lent` says are a part of the prefix for now.
         prefix_length: rows of the shared prefix in the pool; `context` their token ids. The first
             `shared` rows are kept ones, which other requests may go on from as well.
-        reused: rows of others that it went on behind; documents: those its branches are searched for.
-        sampling: how its tokens are drawn; asked: the budget that was asked for, None for the graph's.
+        reused: rows of others that it went on behind; documents: those to be searched for branches.
+        sampling: how its tokens are drawn; asked: the budget asked for, None for the graph's.
         given: outline ids of `--outline FILE`, prefilled instead of being written.
         cancelled: somebody wants it to end; `finish` says how, and `why`.
         arrival: its number in the order of submission; step: the one that first looked at it.
         deadline: moment of `time.monotonic` at which it is ended.
-        alone: nobody else may have begun while it runs; samples: answers that are drawn to its prompt.
+        alone: nobody else may have begun while it runs; samples: answers drawn to its prompt.
         cache_salt: only requests of the same one share what is kept of prompts and answers.
         closing_ids: end what a grammar bounds, as `stop_ids` end the rest.
         combine: what asks for one answer of parts that are read where they lie (`merge: attend`),
