@@ -4,10 +4,15 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from .fields import SamplingFields
 from .problems import ErrorBody
 
 COMMON = (400, 401, 403, 405, 408, 431, 500, 503)
 OF_BODIES = (404, 413, 415, 429, 504)
+STREAMED = {
+    "description": "The answer; with `stream` its chunks, and `[DONE]`.",
+    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+}
 WORDS = {
     400: "A field is wrong; `param` names it.",
     401: "No valid API key.",
@@ -28,7 +33,11 @@ WORDS = {
 def describe(kind: type[BaseModel] | None) -> dict[str, Any]:
     """Arguments of `add_api_route`; kind: of its body, None without one."""
     statuses = (*COMMON, *(OF_BODIES if kind is not None else (404,)))
-    errors = {one: {"model": ErrorBody, "description": WORDS[one]} for one in sorted(statuses)}
+    errors: dict[int | str, Any] = {
+        one: {"model": ErrorBody, "description": WORDS[one]} for one in sorted(statuses)
+    }
+    if kind is not None and issubclass(kind, SamplingFields):
+        errors[200] = STREAMED
     told: dict[str, Any] = {"responses": errors, "response_model": None}
     if kind is not None:
         schema = kind.model_json_schema()

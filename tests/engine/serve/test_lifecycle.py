@@ -1,6 +1,7 @@
 """What a server does when too many come, when they leave, when its engine dies, when it is told to
 end: whoever is concerned is told at once, and nobody else notices."""
 
+import asyncio
 import json
 import os
 import random
@@ -22,6 +23,7 @@ from helpers.browsing import Visit
 from helpers.servers import CODE, PATIENCE, RAIN, Served, said, serving
 
 from specsot.engine.cli.main import main
+from specsot.engine.serve.server import ServeOptions, listen
 
 KEY = "a-secret"
 JSON = {"content-type": "application/json"}
@@ -167,6 +169,25 @@ def test_the_page_asks_for_the_key(browser: Any, strict: Served) -> None:
     visit.until("document.querySelectorAll('.branch .t').length > 3")
     assert visit.strangers == []
     visit.page.close()
+
+
+def test_nothing_waits_for_acknowledgements() -> None:
+    """On a connection that is kept, small answers and chunks go out at once."""
+    listener = listen(ServeOptions(port=0))
+    listener.listen()
+
+    async def set_on_ours() -> int:
+        ours: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        server = await asyncio.start_server(lambda _, pipe: ours.set_result(pipe), sock=listener)
+        async with server:
+            _, theirs = await asyncio.open_connection(*listener.getsockname())
+            pipe = (await ours).get_extra_info("socket")
+            found = pipe.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            theirs.close()
+            (await ours).close()
+        return int(found)
+
+    assert asyncio.run(set_on_ours()) == 1
 
 
 # -- the engine dies ------------------------------------------------------------------------------
