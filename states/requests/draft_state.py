@@ -304,11 +304,9 @@ class Drafting:
     def _rests(self, active: Sequence[Branch]) -> bool:
         if self.choice is None or self.choice.size or not active:
             return False
-        decoded = {one.owner: one.begins + len(one.prompt) for one in active}
-        own = (
-            decoded.get(one.owner, one.position + 1) <= one.position for one in self.memory.inbox
-        )
-        return all(own)
+        begins = {one.owner: one.start + len(one.prompt) for one in active}
+        inbox = self.memory.inbox
+        return all(one.owner in begins and one.position >= begins[one.owner] for one in inbox)
 
     def learn(
         self, ran: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
