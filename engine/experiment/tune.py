@@ -77,8 +77,8 @@ class Tuning:
         self, name: str, values: tuple[Any, ...], parts: int | None
     ) -> "Iterator[tuple[Any, Row]]":
         graph = self.asked.refs[0]
-        sets = [f"drafter.{key}={text_of(one)}" for key, one in self.drafter.items() if key != name]
-        own = [[f"drafter.{name}={text_of(value)}", *sets] for value in values]
+        sets = [f"drafter.{key}={_text(one)}" for key, one in self.drafter.items() if key != name]
+        own = [[f"drafter.{name}={_text(value)}", *sets] for value in values]
         refs = f"{graph}@drafter.kind=none", *(f"{graph}@{','.join(one)}" for one in own)
         vary = [] if parts is None else [f"{PARTS}={parts}"]
         asked = replace(self.asked, refs=refs, vary=vary, out=None)
@@ -86,6 +86,13 @@ class Tuning:
         if comparison.code:
             raise UsageError("--tune: a side failed: " + "; ".join(comparison.problems[:3]))
         yield from zip(values, rows[1:], strict=False)
+
+
+def _text(value: Any) -> str:
+    """As `--set` takes it; the keys of a map stay numbers."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {one}" for key, one in value.items()) + "}"
+    return text_of(value)
 
 
 def _value(row: "Row") -> float:

@@ -42,7 +42,7 @@ def costs_of(models: Models, block: Drafter, drafter: Any) -> RoundCosts | None:
 
 def _forward_of(block: Drafter, drafter: Any) -> Forward | None:
     """A forward with the logits of its rows; None for drafters without a model."""
-    if drafter is None:
+    if drafter is None or not block.has_model:
         return None
     if block.takes == "pairs":
         return _hidden(drafter)

@@ -121,9 +121,16 @@ def _check_skeleton(graph: Graph, skeleton: Skeleton, src: Source) -> Iterator[P
 def _check_sampling(graph: Graph, src: Source) -> Iterator[Problem]:
     """A rule of rejection sampling is exact only for drafts that were drawn as it assumes.
 
-    Draws that are kept for how probable they are do not follow the law they were drawn from.
+    Draws that are kept for how probable they are do not follow the law they were drawn from. What
+    is drafted by what a clock says cannot be drawn again.
     """
     drafter, rule = graph.drafter, graph.sampling.rule
+    if drafter.chooses and getattr(drafter, "costs", None) is None and not graph.sampling.exact:
+        message = (
+            "under accept: rejection the text depends on how much is drafted, which is chosen by "
+            "what forwards cost: give `costs`, or no run could be repeated"
+        )
+        yield src.problem(("drafter", "kind"), message, ProblemCode.CHOICE)
     if graph.sampling.accept != "rejection" or not drafter.drafts:
         return
     if drafter.shared is not None and drafter.draws_as is not Draws.BEST:

@@ -287,19 +287,26 @@ class Drafting:
         """Hand the drafter everything committed since its last forward.
 
         Where a round drafts nothing, the branches alone: a forward that nobody asks anything of can
-        wait.
+        wait, unless a prompt is in it, which others may go on from.
         """
         active = self.active
         if self.chooser is not None and active:
             room = [branch.budget - len(branch.tokens) - 1 for branch in active]
             self.chooser.choose_([branch.owner for branch in active], room)
-        if self.kv_draft is None or (self.choice is not None and not self.choice.size):
+        if self.kv_draft is None or self._rests(active):
             return tuple(active)
         pending, self.memory.inbox = self.memory.inbox, []
         tips = [(branch.owner, branch.length, branch.tokens[-1]) for branch in active]
         rows = self.layout.place_draft_(self.kv_draft, pending, tips)
         sampler = self.samplers.of(active)
         return replace(rows, sampler=sampler, attention=attention, choice=self.choice)
+
+    def _rests(self, active: Sequence[Branch]) -> bool:
+        if self.choice is None or self.choice.size or not active:
+            return False
+        begins = {one.owner: one.start + len(one.prompt) for one in active}
+        inbox = self.memory.inbox
+        return all(one.owner in begins and one.position >= begins[one.owner] for one in inbox)
 
     def learn(
         self, ran: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]

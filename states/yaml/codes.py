@@ -56,6 +56,7 @@ class ProblemCode(StrEnum):
     RULE = "G409"
     TWO_DRAFTERS = "G410"
     SAMPLES = "G411"
+    CHOICE = "G412"
     # ways through the graph
     FINAL_LEFT = "G501"
     DEAD_END = "G502"

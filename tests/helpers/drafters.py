@@ -13,7 +13,7 @@ from helpers.tiny_models.tiny_eagle import write_tiny_eagle
 from specsot.engine.models import Models, with_drafter
 
 KINDS = ("eagle3", "eagle2", "eagle1", "dflash", "vanilla", "ngram")
-SETTINGS = {
+SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
     "eagle3": (
         ("drafter.nodes=6", "drafter.levels=3", "drafter.top_k=4"),
         ("drafter.nodes=9", "drafter.levels=4", "drafter.top_k=3", "drafter.rows_per_round=10"),
@@ -41,6 +41,16 @@ SETTINGS = {
     ),
 }
 """Per kind: settings that differ in what they do."""
+COSTS = "drafter.costs={target: {1: 2.0, 64: 9.0}, drafter: {1: 0.2, 64: 1.0}, overhead: 1.0}"
+CHOOSING = {
+    "eagle3": ("drafter.nodes=auto", "drafter.levels=4", "drafter.top_k=3", COSTS),
+    "dflash": ("drafter.grow=ddtree", "drafter.nodes=auto", "drafter.block_size=5", COSTS),
+    "vanilla": ("drafter.gamma_policy=cost", "drafter.gamma_max=6", COSTS),
+    "ngram": ("drafter.nodes=auto", "drafter.most_nodes=9", COSTS),
+}
+"""Settings that leave it to the rounds how much they draft."""
+for _kind, _sets in CHOOSING.items():
+    SETTINGS[_kind] = (*SETTINGS[_kind], _sets)
 NOISE = 0.4
 
 

@@ -368,7 +368,8 @@ def _check_draft_rows(run: Run) -> None:
         alive |= {b.owner for b in _in_pools(request)}
     assert set(pool.owner[pool.owner >= 0].tolist()) <= alive, "rows of a finished branch"
     assert {s.owner for s in book.draft.inbox} <= alive, "queued rows of a finished branch"
-    if run.state == "expand_root":
+    choice = book.draftings[0].choice
+    if run.state == "expand_root" and (choice is None or choice.size):
         for branch in book.active:
             held = _positions(run, pool, branch)
             rows = branch.length + (book.limits.drafter.takes == "text")  # it has read the root too

@@ -1,0 +1,123 @@
+"""`specsot bench --tune`: the fastest value of each setting in turn, as a profile."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from specsot.engine.errors import Code
+from specsot.engine.experiment import tune
+from specsot.engine.experiment.setting_up import BenchOptions, prepare_experiment
+from specsot.engine.experiment.tune import FIGURE, PROFILE, tune_command
+from specsot.engine.prepare.job import read_config
+from specsot.engine.prepare.options import RunOptions
+
+Speeds = dict[str, float]
+
+
+@pytest.fixture
+def asked() -> list[tuple[list[str], Any]]:
+    """The sides of each experiment, and its number of parts."""
+    return []
+
+
+def scripted(
+    monkeypatch: pytest.MonkeyPatch, asked: list[tuple[list[str], Any]], speed: Mapping[str, float]
+) -> None:
+    """Every side is as fast as the first of these words in it says; else as plain decoding."""
+
+    def measure(prepared: Any, files: Any) -> Any:
+        entries = prepared.entries
+        asked.append(([one.side for one in entries], entries[0].varied.get("parts")))
+        rows = []
+        for one in entries:
+            known = (value for word, value in speed.items() if word in f"{one.side},{one.varied}")
+            rows.append(SimpleNamespace(figures={FIGURE: SimpleNamespace(value=next(known, 1.0))}))
+        return SimpleNamespace(code=0, problems=[]), {}, rows
+
+    monkeypatch.setattr(tune, "measure", measure)
+
+
+def test_each_setting_is_found_behind_the_ones_before(
+    options: RunOptions,
+    asked: list[tuple[list[str], Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """And what is hardly faster is not worth a larger tree."""
+    scripted(monkeypatch, asked, {"levels=3": 2.0, "nodes=8": 1.5, "nodes=16": 1.51})
+    out = tmp_path / "tuned"
+    code = tune_command(BenchOptions(("eagle",), out=out), replace(options, profile=None))
+    assert code == Code.OK
+    nodes, levels = asked
+    assert nodes[0][0] == "eagle@drafter.kind=none"
+    assert nodes[0][1:3] == [
+        f"eagle@drafter.nodes={n},drafter.levels=5,drafter.top_k=4" for n in (2, 4)
+    ]
+    assert levels[0][1] == "eagle@drafter.levels=2,drafter.top_k=4,drafter.nodes=8"
+    text = (out / PROFILE).read_text()
+    made = yaml.safe_load(text)["profiles"]["tuned"]
+    assert made["model"] == options.model
+    model = {"model": options.drafter_model}
+    assert made["drafters"]["eagle3"] == {**model, "nodes": 8, "levels": 3, "top_k": 4}
+    assert "# nodes: 8 (against plain decoding: 2 1.00, 4 1.00, 8 1.50, 16 1.51" in text
+    assert text == capsys.readouterr().out
+    (tmp_path / "specsot.yaml").write_text(text)
+    config, profile = read_config(tmp_path, replace(options, model=None, profile="tuned"))
+    assert config.model == options.model and profile is not None
+
+
+def test_parts_have_trees_of_their_own_size(
+    options: RunOptions,
+    asked: list[tuple[list[str], Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fast = {"nodes=8,drafter.levels=5,drafter.top_k=4,{'parts': '1'": 2.0}
+    fast |= {"nodes=2,drafter.levels=5,drafter.top_k=4,{'parts': '4'": 2.0}
+    scripted(monkeypatch, asked, fast)
+    assert tune_command(BenchOptions(("bim_eagle",)), options) == Code.OK
+    assert [parts for _, parts in asked] == ["1", "4", "4"]
+    made = yaml.safe_load(capsys.readouterr().out)["profiles"]["tuned"]["drafters"]["eagle3"]
+    assert made["nodes"] == {1: 8, 4: 2}
+
+
+@pytest.mark.parametrize(
+    ("asks", "says"),
+    [
+        (BenchOptions(("autoregressive",)), "nothing to tune of a drafter of kind 'none'"),
+        (BenchOptions(("eagle", "dflash")), "takes one graph"),
+        (BenchOptions(("eagle",), vary=("drafter.nodes=2,4",)), "neither --vary nor --against"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(
+    asks: BenchOptions, says: str, options: RunOptions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune_command(asks, options) == Code.USAGE
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", tune.AXES)
+def test_every_axis_is_one_of_the_kind(kind: str, options: RunOptions) -> None:
+    graphs = {"eagle3": "eagle", "vanilla": "speculative"}
+    own = [f"drafter.{name}={one}" for name, one in tune.AT_FIRST.get(kind, {}).items()]
+    sides = [
+        ",".join((f"{graphs.get(kind, kind)}@drafter.{name}={value}", *own))
+        for name, values in tune.AXES[kind].items()
+        for value in values
+    ]
+    own_models = replace(options, model=None, drafter_model=None)
+    assert len(prepare_experiment(BenchOptions(tuple(sides)), own_models).jobs) == len(sides)
+
+
+def test_it_runs(options: RunOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    """With real models; what is fastest then is the machine's business."""
+    asked = BenchOptions(("ngram",), repeats=1, count=1)
+    assert tune_command(asked, replace(options, max_new_tokens=3)) == Code.OK
+    (found,) = yaml.safe_load(capsys.readouterr().out)["profiles"].values()
+    assert set(found["drafters"]["ngram"]) == {"model", "nodes", "levels"}

@@ -1,0 +1,191 @@
+"""What a round should draft: golden optima, what is learnt, and that choices follow the costs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.cost_model import best_gamma
+from helpers.vectors import cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsot.ops.draft.choice import (
+    PROBE,
+    ChainChooser,
+    Curve,
+    RoundCosts,
+    TreeChooser,
+)
+
+FREE = Curve((), ())
+ROOMY = [99] * 8
+
+
+def flat(ms: float) -> Curve:
+    """A forward that costs the same for any number of rows."""
+    return Curve((1, 2), (ms, ms))
+
+
+def taught(chooser: ChainChooser, alpha: float, branches: int = 1, rounds: int = 150) -> None:
+    """Independent acceptance: of the drafts of a round so many as geometric draws say."""
+    draw = np.random.default_rng(0)
+    owners = list(range(branches))
+    for _ in range(rounds):
+        choice = chooser.choose_(owners, ROOMY[:branches])
+        paths = []
+        for length in choice.lengths:
+            accepted = 0
+            while accepted < length and draw.random() < alpha:
+                accepted += 1
+            paths.append(list(range(accepted + 1)))
+        chooser.learn_(owners, paths)
+
+
+def test_a_curve_is_measured_points_and_lines_between_them() -> None:
+    curve = Curve.of({4: 8.0, 1: 2.0, 8: 8.0})
+    assert curve.at([1, 2.5, 4, 6, 8, 100]).tolist() == [2.0, 5.0, 8.0, 8.0, 8.0, 8.0]
+    assert Curve.of({2: 1.0, 4: 3.0}).at([1, 6]).tolist() == [1.0, 5.0]
+    assert Curve.of({4: 2.0}).at([8]).tolist() == [4.0]
+    assert FREE.at([1, 9]).tolist() == [0, 0]
+    assert Curve.of({1: 4.0, 2: 3.0}).at([9]).tolist() == [3.0], "more rows are never free time"
+
+
+@pytest.mark.parametrize("case", cases("cost_model"))
+def test_known_acceptance_gives_the_published_length(case: Any) -> None:
+    """Leviathan's best length for independent acceptance, a target's forward being 1.
+
+    Theirs is for a forward of the drafter for each draft, as here.
+    """
+    alpha, cost = case["alpha"], case["c"]
+    chooser = ChainChooser(RoundCosts(flat(1.0), flat(cost), 0.0), 24)
+    chooser._hits_D += 1e6 * alpha
+    chooser._tries_D += 1e6
+    chooser._own[0] = (1e6 * alpha, 1e6)
+    choice = chooser.choose_([0], [99])
+    assert choice.size == min(best_gamma(alpha, cost), 24) == min(case["gamma_star"], 24)
+
+
+@pytest.mark.parametrize(("alpha", "least", "most"), [(0.95, 6, 12), (0.7, 2, 6), (0.05, 0, 1)])
+def test_lengths_follow_what_is_accepted(alpha: float, least: int, most: int) -> None:
+    chooser = ChainChooser(RoundCosts(flat(10.0), flat(1.0), 0.0), 12)
+    taught(chooser, alpha)
+    assert least <= chooser.choose_([0], [99]).size <= most
+
+
+def test_nothing_is_drafted_where_a_draft_costs_as_much_as_a_token_but_now_and_then() -> None:
+    chooser = ChainChooser(RoundCosts(flat(1.0), flat(1.0), 0.0), 8)
+    taught(chooser, 0.3, rounds=30)
+    sizes = []
+    for _ in range(3 * PROBE):
+        choice = chooser.choose_([0], [99])
+        chooser.learn_([0], [[0]])
+        sizes.append(choice.size)
+    drafted = [size for size in sizes if size]
+    assert 2 <= len(drafted) <= 4, "acceptance may have changed"
+
+
+def test_more_branches_get_shorter_chains_where_rows_cost() -> None:
+    """Rows are free up to sixteen, and cost as much as a whole forward from there on."""
+    target = Curve.of({1: 10.0, 16: 10.0, 32: 20.0})
+    found = []
+    for branches in (1, 4, 8):
+        chooser = ChainChooser(RoundCosts(target, flat(0.5), 0.0), 12)
+        taught(chooser, 0.8, branches)
+        found.append(chooser.choose_(list(range(branches)), ROOMY[:branches]).size)
+    assert found == sorted(found, reverse=True) and found[0] > found[-1]
+
+
+def test_a_branch_whose_drafts_fail_gets_fewer() -> None:
+    target = Curve.of({1: 10.0, 64: 70.0})
+    chooser = ChainChooser(RoundCosts(target, flat(0.2), 0.0), 8)
+    for _ in range(60):
+        good, bad = chooser.choose_([1, 2], [99, 99]).lengths
+        chooser.learn_([1, 2], [list(range(good + 1)), [0]])
+    good, bad = chooser.choose_([1, 2], [99, 99]).lengths
+    assert good > bad
+    chooser.forget_([1, 2])
+    assert not chooser._own
+
+
+def test_a_chain_is_never_longer_than_its_answer() -> None:
+    chooser = ChainChooser(RoundCosts(flat(10.0), flat(0.1), 0.0), 8)
+    taught(chooser, 0.95)
+    assert chooser.choose_([0, 1], [3, 0]).lengths == (3, 0)
+
+
+def test_what_rounds_cost_beside_forwards_is_found_out() -> None:
+    """A round that takes 8 ms where its forwards take 3 has 5 ms of something else."""
+    clock = iter(range(1000))
+    chooser = ChainChooser(RoundCosts(flat(3.0), flat(3.0)), 0, now=lambda: next(clock) * 8e-3)
+    for _ in range(9):
+        chooser.choose_([0], [9])
+        chooser.learn_([0], [[0]])
+    assert chooser.clock.overhead == pytest.approx(5.0)
+    assert chooser.choose_([0], [9]).ms == pytest.approx(8.0)
+
+
+# -- trees -----------------------------------------------------------------------------------------
+
+
+def grown(chooser: TreeChooser, ranks: Sequence[float], rounds: int = 200) -> int:
+    """The usual size once a node of rank r was accepted in so many of the rounds, alone."""
+    draw, sizes = np.random.default_rng(1), []
+    for _ in range(rounds):
+        choice = chooser.choose_([0], [99])
+        hit = draw.random()
+        total, path = 0.0, [0]
+        for rank, share in enumerate(ranks, 1):
+            total += share
+            if hit < total:
+                path = [0, rank] if rank <= choice.size else [0]
+                break
+        chooser.learn_([0], [path])
+        sizes.append(choice.size)
+    return int(np.median(sizes[-50:]))
+
+
+def width(nodes: int, levels: int) -> Sequence[int]:
+    return (2, *[4] * (levels - 1))
+
+
+def test_trees_grow_as_long_as_nodes_are_worth_their_rows() -> None:
+    cheap = RoundCosts(Curve.of({1: 10.0, 64: 10.5}), flat(0.01), 0.0)
+    dear = RoundCosts(Curve.of({1: 10.0, 64: 200.0}), flat(0.01), 0.0)
+    spread = [0.1] * 8
+    large = grown(TreeChooser(cheap, 32, 1, width), spread)
+    small = grown(TreeChooser(dear, 32, 1, width), spread)
+    assert large >= 8 and small == 1
+
+
+def test_a_first_node_that_is_always_right_needs_no_others() -> None:
+    costs = RoundCosts(Curve.of({1: 10.0, 64: 40.0}), flat(0.01), 0.0)
+    assert grown(TreeChooser(costs, 32, 1, width), [0.99]) == 1
+
+
+def test_levels_are_given_up_where_the_drafter_is_slow() -> None:
+    for ms, deep in ((0.01, True), (20.0, False)):
+        costs = RoundCosts(Curve.of({1: 10.0, 64: 11.0}), flat(ms), 0.0)
+        chooser = TreeChooser(costs, 16, 5, width)
+        for _ in range(100):
+            choice = chooser.choose_([0], [99])
+            chooser.learn_([0], [[0, *range(1, 1 + min(choice.levels, 4))]])
+        levels = chooser.choose_([0], [99]).levels
+        assert (levels >= 4) is deep, levels
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.integers(1, 40),
+    st.integers(1, 6),
+    st.lists(st.tuples(st.integers(1, 8), st.integers(0, 6)), max_size=20),
+)
+def test_a_tree_is_within_its_bounds(
+    nodes: int, levels: int, rounds: list[tuple[int, int]]
+) -> None:
+    chooser = TreeChooser(RoundCosts(flat(1.0), flat(0.1), 0.0), nodes, levels, width)
+    for branches, taken in rounds:
+        choice = chooser.choose_(list(range(branches)), ROOMY[:branches])
+        assert 1 <= choice.levels <= min(levels, choice.size) and choice.size <= nodes
+        depth = min(taken, choice.levels)
+        chooser.learn_(list(range(branches)), [list(range(depth + 1))] * branches)
