@@ -10,7 +10,14 @@ GRAPH = "autoregressive"
 
 
 def test_many_choices_wait_for_room_in_a_small_pool(tmp_path: Path) -> None:
-    small = ("--set", "layout.capacity=160", "--max-queue", "32")
+    small = (
+        "--set",
+        "layout.capacity=160",
+        "--set",
+        "limits.max_new_tokens=64",
+        "--max-queue",
+        "32",
+    )
     with serving(tmp_path, GRAPH, *small) as server:
         body: dict[str, Any] = {"messages": said(RAIN), "max_tokens": 12, "ignore_eos": True}
 
