@@ -19,6 +19,7 @@ from .events import (
     BranchFinished,
     BranchOpened,
     OutlineRead,
+    PromptReused,
     StreamEvent,
     TextWritten,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "Handle",
     "OutlineRead",
     "Prompt",
+    "PromptReused",
     "Recorder",
     "Session",
     "StreamEvent",

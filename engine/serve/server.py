@@ -23,6 +23,7 @@ from .strict_http import StrictProtocol
 from .wire.link import EngineLink
 
 CONNECTIONS = 2048
+UNSENT = 64 << 10  # bytes that the system keeps for a client who does not read; else megabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ def listen(options: ServeOptions) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT)
     try:
         listener.bind((options.host.strip("[]"), options.port))
     except OSError as error:

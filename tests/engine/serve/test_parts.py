@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from functools import partial
 from typing import Any, get_args
@@ -140,7 +141,8 @@ async def turned_away(open_now: int) -> bytes:
 
 
 def test_more_connections_than_there_may_be() -> None:
-    assert asyncio.run(turned_away(1)) == b""
-    told = asyncio.run(turned_away(2))
+    with ThreadPoolExecutor(1) as pool:  # a browser has a loop in this thread
+        none, told = (pool.submit(asyncio.run, turned_away(n)).result(10) for n in (1, 2))
+    assert none == b""
     assert told.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in told
     assert b'"message":"too many connections"' in told
