@@ -19,6 +19,12 @@ from .watch import Watch, memory_checks
 from .workbench import SHOWN, Bench, Check
 
 BUDGETS = (1, 2, 3, 7)
+SCHEDULES = (  # policy, rows of a forward, prefix cache, block size, and whether rows run out
+    ("fcfs", 7, True, 16, False),
+    ("max_throughput", 64, False, 64, True),
+    ("sot_priority", 1024, True, 1, True),
+)
+LONG = 12  # times a prompt's own text
 UNENDED = "branches that nothing ends but their budget"
 
 
@@ -153,24 +159,58 @@ def _endless(rig: Rig) -> GateResult:
     return f"{ends} others end beside one endless branch, two at a time", {"ended": ends}, wrong
 
 
-def _full_pool(rig: Rig) -> GateResult:
-    """As many slots as the largest request or branch needs alone, and then one fewer."""
-    free = rig.free
+def _least(free: ProbedRun) -> tuple[int, tuple[str, ...]]:
+    """The slots that a run's largest request or branch needs alone, and what so few need set."""
     room = free.run.board["branches"].room
     needs = [request_slots(replace(r, branches=[])) + room.tree_slots(1) for r in free.requests]
     needs += [room.alone(b.start, len(b.prompt), b.budget) for b in free.branches]
-    budget = f"limits.max_new_tokens={rig.bench.extent.gate_tokens}"
-    small: tuple[str, ...] = ("layout.max_active=1", budget)
+    small: tuple[str, ...] = (f"limits.max_new_tokens={free.bench.extent.gate_tokens}",)
     if free.side.job.program.graph.skeleton is not None:
         small += ("skeleton.direct_tokens=1",)  # no answer here is direct
-    run = rig.probe(Trial((*small, f"layout.capacity={max(needs)}")))
+    return max(needs), small
+
+
+def _full_pool(rig: Rig) -> GateResult:
+    """As many slots as the largest request or branch needs alone, and then one fewer."""
+    (slots, more), free = _least(rig.free), rig.free
+    small = ("layout.max_active=1", *more)
+    run = rig.probe(Trial((*small, f"layout.capacity={slots}")))
     wrong = run.agree([branch.tokens for branch in free.branches])
-    short = rig.probe(Trial((*small, f"layout.capacity={max(needs) - 1}")))
+    short = rig.probe(Trial((*small, f"layout.capacity={slots - 1}")))
     refused = [branch for branch in short.branches if branch.finish is Finish.REFUSED]
     if not refused or not all("slots" in branch.note for branch in refused):
-        wrong.append(f"{max(needs) - 1} slots refused nobody")
-    text = f"{max(needs)} slots are enough for everybody, one fewer refuses by name"
-    return text, {"slots": max(needs), "refused": len(refused)}, wrong
+        wrong.append(f"{slots - 1} slots refused nobody")
+    text = f"{slots} slots are enough for everybody, one fewer refuses by name"
+    return text, {"slots": slots, "refused": len(refused)}, wrong
+
+
+def _schedules(rig: Rig) -> GateResult:
+    """Long prompts, each of them twice, under other settings of the scheduler than the graph's;
+    parts are said to be short, so that rows run out where they are not reserved."""
+    graph, preempted, reused = rig.bench.job.program.graph, 0, 0
+    some = rig.bench.job.prompts[: 1 if graph.skeleton is not None else 2]
+    prompts = tuple(replace(one, text=" ".join([one.text] * LONG)) for one in some)
+    if graph.blend is None:  # what is reused of documents depends on who came before
+        prompts += tuple(replace(one, key=f"{one.key} again") for one in prompts)
+    free = rig.probe(Trial(prompts=prompts, expected=1))
+    text, figures, wrong = _comparison("long prompts twice", free)
+    slots, small = _least(free)
+    for policy, rows, cache, block, runs_out in SCHEDULES:
+        sets = [f"scheduler.policy={policy}", f"scheduler.max_tokens={rows}"]
+        sets.append(f"scheduler.prefix_cache={str(cache).lower()}")
+        if graph.layout.kind != "batching":
+            sets.append(f"layout.block_size={block}")
+        if runs_out:
+            room = -(-slots // block) * block
+            sets += ["scheduler.admission=optimistic", f"layout.capacity={room}", *small]
+        run = rig.probe(Trial(tuple(sets), prompts=prompts, expected=1))
+        wrong += run.agree([branch.tokens for branch in free.branches])
+        branches = run.run.board["branches"]
+        preempted += branches.preemption.count
+        reused += 0 if branches.prefixes is None else branches.prefixes.figures.reused
+    text += f"; the same under {len(SCHEDULES)} settings of policy, chunks, prefix cache, blocks "
+    text += f"and admission: {preempted} times somebody made way, {reused} tokens were found again"
+    return text, {**figures, "preempted": preempted, "reused": reused}, wrong
 
 
 def _odd_tokens(rig: Rig) -> GateResult:
@@ -204,5 +244,6 @@ GATES: dict[str, Callable[[Rig], GateResult]] = {
     "newcomers": _newcomers,
     "one endless branch": _endless,
     "an exactly full pool": _full_pool,
+    "the scheduler's settings": _schedules,
     "token 0 and the pad token": _odd_tokens,
 }

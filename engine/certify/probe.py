@@ -27,7 +27,8 @@ class Trial:
 
     sets: as of `--set`. tokens: the budget of every branch. stops: stop ids; None for the model's
     own, and then it writes the outlines itself. prompts: instead of the first ones of the
-    certificate. Greedy, unless `sets` say otherwise.
+    certificate. expected: how long the outline says that parts get. Greedy, unless `sets` say
+    otherwise.
     """
 
     sets: tuple[str, ...] = ()
@@ -35,6 +36,7 @@ class Trial:
     tokens: int | None = None
     stops: frozenset[int] | None = frozenset()
     prompts: tuple[Prompt, ...] = ()
+    expected: int = 60
     dtype: str = ""
 
 
@@ -98,7 +100,9 @@ def probe(bench: Bench, trial: Trial, watch: Watch | None = None) -> ProbedRun:
     skeleton = job.program.graph.skeleton
     if skeleton is not None and trial.stops is not None:
         titles = TITLES[: min(trial.parts, skeleton.max_branches)]
-        points = (Point(number, 60, None, (), title) for number, title in enumerate(titles, 1))
+        points = (
+            Point(number, trial.expected, None, (), title) for number, title in enumerate(titles, 1)
+        )
         job = replace(job, outline=Outline("plan", tuple(points), (), "ok"))
     side = bench.side(job)
     prompts = trial.prompts or bench.job.prompts[: trial.parts if skeleton is None else 1]

@@ -72,7 +72,7 @@ def _rows(book: Any, request: Request) -> int:
     """Rows of the target's pool that a request must have."""
     there = [b for b in request.branches if b.stage is Stage.RUNNING or b.held]
     own = 0 if request.finished else sum(b.row_count for b in there)
-    if request.stage in (Stage.OUTLINE, Stage.RUNNING, Stage.MERGING):
+    if request.stage in (Stage.PREFILL, Stage.OUTLINE, Stage.RUNNING, Stage.MERGING):
         own += request.prefix_length * len(book.layout.rows_of(request.prefix_owner))
         own -= request.shared
     if request.stage is Stage.OUTLINE and request.root is not None:

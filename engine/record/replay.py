@@ -44,6 +44,7 @@ class _Moment:
     tokens: Counter[str] = field(default_factory=Counter)
     trees: dict[str, tuple[int, VerifiedTree]] = field(default_factory=dict)
     preempted: set[str] = field(default_factory=set)
+    starting: set[str] = field(default_factory=set)  # they do with the next forward
 
     def take(self, record: Record) -> None:
         self.at = record["t"]
@@ -68,9 +69,10 @@ class _Moment:
         names = record.get("preempted", ())
         self.meter.preempted += len(names)
         self.preempted |= set(names)
-        self.preempted -= {*record["starts"], *record["chunks"]}
+        self.starting = {*record["starts"], *record["chunks"]}
 
     def _round(self, record: Record) -> None:
+        self.preempted -= self.starting
         self.meter.forward_done(_summary(record), record["t"])
         self.kv = record["kv"], record["kv_draft"]
         self.rounds.update(record["branches"])

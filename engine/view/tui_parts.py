@@ -18,7 +18,7 @@ MARKS = {
     **{"stop": "✓", "length": "✂", "refused": "✗", "failed": "✗"},
 }
 HALTED = "■"  # neither done nor going on
-BRANCH_MARKS = f"▶ running  · waiting  ‖ preempted  ✓ stop  ✂ length  ✗ refused  {HALTED} halted"
+BRANCH_MARKS = f"▶ runs · waits ‖ preempted ✓ stop ✂ length ✗ refused {HALTED} halted"
 STATE_WIDTH = 17
 MOST = 6  # lines of one branch
 RANKS = {

@@ -76,14 +76,6 @@ class PrefixCache:
             length = min(length, self._covered(pool, path))
         return length if length >= self.shortest else 0
 
-    def pinned_of(self, ids: Ints, limit: int, salt: str = "") -> int:
-        """Rows among those that a request with this prompt finds which are not idle."""
-        length, held = self.reusable(ids, limit, salt), 0
-        for segment in self.match(ids, salt)[0] if length else ():
-            if self.kept[segment].pins:
-                held = self.kept[segment].end
-        return min(held, length)
-
     def _covered(self, pool: SlotTable, path: Sequence[int]) -> int:
         """So many positions of a path have their rows in a drafter's pool."""
         covered = 0

@@ -51,7 +51,11 @@ class Keeper:
         """Rows that a request which has not begun would go on behind, and that others hold anyway:
         it takes no room for them."""
         ids, limit, salt = self._prompt(request), self._limit(request), request.cache_salt
-        return self.cache.pinned_of(ids, limit, salt)
+        length, held = self.cache.reusable(ids, limit, salt), 0
+        for segment in self.cache.match(ids, salt)[0] if length else ():
+            kept = self.cache.kept[segment]
+            held = kept.end if kept.pins else held
+        return min(held, length)
 
     def _follows(self, request: Request, others: Sequence[Request]) -> bool:
         """Whether it finds more once these have begun."""

@@ -18,7 +18,7 @@ NOT_RUN: dict[str, dict[str, int]] = {
     "CONTRIBUTING.md": {"checkout": 7, "install": 1},
     "examples/own_drafter/README.md": {"install": 1},
     "docs/benchmarks.md": {"checkout": 1},
-    "docs/cli.md": {"minutes": 2, "models": 1, "network": 1},
+    "docs/cli.md": {"minutes": 3, "models": 1, "network": 1},
     "docs/concepts.md": {"other test": 1},
     "docs/embedded.md": {"checkout": 2},
     "docs/howto.md": {"minutes": 1, "models": 4, "network": 2},

@@ -11,6 +11,7 @@ that are in use must be those of kept segments. The exit code is 1 if memory has
 import argparse
 import gc
 import random
+from itertools import cycle, islice
 from time import perf_counter
 
 from specsot.engine.prepare.inputs import Prompt
@@ -65,7 +66,8 @@ def main() -> None:
     args = parser.parse_args()
     sets = SETS if args.sets is None else args.sets
     engine, began = Engine(args.graph, threaded=False, threads=1, sets=sets), perf_counter()
-    noted = soak(engine, mixed(args.requests, args.seed), args.at_once, args.seed)
+    questions = [*islice(cycle(mixed(args.requests, args.seed)), args.requests)]
+    noted = soak(engine, questions, args.at_once, args.seed)
     check(engine)
     found, kept = engine.stats(), engine._branches.prefixes
     held = 0 if kept is None else kept.idle + kept.pinned

@@ -115,7 +115,7 @@ def test_everything_asked_for_is_on_the_screen(width: int, height: int) -> None:
         "8.1 ms +9",
         "How do bees make honey?",
         "✓ accepted ✗ rejected ★ bonus ◆ own ! forced",
-        "✗ refused  ■ halted",
+        "✗ refused ■ halted",
         "◦ open",
         "★77",
         "Title 4",
