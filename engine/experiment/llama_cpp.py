@@ -25,8 +25,8 @@ from ..errors import UsageError
 from ..prepare.inputs import Prompt
 from ..record.report import answers_of, output_digest
 from ..run.runner import Status
+from .peer_answers import Steps, answered, cost_of
 from .peer_names import LLAMA_CPP
-from .peers import Steps, answered, cost_of
 
 KINDS = {"int8": Stored.Q8_0, "int4": Stored.Q4_0}
 DTYPES = {"float32": Stored.F32, "bfloat16": Stored.BF16, "float16": Stored.F16}

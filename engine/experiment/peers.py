@@ -3,7 +3,6 @@
 What it writes becomes a request of ours, so that its tokens are held to the graphs' as theirs are.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -17,40 +16,17 @@ from transformers.utils import logging
 
 from ...models.quantise import Weights, quantise_
 from ...states.graph.blocks import Sampling
-from ...states.requests.branch import Branch, Finish, Request
-from ...states.requests.lifecycles import move
-from ..bench.costs import Cost, Moments
 from ..bench.sides import Peer, Side, SideRun
 from ..errors import UsageError
 from ..prepare.environment import model_folders
 from ..prepare.inputs import Prompt
-from ..record.metrics import Marks, Meter
 from ..record.report import answers_of, output_digest
 from ..run.runner import Status
+from .peer_answers import Steps, answered, cost_of
 from .peer_names import ASSISTED, LLAMA_CPP, LOOKUP
 
 LOOKED_UP, MATCHED = 10, 3  # tokens that a look-up proposes, and that must match at most
 DRAWN = ("temperature", "top_k", "top_p")  # what of `sampling` both have
-
-
-@dataclass
-class Steps:
-    """A streamer of transformers: when tokens came, and how many at once."""
-
-    began: int = field(default_factory=perf_counter_ns)
-    times: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    _prompt: bool = True
-
-    def put(self, value: Any) -> None:
-        if self._prompt:
-            self._prompt = False
-            return
-        self.times.append(perf_counter_ns() - self.began)
-        self.counts.append(value.numel())
-
-    def end(self) -> None:
-        """Nothing is left over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,29 +79,6 @@ def _settings(**given: Any) -> GenerationConfig:
     made: Any = GenerationConfig  # its constructor has no types
     settings: GenerationConfig = made(**given)
     return settings
-
-
-def answered(request: Request, written: list[int], most: int) -> None:
-    """Make it a request that one branch has answered."""
-    stopped = bool(written) and written[-1] in request.stop_ids
-    branch = Branch(request, 0, 0, most, prompt=request.tail)
-    branch.tokens = written[:-1] if stopped else written
-    branch.end(Finish.STOP if stopped else Finish.LENGTH)
-    request.branches = [branch]
-    move("request", request, "run")
-    move("request", request, "finish")
-
-
-def cost_of(steps: Steps, whole: int, request: Request, drafts: bool) -> Cost:
-    """Its figures under our names; the stop token is not counted."""
-    (branch,) = request.branches
-    counts, times = [*steps.counts], steps.times
-    counts[-1] -= branch.finish is Finish.STOP
-    lengths = Counter(counts if drafts else counts[1:])
-    meter = Meter(forwards=len(counts), rounds=lengths.total(), tokens=sum(counts), lengths=lengths)
-    meter.in_run = meter.in_ops = whole
-    meter.marks[request.key] = Marks(times[0], None, times[-1])
-    return Cost(meter, {}, Moments(times[0], times[-1], sum(counts[1:])))
 
 
 def dressed(names: "list[str]") -> Callable[[list[Side]], list[Side]]:

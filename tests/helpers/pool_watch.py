@@ -44,7 +44,7 @@ class PoolWatch(TorchDispatchMode):
         self.attended = 0
 
     def _pool(self, value: Any) -> int | None:
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor) or value.is_mkldnn:
             return None
         return self.storages.get(value.untyped_storage().data_ptr())
 

@@ -64,7 +64,8 @@ MAY_IMPORT = {
     "models models/* ops ops/*",
     "engine/view": "engine/record states states/* ops ops/*",
     "engine/bench": "engine engine/prepare engine/record engine/run states/*",
-    "engine/experiment": "engine engine/prepare engine/record engine/run engine/bench states/*",
+    "engine/experiment": "engine engine/prepare engine/record engine/run engine/bench states/* "
+    "models models/load",
     "engine/certify": "engine engine/prepare engine/record engine/run engine/bench states states/* "
     "models models/load ops ops/*",
     "engine/simulate": "engine engine/record states/* ops/kv",

@@ -45,7 +45,10 @@ def snapshot(value: Any, seen: dict[int, int] | None = None) -> Any:
         return ("array", value.ctypes.data, value.shape, value.dtype.str, value.tobytes())
     if isinstance(value, torch.nn.Module):
         weights = [*value.parameters(), *value.buffers()]
-        return ("module", [(w.data_ptr(), w._version, tuple(w.shape)) for w in weights])
+        return (
+            "module",
+            [(id(w) if w.is_mkldnn else w.data_ptr(), w._version, tuple(w.shape)) for w in weights],
+        )
     return _parts(value, seen)
 
 

@@ -3,7 +3,7 @@
     python -m tools.bench.profile_rounds --graph autoregressive --graph eagle --threads 1
     python -m tools.bench.profile_rounds --graph eagle --profile smollm2 --dtype bfloat16
 
-Rounds are timed without a profiler, several runs of one prompt; then runs are profiled, in which the
+Rounds are timed without a profiler, several runs of one prompt; then runs are profiled, where the
 outermost calls of torch's kernels are added up, round by round. What the profiler itself takes, the
 difference of the two, is spread evenly over the calls that it has noted, and taken off. Of both the
 lower decile is shown: that of rounds that nothing else on the machine disturbed.
