@@ -6,7 +6,7 @@ from typing import Any
 
 from ..models.drafters.eagle import Eagle3
 from ..ops.kv.pool import KVCache
-from ..ops.types import Target
+from ..ops.model_types import Target
 from ..states.graph.drafter_spec import Drafter
 from ..states.graph.program import Program
 from ..states.yaml.codes import ProblemCode

@@ -21,7 +21,8 @@ from ..ops.attention.metadata import AttentionGroup, AttentionMetadata
 from ..ops.blend.blend import Blend, BlendReport, RowRole, deviation, pick, where_true
 from ..ops.blend.layer_plan import compile_layer_plan
 from ..ops.kv.pool import KVCache
-from ..ops.types import LayerPlan, LayerStatus, TargetOutput
+from ..ops.model_types import TargetOutput
+from ..ops.types import LayerPlan, LayerStatus
 from .layers import AttentionInputs, DecoderLayer, DecoderStack
 from .rope import rotate
 

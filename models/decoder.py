@@ -7,7 +7,8 @@ from torch import Tensor
 from ..ops.attention.metadata import AttentionMetadata
 from ..ops.blend.blend import Blend
 from ..ops.kv.pool import KVCache
-from ..ops.types import LayerPlan, LayerStatus, TargetOutput
+from ..ops.model_types import TargetOutput
+from ..ops.types import LayerPlan, LayerStatus
 from .blend import Blender, check_blend
 from .config import DecoderConfig
 from .layers import DecoderLayer, DecoderStack

@@ -7,8 +7,9 @@ from .attention.metadata import AttentionMetadata
 from .blend.blend import BlendReport
 from .blend.layer_plan import compile_layer_plan
 from .kv.pool import KVCache
+from .model_types import Target
 from .registry import op
-from .types import LayerPlan, LayerStatus, Rows, Target
+from .types import LayerPlan, LayerStatus, Rows
 
 
 @op("plan.compile", writes="plan")

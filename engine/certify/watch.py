@@ -17,7 +17,7 @@ from ...ops.kv.pool import KVCache
 from ...ops.types import LayerStatus
 from ...states.machine import Run
 from ...states.requests.branch import Branch, Request, Stage
-from ...states.requests.draft_state import OutlineSide
+from ...states.requests.drafting import OutlineSide
 from ..bench.sides import Side
 from ..models import Models
 from ..pools import new_pool

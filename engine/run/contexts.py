@@ -8,10 +8,11 @@ from torch import Tensor
 
 from ...ops.attention.metadata import AttentionMetadata
 from ...ops.kv.pool import KVCache
+from ...ops.model_types import TargetOutput
 from ...ops.sampling.coins import branch_key, perturbed, token_keys
 from ...ops.sampling.processors import Past, process, take_in_
 from ...ops.sampling.rules import columns
-from ...ops.types import LayerStatus, TargetOutput
+from ...ops.types import LayerStatus
 from ...states.requests.branch import Branch, Finish, Request
 from ...states.requests.samplers import rules_of
 from ...states.text.prompts import PromptBook

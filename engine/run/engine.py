@@ -17,13 +17,13 @@ from ...states.schedule.policies import PolicyError
 from ...states.text.documents import Document
 from ...states.trace import Event, OpRan, Sink
 from ..prepare.inputs import Prompt
+from ..prepare.request_settings import AS_THE_GRAPH, Fit, RequestSettings
 from ..record.report import finish_of
 from ..record.snapshot import PoolView, pool_view
 from .events import StreamEvent, ready
 from .handle import EngineError, Handle
 from .opening import EngineOptions, opened
 from .session import Session
-from .settings import AS_THE_GRAPH, Fit, RequestSettings
 from .stats import EngineStats, Tally
 
 

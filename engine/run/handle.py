@@ -11,9 +11,9 @@ from ...states.phases.outline_ops import Answer
 from ...states.requests.blending import Reused
 from ...states.requests.branch import Request
 from ..prepare.inputs import Prompt
+from ..prepare.request_settings import AS_THE_GRAPH, RequestSettings
 from ..record.text_stream import Decode
 from .events import AnswerReady, Noted, Notes, StreamEvent, StreamReader
-from .settings import AS_THE_GRAPH, RequestSettings
 
 
 class Driver(Protocol):

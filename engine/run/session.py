@@ -18,7 +18,7 @@ from ...states.machine import Run
 from ...states.manager.manager import BranchStateManager
 from ...states.requests.blending import BlendState
 from ...states.requests.branch import Request
-from ...states.requests.draft_state import Drafting, OutlineSide
+from ...states.requests.drafting import Drafting, OutlineSide
 from ...states.requests.folding import FoldState
 from ...states.requests.prompt_builder import PromptBuilder
 from ...states.requests.request_table import RunLimits
@@ -39,9 +39,9 @@ from ..pools import RunPools
 from ..prepare.environment import model_folder
 from ..prepare.inputs import Prompt
 from ..prepare.job import EMBEDDED
+from ..prepare.request_settings import AS_THE_GRAPH, RequestSettings
 from .books import prompt_book
 from .round_costs import costs_of
-from .settings import AS_THE_GRAPH, RequestSettings
 
 
 class Session:

@@ -17,6 +17,8 @@ from time import perf_counter
 import numpy as np
 import numpy.typing as npt
 
+from ..types import DraftSize
+
 Floats = npt.NDArray[np.float64]
 
 PRIOR, TRUST = 0.7, 2.0  # acceptance before anything is known, and so many drafts' worth of it
@@ -69,21 +71,6 @@ class RoundCosts:
     overhead: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What a round drafts.
-
-    size: nodes of each tree, or drafts of the longest chain. levels: of each tree. lengths: of each
-    chain. tokens, ms: what is expected of the round, the target's own tokens included.
-    """
-
-    size: int
-    levels: int
-    tokens: float
-    ms: float
-    lengths: tuple[int, ...] = ()
-
-
 @dataclass(eq=False, slots=True)
 class Clock:
     """What rounds cost beside their forwards: the median of the last ones."""
@@ -123,13 +110,13 @@ class ChainChooser:
         self, costs: RoundCosts, longest: int, now: Callable[[], float] = perf_counter
     ) -> None:
         self.costs, self.longest, self.clock = costs, longest, Clock(costs, now)
-        self.choice = Choice(0, 0, 0.0, 0.0)
+        self.choice = DraftSize(0, 0, 0.0, 0.0)
         self._hits_D, self._tries_D = np.zeros(longest), np.zeros(longest)
         self._own: dict[int, tuple[float, float]] = {}
         self._known: dict[int, Floats] = {}  # milliseconds, by the number of branches
         self._idle = 0
 
-    def choose_(self, owners: Sequence[int], room: Sequence[int]) -> Choice:
+    def choose_(self, owners: Sequence[int], room: Sequence[int]) -> DraftSize:
         """What these branches draft in the round that begins.
 
         Args:
@@ -148,7 +135,7 @@ class ChainChooser:
         lengths = self._lengths(survives_SD[:, :best], float(rate_G[best]), len(owners))
         best = max(lengths, default=0)
         self.clock.round_(float(forwards_G[best]))
-        self.choice = Choice(best, best, float(tokens_G[best]), float(ms_G[best]), lengths)
+        self.choice = DraftSize(best, best, float(tokens_G[best]), float(ms_G[best]), lengths)
         return self.choice
 
     def _forwards(self, branches: int) -> Floats:
@@ -227,13 +214,13 @@ class TreeChooser:
         self.costs, self.work, self.clock = costs, work, Clock(costs, now)
         self.sizes_C = np.array([*(one for one in SIZES if one < nodes), nodes])
         self.depths_D = np.arange(1, levels + 1)
-        self.choice = Choice(0, 0, 0.0, 0.0)
+        self.choice = DraftSize(0, 0, 0.0, 0.0)
         self._hits_C, self._tries_C = np.zeros(len(self.sizes_C)), np.zeros(len(self.sizes_C))
         self._hits_D, self._tries_D = np.zeros(levels), np.zeros(levels)
         self._known: dict[int, Floats] = {}  # milliseconds, by the number of branches
         self._rounds = 0
 
-    def choose_(self, owners: Sequence[int], room: Sequence[int]) -> Choice:
+    def choose_(self, owners: Sequence[int], room: Sequence[int]) -> DraftSize:
         """As of chains; room does not matter: rows behind the end of an answer are few."""
         branches = len(owners)
         tokens_CD = branches * (1 + self._gains())
@@ -248,7 +235,7 @@ class TreeChooser:
         at = size, level
         self.clock.round_(float(forwards_CD[at]))
         nodes, levels = int(self.sizes_C[size]), int(self.depths_D[level])
-        self.choice = Choice(nodes, levels, float(tokens_CD[at]), float(ms_CD[at]))
+        self.choice = DraftSize(nodes, levels, float(tokens_CD[at]), float(ms_CD[at]))
         return self.choice
 
     def _forwards(self, branches: int) -> Floats:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ..kv.pool import KVCache
+from ..model_types import BlockDrafter
 from ..registry import op
-from ..types import BlockDrafter, DraftRows, DraftWork, Proposal
+from ..types import DraftRows, DraftWork, Proposal
 from .ddtree import chain, tree
 from .drawing import Drawing
 from .eagle import nodes_for

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ..kv.pool import KVCache
 from ..masks import build
+from ..model_types import HiddenDrafter
 from ..registry import op
 from ..tree import Candidates, rerank
-from ..types import DraftRows, HiddenDrafter, Proposal
+from ..types import DraftRows, Proposal
 from .workspace import Workspace
 
 

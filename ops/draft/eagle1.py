@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kv.pool import KVCache
+from ..model_types import HiddenDrafter
 from ..registry import op
-from ..types import DraftRows, HiddenDrafter, Proposal
+from ..types import DraftRows, Proposal
 from .drawing import Drawing
 from .eagle import Frontier, top_children
 from .eagle import expand_root_ as take_in

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ..kv.pool import KVCache
 from ..masks import build
+from ..model_types import Target
 from ..tree import single_path
-from ..types import DraftRows, DraftWork, LayerStatus, Proposal, Target
+from ..types import DraftRows, DraftWork, LayerStatus, Proposal
 from .drawing import Drawing
 from .gamma import entropy, packed
 from .workspace import Workspace

@@ -15,7 +15,8 @@ from ...ops.verify.verify import Accepted, FirstTokens
 from ..cache.segments import SegmentTree
 from ..requests.blending import BlendState, picked_rows
 from ..requests.branch import Branch, Finish, Stage
-from ..requests.draft_state import CommittedRows, Drafting
+from ..requests.draft_state import CommittedRows
+from ..requests.drafting import Drafting
 from ..requests.failing import failing
 from ..requests.folding import FoldState
 from ..requests.rounds import (

@@ -9,7 +9,7 @@ from ...ops.kv.slots import NOBODY, Ints
 from ..cache.kept_segments import shared_length
 from ..cache.prefix_cache import PrefixCache
 from ..requests.branch import Branch, Request, Stage
-from ..requests.draft_state import Drafting
+from ..requests.drafting import Drafting
 from ..requests.request_table import RequestTable
 
 

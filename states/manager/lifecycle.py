@@ -10,7 +10,7 @@ from ..layout.layout import Layout
 from ..requests.admission import Admission
 from ..requests.blending import BlendState
 from ..requests.branch import Branch, Finish, Request, Stage
-from ..requests.draft_state import Drafting
+from ..requests.drafting import Drafting
 from ..requests.failing import failing
 from ..requests.folding import FoldState
 from ..requests.lifecycles import move

@@ -21,14 +21,8 @@ from ..layout.paged import PagedLayout
 from ..requests.admission import Admission
 from ..requests.blending import BlendState, Reused
 from ..requests.branch import Branch, Request
-from ..requests.draft_state import (
-    Drafting,
-    DraftState,
-    FeatureState,
-    PairState,
-    TextState,
-    chooser_of,
-)
+from ..requests.draft_state import DraftState, FeatureState, PairState, TextState
+from ..requests.drafting import Drafting, chooser_of
 from ..requests.folding import FoldState
 from ..requests.ngram_state import NgramState
 from ..requests.request_table import RequestTable, RunLimits

@@ -11,10 +11,12 @@ from ...ops.draft.gamma_settings import LOOKING, GammaSettings
 from ...ops.draft.host_tree import pack
 from ...ops.draft.vanilla import ChainStart, catch_up_, write_chain_
 from ...ops.kv.pool import KVCache
+from ...ops.model_types import Target
 from ...ops.registry import op
-from ...ops.types import DraftRows, Proposal, Target
+from ...ops.types import DraftRows, Proposal
 from ..requests.branch import Branch
-from ..requests.draft_state import Drafting, TextState
+from ..requests.draft_state import TextState
+from ..requests.drafting import Drafting
 from ..requests.ngram_state import NgramState
 
 

@@ -15,7 +15,7 @@ from ..manager.batch import Batch
 from ..manager.beam import BeamState
 from ..manager.manager import BranchStateManager
 from ..requests.branch import Branch
-from ..requests.draft_state import Drafting
+from ..requests.drafting import Drafting
 from ..requests.summary import RoundSummary
 from ..schedule.plan import StepPlan
 

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ...ops.draft.choice import Choice
 from ...ops.draft.gamma import GammaRecord
 from ...ops.kv.align import AlignmentState, ContinuousDecodingState
-from ...ops.types import NO_WORK, DraftWork
+from ...ops.types import NO_WORK, DraftSize, DraftWork
 from ...ops.verify.explain import DraftFigures, unpacked
 from ...ops.verify.verify import Accepted
 from .branch import Branch
@@ -138,7 +137,7 @@ class RoundSummary:
     blend: BlendSummary | None = None
     trees: tuple[VerifiedTree, ...] = ()
     work: DraftWork = NO_WORK
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[DraftSize, ...] = ()
 
 
 def verified_trees(

@@ -13,7 +13,7 @@ from specsot.models.decoder import Decoder
 from specsot.models.load.weights import load_target
 from specsot.ops.blend.blend import BlendRows, ChunkKV, join
 from specsot.ops.blend.layer_plan import BlendSettings
-from specsot.ops.types import TargetOutput
+from specsot.ops.model_types import TargetOutput
 
 from .blends import Sequence, one_prompt
 

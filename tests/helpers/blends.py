@@ -18,7 +18,8 @@ from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.blend.blend import Blend, BlendRows, ChunkKV, RowRole
 from specsot.ops.blend.layer_plan import BlendSettings, compile_layer_plan, decode_plan
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.types import LayerPlan, TargetOutput
+from specsot.ops.model_types import TargetOutput
+from specsot.ops.types import LayerPlan
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cacheblend"
 LIMIT = {torch.float64: 1e-9, torch.float32: 5e-5}

@@ -10,7 +10,7 @@ from specsot.models.decoder import Decoder
 from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.blend.layer_plan import decode_plan
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.types import TargetOutput
+from specsot.ops.model_types import TargetOutput
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "eagle"
 

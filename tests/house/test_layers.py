@@ -57,7 +57,8 @@ MAY_IMPORT = {
     "states/phases": "states/manager states/schedule states/requests states/text ops ops/*",
     "engine": "models models/* states/yaml states/graph states/text ops ops/kv",
     "engine/hub": "engine states/yaml models models/load",
-    "engine/prepare": "engine engine/hub states/yaml states/graph states/text models ops",
+    "engine/prepare": "engine engine/hub states/yaml states/graph states/text models ops "
+    "ops/sampling",
     "engine/chunks": "engine states/yaml states/graph states/text models models/load ops/blend",
     "engine/record": "engine engine/chunks states states/* ops/kv ops/blend",
     "engine/run": "engine engine/prepare engine/chunks engine/record states states/* "

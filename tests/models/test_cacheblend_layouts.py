@@ -15,7 +15,7 @@ from specsot.models.decoder import Decoder
 from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.blend.blend import Blend, BlendRows, ChunkKV, RowRole, join
 from specsot.ops.blend.layer_plan import BlendSettings, compile_layer_plan, decode_plan
-from specsot.ops.types import TargetOutput
+from specsot.ops.model_types import TargetOutput
 
 RATIOS = (0.0, 0.25, 1.0)
 

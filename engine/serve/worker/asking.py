@@ -9,9 +9,9 @@ from ....states.text.documents import Document
 from ....states.text.encoder import Encoder, check_question
 from ....states.text.grammar import GrammarError
 from ...prepare.inputs import Prompt
+from ...prepare.request_settings import RequestSettings
 from ...run.engine import Engine
 from ...run.session import derive_seed
-from ...run.settings import RequestSettings
 from ..wire.protocol import Encode, Submit
 
 FIRST = "1"  # the key of the only prompt of a run, from which its coins follow

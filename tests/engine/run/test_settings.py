@@ -8,10 +8,10 @@ from helpers.embedded import Embedded
 
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.prepare.request_settings import RequestSettings
 from specsot.engine.run.engine import Engine
 from specsot.engine.run.events import AnswerReady, TokensWritten
 from specsot.engine.run.session import Session
-from specsot.engine.run.settings import RequestSettings
 from specsot.ops.sampling.settings import SamplingRules
 from specsot.states.phases.outline_ops import Answer
 from specsot.states.text.grammar import GrammarError

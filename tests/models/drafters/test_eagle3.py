@@ -18,7 +18,7 @@ from specsot.models.load.weights import load_eagle3, load_target
 from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.blend.layer_plan import decode_plan
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.types import HiddenDrafter, Target
+from specsot.ops.model_types import HiddenDrafter, Target
 
 LIMIT = 1e-4
 CASES = {"e3_llama": ("llama", "llama_eagle3"), "e3_qwen3": ("qwen3", "qwen3_eagle3")}

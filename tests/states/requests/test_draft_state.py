@@ -12,12 +12,12 @@ from specsot.ops.kv.slots import Ints
 from specsot.states.requests.branch import Branch, Finish, Stage
 from specsot.states.requests.draft_state import (
     CommittedRows,
-    Drafting,
     DraftState,
     FeatureState,
     PairState,
     TextState,
 )
+from specsot.states.requests.drafting import Drafting
 from specsot.states.requests.ngram_state import NgramState
 from specsot.states.requests.rounds import RoundResult
 from specsot.states.text.prompt_tokens import PromptTokens
