@@ -24,7 +24,6 @@ from ..requests.draft_state import (
     DraftState,
     FeatureState,
     PairState,
-    TextState,
     chooser_of,
 )
 from ..requests.folding import FoldState
@@ -32,6 +31,7 @@ from ..requests.ngram_state import NgramState
 from ..requests.request_table import RequestTable, RunLimits
 from ..requests.samplers import Samplers
 from ..requests.summary import RoundSummary
+from ..requests.text_state import TextState
 from ..schedule.inbox import Inbox
 from ..schedule.plan import Does, StepPlan
 from ..schedule.scheduler import Scheduler

@@ -14,8 +14,9 @@ from ...ops.kv.pool import KVCache
 from ...ops.registry import op
 from ...ops.types import DraftRows, Proposal, Target
 from ..requests.branch import Branch
-from ..requests.draft_state import Drafting, TextState
+from ..requests.draft_state import Drafting
 from ..requests.ngram_state import NgramState
+from ..requests.text_state import TextState
 
 
 @op("draft.expand_root_", drafters="none ngram", writes="frontier", drops="draft_rows")

@@ -16,10 +16,10 @@ from specsot.states.requests.draft_state import (
     DraftState,
     FeatureState,
     PairState,
-    TextState,
 )
 from specsot.states.requests.ngram_state import NgramState
 from specsot.states.requests.rounds import RoundResult
+from specsot.states.requests.text_state import TextState
 from specsot.states.text.prompt_tokens import PromptTokens
 
 PREFIX, OWNER = 7, 8  # segments of the request and of its branch
