@@ -12,7 +12,7 @@ from .attention.stacks import Lineages, Member
 from .blend.blend import Blend, BlendReport
 from .blend.layer_plan import LayerPlan as LayerPlan
 from .blend.layer_plan import LayerStatus as LayerStatus
-from .draft.choice import Choice
+from .drafted import NO_WORK, Choice, DraftWork
 from .kv.align import AlignmentState, ContinuousDecodingState
 from .kv.forest import Forest, LiveNodes
 from .kv.frame import Frame
@@ -93,24 +93,6 @@ class Rows:
     def of_trees(self, value_BQ: Tensor) -> Tensor:
         """A value of every row -> [S, T], of the tree nodes alone."""
         return value_BQ.view(-1)[self.nodes_ST]
-
-
-class DraftWork(NamedTuple):
-    """Forwards of a drafter in a round, and the rows in them (host ints).
-
-    padding: of these rows those that stand for nothing.
-    """
-
-    forwards: int = 0
-    rows: int = 0
-    padding: int = 0
-
-    def plus(self, other: "DraftWork") -> "DraftWork":
-        """Both."""
-        return DraftWork(*(mine + more for mine, more in zip(self, other, strict=True)))
-
-
-NO_WORK = DraftWork()
 
 
 @dataclass(frozen=True, slots=True)

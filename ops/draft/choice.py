@@ -17,6 +17,8 @@ from time import perf_counter
 import numpy as np
 import numpy.typing as npt
 
+from ..drafted import Choice
+
 Floats = npt.NDArray[np.float64]
 
 PRIOR, TRUST = 0.7, 2.0  # acceptance before anything is known, and so many drafts' worth of it
@@ -67,21 +69,6 @@ class RoundCosts:
     target: Curve
     drafter: Curve
     overhead: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What a round drafts.
-
-    size: nodes of each tree, or drafts of the longest chain. levels: of each tree. lengths: of each
-    chain. tokens, ms: what is expected of the round, the target's own tokens included.
-    """
-
-    size: int
-    levels: int
-    tokens: float
-    ms: float
-    lengths: tuple[int, ...] = ()
 
 
 @dataclass(eq=False, slots=True)

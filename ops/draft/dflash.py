@@ -11,9 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..drafted import DraftWork
 from ..kv.pool import KVCache
 from ..registry import op
-from ..types import BlockDrafter, DraftRows, DraftWork, Proposal
+from ..types import BlockDrafter, DraftRows, Proposal
 from .ddtree import chain, tree
 from .drawing import Drawing
 from .eagle import nodes_for

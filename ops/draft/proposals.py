@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..drafted import DraftWork
 from ..tree import Candidates
-from ..types import DraftWork, Proposal
+from ..types import Proposal
 
 
 def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) -> Proposal:

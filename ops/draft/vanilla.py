@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..drafted import DraftWork
 from ..kv.pool import KVCache
 from ..masks import build
 from ..tree import single_path
-from ..types import DraftRows, DraftWork, LayerStatus, Proposal, Target
+from ..types import DraftRows, LayerStatus, Proposal, Target
 from .drawing import Drawing
 from .gamma import entropy, packed
 from .workspace import Workspace

@@ -9,9 +9,10 @@ from torch import Tensor
 from ..attention.cascade import plan
 from ..attention.metadata import AttentionGroup, AttentionMetadata, tensor
 from ..attention.stacks import Member, Stack, group_of, history
+from ..drafted import DraftWork
 from ..kv.pool import KVCache
 from ..kv.slots import Ints
-from ..types import DraftRows, DraftWork
+from ..types import DraftRows
 
 
 class _Part(NamedTuple):

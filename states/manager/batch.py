@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from ...ops.types import NO_WORK, DraftWork, Rows
+from ...ops.drafted import NO_WORK, DraftWork
+from ...ops.types import Rows
 from ..layout.layout import Span
 from ..layout.tree_rows import PlacedRows
 from ..requests.branch import Branch, Request

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops.draft.choice import ChainChooser, Choice, Chooser, RoundCosts, TreeChooser
+from ...ops.draft.choice import ChainChooser, Chooser, RoundCosts, TreeChooser
 from ...ops.draft.gamma import GammaRecord
+from ...ops.drafted import Choice
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
 from ...ops.types import DraftRows

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ...ops.draft.choice import Choice
 from ...ops.draft.gamma import GammaRecord
+from ...ops.drafted import NO_WORK, Choice, DraftWork
 from ...ops.kv.align import AlignmentState, ContinuousDecodingState
-from ...ops.types import NO_WORK, DraftWork
 from ...ops.verify.explain import DraftFigures, unpacked
 from ...ops.verify.verify import Accepted
 from .branch import Branch

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from math import nan
 
-from ...ops.draft.choice import Choice
 from ...ops.draft.gamma import (
     GammaRecord,
     GammaState,
@@ -15,6 +14,7 @@ from ...ops.draft.gamma import (
     unpacked,
 )
 from ...ops.draft.gamma_settings import GammaSettings
+from ...ops.drafted import Choice
 from .branch import Branch
 from .draft_state import CommittedRows, DraftState
 from .rounds import RoundResult
