@@ -239,8 +239,7 @@ def test_tokens_that_a_grammar_forces_come_first() -> None:
 def test_rows_that_stand_for_nothing_are_counted(
     tiny: Make, graphs: Graphs, rounds: list[Round]
 ) -> None:
-    """Under ``bim`` there are none, for trees that the host knows the sizes of; in batching trees are
-    padded."""
+    """Under ``bim`` there are none if enough is drafted; in batching trees are padded."""
     for layout, kind in (("bim", "eagle3"), ("batching", "eagle3"), ("bim", "ngram, nasd")):
         rounds.clear()
         summaries: list[RoundSummary] = []
