@@ -18,7 +18,8 @@ class Arrival:
 
     at: seconds from the start. prompt: tokens of its prompt; the first `shared` of them are those
     of all requests with this `stem`. outline: tokens that it writes before its parts, 0 without an
-    outline. texts: tokens of each part, or of its one answer.
+    outline. texts: tokens of each part, or of its one answer. budget: tokens that it asks for, of
+    each text; 0 leaves that to the graph.
     """
 
     at: float
@@ -27,11 +28,13 @@ class Arrival:
     outline: int = 0
     stem: int = 0
     shared: int = 0
+    budget: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What made-up requests are like; ranges are drawn from evenly, both ends included.
+    """What made-up requests are like; ranges are drawn from evenly, both ends included. Each asks
+    for the next power of two of what it will write: who expects little says so.
 
     stems: how many beginnings there are, of `shared` tokens each; 0 for none. parts: (0, 0) for
     plain answers.
@@ -51,7 +54,8 @@ class Workload:
         outline = chance.randint(*self.outline) if parts else 0
         shared = self.shared if self.stems else 0
         stem = chance.randrange(self.stems) if self.stems else 0
-        return Arrival(at, shared + chance.randint(*self.prompt), texts, outline, stem, shared)
+        prompt, budget = shared + chance.randint(*self.prompt), 1 << max(texts).bit_length()
+        return Arrival(at, prompt, texts, outline, stem, shared, budget)
 
 
 def poisson(rate: float, count: int, work: Workload, seed: int) -> Iterator[Arrival]:
@@ -86,7 +90,8 @@ def recorded(path: Path) -> Iterator[Arrival]:
                 found = json.loads(line)
                 one = Arrival(**found | {"texts": tuple(found["texts"])})
                 wrong = one.at < before or not one.texts or min(one.texts) < 1
-                wrong |= not 0 <= one.shared <= one.prompt or one.prompt < 1 or one.outline < 0
+                wrong |= not 0 <= one.shared <= one.prompt or one.prompt < 1
+                wrong |= one.outline < 0 or one.budget < 0
             except (ValueError, TypeError, KeyError) as error:
                 raise UsageError(f"{path}:{number}: no arrival: {error}") from None
             if wrong:

@@ -109,7 +109,7 @@ class Simulation:
             "",
             *(prompt or (PromptTokens(), PromptTokens(ids))),
             frozenset(),
-            max(limits.max_new_tokens, 1),
+            one.budget or max(limits.max_new_tokens, 1),
             skeleton.max_tokens if outlines and skeleton is not None else 0,
         )
         self.served.requests += 1
