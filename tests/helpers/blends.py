@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specsot.models import layers
+from specsot.models import norm as norms
 from specsot.models.decoder import Decoder
 from specsot.models.load.weights import load_target
 from specsot.ops.attention.metadata import AttentionMetadata
@@ -94,7 +95,8 @@ def wide_norm(patch: pytest.MonkeyPatch) -> None:
     def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
-    patch.setattr(layers, "rms_norm", norm)
+    for module in (layers, norms):
+        patch.setattr(module, "rms_norm", norm)
 
 
 def one_prompt(

@@ -108,4 +108,8 @@ def test_nobody_notices_who_comes_and_who_is_cancelled(
                 assert ends(request) == whole(graph, request.key), (seed, request.key)
                 assert {b.finish for b in request.branches} == {Finish.LENGTH}
         for pool in run.board["branches"].pools:
-            assert pool.needed_length == 0 and pool.ledger.bytes.keys() <= {"fork"}
+            assert pool.needed_length == 0 and pool.ledger.bytes.keys() <= {
+                "fork",
+                "keep",
+                "prefix",
+            }

@@ -113,7 +113,9 @@ def test_who_begins_changes_from_prompt_to_prompt(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(compare_sides, "_answer", lambda side, *_: run)
     sides: list[Any] = [SimpleNamespace(letter=letter, name="x") for letter in "ABC"]
     prompts = [Prompt(str(number), "?") for number in range(4)]
-    rounds = list(answer_all(sides, prompts, Halt(), lambda text: asked.append(text.split()[-3])))
+    rounds = list(
+        answer_all(sides, prompts, Halt(), lambda text, _: asked.append(text.split()[-3]))
+    )
     assert "".join(asked) == "ABCBCACABABC"
     assert all(list(one.runs) == ["A", "B", "C"] for one in rounds)
 

@@ -312,7 +312,7 @@ def test_a_run_that_dies_fails_its_gate(bench: Make, monkeypatch: pytest.MonkeyP
 
 def answer(made: Bench) -> tuple[Branch, list[int]]:
     side = made.side(made.changed(GREEDY, tokens=8))
-    (one,) = answer_all([side], made.prompts[:1], Halt(), made.tell)
+    (one,) = answer_all([side], made.prompts[:1], Halt(), made.show)
     return next(iter(contexts(one.runs["A"].request, side.session.prompts)))
 
 

@@ -93,8 +93,8 @@ MISTAKES = [
     (NODES, "nodes: {1: 4, 2: ¦true}", "drafter.nodes.2: must be an integer from 1 to 4096"),
     (NODES, "nodes: {1: 4, ¦a: 1}", "a number of active branches is an integer from 1 to 1024"),
     (NODES, "nodes: {1: 4, ¦0: 1}", "a number of active branches is an integer from 1 to 1024"),
-    (NODES, "nodes: ¦true", "must be an integer from 1 to 4096, or a map {active branches: nodes}"),
-    (NODES, "nodes: ¦[1]", "must be an integer from 1 to 4096, or a map {active branches: nodes}"),
+    (NODES, "nodes: ¦true", "must be auto, an integer from 1 to 4096, or a map {active branches"),
+    (NODES, "nodes: ¦[1]", "must be auto, an integer from 1 to 4096, or a map {active branches"),
     (NODES, "nodes: ¦53", "53 nodes are too many: levels 4 and top_k 4 draft at most 52"),
     # states and their names
     ("  merge:\n", "  ¦trigger:\n", "a state cannot be called 'trigger'"),

@@ -77,7 +77,7 @@ def test_positions_of_untouched_values_stay(table: OpTable) -> None:
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["drafter.nodes=x"], "--set drafter.nodes=x: drafter.nodes: must be an integer from 1"),
+        (["drafter.nodes=x"], "--set drafter.nodes=x: drafter.nodes: must be auto, an integer"),
         (["drafter.levels=1e3"], "drafter.levels: must be an integer, not the number 1000.0"),
         (["drafter.levels=yes"], "drafter.levels: must be an integer, not the string 'yes'"),
         (["drafter.levels="], "--set drafter.levels=: drafter.levels: must not be null"),
