@@ -78,9 +78,8 @@ class Served:
 
     def engine_pid(self) -> int:
         """Of its engine's process."""
-        pid = self.process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return int(children[-1])
+        threads = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        return int([pid for one in threads for pid in one.read_text().split()][-1])
 
     def until(self, holds: Any, wait: float = 30.0) -> None:
         """Wait until something is true."""

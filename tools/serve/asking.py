@@ -167,7 +167,8 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def children_of(pid: int) -> list[int]:
     """The processes that a process has started."""
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(one) for thread in threads for one in thread.read_text().split()]
 
 
 def resident(pid: int) -> float:

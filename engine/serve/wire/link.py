@@ -4,10 +4,13 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from itertools import count
 from time import monotonic
 from typing import Any
@@ -32,6 +35,7 @@ from .protocol import (
 
 ENTRY = "from specsot.engine.serve.worker.process import main; main()"
 PAUSES = (0.1, 0.5, 2.0, 5.0)  # seconds before it is started again, by how often it died
+BEHIND = 5  # by how much the HTTP side gives way to the engine where both want the processor
 HELD = 4096  # messages that wait for a slow client before it is cut off
 
 
@@ -102,7 +106,8 @@ class EngineLink:
         self._tickets: dict[str, Ticket] = {}
         self._ids = count(1)
         self._writer: asyncio.StreamWriter | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[Any] | None = None
+        self._starter = ThreadPoolExecutor(1)
 
     @property
     def ready(self) -> bool:
@@ -123,7 +128,14 @@ class EngineLink:
     # -- the process ------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep the process alive until `close`; returns early if it cannot start."""
+        """Keep the process alive until `close`; returns early if it cannot start.
+
+        This thread gives way from now on, so that a flood of requests takes nothing from those that
+        are answered. Only the thread that starts the process keeps its rank, for it inherits that.
+        """
+        self._starter.submit(os.getpid).result()
+        if sys.platform == "linux":  # elsewhere the rank is the whole process's
+            os.nice(BEHIND)
         died = 0
         while not self._over:
             began = monotonic()
@@ -147,13 +159,15 @@ class EngineLink:
         ours, theirs = socket.socketpair()
         self._set(LinkState.STARTING)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", ENTRY, str(theirs.fileno())),
+        start: Callable[[], subprocess.Popen[Any]] = partial(
+            subprocess.Popen,
+            [sys.executable, "-c", ENTRY, str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
             env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
+        self._process = await asyncio.get_running_loop().run_in_executor(self._starter, start)
         theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=MOST)
         self._send(self._start)
@@ -171,9 +185,9 @@ class EngineLink:
         if process is None:
             return
         with suppress(ProcessLookupError):
-            if process.returncode is None:
+            if process.poll() is None:
                 process.kill()
-        await process.wait()
+        await asyncio.to_thread(process.wait)
 
     def _told_dead(self) -> None:
         """Everybody who waits is told at once."""
@@ -216,7 +230,7 @@ class EngineLink:
     async def close(self) -> None:
         """End the process; whoever still waits is told."""
         self._set(LinkState.CLOSED)
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self._process.poll() is None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
         if self._writer is not None:
