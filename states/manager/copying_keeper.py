@@ -54,6 +54,24 @@ class CopyingKeeper(Keeper):
         row = self.layout.rows_of(owners[-1])[0]
         self._copy_out_(self._ids(request)[:end], owners, row, request.cache_salt)
 
+    def set_aside_(self, branch: Branch) -> None:
+        """A copy of the rows of a branch that makes way stays; they are given back."""
+        self._keep_as_(branch, branch.owner)
+        for pool in self.rows:
+            pool.retire_([branch.owner])
+
+    def go_on_behind_(self, branch: Branch) -> None:
+        """A branch that was preempted reads everything behind its prefix again."""
+
+    def recall_(self) -> bool:
+        """Requests that wait give back what they were to begin with copies of; whether there were
+        any."""
+        waiting = [one for one in self.borrowers.values() if one.waits]
+        for request in waiting:
+            self._let_go_(request)
+            request.prefix_length = 0
+        return bool(waiting)
+
     def _keep_as_(self, branch: Branch, segment: int) -> bool:
         """A copy stays; its rows are given back."""
         request = branch.request

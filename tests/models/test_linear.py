@@ -9,7 +9,7 @@ from helpers.tiny_models.tiny import save, write_tiny_target
 from helpers.tiny_models.tiny_eagle import write_tiny_eagle
 from safetensors.torch import load_file
 
-from specsot.models.linear import Linear, can_pack, linear, pack_
+from specsot.models.linear import Linear, can_pack, linear, pack_, padded
 from specsot.models.load.weights import load_eagle, load_target
 
 CPU = torch.device("cpu")
@@ -75,3 +75,11 @@ def test_only_what_is_faster_packed_is_packed() -> None:
 def test_a_plain_weight_multiplies_as_usual() -> None:
     x, weight, bias = torch.randn(3, 8), torch.randn(5, 8), torch.randn(5)
     assert torch.equal(linear(x, weight, bias), F.linear(x, weight, bias))
+
+
+def test_few_numbers_of_rows_ever_reach_a_kernel() -> None:
+    sizes = {rows: len(padded(torch.ones(rows, 2))) for rows in range(1, 2049)}
+    assert all(rows <= size <= rows * 9 / 8 for rows, size in sizes.items())
+    assert all(sizes[rows] == rows for rows in (*range(1, 17), 18, 36, 72, 2048))
+    assert len(set(sizes.values())) == 16 + 7 * 8
+    assert padded(torch.ones(17, 2)).sum() == 34, "what is added stands for nothing"

@@ -18,9 +18,12 @@ from helpers.making_way import (
 from helpers.support import SEED, Graphs, Tiny, drive, named, pairwise, start, tokens_of
 
 Make = Callable[..., Tiny]
+CASES = pairwise(GRID, 21)
+COPIED = {"graph": "bim_plain", "layout": "batching", "prefix_cache": "true"}  # rows move out of it
+CASES += [case | COPIED for case in CASES[:4]]
 
 
-@pytest.mark.parametrize("case", pairwise(GRID, 21), ids=named)
+@pytest.mark.parametrize("case", CASES, ids=named)
 def test_whoever_makes_way_at_any_moment_writes_the_same(
     case: dict[str, Any], tiny: Make, graphs: Graphs
 ) -> None:
