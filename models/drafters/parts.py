@@ -41,7 +41,7 @@ class DrafterAttention(nn.Module):
 
     def _heads(self, x_ND: Tensor) -> Tensor:
         """[N, heads * d] -> [N, heads, d]."""
-        return x_ND.view(len(x_ND), -1, self.head_dim)
+        return x_ND.view(x_ND.shape[0], -1, self.head_dim)
 
 
 class DrafterMLP(nn.Module):

@@ -58,6 +58,8 @@ class BlockManager:
         blocks = slice(first // self.size, -(-last // self.size))
         writer_b = self.writer[blocks]
         open_b = (writer_b == segment) | ((writer_b == NOBODY) & (self.references[blocks] == 0))
+        if self.size == 1:
+            return open_b
         start = blocks.start * self.size
         return np.repeat(open_b, self.size)[first - start : last - start]
 

@@ -119,6 +119,8 @@ class SlotTable:
 
     def _label_(self, slots_Q: npt.NDArray[np.integer[Any]], owner: npt.ArrayLike) -> None:
         """Slots become somebody's, or free."""
+        if not slots_Q.size:
+            return
         slots, old_Q = slots_Q.astype(np.int64), self.owner[slots_Q]
         new_Q = np.broadcast_to(np.asarray(owner, np.int32), old_Q.shape)
         came, left = new_Q != FREE, old_Q != FREE
@@ -146,9 +148,10 @@ class SlotTable:
         # where blocks have one slot, nobody can begin one that somebody else goes on in
         writer_Q = owner_Q if self.blocks.size > 1 else home_Q
         for owner, home in dict.fromkeys(zip(writer_Q.tolist(), home_Q.tolist(), strict=True)):
-            mine = np.flatnonzero((writer_Q == owner) & (home_Q == home))
+            mine = (writer_Q == owner) & (home_Q == home)
+            count = int(np.count_nonzero(mine))
             region = self.regions.setdefault(home, Region())
-            slots[mine] = lowest = self._lowest(free, owner, region, mine.size)
+            slots[mine] = lowest = self._lowest(free, owner, region, count)
             free[lowest] = False
             self.blocks.begin_(owner, lowest)
             region.include_(int(lowest[0]), int(lowest[-1]))
@@ -211,8 +214,9 @@ class SlotTable:
     def release_(self, slots: npt.ArrayLike) -> None:
         """Give slots back."""
         index = np.asarray(slots, np.int64)
-        self._label_(index, FREE)
-        self.home[index], self.committed[index] = NOBODY, False
+        if index.size:
+            self._label_(index, FREE)
+            self.home[index], self.committed[index] = NOBODY, False
 
     def retire_(self, owners: Iterable[int], row: int | None = None) -> None:
         """Give back everything of these owners, in all rows or in one, and the regions of homes."""
