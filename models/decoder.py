@@ -1,5 +1,7 @@
 """One lean decoder for Llama, Mistral, Qwen2 and Qwen3: the target whose output counts."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -56,7 +58,7 @@ class Decoder(DecoderStack):
         rows, out = len(place_N[0]), dict[int, Tensor]()
         for rows_M, part in attention.parts(rows, MOST_ROWS):
             place_M = place_N if rows_M is None else [one[rows_M] for one in place_N]
-            states = self._layers(*place_M, part, kv, taps)
+            states = self._layers(place_M, part, kv, taps)
             if rows_M is None:
                 out = states
                 continue
@@ -68,14 +70,17 @@ class Decoder(DecoderStack):
 
     def _layers(
         self,
-        tokens_M: Tensor,
-        positions_M: Tensor,
-        slots_M: Tensor,
+        place_M: Sequence[Tensor],
         attention: AttentionMetadata,
         kv: KVCache,
         taps: tuple[int, ...],
     ) -> dict[int, Tensor]:
-        """Rows through all layers -> [M, H] at each tap, in order; AFTER is behind the last."""
+        """Rows through all layers -> [M, H] at each tap, in order; AFTER is behind the last.
+
+        Args:
+            place_M: tokens, positions and slots of the rows.
+        """
+        tokens_M, positions_M, slots_M = place_M
         inputs = self.attention_inputs(positions_M, slots_M, attention)
         x_MH = F.embedding(tokens_M, self.embed)
         states: dict[int, Tensor] = {}

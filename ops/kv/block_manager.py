@@ -57,7 +57,7 @@ class BlockManager:
         """bool [last - first]: whether a segment may take these slots, where they are free."""
         blocks = slice(first // self.size, -(-last // self.size))
         writer_b = self.writer[blocks]
-        open_b = (writer_b == segment) | ((writer_b == NOBODY) & (self.references[blocks] == 0))
+        open_b: Bools = (writer_b == segment) | ((writer_b == NOBODY) & (self.references[blocks] == 0))
         if self.size == 1:
             return open_b
         start = blocks.start * self.size

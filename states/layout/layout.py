@@ -209,8 +209,11 @@ class Layout:
         told = packed.tokens, packed.positions, packed.all_slots, numbers
         host_CN = packed.spread((0, 0, kv.scratch, len(ids)), told)
         place_3BQ = torch.from_numpy(host_CN[:3].reshape(3, packed.height, packed.queries))
+        tokens_BQ, positions_BQ, slots_BQ = place_3BQ.to(self.device).unbind()
         return Rows(
-            *place_3BQ.to(self.device).unbind(),
+            tokens_BQ,
+            positions_BQ,
+            slots_BQ,
             self.segments.lineages(ids),
             host_CN[3].astype(np.int32),
             self.members(packed, trees),

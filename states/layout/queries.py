@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +55,7 @@ class PackedQueries:
         self.positions = [position for run in runs for position in run.positions]
         self.index, self.all_slots = self._index(), self._append_(kv)
         ends = [0, *accumulate(self.sizes)]
-        parts = [slice(*pair) for pair in zip(ends, ends[1:], strict=False)]
+        parts = [slice(*pair) for pair in pairwise(ends)]
         self.flat = [self.index[part] for part in parts]
         self.slots = [self.all_slots[part] for part in parts]
 
@@ -72,7 +72,8 @@ class PackedQueries:
 
     def _append_(self, kv: KVCache) -> Ints:
         whose_3 = [(run.owner, run.homes[0], run.row) for run in self.runs]
-        whose_R3 = np.array(whose_3, np.int32).reshape(-1, 3).repeat(np.array(self.sizes, np.int64), 0)
+        sizes = np.array(self.sizes, np.int64)
+        whose_R3 = np.array(whose_3, np.int32).reshape(-1, 3).repeat(sizes, 0)
         owners, homes, rows = whose_R3.T
         return kv.append_(owners, self.positions, rows if kv.rows > 1 else 0, homes)
 
