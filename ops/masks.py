@@ -44,11 +44,15 @@ def _group(
         index_Gq[0, : len(rows.tree_segment_R)] = rows.tree_segment_R
     else:
         visible_PK, index = history(kv, stack, rows.lineages, segment_Gq, readable)
-        index_Gq = tensor(index, device)
+        index_Gq = tensor(index, device) if len(visible_PK) > 1 else None
     positions_GK = tensor(kv.position[stack.slots_GK], device)
-    rows_Gq = tensor(stack.rows_Gq, device)
-    mask_GqK = tensor(visible_PK, device)[index_Gq]
-    mask_GqK &= positions_GK[:, None] <= positions_N[rows_Gq][..., None]
+    if stack.is_whole(positions_N.numel()):
+        positions_Gq = positions_N.view(stack.rows_Gq.shape)
+    else:
+        positions_Gq = positions_N[tensor(stack.rows_Gq, device)]
+    visible = tensor(visible_PK, device)
+    mask_GqK = positions_GK[:, None] <= positions_Gq[..., None]
+    mask_GqK &= visible if index_Gq is None else visible[index_Gq]
     if has_forest:
         _forest(rows, stack, mask_GqK, positions_GK)
     elif rows.forest is None and not readable[rows.node_slots_ST].all():
