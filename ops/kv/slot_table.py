@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .block_manager import BlockManager, Bools
-from .slots import FREE, NOBODY, Ints, PoolFullError, Region, check_regions, check_row
+from .slots import FREE, NOBODY, Ints, PoolFullError, Region, check_regions, check_row, each
 
 Row = int | Ints
 SPREAD = 64  # slots of others that a run may hold besides as many as there are own ones
@@ -106,7 +106,7 @@ class SlotTable:
             row: the pool's row, one for all or one for each slot; home: of the owners, likewise.
         """
         owner_Q = np.asarray(owner, np.int32)
-        home_Q = np.broadcast_to(np.asarray(home, np.int32), owner_Q.shape)
+        home_Q = each(home, owner_Q.size)
         if self.rows == 1:
             slots = self._take(owner_Q, home_Q)
         else:
@@ -122,12 +122,14 @@ class SlotTable:
         if not slots_Q.size:
             return
         slots, old_Q = slots_Q.astype(np.int64), self.owner[slots_Q]
-        new_Q = np.broadcast_to(np.asarray(owner, np.int32), old_Q.shape)
+        new_Q = each(owner, slots.size)
         came, left = new_Q != FREE, old_Q != FREE
-        self.blocks.enter_(new_Q[came], slots[came])
-        self.blocks.leave_(old_Q[left], slots[left])
+        if more := int(np.count_nonzero(came)):
+            self.blocks.enter_(new_Q[came], slots[came])
+        if less := int(np.count_nonzero(left)):
+            self.blocks.leave_(old_Q[left], slots[left])
         self.owner[slots] = new_Q
-        self.current_length += int(np.count_nonzero(came)) - int(np.count_nonzero(left))
+        self.current_length += more - less
 
     def _include_(self, home: int, slots: npt.NDArray[np.integer[Any]]) -> Region:
         """A home uses these slots from now on."""
@@ -179,7 +181,7 @@ class SlotTable:
         Raises:
             PoolFullError: a row has fewer.
         """
-        row_Q = np.broadcast_to(np.asarray(row, np.int32), count)
+        row_Q = each(row, count)
         slots = np.empty(count, np.int32)
         for one, asked in zip(*np.unique(row_Q, return_counts=True), strict=True):
             first = int(one) * self.capacity
