@@ -1,5 +1,7 @@
 """One lean decoder for Llama, Mistral, Qwen2 and Qwen3: the target whose output counts."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -52,11 +54,11 @@ class Decoder(DecoderStack):
             check_blend(self, tokens_BQ, plan, taps, blend)
             blender = Blender(self, tokens_BQ, positions_BQ, slots_BQ, attention, kv, blend)
             return blender.forward(plan, logit_rows_R, taps)
-        place_N3 = torch.stack([tokens_BQ.flatten(), positions_BQ.flatten(), slots_BQ.flatten()], 1)
-        rows, out = len(place_N3), dict[int, Tensor]()
+        place_N = [one.reshape(-1) for one in (tokens_BQ, positions_BQ, slots_BQ)]
+        rows, out = len(place_N[0]), dict[int, Tensor]()
         for rows_M, part in attention.parts(rows, MOST_ROWS):
-            own_M3 = place_N3 if rows_M is None else place_N3[rows_M]
-            states = self._layers(own_M3, part, kv, taps)
+            place_M = place_N if rows_M is None else [one[rows_M] for one in place_N]
+            states = self._layers(place_M, part, kv, taps)
             if rows_M is None:
                 out = states
                 continue
@@ -67,14 +69,18 @@ class Decoder(DecoderStack):
         return TargetOutput(logits_RV, torch.cat(list(out.values()), -1) if out else None)
 
     def _layers(
-        self, place_M3: Tensor, attention: AttentionMetadata, kv: KVCache, taps: tuple[int, ...]
+        self,
+        place_M: Sequence[Tensor],
+        attention: AttentionMetadata,
+        kv: KVCache,
+        taps: tuple[int, ...],
     ) -> dict[int, Tensor]:
         """Rows through all layers -> [M, H] at each tap, in order; AFTER is behind the last.
 
         Args:
-            place_M3: token, position and slot of each row.
+            place_M: tokens, positions and slots of the rows.
         """
-        tokens_M, positions_M, slots_M = place_M3.unbind(1)
+        tokens_M, positions_M, slots_M = place_M
         inputs = self.attention_inputs(positions_M, slots_M, attention)
         x_MH = F.embedding(tokens_M, self.embed)
         states: dict[int, Tensor] = {}

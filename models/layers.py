@@ -15,7 +15,7 @@ from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import SlotRun
 from .config import DecoderConfig, DecoderShape
 from .linear import Linear, linear
-from .norm import RMSNorm, normed, rms_norm
+from .norm import RMSNorm, normed
 from .rope import Angles, inverse_frequencies, rotate, rotation
 
 
@@ -71,7 +71,7 @@ def group_inputs(
 def wide_logits(x_RH: Tensor, head: Tensor | Linear) -> Tensor:
     """[R, H] -> [R, V], float32; of a float64 model float64."""
     logits_RV = linear(x_RH, head) if isinstance(head, Tensor) else head.forward(x_RH)
-    return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+    return logits_RV if logits_RV.dtype in (torch.float32, torch.float64) else logits_RV.float()
 
 
 def attend_pool(
@@ -95,8 +95,9 @@ def _attend_group(
     q_Mhd: Tensor, layer: int, group: GroupInputs, kv: KVCache, attend: Attend
 ) -> Tensor:
     keys, values = kv.get_valid(layer, group.keys)
-    q_Gqhd = q_Mhd.view(len(keys), -1, *q_Mhd.shape[1:])
-    return attend(q_Gqhd, keys, values, group.bias_G1qK).flatten(2).flatten(0, 1)
+    rows, heads, dim = q_Mhd.shape
+    q_Gqhd = q_Mhd.view(keys.shape[0], -1, heads, dim)
+    return attend(q_Gqhd, keys, values, group.bias_G1qK).reshape(rows, -1)
 
 
 def _attend_merged(q_Nhd: Tensor, layer: int, groups: Sequence[GroupInputs], kv: KVCache) -> Tensor:
@@ -122,6 +123,8 @@ class DecoderLayer(nn.Module):
     """Pre-norm attention and SwiGLU, the projections fused: fewer kernels, which is what counts
     for small models on a CPU."""
 
+    kind_h: Tensor
+
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
@@ -135,6 +138,9 @@ class DecoderLayer(nn.Module):
         self.gate_up = Linear(hidden, 2 * inner, bias=config.mlp_bias)
         self.down = Linear(inner, hidden, bias=config.mlp_bias)
         self.qk_norm = nn.Parameter(torch.empty(2, self.head_dim)) if config.qk_norm else None
+        with torch.device("cpu"):  # which of the two norms each head has
+            kind_h = torch.tensor([0] * self.heads + [1] * self.kv_heads)
+        self.register_buffer("kind_h", kind_h, persistent=False)
 
     def forward(self, x_NH: Tensor, layer: int, inputs: AttentionInputs, kv: KVCache) -> Tensor:
         """Write the rows' keys and values into the pool, then attend and transform."""
@@ -143,10 +149,14 @@ class DecoderLayer(nn.Module):
 
     def project(self, x_NH: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys before RoPE [N, heads + kv_heads, d], and values [N, kv_heads, d]."""
-        all_Nhd = self.qkv.forward(self.input_norm.forward(x_NH)).view(len(x_NH), -1, self.head_dim)
-        split = self.heads + self.kv_heads
-        qk_Nhd, v_Ngd = all_Nhd[:, :split], all_Nhd[:, split:]
-        return (qk_Nhd if self.qk_norm is None else self._norm(qk_Nhd, self.qk_norm)), v_Ngd
+        all_ND = self.qkv.forward(self.input_norm.forward(x_NH))
+        all_Nhd = all_ND.view(x_NH.shape[0], -1, self.head_dim)
+        sizes = self.heads + self.kv_heads, self.kv_heads
+        qk_Nhd, v_Ngd = torch.split_with_sizes(all_Nhd, sizes, 1)
+        if self.qk_norm is not None:
+            weight_hd = self.qk_norm.index_select(0, self.kind_h)
+            qk_Nhd = normed(qk_Nhd, self.eps).mul_(weight_hd)
+        return qk_Nhd, v_Ngd
 
     def see(
         self, qk_Nhd: Tensor, v_Ngd: Tensor, layer: int, inputs: AttentionInputs, kv: KVCache
@@ -160,7 +170,7 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         """What `project` found into the pool -> the queries after RoPE, [N, heads, d]."""
         qk_Nhd = rotate(qk_Nhd, inputs.cos_N1d, inputs.sin_N1d)
-        q_Nhd, k_Ngd = qk_Nhd[:, : self.heads], qk_Nhd[:, self.heads :]
+        q_Nhd, k_Ngd = torch.split_with_sizes(qk_Nhd, (self.heads, self.kv_heads), 1)
         kv.write_(layer, inputs.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
         return q_Nhd
 
@@ -169,16 +179,6 @@ class DecoderLayer(nn.Module):
         x_NH = self.o.added(x_NH, seen_NI)
         gate, up = self.gate_up.forward(self.post_norm.forward(x_NH)).chunk(2, -1)
         return self.down.added(x_NH, F.silu(gate).mul_(up))
-
-    def _norm(self, qk_Nhd: Tensor, weight_2d: Tensor) -> Tensor:
-        q_weight, k_weight = weight_2d.unbind()
-        if qk_Nhd.dtype != torch.float64 and qk_Nhd.is_cpu:
-            qk_Nhd = normed(qk_Nhd, self.eps)
-            qk_Nhd[:, : self.heads].mul_(q_weight)
-            qk_Nhd[:, self.heads :].mul_(k_weight)
-            return qk_Nhd
-        q, k = qk_Nhd[:, : self.heads], qk_Nhd[:, self.heads :]
-        return torch.cat((rms_norm(q, q_weight, self.eps), rms_norm(k, k_weight, self.eps)), 1)
 
     def published(self) -> dict[str, Tensor]:
         """Views of the parameters under Hugging Face's names, without the layer's prefix."""
@@ -276,5 +276,6 @@ class DecoderStack(PoolModel):
     def logits(self, x_RH: Tensor) -> Tensor:
         """[R, H] after the last layer -> [R, V]; float32, of a float64 model float64."""
         logits_RV = wide_logits(self.norm.forward(x_RH), self.lm_head)
-        logits_RV[:, self.known :] = -torch.inf
+        if self.known < logits_RV.shape[1]:
+            logits_RV[:, self.known :] = -torch.inf
         return logits_RV

@@ -66,7 +66,7 @@ class Linear(nn.Linear):
     few_rows = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.few is None or len(x) > self.few_rows:
+        if self.few is None or x.shape[0] > self.few_rows:
             return linear(x, self.weight, self.bias)
         return self.few.times(x) if self.bias is None else self.few.added(self.bias, x)
 
@@ -74,7 +74,7 @@ class Linear(nn.Linear):
         """residual + linear(x), in one kernel where there is no bias."""
         if self.bias is not None:
             return residual_NH + self.forward(x_NI)
-        if self.few is not None and len(x_NI) <= self.few_rows:
+        if self.few is not None and x_NI.shape[0] <= self.few_rows:
             return self.few.added(residual_NH, x_NI)
         if not self.weight.is_mkldnn:
             return torch.addmm(residual_NH, x_NI, self.weight.t())

@@ -9,25 +9,23 @@ from torch import Tensor, nn
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) * weight, over the last dimension."""
-    if x.dtype == torch.float64 or not x.is_cpu:
-        return _as_usual(x, weight, eps)
+    if x.dtype == torch.float32 and not x.is_cpu:
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
     return normed(x, eps) * weight
 
 
 def normed(x: Tensor, eps: float) -> Tensor:
-    """The same without a weight, on a CPU: by one kernel for the sum of squares, where the usual
-    way takes three."""
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-    scale = torch.addcmul(_number(eps), norm, norm, value=1 / x.shape[-1]).rsqrt_()
-    return (x * scale).to(x.dtype)
-
-
-def _as_usual(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    if x.dtype == torch.float32:
-        return F.rms_norm(x, x.shape[-1:], weight, eps)
+    """The same without a weight; on a CPU by one kernel for the sum of squares, where the usual way
+    takes three."""
+    kind = x.dtype
+    if x.is_cpu and kind != torch.float64:
+        norm = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
+        scale = torch.addcmul(_number(eps), norm, norm, value=1 / x.shape[-1]).rsqrt_()
+        return x * scale if kind == torch.float32 else (x * scale).to(kind)
+    if kind == torch.float32:
+        return F.rms_norm(x, x.shape[-1:], None, eps)
     wide = x.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return wide.to(x.dtype) * weight
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(kind)
 
 
 @cache

@@ -40,10 +40,12 @@ def rotation(
     They are float32 in every dtype, as in transformers: float64 ones would be another model.
     """
     angles = positions_N[:, None].float() * frequencies
-    cos, sin = angles.cos() * scaling, angles.sin() * scaling
+    cos, sin = angles.cos(), angles.sin()
+    if scaling != 1:
+        cos, sin = cos * scaling, sin * scaling
     cos = torch.cat((cos, cos), -1)[:, None]
     sin = torch.cat((-sin, sin), -1)[:, None]
-    return cos.to(dtype), sin.to(dtype)
+    return (cos, sin) if dtype == torch.float32 else (cos.to(dtype), sin.to(dtype))
 
 
 def rotate(x_Nhd: Tensor, cos_N1d: Tensor, sin_N1d: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ def _group(
     device = rows.tokens_BQ.device
     positions_N = rows.positions_BQ.view(-1)
     has_forest = rows.forest is not None and stack.rows_Gq[0, 0] == 0
-    segment_Gq = rows.segment_N[stack.rows_Gq]
+    segment_Gq, index_Gq = rows.segment_N[stack.rows_Gq], None
     if has_forest:  # any segment may turn out to be a row's: all are prepared, by their numbers
         numbers_1S = np.arange(len(rows.lineages.ids_S) + 1, dtype=np.int32)[None]
         visible_PK, _ = history(kv, stack, rows.lineages, numbers_1S, readable)
@@ -44,11 +44,16 @@ def _group(
         index_Gq[0, : len(rows.tree_segment_R)] = rows.tree_segment_R
     else:
         visible_PK, index = history(kv, stack, rows.lineages, segment_Gq, readable)
-        index_Gq = tensor(index, device)
+        if len(visible_PK) > 1:
+            index_Gq = tensor(index, device)
     positions_GK = tensor(kv.position[stack.slots_GK], device)
-    rows_Gq = tensor(stack.rows_Gq, device)
-    mask_GqK = tensor(visible_PK, device)[index_Gq]
-    mask_GqK &= positions_GK[:, None] <= positions_N[rows_Gq][..., None]
+    if stack.is_whole(positions_N.numel()):
+        positions_Gq = positions_N.view(stack.rows_Gq.shape)
+    else:
+        positions_Gq = positions_N[tensor(stack.rows_Gq, device)]
+    visible = tensor(visible_PK, device)
+    mask_GqK = positions_GK[:, None] <= positions_Gq[..., None]
+    mask_GqK &= visible if index_Gq is None else visible[index_Gq]
     if has_forest:
         _forest(rows, stack, mask_GqK, positions_GK)
     elif rows.forest is None and not readable[rows.node_slots_ST].all():

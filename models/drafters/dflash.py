@@ -69,7 +69,7 @@ class DFlashDraftModel(DrafterModel):
         if order != tuple(range(len(self.tap_ids))):
             parts = taps_RF.chunk(len(self.tap_ids), -1)
             taps_RF = torch.cat([parts[tap] for tap in order], -1)
-        context_RH: Tensor = self.hidden_norm(self.fc(taps_RF))
+        context_RH: Tensor = self.hidden_norm.forward(self.fc.forward(taps_RF))
         return context_RH
 
     def write_context_(
@@ -94,7 +94,7 @@ class DFlashDraftModel(DrafterModel):
         x_NH = self.embed(tokens_BQ.flatten())
         for index, layer in enumerate(self.stack):
             inputs = inputs_of[self.config.reaches[index]]
-            x_NH = layer(layer.input_layernorm(x_NH), x_NH, index, inputs, kv)
+            x_NH = layer.forward(layer.input_layernorm(x_NH), x_NH, index, inputs, kv)
         return torch.unflatten(self.norm(x_NH), 0, tokens_BQ.shape)
 
     def logits(self, hidden_RH: Tensor) -> Tensor:

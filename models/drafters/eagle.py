@@ -116,7 +116,7 @@ class Eagle(EagleHead):
 
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
         """See `EagleHead.mix`; true and predicted features alike go through `fc`."""
-        x_NH = self.fc(torch.cat((embedding_NH, hidden_NH), -1))
+        x_NH = self.fc.forward(torch.cat((embedding_NH, hidden_NH), -1))
         return x_NH, x_NH
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
@@ -157,11 +157,11 @@ class Eagle3(EagleHead):
         """See `HiddenDrafter.fuse`."""
         taps_RF = taps_RF.to(self.dtype)
         if self.input_norm is not None:
-            taps_RF = self.input_norm(taps_RF)
+            taps_RF = self.input_norm.forward(taps_RF)
         if self.fc_norm is not None:
             parts = taps_RF.chunk(len(self.fc_norm), -1)
             taps_RF = torch.cat([n(p) for n, p in zip(self.fc_norm, parts, strict=True)], -1)
-        fused_RH: Tensor = self.fc(taps_RF)
+        fused_RH: Tensor = self.fc.forward(taps_RF)
         return fused_RH
 
     @property
@@ -171,8 +171,8 @@ class Eagle3(EagleHead):
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
         """See `EagleHead.mix`: attention reads embeddings beside features."""
         layer = self.midlayer
-        normed_NH = layer.hidden_norm(hidden_NH)
-        mixed_NW = torch.cat((layer.input_layernorm(embedding_NH), normed_NH), -1)
+        normed_NH = layer.hidden_norm.forward(hidden_NH)
+        mixed_NW = torch.cat((layer.input_layernorm.forward(embedding_NH), normed_NH), -1)
         return mixed_NW, normed_NH if self.config.norm_before_residual else hidden_NH
 
     def leave(self, out_NH: Tensor) -> Tensor:

@@ -31,17 +31,19 @@ class DrafterAttention(nn.Module):
         """[N, W] -> rotated keys and values, each [N, kv_heads, d]."""
         if self.qkv.joint is not None:
             return self.project(x_NW, angles)[1:]
-        k_Ngd, v_Ngd = self._heads(self.k_proj(x_NW)), self._heads(self.v_proj(x_NW))
-        return rotate(self.k_norm(k_Ngd), *angles), v_Ngd
+        k_Ngd = self._heads(self.k_proj.forward(x_NW))
+        v_Ngd = self._heads(self.v_proj.forward(x_NW))
+        return rotate(self.k_norm.forward(k_Ngd), *angles), v_Ngd
 
     def project(self, x_NW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
         """[N, W] -> rotated queries [N, heads, d], and keys and values [N, kv_heads, d]."""
         q_Nhd, k_Ngd, v_Ngd = map(self._heads, self.qkv(x_NW))
-        return rotate(self.q_norm(q_Nhd), *angles), rotate(self.k_norm(k_Ngd), *angles), v_Ngd
+        q_Nhd, k_Ngd = self.q_norm.forward(q_Nhd), self.k_norm.forward(k_Ngd)
+        return rotate(q_Nhd, *angles), rotate(k_Ngd, *angles), v_Ngd
 
     def _heads(self, x_ND: Tensor) -> Tensor:
         """[N, heads * d] -> [N, heads, d]."""
-        return x_ND.view(len(x_ND), -1, self.head_dim)
+        return x_ND.view(x_ND.shape[0], -1, self.head_dim)
 
 
 class DrafterMLP(nn.Module):
@@ -83,7 +85,7 @@ class DrafterLayer(nn.Module):
     def finish(self, residual_NH: Tensor, attended_ND: Tensor) -> Tensor:
         """Everything after attention: output projection, residual, SwiGLU."""
         x_NH = self.self_attn.o_proj.added(residual_NH, attended_ND)
-        y_NH = self.post_attention_layernorm(x_NH)
+        y_NH = self.post_attention_layernorm.forward(x_NH)
         gate_NI, up_NI = self.mlp.gate_up(y_NH)
         return self.mlp.down_proj.added(x_NH, F.silu(gate_NI) * up_NI)
 

@@ -49,6 +49,11 @@ class Stack(NamedTuple):
     slots_GK: Ints
     held_GK: npt.NDArray[np.bool_] | None = None
 
+    def is_whole(self, rows: int) -> bool:
+        """Whether its rows are all `rows` of a forward, in their order."""
+        rows_N = self.rows_Gq.reshape(-1)
+        return rows_N.size == rows and (rows == 1 or bool((np.diff(rows_N) == 1).all()))
+
     def places(self, slots_EX: Ints, sequence_E: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """int64 [E, X]: which of the K slots of its sequence each slot is."""
         if isinstance(self.keys, SlotRun):
@@ -186,8 +191,9 @@ def _stack(
     first, length = int(own[0][0]), max(int(one[1]) for one in own)
     stride = int(own[1][0]) - first if len(group) > 1 else 0
     run = SlotRun(first, length, stride, len(group))
-    held_GK = _held(kv, run.slots_GK, [members[i].owners for i in group])
-    return Stack(rows_Gq, run, run.slots_GK, held_GK)
+    slots_GK = run.slots_GK
+    held_GK = _held(kv, slots_GK, [members[i].owners for i in group])
+    return Stack(rows_Gq, run, slots_GK, held_GK)
 
 
 def _table(
@@ -252,7 +258,11 @@ def history(
     """
     count = len(lineages.ids_S) + 1
     sequence_G1 = np.arange(len(segment_Gq))[:, None]
-    pairs_P, index = np.unique(sequence_G1 * count + segment_Gq, return_inverse=True)
+    pairs_Gq = sequence_G1 * count + segment_Gq
+    if (pairs_Gq == pairs_Gq[:1, :1]).all():  # one kind, the usual one
+        pairs_P, index = pairs_Gq[0, :1], np.zeros(pairs_Gq.size, np.int32)
+    else:
+        pairs_P, index = np.unique(pairs_Gq, return_inverse=True)
     slots_PK = stack.slots_GK[pairs_P // count]
     visible_PK = lineages.visible(pairs_P % count, kv.owner[slots_PK]) & readable[slots_PK]
     if stack.held_GK is not None:
@@ -263,7 +273,6 @@ def history(
 def group_of(stack: Stack, rows: int, mask_GqK: Tensor, positions_GK: Tensor) -> AttentionGroup:
     """A stack with its mask; `rows` of the forward."""
     device = mask_GqK.device
-    natural = stack.rows_Gq.size == rows and (np.diff(stack.rows_Gq.reshape(-1)) == 1).all()
     keys = stack.keys if isinstance(stack.keys, SlotRun) else tensor(stack.keys, device)
-    rows_Gq = None if natural else tensor(stack.rows_Gq, device)
+    rows_Gq = None if stack.is_whole(rows) else tensor(stack.rows_Gq, device)
     return AttentionGroup(rows_Gq, keys, mask_GqK, positions_GK, stack.rows_Gq)

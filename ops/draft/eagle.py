@@ -88,6 +88,8 @@ def grow_tree_(
     levels = min(levels, count)
     growth = _Growth(drafter, frontier, kv_draft, levels, count)
     for level in range(1, levels):
+        if level > 1:
+            growth.choose_()
         growth.deepen_(level)
     growth.work.close_()
     proposal = rerank(Candidates.joined(growth.created), count, ranked).proposal(levels)
@@ -130,25 +132,28 @@ class _Growth:
         self.work = Workspace(kv, frontier.draft_rows, (levels - 1) * self.width)
 
     def deepen_(self, level: int) -> None:
-        """Forward the frontier (all branches, one sequence) and choose the next one."""
-        out_SKH = self._forward(level)
-        width, created = self.width, sum(c.tokens_SC.shape[1] for c in self.created)
-        scores_RC, ids_RC = top_children(self.drafter, out_SKH.flatten(0, 1), width)
+        """Forward the frontier (all branches, one sequence): its best children are candidates."""
+        self.hidden_SKH, width = self._forward(level), self.width
+        scores_RC, ids_RC = top_children(self.drafter, self.hidden_SKH.flatten(0, 1), width)
         scores_SC = (scores_RC.view(self.trees, width, -1) + self.scores_SK[:, :, None]).flatten(1)
         tokens_SC = self.drafter.to_target(ids_RC).view(self.trees, -1)
-        children = scores_SC.shape[1] // width
-        parents_SC = self.index_SK.repeat_interleave(children, dim=1)
+        parents_SC = self.index_SK.repeat_interleave(scores_SC.shape[1] // width, dim=1)
         depths_SC = torch.full_like(parents_SC, level + 1)
         self.created.append(Candidates(tokens_SC, parents_SC, depths_SC, scores_SC))
-        best = scores_SC.sort(dim=1, descending=True, stable=True)
+
+    def choose_(self) -> None:
+        """The best of the last candidates become the frontier, each behind its parent."""
+        last, width = self.created[-1], self.width
+        before = sum(one.tokens_SC.shape[1] for one in self.created[:-1])
+        best = last.scores_SC.sort(dim=1, descending=True, stable=True)
         pick_SK = best.indices[:, :width]
-        parent_SK = pick_SK // children
         self.scores_SK = best.values[:, :width]
-        self.tokens_SK = tokens_SC.gather(1, pick_SK)
-        self.index_SK = created + pick_SK
-        row_SK1 = parent_SK[:, :, None]
-        self.hidden_SKH = out_SKH.gather(1, row_SK1.expand(-1, -1, out_SKH.shape[-1]))
-        self.seen_SKM = self.seen_SKM.gather(1, row_SK1.expand(-1, -1, self.seen_SKM.shape[2]))
+        self.tokens_SK = last.tokens_SC.gather(1, pick_SK)
+        self.index_SK = before + pick_SK
+        parent_SK1 = (pick_SK // (last.tokens_SC.shape[1] // width))[:, :, None]
+        out_SKH, seen_SKM = self.hidden_SKH, self.seen_SKM
+        self.hidden_SKH = out_SKH.gather(1, parent_SK1.expand(-1, -1, out_SKH.shape[-1]))
+        self.seen_SKM = seen_SKM.gather(1, parent_SK1.expand(-1, -1, seen_SKM.shape[2]))
 
     def _forward(self, level: int) -> Tensor:
         """hidden_SKH of the frontier, which stands at one position per branch."""

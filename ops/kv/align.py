@@ -53,13 +53,10 @@ class AlignmentManager:
     @staticmethod
     def align_for_decode(lengths: Sequence[int]) -> AlignmentState:
         """Padding that makes rows of these lengths equally long."""
-        valid_B = np.asarray(lengths, np.int64)
-        padding_B = valid_B.max(initial=0) - valid_B
-        columns_Q = np.arange(valid_B.max(initial=0))
-        padding = tuple(padding_B.tolist())
-        return AlignmentState(
-            padding, tuple(valid_B.tolist()), columns_Q >= padding_B[:, None], padding
-        )
+        most = max(lengths, default=0)
+        padding = tuple(most - length for length in lengths)
+        is_valid_BQ = np.arange(most) >= np.array(padding, np.int64)[:, None]
+        return AlignmentState(padding, tuple(lengths), is_valid_BQ, padding)
 
     @staticmethod
     def align_continuous_decode(

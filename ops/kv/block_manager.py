@@ -57,7 +57,10 @@ class BlockManager:
         """bool [last - first]: whether a segment may take these slots, where they are free."""
         blocks = slice(first // self.size, -(-last // self.size))
         writer_b = self.writer[blocks]
-        open_b = (writer_b == segment) | ((writer_b == NOBODY) & (self.references[blocks] == 0))
+        is_free_b: Bools = (writer_b == NOBODY) & (self.references[blocks] == 0)
+        open_b: Bools = is_free_b | (writer_b == segment)
+        if self.size == 1:
+            return open_b
         start = blocks.start * self.size
         return np.repeat(open_b, self.size)[first - start : last - start]
 
@@ -68,31 +71,37 @@ class BlockManager:
 
     def enter_(self, owner_Q: Ints, slots_Q: npt.NDArray[np.int64]) -> None:
         """Slots have become these segments', which were nobody's."""
+        began = list[tuple[int, int]]()
         for segment, block, count in self._pairs(owner_Q, slots_Q):
             table = self.tables.setdefault(segment, {})
             if block not in table:
                 table[block] = 0
-                if not self.references[block]:
-                    self.in_use += 1
-                    if self.writer[block] == NOBODY:
-                        self.writer[block] = segment
-                self.references[block] += 1
+                began.append((block, segment))
             table[block] += count
-        self.high_water = max(self.high_water, self.in_use)
+        if began:
+            blocks, segments = np.array(began[::-1]).T  # of several the first one, written last
+            new = (self.references[blocks] == 0) & (self.writer[blocks] == NOBODY)
+            self.writer[blocks[new]] = segments[new]
+            np.add.at(self.references, blocks, 1)
+            self.in_use = int(np.count_nonzero(self.references))
+            self.high_water = max(self.high_water, self.in_use)
 
     def leave_(self, owner_Q: Ints, slots_Q: npt.NDArray[np.int64]) -> None:
         """Slots are these segments' no more."""
+        ended = list[int]()
         for segment, block, count in self._pairs(owner_Q, slots_Q):
             table = self.tables[segment]
             table[block] -= count
             if not table[block]:
                 del table[block]
-                self.references[block] -= 1
-                if not self.references[block]:
-                    self.in_use -= 1
-                    self.writer[block] = NOBODY
+                ended.append(block)
             if not table:
                 del self.tables[segment]
+        if ended:
+            blocks = np.array(ended)
+            np.subtract.at(self.references, blocks, 1)
+            self.writer[blocks[self.references[blocks] == 0]] = NOBODY
+            self.in_use = int(np.count_nonzero(self.references))
 
     def seal_(self, segment: int) -> None:
         """Nobody takes slots any more of the blocks where a segment has some."""

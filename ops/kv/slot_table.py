@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .block_manager import BlockManager, Bools
-from .slots import FREE, NOBODY, Ints, PoolFullError, Region, check_regions, check_row
+from .slots import FREE, NOBODY, Ints, PoolFullError, Region, check_regions, check_row, each
 
 Row = int | Ints
 SPREAD = 64  # slots of others that a run may hold besides as many as there are own ones
@@ -106,7 +106,7 @@ class SlotTable:
             row: the pool's row, one for all or one for each slot; home: of the owners, likewise.
         """
         owner_Q = np.asarray(owner, np.int32)
-        home_Q = np.broadcast_to(np.asarray(home, np.int32), owner_Q.shape)
+        home_Q = each(home, owner_Q.size)
         if self.rows == 1:
             slots = self._take(owner_Q, home_Q)
         else:
@@ -119,13 +119,17 @@ class SlotTable:
 
     def _label_(self, slots_Q: npt.NDArray[np.integer[Any]], owner: npt.ArrayLike) -> None:
         """Slots become somebody's, or free."""
+        if not slots_Q.size:
+            return
         slots, old_Q = slots_Q.astype(np.int64), self.owner[slots_Q]
-        new_Q = np.broadcast_to(np.asarray(owner, np.int32), old_Q.shape)
+        new_Q = each(owner, slots.size)
         came, left = new_Q != FREE, old_Q != FREE
-        self.blocks.enter_(new_Q[came], slots[came])
-        self.blocks.leave_(old_Q[left], slots[left])
+        if more := int(np.count_nonzero(came)):
+            self.blocks.enter_(new_Q[came], slots[came])
+        if less := int(np.count_nonzero(left)):
+            self.blocks.leave_(old_Q[left], slots[left])
         self.owner[slots] = new_Q
-        self.current_length += int(np.count_nonzero(came)) - int(np.count_nonzero(left))
+        self.current_length += more - less
 
     def _include_(self, home: int, slots: npt.NDArray[np.integer[Any]]) -> Region:
         """A home uses these slots from now on."""
@@ -146,9 +150,10 @@ class SlotTable:
         # where blocks have one slot, nobody can begin one that somebody else goes on in
         writer_Q = owner_Q if self.blocks.size > 1 else home_Q
         for owner, home in dict.fromkeys(zip(writer_Q.tolist(), home_Q.tolist(), strict=True)):
-            mine = np.flatnonzero((writer_Q == owner) & (home_Q == home))
+            mine = (writer_Q == owner) & (home_Q == home)
+            count = int(np.count_nonzero(mine))
             region = self.regions.setdefault(home, Region())
-            slots[mine] = lowest = self._lowest(free, owner, region, mine.size)
+            slots[mine] = lowest = self._lowest(free, owner, region, count)
             free[lowest] = False
             self.blocks.begin_(owner, lowest)
             region.include_(int(lowest[0]), int(lowest[-1]))
@@ -176,7 +181,7 @@ class SlotTable:
         Raises:
             PoolFullError: a row has fewer.
         """
-        row_Q = np.broadcast_to(np.asarray(row, np.int32), count)
+        row_Q = each(row, count)
         slots = np.empty(count, np.int32)
         for one, asked in zip(*np.unique(row_Q, return_counts=True), strict=True):
             first = int(one) * self.capacity
@@ -211,8 +216,9 @@ class SlotTable:
     def release_(self, slots: npt.ArrayLike) -> None:
         """Give slots back."""
         index = np.asarray(slots, np.int64)
-        self._label_(index, FREE)
-        self.home[index], self.committed[index] = NOBODY, False
+        if index.size:
+            self._label_(index, FREE)
+            self.home[index], self.committed[index] = NOBODY, False
 
     def retire_(self, owners: Iterable[int], row: int | None = None) -> None:
         """Give back everything of these owners, in all rows or in one, and the regions of homes."""

@@ -72,6 +72,12 @@ class Region:
         self.low, self.high = min(self.low, first), max(self.high, last + 1)
 
 
+def each(value: npt.ArrayLike, count: int) -> Ints:
+    """int32 [count]: a value for each, or one for all."""
+    value_Q = np.asarray(value, np.int32)
+    return value_Q if value_Q.ndim else np.full(count, value_Q)
+
+
 def check_regions(regions: Mapping[int, Region], home: Ints, used: npt.NDArray[np.bool_]) -> None:
     """The slots of every home are among those that its region says."""
     for one in np.unique(home[used]).tolist():

@@ -151,5 +151,7 @@ class FirstTokens:
 @op("branch.root", writes="roots")
 def root(rows: Rows, logits: Tensor) -> FirstTokens:
     """Process and draw the first token of every branch whose prefill ends in these rows."""
+    if not rows.tips_R.numel():
+        return FirstTokens(rows.tips_R, GrammarRows(rows.tips_R[:, None], logits[:0]))
     scored = score_tips(rows, logits[rows.tree_rows :])
     return FirstTokens(scored.drawn(), scored.bound(rows.bound_tips))

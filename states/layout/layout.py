@@ -137,12 +137,16 @@ class Layout:
                 joined(parts[: len(of_trees)]) if shared else by_node(parts, trees)
                 for parts in (packed.flat, packed.slots)
             )
-            rows = replace(rows, node_rows_ST=flat, node_slots_ST=slots)
-            rows = stand(rows, trees) if bare else grow(rows, trees, shared)
-            rows = replace(rows, alignment=self.alignment(packed, trees, spans, rows.positions_BQ))
+            if bare:
+                rows = stand(rows, trees, flat, slots)
+            else:
+                rows = grow(rows, trees, flat, slots, shared)
+            if not self.packed:
+                aligned = self.alignment(packed, trees, spans, rows.positions_BQ)
+                rows = replace(rows, alignment=aligned)
         bound = [i for i, span in enumerate(s for s in spans if s.draws) if span.bound]
         return PlacedRows(
-            replace(rows, bound_tips=tuple(bound)),
+            replace(rows, bound_tips=tuple(bound)) if bound else rows,
             rows.node_rows_ST,
             rows.node_slots_ST,
             fresh,
@@ -201,15 +205,19 @@ class Layout:
             owners[:trees] = [list(segments) for segments in histories]
         ids = sorted({owner for own in owners for owner in own if owner >= 0})
         number = {owner: at for at, owner in enumerate(ids)}
-        numbers = ([number.get(owner, len(ids)) for owner in own] for own in owners)
+        numbers = [number.get(owner, len(ids)) for own in owners for owner in own]
+        told = packed.tokens, packed.positions, packed.all_slots, numbers
+        host_CN = packed.spread((0, 0, kv.scratch, len(ids)), told)
+        place_3BQ = torch.from_numpy(host_CN[:3].reshape(3, packed.height, packed.queries))
+        tokens_BQ, positions_BQ, slots_BQ = place_3BQ.to(self.device).unbind()
         return Rows(
-            packed.tensor(0, (run.tokens for run in runs)).to(self.device),
-            packed.tensor(0, (run.positions for run in runs)).to(self.device),
-            packed.tensor(kv.scratch, packed.slots).to(self.device),
+            tokens_BQ,
+            positions_BQ,
+            slots_BQ,
             self.segments.lineages(ids),
-            packed.spread(len(ids), numbers),
+            host_CN[3].astype(np.int32),
             self.members(packed, trees),
-            joined(packed.slots[trees:]),
+            packed.all_slots[sum(packed.sizes[:trees]) :],
             *no_trees(self.device),
             self._ids(tips),
         )

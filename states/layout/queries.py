@@ -1,11 +1,11 @@
 """Runs of query rows and how they are laid side by side in the tensor rows of a forward."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
-import torch
-from torch import Tensor
+import numpy.typing as npt
 
 from ...ops.kv.align import AlignmentManager
 from ...ops.kv.pool import KVCache
@@ -32,7 +32,9 @@ class PackedQueries:
 
     Attributes:
         first_row, height, queries: of the tensors; tensor row b is the pool's `first_row + b`.
-        flat, slots: flat row indices and pool slots of each run, in the given order.
+        flat, slots: int32, flat row indices and pool slots of each run, in the given order.
+        index, all_slots: the same of all runs, one after another.
+        tokens, positions: of all runs.
         aligned: how the rows are padded; `paddings` the padding in front of each tensor row.
     """
 
@@ -47,39 +49,45 @@ class PackedQueries:
         self.aligned = AlignmentManager.align_for_decode(
             [lengths.get(self.first_row + b, 0) for b in range(self.height)]
         )
-        self.paddings = tuple(self.aligned.padding_lengths)
-        self.flat = self._flat()
-        self.slots = self._append_(kv)
+        self.paddings = self.aligned.padding_lengths
+        self.sizes = [run.size for run in runs]
+        self.tokens = [token for run in runs for token in run.tokens]
+        self.positions = [position for run in runs for position in run.positions]
+        self.index, self.all_slots = self._index(), self._append_(kv)
+        ends = [0, *accumulate(self.sizes)]
+        parts = [slice(*pair) for pair in pairwise(ends)]
+        self.flat = [self.index[part] for part in parts]
+        self.slots = [self.all_slots[part] for part in parts]
 
-    def _flat(self) -> list[Ints]:
-        cursor = [b * self.queries + n for b, n in enumerate(self.aligned.padding_lengths)]
-        flat = []
+    def _index(self) -> Ints:
+        if self.height == 1:  # one after another, without padding
+            return np.arange(self.queries, dtype=np.int32)
+        cursor = [b * self.queries + n for b, n in enumerate(self.paddings)]
+        flat = list[Ints]()
         for run in self.runs:
             start = cursor[run.row - self.first_row]
             cursor[run.row - self.first_row] += run.size
             flat.append(np.arange(start, start + run.size, dtype=np.int32))
-        return flat
+        return joined(flat)
 
-    def _append_(self, kv: KVCache) -> list[Ints]:
-        sizes = [run.size for run in self.runs]
-        owners = np.repeat([run.owner for run in self.runs], sizes)
-        homes = np.repeat([run.homes[0] for run in self.runs], sizes)
-        positions = [p for run in self.runs for p in run.positions]
-        rows = np.repeat([run.row for run in self.runs], sizes).astype(np.int32)
-        slots = kv.append_(owners, positions, rows if kv.rows > 1 else 0, homes)
-        return np.split(slots, np.cumsum(sizes)[:-1]) if sizes else []
+    def _append_(self, kv: KVCache) -> Ints:
+        whose_3 = [(run.owner, run.homes[0], run.row) for run in self.runs]
+        sizes = np.array(self.sizes, np.int64)
+        whose_R3 = np.array(whose_3, np.int32).reshape(-1, 3).repeat(sizes, 0)
+        owners, homes, rows = whose_R3.T
+        return kv.append_(owners, self.positions, rows if kv.rows > 1 else 0, homes)
 
-    def spread(self, empty: int, values: Iterable[Sequence[int] | Ints | int]) -> Ints:
-        """[B * Q]: a value or values for each run, `empty` in the padding."""
-        out = np.full(self.height * self.queries, empty, np.int32)
-        for flat, value in zip(self.flat, values, strict=True):
-            out[flat] = value
+    def spread(
+        self, empty_C: Sequence[int], values_C: Sequence[Sequence[int] | Ints]
+    ) -> npt.NDArray[np.int64]:
+        """int64 [C, B * Q]: values of all rows, one run after another, and what is in the
+        padding."""
+        out = np.empty((len(empty_C), self.height * self.queries), np.int64)
+        for own, empty, values in zip(out, empty_C, values_C, strict=True):
+            if len(self.index) < len(own):
+                own.fill(empty)
+            own[self.index] = values
         return out
-
-    def tensor(self, empty: int, values: Iterable[Sequence[int] | Ints | int]) -> Tensor:
-        """The same as int64 [B, Q]."""
-        out_N = self.spread(empty, values).astype(np.int64)
-        return torch.from_numpy(out_N.reshape(self.height, self.queries))
 
 
 def joined(parts: Sequence[Ints]) -> Ints:

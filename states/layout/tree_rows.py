@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...ops.attention.metadata import tensor
 from ...ops.kv.forest import LiveNodes, places, plant
 from ...ops.kv.slots import Ints
 from ...ops.tree import ancestors
@@ -84,19 +85,25 @@ class PlacedRows:
             tokens_ST: the trees' tokens, -1 for what is padding.
         """
         has_ST = tokens_ST >= 0
-        padding = self.padding + self.fresh.size - int(has_ST.sum())
+        padding = self.padding + self.fresh.size - int(np.count_nonzero(has_ST))
         if self.tree_rows.ndim == 2:
-            return replace(self, padding=padding)
+            return self if padding == self.padding else replace(self, padding=padding)
         place_ST = places(has_ST)
         rows_ST, slots_ST = self.tree_rows[place_ST], self.tree_slots[place_ST]
         return replace(self, padding=padding, tree_rows=rows_ST, tree_slots=slots_ST)
 
 
-def stand(rows: Rows, trees: Trees) -> Rows:
+def stand(rows: Rows, trees: Trees, flat_ST: Ints, slots_ST: Ints) -> Rows:
     """Rows of roots without drafts, whose tokens and positions are in them already."""
-    nodes_ST = torch.as_tensor(rows.node_rows_ST.astype(np.int64), device=rows.tokens_BQ.device)
-    self_STT = torch.ones_like(nodes_ST, dtype=torch.bool)[..., None]
-    return replace(rows, nodes_ST=nodes_ST, ancestors_STT=self_STT, bound_trees=trees.bound)
+    device, host_ST1 = rows.tokens_BQ.device, np.ones((*flat_ST.shape, 1), np.bool_)
+    return replace(
+        rows,
+        nodes_ST=tensor(flat_ST, device),
+        ancestors_STT=tensor(host_ST1, device),
+        node_rows_ST=flat_ST,
+        node_slots_ST=slots_ST,
+        bound_trees=trees.bound,
+    )
 
 
 def by_node(parts: Sequence[Ints], trees: Trees) -> Ints:
@@ -107,25 +114,34 @@ def by_node(parts: Sequence[Ints], trees: Trees) -> Ints:
     return whole_ST
 
 
-def grow(rows: Rows, trees: Trees, shared: int | None) -> Rows:
-    """The rows with the trees' tokens and positions in them, at `node_rows_ST`."""
+def grow(rows: Rows, trees: Trees, flat: Ints, slots: Ints, shared: int | None) -> Rows:
+    """The rows with the trees' tokens and positions in them.
+
+    Args:
+        flat, slots: of the trees' nodes, as in `PlacedRows`.
+    """
     proposal, device = trees.proposal, rows.tokens_BQ.device
-    root_S1 = torch.as_tensor(np.asarray(trees.roots, np.int64), device=device)[:, None]
-    start_S1 = torch.as_tensor(np.asarray(trees.positions, np.int64), device=device)[:, None]
+    told_2S1 = np.array([trees.roots, trees.positions], np.int64)[..., None]
+    root_S1, start_S1 = tensor(told_2S1, device).unbind()
     tokens_ST = torch.cat([root_S1, proposal.tokens_SN], dim=1)
     positions_ST = torch.cat([start_S1, start_S1 + proposal.depths_SN], dim=1)
-    above_STT = ancestors(proposal.parents_SN, proposal.levels)
-    rows = replace(rows, ancestors_STT=above_STT, bound_trees=trees.bound)
+    rows = replace(
+        rows,
+        ancestors_STT=ancestors(proposal.parents_SN, proposal.levels),
+        node_rows_ST=flat,
+        node_slots_ST=slots,
+        bound_trees=trees.bound,
+    )
     if shared is not None:
         return _share(rows, trees, tokens_ST, positions_ST, shared)
-    nodes_ST = torch.as_tensor(rows.node_rows_ST.astype(np.int64), device=device)
+    nodes_ST = tensor(flat, device)
     if proposal.sizes is not None:  # what has no row of its own leaves its root's as it is
         has_ST = F.pad(proposal.valid_SN, (1, 0), value=True)
         tokens_ST, positions_ST = (
             tokens_ST.where(has_ST, root_S1),
             positions_ST.where(has_ST, start_S1),
         )
-        live = LiveNodes.of(rows.node_rows_ST, proposal.sizes, device)
+        live = LiveNodes.of(flat, proposal.sizes, device)
         rows = replace(rows, live=live)
     rows.tokens_BQ.view(-1)[nodes_ST] = tokens_ST
     rows.positions_BQ.view(-1)[nodes_ST] = positions_ST

@@ -53,11 +53,11 @@ class Placer:
         ran = tuple(self.table.active) if proposal is not None else ()
         by_owner = {branch.owner: branch for branch in newcomers}
         drawn = [by_owner[span.owner] for span in spans if span.draws]
-        rows = replace(
-            placed.rows,
-            sampler=self.samplers.of([*ran, *drawn]),
-            blend=None if self.blend is None else self.blend.rows(spans, placed),
-        )
+        sampler = self.samplers.of([*ran, *drawn])
+        blend = None if self.blend is None else self.blend.rows(spans, placed)
+        rows = placed.rows
+        if sampler is not None or blend is not None:
+            rows = replace(rows, sampler=sampler, blend=blend)
         who = ran, tuple(newcomers), tuple(opened), tuple(spans)
         drafted = () if proposal is None else (proposal.forced, proposal.work)
         return Batch(rows, placed, *who, *drafted)

@@ -87,10 +87,11 @@ class Drafting:
     ) -> tuple[GammaRecord, ...]:
         """Tell the drafter, and whoever chooses, of its own trees in a round."""
         own = [at for at, branch in enumerate(ran) if self.serves(branch)]
+        mine = result if len(own) == len(ran) else result.some(own)
         trees, nodes = [ran[at] for at in own], [paths[at] for at in own]
         if self.chooser is not None and trees:
             self.chooser.learn_([branch.owner for branch in trees], nodes)
-        return self.memory.learn(trees, result.some(own), nodes)
+        return self.memory.learn(trees, mine, nodes)
 
     def forget(self, owners: Sequence[int]) -> None:
         """Segments whose rows are given back."""

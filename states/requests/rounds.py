@@ -84,9 +84,12 @@ def read_round(
 def read_all(host: HostReader, values: Iterable[Tensor]) -> list[Ids]:
     """Integers of several tensors, in one read."""
     parts = list(values)
-    flat = host.read(torch.cat([part.reshape(-1).long() for part in parts]))
-    arrays = np.split(flat, np.cumsum([part.numel() for part in parts])[:-1])
-    return [array.reshape(part.shape) for array, part in zip(arrays, parts, strict=True)]
+    there = [part.reshape(-1).long() for part in parts if part.numel()] or [parts[0].reshape(-1)]
+    flat, arrays, at = host.read(torch.cat(there)), list[Ids](), 0
+    for part in parts:
+        arrays.append(flat[at : at + part.numel()].reshape(part.shape))
+        at += part.numel()
+    return arrays
 
 
 def take_legal_(

@@ -1,21 +1,24 @@
-"""What a round takes: its wall time, time in tensor kernels, and the host's, in ops and outside.
+"""What a round takes: its wall time, time in tensor kernels, and the host's, by state and op.
 
     python -m tools.bench.profile_rounds --graph autoregressive --graph eagle --threads 1
     python -m tools.bench.profile_rounds --graph eagle --profile smollm2 --dtype bfloat16
 
-Rounds are timed without a profiler, several runs of one prompt; then runs are profiled, where the
-outermost calls of torch's kernels are added up, round by round. What the profiler itself takes, the
-difference of the two, is spread evenly over the calls that it has noted, and taken off. Of both the
-lower decile is shown: that of rounds that nothing else on the machine disturbed.
+A kernel is an outermost call of torch's dispatcher, views and allocations among them; everything
+else is the host's: Python, numpy, and torch's own way from Python to the dispatcher. Rounds are
+timed without a profiler, several runs of one prompt; then runs are profiled. The profiler's time
+for a call lies outside of what it notes of the call, but within that of the call around it: so much
+is taken off for each inner call as a loop of one kernel, with and without the profiler, says that
+it takes. Of times the lower decile is shown: rounds that nothing else on the machine disturbed.
 """
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -24,67 +27,150 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.opening import open_session
 from specsot.engine.run.runner import recorded
 from specsot.engine.run.session import Session
+from specsot.states.trace import Event, OpRan
 
-MARK = "round "
+MARK, OP = "round ", "op "
+OUTSIDE = "outside ops"
 QUESTION = "Write about the history of tea. Plan a weekend trip."
+CALLS, TRIES = 300, 7  # of the loop that shows what the profiler takes
 
 
-class Timed(NamedTuple):
-    """A round: nanoseconds, and those of them in ops."""
+@dataclass(slots=True)
+class Timed:
+    """A round without the profiler: nanoseconds, and those of them in each op, `state op`."""
 
-    wall: int
-    in_ops: int
+    wall: int = 0
+    ops: Counter[str] = field(default_factory=Counter)
 
 
-class Kernels(NamedTuple):
-    """A round under the profiler: nanoseconds of the outermost kernels, how many there were, how
-    many with those inside them, and nanoseconds by name."""
+@dataclass(slots=True)
+class Kernels:
+    """A round under the profiler: nanoseconds of outermost kernels and how many, by op; nanoseconds
+    by their name."""
 
-    nanos: float
-    outer: int
-    noted: int
+    nanos: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+    names: dict[str, float] = field(default_factory=dict)
+
+    def add_(self, op: str, nanos: float, calls: int) -> None:
+        """Kernels of an op, which may run several times in a round."""
+        self.nanos[op] = self.nanos.get(op, 0.0) + nanos
+        self.calls[op] = self.calls.get(op, 0) + calls
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Nanoseconds of a usual round by `state op`, and outside of ops: the wall's, of which those of
+    kernels, and how many of these; nanoseconds by a kernel's name."""
+
+    parts: dict[str, tuple[float, float, float]]
     names: Counter[str]
+
+    @property
+    def wall(self) -> float:
+        return sum(wall for wall, _, _ in self.parts.values())
+
+    @property
+    def kernels(self) -> float:
+        return sum(nanos for _, nanos, _ in self.parts.values())
+
+    @property
+    def calls(self) -> float:
+        return sum(count for _, _, count in self.parts.values())
+
+    @property
+    def host(self) -> float:
+        """The host's share of the wall time."""
+        return 1 - self.kernels / self.wall
+
+    @property
+    def outside(self) -> float:
+        return self.parts[OUTSIDE][0]
 
 
 def rounds_of(session: Session, profiled: bool) -> tuple[list[Timed], Any]:
-    """The rounds of one run but the first two."""
+    """The rounds of one run but the first two, and the profiler."""
     run, recorder = recorded(session, [Prompt("profile", QUESTION)], None)
-    meter, found = recorder.meter, list[Timed]()
+    meter, found, told, now = recorder.meter, list[Timed](), run.sink, Timed()
+
+    def sink(event: Event) -> None:
+        told(event)
+        if isinstance(event, OpRan):
+            name = f"{event.state} {event.op}"
+            now.ops[name] += event.nanos
+            if profiled:
+                with record_function(OP + name):  # the kernels before it were this op's
+                    pass
+
     with torch.inference_mode():
         while meter.rounds < 2 and not run.finished:
             run.advance()
+        run.sink = sink
         watched = profile(activities=[ProfilerActivity.CPU]) if profiled else nullcontext()
         with watched:
-            began, in_ops, done = perf_counter_ns(), meter.in_ops, meter.rounds
+            began, done = perf_counter_ns(), meter.rounds
             while not run.finished:
                 with record_function(f"{MARK}{len(found)}") if profiled else nullcontext():
                     run.advance()
                 if meter.rounds > done:
-                    now = perf_counter_ns()
-                    found.append(Timed(now - began, meter.in_ops - in_ops))
-                    began, in_ops, done = now, meter.in_ops, meter.rounds
+                    now.wall = perf_counter_ns() - began
+                    found.append(now)
+                    now, done = Timed(), meter.rounds
+                    began = perf_counter_ns()
     run.close()
     return found, watched
 
 
-def kernels_of(watched: Any, rounds: int) -> list[Kernels]:
-    """What the profiler noted, by round."""
-    nanos, outer, noted = [0.0] * rounds, [0] * rounds, [0] * rounds
-    names = [Counter[str]() for _ in range(rounds)]
-    for event in watched.events():
-        depth, top = 0, event
-        while top.cpu_parent is not None:
-            depth, top = depth + 1, top.cpu_parent
-        if "::" not in event.name or not top.name.startswith(MARK):
+def kernels_of(events: Iterable[Any], rounds: int, cost: float) -> list[Kernels]:
+    """What the profiler noted, by round.
+
+    Args:
+        cost: nanoseconds that the profiler takes for a call within another one.
+    """
+    found = [Kernels() for _ in range(rounds)]
+    for move in events:
+        if move.cpu_parent is not None or not move.name.startswith(MARK):
             continue
-        if (number := int(top.name.removeprefix(MARK))) >= rounds:
+        if (number := int(move.name.removeprefix(MARK))) >= rounds:
             continue
-        noted[number] += 1
-        if depth == 1:
-            nanos[number] += 1e3 * event.cpu_time_total
-            outer[number] += 1
-            names[number][event.name] += event.cpu_time_total
-    return list(map(Kernels, nanos, outer, noted, names))
+        one, nanos, calls = found[number], 0.0, 0
+        for event in sorted(move.cpu_children, key=lambda event: event.time_range.start):
+            if event.name.startswith(OP):
+                one.add_(event.name.removeprefix(OP), nanos, calls)
+                nanos, calls = 0.0, 0
+            elif "::" in event.name:
+                own = max(1e3 * event.cpu_time_total - cost * sum(1 for _ in inner(event)), 0.0)
+                nanos, calls = nanos + own, calls + 1
+                one.names[event.name] = one.names.get(event.name, 0.0) + own
+        one.add_(OUTSIDE, nanos, calls)
+    return found
+
+
+def inner(event: Any) -> Iterator[Any]:
+    """All calls within a call."""
+    for child in event.cpu_children:
+        yield child
+        yield from inner(child)
+
+
+def profiler_cost() -> float:
+    """Nanoseconds that the profiler takes for a call."""
+    some = torch.ones(64)
+
+    def loop() -> float:
+        began = perf_counter_ns()
+        for _ in range(CALLS):
+            torch.ones_like(some)
+        return (perf_counter_ns() - began) / CALLS
+
+    def least(measure: Callable[[], float]) -> float:
+        return min(measure() for _ in range(TRIES))
+
+    plain = least(loop)
+    with profile(activities=[ProfilerActivity.CPU]) as watched:
+        slow = least(loop)
+    each = sum("::" in event.name for event in watched.events()) / (CALLS * TRIES)
+    return max(slow - plain, 0.0) / each
 
 
 def low(values: Sequence[float]) -> float:
@@ -92,27 +178,46 @@ def low(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 10]
 
 
-def show(session: Session, title: str, args: Namespace) -> None:
-    """One graph's line, and its dearest kernels."""
+def shares_of(session: Session, runs: int) -> Shares:
+    """A usual round of a session, from so many runs with the profiler and without."""
     rounds_of(session, False)
-    plain = [one for _ in range(args.runs) for one in rounds_of(session, False)[0]]
-    slow, kernels = list[Timed](), list[Kernels]()
-    for _ in range(args.runs):
+    plain = [one for _ in range(runs) for one in rounds_of(session, False)[0]]
+    cost, kernels = profiler_cost(), list[Kernels]()
+    for _ in range(runs):
         found, watched = rounds_of(session, True)
-        slow += found
-        kernels += kernels_of(watched, len(found))
-    wall, in_ops = low([one.wall for one in plain]), low([one.in_ops for one in plain])
-    noted, outer = median(one.noted for one in kernels), median(one.outer for one in kernels)
-    each = max(low([one.wall for one in slow]) - wall, 0) / noted
-    inside = low([one.nanos for one in kernels]) - each * (noted - outer / 2)
-    numbers = (wall, inside, in_ops - inside, wall - in_ops)
-    cells = " | ".join(f"{number / 1e6:.2f}" for number in numbers)
-    print(f"| {title} | {cells} | {1 - inside / wall:.0%} | {outer:.0f} |", flush=True)
-    if args.top:
-        usual = sorted(kernels, key=lambda one: one.nanos)[: max(len(kernels) // 3, 1)]
-        names = sum((one.names for one in usual), Counter[str]())
-        for name, micros in names.most_common(args.top):
-            print(f"    {micros / len(usual):9.1f} us  {name}")
+        kernels += kernels_of(watched.events(), len(found), cost)
+    for one in plain:
+        one.ops[OUTSIDE] = one.wall - sum(one.ops.values())
+    rounds = Counter(name for one in plain for name in one.ops)
+    usual = [name for name, count in rounds.items() if 2 * count > len(plain)]  # not who admits
+    parts = {
+        name: (
+            low([one.ops[name] for one in plain if name in one.ops]),
+            low([one.nanos[name] for one in kernels if name in one.nanos]),
+            median(one.calls[name] for one in kernels if name in one.calls),
+        )
+        for name in usual
+    }
+    quiet = sorted(kernels, key=lambda one: sum(one.nanos.values()))[: max(len(kernels) // 3, 1)]
+    names = Counter[str]()
+    for one in quiet:
+        names.update({name: nanos / len(quiet) for name, nanos in one.names.items()})
+    return Shares(parts, names)
+
+
+def lines(title: str, found: Shares, top: int) -> Iterator[str]:
+    """A graph's row, and the rows of its parts; then its dearest kernels."""
+    yield row(title, found.wall, found.kernels, found.calls)
+    for name, part in found.parts.items():
+        yield row(f"- `{name}`", *part)
+    for name, nanos in found.names.most_common(top):
+        yield f"    {nanos / 1e3:9.1f} us  {name}"
+
+
+def row(title: str, wall: float, kernels: float, calls: float) -> str:
+    """A line of the table."""
+    cells = " | ".join(f"{nanos / 1e6:.3f}" for nanos in (wall, kernels, wall - kernels))
+    return f"| {title} | {cells} | {1 - kernels / max(wall, 1):.0%} | {calls:.0f} |"
 
 
 def main() -> None:
@@ -126,8 +231,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--top", type=int, default=0, help="so many of the dearest kernels")
     args = parser.parse_args()
-    print("| graph | wall | kernels | host in ops | outside | host | kernels called |")
-    print("|---|---|---|---|---|---|---|")
+    print("| graph | wall, ms | kernels | host | host's share | kernels called |")
+    print("|---|---|---|---|---|---|")
     for graph in args.graph:
         session = open_session(
             graph,
@@ -137,7 +242,9 @@ def main() -> None:
             threads=args.threads,
             max_new_tokens=args.tokens,
         )
-        show(session, f"`{graph}` {args.dtype}, {args.threads} threads", args)
+        title = f"`{graph}` {args.dtype}, {args.threads} threads"
+        for line in lines(title, shares_of(session, args.runs), args.top):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":
