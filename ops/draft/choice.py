@@ -64,7 +64,8 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class RoundCosts:
-    """What a round's forwards cost; overhead: milliseconds of all else, None to find out."""
+    """What a round's forwards cost; overhead: milliseconds that each one takes beside, None to find
+    out."""
 
     target: Curve
     drafter: Curve
@@ -73,27 +74,33 @@ class RoundCosts:
 
 @dataclass(eq=False, slots=True)
 class Clock:
-    """What rounds cost beside their forwards: the median of the last ones."""
+    """What rounds cost beside their forwards, for each of them: the median of the last rounds. A
+    level of a tree, or a further draft, is laid out, masked and ranked as a round is.
+
+    began, expected, forwards: of the round that goes on: its moment, what its forwards should take,
+        and how many they are.
+    """
 
     costs: RoundCosts
     now: Callable[[], float] = perf_counter
     began: float | None = None
     expected: float = 0.0
+    forwards: int = 1
     seen: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))
 
     @property
     def overhead(self) -> float:
-        """Milliseconds."""
+        """Milliseconds of a forward."""
         if self.costs.overhead is not None:
             return self.costs.overhead
         return max(median(self.seen), 0.0) if self.seen else 0.0
 
-    def round_(self, forwards: float) -> None:
+    def round_(self, expected: float, forwards: int) -> None:
         """A round begins whose forwards should take so long; the one before has ended."""
         now = self.now()
         if self.began is not None:
-            self.seen.append(1e3 * (now - self.began) - self.expected)
-        self.began, self.expected = now, forwards
+            self.seen.append((1e3 * (now - self.began) - self.expected) / self.forwards)
+        self.began, self.expected, self.forwards = now, expected, forwards
 
 
 class ChainChooser:
@@ -111,6 +118,8 @@ class ChainChooser:
     ) -> None:
         self.costs, self.longest, self.clock = costs, longest, Clock(costs, now)
         self.choice = DraftSize(0, 0, 0.0, 0.0)
+        drafts = bool(costs.drafter.rows)  # by a model, a forward for each
+        self._counts_G = 1 + np.arange(longest + 1) * drafts  # forwards of a round
         self._hits_D, self._tries_D = np.zeros(longest), np.zeros(longest)
         self._own: dict[int, tuple[float, float]] = {}
         self._known: dict[int, Floats] = {}  # milliseconds, by the number of branches
@@ -126,7 +135,7 @@ class ChainChooser:
         survives_SD = self._survival(owners) * (np.arange(self.longest) < room_S1)
         tokens_G = len(owners) + np.append(0.0, survives_SD.sum(0).cumsum())
         forwards_G = self._forwards(len(owners))
-        ms_G = forwards_G + self.clock.overhead
+        ms_G = forwards_G + self.clock.overhead * self._counts_G
         rate_G = tokens_G / np.maximum(ms_G, 1e-9)
         best = int(rate_G.argmax())
         self._idle = 0 if best else self._idle + 1
@@ -134,7 +143,7 @@ class ChainChooser:
             best, self._idle = 1 + int(rate_G[1:].argmax()), 0
         lengths = self._lengths(survives_SD[:, :best], float(rate_G[best]), len(owners))
         best = max(lengths, default=0)
-        self.clock.round_(float(forwards_G[best]))
+        self.clock.round_(float(forwards_G[best]), int(self._counts_G[best]))
         self.choice = DraftSize(best, best, float(tokens_G[best]), float(ms_G[best]), lengths)
         return self.choice
 
@@ -218,6 +227,8 @@ class TreeChooser:
         self._hits_C, self._tries_C = np.zeros(len(self.sizes_C)), np.zeros(len(self.sizes_C))
         self._hits_D, self._tries_D = np.zeros(levels), np.zeros(levels)
         self._known: dict[int, Floats] = {}  # milliseconds, by the number of branches
+        counts = [[1 + len(work(int(n), int(d))) for d in self.depths_D] for n in self.sizes_C]
+        self._counts_CD = np.asarray(counts)  # forwards of a round
         self._rounds = 0
 
     def choose_(self, owners: Sequence[int], room: Sequence[int]) -> DraftSize:
@@ -225,7 +236,7 @@ class TreeChooser:
         branches = len(owners)
         tokens_CD = branches * (1 + self._gains())
         forwards_CD = self._forwards(branches)
-        ms_CD = forwards_CD + self.clock.overhead
+        ms_CD = forwards_CD + self.clock.overhead * self._counts_CD
         rate_CD = (tokens_CD / np.maximum(ms_CD, 1e-9)) * (self.sizes_C[:, None] >= self.depths_D)
         size, level = (int(one) for one in np.unravel_index(rate_CD.argmax(), rate_CD.shape))
         self._rounds += 1
@@ -233,7 +244,7 @@ class TreeChooser:
             size = min(size + 1, len(self.sizes_C) - 1)
             level = min(level + 1, len(self.depths_D) - 1, int(self.sizes_C[size]) - 1)
         at = size, level
-        self.clock.round_(float(forwards_CD[at]))
+        self.clock.round_(float(forwards_CD[at]), int(self._counts_CD[at]))
         nodes, levels = int(self.sizes_C[size]), int(self.depths_D[level])
         self.choice = DraftSize(nodes, levels, float(tokens_CD[at]), float(ms_CD[at]))
         return self.choice
