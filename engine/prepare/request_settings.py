@@ -6,6 +6,31 @@ from ...ops.sampling.settings import SamplingRules
 
 
 @dataclass(frozen=True, slots=True)
+class HandedBranch:
+    """A branch that goes on here: its number, its own prompt behind the prefix, what is written of
+    it, and how much it may write in all."""
+
+    index: int
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """What one of several engines does of a request.
+
+    Attributes:
+        branches: those that it goes on with, all of them behind `prefix`; none: it writes the
+            outline and nothing else. outline: what is written of that.
+    """
+
+    prefix: tuple[int, ...] = ()
+    branches: tuple[HandedBranch, ...] = ()
+    outline: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RequestSettings:
     """Settings of one request; the defaults leave everything to the graph.
 
@@ -17,6 +42,7 @@ class RequestSettings:
             an outline ends all the same.
         schema: a JSON schema, as JSON, that a plain answer is held to.
         contexts: whoever follows it is told what each branch stands behind.
+        handed: the part of it that is done here, if others do the rest.
     """
 
     sampling: SamplingRules | None = None
@@ -26,6 +52,7 @@ class RequestSettings:
     ignore_eos: bool = False
     schema: str | None = None
     contexts: bool = False
+    handed: HandedOver | None = None
 
     @property
     def plain(self) -> bool:
