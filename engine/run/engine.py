@@ -58,8 +58,8 @@ class Engine:
             self.session = opened(graph, options)
         self.threaded, self.decode = threaded, self.session.prompts.decode
         self._inbox = Inbox(stays=True, serves=True, sleeps=threaded)
-        self._run = Run(self.session.program, self.session.board(self._inbox), self._happened)
-        self.branches: BranchStateManager = self._run.board["branches"]
+        self.machine = Run(self.session.program, self.session.board(self._inbox), self._happened)
+        self.branches: BranchStateManager = self.machine.board["branches"]
         self._sink, self._rounds = sink, rounds
         self._last: EngineStats | None = None
         self._handles: dict[Request, Handle] = {}
@@ -155,11 +155,11 @@ class Engine:
     @property
     def state(self) -> str:
         """The state of the graph that the machine is in."""
-        return self._run.state
+        return self.machine.state
 
     def pool(self) -> PoolView:
         """What the target's pool holds; between two steps, on the thread that drives them."""
-        return pool_view(self._run.board)
+        return pool_view(self.machine.board)
 
     def _request(self, handle: Handle) -> Request:
         request = self.session.request(handle.prompt, handle.settings)
@@ -178,7 +178,7 @@ class Engine:
         if self.threaded:
             raise EngineError("this engine drives itself: threaded=False for steps by hand")
         before = self._tally.steps
-        while self._tally.steps == before and not self._run.finished:
+        while self._tally.steps == before and not self.machine.finished:
             if self._died is not None:
                 raise EngineError(f"the engine died: {reason_of(self._died)}") from self._died
             self._advance()
@@ -194,12 +194,12 @@ class Engine:
                 self._inbox.end(request, Finish.CANCELLED)
         if self._thread is not None and self._thread is not current_thread():
             self._thread.join()
-        while not self.threaded and not self._run.finished and self._died is None:
+        while not self.threaded and not self.machine.finished and self._died is None:
             self._advance()
         if self._last is None:
             self._last = self.stats()
             del self.branches  # whoever keeps a handle does not keep the pools
-        self._run.close()
+        self.machine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -208,13 +208,13 @@ class Engine:
         self.close(cancel=kind is not None)
 
     def _serve(self) -> None:
-        while not self._run.finished and self._died is None:
+        while not self.machine.finished and self._died is None:
             self._advance()
 
     def _advance(self) -> None:
         """One transition; what goes wrong in it ends one request, or the engine."""
         try:
-            self._run.advance()
+            self.machine.advance()
         except Exception as error:
             try:
                 self._recover(error)
@@ -228,7 +228,7 @@ class Engine:
                 self._tally.steps += 1
                 self._publish()
             if "committed" in event.shapes:
-                summary: RoundSummary = self._run.board["committed"]
+                summary: RoundSummary = self.machine.board["committed"]
                 self._tally.count(summary)
                 if self._rounds is not None:
                     self._rounds(summary)
@@ -245,7 +245,7 @@ class Engine:
 
     def _deliver(self) -> None:
         """Hand over what has ended; nothing of it stays here."""
-        answers = self._run.board["answers"]
+        answers = self.machine.board["answers"]
         ended = self.branches.table.forget_finished()
         for request, answer in zip(ended, answers, strict=True):
             with self._lock:
@@ -269,7 +269,7 @@ class Engine:
         begun = [*table.open.values()]
         if not begun or isinstance(error, PolicyError):
             raise error
-        self._run.restart()
+        self.machine.restart()
         if len(begun) == 1:
             table.end(begun[0], Finish.FAILED, reason_of(error))
             lifecycle.abandon_()

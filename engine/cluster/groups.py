@@ -1,0 +1,87 @@
+"""Process groups that come and go while workers stay: a store on one interface, gloo between them.
+
+Nothing of it is the process's default group, so that a worker can leave one group for another at
+any time, and several workers can live in one process. Neither the store nor gloo asks who connects:
+this is for networks that can be trusted.
+"""
+
+import ipaddress
+import os
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from time import perf_counter
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import UsageError
+from .messages import FormGroup
+
+BACKLOG = 128
+
+
+class Store:
+    """Where the members of groups find each other; listens at one address of this machine.
+
+    Raises:
+        UsageError: this machine does not have the address.
+    """
+
+    def __init__(self, address: str, deadline: float) -> None:
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+        with socket.socket(family) as listening:
+            try:
+                listening.bind((address, 0))
+            except OSError as error:
+                raise UsageError(f"cluster.interface {address}: {error.strerror}") from None
+            listening.listen(BACKLOG)
+            self.address, self.port = address, int(listening.getsockname()[1])
+            self._store = dist.TCPStore(
+                address,
+                self.port,
+                is_master=True,
+                timeout=timedelta(seconds=deadline),
+                wait_for_workers=False,
+                master_listen_fd=os.dup(listening.fileno()),
+            )
+
+
+class Group:
+    """One worker's place in a process group.
+
+    Raises:
+        RuntimeError: not all members came before the deadline.
+    """
+
+    def __init__(self, told: FormGroup) -> None:
+        self.rank, self.size, self.epoch = told.rank, told.size, told.epoch
+        self._deadline = timedelta(seconds=told.deadline)
+        self._group: dist.ProcessGroupGloo | None = None
+        if told.size < 2:
+            return
+        store = dist.TCPStore(told.host, told.port, timeout=self._deadline, wait_for_workers=False)
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = self._deadline
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=told.address)]
+        own = dist.PrefixStore(f"group/{told.epoch}", store)
+        self._group = dist.ProcessGroupGloo(own, told.rank, told.size, options)
+
+    def broadcast_(self, data_N: Tensor, source: int) -> None:
+        """The numbers of one rank become everybody's.
+
+        Raises:
+            RuntimeError: it did not end before the deadline, or a member is gone.
+        """
+        if self._group is None:
+            return
+        options = dist.BroadcastOptions()
+        options.rootRank, options.timeout = source, self._deadline
+        self._group.broadcast([data_N], options).wait()
+
+
+def timed(action: Callable[[], None]) -> float:
+    """Seconds that it takes."""
+    began = perf_counter()
+    action()
+    return perf_counter() - began

@@ -1,0 +1,62 @@
+"""A run on a cluster, driven like any other: the driver's machine with its recorder."""
+
+from collections.abc import Sequence
+
+from ...states.machine import Run
+from ..models import load_models
+from ..prepare.environment import model_folders, set_up_torch
+from ..prepare.files import open_graph
+from ..prepare.inputs import Prompt
+from ..prepare.job import Job
+from ..record.trace_records import Write
+from ..run.opening import tie
+from ..run.session import Session
+from .director import Director
+from .launching import Launcher
+from .membership import Membership
+from .recording import ClusterRecorder
+
+MACHINE = "machines/cluster"
+
+
+def driver_session(job: Job) -> Session:
+    """The graph with its tokenizer, for a process that decodes nothing: the models are checked, but
+    have no weights.
+
+    Raises:
+        UsageError, ModelError, GraphError: what cannot be used, and where.
+    """
+    set_up_torch(1, "cpu")
+    target, drafter = model_folders(job)
+    kind, weights = job.program.graph.drafter.kind, job.options.weights
+    models = load_models(
+        target, drafter, kind, device="meta", dtype=job.options.dtype, weights=weights, scan=False
+    )
+    return tie(job, models)
+
+
+def directed(
+    launcher: Launcher,
+    count: int,
+    interface: str,
+    deadline: float,
+    session: Session,
+    prompts: Sequence[Prompt],
+    write: Write | None = None,
+) -> tuple[Run, ClusterRecorder]:
+    """A run on so many workers before its first transition, with a recorder that takes its events.
+
+    Raises:
+        PromptError: a text that cannot be a prompt. UsageError: there is no such interface.
+    """
+    recorder = ClusterRecorder(session.prompts.decode, write)
+    membership = Membership(launcher, count, interface, deadline, recorder.happened)
+    director = Director(session, membership, recorder.happened)
+    recorder.director = director
+    director.submit(prompts)
+    board = {"cluster": director, "branches": director.table, "prompts": session.prompts}
+    run = Run(open_graph(MACHINE), board, recorder)
+    recorder.attach(run)
+    return run, recorder
+
+
