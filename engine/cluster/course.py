@@ -1,6 +1,6 @@
 """One request on its way through a cluster: what is known of it, and who does what of it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ...states.phases.outline_ops import fan_out_
@@ -68,6 +68,15 @@ class Course:
 
     def _waits(self, branch: Branch) -> bool:
         return not branch.ended and bool(len(branch.prompt)) and branch.index not in self.at
+
+    def in_hand(self) -> Iterator[tuple[Member, Branch]]:
+        """Branches that somebody writes, the root branch among them, with whom."""
+        root = self.request.root
+        if self.writer is not None and root is not None and not root.ended:
+            yield self.writer, root
+        for branch in self.request.branches:
+            if not branch.ended and branch.index in self.at:
+                yield self.at[branch.index], branch
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -143,9 +152,9 @@ class Course:
         ended = {one.point.id for one in self.request.branches if one.point and one.ended}
         for branch in self.request.branches:
             point = branch.point
-            if point is not None and not (branch.ended or len(branch.prompt)):
-                if ended.issuperset(point.deps):
-                    branch.prompt = self.session.reading.branch(branch)
+            known = point is None or branch.ended or bool(len(branch.prompt))
+            if point is not None and not known and ended.issuperset(point.deps):
+                branch.prompt = self.session.reading.branch(branch)
 
     @property
     def outlined(self) -> bool:

@@ -1,16 +1,15 @@
 """Directs the workers of a cluster: what the states of graphs/machines/cluster.yaml do.
 
 All that is true of requests is host integers here; workers tell what they commit as they go. So
-whatever a worker had when it was lost goes on elsewhere from its last committed token, and coins are
-keyed by position: the text is the same.
+whatever a worker had when it was lost goes on elsewhere from its last committed token, and coins
+are keyed by position: the text is the same.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 
-from ...states.requests.branch import Finish, Request
+from ...states.requests.branch import Branch, Finish, Request
 from ...states.requests.request_table import RequestTable, RunLimits
 from ..prepare.inputs import Prompt
 from ..prepare.request_settings import HandedOver
@@ -24,25 +23,12 @@ from .messages import (
     Count,
     Counted,
     Recall,
-    Regroup,
     Regrouped,
     Reply,
     WorkEnded,
 )
 from .placing import expected_length, placed
-
-
-@dataclass(slots=True)
-class RegroupFigures:
-    """What went from workers to workers. bytes: that arrived; seconds: in all, and those of the
-    collectives; failed: collectives that did not come to an end."""
-
-    count: int = 0
-    rows: int = 0
-    bytes: int = 0
-    failed: int = 0
-    seconds: float = 0.0
-    collective_seconds: float = 0.0
+from .regrouping import Regrouping
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +46,18 @@ class Director:
 
     Attributes:
         table: all requests. courses: the same in their order.
-        figures: of regroups. tokens: committed, by worker.
+        regrouping: brings prefixes to workers. tokens: committed, by worker.
     """
 
     session: Session
     membership: Membership
     tell: Tell
     table: RequestTable = field(init=False)
+    regrouping: Regrouping = field(init=False)
     courses: list[Course] = field(default_factory=list)
-    figures: RegroupFigures = field(default_factory=RegroupFigures)
     tokens: Counter[str] = field(default_factory=Counter)
     _given: dict[str, GivenWork] = field(default_factory=dict)
-    _answers: dict[int, dict[Member, Regrouped]] = field(default_factory=dict)
     _counted: dict[Member, Counted] = field(default_factory=dict)
-    _regroups: int = 0
     _works: int = 0
 
     def __post_init__(self) -> None:
@@ -82,6 +66,7 @@ class Director:
         most = target.max_positions
         limits = RunLimits(graph.layout, graph.drafter, shares, most, target.vocab_size)
         self.table = RequestTable(limits)
+        self.regrouping = Regrouping(self.membership, self.tell)
 
     def submit(self, prompts: Iterable[Prompt]) -> None:
         """Take requests in; raises PromptError."""
@@ -113,9 +98,7 @@ class Director:
         """Place branches, and bring prefixes to those who lack them."""
         for course in self.courses:
             self._place_(course)
-            lacking = {one for one in course.at.values()} - course.holders
-            if lacking and self._can_send(course):
-                self._send_prefix_(course)
+            self.regrouping.send_(course, self._took_)
 
     def give_branches_(self) -> None:
         """Give what was placed to those it was placed with."""
@@ -167,20 +150,19 @@ class Director:
     def _loads(self) -> dict[Member, float]:
         """Tokens that each worker is expected to write still."""
         loads = dict.fromkeys(self.membership.ready, 0.0)
-        for given in self._given.values():
-            for index in given.branches:
-                one = given.course.branch_of(index)
-                if one is not None and not one.ended and given.member in loads:
-                    loads[given.member] += expected_length(one)
+        for member, branch in self._placed():
+            if member in loads:
+                loads[member] += expected_length(branch)
         return loads
 
     def _counts(self) -> Counter[Member]:
         """Branches that each worker has."""
-        counts: Counter[Member] = Counter()
-        for given in self._given.values():
-            ones = (given.course.branch_of(index) for index in given.branches)
-            counts[given.member] += sum(one is not None and not one.ended for one in ones)
-        return counts
+        return Counter(member for member, _ in self._placed())
+
+    def _placed(self) -> Iterator[tuple[Member, Branch]]:
+        """What is in somebody's hands, with whose."""
+        for course in self.courses:
+            yield from course.in_hand()
 
     def _free(self) -> list[Member]:
         """Workers that can take one more branch, those with least to do first."""
@@ -210,50 +192,11 @@ class Director:
         self._given[name] = GivenWork(course, member, branches)
         member.ask(Assign(name, course.prompt, handed))
 
-    # -- prefixes ---------------------------------------------------------------------------------
-
-    def _can_send(self, course: Course) -> bool:
-        group = self.membership.group
-        return course.source in group and len(group) > 1 and bool(course.rows)
-
-    def _send_prefix_(self, course: Course) -> None:
-        """One collective of the whole group; where it fails, whoever lacks the prefix reads it."""
-        group, began = self.membership.group, monotonic()
-        self._regroups += 1
-        answers = self._answers[self._regroups] = {}
-        assert course.source is not None
-        ids, salt = course.prefix[: course.rows[0]], course.prompt.cache_salt
-        order = (self.membership.epoch, course.source.rank, ids, course.rows, salt)
-        for member in group:
-            member.ask(Regroup(self._regroups, *order))
-        while any(one in self.membership.members and one not in answers for one in group):
-            self.membership.hear_(self._took_)
-        del self._answers[self._regroups]
-        course.holders |= {one for one, reply in answers.items() if reply.kept}
-        self._count_(course, answers, monotonic() - began)
-
-    def _count_(self, course: Course, answers: Mapping[Member, Regrouped], seconds: float) -> None:
-        figures, whys = self.figures, [one.why for one in answers.values() if one.why]
-        bytes_moved = sum(one.bytes for one in answers.values())
-        spent = max((one.collective for one in answers.values()), default=0.0)
-        figures.count += 1
-        figures.rows += sum(course.rows)
-        figures.bytes += bytes_moved
-        figures.failed += bool(whys)
-        figures.seconds += seconds
-        figures.collective_seconds += spent
-        for member, reply in answers.items():
-            member.epoch = -1 if reply.why else member.epoch
-        about = {"event": "regroup", "request": course.request.key, "rows": list(course.rows)}
-        moved = {"bytes": bytes_moved, "seconds": seconds, "collective_seconds": spent}
-        self.tell({**about, **moved, **({"why": whys} if whys else {})})
-
     # -- what workers say -------------------------------------------------------------------------
 
     def _took_(self, member: Member, reply: Reply) -> None:
         if isinstance(reply, Regrouped):
-            if reply.number in self._answers:
-                self._answers[reply.number][member] = reply
+            self.regrouping.took(member, reply)
             return
         if isinstance(reply, Counted):
             self._counted[member] = reply
@@ -302,4 +245,3 @@ class Director:
         self._given.clear()
         for member in self.membership.ready:
             member.ask(Recall())
-

@@ -11,9 +11,10 @@ import socket
 from collections.abc import Callable
 from datetime import timedelta
 from time import perf_counter
+from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
 from ..errors import UsageError
 from .messages import FormGroup
@@ -37,7 +38,7 @@ class Store:
                 raise UsageError(f"cluster.interface {address}: {error.strerror}") from None
             listening.listen(BACKLOG)
             self.address, self.port = address, int(listening.getsockname()[1])
-            self._store = dist.TCPStore(
+            self._store = TCPStore(
                 address,
                 self.port,
                 is_master=True,
@@ -57,15 +58,16 @@ class Group:
     def __init__(self, told: FormGroup) -> None:
         self.rank, self.size, self.epoch = told.rank, told.size, told.epoch
         self._deadline = timedelta(seconds=told.deadline)
-        self._group: dist.ProcessGroupGloo | None = None
+        self._group: Any = None  # torch declares no collectives of a group of its own
         if told.size < 2:
             return
-        store = dist.TCPStore(told.host, told.port, timeout=self._deadline, wait_for_workers=False)
-        options = dist.ProcessGroupGloo._Options()
+        store = TCPStore(told.host, told.port, timeout=self._deadline, wait_for_workers=False)
+        gloo: Any = ProcessGroupGloo
+        options = gloo._Options()
         options._timeout = self._deadline
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=told.address)]
-        own = dist.PrefixStore(f"group/{told.epoch}", store)
-        self._group = dist.ProcessGroupGloo(own, told.rank, told.size, options)
+        options._devices = [gloo.create_device(hostname=told.address)]
+        own = PrefixStore(f"group/{told.epoch}", store)
+        self._group = gloo(own, told.rank, told.size, options)
 
     def broadcast_(self, data_N: Tensor, source: int) -> None:
         """The numbers of one rank become everybody's.
@@ -75,7 +77,7 @@ class Group:
         """
         if self._group is None:
             return
-        options = dist.BroadcastOptions()
+        options = BroadcastOptions()
         options.rootRank, options.timeout = source, self._deadline
         self._group.broadcast([data_N], options).wait()
 

@@ -11,10 +11,6 @@ from .worker import ClusterWorker
 LOOK = 0.002  # seconds between two looks at workers of this process
 
 
-class ClusterError(RuntimeError):
-    """A cluster that cannot be used, or cannot go on; says why."""
-
-
 class WorkerPort(Protocol):
     """One worker, as the driver has it.
 

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+from ..errors import ClusterError
+from ..prepare.cluster_block import ClusterBlock
 from .groups import Store
-from .launching import ClusterError, Launcher, WorkerPort
+from .launching import Launcher, WorkerPort
 from .messages import (
     CannotStart,
     FormGroup,
@@ -23,6 +25,7 @@ NONE = -1  # no group
 HEARING = 0.2  # seconds that one look at what workers say takes at most
 
 Tell = Callable[[Mapping[str, Any]], None]
+Took = Callable[["Member", Reply], None]
 
 
 @dataclass(eq=False, slots=True)
@@ -49,16 +52,14 @@ class Membership:
             losses: how many there were.
     """
 
-    def __init__(
-        self, launcher: Launcher, count: int, interface: str, deadline: float, tell: Tell
-    ) -> None:
-        self.launcher, self.deadline, self.tell = launcher, deadline, tell
-        self.store = Store(interface, deadline)
+    def __init__(self, launcher: Launcher, block: ClusterBlock, tell: Tell) -> None:
+        self.launcher, self.deadline, self.tell = launcher, block.deadline, tell
+        self.store = Store(block.interface, block.deadline)
         self.members: list[Member] = []
         self.lost: list[Member] = []
         self.epoch = NONE
         self.losses = 0
-        self._numbers, self._failures, self._count = 0, 0, count
+        self._numbers, self._failures, self._count = 0, 0, block.workers
         self._why = ""
 
     @property
@@ -86,14 +87,25 @@ class Membership:
             self._numbers += 1
             self.members.append(Member(name, self.launcher.start(name)))
 
-    def form_(self, took: Callable[[Member, Reply], None]) -> None:
-        """A new group of all that are ready; at first, of all.
+    def begin_(self) -> None:
+        """Wait until as many workers as there are to be have loaded their models.
+
+        Raises:
+            ClusterError: some in a row cannot.
+        """
+        while len(self.ready) < self._count:
+            self.fill_()
+            self.hear_(_nothing)
+        self.take_lost()
+
+    def form_(self, took: Took) -> None:
+        """A new group of all that are ready, once somebody is.
 
         Args:
             took: is given everything else that is heard meanwhile.
         """
         self.fill_()
-        while not self.ready or (self.epoch == NONE and len(self.ready) < len(self.members)):
+        while not self.ready:
             self.hear_(took)
             self.fill_()
         self.epoch += 1
@@ -121,7 +133,7 @@ class Membership:
         if whys:
             self.tell({"event": "no_group", "why": whys})
 
-    def hear_(self, took: Callable[[Member, Reply], None], seconds: float = HEARING) -> None:
+    def hear_(self, took: Took, seconds: float = HEARING) -> None:
         """Take in what workers have said; waits so long for the first."""
         ports = {one.port: one for one in self.members}
         for port, text in self.launcher.wait([*ports], seconds):
@@ -151,3 +163,7 @@ class Membership:
         """Members that were lost since the last call."""
         lost, self.lost = self.lost, []
         return lost
+
+
+def _nothing(member: Member, reply: Reply) -> None:
+    """Nobody has asked for anything yet."""

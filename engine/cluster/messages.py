@@ -82,6 +82,11 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
+class Greet:
+    """Another driver is there: forget what the last one wanted, and say `Loaded`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """End."""
 
@@ -164,8 +169,8 @@ class Regrouped:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The answer to `Count`. counts: of its `Meter`; held: `held_figures`, since the worker lives.
-    open_files: of its process; peak_memory: most that it was resident with, in the system's unit."""
+    """The answer to `Count`. counts: of its `Meter`; held: `held_figures` of its whole life.
+    open_files: of its process; peak_memory: most that it was resident with, in KB on Linux."""
 
     number: int
     counts: dict[str, Any]
@@ -174,17 +179,8 @@ class Counted:
     peak_memory: int
 
 
-Order = FormGroup | Assign | Regroup | Recall | Count | Close
-Reply = (
-    Loaded
-    | CannotStart
-    | Grouped
-    | Committed
-    | BranchEnded
-    | WorkEnded
-    | Regrouped
-    | Counted
-)
+Order = FormGroup | Assign | Regroup | Recall | Count | Greet | Close
+Reply = Loaded | CannotStart | Grouped | Committed | BranchEnded | WorkEnded | Regrouped | Counted
 KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Order | Reply).__args__}
 
 

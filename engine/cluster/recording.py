@@ -64,7 +64,7 @@ def _cluster(director: Director, counted: Mapping[str, Counted]) -> dict[str, An
         for name, one in counted.items()
     ]
     lost = director.membership.losses
-    return {"workers": workers, "lost": lost, "regroup": asdict(director.figures)}
+    return {"workers": workers, "lost": lost, "regroup": asdict(director.regrouping.figures)}
 
 
 def shown(record: Mapping[str, Any]) -> Sequence[str]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from ...states.machine import Run
 from ..models import load_models
+from ..prepare.cluster_block import ClusterBlock
 from ..prepare.environment import model_folders, set_up_torch
 from ..prepare.files import open_graph
 from ..prepare.inputs import Prompt
@@ -37,9 +38,7 @@ def driver_session(job: Job) -> Session:
 
 def directed(
     launcher: Launcher,
-    count: int,
-    interface: str,
-    deadline: float,
+    block: ClusterBlock,
     session: Session,
     prompts: Sequence[Prompt],
     write: Write | None = None,
@@ -48,15 +47,15 @@ def directed(
 
     Raises:
         PromptError: a text that cannot be a prompt. UsageError: there is no such interface.
+        ClusterError: the workers cannot begin.
     """
     recorder = ClusterRecorder(session.prompts.decode, write)
-    membership = Membership(launcher, count, interface, deadline, recorder.happened)
+    membership = Membership(launcher, block, recorder.happened)
     director = Director(session, membership, recorder.happened)
     recorder.director = director
     director.submit(prompts)
     board = {"cluster": director, "branches": director.table, "prompts": session.prompts}
     run = Run(open_graph(MACHINE), board, recorder)
-    recorder.attach(run)
+    membership.begin_()
+    recorder.attach(run)  # its time begins, as that of every run, once models are loaded
     return run, recorder
-
-

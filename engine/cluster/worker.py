@@ -23,8 +23,8 @@ from ..record.metrics import Meter, held_figures
 from ..run.engine import Engine
 from ..run.handle import Handle
 from ..run.session import Session
-from .groups import Group, timed
 from .counting import counts_of
+from .groups import Group, timed
 from .messages import (
     Assign,
     BranchEnded,
@@ -34,6 +34,7 @@ from .messages import (
     Count,
     Counted,
     FormGroup,
+    Greet,
     Grouped,
     Loaded,
     Order,
@@ -98,8 +99,8 @@ class ClusterWorker:
 
     def _live(self) -> None:
         try:
-            duty = Duty(self._open(), self._tell)
-            self._tell(duty.loaded(self._address))
+            duty = Duty(self._open(), self._tell, self._address)
+            duty.greet()
             while not self._ended and not duty.closed:
                 try:
                     order = self._orders.get(timeout=0 if duty.busy else NAP)
@@ -115,9 +116,9 @@ class ClusterWorker:
 class Duty:
     """What a worker does, on its thread."""
 
-    def __init__(self, session: Session, tell: Callable[[Reply], None]) -> None:
-        self.session, self.tell = session, tell
-        self.meter, self._began = Meter(), perf_counter()
+    def __init__(self, session: Session, tell: Callable[[Reply], None], address: str) -> None:
+        self.session, self.tell, self.address = session, tell, address
+        self.meter = Meter()
         self.engine = Engine(session, threaded=False, rounds=self._round_done)
         self.group: Group | None = None
         self.works: dict[str, PartialWork] = {}
@@ -127,16 +128,19 @@ class Duty:
     def busy(self) -> bool:
         return bool(self.works)
 
-    def loaded(self, address: str) -> Loaded:
-        """What the driver has to know before it asks for anything."""
+    def greet(self) -> None:
+        """Begin anew, and say what a driver has to know before it asks for anything."""
+        self._recall("")
+        self.group, self.meter = None, Meter()
         branches, weights = self.engine.branches, [*self.session.models.target.parameters()]
-        return Loaded(
+        loaded = Loaded(
             os.getpid(),
-            address,
+            self.address,
             self.session.program.graph.layout.max_active,
             tuple(pool.slot_bytes for pool in branches.pools),
             (weights[0].data_ptr(), sum(one.nbytes for one in weights)),
         )
+        self.tell(loaded)
 
     def take(self, order: Order) -> None:
         """Do what is asked; parts of requests are only begun."""
@@ -151,6 +155,8 @@ class Duty:
                 self._recall(order.work)
             case Count():
                 self.tell(self._counted(order.number))
+            case Greet():
+                self.greet()
             case Close():
                 self.closed = True
 

@@ -1,7 +1,8 @@
 """The blackboard's vocabulary: every key that an op may read or write. The one place for it.
 
 Keys of a run are there before the first op and stay, or those of a cluster, where the machine
-directs workers; keys of a round are written by ops and used up by the ops that drop them. Shape letters are explained in `ops/__init__.py`.
+directs workers; keys of a round are written by ops and used up by the ops that drop them. Shape
+letters are explained in `ops/__init__.py`.
 """
 
 from dataclasses import dataclass
