@@ -140,7 +140,8 @@ class Membership:
             member, reply = ports[port], reply_of(text)
             if isinstance(reply, Loaded):
                 member.loaded, self._failures = reply, 0
-                self.tell({"event": "worker", "worker": member.name, "pid": reply.pid})
+                if self.epoch != NONE:
+                    self.tell({"event": "worker", "worker": member.name, "pid": reply.pid})
             elif isinstance(reply, CannotStart):
                 port.lost = reply.why
             else:

@@ -87,7 +87,8 @@ def read_config(
     """
     changes = {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
     before = {} if saved is None else {**dict.fromkeys(OPEN), **saved}
-    origins = {(key,): f"{file}: options.{key}" for key in before}
+    origins: dict[tuple[str | int, ...], str] = {}
+    origins |= {(key,): f"{file}: options.{key}" for key in before}
     origins |= {(key,): f"{flag_of(key)} {value}" for key, value in changes.items()}
     settings, sources = _settings(folder, {**before, **changes}, origins)
     values, profile = settings.model_dump(exclude={KEY, CLUSTER}), None
@@ -98,7 +99,7 @@ def read_config(
 
 
 def _settings(
-    folder: Path, changes: Mapping[str, Any], origins: Mapping[tuple[str], str]
+    folder: Path, changes: Mapping[str, Any], origins: Mapping[tuple[str | int, ...], str]
 ) -> tuple[Any, tuple[Source, Source]]:
     """All settings, and the files that they come from: the folder's own, and the packaged one.
 
