@@ -20,6 +20,7 @@ from ..errors import UsageError
 from .messages import FormGroup
 
 BACKLOG = 128
+TRIES = 3  # connections to a store, of which each may take its part of the deadline
 
 
 class Store:
@@ -48,6 +49,39 @@ class Store:
             )
 
 
+class StoreClient:
+    """A worker's way to the store of its driver: one connection for all groups of its life."""
+
+    def __init__(self) -> None:
+        self._where = ("", 0)
+        self._store: TCPStore | None = None
+
+    def store(self, told: FormGroup) -> TCPStore:
+        """The store of a group.
+
+        Raises:
+            RuntimeError: it cannot be reached before the deadline.
+        """
+        where = told.host, told.port
+        if self._store is None or self._where != where:
+            self._store, self._where = _connected(told), where
+        return self._store
+
+
+def _connected(told: FormGroup) -> TCPStore:
+    """Once in some thousand times nobody answers a connection: then another one is made."""
+    patience = timedelta(seconds=told.deadline / TRIES)
+    for left in reversed(range(TRIES)):
+        try:
+            store = TCPStore(told.host, told.port, timeout=patience, wait_for_workers=False)
+            break
+        except RuntimeError:
+            if not left:
+                raise
+    store.set_timeout(timedelta(seconds=told.deadline))
+    return store
+
+
 class Group:
     """One worker's place in a process group.
 
@@ -55,18 +89,17 @@ class Group:
         RuntimeError: not all members came before the deadline.
     """
 
-    def __init__(self, told: FormGroup) -> None:
+    def __init__(self, told: FormGroup, client: StoreClient) -> None:
         self.rank, self.size, self.epoch = told.rank, told.size, told.epoch
         self._deadline = timedelta(seconds=told.deadline)
         self._group: Any = None  # torch declares no collectives of a group of its own
         if told.size < 2:
             return
-        store = TCPStore(told.host, told.port, timeout=self._deadline, wait_for_workers=False)
         gloo: Any = ProcessGroupGloo
         options = gloo._Options()
         options._timeout = self._deadline
         options._devices = [gloo.create_device(hostname=told.address)]
-        own = PrefixStore(f"group/{told.epoch}", store)
+        own = PrefixStore(f"group/{told.epoch}", client.store(told))
         self._group = gloo(own, told.rank, told.size, options)
 
     def broadcast_(self, data_N: Tensor, source: int) -> None:

@@ -157,7 +157,8 @@ class WorkEnded:
 @dataclass(frozen=True, slots=True)
 class Regrouped:
     """The collective is over. bytes: that came here; kept: whether they were wanted and fit.
-    seconds: in all, and of the collective alone. why: it failed."""
+    seconds: in all, and of the collective alone. why: it failed. rows: what the source has, if those
+    that were asked for are not there: then none came."""
 
     number: int
     bytes: int
@@ -165,6 +166,7 @@ class Regrouped:
     seconds: float
     collective: float
     why: str = ""
+    rows: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

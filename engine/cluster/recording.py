@@ -18,12 +18,13 @@ class ClusterRecorder(Recorder):
     of.
 
     Attributes:
-        director: whom figures are asked of.
+        director: whom figures are asked of. held: what workers held when they were asked last.
     """
 
     def __init__(self, decode: Decode, write: Write | None = None) -> None:
         super().__init__(decode, write)
         self.director: Director | None = None
+        self.held: list[Mapping[str, Any]] = []
 
     def look(self) -> None:
         """No pictures."""
@@ -48,7 +49,8 @@ class ClusterRecorder(Recorder):
         director, counted = self.director, self.director.counted()
         meter = meter_of([one.counts for one in counted.values()], self.meter)
         meter.tokens = sum(director.tokens.values())
-        held = held_by_all([one.held for one in counted.values()], meter)
+        self.held = [one.held for one in counted.values()]
+        held = held_by_all(self.held, meter)
         return {**counted_figures(meter), **held, "cluster": _cluster(director, counted)}
 
 

@@ -37,22 +37,34 @@ class Regrouping:
         Args:
             took: is given what else is heard meanwhile.
         """
-        group, began = self.membership.group, monotonic()
-        source, lacking = course.source, set(course.at.values()) - course.holders
-        if not (lacking and course.rows) or source not in group or len(group) < 2:
-            return
+        lacking = set(course.at.values()) - course.holders
+        while lacking and self._can_send(course):
+            answers = self._collective(course, took)
+            has = [one.rows for one in answers.values() if one.rows is not None]
+            if not has:
+                return
+            course.rows = has[0]  # fewer: some have been evicted
+
+    def _can_send(self, course: Course) -> bool:
+        group = self.membership.group
+        return bool(course.rows) and course.source in group and len(group) > 1
+
+    def _collective(self, course: Course, took: Took) -> dict[Member, Regrouped]:
+        """One of the whole group; what its members say of it."""
+        group, began, source = self.membership.group, monotonic(), course.source
         assert source is not None
         number = self.figures.count = self.figures.count + 1
         answers = self._answers[number] = {}
         ids, salt = course.prefix[: course.rows[0]], course.prompt.cache_salt
+        order = Regroup(number, self.membership.epoch, source.rank, ids, course.rows, salt)
         for member in group:
-            order = self.membership.epoch, source.rank, ids, course.rows, salt
-            member.ask(Regroup(number, *order))
+            member.ask(order)
         while any(one in self.membership.members and one not in answers for one in group):
             self.membership.hear_(took)
         del self._answers[number]
         course.holders |= {one for one, reply in answers.items() if reply.kept}
         self._count_(course, answers, monotonic() - began)
+        return answers
 
     def took(self, member: Member, reply: Regrouped) -> None:
         """A member's word on one of them."""

@@ -8,6 +8,7 @@ import os
 import resource
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from threading import Condition, Thread
 from time import perf_counter
@@ -24,7 +25,7 @@ from ..run.engine import Engine
 from ..run.handle import Handle
 from ..run.session import Session
 from .counting import counts_of
-from .groups import Group, timed
+from .groups import Group, StoreClient, timed
 from .messages import (
     Assign,
     BranchEnded,
@@ -56,6 +57,9 @@ class ClusterWorker:
     Args:
         open_session: loads the models, on that thread.
         address: where others reach this machine.
+
+    Attributes:
+        duty: what it does, once the models are loaded.
     """
 
     def __init__(self, open_session: Callable[[], Session], address: str) -> None:
@@ -64,6 +68,7 @@ class ClusterWorker:
         self._replies: deque[str] = deque()
         self._changed = Condition()
         self._ended = False
+        self.duty: Duty | None = None
         self._thread = Thread(target=self._live, name="specsot-worker", daemon=True)
         self._thread.start()
 
@@ -99,7 +104,7 @@ class ClusterWorker:
 
     def _live(self) -> None:
         try:
-            duty = Duty(self._open(), self._tell, self._address)
+            duty = self.duty = Duty(self._open(), self._tell, self._address)
             duty.greet()
             while not self._ended and not duty.closed:
                 try:
@@ -121,6 +126,7 @@ class Duty:
         self.meter = Meter()
         self.engine = Engine(session, threaded=False, rounds=self._round_done)
         self.group: Group | None = None
+        self._client = StoreClient()
         self.works: dict[str, PartialWork] = {}
         self.closed = False
 
@@ -183,46 +189,50 @@ class Duty:
     def _grouped(self, order: FormGroup) -> Grouped:
         self.group, began = None, perf_counter()
         try:
-            self.group = Group(order)
+            self.group = Group(order, self._client)
         except RuntimeError as error:
             return Grouped(order.epoch, perf_counter() - began, message_of(error))
         return Grouped(order.epoch, perf_counter() - began)
 
     def _regrouped(self, order: Regroup) -> Regrouped:
-        began, group = perf_counter(), self.group
+        group = self.group
         if group is None or group.epoch != order.epoch:
             return Regrouped(order.number, 0, False, 0.0, 0.0, "is not in this group")
+        began = perf_counter()
         try:
-            count, kept, spent = self._received(order, group)
+            reply = self._received(order, group)
         except RuntimeError as error:
             self.group = None
-            seconds = perf_counter() - began
-            return Regrouped(order.number, 0, False, seconds, seconds, message_of(error))
-        return Regrouped(order.number, count, kept, perf_counter() - began, spent)
+            spent = perf_counter() - began
+            return Regrouped(order.number, 0, False, spent, spent, message_of(error))
+        return replace(reply, seconds=perf_counter() - began)
 
-    def _received(self, order: Regroup, group: Group) -> tuple[int, bool, float]:
-        """Bytes that came, whether they were kept, and seconds of the collective.
+    def _received(self, order: Regroup, group: Group) -> Regrouped:
+        """Take part in the collective, and keep what came.
 
         Behind the rows stands whether they are any: those who wait for them must not wait in vain.
         """
         branches, models = self.engine.branches, self.session.models
         size = regroup.size_of(branches, order.rows)
-        data_N = torch.zeros(size + 1, dtype=models.dtype, device=models.device)
+        data_N, has = torch.zeros(size + 1, dtype=models.dtype), None
         if group.rank == order.source:
-            self._fill_(data_N, order)
+            has = self._fill_(data_N, order)
         spent = timed(lambda: group.broadcast_(data_N, order.source))
         if group.rank == order.source or not bool(data_N[-1]):
-            return 0, False, spent
+            return Regrouped(order.number, 0, False, 0.0, spent, rows=has)
         kept = regroup.put_in_(branches, order.ids, order.rows, data_N[:-1], order.cache_salt)
-        return regroup.bytes_of(branches, order.rows), kept, spent
+        count = regroup.bytes_of(branches, order.rows)
+        return Regrouped(order.number, count, kept, 0.0, spent)
 
-    def _fill_(self, data_N: torch.Tensor, order: Regroup) -> None:
-        branches = self.engine.branches
+    def _fill_(self, data_N: torch.Tensor, order: Regroup) -> tuple[int, ...] | None:
+        """The rows, if they are kept; else how many of them are."""
+        branches, salt = self.engine.branches, order.cache_salt
         try:
-            data_N[:-1] = regroup.take_out(branches, order.ids, order.rows, order.cache_salt)
-            data_N[-1] = 1
-        except LookupError:  # evicted since: everybody reads the prefix again
-            data_N[-1] = 0
+            data_N[:-1] = regroup.take_out(branches, order.ids, order.rows, salt)
+        except LookupError:  # evicted since
+            return regroup.kept_rows(branches, order.ids, salt)
+        data_N[-1] = 1
+        return None
 
     # -- parts of requests ------------------------------------------------------------------------
 
@@ -283,6 +293,7 @@ class PartialWork:
         if len(branch.tokens) > told:
             tell(Committed(self.name, index, told, tuple(branch.tokens[told:])))
             self._told[index] = len(branch.tokens)
-        if branch.ended and index not in self._ended:
+        kept = index >= 0 or self.handle.done  # an outline's end is told once its rows can be sent
+        if branch.ended and kept and index not in self._ended:
             self._ended.add(index)
             tell(BranchEnded(self.name, index, str(branch.finish), branch.note))

@@ -5,6 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from specsot.engine.cluster.director import Director
 from specsot.engine.cluster.launching import Launcher, ThreadLauncher
@@ -26,9 +27,9 @@ from specsot.states.text.documents import Document
 from specsot.states.text.outline import Outline
 
 CAMP = "The lake is cold in spring and warm in summer. Bring wood, water, a map and a tent. "
-READ = (Document("Camp", CAMP * 3),)
+READ = (Document("Note", CAMP),)
 """Long enough for a prefix that is brought to others instead of being read again."""
-CAMPING = Prompt("1", "Plan a weekend camping trip.", documents=READ)
+CAMPING = Prompt("1", "Plan a weekend camping trip.")
 BEES = Prompt("2", "Tell me about honey bees.", documents=READ)
 KINDS = {"eagle1": "eagle1", "eagle2": "eagle2", "dflash": "dflash", "vanilla": "vanilla"}
 DEADLINE = 5.0
@@ -61,6 +62,7 @@ class Ran:
     director: Director
     recorder: ClusterRecorder
     records: list[Record]
+    figures: dict[str, Any]
 
     def told(self, event: str) -> list[Record]:
         """What was told of workers, of one kind."""
@@ -111,7 +113,8 @@ def on_workers(
             assert run.steps < TURNS, f"stuck in {run.state}"
         recorder.flush()
         answers = answers_of(run.board["branches"].requests, session.prompts)
-        return Ran(output_digest(answers), answers, director, recorder, records)
+        figures = recorder.figures(run.board)
+        return Ran(output_digest(answers), answers, director, recorder, records, figures)
 
 
 def open_files() -> int:

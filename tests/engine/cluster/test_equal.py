@@ -36,7 +36,7 @@ def test_any_number_of_branches(count: int) -> None:
     outline = outline_of(count)
     kind = "paged" if count % 2 else "bim"
     session = session_of("bim_eagle", SAMPLED, f"layout.kind={kind}", budget=12, outline=outline)
-    assert on_workers(session, [CAMPING], workers=2).digest == alone(session, [CAMPING])
+    assert on_workers(session, [CAMPING]).digest == alone(session, [CAMPING])
 
 
 def test_an_answer_without_an_outline() -> None:
@@ -63,7 +63,7 @@ def test_a_prompt_that_never_fits_is_refused_as_alone() -> None:
     long = Prompt("3", "Tell me about tea. " * 60)
     ran = on_workers(session, [long, CAMPING])
     assert ran.digest == alone(session, [long, CAMPING])
-    assert [one.sections[0].finish for one in ran.answers][0] == "refused"
+    assert ran.answers[0].sections[0].finish == "refused"
     assert "slots" in ran.answers[0].sections[0].note
 
 
