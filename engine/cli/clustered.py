@@ -50,11 +50,12 @@ def on_workers(job: Job) -> Iterator[tuple["Session", "Starts"]]:
         UsageError: Ray is not there, or the graph is not for workers.
     """
     check(job)
-    set_up_ray()
+    block = read_cluster(job.options)
+    set_up_ray(block.address)
     from ..cluster.ray_workers import RayLauncher
     from ..cluster.run import directed, driver_session
 
-    block, session = read_cluster(job.options), driver_session(job)
+    session = driver_session(job)
     launcher = RayLauncher(job, block)
     try:
         yield session, partial(directed, launcher, block)

@@ -130,6 +130,11 @@ class Course:
         if request.branches and all(one.ended for one in request.branches):
             move("request", request, ENDS[request.finish])
 
+    def has_(self, member: Member, rows: tuple[int, ...]) -> None:
+        """A worker has so many rows of the prefix, of each pool."""
+        self.source, self.rows = member, rows
+        self.holders.add(member)
+
     def parse_(self) -> None:
         """Read the outline into branches, whose prompts are known as far as they depend on none."""
         request, prompts = self.request, self.session.prompts

@@ -15,7 +15,7 @@ from ..prepare.inputs import Prompt
 from ..prepare.request_settings import HandedOver
 from ..run.session import Session
 from .course import OUTLINE, Course, new_course
-from .membership import Member, Membership, Tell
+from .membership import HEARING, Member, Membership, Tell
 from .messages import (
     Assign,
     BranchEnded,
@@ -116,7 +116,8 @@ class Director:
 
     def gather_(self) -> None:
         """Take in what was said, and who was lost."""
-        self.membership.hear_(self._took_)
+        todo = self.outlines_written or self.outlines_wanted or self.branches_wanted
+        self.membership.hear_(self._took_, 0 if todo else HEARING)
         self._forget_lost_()
 
     # -- the guards -------------------------------------------------------------------------------
@@ -211,15 +212,10 @@ class Director:
                 self.tell({"event": "tokens", "request": given.course.request.key})
             case BranchEnded():
                 given.course.end_(reply.branch, Finish(reply.finish), reply.note)
+                if reply.rows:
+                    given.course.has_(member, reply.rows)
             case WorkEnded():
-                self._ended_(reply, given)
-
-    def _ended_(self, reply: WorkEnded, given: GivenWork) -> None:
-        del self._given[reply.work]
-        course, member = given.course, given.member
-        if given.branches == (OUTLINE,) and reply.rows:
-            course.source, course.rows = member, reply.rows
-            course.holders.add(member)
+                del self._given[reply.work]
 
     def _forget_lost_(self) -> None:
         """What lost workers had is in nobody's hands any more."""

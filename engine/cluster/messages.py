@@ -135,30 +135,28 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class BranchEnded:
-    """All tokens of a branch have been told."""
+    """All tokens of a branch have been told. rows: of each pool that are kept of what an outline
+    stands behind, and of itself, and can be sent to others."""
 
     work: str
     branch: int
     finish: str
     note: str
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class WorkEnded:
-    """Nothing of it is left to do. rows: of each pool that are kept of what it has read and
-    written of the outline, and can be sent to others. reused: rows of its prompt that were there
-    when it came."""
+    """Nothing of it is left to do."""
 
     work: str
-    rows: tuple[int, ...] = ()
-    reused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Regrouped:
     """The collective is over. bytes: that came here; kept: whether they were wanted and fit.
-    seconds: in all, and of the collective alone. why: it failed. rows: what the source has, if those
-    that were asked for are not there: then none came."""
+    seconds: in all, and of the collective alone. why: it failed. rows: what the source has, where
+    it has not those that were asked for: then none came."""
 
     number: int
     bytes: int

@@ -11,7 +11,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
@@ -32,12 +32,13 @@ from ..prepare.options import SESSION, RunOptions
 from ..prepare.repeat import graph_yaml
 from ..run.opening import load
 from .launching import WorkerPort
+from .membership import Membership
 from .messages import Greet, packed
+from .standing import STORE
 from .worker import ClusterWorker
 
 NAMESPACE = "specsot"
 STARTING = 180.0  # seconds until a worker's process has to answer for the first time
-STORE = 80 << 20  # bytes of Ray's own store, of which nothing is used
 BEAT = 0.5  # seconds after which a worker answers that it has nothing to say
 STALE = 15.0  # seconds after which nobody has a worker that nobody listens to
 
@@ -87,6 +88,10 @@ class RayWorker:
         self._holder, self._heard = who, monotonic()
         self._worker.hear(0)  # what was said to somebody else
         return True
+
+    def state(self) -> str:
+        """Whether somebody has it."""
+        return "in use" if self._holder else "free"
 
     def where(self) -> tuple[str, int]:
         """The machine and the process."""
@@ -174,23 +179,16 @@ class RayLauncher:
         )
 
     def _connect(self) -> None:
-        common: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False}
-        common |= {"logging_level": "ERROR"}
+        if self.block.address != LOCAL:
+            connect(self.block.address)
+            return
+        self._folder = Path(tempfile.mkdtemp(prefix="specsot-"))
+        size = {"num_cpus": self.block.workers, "object_store_memory": STORE}
         try:
-            if self.block.address != LOCAL:
-                ray.init(address=self.block.address, **common)
-                return
-            self._folder = Path(tempfile.mkdtemp(prefix="specsot-"))
-            ray.init(
-                include_dashboard=False,
-                num_cpus=self.block.workers,
-                object_store_memory=STORE,
-                _temp_dir=str(self._folder),
-                **common,
-            )
-        except (RayError, OSError, RuntimeError, ValueError) as error:
-            first = str(error).strip().split("\n", 1)[0]
-            raise ClusterError(f"no Ray cluster at {self.block.address}: {first}") from None
+            connect(LOCAL, include_dashboard=False, _temp_dir=str(self._folder), **size)
+        except ClusterError:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
 
     def start(self, name: str) -> RayPort:
         text = job_text(self.job, self.block, self._number)
@@ -202,8 +200,6 @@ class RayLauncher:
 
     def _adopted(self, name: str, digest: str) -> RayPort | None:
         """A worker of the same job that is there and free."""
-        if self.block.address == LOCAL or self.keeps:
-            return None
         mine = {port.actor._actor_id for port in self._ports}
         for one in ray.util.list_named_actors(all_namespaces=False):
             if one.startswith(f"{digest}-"):
@@ -235,13 +231,20 @@ class RayLauncher:
             port.look()
         return heard
 
-    def close(self) -> None:
+    def release(self) -> None:
+        """Its workers are free for others, those that are lost are gone."""
         for port in self._ports:
-            if port.adopted or self.keeps:
+            if not port.lost:
                 with suppress(RayError, GetTimeoutError):
                     ray.get(port.actor.reserve.remote(""), timeout=self.block.deadline)
-            else:
+        self._ports.clear()
+
+    def close(self) -> None:
+        for port in self._ports:
+            if not (port.adopted or self.keeps):
+                port.lost = port.lost or "closed"
                 port.kill()
+        self.release()
         ray.shutdown()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -255,7 +258,42 @@ def _reserved(actor: Any, who: str, deadline: float) -> bool:
 
 def _with_groups(kind: type[Any]) -> type[Any]:
     """Orders stay in their order, and wait for no replies."""
-    for name in ("ask", "hear", "reserve", "where"):
+    for name in ("ask", "hear", "reserve", "state", "where"):
         group = "replies" if name == "hear" else "orders"
         setattr(kind, name, ray.method(concurrency_group=group)(getattr(kind, name)))
     return kind
+
+
+def load_workers(job: Job, block: ClusterBlock, token: str) -> None:
+    """Workers of a job on a cluster, which stay.
+
+    Raises:
+        ClusterError: they cannot begin.
+    """
+    os.environ["RAY_AUTH_TOKEN"] = token
+    launcher = RayLauncher(job, block, keeps=True)
+    try:
+        Membership(launcher, block, lambda record: None).begin_()
+    finally:
+        launcher.close()
+
+
+def states_of(address: str, patience: float = 5.0) -> Iterator[tuple[str, str]]:
+    """The workers of a cluster, and whether they are in use; raises ClusterError."""
+    connect(address)
+    try:
+        for name in sorted(ray.util.list_named_actors(all_namespaces=False)):
+            with suppress(RayError, GetTimeoutError, ValueError):
+                yield name, str(ray.get(ray.get_actor(name).state.remote(), timeout=patience))
+    finally:
+        ray.shutdown()
+
+
+def connect(address: str, **more: Any) -> None:
+    """Be a driver of a cluster, or of one that is started for it; raises ClusterError."""
+    settings = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR", **more}
+    try:
+        ray.init(address=None if address == LOCAL else address, **settings)
+    except (RayError, OSError, RuntimeError, ValueError) as error:
+        first = str(error).strip().split("\n", 1)[0]
+        raise ClusterError(f"no Ray cluster at {address}: {first}") from None

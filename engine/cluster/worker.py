@@ -48,6 +48,7 @@ from .messages import (
     packed,
 )
 
+OUTLINE = -1  # the number of the root branch
 NAP = 0.2  # seconds between two looks at whether a worker that waits is to end
 
 
@@ -171,10 +172,10 @@ class Duty:
         if self.works:
             self.engine.step()
             for work in [*self.works.values()]:
-                work.tell_news(self.tell)
+                work.tell_news(self.tell, self._rows)
                 if work.handle.done:
                     self.works.pop(work.name, None)
-                    self.tell(WorkEnded(work.name, self._rows(work.request), work.request.reused))
+                    self.tell(WorkEnded(work.name))
 
     def close(self) -> None:
         """Let go of group and engine; whoever waits is told nothing more."""
@@ -253,8 +254,6 @@ class Duty:
 
     def _rows(self, request: Request) -> tuple[int, ...]:
         """What could be sent to others of the prefix of a request that has ended."""
-        if request.budget:
-            return ()
         return regroup.kept_rows(self.engine.branches, request.body.ids, request.cache_salt)
 
     def _counted(self, number: int) -> Counted:
@@ -276,24 +275,37 @@ class PartialWork:
         self._told[-1] = len(handed.outline)
         self._ended: set[int] = set()
 
-    def tell_news(self, tell: Callable[[Reply], None]) -> None:
-        """What its branches have written since the last time, and which of them have ended."""
+    def tell_news(
+        self, tell: Callable[[Reply], None], rows_of: Callable[[Request], tuple[int, ...]]
+    ) -> None:
+        """What its branches have written since the last time, and which of them have ended; with an
+        outline, which is told to have ended once its rows are kept, `rows_of` it."""
         self.request = self.handle.request or self.request  # another one, if it was run again
         root, branches = self.request.root, self.request.branches
         if self.request.budget:
             for branch in branches:
-                self._tell_branch(branch, branch.index, tell)
-        elif branches:  # it was ended before there was an outline
-            self._tell_branch(branches[0], -1, tell)
-        elif root is not None:
-            self._tell_branch(root, -1, tell)
+                self._tell_tokens(branch, branch.index, tell)
+                self._tell_end(branch, branch.index, tell)
+            return
+        outline = branches[0] if branches else root  # it may have ended before there was one
+        if outline is not None:
+            self._tell_tokens(outline, OUTLINE, tell)
+            if self.handle.done:
+                self._tell_end(outline, OUTLINE, tell, rows_of(self.request))
 
-    def _tell_branch(self, branch: Branch, index: int, tell: Callable[[Reply], None]) -> None:
+    def _tell_tokens(self, branch: Branch, index: int, tell: Callable[[Reply], None]) -> None:
         told = self._told.get(index, 0)
         if len(branch.tokens) > told:
             tell(Committed(self.name, index, told, tuple(branch.tokens[told:])))
             self._told[index] = len(branch.tokens)
-        kept = index >= 0 or self.handle.done  # an outline's end is told once its rows can be sent
-        if branch.ended and kept and index not in self._ended:
+
+    def _tell_end(
+        self,
+        branch: Branch,
+        index: int,
+        tell: Callable[[Reply], None],
+        rows: tuple[int, ...] = (),
+    ) -> None:
+        if branch.ended and index not in self._ended:
             self._ended.add(index)
-            tell(BranchEnded(self.name, index, str(branch.finish), branch.note))
+            tell(BranchEnded(self.name, index, str(branch.finish), branch.note, rows))

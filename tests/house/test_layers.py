@@ -70,6 +70,8 @@ MAY_IMPORT = {
     "engine/certify": "engine engine/prepare engine/record engine/run engine/bench states states/* "
     "models models/load ops ops/*",
     "engine/simulate": "engine engine/record states/* ops/kv",
+    "engine/cluster": "engine engine/prepare engine/record engine/run states states/graph "
+    "states/manager states/phases states/requests states/yaml",
     "engine/train": "engine engine/prepare engine/run states/requests states/text models models/*",
     "engine/serve/wire": "engine engine/prepare",
     "engine/serve/api": "engine engine/serve/wire states/text",

@@ -14,13 +14,13 @@ from specsot.engine.cluster.launching import ThreadLauncher, ThreadPort
 from specsot.engine.cluster.membership import Membership
 from specsot.engine.cluster.messages import (
     Assign,
+    BranchEnded,
     FormGroup,
     Loaded,
     MessageError,
     Regroup,
     Regrouped,
     Reply,
-    WorkEnded,
     order_of,
     packed,
 )
@@ -92,8 +92,8 @@ def test_a_hundred_regroups_leave_nothing_behind(pair: Pair) -> None:
     first, second = pair.membership.group
     weights = [one.loaded.weights for one in (first, second) if one.loaded]
     first.ask(Assign("1", BEES, HandedOver()))
-    (ended,) = pair.until(WorkEnded, 1)
-    assert isinstance(ended, WorkEnded) and ended.rows
+    (ended,) = pair.until(BranchEnded, 1)
+    assert isinstance(ended, BranchEnded) and ended.rows
     ids = _kept_ids(pair, ended.rows[0])
     files = peak = 0
     for number in range(100):
