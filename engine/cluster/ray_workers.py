@@ -211,7 +211,7 @@ class RayLauncher:
         return None
 
     def _new(self, name: str, text: str, digest: str) -> RayPort:
-        settings: dict[str, Any] = {"name": f"{digest}-{self._who}-{name}"}
+        settings: dict[str, Any] = {"name": f"{digest}-{self._who}-{self._number}"}
         if self.keeps:
             settings["lifetime"] = "detached"
         if json.loads(text)["options"]["device"].startswith("cuda"):

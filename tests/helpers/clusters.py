@@ -71,15 +71,19 @@ class Ran:
 
 @dataclass
 class Chaos:
-    """Loses the worker that `whom` names, once, as soon as `when` holds before a transition."""
+    """Loses the worker that `whom` names, once, as soon as `when` holds before a transition;
+    `watch` sees every transition after it."""
 
     when: Callable[[Director, Run], bool]
     whom: Callable[[Director], Member]
     lose: Callable[[Member], None] = field(default=lambda member: member.port.kill())
     lost: list[str] = field(default_factory=list)
+    watch: Callable[[Director, Run], None] = field(default=lambda director, run: None)
 
     def look(self, director: Director, run: Run) -> None:
-        if not self.lost and self.when(director, run):
+        if self.lost:
+            self.watch(director, run)
+        elif self.when(director, run):
             member = self.whom(director)
             self.lost.append(member.name)
             self.lose(member)
