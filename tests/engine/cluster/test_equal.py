@@ -9,12 +9,10 @@ from specsot.engine.prepare.inputs import Prompt
 SAMPLED = "sampling.temperature=0.8"
 GRAPHS = (
     ("bim_eagle",),
-    ("bim_eagle", SAMPLED),
     ("paged_eagle", SAMPLED),
     ("batching_eagle", SAMPLED),
     ("bim_dflash",),
     ("bim_dflash", SAMPLED, "layout.kind=paged"),
-    ("bim_ddtree", SAMPLED),
     ("bim_vanilla", SAMPLED),
     ("bim_ngram", SAMPLED, "layout.kind=paged"),
     ("bim_plain", "skeleton.share=prompt"),
@@ -31,7 +29,7 @@ def test_workers_write_what_one_engine_writes(graph: tuple[str, ...]) -> None:
     assert not ran.director.membership.losses
 
 
-@pytest.mark.parametrize("count", range(1, 9))
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
 def test_any_number_of_branches(count: int) -> None:
     outline = outline_of(count)
     kind = "paged" if count % 2 else "bim"
