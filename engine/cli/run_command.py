@@ -61,7 +61,7 @@ def run_command(options: RunOptions) -> int:
 def _opened(job: Job, stack: ExitStack) -> tuple[Job, "Session", "Starts"]:
     """A job's session, and what begins its runs: here, or on workers that end with the stack."""
     if job.options.workers is not None:
-        from .clustered import divided, on_workers
+        from ..cluster.on_workers import divided, on_workers
 
         job = divided(job)
         return job, *stack.enter_context(on_workers(job))

@@ -7,16 +7,16 @@ from ...states.phases.outline_ops import fan_out_
 from ...states.requests.branch import Branch, Finish, Request
 from ...states.requests.lifecycles import ENDS, move
 from ...states.requests.request_table import RequestTable
+from ...states.schedule.handed import HandedBranch, HandedOver
 from ..prepare.inputs import Prompt
-from ..prepare.request_settings import HandedBranch, HandedOver
 from ..run.session import Session
-from .membership import Member
+from .membership import ClusterMember
 
 OUTLINE = -1  # the number of the root branch
 
 
 @dataclass(eq=False, slots=True)
-class Course:
+class RequestCourse:
     """A request with its branches, in host integers, so that any worker can go on with it.
 
     Attributes:
@@ -29,11 +29,11 @@ class Course:
     table: RequestTable
     prompt: Prompt
     request: Request
-    writer: Member | None = None
-    source: Member | None = None
+    writer: ClusterMember | None = None
+    source: ClusterMember | None = None
     rows: tuple[int, ...] = ()
-    holders: set[Member] = field(default_factory=set)
-    at: dict[int, Member] = field(default_factory=dict)
+    holders: set[ClusterMember] = field(default_factory=set)
+    at: dict[int, ClusterMember] = field(default_factory=dict)
 
     def begin_(self) -> None:
         """Without an outline to write, branches can be given away at once."""
@@ -69,7 +69,7 @@ class Course:
     def _waits(self, branch: Branch) -> bool:
         return not branch.ended and bool(len(branch.prompt)) and branch.index not in self.at
 
-    def in_hand(self) -> Iterator[tuple[Member, Branch]]:
+    def in_hand(self) -> Iterator[tuple[ClusterMember, Branch]]:
         """Branches that somebody writes, the root branch among them, with whom."""
         root = self.request.root
         if self.writer is not None and root is not None and not root.ended:
@@ -130,7 +130,7 @@ class Course:
         if request.branches and all(one.ended for one in request.branches):
             move("request", request, ENDS[request.finish])
 
-    def has_(self, member: Member, rows: tuple[int, ...]) -> None:
+    def has_(self, member: ClusterMember, rows: tuple[int, ...]) -> None:
         """A worker has so many rows of the prefix, of each pool."""
         self.source, self.rows = member, rows
         self.holders.add(member)
@@ -171,7 +171,7 @@ class Course:
     def ended(self) -> bool:
         return bool(self.request.branches) and all(one.ended for one in self.request.branches)
 
-    def forget_(self, member: Member) -> list[str]:
+    def forget_(self, member: ClusterMember) -> list[str]:
         """A worker is gone: what it had is in nobody's hands; names of it."""
         self.holders.discard(member)
         lost = [one.name for one in self.request.branches if self.at.get(one.index) is member]
@@ -184,7 +184,7 @@ class Course:
         return lost
 
 
-def new_course(session: Session, table: RequestTable, prompt: Prompt) -> Course:
+def new_course(session: Session, table: RequestTable, prompt: Prompt) -> RequestCourse:
     """A request that nothing is done of yet; its seed is said from now on.
 
     Raises:
@@ -203,6 +203,6 @@ def new_course(session: Session, table: RequestTable, prompt: Prompt) -> Course:
         prompt.past,
         prompt.rules,
     )
-    course = Course(session, table, said, request)
+    course = RequestCourse(session, table, said, request)
     course.begin_()
     return course

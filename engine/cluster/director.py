@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from ...states.requests.branch import Branch, Finish, Request
 from ...states.requests.request_table import RequestTable, RunLimits
+from ...states.schedule.handed import HandedOver
 from ..prepare.inputs import Prompt
-from ..prepare.request_settings import HandedOver
 from ..run.session import Session
-from .course import OUTLINE, Course, new_course
-from .membership import HEARING, Member, Membership, Tell
+from .course import OUTLINE, RequestCourse, new_course
+from .membership import HEARING, ClusterMember, Membership, Tell
 from .messages import (
     Assign,
     BranchEnded,
@@ -35,8 +35,8 @@ from .regrouping import Regrouping
 class GivenWork:
     """Who has what of a request."""
 
-    course: Course
-    member: Member
+    course: RequestCourse
+    member: ClusterMember
     branches: tuple[int, ...]
 
 
@@ -54,10 +54,10 @@ class Director:
     tell: Tell
     table: RequestTable = field(init=False)
     regrouping: Regrouping = field(init=False)
-    courses: list[Course] = field(default_factory=list)
+    courses: list[RequestCourse] = field(default_factory=list)
     tokens: Counter[str] = field(default_factory=Counter)
     _given: dict[str, GivenWork] = field(default_factory=dict)
-    _counted: dict[Member, Counted] = field(default_factory=dict)
+    _counted: dict[ClusterMember, Counted] = field(default_factory=dict)
     _works: int = 0
 
     def __post_init__(self) -> None:
@@ -148,7 +148,7 @@ class Director:
 
     # -- who does what ----------------------------------------------------------------------------
 
-    def _loads(self) -> dict[Member, float]:
+    def _loads(self) -> dict[ClusterMember, float]:
         """Tokens that each worker is expected to write still."""
         loads = dict.fromkeys(self.membership.ready, 0.0)
         for member, branch in self._placed():
@@ -156,22 +156,22 @@ class Director:
                 loads[member] += expected_length(branch)
         return loads
 
-    def _counts(self) -> Counter[Member]:
+    def _counts(self) -> Counter[ClusterMember]:
         """Branches that each worker has."""
         return Counter(member for member, _ in self._placed())
 
-    def _placed(self) -> Iterator[tuple[Member, Branch]]:
+    def _placed(self) -> Iterator[tuple[ClusterMember, Branch]]:
         """What is in somebody's hands, with whose."""
         for course in self.courses:
             yield from course.in_hand()
 
-    def _free(self) -> list[Member]:
+    def _free(self) -> list[ClusterMember]:
         """Workers that can take one more branch, those with least to do first."""
         loads, counts = self._loads(), self._counts()
         free = [one for one in loads if one.loaded and counts[one] < one.loaded.most]
         return sorted(free, key=lambda one: loads[one])
 
-    def _place_(self, course: Course) -> None:
+    def _place_(self, course: RequestCourse) -> None:
         loads, counts = self._loads(), self._counts()
         room = {one: one.loaded.most - counts[one] for one in loads if one.loaded is not None}
         chosen = placed(course.wanted, loads, room, course.holders)
@@ -181,12 +181,16 @@ class Director:
             where = {branch.name: member.name for branch, member in chosen}
             self.tell({"event": "placed", "branches": where})
 
-    def _in_hand(self, course: Course) -> set[int]:
+    def _in_hand(self, course: RequestCourse) -> set[int]:
         own = (one for one in self._given.values() if one.course is course)
         return {index for one in own for index in one.branches}
 
     def _give_(
-        self, course: Course, member: Member, handed: HandedOver, branches: tuple[int, ...]
+        self,
+        course: RequestCourse,
+        member: ClusterMember,
+        handed: HandedOver,
+        branches: tuple[int, ...],
     ) -> None:
         self._works += 1
         name = f"{self._works}"
@@ -195,7 +199,7 @@ class Director:
 
     # -- what workers say -------------------------------------------------------------------------
 
-    def _took_(self, member: Member, reply: Reply) -> None:
+    def _took_(self, member: ClusterMember, reply: Reply) -> None:
         if isinstance(reply, Regrouped):
             self.regrouping.took(member, reply)
             return

@@ -25,11 +25,11 @@ NONE = -1  # no group
 HEARING = 0.2  # seconds that one look at what workers say takes at most
 
 Tell = Callable[[Mapping[str, Any]], None]
-Took = Callable[["Member", Reply], None]
+Took = Callable[["ClusterMember", Reply], None]
 
 
 @dataclass(eq=False, slots=True)
-class Member:
+class ClusterMember:
     """A worker, as long as it lives. epoch: of the group that it is in; rank: its place in it."""
 
     name: str
@@ -55,20 +55,20 @@ class Membership:
     def __init__(self, launcher: Launcher, block: ClusterBlock, tell: Tell) -> None:
         self.launcher, self.deadline, self.tell = launcher, block.deadline, tell
         self.store = Store(block.interface, block.deadline)
-        self.members: list[Member] = []
-        self.lost: list[Member] = []
+        self.members: list[ClusterMember] = []
+        self.lost: list[ClusterMember] = []
         self.epoch = NONE
         self.losses = 0
         self._numbers, self._failures, self._count = 0, 0, block.workers
         self._why = ""
 
     @property
-    def ready(self) -> list[Member]:
+    def ready(self) -> list[ClusterMember]:
         """Members whose models are loaded."""
         return [one for one in self.members if one.loaded is not None]
 
     @property
-    def group(self) -> list[Member]:
+    def group(self) -> list[ClusterMember]:
         """Members of the group, by rank."""
         inside = [one for one in self.ready if one.epoch == self.epoch != NONE]
         return sorted(inside, key=lambda one: one.rank)
@@ -85,7 +85,7 @@ class Membership:
                 raise ClusterError(f"{TRIES} workers in a row were lost: {self._why}")
             name = f"worker-{self._numbers}"
             self._numbers += 1
-            self.members.append(Member(name, self.launcher.start(name)))
+            self.members.append(ClusterMember(name, self.launcher.start(name)))
 
     def begin_(self) -> None:
         """Wait until as many workers as there are to be have loaded their models.
@@ -115,9 +115,9 @@ class Membership:
             assert one.loaded is not None
             where = store.address, store.port, one.loaded.address
             one.ask(FormGroup(self.epoch, rank, len(asked), *where, self.deadline))
-        answered: dict[Member, Grouped] = {}
+        answered: dict[ClusterMember, Grouped] = {}
 
-        def took_group(member: Member, reply: Reply) -> None:
+        def took_group(member: ClusterMember, reply: Reply) -> None:
             if not isinstance(reply, Grouped):
                 took(member, reply)
             elif reply.epoch == self.epoch:
@@ -150,7 +150,7 @@ class Membership:
             if member.port.lost:
                 self.lose_(member)
 
-    def lose_(self, member: Member) -> None:
+    def lose_(self, member: ClusterMember) -> None:
         """A member is gone, and made sure of."""
         self.members.remove(member)
         self.lost.append(member)
@@ -160,11 +160,11 @@ class Membership:
         self._failures += member.loaded is None
         self.tell({"event": "lost", "worker": member.name, "why": self._why})
 
-    def take_lost(self) -> list[Member]:
+    def take_lost(self) -> list[ClusterMember]:
         """Members that were lost since the last call."""
         lost, self.lost = self.lost, []
         return lost
 
 
-def _nothing(member: Member, reply: Reply) -> None:
+def _nothing(member: ClusterMember, reply: Reply) -> None:
     """Nobody has asked for anything yet."""

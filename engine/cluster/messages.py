@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from ...states.schedule.handed import HandedOver
 from ..prepare.inputs import Prompt
-from ..prepare.request_settings import HandedOver
 
 
 class MessageError(ValueError):

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 
-from .course import Course
-from .membership import NONE, Member, Membership, Tell, Took
+from .course import RequestCourse
+from .membership import NONE, ClusterMember, Membership, Tell, Took
 from .messages import Regroup, Regrouped
 
 
@@ -29,9 +29,9 @@ class Regrouping:
     membership: Membership
     tell: Tell
     figures: RegroupFigures = field(default_factory=RegroupFigures)
-    _answers: dict[int, dict[Member, Regrouped]] = field(default_factory=dict)
+    _answers: dict[int, dict[ClusterMember, Regrouped]] = field(default_factory=dict)
 
-    def send_(self, course: Course, took: Took) -> None:
+    def send_(self, course: RequestCourse, took: Took) -> None:
         """Bring a prefix to those who lack it, if somebody can. Where it fails, they read it.
 
         Args:
@@ -45,11 +45,11 @@ class Regrouping:
                 return
             course.rows = has[0]  # fewer: some have been evicted
 
-    def _can_send(self, course: Course) -> bool:
+    def _can_send(self, course: RequestCourse) -> bool:
         group = self.membership.group
         return bool(course.rows) and course.source in group and len(group) > 1
 
-    def _collective(self, course: Course, took: Took) -> dict[Member, Regrouped]:
+    def _collective(self, course: RequestCourse, took: Took) -> dict[ClusterMember, Regrouped]:
         """One of the whole group; what its members say of it."""
         group, began, source = self.membership.group, monotonic(), course.source
         assert source is not None
@@ -66,12 +66,14 @@ class Regrouping:
         self._count_(course, answers, monotonic() - began)
         return answers
 
-    def took(self, member: Member, reply: Regrouped) -> None:
+    def took(self, member: ClusterMember, reply: Regrouped) -> None:
         """A member's word on one of them."""
         if reply.number in self._answers:
             self._answers[reply.number][member] = reply
 
-    def _count_(self, course: Course, answers: Mapping[Member, Regrouped], seconds: float) -> None:
+    def _count_(
+        self, course: RequestCourse, answers: Mapping[ClusterMember, Regrouped], seconds: float
+    ) -> None:
         figures, whys = self.figures, [one.why for one in answers.values() if one.why]
         moved = sum(one.bytes for one in answers.values())
         spent = max((one.collective for one in answers.values()), default=0.0)

@@ -1,6 +1,6 @@
 """A run on a cluster, driven like any other: the driver's machine with its recorder."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...states.machine import Run
 from ..models import load_models
@@ -18,6 +18,7 @@ from .membership import Membership
 from .recording import ClusterRecorder
 
 MACHINE = "machines/cluster"
+DirectedRun = Callable[[Session, Sequence[Prompt], Write | None], tuple[Run, ClusterRecorder]]
 
 
 def driver_session(job: Job) -> Session:

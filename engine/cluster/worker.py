@@ -16,13 +16,12 @@ from time import perf_counter
 import torch
 
 from ...states.manager import regroup
-from ...states.requests.branch import Branch, Request
+from ...states.requests.branch import Request
 from ...states.requests.summary import RoundSummary
 from ..errors import code_of, message_of
 from ..prepare.request_settings import RequestSettings
 from ..record.metrics import Meter, held_figures
 from ..run.engine import Engine
-from ..run.handle import Handle
 from ..run.session import Session
 from .counting import counts_of
 from .groups import Group, StoreClient, timed
@@ -31,7 +30,6 @@ from .messages import (
     BranchEnded,
     CannotStart,
     Close,
-    Committed,
     Count,
     Counted,
     FormGroup,
@@ -47,8 +45,8 @@ from .messages import (
     order_of,
     packed,
 )
+from .partial_work import PartialWork
 
-OUTLINE = -1  # the number of the root branch
 NAP = 0.2  # seconds between two looks at whether a worker that waits is to end
 
 
@@ -261,51 +259,3 @@ class Duty:
         held = held_figures(meter, self.engine.machine.board)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return Counted(number, counts_of(meter), held, len(os.listdir("/dev/fd")), peak)
-
-
-class PartialWork:
-    """A part of a request on its way: what of it has been told."""
-
-    def __init__(self, order: Assign, handle: Handle) -> None:
-        self.name, self.handle = order.work, handle
-        assert handle.request is not None
-        self.request = handle.request
-        handed = order.handed
-        self._told = {one.index: len(one.tokens) for one in handed.branches}
-        self._told[-1] = len(handed.outline)
-        self._ended: set[int] = set()
-
-    def tell_news(
-        self, tell: Callable[[Reply], None], rows_of: Callable[[Request], tuple[int, ...]]
-    ) -> None:
-        """What its branches have written since the last time, and which of them have ended; with an
-        outline, which is told to have ended once its rows are kept, `rows_of` it."""
-        self.request = self.handle.request or self.request  # another one, if it was run again
-        root, branches = self.request.root, self.request.branches
-        if self.request.budget:
-            for branch in branches:
-                self._tell_tokens(branch, branch.index, tell)
-                self._tell_end(branch, branch.index, tell)
-            return
-        outline = branches[0] if branches else root  # it may have ended before there was one
-        if outline is not None:
-            self._tell_tokens(outline, OUTLINE, tell)
-            if self.handle.done:
-                self._tell_end(outline, OUTLINE, tell, rows_of(self.request))
-
-    def _tell_tokens(self, branch: Branch, index: int, tell: Callable[[Reply], None]) -> None:
-        told = self._told.get(index, 0)
-        if len(branch.tokens) > told:
-            tell(Committed(self.name, index, told, tuple(branch.tokens[told:])))
-            self._told[index] = len(branch.tokens)
-
-    def _tell_end(
-        self,
-        branch: Branch,
-        index: int,
-        tell: Callable[[Reply], None],
-        rows: tuple[int, ...] = (),
-    ) -> None:
-        if branch.ended and index not in self._ended:
-            self._ended.add(index)
-            tell(BranchEnded(self.name, index, str(branch.finish), branch.note, rows))

@@ -3,31 +3,7 @@
 from dataclasses import dataclass
 
 from ...ops.sampling.settings import SamplingRules
-
-
-@dataclass(frozen=True, slots=True)
-class HandedBranch:
-    """A branch that goes on here: its number, its own prompt behind the prefix, what is written of
-    it, and how much it may write in all."""
-
-    index: int
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
-    budget: int
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOver:
-    """What one of several engines does of a request.
-
-    Attributes:
-        branches: those that it goes on with, all of them behind `prefix`; none: it writes the
-            outline and nothing else. outline: what is written of that.
-    """
-
-    prefix: tuple[int, ...] = ()
-    branches: tuple[HandedBranch, ...] = ()
-    outline: tuple[int, ...] = ()
+from ...states.schedule.handed import HandedOver
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from ...states.requests.drafting import Drafting, OutlineSide
 from ...states.requests.folding import FoldState
 from ...states.requests.prompt_builder import PromptBuilder
 from ...states.requests.request_table import RunLimits
+from ...states.schedule.handed import hand_over_
 from ...states.schedule.inbox import Inbox
 from ...states.text.documents import CHUNK_TOKENS
 from ...states.text.grammar import GrammarError, OutlineGrammar, OutlineMatcher
@@ -41,7 +42,6 @@ from ..prepare.inputs import Prompt
 from ..prepare.job import EMBEDDED
 from ..prepare.request_settings import AS_THE_GRAPH, RequestSettings
 from .books import prompt_book
-from .handed import hand_over_
 from .round_costs import costs_of
 
 

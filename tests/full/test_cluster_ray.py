@@ -14,7 +14,7 @@ from helpers.ray_clusters import BUDGET, GRAPH, SAMPLED, disturbed, ray_cluster
 from helpers.support import SEED
 
 from specsot.engine.cluster.director import Director
-from specsot.engine.cluster.membership import Member
+from specsot.engine.cluster.membership import ClusterMember
 from specsot.states.machine import Run
 
 KILLS = int(os.environ.get("SPECSOT_KILLS", "50"))
@@ -59,7 +59,7 @@ def test_killed_workers_change_nothing(capsys: pytest.CaptureFixture[str]) -> No
         for number in range(KILLS):
             part = MOMENTS[number % len(MOMENTS)]
 
-            def anybody(director: Director) -> Member:
+            def anybody(director: Director) -> ClusterMember:
                 return dice.choice(director.membership.ready)
 
             ran, took = disturbed(launcher, session, prompts, Moment(part, dice), anybody)

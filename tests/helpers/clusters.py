@@ -9,7 +9,7 @@ from typing import Any
 
 from specsot.engine.cluster.director import Director
 from specsot.engine.cluster.launching import Launcher, ThreadLauncher
-from specsot.engine.cluster.membership import Member
+from specsot.engine.cluster.membership import ClusterMember
 from specsot.engine.cluster.recording import ClusterRecorder
 from specsot.engine.cluster.run import directed
 from specsot.engine.models import Models, load_models
@@ -75,8 +75,8 @@ class Chaos:
     `watch` sees every transition after it."""
 
     when: Callable[[Director, Run], bool]
-    whom: Callable[[Director], Member]
-    lose: Callable[[Member], None] = field(default=lambda member: member.port.kill())
+    whom: Callable[[Director], ClusterMember]
+    lose: Callable[[ClusterMember], None] = field(default=lambda member: member.port.kill())
     lost: list[str] = field(default_factory=list)
     watch: Callable[[Director, Run], None] = field(default=lambda director, run: None)
 

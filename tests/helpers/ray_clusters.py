@@ -12,7 +12,7 @@ import pytest
 
 from helpers.clusters import Chaos, Ran, on_workers
 from specsot.engine.cluster.director import Director
-from specsot.engine.cluster.membership import Member
+from specsot.engine.cluster.membership import ClusterMember
 from specsot.engine.cluster.ray_environment import set_up_ray
 from specsot.engine.prepare.cluster_block import LOCAL, ClusterBlock
 from specsot.engine.prepare.inputs import Prompt
@@ -54,12 +54,12 @@ def ray_cluster(workers: int = 2) -> Iterator[Staying]:
         launcher.whole()
 
 
-def pid_of(member: Member) -> int:
+def pid_of(member: ClusterMember) -> int:
     assert member.loaded is not None
     return member.loaded.pid
 
 
-def by_signal(number: signal.Signals) -> Callable[[Member], None]:
+def by_signal(number: signal.Signals) -> Callable[[ClusterMember], None]:
     """Sends it to the process of a worker."""
     return lambda member: os.kill(pid_of(member), number)
 
@@ -69,14 +69,14 @@ def disturbed(
     session: Session,
     prompts: list[Prompt],
     when: Callable[[Director, Run], bool],
-    whom: Callable[[Director], Member],
+    whom: Callable[[Director], ClusterMember],
     number: signal.Signals = signal.SIGKILL,
 ) -> tuple[Ran, float]:
     """A run of which a worker gets a signal once, and seconds from then until what it had was in
     other hands (0 where it had nothing)."""
     sent, again = list[float](), list[float]()
 
-    def strike(member: Member) -> None:
+    def strike(member: ClusterMember) -> None:
         sent.append(monotonic())
         by_signal(number)(member)
 

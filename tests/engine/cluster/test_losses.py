@@ -7,7 +7,7 @@ from helpers.clusters import BEES, CAMPING, Chaos, Ran, alone, on_workers, sessi
 
 from specsot.engine.cluster.director import Director
 from specsot.engine.cluster.launching import ThreadLauncher, ThreadPort
-from specsot.engine.cluster.membership import Member
+from specsot.engine.cluster.membership import ClusterMember
 from specsot.engine.errors import ClusterError
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run
@@ -15,13 +15,13 @@ from specsot.states.machine import Run
 SETS = ("sampling.temperature=0.8",)
 
 
-def writer(director: Director) -> Member:
+def writer(director: Director) -> ClusterMember:
     """Who writes an outline, or has written one."""
     courses = sorted(director.courses, key=lambda one: one.outlined)
     return next(one.writer for one in courses if one.writer is not None)
 
 
-def decoder(director: Director) -> Member:
+def decoder(director: Director) -> ClusterMember:
     return next(one for course in director.courses for one in course.at.values())
 
 
@@ -47,7 +47,7 @@ def mid_branch(director: Director, run: Run) -> bool:
     return any(len(b.tokens) > 4 and not b.ended for b in branches)
 
 
-MOMENTS: dict[str, tuple[Callable[[Director, Run], bool], Callable[[Director], Member]]] = {
+MOMENTS: dict[str, tuple[Callable[[Director, Run], bool], Callable[[Director], ClusterMember]]] = {
     "while an outline is asked for": (outline_asked, writer),
     "in the middle of an outline": (outline_begun, writer),
     "between outline and regroup": (before_regroup, writer),

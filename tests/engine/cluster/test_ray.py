@@ -7,11 +7,11 @@ from helpers.clusters import BEES, alone, session_of
 from helpers.ray_clusters import BUDGET, DEADLINE, GRAPH, SAMPLED, disturbed, gone, ray_cluster
 
 from specsot.engine.cluster.director import Director
-from specsot.engine.cluster.membership import Member
+from specsot.engine.cluster.membership import ClusterMember
 from specsot.states.machine import Run
 
 
-def decoder(director: Director) -> Member:
+def decoder(director: Director) -> ClusterMember:
     return next(one for course in director.courses for one in course.at.values())
 
 

@@ -1,4 +1,4 @@
-"""`specsot run --workers N`: the same run, decoded by workers."""
+"""`specsot run --workers N`: the same run, decoded by workers. Imports Ray only when it must."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,15 +6,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..cluster.ray_environment import set_up_ray
 from ..errors import UsageError
 from ..limits import usable_cpus
 from ..prepare.environment import threads_of
 from ..prepare.job import Job, read_cluster
+from .ray_environment import set_up_ray
 
 if TYPE_CHECKING:
     from ..run.session import Session
-    from .live_run import Starts
+    from .run import DirectedRun
 
 ALONE = {"step": "--step", "breaks": "--break", "trace": "--trace", "slow": "--slow"}
 ALONE |= {"explain_rounds": "--explain-rounds", "probe_blend": "--probe-blend"}
@@ -43,7 +43,7 @@ def divided(job: Job) -> Job:
 
 
 @contextmanager
-def on_workers(job: Job) -> Iterator[tuple["Session", "Starts"]]:
+def on_workers(job: Job) -> Iterator[tuple["Session", "DirectedRun"]]:
     """The session of a driver, and what begins its runs, while the workers are there.
 
     Raises:
@@ -52,8 +52,8 @@ def on_workers(job: Job) -> Iterator[tuple["Session", "Starts"]]:
     check(job)
     block = read_cluster(job.options)
     set_up_ray(block.address)
-    from ..cluster.ray_workers import RayLauncher
-    from ..cluster.run import directed, driver_session
+    from .ray_workers import RayLauncher
+    from .run import directed, driver_session
 
     session = driver_session(job)
     launcher = RayLauncher(job, block)

@@ -1,6 +1,6 @@
 """One worker against two, paired: what a cluster of one machine gains and costs, and regroups.
 
-    python -m tools.bench.bench_cluster [GRAPH] [--profile smollm2] [--rounds 5] [--prompts 4]
+    python -m tools.bench.bench_workers [GRAPH] [--profile smollm2] [--rounds 5] [--prompts 4]
 
 Workers have one thread each and are Ray actors that stay; every round decodes the same prompts on
 one worker, on two, and in an ordinary run, in turn. Prints ratios of seconds (median of the rounds,

@@ -1,8 +1,34 @@
 """A request of which one engine does a part: the outline, or some of its branches."""
 
-from ...states.requests.branch import Branch, Request
-from ...states.text.prompt_tokens import PromptTokens
-from ..prepare.request_settings import HandedBranch, HandedOver
+from dataclasses import dataclass
+
+from ..requests.branch import Branch, Request
+from ..text.prompt_tokens import PromptTokens
+
+
+@dataclass(frozen=True, slots=True)
+class HandedBranch:
+    """A branch that goes on here: its number, its own prompt behind the prefix, what is written of
+    it, and how much it may write in all."""
+
+    index: int
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """What one of several engines does of a request.
+
+    Attributes:
+        branches: those that it goes on with, all of them behind `prefix`; none: it writes the
+            outline and nothing else. outline: what is written of that.
+    """
+
+    prefix: tuple[int, ...] = ()
+    branches: tuple[HandedBranch, ...] = ()
+    outline: tuple[int, ...] = ()
 
 
 def hand_over_(request: Request, handed: HandedOver) -> None:
