@@ -66,7 +66,7 @@ def gather_(cluster: ClusterDirector) -> None:
     cluster.gather_()
 
 
-@op("cluster.merge", writes="answers", commits=True)
+@op("cluster.merge", writes="answers")
 def merge_all(branches: RequestTable, prompts: PromptBook) -> tuple[Answer, ...]:
     """The answers of all requests, in reading order."""
     return tuple(delivered(one, prompts) for one in branches.requests)

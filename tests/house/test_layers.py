@@ -71,7 +71,7 @@ MAY_IMPORT = {
     "models models/load ops ops/*",
     "engine/simulate": "engine engine/record states/* ops/kv",
     "engine/cluster": "engine engine/prepare engine/record engine/run states states/graph "
-    "states/manager states/phases states/requests states/yaml",
+    "states/manager states/phases states/requests states/schedule states/yaml",
     "engine/train": "engine engine/prepare engine/run states/requests states/text models models/*",
     "engine/serve/wire": "engine engine/prepare",
     "engine/serve/api": "engine engine/serve/wire states/text",
