@@ -32,6 +32,10 @@ class LacksDrafterError(UsageError):
     """A graph drafts, and nobody has said with what model."""
 
 
+class ClusterError(RuntimeError):
+    """A cluster that cannot be used, or cannot go on; says why."""
+
+
 class UnequalError(ValueError):
     """Two results that had to be equal are not."""
 
@@ -54,7 +58,8 @@ def code_of(error: BaseException) -> Code:
 
 def is_told(error: BaseException) -> bool:
     """Whether the message says all that a user needs; anything else is a fault of some program."""
-    return code_of(error) is not Code.FAILED or refusal(error) is not None
+    known = code_of(error) is not Code.FAILED or isinstance(error, ClusterError)
+    return known or refusal(error) is not None
 
 
 def refusal(error: BaseException) -> str | None:
@@ -88,7 +93,7 @@ def fault_of(error: BaseException) -> str:
 
 def message_of(error: BaseException) -> str:
     """What to tell the user; a fault is told with its kind and its place in the graph."""
-    if code_of(error) is not Code.FAILED:
+    if code_of(error) is not Code.FAILED or isinstance(error, ClusterError):
         return str(error) or type(error).__name__
     places = [str(note) for note in getattr(error, "__notes__", ())]
     told = refusal(error) or ": ".join(filter(None, (type(error).__name__, first_line(error))))

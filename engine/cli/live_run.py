@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 
@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ...states.machine import Run
 from ..errors import Code, UnequalError, code_of
+from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..prepare.options import RunOptions
 from ..prepare.repeat import Provenance
@@ -20,7 +21,7 @@ from ..record.recorder import Recorder
 from ..record.report import answer_text, closing_lines, left_apart, refusals
 from ..record.run_folder import OUTPUTS, SparedFolder
 from ..record.snapshot import scene_of
-from ..record.trace_records import trace_pools
+from ..record.trace_records import Write, trace_pools
 from ..run.blend_probe import probe_blends
 from ..run.runner import STATUS_CODES, Halt, Pause, Status, drive, recorded, slowed
 from ..run.session import Session
@@ -36,12 +37,25 @@ SCHEMA = 1
 HALTED = {STATUS_CODES[one]: one for one in (Status.INTERRUPTED, Status.TERMINATED)}
 
 
-def perform(job: Job, session: Session, provenance: Provenance, folder: SparedFolder) -> RunOutcome:
-    """The run from its first transition to its last file; what it made is kept if it fails."""
+Starts = Callable[[Session, Sequence[Prompt], Write | None], tuple[Run, Recorder]]
+
+
+def perform(
+    job: Job,
+    session: Session,
+    provenance: Provenance,
+    folder: SparedFolder,
+    starts: Starts = recorded,
+) -> RunOutcome:
+    """The run from its first transition to its last file; what it made is kept if it fails.
+
+    Args:
+        starts: makes a run of prompts, with a recorder.
+    """
     with closing(folder), Halt() as halt:  # who stops it while it begins is heard at once, too
         files = RunWriter(folder, job, provenance)
         files.begin(os.environ, session.models.stop_ids)
-        run, recorder = recorded(session, job.prompts, folder.trace)
+        run, recorder = starts(session, job.prompts, folder.trace)
         _listen(job.options, run, recorder)
         rounds = job.program.graph.limits.max_rounds
         try:
@@ -104,7 +118,8 @@ def _view(job: Job, run: Run, recorder: Recorder) -> Iterator[LiveView | None]:
     stepped through in plain lines need others.
     """
     console, options = Console(stderr=True), job.options
-    live = not (options.no_tui or options.explain_rounds) and usable(console, dict(os.environ))
+    lines = options.no_tui or options.explain_rounds or options.workers is not None
+    live = not lines and usable(console, dict(os.environ))
     if options.quiet or (_steps(options) and not (live and sys.stdin.isatty())):
         yield None
     elif live:

@@ -31,6 +31,7 @@ COMMANDS = (
     Command("run", "decoding", "run", "Answer a prompt, live, from a graph."),
     Command("chat", "chat", "chat", "Talk with the model, turn by turn."),
     Command("serve", "serving", "serve", "Serve graphs: OpenAI's API, and a page that shows it."),
+    Command("cluster", "serving", "cluster", "Workers of this machine: up, status, down."),
     Command("compare", "decoding", "compare", "Compare graphs: equal tokens, and the cost."),
     Command("sweep", "decoding", "sweep", "Vary settings of a graph: what each costs, the best."),
     Command("bench", "bench", "bench", "Measure experiments: paired, with intervals, beside hf."),

@@ -2,7 +2,8 @@
 
 import sys
 import traceback
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import TYPE_CHECKING
 
 from ..errors import Code, fault_of, is_told, message_of
 from ..prepare.environment import redact
@@ -12,6 +13,10 @@ from ..prepare.repeat import differences
 from ..record.run_folder import RunFolder, SparedFolder
 from ..shell import complain, ended
 
+if TYPE_CHECKING:
+    from ..run.session import Session
+    from .live_run import Starts
+
 FILE = "traceback.txt"
 
 
@@ -20,22 +25,24 @@ def run_command(options: RunOptions) -> int:
     folder: SparedFolder | None = None
     try:
         job = prepare(options)
-        with _loading(job):
-            # Here and not above: a mistyped graph is told at once, torch takes seconds to import.
-            from ..run.opening import load, notes_of
-            from ..run.writer import made_with
-            from .live_run import exit_code, perform, print_result
+        with ExitStack() as stack:
+            with _loading(job):
+                # Here and not above: a mistyped graph is told at once, torch takes seconds.
+                from ..run.opening import notes_of
+                from ..run.writer import made_with
+                from .live_run import exit_code, perform, print_result
 
-            session, provenance = load(job), made_with(job)
-        sampling = job.program.graph.sampling
-        lines = [f"note: {note}" for note in (*job.notes, *notes_of(session.models))]
-        lines += [] if sampling.lossless else [f"warning: not lossless: {sampling.words()}"]
-        if job.made_with is not None:
-            lines += [f"warning: {line}" for line in differences(job.made_with, provenance)]
-        for line in lines if not options.quiet else ():
-            complain(line)
-        folder = SparedFolder.create(options.runs_dir, job.program.graph.name)
-        outcome = perform(job, session, provenance, folder)
+                job, session, starts = _opened(job, stack)
+                provenance = made_with(job)
+            sampling = job.program.graph.sampling
+            lines = [f"note: {note}" for note in (*job.notes, *notes_of(session.models))]
+            lines += [] if sampling.lossless else [f"warning: not lossless: {sampling.words()}"]
+            if job.made_with is not None:
+                lines += [f"warning: {line}" for line in differences(job.made_with, provenance)]
+            for line in lines if not options.quiet else ():
+                complain(line)
+            folder = SparedFolder.create(options.runs_dir, job.program.graph.name)
+            outcome = perform(job, session, provenance, folder, starts)
         delivered = print_result(job, folder, outcome, provenance.threads)
         whole = delivered and not folder.faults
         return exit_code(job, outcome) or (Code.OK if whole else Code.FAILED)
@@ -49,6 +56,19 @@ def run_command(options: RunOptions) -> int:
     finally:
         for fault in folder.faults if folder is not None else ():
             complain(fault)
+
+
+def _opened(job: Job, stack: ExitStack) -> tuple[Job, "Session", "Starts"]:
+    """A job's session, and what begins its runs: here, or on workers that end with the stack."""
+    if job.options.workers is not None:
+        from ..cluster.on_workers import divided, on_workers
+
+        job = divided(job)
+        return job, *stack.enter_context(on_workers(job))
+    from ..run.opening import load
+    from ..run.runner import recorded
+
+    return job, load(job), recorded
 
 
 def _kept_traceback(error: BaseException, options: RunOptions, folder: SparedFolder | None) -> str:

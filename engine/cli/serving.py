@@ -1,20 +1,26 @@
 """`specsot serve`: graphs behind OpenAI's API, and a page where one sees answers being decoded.
-`specsot view`: a kept run on that page, forwards and back, at any speed."""
+`specsot view`: a kept run on that page, forwards and back, at any speed.
+`specsot cluster up | status | down`: workers on this machine that stay, models loaded."""
 
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..errors import UsageError
-from ..prepare.options import SESSION, RunOptions
+from ..cluster.on_workers import check, divided
+from ..cluster.ray_environment import set_up_ray
+from ..cluster.standing import StandingCluster, end, standing, start_head
+from ..errors import ClusterError, UsageError
+from ..prepare.cluster_block import LOCAL
+from ..prepare.job import prepare, read_cluster
+from ..prepare.options import SESSION, OptionText, RunOptions
 from ..record.kept_runs import find_run
 from ..record.run_folder import LATEST
-from ..shell import user_errors
+from ..shell import complain, put, user_errors
 from .completing import graph_names_of
 from .options import RUNS_DIR, Runs, Which, takes
 
@@ -114,3 +120,67 @@ def view(
         options.check()
         code = asyncio.run(show(find_run(run.removeprefix("runs/"), runs_dir), options))
     raise typer.Exit(code)
+
+
+cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+NONE = "no cluster is up on this machine: specsot cluster up starts one"
+MODELS = tuple(name for name in ("graph", *SESSION) if name != "outline")
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, max=1024, help="How many [specsot.yaml's `cluster`]."),
+]
+
+
+@cluster.command("up", help="Start Ray on this machine, and workers with their models loaded.")
+@takes(*MODELS, graph=OptionText("What workers run [specsot.yaml's].", argument=True))
+def up(options: RunOptions, workers: Workers = None) -> None:
+    """Start Ray on this machine, and workers of one graph that stay until `specsot cluster down`.
+
+    `specsot run GRAPH --workers N --cluster ADDRESS` decodes on them; the address is printed.
+    """
+    with user_errors():
+        asked = replace(options, workers=workers)
+        job, block = prepare(asked), read_cluster(asked)
+        job = divided(replace(job, options=replace(job.options, workers=block.workers)))
+        check(job)
+        set_up_ray(LOCAL)
+        head = start_head(block.workers, job.options.graph)
+        try:
+            from ..cluster.ray_workers import load_workers
+
+            load_workers(job, block.model_copy(update={"address": head.address}), head.token)
+        except BaseException:
+            end(head)
+            raise
+        put(f"{head.address}\n")
+
+
+@cluster.command("status", help="The cluster of this machine, and its workers.")
+def status() -> None:
+    """Where the cluster of this machine is, and what its workers do. Exit code 1 if none is up."""
+    with user_errors():
+        there = _alive()
+        set_up_ray(there.address)
+        from ..cluster.ray_workers import states_of
+
+        put(f"{there.address}: {there.graph}, {there.workers} workers\n")
+        for name, state in states_of(there.address):
+            put(f"  {name}: {state}\n")
+
+
+@cluster.command("down", help="End the cluster of this machine, all of its processes.")
+def down() -> None:
+    """End the cluster of this machine with all of its processes. Exit code 1 if none is up."""
+    with user_errors():
+        there = standing()
+        if there is None:
+            raise ClusterError(NONE)
+        end(there)
+        complain(f"{there.address} is down")
+
+
+def _alive() -> StandingCluster:
+    there = standing()
+    if there is None or not there.alive:
+        raise ClusterError(NONE)
+    return there

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
-from pydantic import create_model
+from pydantic import ValidationError, create_model
 
 from ...states.graph.load import load_program, op_table
 from ...states.graph.overrides import parse_change
@@ -21,6 +21,7 @@ from ...states.text.outline_file import OutlineError, load_outline
 from ...states.yaml.source import GraphError, Source, decode
 from ...states.yaml.spec import Spec
 from ..errors import LacksDrafterError, UsageError
+from .cluster_block import ClusterBlock
 from .files import PACKAGE, open_source, read_source
 from .inputs import Prompt, Prompts, read_documents, read_prompts
 from .options import SETTINGS, RunOptions, flag_of
@@ -29,10 +30,12 @@ from .repeat import Provenance, RunResult, graph_source, is_run_file, prompts_of
 
 EMBEDDED = "embedded"
 CONFIG = "specsot.yaml"
+CLUSTER = "cluster"
 SLOWEST = 3600  # seconds between two transitions
 OPEN = [name for name, kind in SETTINGS.items() if NoneType in get_args(kind)]  # may be null
 KEYS: Any = {name: (kind, None if name in OPEN else ...) for name, kind in SETTINGS.items()}
 KEYS[KEY] = (dict[str, Profile], ...)
+KEYS[CLUSTER] = (ClusterBlock, ...)
 Settings: type[Spec] = create_model("Settings", __base__=Spec, **KEYS)
 
 
@@ -53,6 +56,23 @@ class Job:
     notes: tuple[str, ...] = ()
 
 
+def read_cluster(options: RunOptions, folder: Path = Path()) -> ClusterBlock:
+    """The block `cluster` of the folder's specsot.yaml, or of the packaged one, under the options.
+
+    Raises:
+        GraphError: problems of the file. UsageError: of the options.
+    """
+    block: ClusterBlock = _settings(folder, {}, {})[0].cluster
+    given = {"address": options.cluster, "workers": options.workers}
+    values = {**block.model_dump(), **{k: v for k, v in given.items() if v is not None}}
+    try:
+        return ClusterBlock.model_validate(values)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        flag = "--workers" if wrong["loc"] == ("workers",) else "--cluster"
+        raise UsageError(f"{flag} {given[str(wrong['loc'][0])]}: {wrong['msg']}") from None
+
+
 def read_config(
     folder: Path, options: RunOptions, saved: Mapping[str, Any] | None = None, file: str = ""
 ) -> tuple[RunOptions, ChosenProfile | None]:
@@ -65,18 +85,36 @@ def read_config(
         GraphError: every problem, in file order.
         UsageError: only options have problems; they are named.
     """
+    changes = {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
+    before = {} if saved is None else {**dict.fromkeys(OPEN), **saved}
+    origins: dict[tuple[str | int, ...], str] = {}
+    origins |= {(key,): f"{file}: options.{key}" for key in before}
+    origins |= {(key,): f"{flag_of(key)} {value}" for key, value in changes.items()}
+    settings, sources = _settings(folder, {**before, **changes}, origins)
+    values, profile = settings.model_dump(exclude={KEY, CLUSTER}), None
+    if options.profile is not None:
+        profile = ChosenProfile(options.profile, settings.profiles, sources)
+        values |= {k: v for k, v in profile.options().items() if k not in changes}
+    return replace(options, **values), profile
+
+
+def _settings(
+    folder: Path, changes: Mapping[str, Any], origins: Mapping[tuple[str | int, ...], str]
+) -> tuple[Any, tuple[Source, Source]]:
+    """All settings, and the files that they come from: the folder's own, and the packaged one.
+
+    Args:
+        changes: what stands above the files; origins: how messages call it.
+    """
     packaged = Source(decode((files(PACKAGE) / CONFIG).read_bytes(), CONFIG), CONFIG)
     own = folder / CONFIG
     source = read_source(str(own)) if own.exists() or own.is_symlink() else packaged
     if source.data is None:
         source.data = {}
     check_mapping(source, "configuration")
-    changes = {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
-    before = {} if saved is None else {**dict.fromkeys(OPEN), **saved}
-    source.options.update({(key,): f"{file}: options.{key}" for key in before})
-    source.options.update({(key,): f"{flag_of(key)} {value}" for key, value in changes.items()})
+    source.options.update(origins)
     profiles = {KEY: merged(packaged.data[KEY], source.data.get(KEY))}
-    source.data = {**packaged.data, **source.data, **profiles, **before, **changes}
+    source.data = {**packaged.data, **source.data, **profiles, **changes}
     try:
         settings: Any = validated(Settings, source)
         check_drafters(settings.profiles, source)
@@ -85,11 +123,7 @@ def read_config(
             raise
         lines = [f"{one.file}: {one.message}" for one in error.problems]
         raise UsageError("\n".join(lines)) from None
-    values, profile = settings.model_dump(exclude={KEY}), None
-    if options.profile is not None:
-        profile = ChosenProfile(options.profile, settings.profiles, (source, packaged))
-        values |= {k: v for k, v in profile.options().items() if k not in changes}
-    return replace(options, **values), profile
+    return settings, (source, packaged)
 
 
 def prepare(options: RunOptions, folder: Path = Path(), prompts: Prompts | None = None) -> Job:

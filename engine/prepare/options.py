@@ -114,6 +114,14 @@ class RunOptions(SessionOptions):
     explain_rounds: bool = _option(False, "Print every draft of every round.")
     probe_blend: bool = _option(False, "Compare what is blended with full prefills (slow).")
     quiet: bool = _option(False, "Only the answer.", "--quiet", "-q")
+    workers: int | None = _option(
+        None, "Decode on so many workers of a cluster (Ray; specsot.yaml's `cluster`)."
+    )
+    cluster: str | None = _option(
+        None,
+        "Where the workers are: local, or HOST:PORT of Ray [specsot.yaml's].",
+        metavar="ADDRESS",
+    )
     argv: tuple[str, ...] = ()
 
     @property

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ...ops.sampling.settings import SamplingRules
+from ...states.schedule.handed import HandedOver
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class RequestSettings:
             an outline ends all the same.
         schema: a JSON schema, as JSON, that a plain answer is held to.
         contexts: whoever follows it is told what each branch stands behind.
+        handed: the part of it that is done here, if others do the rest.
     """
 
     sampling: SamplingRules | None = None
@@ -26,6 +28,7 @@ class RequestSettings:
     ignore_eos: bool = False
     schema: str | None = None
     contexts: bool = False
+    handed: HandedOver | None = None
 
     @property
     def plain(self) -> bool:

@@ -200,7 +200,11 @@ def prefix_figures(cache: Any) -> dict[str, Any] | None:
 
 def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
     """metrics.json: every figure of a run under its documented name."""
-    host, draft = board["host"], board["kv_draft"]
+    return {**counted_figures(meter), **held_figures(meter, board)}
+
+
+def counted_figures(meter: Meter) -> dict[str, Any]:
+    """Those that are counted from events alone."""
     return {
         "schema_version": SCHEMA,
         "tau_step": meter.tau_step,
@@ -231,6 +235,13 @@ def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
         },
         "states": state_figures(meter),
         "ops": {name: nanos / 1e6 for name, nanos in sorted(meter.op_nanos.items())},
+    }
+
+
+def held_figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of what a run holds: its pools, and its way from the device to the host."""
+    host, draft = board["host"], board["kv_draft"]
+    return {
         "host_reads": {
             "total": host.reads,
             "full": host.full_reads,

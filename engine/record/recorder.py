@@ -13,7 +13,7 @@ from ...states.machine import Run
 from ...states.requests.summary import RoundSummary, VerifiedTree
 from ...states.trace import Event, Moved, OpRan, Sink, settled
 from .drafts import draft_tree
-from .metrics import Meter
+from .metrics import Meter, figures
 from .snapshot import Move, Snapshot, branch_view, pool_view, request_view
 from .text_stream import Decode, Pieces, TextStream
 from .trace_records import Happened, Record, Write, step_record, trace_record
@@ -121,6 +121,10 @@ class Recorder:
             for at, happened, number in self._pending:
                 self.write(trace_record(at, happened, number))
         self._pending.clear()
+
+    def figures(self, board: Mapping[str, Any]) -> dict[str, Any]:
+        """metrics.json, as far as the run got."""
+        return figures(self.meter, board)
 
     def close(self) -> None:
         """End the trace: the text of every token that it tells of, so that it can be read alone."""

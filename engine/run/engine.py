@@ -58,8 +58,8 @@ class Engine:
             self.session = opened(graph, options)
         self.threaded, self.decode = threaded, self.session.prompts.decode
         self._inbox = Inbox(stays=True, serves=True, sleeps=threaded)
-        self._run = Run(self.session.program, self.session.board(self._inbox), self._happened)
-        self._branches: BranchStateManager = self._run.board["branches"]
+        self.machine = Run(self.session.program, self.session.board(self._inbox), self._happened)
+        self.branches: BranchStateManager = self.machine.board["branches"]
         self._sink, self._rounds = sink, rounds
         self._last: EngineStats | None = None
         self._handles: dict[Request, Handle] = {}
@@ -132,7 +132,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """What the engine has done and holds, in host integers."""
-        return self._last or self._tally.stats(self._branches)
+        return self._last or self._tally.stats(self.branches)
 
     def why_not(self, prompt: Prompt, settings: RequestSettings = AS_THE_GRAPH) -> str:
         """Why a prompt, or its answer behind it, can never fit; nothing if it can."""
@@ -141,7 +141,7 @@ class Engine:
     def fit(self, prompt: Prompt, settings: RequestSettings = AS_THE_GRAPH) -> Fit:
         """Whether a prompt and its answer can ever fit; raises what `submit` raises."""
         request = self.session.request(prompt, settings)
-        limit, admission = self.session.models.target.max_positions, self._branches.admission
+        limit, admission = self.session.models.target.max_positions, self.branches.admission
         size, needed = request.prompt_size, request.prompt_size + request.left
         room = min(limit, admission.room.capacity - admission.room.tree_slots(1)) - size
         if needed > limit:
@@ -155,11 +155,11 @@ class Engine:
     @property
     def state(self) -> str:
         """The state of the graph that the machine is in."""
-        return self._run.state
+        return self.machine.state
 
     def pool(self) -> PoolView:
         """What the target's pool holds; between two steps, on the thread that drives them."""
-        return pool_view(self._run.board)
+        return pool_view(self.machine.board)
 
     def _request(self, handle: Handle) -> Request:
         request = self.session.request(handle.prompt, handle.settings)
@@ -178,7 +178,7 @@ class Engine:
         if self.threaded:
             raise EngineError("this engine drives itself: threaded=False for steps by hand")
         before = self._tally.steps
-        while self._tally.steps == before and not self._run.finished:
+        while self._tally.steps == before and not self.machine.finished:
             if self._died is not None:
                 raise EngineError(f"the engine died: {reason_of(self._died)}") from self._died
             self._advance()
@@ -194,12 +194,12 @@ class Engine:
                 self._inbox.end(request, Finish.CANCELLED)
         if self._thread is not None and self._thread is not current_thread():
             self._thread.join()
-        while not self.threaded and not self._run.finished and self._died is None:
+        while not self.threaded and not self.machine.finished and self._died is None:
             self._advance()
         if self._last is None:
             self._last = self.stats()
-            del self._branches  # whoever keeps a handle does not keep the pools
-        self._run.close()
+            del self.branches  # whoever keeps a handle does not keep the pools
+        self.machine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -208,13 +208,13 @@ class Engine:
         self.close(cancel=kind is not None)
 
     def _serve(self) -> None:
-        while not self._run.finished and self._died is None:
+        while not self.machine.finished and self._died is None:
             self._advance()
 
     def _advance(self) -> None:
         """One transition; what goes wrong in it ends one request, or the engine."""
         try:
-            self._run.advance()
+            self.machine.advance()
         except Exception as error:
             try:
                 self._recover(error)
@@ -228,7 +228,7 @@ class Engine:
                 self._tally.steps += 1
                 self._publish()
             if "committed" in event.shapes:
-                summary: RoundSummary = self._run.board["committed"]
+                summary: RoundSummary = self.machine.board["committed"]
                 self._tally.count(summary)
                 if self._rounds is not None:
                     self._rounds(summary)
@@ -239,21 +239,21 @@ class Engine:
 
     def _publish(self) -> None:
         """Tell of everything that open requests have written since the last step."""
-        for request in self._branches.table.open.values():
+        for request in self.branches.table.open.values():
             if handle := self._handles.get(request):
-                handle.update(request, self._tally.steps, self._branches.reused)
+                handle.update(request, self._tally.steps, self.branches.reused)
 
     def _deliver(self) -> None:
         """Hand over what has ended; nothing of it stays here."""
-        answers = self._run.board["answers"]
-        ended = self._branches.table.forget_finished()
+        answers = self.machine.board["answers"]
+        ended = self.branches.table.forget_finished()
         for request, answer in zip(ended, answers, strict=True):
             with self._lock:
                 handle = self._handles.pop(request, None)
             self._tally.ended[finish_of(answer)] += 1
             if handle is not None:
                 self._again.discard(handle)
-                handle.update(request, self._tally.steps, self._branches.reused)
+                handle.update(request, self._tally.steps, self.branches.reused)
                 handle.request = None
                 handle.deliver(ready(answer, request))
 
@@ -265,11 +265,11 @@ class Engine:
         Raises:
             Exception: the error itself, if no request can be to blame.
         """
-        table, lifecycle = self._branches.table, self._branches.lifecycle
+        table, lifecycle = self.branches.table, self.branches.lifecycle
         begun = [*table.open.values()]
         if not begun or isinstance(error, PolicyError):
             raise error
-        self._run.restart()
+        self.machine.restart()
         if len(begun) == 1:
             table.end(begun[0], Finish.FAILED, reason_of(error))
             lifecycle.abandon_()
@@ -283,7 +283,7 @@ class Engine:
                 again = self._request(handle)
                 again.alone, again.arrival = True, request.arrival
                 self._handles[again] = handle
-            self._branches.submit(again)
+            self.branches.submit(again)
             if request.cancelled:
                 table.end(again, request.finish, request.why)
         self._tally.recovered += 1

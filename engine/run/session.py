@@ -22,6 +22,7 @@ from ...states.requests.drafting import Drafting, OutlineSide
 from ...states.requests.folding import FoldState
 from ...states.requests.prompt_builder import PromptBuilder
 from ...states.requests.request_table import RunLimits
+from ...states.schedule.handed import hand_over_
 from ...states.schedule.inbox import Inbox
 from ...states.text.documents import CHUNK_TOKENS
 from ...states.text.grammar import GrammarError, OutlineGrammar, OutlineMatcher
@@ -148,7 +149,7 @@ class Session:
             opening = reading.opening(prompt.text, documents)
         outline = self.outline if skeleton is not None else None
         attends = skeleton is not None and skeleton.merge == "attend"
-        return Request(
+        request = Request(
             prompt.key,
             derive_seed(self.seed, prompt.key) if prompt.seed is None else prompt.seed,
             prompt.text,
@@ -170,6 +171,9 @@ class Session:
             combine=self.prompts.combine() if attends else None,
             most_parts=skeleton.max_branches if skeleton is not None else 0,
         )
+        if settings.handed is not None:
+            hand_over_(request, settings.handed)
+        return request
 
     def _stops(self, settings: RequestSettings) -> Iterable[int]:
         own = () if settings.ignore_eos else self.prompts.stop_ids

@@ -22,7 +22,6 @@ from ..prepare.repeat import (
     to_yaml,
     too_long,
 )
-from ..record.metrics import figures
 from ..record.recorder import Recorder
 from ..record.report import answers_of, output_digest, outputs, summary_page
 from ..record.run_folder import OUTPUTS, RunFolder
@@ -133,7 +132,7 @@ class RunWriter:
         """Outputs, metrics, summary and the final status, whatever has happened."""
         recorder.close()
         answers = answers_of(run.board["branches"].requests, run.board["prompts"])
-        metrics = figures(recorder.meter, run.board)
+        metrics = recorder.figures(run.board)
         digest = output_digest(answers)
         behind = {
             one.key: {branch.index: ids for branch, ids in contexts(one, run.board["prompts"])}

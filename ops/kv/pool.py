@@ -87,6 +87,20 @@ class KVCache(SlotTable):
         self.ledger.add(cause, source_R.size * self.slot_bytes)
         return self.data.index_select(3, torch.from_numpy(source_R).to(self.data.device))
 
+    def put_in_(self, rows_LtgRd: Tensor, position: npt.ArrayLike, owner: int, cause: str) -> None:
+        """Rows from somewhere else become this owner's, side by side where a gap has room; counted.
+
+        Args:
+            rows_LtgRd: as `take_out` gives them. position: of each row.
+        """
+        position_R = np.asarray(position, np.int32)
+        self.open_(owner, position_R.size)
+        slots_R = self.append_(np.full(position_R.size, owner), position_R, 0, owner)
+        index_R = torch.from_numpy(slots_R.astype(np.int64)).to(self.data.device)
+        self.data.index_copy_(3, index_R, rows_LtgRd.to(self.data))
+        self.commit_(slots_R, position_R)
+        self.ledger.add(cause, position_R.size * self.slot_bytes)
+
     def write_(self, layer: int, slots_Q: Tensor, keys_hQd: Tensor, values_hQd: Tensor) -> None:
         """Store K and V [kv_heads, Q, head_dim] of one layer at flat slots [Q]."""
         keys, values = self._parts[layer]

@@ -73,10 +73,10 @@ class PrefixCache:
         path, covered = self.match(ids, salt)
         length = min(covered - self.back, limit, len(ids) - 1)
         for pool in self.pools[1:]:
-            length = min(length, self._covered(pool, path))
+            length = min(length, self.covered(pool, path))
         return length if length >= self.shortest else 0
 
-    def _covered(self, pool: SlotTable, path: Sequence[int]) -> int:
+    def covered(self, pool: SlotTable, path: Sequence[int]) -> int:
         """So many positions of a path have their rows in a drafter's pool."""
         covered = 0
         for segment in path:

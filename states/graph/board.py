@@ -1,7 +1,8 @@
 """The blackboard's vocabulary: every key that an op may read or write. The one place for it.
 
-Keys of a run are there before the first op and stay; keys of a round are written by ops and used
-up by the ops that drop them. Shape letters are explained in `ops/__init__.py`.
+Keys of a run are there before the first op and stay, or those of a cluster, where the machine
+directs workers; keys of a round are written by ops and used up by the ops that drop them. Shape
+letters are explained in `ops/__init__.py`.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ class Key:
     """
 
     name: str
-    lifetime: Literal["run", "round"]
+    lifetime: Literal["run", "cluster", "round"]
     holds: str
     linear: bool = False
 
@@ -34,6 +35,7 @@ VOCABULARY: tuple[Key, ...] = (
     Key("prompts", "run", "PromptBook: templates and tokenizer, the text side of a run"),
     Key("taps", "run", "which of the target's hidden states the drafter reads (HF indices)"),
     Key("inbox", "run", "Inbox: requests that come while the run goes, and whether more may"),
+    Key("cluster", "cluster", "ClusterDirector: workers, and who of them does what"),
     Key("step", "round", "StepPlan: what this step does, and who starts in it; host ints"),
     Key("batch", "round", "Batch: rows of the forward in flight, and whose they are", linear=True),
     Key("rows", "round", "Rows: tokens, positions, slots, segments of the next target forward"),
@@ -54,4 +56,5 @@ VOCABULARY: tuple[Key, ...] = (
 )
 
 RUN_KEYS = frozenset(k.name for k in VOCABULARY if k.lifetime == "run")
+CLUSTER_KEYS = frozenset({"cluster", "branches", "prompts"})  # branches: a RequestTable alone
 LINEAR_KEYS = frozenset(k.name for k in VOCABULARY if k.linear)

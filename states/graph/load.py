@@ -7,7 +7,7 @@ from pathlib import Path
 from ...ops.registry import OpTable, Room, read_table
 from ..yaml.source import GraphError, Problem, Source
 from .block_checks import check_blocks, check_schedule
-from .board import RUN_KEYS
+from .board import CLUSTER_KEYS, RUN_KEYS
 from .checks import MISSING, check_names, check_sizes, find_setting, with_named_functions
 from .flow import check_dataflow, check_progress, check_shape
 from .graph import Graph
@@ -34,14 +34,14 @@ def op_table() -> OpTable:
 def load_program(
     source: Source,
     table: OpTable,
-    given: frozenset[str] = RUN_KEYS,
+    given: frozenset[str] | None = None,
     sets: Iterable[str | Change] = (),
 ) -> Program:
     """Validate a graph, check it stage by stage, and resolve its ops.
 
     Args:
         source: the parsed file; `sets` are applied to it.
-        given: blackboard keys that a run starts with.
+        given: blackboard keys that a run starts with; by default those of its kind of machine.
         sets: changes, see `overrides.override`.
 
     Raises:
@@ -59,6 +59,9 @@ def load_program(
     if graph.outline_graph is not None:
         twins = _resolve(graph.outline_graph, source, table)
         steps = {name: tuple(map(_paired, own, twins[name])) for name, own in steps.items()}
+    if given is None:
+        read = {key for own in steps.values() for step in own for key in step.entry.reads}
+        given = CLUSTER_KEYS if "cluster" in read else RUN_KEYS
     _report(check_dataflow(graph, source, table, steps, given))
     _report(check_progress(graph, source, steps))
     guards = {e.when: table.guards[e.when] for e in graph.transitions if e.when is not None}

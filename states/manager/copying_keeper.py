@@ -38,6 +38,9 @@ class CopyingKeeper(Keeper):
                 pool.ledger.add("prefix", slots.size * pool.slot_bytes)
             self._let_go_(request)
 
+    def go_on_behind_(self, branch: Branch) -> None:
+        """What a branch has written elsewhere is read in its own row."""
+
     def _let_go_(self, request: Request) -> None:
         self.cache.release_(request.prefix_owner)
         self.cache.segments.hang(request.prefix_owner, NOBODY)

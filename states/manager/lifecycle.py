@@ -48,6 +48,16 @@ class Lifecycle:
         self.table.add(request)
         if why := self.admission.why_never(request):
             self._refuse(request, why)
+        elif request.root is not None or request.branches:
+            self._take_over_(request)
+
+    def _take_over_(self, request: Request) -> None:
+        """A request that was begun elsewhere goes on with all that its branches have written."""
+        for branch in request.branches:
+            self.check_fit_(branch)
+        request.first = next((one for one in request.all_branches() if one.waits), None)
+        if request.first is None:
+            self._refuse(request, request.branches[0].note)
 
     def _refuse(self, request: Request, why: str) -> None:
         request.finish, request.why = Finish.REFUSED, why
@@ -257,6 +267,11 @@ class Lifecycle:
             request.narrow(length)
         self._return_([root])
         self.retire_([root.owner])
+
+    def finish_(self, request: Request) -> None:
+        """Nothing follows on an outline that has ended and was closed."""
+        move("request", request, "run")
+        self._close_(request)
 
     def promote_root_(self, request: Request) -> None:
         """The outline's rows stay and become the prefix: relabelled, 0 bytes moved."""

@@ -14,6 +14,7 @@ from ..requests.failing import failing, reason_of
 from ..requests.folding import FINISHED
 from ..requests.lifecycles import move
 from ..requests.prompt_builder import PromptBuilder
+from ..requests.request_table import RequestTable
 from ..text.documents import CHUNK_TOKENS
 from ..text.outline import Outline
 from ..text.prompt_tokens import PromptTokens
@@ -117,7 +118,8 @@ def parse_(
     found: int = 2,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> None:
-    """Read finished outlines into branches; anything else falls back to one ordinary answer.
+    """Read finished outlines into branches; anything else falls back to one ordinary answer. A
+    request whose branches may write nothing ends with its outline.
 
     Only generated ids are read, so nothing a user wrote can pass for an outline.
     """
@@ -130,10 +132,12 @@ def parse_(
                 root.tokens, max_branches=max_branches, tools=tools
             )
             pending = _close_root_(branches, request, root)
-            if request.outline.points:
-                _fan_out_(branches, builder, request, pending)
-            else:
-                _answer_directly_(branches, builder, request, pending, direct_tokens)
+            if not request.budget:
+                branches.lifecycle.finish_(request)
+                continue
+            fan_out_(branches.table, builder, request, pending, direct_tokens)
+            if not request.outline.points:
+                branches.lifecycle.check_fit_(request.branches[0])
             move("request", request, "run")
         if root.finish is Finish.FAILED:
             branches.table.end(request, Finish.FAILED, root.note)
@@ -149,31 +153,31 @@ def _close_root_(branches: BranchStateManager, request: Request, root: Branch) -
     return []
 
 
-def _answer_directly_(
-    branches: BranchStateManager,
+def fan_out_(
+    table: RequestTable,
     builder: PromptBuilder,
     request: Request,
-    pending: list[int],
+    pending: Sequence[int],
     direct_tokens: int,
 ) -> None:
-    """One ordinary answer where there is no outline to follow."""
-    most = min(direct_tokens, request.asked or direct_tokens)
-    direct = branches.table.new_branch(request, 0, most)
+    """The branches of an outline that was read; one ordinary answer where there is none to follow.
+
+    Args:
+        pending: tokens of the outline that stand before what parts begin with.
+    """
     before = PromptTokens(tuple(pending)) + request.opening
-    direct.prompt = before + builder.direct(request)
-    request.branches = [direct]
-    branches.lifecycle.check_fit_(direct)
-
-
-def _fan_out_(
-    branches: BranchStateManager, builder: PromptBuilder, request: Request, pending: list[int]
-) -> None:
     assert request.outline is not None
     points = request.outline.points
+    if not points:
+        most = min(direct_tokens, request.asked or direct_tokens)
+        direct = table.new_branch(request, 0, most)
+        direct.prompt = before + builder.direct(request)
+        request.branches = [direct]
+        return
     hoist, own = builder.shared(request)
-    request.hoist = PromptTokens(tuple(pending)) + request.opening + hoist
+    request.hoist = before + hoist
     for index, (point, documents) in enumerate(zip(points, own, strict=True)):
-        branch = branches.table.new_branch(request, index, request.budget)
+        branch = table.new_branch(request, index, request.budget)
         branch.point, branch.documents = point, documents
         request.branches.append(branch)
 

@@ -76,10 +76,11 @@ class Admission:
 
     def why_never_branch(self, branch: Branch) -> str:
         """Why a branch whose prompt is known can never start; nothing if it can."""
-        hoist, prompt = len(branch.request.hoist), len(branch.prompt)
-        prefix = branch.request.prefix_length + hoist + sum(one.own for one in branch.reads)
+        request, prompt = branch.request, len(branch.prompt)
+        more = len(request.hoist) + request.body_size - request.prefix_length  # that has no rows
+        prefix = request.prefix_length + more + sum(one.own for one in branch.reads)
         needed = self.room.alone(prefix, prompt, branch.budget)
-        return self._why_never("context", branch.begins + hoist + prompt, needed)
+        return self._why_never("context", branch.begins + more + prompt, needed)
 
     def why_apart(self, request: Request) -> str:
         """Why parts cannot stay until they are combined, with the numbers; nothing if they can:

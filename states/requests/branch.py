@@ -164,7 +164,7 @@ class Request:
         sampling: how its tokens are drawn. asked: the budget that somebody asked for, if any did.
         given: outline ids of `--outline FILE`, prefilled instead of being written.
         documents: those that its branches are searched for. cancelled: somebody wants it to end.
-        finish: how it ends, and `why`.
+        finish: how it ends, and `why`. With a `budget` of 0 it ends with its outline.
         arrival: its number in the order of submission; step: the one that first looked at it.
         deadline: moment of `time.monotonic` at which it is ended. alone: nobody runs beside it.
         cache_salt: only requests of the same one share what is kept of prompts and answers.

@@ -96,8 +96,12 @@ class RequestTable:
         return self._branches[owner]
 
     def add(self, request: Request) -> None:
-        """Queue a request; budgets are cut to what the model can write at all."""
+        """Queue a request, with the branches that it may bring; budgets are cut to what the model
+        can write at all."""
         request.prefix_owner = self.segments.add()
+        for branch in request.all_branches():
+            branch.owner = self.segments.add(request.prefix_owner)
+            self._branches[branch.owner] = branch
         if request.arrival < 0:
             request.arrival = next(self._arrivals)
         if request.deadline is not None:

@@ -19,6 +19,7 @@ NOT_RUN: dict[str, dict[str, int]] = {
     "examples/own_drafter/README.md": {"install": 1},
     "docs/benchmarks.md": {"checkout": 1},
     "docs/cli.md": {"minutes": 4, "models": 1, "network": 2},
+    "docs/cluster.md": {"install": 1, "other test": 2},
     "docs/concepts.md": {"other test": 1},
     "docs/embedded.md": {"checkout": 2},
     "docs/howto.md": {"minutes": 1, "models": 4, "network": 2},

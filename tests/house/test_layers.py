@@ -51,14 +51,14 @@ MAY_IMPORT = {
     "states/cache": "ops/kv ops/attention",
     "states/layout": "states/text states/cache ops ops/kv ops/attention",
     "states/requests": "states/graph states/text states/layout states/cache ops ops/*",
-    "states/schedule": "states/graph states/requests ops",
+    "states/schedule": "states/graph states/requests states/text ops",
     "states/manager": "states/schedule states/requests states/layout states/cache states/graph "
     "states/text ops ops/*",
     "states/phases": "states/manager states/schedule states/requests states/text ops ops/*",
     "engine": "models models/* states/yaml states/graph states/text ops ops/kv",
     "engine/hub": "engine states/yaml models models/load",
-    "engine/prepare": "engine engine/hub states/yaml states/graph states/text models ops "
-    "ops/sampling",
+    "engine/prepare": "engine engine/hub states/yaml states/graph states/schedule states/text "
+    "models ops ops/sampling",
     "engine/chunks": "engine states/yaml states/graph states/text models models/load ops/blend",
     "engine/record": "engine engine/chunks states states/* ops/kv ops/blend",
     "engine/run": "engine engine/prepare engine/chunks engine/record states states/* "
@@ -70,6 +70,8 @@ MAY_IMPORT = {
     "engine/certify": "engine engine/prepare engine/record engine/run engine/bench states states/* "
     "models models/load ops ops/*",
     "engine/simulate": "engine engine/record states/* ops/kv",
+    "engine/cluster": "engine engine/prepare engine/record engine/run states states/graph "
+    "states/manager states/phases states/requests states/schedule states/yaml",
     "engine/train": "engine engine/prepare engine/run states/requests states/text models models/*",
     "engine/serve/wire": "engine engine/prepare",
     "engine/serve/api": "engine engine/serve/wire states/text",

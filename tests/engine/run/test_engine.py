@@ -172,7 +172,7 @@ def test_many_requests_leave_nothing_behind(session: Callable[..., Session]) -> 
                 pass
             assert all(handle.done for handle in handles)
             del handles
-            branches = engine._branches
+            branches = engine.branches
             branches.kv.check_integrity()
             assert not branches.requests and not engine._handles
             assert len(branches.table.segments) == len(branches.prefixes.kept)
@@ -205,7 +205,7 @@ def test_cancelling_at_any_step_changes_nobody_else(session: Callable[..., Sessi
             assert ended or doomed.finish == "cancelled" or doomed.finish in ("stop", "length")
             whole = wanted[doomed.key]
             assert all(any(w[: len(t)] == t for w in whole) for t in written)
-            assert engine._branches.kv.needed_length == 0
+            assert engine.branches.kv.needed_length == 0
 
 
 # -- time -----------------------------------------------------------------------------------------

@@ -50,8 +50,8 @@ def served(made: Session, *texts: str) -> tuple[Engine, dict[str, Handle]]:
     handles = {text: engine.submit(text, seed=7) for text in texts}
     for handle in handles.values():
         handle.result()
-    engine._branches.kv.check_integrity()
-    assert engine._branches.kv.needed_length == 0 and not engine._branches.requests
+    engine.branches.kv.check_integrity()
+    assert engine.branches.kv.needed_length == 0 and not engine.branches.requests
     return engine, handles
 
 

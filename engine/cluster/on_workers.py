@@ -1,0 +1,63 @@
+"""`specsot run --workers N`: the same run, decoded by workers. Imports Ray only when it must."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+from ..limits import usable_cpus
+from ..prepare.environment import threads_of
+from ..prepare.job import Job, read_cluster
+from .ray_environment import set_up_ray
+
+if TYPE_CHECKING:
+    from ..run.session import Session
+    from .run import DirectedRun
+
+ALONE = {"step": "--step", "breaks": "--break", "trace": "--trace", "slow": "--slow"}
+ALONE |= {"explain_rounds": "--explain-rounds", "probe_blend": "--probe-blend"}
+
+
+def check(job: Job) -> None:
+    """Raise UsageError for what only one machine does."""
+    options, graph = job.options, job.program.graph
+    for name, flag in ALONE.items():
+        if getattr(options, name):
+            raise UsageError(f"{flag} looks into one engine: not with --workers")
+    merges = graph.skeleton is not None and graph.skeleton.merge != "concat"
+    alone = {"beam": graph.beam is not None, "blend": graph.blend is not None}
+    alone["skeleton.merge"] = merges
+    if why := [name for name, there in alone.items() if there]:
+        raise UsageError(f"--workers: graph {graph.name!r} has {why[0]}, which one engine does")
+
+
+def divided(job: Job) -> Job:
+    """The job with the threads of one of its workers: those of the machine, divided."""
+    workers, options = job.options.workers or 1, job.options
+    threads = max((options.threads or usable_cpus()) // workers, 1)
+    if options.threads is None:
+        threads = min(threads, threads_of(job))
+    return replace(job, options=replace(options, threads=threads))
+
+
+@contextmanager
+def on_workers(job: Job) -> Iterator[tuple["Session", "DirectedRun"]]:
+    """The session of a driver, and what begins its runs, while the workers are there.
+
+    Raises:
+        UsageError: Ray is not there, or the graph is not for workers.
+    """
+    check(job)
+    block = read_cluster(job.options)
+    set_up_ray(block.address)
+    from .ray_workers import RayLauncher
+    from .run import directed, driver_session
+
+    session = driver_session(job)
+    launcher = RayLauncher(job, block)
+    try:
+        yield session, partial(directed, launcher, block)
+    finally:
+        launcher.close()

@@ -1,0 +1,299 @@
+"""Workers as Ray actors: a process each, which live on while process groups change.
+
+Ray authenticates by token, has no dashboard and sends no statistics here; but it listens on all
+interfaces of the machine, whatever it is told: docs/cluster.md.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from hashlib import sha256
+from ipaddress import ip_address
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from ...states.graph.load import load_program, op_table
+from ...states.yaml.source import Source, decode
+from ..errors import ClusterError
+from ..prepare.cluster_block import LOCAL, ClusterBlock
+from ..prepare.job import Job
+from ..prepare.options import SESSION, RunOptions
+from ..prepare.repeat import graph_yaml
+from ..run.opening import load
+from .launching import WorkerPort
+from .membership import Membership
+from .messages import Greet, packed
+from .standing import STORE
+from .worker import ClusterWorker
+
+NAMESPACE = "specsot"
+STARTING = 180.0  # seconds until a worker's process has to answer for the first time
+BEAT = 0.5  # seconds after which a worker answers that it has nothing to say
+STALE = 15.0  # seconds after which nobody has a worker that nobody listens to
+
+
+def job_text(job: Job, block: ClusterBlock, number: int) -> str:
+    """All that a worker has to know, as JSON: the graph and the options that decide on models."""
+    options = {name: asdict(job.options)[name] for name in SESSION}
+    options = {name: value for name, value in options.items() if name not in ("outline", "sets")}
+    if block.devices:
+        options["device"] = block.devices[number % len(block.devices)]
+    options |= {"skip_scan": job.options.skip_scan, "profile": None, "graph": job.options.graph}
+    return json.dumps({"graph": graph_yaml(job.program.graph), "options": options})
+
+
+def job_of(text: str) -> Job:
+    """A worker's job."""
+    said = json.loads(text)
+    name = str(said["options"]["graph"])
+    source = Source(decode(said["graph"].encode(), name), name)
+    return Job(load_program(source, op_table()), RunOptions(**said["options"]), ())
+
+
+class RayWorker:
+    """What an actor does: it hands texts on to a worker, and back."""
+
+    def __init__(self, text: str, folder: str, local: bool) -> None:
+        with suppress(OSError):  # another machine may not have it
+            os.chdir(folder)
+        runtime: Any = ray.util
+        address = "127.0.0.1" if local else runtime.get_node_ip_address()
+        self._worker = ClusterWorker(lambda: load(job_of(text)), address)
+        self._holder, self._heard = "", 0.0
+
+    def ask(self, order: str) -> None:
+        self._worker.ask(order)
+
+    def hear(self, seconds: float) -> list[str]:
+        self._heard = monotonic()
+        heard = self._worker.hear(seconds)
+        self._heard = monotonic()
+        return heard
+
+    def reserve(self, who: str) -> bool:
+        """Whether it is this driver's from now on: nobody else listens to it."""
+        if who and self._holder and monotonic() - self._heard < STALE:
+            return False
+        self._holder, self._heard = who, monotonic()
+        self._worker.hear(0)  # what was said to somebody else
+        return True
+
+    def state(self) -> str:
+        """Whether somebody has it."""
+        return "in use" if self._holder else "free"
+
+    def where(self) -> tuple[str, int]:
+        """The machine and the process."""
+        return socket.gethostname(), os.getpid()
+
+
+class RayPort:
+    """A worker that is an actor.
+
+    Attributes:
+        adopted: it was there before, and stays.
+    """
+
+    def __init__(self, name: str, actor: Any, deadline: float, *, adopted: bool = False) -> None:
+        self.name, self.actor, self.adopted = name, actor, adopted
+        self.lost, self.pid = "", 0
+        self._deadline, self._heard = deadline, False
+        self.listens = self._listen()
+
+    def _listen(self) -> Any:
+        self.asked = monotonic()
+        return self.actor.hear.remote(BEAT)
+
+    def ask(self, order: str) -> None:
+        try:
+            ray.get(self.actor.ask.remote(order), timeout=self._patience)
+        except (RayError, GetTimeoutError) as error:
+            self.lost = self.lost or _why(error)
+
+    @property
+    def _patience(self) -> float:
+        return self._deadline if self._heard else STARTING
+
+    def take(self) -> list[str]:
+        """What was said, once `listens` is ready; then it is listened to again."""
+        try:
+            heard: list[str] = ray.get(self.listens)
+        except RayError as error:
+            self.lost = _why(error)
+            return []
+        if not self._heard:
+            machine, pid = ray.get(self.actor.where.remote())
+            self.pid = pid if machine == socket.gethostname() else 0
+        self._heard, self.listens = True, self._listen()
+        return heard
+
+    def look(self) -> None:
+        """A worker that has not answered for too long is lost."""
+        if monotonic() - self.asked > self._patience + BEAT and not self.lost:
+            self.lost = f"no answer for {self._patience:g} s"
+
+    def kill(self) -> None:
+        with suppress(RayError, ValueError):
+            ray.kill(self.actor, no_restart=True)
+        if self.pid:  # one that is stopped hears nothing
+            with suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def _why(error: Exception) -> str:
+    return "it did not answer" if isinstance(error, GetTimeoutError) else "its process has ended"
+
+
+class RayLauncher:
+    """Workers of one job on a Ray cluster, which is started here if it is to be `local`.
+
+    Args:
+        keeps: its workers stay when it is closed.
+
+    Raises:
+        ClusterError: there is no such cluster, or it lets nobody in.
+    """
+
+    def __init__(self, job: Job, block: ClusterBlock, *, keeps: bool = False) -> None:
+        self.job, self.block, self.keeps = job, block, keeps
+        self._ports: list[RayPort] = []
+        self._who, self._number = secrets.token_hex(8), 0
+        self._folder: Path | None = None
+        self._local = ip_address(block.interface).is_loopback
+        self._connect()
+        groups = {"orders": 1, "replies": 1}
+        actor: Any = ray.remote
+        self._kind = actor(max_restarts=0, max_task_retries=0, concurrency_groups=groups)(
+            _with_groups(RayWorker)
+        )
+
+    def _connect(self) -> None:
+        if self.block.address != LOCAL:
+            connect(self.block.address)
+            return
+        self._folder = Path(tempfile.mkdtemp(prefix="specsot-"))
+        size = {"num_cpus": self.block.workers, "object_store_memory": STORE}
+        try:
+            connect(LOCAL, include_dashboard=False, _temp_dir=str(self._folder), **size)
+        except ClusterError:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def start(self, name: str) -> RayPort:
+        text = job_text(self.job, self.block, self._number)
+        digest = sha256(text.encode()).hexdigest()[:12]
+        port = self._adopted(name, digest) or self._new(name, text, digest)
+        self._number += 1
+        self._ports.append(port)
+        return port
+
+    def _adopted(self, name: str, digest: str) -> RayPort | None:
+        """A worker of the same job that is there and free."""
+        mine = {port.actor._actor_id for port in self._ports}
+        for one in ray.util.list_named_actors(all_namespaces=False):
+            if one.startswith(f"{digest}-"):
+                actor = ray.get_actor(one)
+                if actor._actor_id not in mine and _reserved(actor, self._who, self.block.deadline):
+                    port = RayPort(name, actor, self.block.deadline, adopted=True)
+                    port.ask(packed(Greet()))
+                    return port
+        return None
+
+    def _new(self, name: str, text: str, digest: str) -> RayPort:
+        settings: dict[str, Any] = {"name": f"{digest}-{self._who}-{self._number}"}
+        if self.keeps:
+            settings["lifetime"] = "detached"
+        if json.loads(text)["options"]["device"].startswith("cuda"):
+            settings["num_gpus"] = 1
+        actor = self._kind.options(**settings).remote(text, os.getcwd(), self._local)
+        return RayPort(name, actor, self.block.deadline)
+
+    def wait(self, ports: Sequence[WorkerPort], seconds: float) -> list[tuple[WorkerPort, str]]:
+        mine = {port.listens: port for port in self._ports if port in ports and not port.lost}
+        heard: list[tuple[WorkerPort, str]] = []
+        if mine:
+            ray.wait([*mine], timeout=seconds)
+            ready, _ = ray.wait([*mine], num_returns=len(mine), timeout=0)
+            for one in ready:
+                heard += [(mine[one], text) for text in mine[one].take()]
+        for port in mine.values():
+            port.look()
+        return heard
+
+    def release(self) -> None:
+        """Its workers are free for others, those that are lost are gone."""
+        for port in self._ports:
+            if not port.lost:
+                with suppress(RayError, GetTimeoutError):
+                    ray.get(port.actor.reserve.remote(""), timeout=self.block.deadline)
+        self._ports.clear()
+
+    def close(self) -> None:
+        for port in self._ports:
+            if not (port.adopted or self.keeps):
+                port.lost = port.lost or "closed"
+                port.kill()
+        self.release()
+        ray.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _reserved(actor: Any, who: str, deadline: float) -> bool:
+    with suppress(RayError, GetTimeoutError):
+        return bool(ray.get(actor.reserve.remote(who), timeout=deadline))
+    return False
+
+
+def _with_groups(kind: type[Any]) -> type[Any]:
+    """Orders stay in their order, and wait for no replies."""
+    for name in ("ask", "hear", "reserve", "state", "where"):
+        group = "replies" if name == "hear" else "orders"
+        setattr(kind, name, ray.method(concurrency_group=group)(getattr(kind, name)))
+    return kind
+
+
+def load_workers(job: Job, block: ClusterBlock, token: str) -> None:
+    """Workers of a job on a cluster, which stay.
+
+    Raises:
+        ClusterError: they cannot begin.
+    """
+    os.environ["RAY_AUTH_TOKEN"] = token
+    launcher = RayLauncher(job, block, keeps=True)
+    try:
+        Membership(launcher, block, lambda record: None).begin_()
+    finally:
+        launcher.close()
+
+
+def states_of(address: str, patience: float = 5.0) -> Iterator[tuple[str, str]]:
+    """The workers of a cluster, and whether they are in use; raises ClusterError."""
+    connect(address)
+    try:
+        for name in sorted(ray.util.list_named_actors(all_namespaces=False)):
+            with suppress(RayError, GetTimeoutError, ValueError):
+                yield name, str(ray.get(ray.get_actor(name).state.remote(), timeout=patience))
+    finally:
+        ray.shutdown()
+
+
+def connect(address: str, **more: Any) -> None:
+    """Be a driver of a cluster, or of one that is started for it; raises ClusterError."""
+    settings = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR", **more}
+    try:
+        ray.init(address=None if address == LOCAL else address, **settings)
+    except (RayError, OSError, RuntimeError, ValueError) as error:
+        first = str(error).strip().split("\n", 1)[0]
+        raise ClusterError(f"no Ray cluster at {address}: {first}") from None

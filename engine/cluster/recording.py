@@ -1,0 +1,76 @@
+"""What is recorded of a run on a cluster: the driver's moves, what happens to workers, figures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ..record.metrics import Marks, counted_figures
+from ..record.recorder import Recorder
+from ..record.text_stream import Decode
+from ..record.trace_records import Write
+from .counting import held_by_all, meter_of
+from .director import Director
+from .messages import Counted
+
+
+class ClusterRecorder(Recorder):
+    """Takes the driver's events, and what it tells beside them; there is no pool to make pictures
+    of.
+
+    Attributes:
+        director: whom figures are asked of. held: what workers held when they were asked last.
+    """
+
+    def __init__(self, decode: Decode, write: Write | None = None) -> None:
+        super().__init__(decode, write)
+        self.director: Director | None = None
+        self.held: list[Mapping[str, Any]] = []
+
+    def look(self) -> None:
+        """No pictures."""
+
+    def happened(self, record: Mapping[str, Any]) -> None:
+        """Something that is no event of the machine."""
+        if record["event"] == "tokens":
+            self._mark(str(record["request"]))
+        elif record["event"] == "outline":
+            self.meter.marks.setdefault(str(record["request"]), Marks()).outline = self.now
+        else:
+            self.tell({"kind": "cluster", **record})
+
+    def _mark(self, key: str) -> None:
+        marks = self.meter.marks.setdefault(key, Marks())
+        marks.first_token = self.now if marks.first_token is None else marks.first_token
+        marks.last_token = self.now
+
+    def figures(self, board: Mapping[str, Any]) -> dict[str, Any]:
+        """metrics.json: what all workers did together, and what the driver saw."""
+        assert self.director is not None
+        director, counted = self.director, self.director.counted()
+        meter = meter_of([one.counts for one in counted.values()], self.meter)
+        meter.tokens = sum(director.tokens.values())
+        self.held = [one.held for one in counted.values()]
+        held = held_by_all(self.held, meter)
+        return {**counted_figures(meter), **held, "cluster": _cluster(director, counted)}
+
+
+def _cluster(director: Director, counted: Mapping[str, Counted]) -> dict[str, Any]:
+    workers = [
+        {
+            "name": name,
+            "tokens": director.tokens[name],
+            "target_forwards": one.counts.get("forwards", 0),
+            "open_files": one.open_files,
+            "peak_memory": one.peak_memory,
+        }
+        for name, one in counted.items()
+    ]
+    lost = director.membership.losses
+    return {"workers": workers, "lost": lost, "regroup": asdict(director.regrouping.figures)}
+
+
+def shown(record: Mapping[str, Any]) -> Sequence[str]:
+    """What of it people are told, a line each."""
+    if record["event"] == "lost":
+        return [f"{record['worker']} is lost: {record['why']}; another one takes its place"]
+    return []

@@ -1,0 +1,123 @@
+"""`specsot run --workers` and `specsot cluster`: what they refuse, and the commands of the page."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.pages import blocks_of
+
+from specsot.engine.cli.run_command import run_command
+from specsot.engine.cluster import ray_environment
+from specsot.engine.errors import Code
+from specsot.engine.prepare.options import RunOptions
+
+BEES = "Tell me about honey bees."
+
+
+def refused(capsys: pytest.CaptureFixture[str], folder: Path, **options: object) -> str:
+    asked: dict[str, object] = {"graph": "bim_plain", "workers": 2, "runs_dir": folder, **options}
+    assert run_command(RunOptions(**asked)) == Code.USAGE  # type: ignore[arg-type]
+    return capsys.readouterr().err
+
+
+def test_without_ray_one_line_says_how_to_have_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_environment, "find_spec", lambda name: None)
+    line = "specsot: workers are Ray actors: pip install 'specsot[ray]'\n"
+    assert refused(capsys, tmp_path) == line
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"step": True}, "--step looks into one engine"),
+        ({"graph": "beam"}, "graph 'beam' has beam, which one engine does"),
+        ({"graph": "bim_attend_merge"}, "has skeleton.merge, which one engine does"),
+        ({"graph": "blend_eagle"}, "has blend, which one engine does"),
+        ({"workers": 0}, "--workers 0: "),
+        ({"cluster": "nowhere"}, "--cluster nowhere: must be `local`, or HOST:PORT"),
+    ],
+)
+def test_what_only_one_engine_does_is_refused(
+    options: dict[str, object],
+    why: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    assert why in refused(capsys, tmp_path, **options)
+
+
+def test_a_block_with_mistakes_is_told_with_its_places(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "cluster:\n  wrokers: 2\n  interface: lo\n  skeleton: {tp: 2}\n"
+    Path("specsot.yaml").write_text(text)
+    assert run_command(RunOptions("bim_plain", workers=2)) == Code.GRAPH
+    told = capsys.readouterr().err
+    for place in (":2:3: cluster.wrokers: unknown key", ":3:14: cluster.interface: must be an IP"):
+        assert place in told
+    assert ":4:18: cluster.skeleton.tp: must be at most 1, not 2" in told
+
+
+def test_the_commands_of_the_page(tmp_path: Path) -> None:
+    """Started, used twice, looked at, ended: the digest of an ordinary run, and no process left."""
+    pytest.importorskip("ray")
+    more = {"SPECSOT_CLUSTER_FILE": str(tmp_path / "cluster.json"), "SPECSOT_THREADS": "1"}
+    more["SPECSOT_MAX_NEW_TOKENS"] = "16"
+
+    def specsot(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "specsot", *words],
+            cwd=tmp_path,
+            env=os.environ | more,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        return done
+
+    (_, staying) = [one for one in blocks_of("docs/cluster.md") if one.skipped == "other test"]
+    commands = [line.split() for line in staying.commands.splitlines()]
+    assert [words[1:3] for words in commands if words[1] == "cluster"] == [
+        ["cluster", "up"],
+        ["cluster", "status"],
+        ["cluster", "down"],
+    ]
+    assert "no cluster is up" in specsot("cluster", "status", code=1).stderr
+    plain = specsot("run", "bim_dflash", BEES).stderr
+    address = specsot("cluster", "up", "bim_dflash", "--workers", "2").stdout.strip()
+    file = Path(more["SPECSOT_CLUSTER_FILE"])
+    told = json.loads(file.read_text())
+    try:
+        assert told["address"] == address and file.stat().st_mode & 0o777 == 0o600
+        assert "is up at" in specsot("cluster", "up", "bim_dflash", code=1).stderr
+        ran = specsot("run", "bim_dflash", "--workers", "2", "--cluster", address, BEES).stderr
+        assert _digest(ran) == _digest(plain)
+        assert specsot("cluster", "status").stdout.count(": free") == 2
+    finally:
+        specsot("cluster", "down")
+    assert not [one for one in _command_lines() if told["folder"] in one]
+    assert not Path(told["folder"]).exists() and not file.exists()
+
+
+def _digest(told: str) -> str:
+    (found,) = re.findall(r"^digest (\w+)$", told, re.M)
+    return str(found)
+
+
+def _command_lines() -> list[str]:
+    found = []
+    for one in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(one.read_bytes().decode(errors="replace"))
+        except OSError:
+            continue
+    return found

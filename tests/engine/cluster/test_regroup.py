@@ -1,0 +1,208 @@
+"""Prefixes on their way: the bytes that the formula says, one collective, no weights, no leaks."""
+
+import resource
+from collections.abc import Iterator
+from threading import Thread
+from time import monotonic
+
+import pytest
+import torch
+from helpers.clusters import BEES, on_workers, open_files, session_of
+
+from specsot.engine.cluster.groups import Group, Store, StoreClient
+from specsot.engine.cluster.launching import ThreadLauncher, ThreadPort
+from specsot.engine.cluster.membership import Membership
+from specsot.engine.cluster.messages import (
+    Assign,
+    BranchEnded,
+    FormGroup,
+    Loaded,
+    MessageError,
+    Regroup,
+    Regrouped,
+    Reply,
+    order_of,
+    packed,
+)
+from specsot.engine.cluster.worker import Duty
+from specsot.engine.errors import UsageError
+from specsot.engine.prepare.cluster_block import ClusterBlock
+from specsot.states.manager.regroup import CAUSE
+from specsot.states.schedule.handed import HandedOver
+
+SLOT = {"bim_eagle": (8192, 1024), "bim_dflash": (8192, 2048), "bim_plain": (8192,)}
+"""layers x 2 x kv heads x head_dim x 4 bytes of each pool of the embedded models."""
+
+
+@pytest.mark.parametrize("graph", SLOT)
+def test_a_prefix_moves_once_and_weighs_what_the_formula_says(graph: str) -> None:
+    ran = on_workers(session_of(graph), [BEES], workers=3)
+    (told,) = ran.told("regroup")
+    weight = sum(rows * slot for rows, slot in zip(told["rows"], SLOT[graph], strict=True))
+    assert told["rows"][0] >= 90 and told["bytes"] == 2 * weight  # to the two who lacked it
+    figures = ran.director.regrouping.figures
+    assert (figures.count, figures.bytes, figures.failed) == (1, 2 * weight, 0)
+    moved = ran.figures["kv"]
+    ledgers = sum(pool["moved_bytes"].get(CAUSE, 0) for pool in moved.values() if pool)
+    assert ledgers == told["bytes"], "the pools' ledgers say the same"
+
+
+def test_whoever_gets_a_prefix_does_not_compute_it() -> None:
+    """All that is left to read of it are the few rows behind what the drafter had."""
+    ran = on_workers(session_of("bim_plain"), [BEES])
+    (told,) = ran.told("regroup")
+    reused = [one["prefix_cache"]["reused"] for one in ran.recorder.held]
+    assert min(reused) >= told["rows"][0] - 1
+
+
+class Pair:
+    """Two workers in threads, with orders by hand."""
+
+    def __init__(self, graph: str) -> None:
+        self.launcher = ThreadLauncher(session_of(graph))
+        block = ClusterBlock(workers=2, deadline=5.0)
+        self.membership = Membership(self.launcher, block, lambda record: None)
+        self.heard: list[tuple[str, Reply]] = []
+        self.membership.begin_()
+
+    def form(self) -> None:
+        self.membership.form_(lambda member, reply: None)
+
+    def until(self, kind: type[Reply], count: int) -> list[Reply]:
+        """What is said next, of one kind."""
+        found: list[Reply] = []
+        until = monotonic() + 20
+        while len(found) < count and monotonic() < until:
+            self.membership.hear_(
+                lambda member, reply: found.append(reply) if isinstance(reply, kind) else None
+            )
+        assert len(found) == count
+        return found
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair("bim_eagle")
+    yield made
+    made.launcher.close()
+
+
+def test_a_hundred_regroups_leave_nothing_behind(pair: Pair) -> None:
+    pair.form()
+    first, second = pair.membership.group
+    weights = [one.loaded.weights for one in (first, second) if one.loaded]
+    first.ask(Assign("1", BEES, HandedOver()))
+    (ended,) = pair.until(BranchEnded, 1)
+    assert isinstance(ended, BranchEnded) and ended.rows
+    ids = _kept_ids(pair, ended.rows[0])
+    files = peak = 0
+    for number in range(100):
+        pair.form()
+        for member in pair.membership.group:
+            member.ask(Regroup(number, pair.membership.epoch, first.rank, ids, ended.rows))
+        replies = [one for one in pair.until(Regrouped, 2) if isinstance(one, Regrouped)]
+        assert [one.why for one in replies] == ["", ""] and sum(one.kept for one in replies) == 1
+        _forget(pair)
+        if number == 20:
+            files, peak = open_files(), _peak()
+    assert open_files() <= files + 2 and _peak() - peak < 16 << 10, "KB; they are 0.8 MB each"
+    again = [one.loaded.weights for one in pair.membership.group if one.loaded]
+    assert again == weights
+    target = pair.launcher.session.models.target
+    assert weights[0][0] == next(target.parameters()).data_ptr(), "weights have not moved"
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _kept_ids(pair: Pair, rows: int) -> tuple[int, ...]:
+    """The ids of the rows that the first worker keeps, from the root on."""
+    duty = _duty(pair.launcher.ports[0])
+    cache = duty.engine.branches.prefixes
+    assert cache is not None
+    kept = max(cache.kept.values(), key=lambda one: one.end)
+    path = cache.segments.path(kept.segment)[::-1]
+    ids = [token for one in path for token in cache.kept[one].tokens.tolist()]
+    return tuple(ids[:rows])
+
+
+def _forget(pair: Pair) -> None:
+    """The second worker keeps nothing, so that it wants the rows again."""
+    cache = _duty(pair.launcher.ports[1]).engine.branches.prefixes
+    assert cache is not None
+    cache.make_room_(0)
+    cache.check_integrity()
+    cache.pools[0].check_integrity()
+
+
+def _duty(port: ThreadPort) -> Duty:
+    duty = port.worker.duty
+    assert duty is not None
+    return duty
+
+
+def test_a_source_that_has_evicted_the_rows_says_so(pair: Pair) -> None:
+    pair.form()
+    first, _ = pair.membership.group
+    for member in pair.membership.group:
+        ids = tuple(range(100, 200))
+        member.ask(Regroup(1, pair.membership.epoch, first.rank, ids, (100, 99)))
+    replies = [one for one in pair.until(Regrouped, 2) if isinstance(one, Regrouped)]
+    assert [(one.bytes, one.kept, one.why) for one in replies] == [(0, False, "")] * 2
+    assert sorted(one.rows is None for one in replies) == [False, True]
+
+
+def test_a_rank_that_does_not_come_is_a_failure_within_the_deadline() -> None:
+    store = Store("127.0.0.1", 1.0)
+    groups: dict[int, Group] = {}
+
+    def form(rank: int) -> None:
+        told = FormGroup(0, rank, 2, store.address, store.port, "127.0.0.1", 1.0)
+        groups[rank] = Group(told, StoreClient())
+
+    threads = [Thread(target=form, args=(rank,)) for rank in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    began = monotonic()
+    with pytest.raises(RuntimeError):
+        groups[0].broadcast_(torch.zeros(100_000), source=1)
+    assert monotonic() - began < 3
+    with pytest.raises(RuntimeError):
+        told = FormGroup(1, 0, 2, store.address, store.port, "127.0.0.1", 1.0)
+        Group(told, StoreClient())
+    assert monotonic() - began < 6
+
+
+def test_a_store_listens_where_it_is_told_and_nowhere_else() -> None:
+    store = Store("127.0.0.1", 1.0)
+    assert store.address == "127.0.0.1" and _listening(store.port) == {"0100007F"}
+    with pytest.raises(UsageError, match=r"cluster.interface 203.0.113.7"):
+        Store("203.0.113.7", 1.0)
+
+
+def _listening(port: int) -> set[str]:
+    """Addresses of this machine with a listening socket at a port, as Linux writes them."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        with open(f"/proc/net/{name}", encoding="ascii") as table:
+            rows = [line.split() for line in table][1:]
+        found |= {row[1].split(":")[0] for row in rows if row[1].endswith(f":{port:04X}")}
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '["Nobody", {}]', '["Regroup", {"number": 1}]', '["Count", {"number": "x"}]', "{}"],
+)
+def test_what_is_no_message_is_refused(text: str) -> None:
+    with pytest.raises(MessageError):
+        order_of(text)
+
+
+def test_messages_come_back_as_they_were() -> None:
+    for order in (Assign("1", BEES, HandedOver()), Regroup(1, 2, 0, (1, 2), (2, 1), "salt")):
+        assert order_of(packed(order)) == order
+    assert packed(Loaded(1, "a", 2, (3,), (4, 5)))

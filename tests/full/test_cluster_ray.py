@@ -1,0 +1,94 @@
+"""Workers of a Ray cluster killed at random moments: SPECSOT_KILLS runs of them, identical answers.
+
+Reports how long it took until what the lost worker had was in other hands.
+"""
+
+import os
+import random
+import signal
+from statistics import median
+
+import pytest
+from helpers.clusters import BEES, CAMPING, alone, session_of
+from helpers.ray_clusters import BUDGET, GRAPH, SAMPLED, disturbed, ray_cluster
+from helpers.support import SEED
+
+from specsot.engine.cluster.director import Director
+from specsot.engine.cluster.membership import ClusterMember
+from specsot.states.machine import Run
+
+KILLS = int(os.environ.get("SPECSOT_KILLS", "50"))
+MOMENTS = ("outline", "prefill", "regroup", "branch", "any")
+
+
+class Moment:
+    """Holds once, at a random time within a part of the run."""
+
+    def __init__(self, part: str, dice: random.Random) -> None:
+        self.part, self.left = part, dice.randrange(1, 6)
+
+    def __call__(self, director: Director, run: Run) -> bool:
+        if self._within(director, run):
+            self.left -= 1
+        return self.left <= 0
+
+    def _within(self, director: Director, run: Run) -> bool:
+        roots = [one.request.root for one in director.courses]
+        branches = [b for one in director.courses for b in one.request.branches]
+        if self.part == "outline":
+            return any(root is not None and root.tokens and not root.ended for root in roots)
+        if self.part == "regroup":
+            self.left = min(self.left, 1)
+            return run.state == "parse"
+        if self.part == "prefill":
+            self.left = min(self.left, 1)
+            return run.state == "parallel"
+        if self.part == "branch":
+            return any(b.tokens and not b.ended for b in branches)
+        return run.steps > 1
+
+
+def test_killed_workers_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    dice = random.Random(SEED)
+    session = session_of(GRAPH, *SAMPLED, budget=BUDGET)
+    prompts = [BEES, CAMPING]
+    expected = alone(session, prompts)
+    seconds: dict[str, list[float]] = {part: [] for part in MOMENTS}
+    losses = 0
+    with ray_cluster() as launcher:
+        for number in range(KILLS):
+            part = MOMENTS[number % len(MOMENTS)]
+
+            def anybody(director: Director) -> ClusterMember:
+                return dice.choice(director.membership.ready)
+
+            ran, took = disturbed(launcher, session, prompts, Moment(part, dice), anybody)
+            assert ran.digest == expected, f"run {number}, {part}, seed {SEED}"
+            losses += ran.director.membership.losses
+            if took:
+                seconds[part].append(took)
+    with capsys.disabled():
+        for part, times in seconds.items():
+            if times:
+                shown = f"median {median(times):.2f} s, at most {max(times):.2f} s"
+                print(f"{part}: {len(times)} recoveries, {shown}")
+        print(f"{KILLS} runs, {losses} workers lost, {KILLS} identical answers")
+    assert losses >= KILLS * 3 // 4
+
+
+def test_a_hung_worker_is_a_lost_one(capsys: pytest.CaptureFixture[str]) -> None:
+    dice = random.Random(SEED)
+    session = session_of(GRAPH, *SAMPLED, budget=BUDGET)
+    expected = alone(session, [BEES])
+    with ray_cluster() as launcher:
+        for number in range(max(KILLS // 10, 1)):
+            part = MOMENTS[number % len(MOMENTS)]
+            ran, _ = disturbed(
+                launcher,
+                session,
+                [BEES],
+                Moment(part, dice),
+                lambda director: dice.choice(director.membership.ready),
+                signal.SIGSTOP,
+            )
+            assert ran.digest == expected, f"run {number}, {part}, seed {SEED}"
