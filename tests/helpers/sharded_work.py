@@ -1,0 +1,181 @@
+"""What the ranks of the tests of tensor parallelism do."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from helpers.embedded import Embedded
+from helpers.pooled import Pooled
+from helpers.support import tokens_of
+from specsot.engine.models import Models, load_models, with_drafter
+from specsot.engine.prepare.environment import embedded_folder
+from specsot.models.load.weights import load_share, load_target
+from specsot.models.ranks import RankLost, split_ranks
+from specsot.models.regroup import gather_kv_, peer_heads
+from specsot.models.sharded import sharded
+from specsot.models.shares import peers
+
+QUESTIONS = ("How do I plan a small garden?", "Why is the sky blue?")
+BUDGET = 12
+
+
+def tensors(module: nn.Module) -> list[Tensor]:
+    """All weights of a model, views too."""
+    return [*module.parameters(), *module.buffers()]
+
+
+def copied(shard: nn.Module, replica: nn.Module) -> list[tuple[int, ...]]:
+    """Shapes of what does not lie in a replica's memory."""
+    lent = {one.untyped_storage().data_ptr() for one in tensors(replica)}
+    own = [one for one in tensors(shard) if one.numel()]
+    parts = [part for one in shard.modules() for part in getattr(one, "parts", ())]
+    own += [weight for one in parts for weight in tensors(one)]
+    assert not any(one.is_meta for one in own), "a weight that was never lent"
+    return [tuple(w.shape) for w in own if w.untyped_storage().data_ptr() not in lent]
+
+
+def forwards(rank: int, folders: Sequence[Path], ids: Tensor) -> list[dict[str, Any]]:
+    """Logits and taps of a sequence in chunks, and what it took, for each model."""
+    found = []
+    for folder in folders:
+        replica = load_target(folder)
+        shard = sharded(replica, None, rank, dist.get_world_size())
+        taps = tuple(range(shard.num_layers + 1))
+        slots = torch.randperm(2 * len(ids), generator=torch.Generator().manual_seed(2))
+        run = Pooled(shard, slots[: len(ids)])
+        outs = [run.forward(ids[:9], 0, taps), run.forward(ids[9:], 9, taps)]
+        assert shard.ranks is not None
+        none = run.model.logits(torch.zeros(0, shard.hidden_size))
+        found.append(
+            {
+                "logits": torch.cat([one.logits_RV for one in outs]),
+                "taps": torch.cat([one.taps_QF for one in outs if one.taps_QF is not None]),
+                "copied": copied(shard, replica),
+                "heads": shard.kv_heads,
+                "sums": shard.ranks.sums,
+                "gathers": shard.ranks.gathers,
+                "none": none.shape,
+            }
+        )
+    return found
+
+
+def from_shares(rank: int, folder: Path, ids: Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    """Logits with weights of which every rank loaded its share only."""
+    held = load_share(folder, rank, dist.get_world_size(), dtype)
+    shard = sharded(held, None, rank, dist.get_world_size())
+    out = Pooled(shard, torch.arange(len(ids)), dtype).forward(ids, 0)
+    return {"logits": out.logits_RV, "copied": copied(shard, held)}
+
+
+def unlike(rank: int, folder: Path) -> str:
+    """What is said where ranks do not have the same model."""
+    replica = load_target(folder, torch.float64 if rank else torch.float32)
+    try:
+        sharded(replica, None, rank, 2)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def late(rank: int) -> tuple[float, list[str]]:
+    """What a rank is told that waits for one that does not come, and how long that takes."""
+    ranks, _ = split_ranks(2, seconds=1.5)
+    ranks.sum_(torch.ones(3))
+    said, began = list[str](), time.monotonic()
+    for _ in range(0 if rank else 2):
+        try:
+            ranks.sum_(torch.ones(3))
+        except RankLost as error:
+            said.append(str(error))
+    took = time.monotonic() - began
+    dist.barrier()  # nobody leaves before the other
+    return took, said
+
+
+def models_of(kind: str, packed: bool) -> Models:
+    models = load_models(embedded_folder("target"), None, packed=packed)
+    return models if not kind else with_drafter(models, embedded_folder(kind), kind)
+
+
+def runs(rank: int | None, cases: Sequence[tuple[str, str, tuple[str, ...]]]) -> dict[str, Any]:
+    """Token ids of whole runs of (graph, drafter, settings); on one process for rank None."""
+    models, found = dict[str, Models](), dict[str, Any]()
+    for graph, kind, sets in cases:
+        if kind not in models:
+            models[kind] = models_of(kind, packed=rank is None)
+            if rank is not None:
+                target = sharded(models[kind].target, None, rank, dist.get_world_size())
+                models[kind] = replace(models[kind], target=target)
+        helper = Embedded(models=models[kind])
+        run = helper.run(graph, QUESTIONS, sets=sets, budget=BUDGET)
+        found[" ".join((graph, *sets))] = tokens_of(run)
+    return found
+
+
+def engine(rank: int) -> list[list[list[int]]]:
+    """What an engine of each rank answers, the same requests having been given to all."""
+    from specsot.engine.prepare.files import open_graph
+    from specsot.engine.run.api import Engine, Session
+
+    models = models_of("eagle3", packed=False)
+    models = replace(models, target=sharded(models.target, None, rank, dist.get_world_size()))
+    session = Session(open_graph("bim_eagle"), models, max_new_tokens=BUDGET)
+    with Engine(session, threaded=False) as served:
+        handles = [served.submit(text) for text in QUESTIONS]
+        while served.step():
+            pass
+        return [[list(one.token_ids) for one in h.result().sections] for h in handles]
+
+
+def decode(run: Pooled, token: Tensor, start: int, count: int) -> list[int]:
+    """Greedy tokens of a sequence whose first `start` rows lie in the pool."""
+    tokens = list[int]()
+    for place in range(start, start + count):
+        token = run.forward(token.view(1), place).logits_RV[-1].argmax()
+        tokens.append(int(token))
+    return tokens
+
+
+def regrouped(rank: int, folder: Path, ids: Tensor, steps: Sequence[int]) -> list[dict[str, Any]]:
+    """A prefix by all ranks, then greedy decoding in groups of each size, smaller and smaller, each
+    with the prefix's rows from the group before; 1 is every rank alone."""
+    ranks, replica = dist.get_world_size(), load_target(folder)
+    pointers = [one.data_ptr() for one in tensors(replica)]
+    prefix, found, width = ids[:-1], list[dict[str, Any]](), ranks
+    own, _ = split_ranks(ranks, seconds=30)
+    before = Pooled(sharded(replica, own.group, own.index, own.count), torch.arange(len(ids) + 8))
+    before.forward(prefix, 0)
+    for tp in steps:
+        own, others = split_ranks(tp, seconds=30, before=width)
+        slots = torch.randperm(len(ids) + 8, generator=torch.Generator().manual_seed(tp))
+        after = Pooled(sharded(replica, own.group, own.index, own.count), slots)
+        heads = peer_heads(replica.kv_heads, ranks, width, peers(rank, ranks, width, tp))
+        rows = (one.slots[: len(prefix)].numpy().astype(np.int32) for one in (before, after))
+        gather_kv_(before.kv, next(rows), after.kv, next(rows), others, heads)
+        found.append(
+            {
+                "tokens": decode(after, ids[-1], len(prefix), 6),
+                "sent": before.kv.ledger.bytes["regroup"],
+                "got": after.kv.ledger.bytes["regroup"],
+                "heads": after.model.kv_heads,
+                "copied": [] if tp == 1 else copied(after.model, replica),
+            }
+        )
+        before, width = after, tp
+    assert pointers == [one.data_ptr() for one in tensors(replica)], "weights have moved"
+    return found
+
+
+def alone(folder: Path, ids: Tensor) -> list[int]:
+    """What one process writes behind the same prefix."""
+    run = Pooled(load_target(folder), torch.arange(len(ids) + 8))
+    run.forward(ids[:-1], 0)
+    return decode(run, ids[-1], len(ids) - 1, 6)
