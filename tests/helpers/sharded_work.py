@@ -16,6 +16,9 @@ from helpers.pooled import Pooled
 from helpers.support import tokens_of
 from specsot.engine.models import Models, load_models, with_drafter
 from specsot.engine.prepare.environment import embedded_folder
+from specsot.engine.prepare.files import open_graph
+from specsot.engine.run.api import Engine, Session
+from specsot.models.files import ModelError
 from specsot.models.load.weights import load_share, load_target
 from specsot.models.ranks import RankLost, split_ranks
 from specsot.models.regroup import gather_kv_, peer_heads
@@ -100,39 +103,56 @@ def late(rank: int) -> tuple[float, list[str]]:
     return took, said
 
 
-def models_of(kind: str, packed: bool) -> Models:
-    models = load_models(embedded_folder("target"), None, packed=packed)
-    return models if not kind else with_drafter(models, embedded_folder(kind), kind)
+def models_of(kind: str, rank: int | None) -> Models:
+    """The embedded target, shared by all ranks or of one process (rank None), and a drafter."""
+    models = load_models(embedded_folder("target"), None, packed=rank is None)
+    models = with_drafter(models, embedded_folder(kind), kind) if kind else models
+    if rank is None:
+        return models
+    return replace(models, target=sharded(models.target, None, rank, dist.get_world_size()))
 
 
 def runs(rank: int | None, cases: Sequence[tuple[str, str, tuple[str, ...]]]) -> dict[str, Any]:
-    """Token ids of whole runs of (graph, drafter, settings); on one process for rank None."""
+    """Token ids of whole runs of (graph, drafter, settings)."""
     models, found = dict[str, Models](), dict[str, Any]()
     for graph, kind, sets in cases:
         if kind not in models:
-            models[kind] = models_of(kind, packed=rank is None)
-            if rank is not None:
-                target = sharded(models[kind].target, None, rank, dist.get_world_size())
-                models[kind] = replace(models[kind], target=target)
-        helper = Embedded(models=models[kind])
-        run = helper.run(graph, QUESTIONS, sets=sets, budget=BUDGET)
+            models[kind] = models_of(kind, rank)
+        run = Embedded(models=models[kind]).run(graph, QUESTIONS, sets=sets, budget=BUDGET)
         found[" ".join((graph, *sets))] = tokens_of(run)
     return found
 
 
-def engine(rank: int) -> list[list[list[int]]]:
+def engine(rank: int | None) -> list[list[list[int]]]:
     """What an engine of each rank answers, the same requests having been given to all."""
-    from specsot.engine.prepare.files import open_graph
-    from specsot.engine.run.api import Engine, Session
-
-    models = models_of("eagle3", packed=False)
-    models = replace(models, target=sharded(models.target, None, rank, dist.get_world_size()))
-    session = Session(open_graph("bim_eagle"), models, max_new_tokens=BUDGET)
+    session = Session(open_graph("bim_eagle"), models_of("eagle3", rank), max_new_tokens=BUDGET)
     with Engine(session, threaded=False) as served:
         handles = [served.submit(text) for text in QUESTIONS]
         while served.step():
             pass
-        return [[list(one.token_ids) for one in h.result().sections] for h in handles]
+        answers = [one.result() for one in handles]
+    return [[[*part.tokens] for part in answer.sections] for answer in answers]
+
+
+def measured(rank: int) -> str:
+    """What is said where a drafter would choose by costs that each rank measures for itself."""
+    try:
+        Session(
+            open_graph("eagle", sets=("drafter.nodes=auto",)), models_of("eagle3", rank)
+        ).board()
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+def greedy(rank: int | None, folder: Path, ids: Tensor) -> tuple[list[int], int]:
+    """Tokens behind a prompt, and the KV heads that were used for it."""
+    model = load_target(folder)
+    if rank is not None:
+        model = sharded(model, None, rank, dist.get_world_size())
+    run = Pooled(model, torch.arange(len(ids) + 24))
+    run.forward(ids[:-1], 0)
+    return decode(run, ids[-1], len(ids) - 1, 24), model.kv_heads
 
 
 def decode(run: Pooled, token: Tensor, start: int, count: int) -> list[int]:
