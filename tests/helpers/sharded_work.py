@@ -25,7 +25,7 @@ from specsot.models.regroup import gather_kv_, peer_heads
 from specsot.models.sharded import sharded
 from specsot.models.shares import peers
 
-QUESTIONS = ("How do I plan a small garden?", "Why is the sky blue?")
+QUESTIONS = ("Make a plan for a weekend camping trip.", "How should I prepare a home office?")
 BUDGET = 12
 
 
