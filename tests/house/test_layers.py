@@ -69,7 +69,8 @@ MAY_IMPORT = {
     "models models/load",
     "engine/certify": "engine engine/prepare engine/record engine/run engine/bench states states/* "
     "models models/load ops ops/*",
-    "engine/simulate": "engine engine/record states/* ops/kv",
+    "engine/cluster": "",
+    "engine/simulate": "engine engine/record engine/cluster states/* ops/kv models",
     "engine/train": "engine engine/prepare engine/run states/requests states/text models models/*",
     "engine/serve/wire": "engine engine/prepare",
     "engine/serve/api": "engine engine/serve/wire states/text",
