@@ -58,6 +58,12 @@ class Ranks:
             raise self._is_lost("all_gather", error) from error
         return parts
 
+    def leave_(self) -> None:
+        """Give back the group's sockets; every rank of it must. Nothing for the default group."""
+        if self.group is not None:
+            dist.destroy_process_group(self.group)
+            self.lost = f"rank {self.index} of {self.count} has left its group"
+
     def check_alike(self, said: Sequence[int]) -> None:
         """Raise ValueError, on every rank, if they do not all say the same numbers."""
         device = "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"

@@ -8,7 +8,6 @@ brought.
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
@@ -22,95 +21,19 @@ from ..cluster.placement import (
     prefix_keys,
     route,
 )
-from ..errors import UsageError
 from .arrivals import Arrival
 from .cluster_figures import ClusterServed
+from .cluster_parts import (
+    WHOLE,
+    ClusterJob,
+    ClusterSetup,
+    SimulatedWorker,
+    TextTag,
+    WorkerGroup,
+)
 from .costs import StepCost
-from .links import GroupCost, Link, ModelShape
-from .world import ENDLESS, HINT, PART, Live, Simulation
-
-WHOLE = -1  # a part's number, of an outline or of an answer without parts
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterSetup:
-    """workers: of the cluster. tp: of them write an outline together. together: parts stay where
-    their outline was written."""
-
-    workers: int
-    tp: int
-    link: Link
-    shape: ModelShape
-    together: bool = False
-
-    def check(self) -> None:
-        """Raise UsageError for what cannot be."""
-        if self.tp < 1 or self.workers % self.tp:
-            raise UsageError(f"{self.workers} workers do not make groups of {self.tp}")
-        if self.together and self.tp > 1:
-            raise UsageError("parts that stay together are written by one worker: --tp 1")
-
-    @property
-    def name(self) -> str:
-        """As `8 workers, tp 2, nvlink`."""
-        if self.together:
-            return f"{self.workers} workers, together"
-        return f"{self.workers} workers, tp {self.tp}, {self.link.name}"
-
-
-@dataclass(eq=False, slots=True)
-class _Job:
-    """One request. ids: of its prompt, and then of its outline too; left: texts not yet written."""
-
-    number: int
-    arrival: Arrival
-    ids: tuple[int, ...]
-    left: int = 1
-
-
-Tag = tuple[_Job, int, int]
-"""Whose a worker's request is: the job, the part, and the tokens that were counted for it."""
-
-
-class Worker(Simulation):
-    """One worker, or what a group of them does together; remembers what has happened to whom.
-
-    Attributes:
-        in_step: it is busy. owed: its group has just had a step, now it may have its own.
-        worked: seconds that it was busy for.
-    """
-
-    def __init__(self, number: int, graph: Graph, cost: StepCost, policy: str, seed: int) -> None:
-        super().__init__(graph, cost, policy, f"{seed}/{number}")
-        self.number, self.in_step, self.owed, self.worked = number, False, False, 0.0
-        self.begun, self.ended = list[Tag](), list[Tag]()
-
-    def begin(self, live: Live) -> None:
-        self.begun.append(live.tag)
-
-    def end(self, live: Live, refused: bool) -> None:
-        self.served.refused += refused
-        self.ended.append(live.tag)
-
-    def start(self, now: float) -> bool:
-        """Begin a step, if there is anything to do; `now` of the worker is then its end."""
-        self.now = max(self.now, now)
-        began = self.now
-        self.in_step = self.step()
-        self.worked += self.now - began
-        return self.in_step
-
-
-@dataclass(eq=False, slots=True)
-class Group:
-    """Workers that write outlines together. running: of such a step, or a regroup after it;
-    stepping: members that are in a step of their own."""
-
-    number: int
-    both: Worker
-    members: list[Worker]
-    running: bool = False
-    stepping: int = 0
+from .links import GroupCost
+from .world import HINT
 
 
 class ClusterSimulation:
@@ -126,14 +49,14 @@ class ClusterSimulation:
         setup.check()
         self.setup, self.served, self.now = setup, ClusterServed(setup.workers), 0.0
         numbers = range(setup.workers)
-        self.workers = [Worker(number, graph, cost, policy, seed) for number in numbers]
+        self.workers = [SimulatedWorker(number, graph, cost, policy, seed) for number in numbers]
         self.loads, self.beginnings = Loads(numbers), PrefixIndex()
         tree = self.workers[0].manager.room.round_rows(1)
         together = GroupCost.of_steps(cost, setup.tp, setup.link, setup.shape, tree)
         self.groups = [
-            Group(
+            WorkerGroup(
                 number,
-                Worker(-1 - number, graph, together, policy, seed),
+                SimulatedWorker(-1 - number, graph, together, policy, seed),
                 self.workers[number * setup.tp : (number + 1) * setup.tp],
             )
             for number in range(setup.workers // setup.tp if setup.tp > 1 else 0)
@@ -170,10 +93,9 @@ class ClusterSimulation:
     def _arrive(self, one: Arrival) -> None:
         number = self.served.requests
         self.served.requests += 1
-        own = (2 * number + 1) % ENDLESS
-        ids = (-1 - one.stem,) * one.shared + (own,) * (one.prompt - one.shared)
+        job = ClusterJob.of(number, one)
         # Of a whole prompt there would be more keys, which nobody else has.
-        job, keys = _Job(number, one, ids), prefix_keys(ids[: one.shared])
+        ids, keys = job.ids, prefix_keys(job.ids[: one.shared])
         outlines = bool(one.outline) and not self.setup.together
         first = Arrival(one.at, one.prompt, (one.outline,), budget=one.outline) if outlines else one
         tokens = one.prompt // READ + sum(first.texts) + (0 if outlines else one.outline)
@@ -181,17 +103,22 @@ class ClusterSimulation:
             chosen = route(one.prompt, self.group_beginnings.find(keys), self.group_loads)
             self.group_beginnings.note_(keys, chosen)
             self.group_loads.add_(chosen, tokens)
-            self.groups[chosen].both.submit(first, ids, tag=(job, WHOLE, tokens))
+            self.groups[chosen].both.submit(first, ids, tag=TextTag(job, WHOLE, tokens))
             self._go_together(self.groups[chosen])
             return
         chosen = route(one.prompt, self.beginnings.find(keys), self.loads)
         self.beginnings.note_(keys, chosen)
-        self._give(self.workers[chosen], first, ids, 0, (job, WHOLE, tokens))
+        self._give(self.workers[chosen], first, ids, 0, TextTag(job, WHOLE, tokens))
 
     def _give(
-        self, worker: Worker, one: Arrival, ids: tuple[int, ...], brought: int, tag: Tag
+        self,
+        worker: SimulatedWorker,
+        one: Arrival,
+        ids: tuple[int, ...],
+        brought: int,
+        tag: TextTag,
     ) -> None:
-        self._count(worker.number, tag[2])
+        self._count(worker.number, tag.tokens)
         worker.submit(one, ids, brought, tag)
         self._go(worker)
 
@@ -202,7 +129,7 @@ class ClusterSimulation:
 
     # -- steps ------------------------------------------------------------------------------------
 
-    def _go(self, worker: Worker) -> None:
+    def _go(self, worker: SimulatedWorker) -> None:
         """The next step of a worker that is free, unless its group comes first."""
         group = self._group_of(worker)
         held = group is not None and (group.running or not (group.both.is_idle or worker.owed))
@@ -214,7 +141,7 @@ class ClusterSimulation:
                 group.stepping += 1
             self._later(worker.now, self._stepped, worker)
 
-    def _stepped(self, worker: Worker) -> None:
+    def _stepped(self, worker: SimulatedWorker) -> None:
         worker.in_step = False
         group = self._group_of(worker)
         if group is not None:
@@ -224,14 +151,14 @@ class ClusterSimulation:
             self._go_together(group)
         self._go(worker)
 
-    def _go_together(self, group: Group) -> None:
+    def _go_together(self, group: WorkerGroup) -> None:
         """A step of a group none of whose members is in one."""
         if group.running or group.stepping or not group.both.start(self.now):
             return
         group.running = True
         self._later(group.both.now, self._stepped_together, group)
 
-    def _stepped_together(self, group: Group) -> None:
+    def _stepped_together(self, group: WorkerGroup) -> None:
         written = self._hear(group.both, group)
         if not written:
             self._set_free(group)
@@ -241,14 +168,14 @@ class ClusterSimulation:
         self.served.note_regroups(len(written), sum(sizes), seconds)
         self._later(self.now + seconds, self._regrouped, (group, written))
 
-    def _regrouped(self, whom: tuple[Group, list[_Job]]) -> None:
+    def _regrouped(self, whom: tuple[WorkerGroup, list[ClusterJob]]) -> None:
         group, written = whom
         holders = [member.number for member in group.members]
         for job in written:
             self._spread(job, holders, len(job.ids))
         self._set_free(group)
 
-    def _set_free(self, group: Group) -> None:
+    def _set_free(self, group: WorkerGroup) -> None:
         """Every member may have a step of its own now."""
         group.running = False
         for member in group.members:
@@ -256,17 +183,17 @@ class ClusterSimulation:
             self._go(member)
         self._go_together(group)
 
-    def _group_of(self, worker: Worker) -> Group | None:
+    def _group_of(self, worker: SimulatedWorker) -> WorkerGroup | None:
         return self.groups[worker.number // self.setup.tp] if self.groups else None
 
     # -- what has happened ------------------------------------------------------------------------
 
-    def _hear(self, worker: Worker, group: Group | None = None) -> list[_Job]:
+    def _hear(self, worker: SimulatedWorker, group: WorkerGroup | None = None) -> list[ClusterJob]:
         """What a step has brought; outlines that a group has written are returned."""
         for job, part, _ in worker.begun:
             if part == WHOLE:
                 self.served.first.add(self.now - job.arrival.at)
-        ended, written = worker.ended[:], list[_Job]()
+        ended, written = worker.ended[:], list[ClusterJob]()
         worker.begun.clear()
         worker.ended.clear()
         for job, part, tokens in ended:
@@ -275,8 +202,7 @@ class ClusterSimulation:
             else:
                 self.group_loads.add_(group.number, -tokens)
             if part == WHOLE and job.arrival.outline and not self.setup.together:
-                job.ids += ((2 * job.number + 2) % ENDLESS,) * job.arrival.outline
-                job.left = len(job.arrival.texts)
+                job.outlined_()
                 written.append(job)
                 continue
             job.left -= 1
@@ -287,7 +213,7 @@ class ClusterSimulation:
                 self._spread(job, [worker.number], 0)
         return written
 
-    def _spread(self, job: _Job, holders: list[int], brought: int) -> None:
+    def _spread(self, job: ClusterJob, holders: list[int], brought: int) -> None:
         """A request's parts go where they are done first.
 
         Args:
@@ -302,19 +228,14 @@ class ClusterSimulation:
         sent = {worker for worker in placed if worker not in holders}
         self.served.note_sent(len(sent), len(sent) * size, len(sent) * seconds)
         for part, worker in enumerate(placed):
-            tag = job, part, expected[part]
+            tag = TextTag(job, part, expected[part])
             if worker in sent:
-                self._count(worker, tag[2])
+                self._count(worker, tag.tokens)
                 self._later(self.now + seconds, self._brought, (worker, tag, rows))
             else:
-                self._give(self.workers[worker], *self._part(job, part), brought, tag)
+                self._give(self.workers[worker], *job.part(part, self.now), brought, tag)
 
-    def _brought(self, whom: tuple[int, Tag, int]) -> None:
+    def _brought(self, whom: tuple[int, TextTag, int]) -> None:
         worker, tag, rows = whom
-        self.workers[worker].submit(*self._part(tag[0], tag[1]), rows, tag)
+        self.workers[worker].submit(*tag.job.part(tag.part, self.now), rows, tag)
         self._go(self.workers[worker])
-
-    def _part(self, job: _Job, part: int) -> tuple[Arrival, tuple[int, ...]]:
-        own = (ENDLESS - 1 - part,) * PART
-        one, ids = job.arrival, job.ids + own
-        return Arrival(self.now, len(ids), (one.texts[part],), budget=one.budget), ids

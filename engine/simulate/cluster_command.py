@@ -11,8 +11,9 @@ from ...models.files import ModelError
 from ...states.graph.graph import Graph
 from ..errors import UsageError
 from .arrivals import arrivals
-from .cluster import ClusterSetup, ClusterSimulation
+from .cluster import ClusterSimulation
 from .cluster_figures import ClusterServed, cluster_table
+from .cluster_parts import ClusterSetup
 from .command import Asked
 from .costs import StepCost
 from .links import SHAPES, ModelShape, link_of

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.decoders import SHAPE, UNEVEN, save
 from helpers.ranks import run_ranks
-from helpers.sharded_work import alone, regrouped
+from helpers.sharded_work import alone, often, regrouped
 
 from specsot.models.config import decoder_config
 from specsot.models.regroup import regroup_bytes
@@ -27,3 +27,10 @@ def test_one_group_then_two_then_everybody_alone(steps: list[int], tmp_path: Pat
         for step in one:
             size = regroup_bytes(config.num_layers, step["heads"], config.head_dim, 15, 4)
             assert step["got"] == size
+
+
+def test_a_hundred_regroups_leave_nothing_behind(tmp_path: Path) -> None:
+    save(tmp_path / "model", "llama", UNEVEN)
+    for files, memory in run_ranks(2, often, tmp_path, tmp_path / "model", IDS, 100):
+        assert files[9] == files[-1]
+        assert memory[-1] - memory[9] < 4000, "kilobytes"

@@ -199,3 +199,22 @@ def alone(folder: Path, ids: Tensor) -> list[int]:
     run = Pooled(load_target(folder), torch.arange(len(ids) + 8))
     run.forward(ids[:-1], 0)
     return decode(run, ids[-1], len(ids) - 1, 6)
+
+
+def often(rank: int, folder: Path, ids: Tensor, times: int) -> tuple[list[int], list[int]]:
+    """Open files, and kilobytes of memory, after each of many regroups."""
+    ranks, replica = dist.get_world_size(), load_target(folder)
+    rows, files, memory = np.arange(len(ids), dtype=np.int32), list[int](), list[int]()
+    whole = Pooled(replica, torch.arange(len(ids)))
+    for _ in range(times):
+        own, others = split_ranks(ranks, seconds=30)
+        run = Pooled(sharded(replica, own.group, own.index, own.count), torch.arange(len(ids)))
+        run.forward(ids, 0)
+        heads = peer_heads(replica.kv_heads, ranks, ranks, peers(rank, ranks, ranks, 1))
+        gather_kv_(run.kv, rows, whole.kv, rows, own, heads)
+        own.leave_()
+        if others.group is not own.group:
+            others.leave_()
+        files.append(len(list(Path("/proc/self/fd").iterdir())))
+        memory.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4)
+    return files, memory
