@@ -3,7 +3,7 @@
 Every worker is a simulation of its own; events of all lie in one heap. An outline is written by one
 worker, or by a tensor-parallel group whose members are at its disposal together; then its prefix is
 gathered, and its parts go to workers by `placement`, who compute none of the rows that they are
-brought.
+brought. Everywhere a part stands in the order of arrivals where its request does.
 """
 
 import random
@@ -103,7 +103,7 @@ class ClusterSimulation:
             chosen = route(one.prompt, self.group_beginnings.find(keys), self.group_loads)
             self.group_beginnings.note_(keys, chosen)
             self.group_loads.add_(chosen, tokens)
-            self.groups[chosen].both.submit(first, ids, tag=TextTag(job, WHOLE, tokens))
+            self.groups[chosen].both.submit(first, ids, 0, TextTag(job, WHOLE, tokens), number)
             self._go_together(self.groups[chosen])
             return
         chosen = route(one.prompt, self.beginnings.find(keys), self.loads)
@@ -119,7 +119,7 @@ class ClusterSimulation:
         tag: TextTag,
     ) -> None:
         self._count(worker.number, tag.tokens)
-        worker.submit(one, ids, brought, tag)
+        worker.submit(one, ids, brought, tag, tag.job.number)
         self._go(worker)
 
     def _count(self, worker: int, tokens: int) -> None:
@@ -237,5 +237,5 @@ class ClusterSimulation:
 
     def _brought(self, whom: tuple[int, TextTag, int]) -> None:
         worker, tag, rows = whom
-        self.workers[worker].submit(*tag.job.part(tag.part, self.now), rows, tag)
+        self.workers[worker].submit(*tag.job.part(tag.part, self.now), rows, tag, tag.job.number)
         self._go(self.workers[worker])

@@ -116,13 +116,18 @@ class Simulation:
     # -- who comes --------------------------------------------------------------------------------
 
     def submit(
-        self, one: Arrival, ids: tuple[int, ...] = (), brought: int = 0, tag: Any = None
+        self,
+        one: Arrival,
+        ids: tuple[int, ...] = (),
+        brought: int = 0,
+        tag: Any = None,
+        place: int = -1,
     ) -> None:
         """A request comes.
 
         Args:
             ids: of its prompt; by default its own, but for what it shares.
-            brought, tag: see `Live`.
+            brought, tag: see `Live`. place: in the order of arrivals; by default the next.
         """
         limits, skeleton = self.graph.limits, self.graph.skeleton
         ids = ids or (-1 - one.stem,) * one.shared + self._new(one.prompt - one.shared)
@@ -138,6 +143,7 @@ class Simulation:
             skeleton.max_tokens if outlines and skeleton is not None else 0,
         )
         self.served.requests += 1
+        request.arrival = place
         self.manager.submit(request)
         self._live[request.prefix_owner] = Live(one, tag, brought)
         self.served.waited = max(self.served.waited, len(self.manager.table.waiting))

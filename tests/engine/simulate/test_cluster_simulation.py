@@ -12,7 +12,13 @@ from specsot.engine.prepare.files import open_graph
 from specsot.engine.simulate.arrivals import Arrival, Workload, arrivals
 from specsot.engine.simulate.cluster import ClusterSimulation
 from specsot.engine.simulate.cluster_command import shape_of
-from specsot.engine.simulate.cluster_parts import ClusterSetup
+from specsot.engine.simulate.cluster_parts import (
+    WHOLE,
+    ClusterJob,
+    ClusterSetup,
+    SimulatedWorker,
+    WorkerGroup,
+)
 from specsot.engine.simulate.costs import StepCost
 from specsot.engine.simulate.links import LINKS, SHAPES, GroupCost, Link, ModelShape, link_of
 
@@ -76,6 +82,22 @@ def test_seconds_of_a_request_by_hand() -> None:
     assert served.seconds == pytest.approx(outline + regroup + parts)
     rows = [one.served.rows for one in world.workers]
     assert rows == [12 + 2, 12 + 2], "of a prefix that is brought nobody computes a row"
+
+
+def test_parts_stand_before_requests_that_came_later() -> None:
+    """One slot row for all: a request whose outline is written is not overtaken by new ones."""
+    many = [Arrival(0.0, 10, (20, 20), outline=5) for _ in range(30)]
+    world = cluster(1, 1)
+    ended = list[int]()
+    hear = world._hear
+
+    def hear_(worker: SimulatedWorker, group: WorkerGroup | None = None) -> list[ClusterJob]:
+        ended.extend(tag.job.number for tag in worker.ended if tag.part != WHOLE)
+        return hear(worker, group)
+
+    world._hear = hear_  # type: ignore[method-assign]
+    world.run(many)
+    assert ended == sorted(ended) and len(ended) == 60
 
 
 def test_a_prefix_is_sent_where_it_pays() -> None:
