@@ -85,19 +85,19 @@ def test_seconds_of_a_request_by_hand() -> None:
 
 
 def test_parts_stand_before_requests_that_came_later() -> None:
-    """One slot row for all: a request whose outline is written is not overtaken by new ones."""
-    many = [Arrival(0.0, 10, (20, 20), outline=5) for _ in range(30)]
+    """Where there is no room for all, a request whose outline is written is brought to its end."""
+    many = [Arrival(0.0, 10, (20, 20), outline=5) for _ in range(60)]
     world = cluster(1, 1)
-    ended = list[int]()
+    ended = list[tuple[int, int]]()
     hear = world._hear
 
     def hear_(worker: SimulatedWorker, group: WorkerGroup | None = None) -> list[ClusterJob]:
-        ended.extend(tag.job.number for tag in worker.ended if tag.part != WHOLE)
+        ended.extend((tag.job.number, tag.part) for tag in worker.ended)
         return hear(worker, group)
 
     world._hear = hear_  # type: ignore[method-assign]
     world.run(many)
-    assert ended == sorted(ended) and len(ended) == 60
+    assert len(ended) == 180 and ended.index((0, 1)) < ended.index((59, WHOLE))
 
 
 def test_a_prefix_is_sent_where_it_pays() -> None:
