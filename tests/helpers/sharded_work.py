@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from helpers.embedded import Embedded
 from helpers.pooled import Pooled
 from helpers.support import tokens_of
-from specsot.engine.models import Models, load_models, with_drafter
+from specsot.engine.models import Models, load_models, prepare_, with_drafter
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.api import Engine, Session
 from specsot.models.files import ModelError
 from specsot.models.load.weights import load_share, load_target
+from specsot.models.quantise import Weights
 from specsot.models.ranks import RankLost, split_ranks
 from specsot.models.regroup import gather_kv_, peer_heads
 from specsot.models.sharded import sharded
@@ -76,6 +77,16 @@ def from_shares(rank: int, folder: Path, ids: Tensor, dtype: torch.dtype) -> dic
     shard = sharded(held, None, rank, dist.get_world_size())
     out = Pooled(shard, torch.arange(len(ids)), dtype).forward(ids, 0)
     return {"logits": out.logits_RV, "copied": copied(shard, held)}
+
+
+def in_codes(rank: int | None, folder: Path, ids: Tensor) -> Tensor:
+    """Logits of a model whose weights are kept in eight bits."""
+    model = load_target(folder)
+    prepare_(model, Weights.of("int8"), torch.device("cpu"), packed=False)
+    if rank is not None:
+        model = sharded(model, None, rank, dist.get_world_size())
+        assert model.weights == "int8"
+    return Pooled(model, torch.arange(len(ids))).forward(ids, 0).logits_RV
 
 
 def unlike(rank: int, folder: Path) -> str:

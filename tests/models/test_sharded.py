@@ -8,7 +8,7 @@ import torch
 from helpers.decoders import CASES, LAYERS, SHAPE, UNEVEN, save
 from helpers.pooled import Pooled
 from helpers.ranks import run_ranks
-from helpers.sharded_work import alone, forwards, from_shares, late, regrouped, unlike
+from helpers.sharded_work import alone, forwards, from_shares, in_codes, late, regrouped, unlike
 from safetensors.torch import load_file, save_file
 
 from specsot.models.config import decoder_config
@@ -105,6 +105,14 @@ def test_shares_from_files_compute_together(folders: dict[str, Path], tmp_path: 
     run = Pooled(load_target(folders["uneven"], torch.float64), torch.arange(16), torch.float64)
     assert torch.equal(both[0]["logits"], both[1]["logits"]) and both[0]["copied"] == []
     torch.testing.assert_close(both[0]["logits"], run.forward(IDS, 0).logits_RV)
+
+
+def test_weights_in_codes_that_are_not_packed(folders: dict[str, Path], tmp_path: Path) -> None:
+    first, second = run_ranks(2, in_codes, tmp_path, folders["uneven"], IDS)
+    whole = in_codes(None, folders["uneven"], IDS)
+    plain = Pooled(load_target(folders["uneven"]), torch.arange(16)).forward(IDS, 0).logits_RV
+    assert torch.equal(first, second) and (whole - plain).abs().max() > 1e-3
+    torch.testing.assert_close(first, whole, atol=2e-5, rtol=1e-4)
 
 
 def test_groups_become_smaller(folders: dict[str, Path], tmp_path: Path) -> None:
