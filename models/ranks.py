@@ -25,7 +25,8 @@ class RankLost(RuntimeError):
 class Ranks:
     """This rank's place in a process group.
 
-    group: of torch.distributed; None for all ranks of the default one.
+    group: one of torch.distributed, or a process group that nobody else knows of; None for all
+        ranks of the default one.
     sums, gathers, sent: collectives so far, and the bytes that this rank put into them.
     """
 
@@ -42,7 +43,7 @@ class Ranks:
         self.sums += 1
         self._counted(x)
         try:
-            dist.all_reduce(x, group=self.group)
+            self._members.allreduce([x]).wait()
         except RuntimeError as error:
             raise self._is_lost("all_reduce", error) from error
         return x
@@ -53,23 +54,30 @@ class Ranks:
         self._counted(x)
         parts = x.new_empty(self.count, *x.shape)
         try:
-            dist.all_gather(list(parts.unbind()), x.contiguous(), group=self.group)
+            self._members.allgather([list(parts.unbind())], [x.contiguous()]).wait()
         except RuntimeError as error:
             raise self._is_lost("all_gather", error) from error
         return parts
 
     def leave_(self) -> None:
-        """Give back the group's sockets; every rank of it must. Nothing for the default group."""
+        """Give back the sockets of one of `split_ranks`; every rank of it must."""
         if self.group is not None:
             dist.destroy_process_group(self.group)
             self.lost = f"rank {self.index} of {self.count} has left its group"
 
-    def check_alike(self, said: Sequence[int]) -> None:
-        """Raise ValueError, on every rank, if they do not all say the same numbers."""
-        device = "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
+    def check_alike(self, said: Sequence[int], device: torch.device) -> None:
+        """Raise ValueError, on every rank, if they do not all say the same numbers.
+
+        Args:
+            device: where the group's tensors lie.
+        """
         all_RN = self.gather(torch.tensor(said, dtype=torch.int64, device=device)).tolist()
         if any(one != all_RN[0] for one in all_RN):
             raise ValueError(f"the ranks are not alike: {all_RN}")
+
+    @property
+    def _members(self) -> Any:
+        return dist.group.WORLD if self.group is None else self.group
 
     def _counted(self, x: Tensor) -> None:
         if self.lost:

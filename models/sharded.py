@@ -70,7 +70,8 @@ class ShardedDecoder(Decoder):
             raise ModelError(config.path, str(error)) from None
         self.eval()
         sizes = (config.num_layers, config.hidden_size, config.heads, config.vocab_size, self.known)
-        ranks.check_alike((*sizes, DTYPES.index(self.dtype), torch.get_num_threads()))
+        kinds = DTYPES.index(self.dtype), torch.get_num_threads()
+        ranks.check_alike((*sizes, *kinds), self.embed.device)
 
     def _check(self, plan: LayerPlan, taps: tuple[int, ...], blend: Blend | None) -> None:
         if blend is not None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroupGloo
 
 from helpers.embedded import Embedded
 from helpers.pooled import Pooled
@@ -72,9 +74,11 @@ def forwards(rank: int, folders: Sequence[Path], ids: Tensor) -> list[dict[str, 
 
 
 def from_shares(rank: int, folder: Path, ids: Tensor, dtype: torch.dtype) -> dict[str, Any]:
-    """Logits with weights of which every rank loaded its share only."""
+    """Logits with weights of which every rank loaded its share only, by a group of their own."""
     held = load_share(folder, rank, dist.get_world_size(), dtype)
-    shard = sharded(held, None, rank, dist.get_world_size())
+    store = dist.FileStore(str(folder / f"own{dist.get_world_size()}"), dist.get_world_size())
+    group = ProcessGroupGloo(store, rank, dist.get_world_size(), timedelta(seconds=30))
+    shard = sharded(held, group, rank, dist.get_world_size())
     out = Pooled(shard, torch.arange(len(ids)), dtype).forward(ids, 0)
     return {"logits": out.logits_RV, "copied": copied(shard, held)}
 
