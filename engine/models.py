@@ -36,12 +36,14 @@ def load_models(
     dtype: str = "float32",
     weights: str = FULL,
     scan: bool = True,
+    packed: bool = True,
 ) -> Models:
     """Load the target, its tokenizer and (if given) the drafter of this kind that fits it.
 
     Args:
         weights: of the target, as for `Weights.of`.
         scan: the target's weights for values that are not finite.
+        packed: the target's weights may be packed for this processor; not if ranks share them.
 
     Raises:
         ModelError: a folder or checkpoint that cannot be used, with the file and the reason.
@@ -50,18 +52,18 @@ def load_models(
     target = load_target(target_dir, dtype=number_kind, device=place, scan=scan)
     tokenizer = load_tokenizer(target_dir, target.config)
     stops = stop_ids(target.config, tokenizer)
-    prepare_(target, Weights.of(weights), place)
+    prepare_(target, Weights.of(weights), place, packed)
     target.known = max(*tokenizer.get_vocab().values(), *stops) + 1
     models = Models(target, None, tokenizer, stops, place, number_kind)
     return models if drafter_dir is None else with_drafter(models, drafter_dir, kind)
 
 
-def prepare_(target: Decoder, weights: Weights, place: torch.device) -> None:
+def prepare_(target: Decoder, weights: Weights, place: torch.device, packed: bool = True) -> None:
     """Quantise a target, if that is asked for, and bring its weights into the layout in which they
-    are multiplied; raises ModelError."""
+    are multiplied (`packed`); raises ModelError."""
     check_widths(target.config.path, weights.kind, target)
     codes, target.weights = quantise_(target, weights.kind), weights.kind
-    if can_pack(place, target.dtype):
+    if packed and can_pack(place, target.dtype):
         pack_(target)
         if codes and target.dtype == torch.bfloat16:
             multiply_(target, codes, weights.rows)

@@ -23,8 +23,9 @@ from ..ops.blend.layer_plan import compile_layer_plan
 from ..ops.kv.pool import KVCache
 from ..ops.model_types import TargetOutput
 from ..ops.types import LayerPlan, LayerStatus
-from .layers import AttentionInputs, DecoderLayer, DecoderStack
+from .layers import AttentionInputs, DecoderLayer
 from .rope import rotate
+from .stack import DecoderStack
 
 
 @dataclass(frozen=True, slots=True)

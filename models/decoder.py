@@ -13,8 +13,10 @@ from ..ops.model_types import TargetOutput
 from ..ops.types import LayerPlan, LayerStatus
 from .blend import Blender, check_blend
 from .config import DecoderConfig
-from .layers import DecoderLayer, DecoderStack
+from .ranks import Ranks
 from .rope import rotate_back
+from .shares import Share
+from .stack import DecoderStack
 
 COMPUTED = (LayerStatus.DECODE, LayerStatus.FULL)
 AFTER = -1  # the tap behind the last layer, before the norm
@@ -28,12 +30,14 @@ class Decoder(DecoderStack):
         config: what config.json said.
         max_positions: rows one sequence may have.
         weights: how they are kept, see `quantise.Weights`.
+        ranks: who computes it together with this process; None if it does so alone.
     """
 
     weights = "full"
+    ranks: Ranks | None = None
 
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: DecoderConfig, share: Share | None = None) -> None:
+        super().__init__(config, share)
         self.vocab_size, self.max_positions = config.vocab_size, config.rope.limit
 
     def forward(
@@ -112,15 +116,3 @@ class Decoder(DecoderStack):
         wide = torch.promote_types(self.dtype, torch.float32)
         cos, sin = (part.to(wide) for part in self.angles(positions_R))
         return rotate_back(keys_LRgd.to(wide), cos, sin).to(self.dtype)
-
-    def published(self) -> dict[str, Tensor]:
-        """Views of all parameters under the names of a Hugging Face checkpoint."""
-        views: dict[str, Tensor] = {
-            "model.embed_tokens.weight": self.embed,
-            "model.norm.weight": self.norm.weight,
-            "lm_head.weight": self.lm_head.weight,
-        }
-        for index, layer in enumerate(self.layers):
-            assert isinstance(layer, DecoderLayer)
-            views |= {f"model.layers.{index}.{k}": v for k, v in layer.published().items()}
-        return views

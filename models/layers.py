@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.attention.backends import Attend, dense, to_bias, window_mask, with_sums
+from ..ops.attention.backends import Attend, dense, to_bias, with_sums
 from ..ops.attention.metadata import AttentionMetadata
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import SlotRun
@@ -144,6 +143,8 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x_NH: Tensor, layer: int, inputs: AttentionInputs, kv: KVCache) -> Tensor:
         """Write the rows' keys and values into the pool, then attend and transform."""
+        if not self.kv_heads:  # one rank of more than there are heads
+            return self.finish(x_NH, x_NH[:, :0])
         qk_Nhd, v_Ngd = self.project(x_NH)
         return self.finish(x_NH, self.see(qk_Nhd, v_Ngd, layer, inputs, kv))
 
@@ -253,29 +254,3 @@ class PoolModel(nn.Module):
             )
             for kind, narrow in self.narrows.items()
         }
-
-
-class DecoderStack(PoolModel):
-    """The parameters of a decoder, and what is made of them whatever the forward."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__(config, config.num_layers)
-        self.config, self.hidden_size = config, config.hidden_size
-        self.known = config.vocab_size  # ids from here on are rows without a token
-        near = partial(window_mask, window=config.window)
-        self.narrows = {slides: near if slides else None for slides in set(config.sliding)}
-        self.embed = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.eps)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.embed.dtype
-
-    def logits(self, x_RH: Tensor) -> Tensor:
-        """[R, H] after the last layer -> [R, V]; float32, of a float64 model float64."""
-        logits_RV = wide_logits(self.norm.forward(x_RH), self.lm_head)
-        if self.known < logits_RV.shape[1]:
-            logits_RV[:, self.known :] = -torch.inf
-        return logits_RV

@@ -45,6 +45,22 @@ def simulate(
     shared: Annotated[
         str, typer.Option(help="NxTOKENS: N beginnings that prompts share, of so many tokens.")
     ] = "0x0",
+    cluster: Annotated[
+        str | None, typer.Option(help="Workers of a cluster; several, with commas, are compared.")
+    ] = None,
+    tp: Annotated[
+        str, typer.Option(help="Of a cluster: workers that write an outline together, with commas.")
+    ] = "1",
+    link: Annotated[
+        str,
+        typer.Option(help="Of a cluster: loopback, 10gbe, 100gbe, nvlink, or US:GB_PER_S; commas."),
+    ] = "nvlink",
+    shape: Annotated[
+        str, typer.Option(help="Of a cluster's target: llama-8b, llama-70b, or a folder.")
+    ] = "llama-8b",
+    together: Annotated[
+        bool, typer.Option("--together", help="In a cluster: parts stay with their outline.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
     sets: Sets = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
@@ -53,10 +69,16 @@ def simulate(
     """Serve arrivals with the real scheduler on a clock of its own, and compare policies.
 
     Examples: `specsot simulate --fit latest --costs costs.json`,
-    `specsot simulate bim_eagle --costs costs.json --arrivals bursts:8:40 --parts 2-6`.
+    `specsot simulate bim_eagle --costs costs.json --arrivals bursts:8:40 --parts 2-6`,
+    `specsot simulate bim_eagle --cluster 8,64 --tp 1,4 --link nvlink --policies sot_priority`.
     """
     with user_errors():
         from ..simulate.arrivals import Workload
+        from ..simulate.cluster_command import (
+            ClustersAsked,
+            clusters_described,
+            simulate_clusters,
+        )
         from ..simulate.command import Asked, described, fitted
         from ..simulate.command import simulate as compare
         from ..simulate.costs import StepCost
@@ -79,7 +101,16 @@ def simulate(
             tell_problems(error.problems)
             raise typer.Exit(Code.GRAPH) from None
         names = [name for name in policies.split(",") if name]
-        told = compare(program.graph, cost, Asked(arrivals, requests, work, names, seed))
+        asked = Asked(arrivals, requests, work, names, seed)
+        if cluster is not None:
+            wanted = ClustersAsked(cluster, tp, link, shape, together)
+            clusters = simulate_clusters(program.graph, cost, asked, wanted)
+            if as_json:
+                print_json(clusters={name: one.told() for name, one in clusters.items()})
+            else:
+                print(clusters_described(clusters))
+            return
+        told = compare(program.graph, cost, asked)
         if as_json:
             print_json(policies={name: one.told() for name, one in told.items()})
         else:

@@ -66,7 +66,7 @@ class LlamaCppPeer:
         self._model.reset()
         for token in self._model.generate(ids, temp=0.0, reset=True):
             written.append(int(token))
-            steps.put(np.array(written[-1:]))
+            steps.put(torch.tensor(written[-1:]))
             if token in request.stop_ids or len(written) == most:
                 break
         whole = perf_counter_ns() - began

@@ -63,8 +63,11 @@ def opened(graph: str | None, options: EngineOptions) -> Session:
     return open_session(**options) if graph is None else open_session(graph, **options)
 
 
-def load(job: Job) -> Session:
+def load(job: Job, *, packed: bool = True) -> Session:
     """Set torch up, load a job's models and tie them to its graph.
+
+    Args:
+        packed: as for `load_models`.
 
     Raises:
         UsageError, ModelError, GraphError: what cannot be used, and where.
@@ -72,8 +75,16 @@ def load(job: Job) -> Session:
     set_up_torch(threads_of(job), job.options.device)
     target, drafter = model_folders(job)
     kind, options = job.program.graph.drafter.kind, job.options
-    place = {"device": options.device, "dtype": options.dtype, "weights": options.weights}
-    models = load_models(target, drafter, kind, **place, scan=not options.skip_scan)
+    models = load_models(
+        target,
+        drafter,
+        kind,
+        device=options.device,
+        dtype=options.dtype,
+        weights=options.weights,
+        scan=not options.skip_scan,
+        packed=packed,
+    )
     if options.strict and (notes := notes_of(models)):
         raise ModelError(target, f"--strict: {'; '.join(notes)}")
     return tie(job, models)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...models.files import ModelError
 from ...ops.draft.choice import Curve, RoundCosts
 from ...ops.masks import build
 from ...ops.types import LayerStatus, Rows
@@ -27,12 +28,19 @@ Forward = Callable[[Rows, Any], Tensor]
 
 
 def costs_of(models: Models, block: Drafter, drafter: Any) -> RoundCosts | None:
-    """As the graph says, or measured; None for a drafter that does not choose by it."""
+    """As the graph says, or measured; None for a drafter that does not choose by it.
+
+    Raises:
+        ModelError: several ranks would measure, each for itself, and decide differently.
+    """
     if not block.chooses:
         return None
     given = getattr(block, "costs", None)
     if given is not None:
         return RoundCosts(Curve.of(given.target), Curve.of(given.drafter), given.overhead)
+    if getattr(models.target, "ranks", None) is not None:
+        reason = "ranks that decode together cannot measure what forwards cost: give drafter.costs"
+        raise ModelError(models.target.config.path, reason)
     target = Curve.of(_measured(models, models.target, _text(models.target)))
     forward = _forward_of(block, drafter)
     if forward is None:

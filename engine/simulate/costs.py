@@ -40,6 +40,11 @@ class StepCost:
         work = self.row * rows + self.branch * branches + self.slot * slots
         return (self.step + self.forward + work) / 1e3
 
+    @property
+    def mean_tokens(self) -> float:
+        """Tokens that a round of a branch commits."""
+        return sum(int(k) * n for k, n in self.tokens.items()) / sum(self.tokens.values())
+
     def drawn(self, chance: random.Random) -> Iterator[int]:
         """Tokens that rounds commit, one after another, as often as they were seen."""
         counts, weights = zip(*((int(k), n) for k, n in self.tokens.items()), strict=True)

@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 from ...states.graph.graph import Graph
 from ...states.layout.layout import Span
@@ -32,10 +33,15 @@ HINT = (0.5, 1.5)  # how far an outline's expected length may be off
 
 
 @dataclass(slots=True)
-class _Live:
-    """A request that has come: what it is like, and whether it has written anything."""
+class Live:
+    """A request that has come: what it is like, whose it is, and whether it has written anything.
+
+    brought: rows of its prompt that come from elsewhere, so that nobody computes them.
+    """
 
     arrival: Arrival
+    tag: Any = None
+    brought: int = 0
     begun: bool = False
 
 
@@ -50,7 +56,7 @@ class Simulation:
         UsageError: the graph's layout, or what it does, cannot be simulated.
     """
 
-    def __init__(self, graph: Graph, cost: StepCost, policy: str, seed: int = 0) -> None:
+    def __init__(self, graph: Graph, cost: StepCost, policy: str, seed: int | str = 0) -> None:
         if graph.layout.kind != "bim" or graph.beam is not None:
             raise UsageError(f"{graph.name}: graphs with layout.kind bim and without beams only")
         scheduler = graph.scheduler.model_copy(update={"policy": policy})
@@ -65,8 +71,8 @@ class Simulation:
         self._inbox = Inbox(serves=True)
         self._chance = random.Random(f"simulation {seed}")
         self._drawn = cost.drawn(self._chance)
-        self._live: dict[int, _Live] = {}
-        self._begun: list[Arrival] = []  # whose first token was written in this step
+        self._live: dict[int, Live] = {}
+        self._begun: list[Live] = []  # whose first token was written in this step
         self._ids = 0  # of tokens: every prompt and answer has its own
 
     def run(self, arrivals: Iterable[Arrival]) -> Served:
@@ -75,20 +81,31 @@ class Simulation:
         after = next(source, None)
         while after is not None or self._live:  # until the last answer has been handed over
             while after is not None and after.at <= self.now:
-                self._submit(after)
+                self.submit(after)
                 after = next(source, None)
-            began = perf_counter()
-            plan = self.manager.plan_(self._inbox)
-            self.busy += perf_counter() - began
-            if plan.does is Does.REST:
+            if not self.step():
                 if after is None:
                     break
                 self.now = after.at
-                continue
-            self._step_(plan)
-        return self._told()
+        return self.told()
 
-    def _told(self) -> Served:
+    def step(self) -> bool:
+        """One step, by which the clock moves; whether there was anything to do."""
+        began = perf_counter()
+        plan = self.manager.plan_(self._inbox)
+        self.busy += perf_counter() - began
+        if plan.does is Does.REST:
+            return False
+        self._step_(plan)
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody is there."""
+        return not self._live
+
+    def told(self) -> Served:
+        """What was served until now."""
         self.served.seconds = self.now
         self.served.preemptions = self.manager.preemption.count
         if self.manager.prefixes is not None:
@@ -98,9 +115,22 @@ class Simulation:
 
     # -- who comes --------------------------------------------------------------------------------
 
-    def _submit(self, one: Arrival) -> None:
+    def submit(
+        self,
+        one: Arrival,
+        ids: tuple[int, ...] = (),
+        brought: int = 0,
+        tag: Any = None,
+        place: int = -1,
+    ) -> None:
+        """A request comes.
+
+        Args:
+            ids: of its prompt; by default its own, but for what it shares.
+            brought, tag: see `Live`. place: in the order of arrivals; by default the next.
+        """
         limits, skeleton = self.graph.limits, self.graph.skeleton
-        ids = (-1 - one.stem,) * one.shared + self._new(one.prompt - one.shared)
+        ids = ids or (-1 - one.stem,) * one.shared + self._new(one.prompt - one.shared)
         outlines = skeleton is not None and one.outline > 0
         prompt = (PromptTokens(ids[:-1]), PromptTokens(ids[-1:])) if outlines else None
         request = Request(
@@ -113,8 +143,9 @@ class Simulation:
             skeleton.max_tokens if outlines and skeleton is not None else 0,
         )
         self.served.requests += 1
+        request.arrival = place
         self.manager.submit(request)
-        self._live[request.prefix_owner] = _Live(one)
+        self._live[request.prefix_owner] = Live(one, tag, brought)
         self.served.waited = max(self.served.waited, len(self.manager.table.waiting))
 
     def _new(self, count: int) -> tuple[int, ...]:
@@ -133,8 +164,8 @@ class Simulation:
             ran = plan.running if plan.does is Does.ROUND else 0
             rows = self._forward_(plan, self.manager.active[:] if ran else [])
         self.now += self.cost.seconds(rows, ran, self.pool.needed_length)
-        for arrival in self._begun:
-            self.served.first.add(self.now - arrival.at)
+        for live in self._begun:
+            self.begin(live)
         self._begun.clear()
         if plan.does is Does.ANSWER:
             self._answer_()
@@ -144,7 +175,7 @@ class Simulation:
         manager = self.manager
         starts = (manager.starting(plan), manager.beginning(plan), manager.reading(plan))
         newcomers, spans = manager.placer.start_(*starts)
-        rows = manager.room.round_rows(len(ran)) + sum(len(span.tokens) for span in spans)
+        rows = manager.room.round_rows(len(ran)) + sum(map(self._computed, spans))
         for branch in ran:
             self._write(branch, next(self._drawn))
         by_owner = {branch.owner: branch for branch in newcomers}
@@ -154,6 +185,11 @@ class Simulation:
         self.served.rows += rows
         manager.lifecycle.retire_and_prepare_([*ran, *newcomers])
         return rows
+
+    def _computed(self, span: Span) -> int:
+        """Rows of a prompt that do not come from elsewhere."""
+        brought = self._live[span.request].brought
+        return len(span.tokens) - min(max(brought - span.position, 0), len(span.tokens))
 
     def _read(self, span: Span, branch: Branch | None) -> None:
         """Rows of a prompt; a branch that begins draws its first token."""
@@ -178,7 +214,7 @@ class Simulation:
         live = self._live[branch.request.prefix_owner]
         if not live.begun:
             live.begun = True
-            self._begun.append(live.arrival)
+            self._begun.append(live)
         self.served.tokens += taken
         if len(branch.tokens) >= goal:
             branch.end(Finish.STOP if goal < branch.budget else Finish.LENGTH)
@@ -214,7 +250,16 @@ class Simulation:
     def _answer_(self) -> None:
         for request in self.manager.table.forget_finished():
             live = self._live.pop(request.prefix_owner)
-            if any(one.finish is Finish.REFUSED for one in request.all_branches()):
-                self.served.refused += 1
-                continue
+            self.end(live, any(one.finish is Finish.REFUSED for one in request.all_branches()))
+
+    # -- what is told of requests -----------------------------------------------------------------
+
+    def begin(self, live: Live) -> None:
+        """A request has its first token."""
+        self.served.first.add(self.now - live.arrival.at)
+
+    def end(self, live: Live, refused: bool) -> None:
+        """A request has its answer, or was refused."""
+        self.served.refused += refused
+        if not refused:
             self.served.whole.add(self.now - live.arrival.at)

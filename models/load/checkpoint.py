@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ..files import Fields, ModelError, inside, read_json
+from .windows import Window
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -24,6 +25,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt"]
 SHOWN = 8  # names in one message
 PIECE = 1 << 18  # values that are copied at once
+NO_WINDOWS: Mapping[str, Window] = {}
 DERIVED = ".rotary_emb.inv_freq"  # old Llama files store what config.json says already
 MAPS = {"d2t": {"I64", "I32"}, "t2d": {"BOOL"}}  # between vocabularies; all else is floats
 
@@ -181,9 +183,18 @@ def materialise(module: nn.Module, dtype: torch.dtype, device: torch.device | st
             setattr(part, name, buffer.to(device))
 
 
-def fill(views: Mapping[str, Tensor], stored: Stored, scan: bool = True) -> None:
+def fill(
+    views: Mapping[str, Tensor],
+    stored: Stored,
+    scan: bool = True,
+    windows: Mapping[str, Window] = NO_WINDOWS,
+) -> None:
     """Copy the stored tensors into the views, a few rows at a time, so that nothing lies in memory
-    twice; ModelError for NaN and infinity (of the dtype as used), if that is scanned for."""
+    twice; ModelError for NaN and infinity (of the dtype as used), if that is scanned for.
+
+    Args:
+        windows: the parts of the tensors that the views are; of what is not named, everything.
+    """
 
     def where(name: str) -> tuple[Path, str]:
         return stored[name].path, name
@@ -194,18 +205,19 @@ def fill(views: Mapping[str, Tensor], stored: Stored, scan: bool = True) -> None
                 for name in names:
                     if views[name].is_meta:
                         continue
-                    if bad := _copy(file.get_slice(name), views[name], scan):
+                    if bad := _copy(file.get_slice(name), views[name], scan, windows.get(name, ())):
                         raise ModelError(path, f"`{name}` holds {bad} values that are not finite")
         except (SafetensorError, OSError) as error:
             raise ModelError(path, f"cannot be read: {error}") from None
 
 
-def _copy(part: Any, view: Tensor, scan: bool) -> int:
+def _copy(part: Any, view: Tensor, scan: bool, window: Window = ()) -> int:
     """Fill a view from a stored tensor; returns how many values a scan finds not finite."""
-    step, bad = max(1, PIECE // view[0].numel()), 0
-    for first in range(0, len(view), step):
+    step, bad = max(1, PIECE // max(view[:1].numel(), 1)), 0
+    begin = window[0].start or 0 if window else 0
+    for first in range(0, len(view) if view.numel() else 0, step):
         rows = view[first : first + step]
-        rows.copy_(part[first : first + step])
+        rows.copy_(part[(slice(begin + first, begin + first + len(rows)), *window[1:])])
         if scan and not all(value.isfinite() for value in rows.aminmax()):  # both are NaN of one
             bad += rows.numel() - int(torch.isfinite(rows).sum())
     return bad

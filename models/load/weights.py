@@ -20,6 +20,8 @@ from ..drafters.eagle import EMBEDDING, LM_HEAD, Eagle, Eagle3, EagleHead
 from ..drafters.eagle_config import eagle3_config, eagle_config
 from ..files import ModelError
 from ..linear import replace_
+from ..shares import Share
+from ..stack import DecoderStack
 from .checkpoint import (
     MAPS,
     Stored,
@@ -34,11 +36,14 @@ from .checkpoint import (
 )
 from .kinds import KINDS, kind_of
 from .tokenizer import check_same_tokens
+from .windows import window
 
 LAYER = re.compile(r"(?:model\.)?layers\.(\d{1,6})\.")
 
 Device = torch.device | str
+Place = tuple[torch.dtype, Device]
 Drafter = TypeVar("Drafter", Eagle, Eagle3, DFlashDraftModel)
+Stack = TypeVar("Stack", bound=DecoderStack)
 
 
 def load_target(
@@ -58,18 +63,48 @@ def load_target(
     Raises:
         ModelError: the checkpoint is refused; the message names the file and the reason.
     """
+    return _load(Decoder, folder, (0, 1), (dtype, device), scan)
+
+
+def load_share(
+    folder: Path,
+    index: int,
+    count: int,
+    dtype: torch.dtype = torch.float32,
+    device: Device = "cpu",
+    *,
+    scan: bool = True,
+) -> DecoderStack:
+    """What part `index` of `count` ranks needs of a target, for `sharded`; nothing else is read.
+
+    Embedding and norms are whole, and so is a head that is the embedding.
+
+    Raises:
+        ModelError: as for `load_target`. ValueError: there is no such part.
+    """
+    return _load(DecoderStack, folder, (index, count), (dtype, device), scan)
+
+
+def _load(
+    kind: type[Stack], folder: Path, part: tuple[int, int], place: Place, scan: bool
+) -> Stack:
     config = decoder_config(folder)
     stored = _read(folder, "target")
     _check_layers(config.path, config.num_layers, stored)
-    decoder = on_meta(config.path, lambda: Decoder(config))
     tied = (LM_HEAD,) if config.tied and LM_HEAD not in stored else ()
-    extra = compare(folder, stored, _views(decoder, tied))
+    share = Share.of(config, *part)
+    if tied:
+        share = share._replace(vocabulary=range(config.vocab_size))
+    decoder = on_meta(config.path, lambda: kind(config, share))
+    whole = decoder if part == (0, 1) else on_meta(config.path, lambda: DecoderStack(config))
+    extra = compare(folder, stored, _views(whole, tied))
     if tied:  # until the embedding has memory: the head shall have none of its own
         decoder.lm_head.weight = nn.Parameter(torch.empty(0), requires_grad=False)
-    materialise(decoder, dtype, device)
+    materialise(decoder, *place)
     if tied:
         decoder.lm_head.weight = decoder.embed
-    fill(_views(decoder, tied), stored, scan)
+    views = _views(decoder, tied)
+    fill(views, stored, scan, {name: window(name, config, share) for name in views})
     ignored = (f"unexpected tensors ignored: {listed(extra)}",) if extra else ()
     decoder.notes = config.notes + ignored
     return decoder.eval()
@@ -149,6 +184,8 @@ def load_dflash(
             _check_copy(name, stored.pop(name, None), theirs)
     _check_layers(config.path, config.num_layers, stored)
     _check_width(stored, config.layer_ids, config.hidden_size)
+    if len(target.share.vocabulary) < target.vocab_size:
+        raise ModelError(config.path, "drafts with the target's head: only a share of it is here")
     ends = TargetEnds(target.embed, target.lm_head.weight)
     drafter = on_meta(config.path, lambda: DFlashDraftModel(config, ends))
     return _complete_(drafter, folder, stored, (dtype, device))
@@ -161,7 +198,7 @@ LOADERS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def _views(module: Decoder | Drafter, absent: Container[str]) -> dict[str, Tensor]:
+def _views(module: DecoderStack | Drafter, absent: Container[str]) -> dict[str, Tensor]:
     """What a file has to hold of a module: all that is published but what may be absent."""
     return {name: view for name, view in module.published().items() if name not in absent}
 
@@ -170,7 +207,7 @@ def _complete_(
     drafter: Drafter,
     folder: Path,
     stored: Stored,
-    place: tuple[torch.dtype, Device],
+    place: Place,
     absent: tuple[str, ...] = (),
 ) -> Drafter:
     """A drafter without memory is compared with its file, and then filled from it."""

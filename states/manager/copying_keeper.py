@@ -38,9 +38,6 @@ class CopyingKeeper(Keeper):
                 pool.ledger.add("prefix", slots.size * pool.slot_bytes)
             self._let_go_(request)
 
-    def go_on_behind_(self, branch: Branch) -> None:
-        """What a branch has written elsewhere is read in its own row."""
-
     def _let_go_(self, request: Request) -> None:
         self.cache.release_(request.prefix_owner)
         self.cache.segments.hang(request.prefix_owner, NOBODY)
@@ -64,7 +61,7 @@ class CopyingKeeper(Keeper):
             pool.retire_([branch.owner])
 
     def go_on_behind_(self, branch: Branch) -> None:
-        """A branch that was preempted reads everything behind its prefix again."""
+        """What a branch has written elsewhere, or before it made way, is read in its own row."""
 
     def recall_(self) -> bool:
         """Requests that wait give back what they were to begin with copies of; whether there were

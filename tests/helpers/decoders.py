@@ -17,6 +17,7 @@ SHAPE = {
     "max_position_embeddings": 64,
     "initializer_range": 0.2,
 }
+UNEVEN = {"hidden_size": 36, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 4}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA3 = {
     "rope_type": "llama3",

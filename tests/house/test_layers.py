@@ -69,7 +69,7 @@ MAY_IMPORT = {
     "models models/load",
     "engine/certify": "engine engine/prepare engine/record engine/run engine/bench states states/* "
     "models models/load ops ops/*",
-    "engine/simulate": "engine engine/record states/* ops/kv",
+    "engine/simulate": "engine engine/record engine/cluster states/* ops/kv models",
     "engine/cluster": "engine engine/prepare engine/record engine/run states states/graph "
     "states/manager states/phases states/requests states/schedule states/yaml",
     "engine/train": "engine engine/prepare engine/run states/requests states/text models models/*",

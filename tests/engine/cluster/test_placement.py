@@ -1,0 +1,124 @@
+"""The router and the placement of branches, against what a look at everybody would find."""
+
+import random
+from time import perf_counter
+
+import pytest
+
+from specsot.engine.cluster.placement import (
+    HOLDERS,
+    Holders,
+    Loads,
+    PrefixIndex,
+    candidates,
+    place_branches,
+    prefix_keys,
+    route,
+)
+
+
+def test_keys_of_beginnings() -> None:
+    ids = list(range(200))
+    keys = prefix_keys(ids, 64)
+    assert len(keys) == 3 and prefix_keys(ids[:63], 64) == []
+    assert prefix_keys(ids[:130], 64) == keys[:2]
+    assert prefix_keys([9, *ids[1:]], 64)[2] != keys[2], "a key is of all that stands before it"
+
+
+def test_the_least_loaded_are_those_of_a_full_scan() -> None:
+    chance = random.Random(5)
+    loads, plain = Loads(range(20)), dict.fromkeys(range(20), 0)
+    for number in range(4000):
+        worker = chance.randrange(30)
+        if worker in plain and chance.random() < 0.02:
+            loads.detach_(worker)
+            del plain[worker]
+        elif worker not in plain and chance.random() < 0.5:
+            loads.attach_(worker, number)
+            plain[worker] = number
+        elif worker in plain:
+            tokens = chance.randrange(-plain[worker], 100)
+            loads.add_(worker, tokens)
+            plain[worker] += tokens
+        else:
+            loads.add_(worker, 7)  # gone: nothing happens
+        count = chance.randrange(1, 25)
+        wanted = sorted(plain, key=lambda one: (plain[one], one))[:count]
+        assert loads.least(count) == wanted
+        assert len(loads) == len(plain) and all(loads.of(one) == n for one, n in plain.items())
+        assert len(loads._heap) <= 4 * len(plain) + 65
+    assert 99 not in loads
+
+
+def test_who_has_a_beginning() -> None:
+    index, ids = PrefixIndex(block=4, size=40), list(range(20))
+    keys = prefix_keys(ids, 4)
+    assert index.find(keys) == Holders(0, ())
+    index.note_(keys[:3], 7)
+    index.note_(keys[:1], 8)
+    assert index.find(keys) == Holders(12, (7,))
+    assert index.find(prefix_keys([*ids[:4], 99, 98, 97, 96], 4)) == Holders(4, (8, 7))
+    for worker in range(20):
+        index.note_(keys, worker)
+    assert index.find(keys) == Holders(20, (19, 18, 17, 16)) and HOLDERS == 4
+    for number in range(100):
+        index.note_(prefix_keys([number] * 8, 4), 1)
+    assert index.find(keys) == Holders(0, ()) and len(index._workers) == 40
+
+
+def test_a_request_goes_where_it_is_read_first() -> None:
+    loads = Loads(range(4))
+    for worker in range(4):
+        loads.add_(worker, 10 + worker)
+    assert route(100, Holders(0, ()), loads) == 0
+    assert route(100, Holders(96, (2,)), loads) == 2, "96 tokens less to read, 32 more to wait for"
+    loads.add_(2, 50)
+    assert route(100, Holders(96, (2,)), loads) == 0
+    loads.detach_(0)
+    assert route(100, Holders(96, (0, 1)), loads) == 1, "who is gone gets nothing"
+    with pytest.raises(ValueError, match="no worker"):
+        route(1, Holders(0, ()), Loads())
+
+
+def greedy(lengths: list[int], waits: dict[int, int]) -> list[int]:
+    """The same with a look at everybody for each."""
+    placed, ends = [0] * len(lengths), dict(waits)
+    for index in sorted(range(len(lengths)), key=lambda one: (-lengths[one], one)):
+        placed[index] = min(ends, key=lambda worker: (ends[worker], worker))
+        ends[placed[index]] += lengths[index]
+    return placed
+
+
+def test_the_longest_branch_first_to_whoever_is_free_first() -> None:
+    chance = random.Random(3)
+    for _ in range(300):
+        lengths = [chance.randrange(1, 200) for _ in range(chance.randrange(1, 12))]
+        waits = {worker: chance.randrange(300) for worker in range(chance.randrange(1, 9))}
+        assert place_branches(lengths, waits) == greedy(lengths, waits)
+    assert place_branches([10, 50, 30, 20], {1: 0, 2: 0}) == [1, 1, 2, 2]
+    with pytest.raises(ValueError, match="no worker"):
+        place_branches([1], {})
+
+
+def test_a_prefix_that_costs_too_much_to_bring_stays() -> None:
+    loads = Loads(range(10))
+    loads.add_(3, 40)
+    assert candidates([3], 2, 25, loads) == {3: 40, 0: 25, 1: 25}
+    assert candidates([3, 99], 5, 25, loads, most=1) == {3: 40, 0: 25}
+    near = place_branches([60, 60], candidates([3], 2, 25, loads))
+    far = place_branches([60, 60], candidates([3], 2, 1000, loads))
+    assert near == [0, 1] and far == [3, 3]
+
+
+def test_ten_thousand_workers_cost_hardly_more_than_ten() -> None:
+    times = []
+    for count in (10, 10_000):
+        loads, chance = Loads(range(count)), random.Random(1)
+        began = perf_counter()
+        for _ in range(4000):
+            worker = route(chance.randrange(50, 500), Holders(0, ()), loads)
+            loads.add_(worker, 60)
+            place_branches([60, 50, 40], candidates([worker], 3, 5, loads))
+            loads.add_(worker, -50)
+        times.append(perf_counter() - began)
+    assert times[1] < 8 * times[0], times

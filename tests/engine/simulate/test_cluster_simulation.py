@@ -1,0 +1,162 @@
+"""A simulated cluster answers everything, and its figures add up."""
+
+import json
+from typing import Any
+
+import pytest
+from helpers.commands import call
+from helpers.embedded import embedded_folder
+
+from specsot.engine.errors import UsageError
+from specsot.engine.prepare.files import open_graph
+from specsot.engine.simulate.arrivals import Arrival, Workload, arrivals
+from specsot.engine.simulate.cluster import ClusterSimulation
+from specsot.engine.simulate.cluster_command import shape_of
+from specsot.engine.simulate.cluster_parts import (
+    WHOLE,
+    ClusterJob,
+    ClusterSetup,
+    SimulatedWorker,
+    WorkerGroup,
+)
+from specsot.engine.simulate.costs import StepCost
+from specsot.engine.simulate.links import LINKS, SHAPES, GroupCost, Link, ModelShape, link_of
+
+PARTS = Workload(prompt=(5, 15), answer=(5, 60), parts=(0, 6), stems=3, shared=130)
+SETS = ("layout.max_active=16", "layout.capacity=4000", "limits.max_new_tokens=64")
+SLOW = Link("slow", 0.0, 0.01, 1e6)
+SHAPE = ModelShape(4, 100, 1000, 500)
+
+
+def cluster(
+    workers: int, tp: int, link: Link = LINKS["nvlink"], together: bool = False, **cost: Any
+) -> ClusterSimulation:
+    setup = ClusterSetup(workers, tp, link, SHAPE, together)
+    graph = open_graph("bim_plain", sets=(*SETS, "skeleton.max_tokens=60")).graph
+    return ClusterSimulation(graph, StepCost(**cost), "sot_priority", setup, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("workers", "tp", "link", "together"),
+    [
+        (1, 1, "nvlink", False),
+        (6, 1, "nvlink", True),
+        (6, 1, "loopback", False),
+        (6, 2, "100gbe", False),
+        (6, 3, "loopback", False),
+        (6, 6, "nvlink", False),
+    ],
+)
+def test_everything_is_answered(workers: int, tp: int, link: str, together: bool) -> None:
+    made = list(arrivals("bursts:30:8", 80, PARTS, 1))
+    world = cluster(workers, tp, LINKS[link], together)
+    served = world.run(made)
+    assert served.requests == 80 and served.refused == 0
+    assert served.first.counts.total() == served.whole.counts.total() == 80
+    assert served.tokens == sum(one.outline + sum(one.texts) for one in made)
+    every = [*world.workers, *(group.both for group in world.groups)]
+    assert all(one.is_idle and one.pool.needed_length == 0 for one in every)
+    for one in every:
+        one.pool.check_integrity()
+    assert all(world.loads.of(one.number) == 0 for one in world.workers)
+    assert all(world.group_loads.of(group.number) == 0 for group in world.groups)
+    assert 0 < served.worked <= workers * served.seconds * (1 + 1e-9)
+    outlined = [one for one in made if one.outline]
+    assert served.regroups == (len(outlined) if tp > 1 else 0)
+    sizes = sum(1000 * (one.prompt + one.outline) for one in outlined)
+    assert served.regroup_bytes == (sizes if tp > 1 else 0)
+    assert served.sent == 0 if together or tp == workers else served.sent > 0
+
+
+def test_seconds_of_a_request_by_hand() -> None:
+    """An outline by two workers, a regroup, a part for each, and the answers told."""
+    cost = {"step": 1.0, "forward": 9.0, "row": 0.0, "branch": 0.0}
+    world = cluster(2, 2, SLOW, **cost)
+    served = world.run([Arrival(0.0, 10, (3, 3), outline=2)])
+    talk = [8 * (2 * 0.01 + rows * 400 / 1e6) + 0.01 + 2000 / 2 / 1e6 for rows in (10, 1)]
+    outline = 2 * (1 + 9 / 2) / 1e3 + sum(talk) + 1e-3  # a prompt, a round, and it is told
+    regroup = 0.01 + 12 * 1000 / 2 / 1e6
+    parts = 3 * 10e-3 + 1e-3  # a prompt of its own, two rounds, and it is told
+    assert served.first.at(1.0) == pytest.approx(5.5e-3 + talk[0], rel=0.01)
+    assert served.regroup_seconds == pytest.approx(regroup)
+    assert served.seconds == pytest.approx(outline + regroup + parts)
+    rows = [one.served.rows for one in world.workers]
+    assert rows == [12 + 2, 12 + 2], "of a prefix that is brought nobody computes a row"
+
+
+def test_parts_stand_before_requests_that_came_later() -> None:
+    """Where there is no room for all, a request whose outline is written is brought to its end."""
+    many = [Arrival(0.0, 10, (20, 20), outline=5) for _ in range(60)]
+    world = cluster(1, 1)
+    ended = list[tuple[int, int]]()
+    hear = world._hear
+
+    def hear_(worker: SimulatedWorker, group: WorkerGroup | None = None) -> list[ClusterJob]:
+        ended.extend((tag.job.number, tag.part) for tag in worker.ended)
+        return hear(worker, group)
+
+    world._hear = hear_  # type: ignore[method-assign]
+    world.run(many)
+    assert len(ended) == 180 and ended.index((0, 1)) < ended.index((59, WHOLE))
+
+
+def test_a_prefix_is_sent_where_it_pays() -> None:
+    burst = [Arrival(0.0, 10, (40,) * 6, outline=5)]
+    fast = cluster(3, 1, LINKS["nvlink"]).run(burst)
+    assert fast.sent == 2, "to both of the others, and once to each"
+    far = cluster(3, 1, Link("far", 0.0, 30.0, 1e6)).run(burst)
+    assert far.sent == 0, "half a minute for a prefix is longer than to write it all"
+    assert fast.whole.at(1.0) < far.whole.at(1.0) < 30
+
+
+def test_links_as_written_down() -> None:
+    link = Link("", 1.0, 0.1, 100.0)
+    assert link.all_reduce(40, 4) == pytest.approx(1 + 6 * 0.1 + 1.5 * 0.4)
+    assert link.all_gather(40, 4) == pytest.approx(1 + 3 * 0.1 + 0.3)
+    assert link.send(40) == pytest.approx(1.5)
+    assert link.all_reduce(40, 1) == link.all_gather(40, 1) == 0
+    assert link_of("25:1.25").all_reduce(0, 2) == pytest.approx(50e-6)
+    measured = LINKS["loopback"]
+    assert measured.all_reduce(576 * 4, 2) == pytest.approx(1.8e-3, rel=0.1)
+    assert measured.all_gather(2 * 16_000_000, 2) == pytest.approx(50e-3, rel=0.1)
+    for wrong in ("", "wire", "1:0", "-1:2"):
+        with pytest.raises(UsageError, match="--link"):
+            link_of(wrong)
+
+
+def test_shapes_and_steps_of_a_group() -> None:
+    embedded = shape_of(str(embedded_folder("target")))
+    assert embedded == ModelShape(8, 256, 2 * 8 * 2 * 64 * 4, 4096, 4)
+    assert SHAPES["llama-8b"].kv_bytes == 131_072
+    with pytest.raises(UsageError, match="--shape nothing"):
+        shape_of("nothing")
+    cost = StepCost(step=1, forward=8, row=2, branch=4, slot=0)
+    link = Link("none", 0.0, 0.0, 1e30)
+    group = GroupCost.of_steps(cost, 4, link, SHAPE, 3)
+    assert group.seconds(8, 2, 0) == pytest.approx((1 + (8 + 16) / 4 + 8) / 1e3)
+    assert group.seconds(0, 0, 0) == cost.seconds(0, 0, 0)
+    slow = GroupCost.of_steps(cost, 2, Link("", 0.0, 0.0, 1e6), SHAPE, 3)
+    assert slow.talk(8, 6) == pytest.approx((8 * 8 * 400 + 6 * 500 * 4 / 2) / 1e6)
+
+
+def test_the_command(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "bim_plain", "--requests", "20", "--arrivals", "poisson:50"]
+    words += ["--parts", "2-4", "--answer", "4-20", "--policies", "fcfs"]
+    each = ("--cluster", "2,4", "--tp", "1,2", "--link", "nvlink,25:1.25")
+    assert call(*words, *each, "--json") == 0
+    found = json.loads(capfd.readouterr().out)["clusters"]
+    assert len(found) == 8 and found["4 workers, tp 2, 25:1.25"]["regroups"] == 20
+    assert len({one["tokens"] for one in found.values()}) == 1
+    assert call(*words, "--cluster", "2", "--together") == 0
+    assert "2 workers, together" in capfd.readouterr().out
+    for wrong, said in (
+        (["--cluster", "3", "--tp", "2"], "groups of 2"),
+        (["--cluster", "2", "--tp", "2", "--together"], "--tp 1"),
+        (["--cluster", "x"], "--cluster x"),
+        (["--cluster", "2", "--tp", "0"], "--tp 0"),
+        (["--cluster", "2", "--link", "rope"], "--link rope"),
+        (["--cluster", "2", "--shape", "nothing"], "--shape nothing"),
+        (["--cluster", "2", "--policies", "fcfs,max_throughput"], "one policy"),
+    ):
+        assert call(*words, *wrong) == 2
+        assert said in capfd.readouterr().err

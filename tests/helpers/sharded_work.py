@@ -1,0 +1,235 @@
+"""What the ranks of the tests of tensor parallelism do."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroupGloo
+
+from helpers.embedded import Embedded
+from helpers.pooled import Pooled
+from helpers.support import tokens_of
+from specsot.engine.models import Models, load_models, prepare_, with_drafter
+from specsot.engine.prepare.environment import embedded_folder
+from specsot.engine.prepare.files import open_graph
+from specsot.engine.run.api import Engine, Session
+from specsot.models.files import ModelError
+from specsot.models.load.weights import load_share, load_target
+from specsot.models.quantise import Weights
+from specsot.models.ranks import RankLost, split_ranks
+from specsot.models.regroup import gather_kv_, peer_heads
+from specsot.models.sharded import sharded
+from specsot.models.shares import peers
+
+QUESTIONS = ("Make a plan for a weekend camping trip.", "How should I prepare a home office?")
+BUDGET = 12
+
+
+def tensors(module: nn.Module) -> list[Tensor]:
+    """All weights of a model, views too."""
+    return [*module.parameters(), *module.buffers()]
+
+
+def copied(shard: nn.Module, replica: nn.Module) -> list[tuple[int, ...]]:
+    """Shapes of what does not lie in a replica's memory."""
+    lent = {one.untyped_storage().data_ptr() for one in tensors(replica)}
+    own = [one for one in tensors(shard) if one.numel()]
+    parts = [part for one in shard.modules() for part in getattr(one, "parts", ())]
+    own += [weight for one in parts for weight in tensors(one)]
+    assert not any(one.is_meta for one in own), "a weight that was never lent"
+    return [tuple(w.shape) for w in own if w.untyped_storage().data_ptr() not in lent]
+
+
+def forwards(rank: int, folders: Sequence[Path], ids: Tensor) -> list[dict[str, Any]]:
+    """Logits and taps of a sequence in chunks, and what it took, for each model."""
+    found = []
+    for folder in folders:
+        replica = load_target(folder)
+        shard = sharded(replica, None, rank, dist.get_world_size())
+        taps = tuple(range(shard.num_layers + 1))
+        slots = torch.randperm(2 * len(ids), generator=torch.Generator().manual_seed(2))
+        run = Pooled(shard, slots[: len(ids)])
+        outs = [run.forward(ids[:9], 0, taps), run.forward(ids[9:], 9, taps)]
+        assert shard.ranks is not None
+        none = run.model.logits(torch.zeros(0, shard.hidden_size))
+        found.append(
+            {
+                "logits": torch.cat([one.logits_RV for one in outs]),
+                "taps": torch.cat([one.taps_QF for one in outs if one.taps_QF is not None]),
+                "copied": copied(shard, replica),
+                "heads": shard.kv_heads,
+                "sums": shard.ranks.sums,
+                "gathers": shard.ranks.gathers,
+                "none": none.shape,
+            }
+        )
+    return found
+
+
+def from_shares(rank: int, folder: Path, ids: Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    """Logits with weights of which every rank loaded its share only, by a group of their own."""
+    held = load_share(folder, rank, dist.get_world_size(), dtype)
+    store = dist.FileStore(str(folder / f"own{dist.get_world_size()}"), dist.get_world_size())
+    group = ProcessGroupGloo(store, rank, dist.get_world_size(), timedelta(seconds=30))
+    shard = sharded(held, group, rank, dist.get_world_size())
+    out = Pooled(shard, torch.arange(len(ids)), dtype).forward(ids, 0)
+    return {"logits": out.logits_RV, "copied": copied(shard, held)}
+
+
+def in_codes(rank: int | None, folder: Path, ids: Tensor) -> Tensor:
+    """Logits of a model whose weights are kept in eight bits."""
+    model = load_target(folder)
+    prepare_(model, Weights.of("int8"), torch.device("cpu"), packed=False)
+    if rank is not None:
+        model = sharded(model, None, rank, dist.get_world_size())
+        assert model.weights == "int8"
+    return Pooled(model, torch.arange(len(ids))).forward(ids, 0).logits_RV
+
+
+def unlike(rank: int, folder: Path) -> str:
+    """What is said where ranks do not have the same model."""
+    replica = load_target(folder, torch.float64 if rank else torch.float32)
+    try:
+        sharded(replica, None, rank, 2)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def late(rank: int) -> tuple[float, list[str]]:
+    """What a rank is told that waits for one that does not come, and how long that takes."""
+    ranks, _ = split_ranks(2, seconds=1.5)
+    ranks.sum_(torch.ones(3))
+    said, began = list[str](), time.monotonic()
+    for _ in range(0 if rank else 2):
+        try:
+            ranks.sum_(torch.ones(3))
+        except RankLost as error:
+            said.append(str(error))
+    took = time.monotonic() - began
+    dist.barrier()  # nobody leaves before the other
+    return took, said
+
+
+def models_of(kind: str, rank: int | None) -> Models:
+    """The embedded target, shared by all ranks or of one process (rank None), and a drafter."""
+    models = load_models(embedded_folder("target"), None, packed=rank is None)
+    models = with_drafter(models, embedded_folder(kind), kind) if kind else models
+    if rank is None:
+        return models
+    return replace(models, target=sharded(models.target, None, rank, dist.get_world_size()))
+
+
+def runs(rank: int | None, cases: Sequence[tuple[str, str, tuple[str, ...]]]) -> dict[str, Any]:
+    """Token ids of whole runs of (graph, drafter, settings)."""
+    models, found = dict[str, Models](), dict[str, Any]()
+    for graph, kind, sets in cases:
+        if kind not in models:
+            models[kind] = models_of(kind, rank)
+        run = Embedded(models=models[kind]).run(graph, QUESTIONS, sets=sets, budget=BUDGET)
+        found[" ".join((graph, *sets))] = tokens_of(run)
+    return found
+
+
+def engine(rank: int | None) -> list[list[list[int]]]:
+    """What an engine of each rank answers, the same requests having been given to all."""
+    session = Session(open_graph("bim_eagle"), models_of("eagle3", rank), max_new_tokens=BUDGET)
+    with Engine(session, threaded=False) as served:
+        handles = [served.submit(text) for text in QUESTIONS]
+        while served.step():
+            pass
+        answers = [one.result() for one in handles]
+    return [[[*part.tokens] for part in answer.sections] for answer in answers]
+
+
+def measured(rank: int) -> str:
+    """What is said where a drafter would choose by costs that each rank measures for itself."""
+    try:
+        Session(
+            open_graph("eagle", sets=("drafter.nodes=auto",)), models_of("eagle3", rank)
+        ).board()
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+def greedy(rank: int | None, folder: Path, ids: Tensor) -> tuple[list[int], int]:
+    """Tokens behind a prompt, and the KV heads that were used for it."""
+    model = load_target(folder)
+    if rank is not None:
+        model = sharded(model, None, rank, dist.get_world_size())
+    run = Pooled(model, torch.arange(len(ids) + 24))
+    run.forward(ids[:-1], 0)
+    return decode(run, ids[-1], len(ids) - 1, 24), model.kv_heads
+
+
+def decode(run: Pooled, token: Tensor, start: int, count: int) -> list[int]:
+    """Greedy tokens of a sequence whose first `start` rows lie in the pool."""
+    tokens = list[int]()
+    for place in range(start, start + count):
+        token = run.forward(token.view(1), place).logits_RV[-1].argmax()
+        tokens.append(int(token))
+    return tokens
+
+
+def regrouped(rank: int, folder: Path, ids: Tensor, steps: Sequence[int]) -> list[dict[str, Any]]:
+    """A prefix by all ranks, then greedy decoding in groups of each size, smaller and smaller, each
+    with the prefix's rows from the group before; 1 is every rank alone."""
+    ranks, replica = dist.get_world_size(), load_target(folder)
+    pointers = [one.data_ptr() for one in tensors(replica)]
+    prefix, found, width = ids[:-1], list[dict[str, Any]](), ranks
+    own, _ = split_ranks(ranks, seconds=30)
+    before = Pooled(sharded(replica, own.group, own.index, own.count), torch.arange(len(ids) + 8))
+    before.forward(prefix, 0)
+    for tp in steps:
+        own, others = split_ranks(tp, seconds=30, before=width)
+        slots = torch.randperm(len(ids) + 8, generator=torch.Generator().manual_seed(tp))
+        after = Pooled(sharded(replica, own.group, own.index, own.count), slots)
+        heads = peer_heads(replica.kv_heads, ranks, width, peers(rank, ranks, width, tp))
+        rows = (one.slots[: len(prefix)].numpy().astype(np.int32) for one in (before, after))
+        gather_kv_(before.kv, next(rows), after.kv, next(rows), others, heads)
+        found.append(
+            {
+                "tokens": decode(after, ids[-1], len(prefix), 6),
+                "sent": before.kv.ledger.bytes["regroup"],
+                "got": after.kv.ledger.bytes["regroup"],
+                "heads": after.model.kv_heads,
+                "copied": [] if tp == 1 else copied(after.model, replica),
+            }
+        )
+        before, width = after, tp
+    assert pointers == [one.data_ptr() for one in tensors(replica)], "weights have moved"
+    return found
+
+
+def alone(folder: Path, ids: Tensor) -> list[int]:
+    """What one process writes behind the same prefix."""
+    run = Pooled(load_target(folder), torch.arange(len(ids) + 8))
+    run.forward(ids[:-1], 0)
+    return decode(run, ids[-1], len(ids) - 1, 6)
+
+
+def often(rank: int, folder: Path, ids: Tensor, times: int) -> tuple[list[int], list[int]]:
+    """Open files, and kilobytes of memory, after each of many regroups."""
+    ranks, replica = dist.get_world_size(), load_target(folder)
+    rows, files, memory = np.arange(len(ids), dtype=np.int32), list[int](), list[int]()
+    whole = Pooled(replica, torch.arange(len(ids)))
+    for _ in range(times):
+        own, others = split_ranks(ranks, seconds=30)
+        run = Pooled(sharded(replica, own.group, own.index, own.count), torch.arange(len(ids)))
+        run.forward(ids, 0)
+        heads = peer_heads(replica.kv_heads, ranks, ranks, peers(rank, ranks, ranks, 1))
+        gather_kv_(run.kv, rows, whole.kv, rows, own, heads)
+        own.leave_()
+        if others.group is not own.group:
+            others.leave_()
+        files.append(len(list(Path("/proc/self/fd").iterdir())))
+        memory.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4)
+    return files, memory

@@ -1,0 +1,168 @@
+"""Two ranks compute what one process does, with views of its weights."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.decoders import CASES, LAYERS, SHAPE, UNEVEN, save
+from helpers.pooled import Pooled
+from helpers.ranks import run_ranks
+from helpers.sharded_work import alone, forwards, from_shares, in_codes, late, regrouped, unlike
+from safetensors.torch import load_file, save_file
+
+from specsot.models.config import decoder_config
+from specsot.models.files import ModelError
+from specsot.models.linear import pack_
+from specsot.models.load.weights import load_share, load_target
+from specsot.models.load.windows import window
+from specsot.models.ranks import Ranks
+from specsot.models.regroup import peer_heads, regroup_bytes
+from specsot.models.sharded import ShardedDecoder, sharded
+from specsot.models.shares import Share, part, peers, place
+
+ALIKE = ("llama-biases-head_dim", "mistral-window", "qwen2-tied-theta", "qwen3-biases-layer_types")
+SOME = {
+    "uneven": ("llama", UNEVEN),
+    **{name: CASES[name] for name in ALIKE},
+    "one-head": CASES["llama-one-kv-head-tied"],
+}
+IDS = torch.randint(SHAPE["vocab_size"], (16,), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {}
+    for name, case in SOME.items():
+        made[name] = tmp_path_factory.mktemp(name)
+        save(made[name], *case)
+    return made
+
+
+@pytest.fixture(scope="module")
+def found(
+    folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """What both ranks found, by model."""
+    folder, every = tmp_path_factory.mktemp("ranks"), list(folders.values())
+    both = run_ranks(2, forwards, folder, every, IDS)
+    return [dict(zip(folders, one, strict=True)) for one in both]
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_the_same_logits_and_taps(name: str, folders: dict[str, Path], found: Any) -> None:
+    run = Pooled(load_target(folders[name]), torch.arange(len(IDS)))
+    alone = run.forward(IDS, 0, tuple(range(LAYERS + 1)))
+    first, second = (one[name] for one in found)
+    assert torch.equal(first["logits"], second["logits"]), "the same bits on every rank"
+    assert torch.equal(first["taps"], second["taps"])
+    torch.testing.assert_close(first["logits"], alone.logits_RV, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(first["taps"], alone.taps_QF, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_views_and_two_sums_a_layer(name: str, found: Any) -> None:
+    for rank in found:
+        assert rank[name]["copied"] == []
+        assert (rank[name]["sums"], rank[name]["gathers"]) == (2 * 2 * LAYERS, 2 + 1)
+        assert rank[name]["none"] == (0, SHAPE["vocab_size"])
+    heads = [rank[name]["heads"] for rank in found]
+    assert heads == {"uneven": [2, 1], "one-head": [1, 0]}.get(name, [1, 1])
+
+
+@pytest.mark.parametrize("name", ["uneven", "qwen2-tied-theta"])
+def test_a_rank_loads_its_share_and_nothing_else(
+    name: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Everything outside a share is NaN in the file: a scan would find it."""
+    config = decoder_config(folders[name])
+    for index in range(2):
+        share = Share.of(config, index, 2)
+        if config.tied:
+            share = share._replace(vocabulary=range(config.vocab_size))
+        weights = {
+            k: w.contiguous() for k, w in load_file(folders[name] / "model.safetensors").items()
+        }
+        poor = {key: torch.full_like(value, torch.nan) for key, value in weights.items()}
+        for key, value in weights.items():
+            cut = window(key, config, share)
+            poor[key][cut] = value[cut]
+        assert any(value.isnan().any() for value in poor.values())
+        place = tmp_path / f"{index}"
+        place.mkdir()
+        save_file(poor, place / "model.safetensors")
+        (place / "config.json").write_text((folders[name] / "config.json").read_text())
+        held = load_share(place, index, 2)
+        kept = {one.data_ptr(): one.numel() for one in held.parameters()}
+        asked = {key: value[window(key, config, share)].numel() for key, value in weights.items()}
+        assert sum(kept.values()) == sum(asked.values()) < sum(w.numel() for w in weights.values())
+        with pytest.raises(ModelError, match="not finite"):
+            load_share(place, 1 - index, 2)
+
+
+def test_shares_from_files_compute_together(folders: dict[str, Path], tmp_path: Path) -> None:
+    both = run_ranks(2, from_shares, tmp_path, folders["uneven"], IDS, torch.float64)
+    run = Pooled(load_target(folders["uneven"], torch.float64), torch.arange(16), torch.float64)
+    assert torch.equal(both[0]["logits"], both[1]["logits"]) and both[0]["copied"] == []
+    torch.testing.assert_close(both[0]["logits"], run.forward(IDS, 0).logits_RV)
+
+
+def test_weights_in_codes_that_are_not_packed(folders: dict[str, Path], tmp_path: Path) -> None:
+    first, second = run_ranks(2, in_codes, tmp_path, folders["uneven"], IDS)
+    whole = in_codes(None, folders["uneven"], IDS)
+    plain = Pooled(load_target(folders["uneven"]), torch.arange(16)).forward(IDS, 0).logits_RV
+    assert torch.equal(first, second) and (whole - plain).abs().max() > 1e-3
+    torch.testing.assert_close(first, whole, atol=2e-5, rtol=1e-4)
+
+
+def test_groups_become_smaller(folders: dict[str, Path], tmp_path: Path) -> None:
+    both = run_ranks(2, regrouped, tmp_path, folders["uneven"], IDS, [2, 1])
+    config, rows = decoder_config(folders["uneven"]), len(IDS) - 1
+    whole = regroup_bytes(config.num_layers, 3, config.head_dim, rows, 4)
+    for rank, steps in enumerate(both):
+        assert [one["tokens"] for one in steps] == [alone(folders["uneven"], IDS)] * 2
+        assert [one["heads"] for one in steps] == [2 - rank, 3]
+        assert steps[1]["got"] == whole and not any(one["copied"] for one in steps)
+    assert sum(steps[0]["sent"] for steps in both) == whole == 3 * 2 * 3 * 4 * 15 * 4
+
+
+def test_what_cannot_be(folders: dict[str, Path], tmp_path: Path) -> None:
+    replica, nobody = load_target(folders["uneven"]), Ranks(None, 0, 2)
+    assert sharded(replica, None, 0, 1) is replica
+    with pytest.raises(ModelError, match="were not loaded here"):
+        ShardedDecoder(load_share(folders["uneven"], 1, 2), nobody)
+    with pytest.raises(ValueError, match="no part 2 of 2"):
+        load_share(folders["uneven"], 2, 2)
+    with pytest.raises(ModelError, match=r"config.json: packed weights .* packed=False"):
+        pack_(replica)
+        ShardedDecoder(replica, nobody)
+    said = run_ranks(2, unlike, tmp_path, folders["uneven"])
+    assert all("the ranks are not alike" in one for one in said)
+
+
+def test_a_late_rank_is_an_error_after_the_deadline(tmp_path: Path) -> None:
+    took, said = run_ranks(2, late, tmp_path)[0]
+    assert 1 < took < 10 and len(said) == 2 and said[0] == said[1]
+    assert said[0].startswith("rank 0 of 2: all_reduce failed: ")
+
+
+def test_a_finer_share_lies_inside_a_coarser_one(folders: dict[str, Path]) -> None:
+    config = decoder_config(folders["uneven"])
+    for size in (1, 3, 4, 61):
+        for count in (1, 2, 3, 8):
+            parts = [part(size, i, count) for i in range(count)]
+            assert [n for one in parts for n in one] == list(range(size))
+    for ranks, before, after in ((4, 4, 2), (8, 8, 2), (8, 4, 2), (12, 6, 2), (4, 2, 1), (6, 6, 1)):
+        for rank in range(ranks):
+            fine, coarse = (place(rank, ranks, tp) for tp in (before, after))
+            assert coarse.members[coarse.number] == rank
+            own = Share.of(config, coarse.number, after)
+            assert Share.of(config, fine.number, before).within(own) is not None
+            others = peers(rank, ranks, before, after)
+            assert all(peers(one, ranks, before, after) == others for one in others)
+            assert sum(peer_heads(3, ranks, before, others)) == len(own.kv_heads)
+    for wrong in ((0, 4, 3), (4, 4, 2), (0, 4, 0)):
+        with pytest.raises(ValueError, match="come out even"):
+            place(*wrong)
+    with pytest.raises(ValueError, match="do not become"):
+        peers(0, 4, 2, 4)
