@@ -4,12 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..bench.command import at_commas
 from ..errors import UsageError
 from .figures import FIGURES
 from .rows import Row
 from .spec import PARTS, Experiment, Plot
 
 SIZE = (6.4, 3.8)  # inches
+BAR = 0.26  # of height, at least
+MANY = 6  # lines of which the names stand beside the picture, not in it
 DPI = 110
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
 MARKS = "osD^vP*X"
@@ -48,7 +51,10 @@ def draw_all(experiment: Experiment, rows: Sequence[Row], folder: Path) -> list[
 def _draw(experiment: Experiment, plot: Plot, rows: Sequence[Row], folder: Path) -> list[Path]:
     from matplotlib.figure import Figure
 
-    picture = Figure(figsize=SIZE, layout="constrained")
+    width, height = SIZE
+    if plot.x is None:
+        height = max(height, 1 + BAR * len(rows))
+    picture = Figure(figsize=(width, height), layout="constrained")
     axes = picture.add_subplot()
     axes.spines["top"].set_visible(False)
     if plot.x is None:
@@ -70,7 +76,8 @@ def _bars(axes: Any, plot: Plot, rows: Sequence[Row]) -> None:
     values = [row.figures[plot.y].value for row in rows]
     axes.barh(places, values, color=COLOURS[0], height=0.6)
     axes.errorbar(values, places, xerr=_errors(plot, rows), fmt="none", ecolor="#222222", capsize=3)
-    axes.set_yticks(places, [row.label for row in rows])
+    names = short_names([row.side for row in rows])
+    axes.set_yticks(places, [row.label.replace(row.side, names[row.side]) for row in rows])
     axes.invert_yaxis()
     form = FIGURES[plot.y].form
     for place, row in zip(places, rows, strict=True):
@@ -86,7 +93,8 @@ def _lines(axes: Any, plot: Plot, path: str, rows: Sequence[Row]) -> None:
     """A line for each side and point of what else varies; a dashed one for what does not vary."""
     order = list(dict.fromkeys(row.varied[path] for row in rows if path in row.varied))
     numbers = _numbers(order)
-    for number, (name, own) in enumerate(_series(rows, path).items()):
+    series = _series(rows, path)
+    for number, (name, own) in enumerate(series.items()):
         style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "label": name}
         values = [row.figures[plot.y].value for row in own]
         if path not in own[0].varied:
@@ -99,14 +107,34 @@ def _lines(axes: Any, plot: Plot, path: str, rows: Sequence[Row]) -> None:
     axes.set_xlabel(AXES.get(path, path))
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-    axes.legend(frameon=False)
+    if len(series) > MANY:
+        axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    else:
+        axes.legend(frameon=False)
+
+
+def short_names(sides: Sequence[str]) -> dict[str, str]:
+    """Sides without the settings that all those of their graph have, and settings by the last word
+    of their paths."""
+    parts = {side: side.partition("@") for side in sides}
+    common = dict[str, set[str]]()
+    for graph, _, text in parts.values():
+        own = set(at_commas(text))
+        common[graph] = common[graph] & own if graph in common else own
+    alone = {graph for graph in common if sum(g == graph for g, _, _ in parts.values()) == 1}
+    found = {}
+    for side, (graph, at, text) in parts.items():
+        left = [one for one in at_commas(text) if graph in alone or one not in common[graph]]
+        found[side] = graph + at + ",".join(one.rpartition(".")[2] for one in left) if left else graph
+    return found
 
 
 def _series(rows: Sequence[Row], path: str) -> Mapping[str, list[Row]]:
     found: dict[str, list[Row]] = {}
+    names = short_names([row.side for row in rows])
     for row in rows:
         rest = [f"{key}={value}" for key, value in row.varied.items() if key != path]
-        found.setdefault(" ".join((row.side, *rest)), []).append(row)
+        found.setdefault(" ".join((names[row.side], *rest)), []).append(row)
     return found
 
 

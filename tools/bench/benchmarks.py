@@ -3,8 +3,8 @@
     specsot bench drafters --out runs/bench/drafters
     python -m tools.bench.benchmarks runs/bench/*/result.json
 
-Each result that is named is copied into docs/benchmarks/ first, under its experiment's name and its
-target's; without any the page is written anew from what is there.
+Each result that is named is copied into docs/benchmarks/ first, under its experiment's name, its
+target's and its dtype; without any the page is written anew from what is there.
 """
 
 import argparse
@@ -58,13 +58,16 @@ def main() -> None:
 
 
 def _name(result: dict[str, Any]) -> str:
-    """The experiment's, and the target's unless that is the embedded one."""
-    models = {Path(one["model"]).name for one in result["setup"]["graphs"].values()}
-    return "-".join([result["experiment"]["name"], *sorted(models - {"embedded"})])
+    """The experiment's, the target's unless that is the embedded one, and other dtypes."""
+    graphs = result["setup"]["graphs"].values()
+    models = {Path(one["model"]).name for one in graphs} - {"embedded"}
+    dtypes = {one["dtype"] for one in graphs} - {"float32"}
+    return "-".join([result["experiment"]["name"], *sorted(models), *sorted(dtypes)])
 
 
 def _section(result: dict[str, Any]) -> Iterator[str]:
-    experiment, rows = Experiment.model_validate(result["experiment"]), kept_rows(result)
+    asked = result["experiment"] | {"name": _name(result)}  # its pictures are named so
+    experiment, rows = Experiment.model_validate(asked), kept_rows(result)
     yield f"## {_name(result)}\n\n{experiment.doc}\n"
     yield f"Reproduces: {experiment.reproduces}\n" if experiment.reproduces else ""
     yield from (f"- {one.source}: {one.says}" for one in experiment.reported)
