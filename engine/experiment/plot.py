@@ -125,7 +125,9 @@ def short_names(sides: Sequence[str]) -> dict[str, str]:
     found = {}
     for side, (graph, at, text) in parts.items():
         left = [one for one in at_commas(text) if graph in alone or one not in common[graph]]
-        found[side] = graph + at + ",".join(one.rpartition(".")[2] for one in left) if left else graph
+        settings = [one.partition("=") for one in left if one]
+        words = [f"{path.rpartition('.')[2]}={value}" for path, _, value in settings]
+        found[side] = graph + at + ",".join(words) if words else graph
     return found
 
 

@@ -32,7 +32,7 @@ def _place(text: str) -> str:
 Address = Annotated[Text, AfterValidator(_place)]
 
 
-class Ranks(Spec):
+class GroupSize(Spec):
     """How many workers compute together on one text (tensor parallelism)."""
 
     tp: Annotated[Int, Field(ge=1, le=1)] = 1
@@ -44,7 +44,7 @@ class ClusterBlock(Spec):
     address: Address = LOCAL
     workers: Workers = 2
     devices: tuple[Device, ...] = ()
-    skeleton: Ranks = Ranks()
-    branches: Ranks = Ranks()
+    skeleton: GroupSize = GroupSize()
+    branches: GroupSize = GroupSize()
     interface: Annotated[Text, AfterValidator(_address)] = "127.0.0.1"
     deadline: Annotated[Number, Field(gt=0, le=3600)] = 10.0

@@ -75,16 +75,9 @@ def load(job: Job, *, packed: bool = True) -> Session:
     set_up_torch(threads_of(job), job.options.device)
     target, drafter = model_folders(job)
     kind, options = job.program.graph.drafter.kind, job.options
-    models = load_models(
-        target,
-        drafter,
-        kind,
-        device=options.device,
-        dtype=options.dtype,
-        weights=options.weights,
-        scan=not options.skip_scan,
-        packed=packed,
-    )
+    place = {"device": options.device, "dtype": options.dtype, "weights": options.weights}
+    scan = not options.skip_scan
+    models = load_models(target, drafter, kind, **place, scan=scan, packed=packed)
     if options.strict and (notes := notes_of(models)):
         raise ModelError(target, f"--strict: {'; '.join(notes)}")
     return tie(job, models)
