@@ -64,8 +64,8 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class RoundCosts:
-    """What a round's forwards cost; overhead: milliseconds that each one takes beside, None to find
-    out."""
+    """What a round's forwards cost; overhead: milliseconds beside them, of trees beside each of
+    them, None to find out."""
 
     target: Curve
     drafter: Curve
@@ -74,11 +74,12 @@ class RoundCosts:
 
 @dataclass(eq=False, slots=True)
 class Clock:
-    """What rounds cost beside their forwards, for each of them: the median of the last rounds. A
-    level of a tree, or a further draft, is laid out, masked and ranked as a round is.
+    """What rounds cost beside their forwards: the median of the last ones. Of trees it is the share
+    of one forward, for a level is laid out, masked and ranked as a round is; a further draft of a
+    chain takes little beside its forward.
 
     began, expected, forwards: of the round that goes on: its moment, what its forwards should take,
-        and how many they are.
+        and how many have a share.
     """
 
     costs: RoundCosts
@@ -90,12 +91,12 @@ class Clock:
 
     @property
     def overhead(self) -> float:
-        """Milliseconds of a forward."""
+        """Milliseconds."""
         if self.costs.overhead is not None:
             return self.costs.overhead
         return max(median(self.seen), 0.0) if self.seen else 0.0
 
-    def round_(self, expected: float, forwards: int) -> None:
+    def round_(self, expected: float, forwards: int = 1) -> None:
         """A round begins whose forwards should take so long; the one before has ended."""
         now = self.now()
         if self.began is not None:
@@ -118,8 +119,6 @@ class ChainChooser:
     ) -> None:
         self.costs, self.longest, self.clock = costs, longest, Clock(costs, now)
         self.choice = DraftSize(0, 0, 0.0, 0.0)
-        drafts = bool(costs.drafter.rows)  # by a model, a forward for each
-        self._counts_G = 1 + np.arange(longest + 1) * drafts  # forwards of a round
         self._hits_D, self._tries_D = np.zeros(longest), np.zeros(longest)
         self._own: dict[int, tuple[float, float]] = {}
         self._known: dict[int, Floats] = {}  # milliseconds, by the number of branches
@@ -135,7 +134,7 @@ class ChainChooser:
         survives_SD = self._survival(owners) * (np.arange(self.longest) < room_S1)
         tokens_G = len(owners) + np.append(0.0, survives_SD.sum(0).cumsum())
         forwards_G = self._forwards(len(owners))
-        ms_G = forwards_G + self.clock.overhead * self._counts_G
+        ms_G = forwards_G + self.clock.overhead
         rate_G = tokens_G / np.maximum(ms_G, 1e-9)
         best = int(rate_G.argmax())
         self._idle = 0 if best else self._idle + 1
@@ -143,7 +142,7 @@ class ChainChooser:
             best, self._idle = 1 + int(rate_G[1:].argmax()), 0
         lengths = self._lengths(survives_SD[:, :best], float(rate_G[best]), len(owners))
         best = max(lengths, default=0)
-        self.clock.round_(float(forwards_G[best]), int(self._counts_G[best]))
+        self.clock.round_(float(forwards_G[best]))
         self.choice = DraftSize(best, best, float(tokens_G[best]), float(ms_G[best]), lengths)
         return self.choice
 
