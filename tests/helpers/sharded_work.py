@@ -21,10 +21,10 @@ from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.api import Engine, Session
 from specsot.models.files import ModelError
+from specsot.models.gather_kv import gather_kv_, peer_heads
 from specsot.models.load.weights import load_share, load_target
 from specsot.models.quantise import Weights
 from specsot.models.ranks import RankLost, split_ranks
-from specsot.models.regroup import gather_kv_, peer_heads
 from specsot.models.sharded import sharded
 from specsot.models.shares import peers
 

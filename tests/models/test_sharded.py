@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from specsot.models.config import decoder_config
 from specsot.models.files import ModelError
+from specsot.models.gather_kv import peer_heads, regroup_bytes
 from specsot.models.linear import pack_
 from specsot.models.load.weights import load_share, load_target
 from specsot.models.load.windows import window
 from specsot.models.ranks import Ranks
-from specsot.models.regroup import peer_heads, regroup_bytes
 from specsot.models.sharded import ShardedDecoder, sharded
 from specsot.models.shares import Share, part, peers, place
 

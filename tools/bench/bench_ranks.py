@@ -21,10 +21,10 @@ import torch.distributed as dist
 from specsot.engine.models import prepare_
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.models.decoder import Decoder
+from specsot.models.gather_kv import gather_kv_, peer_heads
 from specsot.models.load.weights import load_target
 from specsot.models.quantise import Weights
 from specsot.models.ranks import Ranks, split_ranks
-from specsot.models.regroup import gather_kv_, peer_heads
 from specsot.models.sharded import sharded
 from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.blend.layer_plan import decode_plan
