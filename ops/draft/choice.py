@@ -64,8 +64,8 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class RoundCosts:
-    """What a round's forwards cost; overhead: milliseconds beside them, of trees beside each of
-    them, None to find out."""
+    """What a round's forwards cost; overhead: milliseconds of all else in the smallest one, None to
+    find out."""
 
     target: Curve
     drafter: Curve
@@ -74,19 +74,19 @@ class RoundCosts:
 
 @dataclass(eq=False, slots=True)
 class Clock:
-    """What rounds cost beside their forwards: the median of the last ones. Of trees it is the share
-    of one forward, for a level is laid out, masked and ranked as a round is; a further draft of a
-    chain takes little beside its forward.
+    """What rounds cost beside their forwards: the median of the last ones. Of trees it grows with
+    the number of forwards, for a level is laid out, masked and ranked as a round is; a further
+    draft of a chain takes little beside its forward.
 
-    began, expected, forwards: of the round that goes on: its moment, what its forwards should take,
-        and how many have a share.
+    began, expected, share: of the round that goes on: its moment, what its forwards should take,
+        and what it takes beside them in rounds of the smallest tree.
     """
 
     costs: RoundCosts
     now: Callable[[], float] = perf_counter
     began: float | None = None
     expected: float = 0.0
-    forwards: int = 1
+    share: float = 1.0
     seen: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))
 
     @property
@@ -96,12 +96,12 @@ class Clock:
             return self.costs.overhead
         return max(median(self.seen), 0.0) if self.seen else 0.0
 
-    def round_(self, expected: float, forwards: int = 1) -> None:
+    def round_(self, expected: float, share: float = 1.0) -> None:
         """A round begins whose forwards should take so long; the one before has ended."""
         now = self.now()
         if self.began is not None:
-            self.seen.append((1e3 * (now - self.began) - self.expected) / self.forwards)
-        self.began, self.expected, self.forwards = now, expected, forwards
+            self.seen.append((1e3 * (now - self.began) - self.expected) / self.share)
+        self.began, self.expected, self.share = now, expected, share
 
 
 class ChainChooser:
@@ -227,7 +227,7 @@ class TreeChooser:
         self._hits_D, self._tries_D = np.zeros(levels), np.zeros(levels)
         self._known: dict[int, Floats] = {}  # milliseconds, by the number of branches
         counts = [[1 + len(work(int(n), int(d))) for d in self.depths_D] for n in self.sizes_C]
-        self._counts_CD = np.asarray(counts)  # forwards of a round
+        self._shares_CD = np.asarray(counts) / np.min(counts)  # of forwards, beside the smallest
         self._rounds = 0
 
     def choose_(self, owners: Sequence[int], room: Sequence[int]) -> DraftSize:
@@ -235,7 +235,7 @@ class TreeChooser:
         branches = len(owners)
         tokens_CD = branches * (1 + self._gains())
         forwards_CD = self._forwards(branches)
-        ms_CD = forwards_CD + self.clock.overhead * self._counts_CD
+        ms_CD = forwards_CD + self.clock.overhead * self._shares_CD
         rate_CD = (tokens_CD / np.maximum(ms_CD, 1e-9)) * (self.sizes_C[:, None] >= self.depths_D)
         size, level = (int(one) for one in np.unravel_index(rate_CD.argmax(), rate_CD.shape))
         self._rounds += 1
@@ -243,7 +243,7 @@ class TreeChooser:
             size = min(size + 1, len(self.sizes_C) - 1)
             level = min(level + 1, len(self.depths_D) - 1, int(self.sizes_C[size]) - 1)
         at = size, level
-        self.clock.round_(float(forwards_CD[at]), int(self._counts_CD[at]))
+        self.clock.round_(float(forwards_CD[at]), float(self._shares_CD[at]))
         nodes, levels = int(self.sizes_C[size]), int(self.depths_D[level])
         self.choice = DraftSize(nodes, levels, float(tokens_CD[at]), float(ms_CD[at]))
         return self.choice

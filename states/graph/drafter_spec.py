@@ -149,7 +149,7 @@ Milliseconds = Annotated[float, Field(ge=0, le=1e7)]
 
 
 class MeasuredCosts(Spec):
-    """Milliseconds of forwards by their rows, and of all else in a round, of trees by forward."""
+    """Milliseconds of forwards by their rows, and of all else in a round, the smallest of trees."""
 
     target: Annotated[dict[int, Milliseconds], Field(min_length=1)]
     drafter: dict[int, Milliseconds] = Field(default_factory=dict)

@@ -40,7 +40,7 @@ def tensors(module: nn.Module) -> list[Tensor]:
 def copied(shard: nn.Module, replica: nn.Module) -> list[tuple[int, ...]]:
     """Shapes of what does not lie in a replica's memory."""
     lent = {one.untyped_storage().data_ptr() for one in tensors(replica)}
-    own = [one for one in tensors(shard) if one.numel()]
+    own = [one for one in tensors(shard) if one.numel() and one.is_floating_point()]
     parts = [part for one in shard.modules() for part in getattr(one, "parts", ())]
     own += [weight for one in parts for weight in tensors(one)]
     assert not any(one.is_meta for one in own), "a weight that was never lent"

@@ -129,7 +129,7 @@ def test_every_level_of_a_tree_has_its_share_of_what_rounds_cost_beside_forwards
     costs = RoundCosts(flat(10.0), flat(0.5), 3.0)
     tree = TreeChooser(costs, 8, 4, lambda nodes, levels: (1,) * levels)
     choice = tree.choose_([0], [99])
-    assert choice.ms == pytest.approx(10.0 + 0.5 * choice.levels + 3.0 * (1 + choice.levels))
+    assert choice.ms == pytest.approx(10.0 + 0.5 * choice.levels + 1.5 * (1 + choice.levels))
     chain = ChainChooser(costs, 8).choose_([0], [99])
     assert chain.ms == pytest.approx(10.0 + 0.5 * chain.size + 3.0)
 
