@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,6 +31,19 @@ class KeptRun:
     @cached_property
     def manifest(self) -> dict[str, Any]:
         return self._object("manifest.json")
+
+    @property
+    def second(self) -> str:
+        """When it began, as its name says."""
+        return self.path.name.partition("-")[0]
+
+    @property
+    def started(self) -> str:
+        """The same to the microsecond; nothing if its manifest cannot be read."""
+        try:
+            return str(self.manifest.get("started", ""))
+        except UsageError:
+            return ""
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
@@ -90,7 +104,14 @@ def kept_runs(runs: Path) -> list[KeptRun]:
     if not runs.is_dir():
         return []
     folders = (one for one in runs.iterdir() if NAME.fullmatch(one.name) and not one.is_symlink())
-    return [KeptRun(one) for one in sorted(folders) if (one / "manifest.json").is_file()]
+    found = [KeptRun(one) for one in folders if (one / "manifest.json").is_file()]
+    seconds = Counter(one.second for one in found)
+
+    def began(run: KeptRun) -> tuple[str, str, str]:
+        alone = seconds[run.second] == 1  # else its manifest says when
+        return run.second, "" if alone else run.started, run.path.name
+
+    return sorted(found, key=began)
 
 
 def find_run(ref: str, runs: Path) -> KeptRun:

@@ -175,4 +175,4 @@ def _sights(request: Request) -> dict[int, list[Any]]:
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="microseconds")

@@ -53,6 +53,15 @@ def test_a_run_by_any_of_its_names(two: Any) -> None:
         find_run("eagle", runs)
 
 
+def test_runs_of_one_second_are_in_the_order_in_which_they_began(tmp_path: Path) -> None:
+    for end, started in (("ffffff", "2026-01-01T00:00:00.1"), ("000000", "2026-01-01T00:00:00.2")):
+        folder = tmp_path / f"20260101T000000Z-fast-{end}"
+        folder.mkdir()
+        (folder / "manifest.json").write_text(json.dumps({"started": started}))
+    assert [one.path.name[-6:] for one in kept_runs(tmp_path)] == ["ffffff", "000000"]
+    assert find_run("fast", tmp_path).path.name.endswith("000000")
+
+
 def test_the_summary_of_a_run(two: Any, capsys: Captured) -> None:
     assert call("runs", "show", "bim_eagle") == Code.OK
     assert capsys.readouterr().out.startswith("# Run bim_eagle\n")
