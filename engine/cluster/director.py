@@ -148,9 +148,9 @@ class Director:
 
     # -- who does what ----------------------------------------------------------------------------
 
-    def _loads(self) -> dict[ClusterMember, float]:
+    def _loads(self) -> dict[ClusterMember, int]:
         """Tokens that each worker is expected to write still."""
-        loads = dict.fromkeys(self.membership.ready, 0.0)
+        loads = dict.fromkeys(self.membership.ready, 0)
         for member, branch in self._placed():
             if member in loads:
                 loads[member] += expected_length(branch)

@@ -7,13 +7,14 @@ an index those who have the rows of a prompt's beginning.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 BLOCK = 64  # tokens of a prompt that are looked up as one
 READ = 16  # tokens that are read in the time of one that is written
 HOLDERS = 4  # workers that are remembered for a beginning: the latest
 BEGINNINGS = 1 << 16  # that are remembered
+NOBODY = -1
 
 
 def prefix_keys(ids: Sequence[int], block: int = BLOCK) -> list[int]:
@@ -138,22 +139,32 @@ def candidates(
     return found
 
 
-def place_branches(lengths: Sequence[int], waits: Mapping[int, int]) -> list[int]:
-    """A worker for each branch: the longest first, each to whoever is free first.
+def place_branches(
+    lengths: Sequence[int], waits: Mapping[int, int], room: Mapping[int, int] | None = None
+) -> list[int]:
+    """A worker for each branch: the longest first, each to whoever is free first, of equals to the
+    one with the smallest number; NOBODY for those that nobody has room for.
 
     Args:
-        lengths: tokens that are expected of each. waits: `candidates`.
+        lengths: tokens that are expected of each. waits: `candidates`. room: branches that each can
+            take; None for any number.
 
     Raises:
         ValueError: nobody is there to take them.
     """
     if not waits:
         raise ValueError("no worker is attached")
-    heap = [(tokens, worker) for worker, tokens in waits.items()]
+    left = None if room is None else dict(room)
+    heap = [(tokens, worker) for worker, tokens in waits.items() if left is None or left[worker]]
     heapify(heap)
-    placed = [0] * len(lengths)
+    placed = [NOBODY] * len(lengths)
     for index in sorted(range(len(lengths)), key=lambda one: (-lengths[one], one)):
-        tokens, worker = heap[0]
+        if not heap:
+            break
+        tokens, worker = heappop(heap)
         placed[index] = worker
-        heapreplace(heap, (tokens + lengths[index], worker))
+        if left is not None:
+            left[worker] -= 1
+        if left is None or left[worker]:
+            heappush(heap, (tokens + lengths[index], worker))
     return placed

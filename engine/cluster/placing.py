@@ -1,14 +1,15 @@
-"""Which worker decodes which branch: the longest first, each where least is to be done."""
+"""Which worker of a driver decodes which branch."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from ...states.requests.branch import Branch
+from .placement import NOBODY, place_branches
 
 Worker = TypeVar("Worker")
 
 
-def expected_length(branch: Branch) -> float:
+def expected_length(branch: Branch) -> int:
     """Tokens that a branch is expected to write still: as the outline says, else its budget."""
     whole = branch.point.length if branch.point is not None else branch.budget
     return max(min(whole, branch.budget) - len(branch.tokens), 1)
@@ -16,7 +17,7 @@ def expected_length(branch: Branch) -> float:
 
 def placed(
     branches: Sequence[Branch],
-    loads: Mapping[Worker, float],
+    loads: Mapping[Worker, int],
     room: Mapping[Worker, int],
     holders: Collection[Worker],
 ) -> list[tuple[Branch, Worker]]:
@@ -27,14 +28,10 @@ def placed(
     Args:
         loads: tokens that each worker has to write; room: branches that it can take.
     """
-    loads, room = dict(loads), dict(room)
-    chosen = []
-    for branch in sorted(branches, key=expected_length, reverse=True):
-        free = [one for one in loads if room[one] > 0]
-        if not free:
-            break
-        best = min(free, key=lambda one: (loads[one], one not in holders))
-        loads[best] += expected_length(branch)
-        room[best] -= 1
-        chosen.append((branch, best))
-    return chosen
+    workers = sorted(loads, key=lambda one: one not in holders)
+    if not workers:
+        return []
+    waits = {number: loads[one] for number, one in enumerate(workers)}
+    free = {number: max(room[one], 0) for number, one in enumerate(workers)}
+    found = place_branches([expected_length(one) for one in branches], waits, free)
+    return [(one, workers[at]) for one, at in zip(branches, found, strict=True) if at != NOBODY]

@@ -7,6 +7,7 @@ import pytest
 
 from specsot.engine.cluster.placement import (
     HOLDERS,
+    NOBODY,
     Holders,
     Loads,
     PrefixIndex,
@@ -15,6 +16,9 @@ from specsot.engine.cluster.placement import (
     prefix_keys,
     route,
 )
+from specsot.engine.cluster.placing import placed
+from specsot.states.requests.branch import Branch, Request
+from specsot.states.text.prompt_tokens import PromptTokens
 
 
 def test_keys_of_beginnings() -> None:
@@ -122,3 +126,18 @@ def test_ten_thousand_workers_cost_hardly_more_than_ten() -> None:
             loads.add_(worker, -50)
         times.append(perf_counter() - began)
     assert times[1] < 8 * times[0], times
+
+
+def test_whoever_has_no_room_gets_no_more() -> None:
+    room = {0: 1, 1: 2, 2: 0}
+    assert place_branches([5, 9, 7, 1], {0: 0, 1: 3, 2: 0}, room) == [1, 0, 1, NOBODY]
+    assert room == {0: 1, 1: 2, 2: 0}, "what the caller has stays as it is"
+    assert place_branches([5], {2: 0}, {2: 0}) == [NOBODY]
+
+
+def test_of_equals_the_one_that_has_the_prefix_is_taken() -> None:
+    branch = Branch(Request("1", 0, "", PromptTokens(), PromptTokens(), frozenset(), 9, 0), 0, 0, 9)
+    loads, room = dict.fromkeys("abc", 4), dict.fromkeys("abc", 1)
+    assert placed([branch], loads, room, {"b"}) == [(branch, "b")]
+    assert placed([branch], {**loads, "c": 3}, room, {"b"}) == [(branch, "c")]
+    assert placed([branch], {}, {}, set()) == []
