@@ -30,6 +30,7 @@ class Decoder(DecoderStack):
         config: what config.json said.
         max_positions: rows one sequence may have.
         weights: how they are kept, see `quantise.Weights`.
+        whole: whether all of it is here.
         ranks: who computes it together with this process; None if it does so alone.
     """
 
@@ -39,6 +40,7 @@ class Decoder(DecoderStack):
     def __init__(self, config: DecoderConfig, share: Share | None = None) -> None:
         super().__init__(config, share)
         self.vocab_size, self.max_positions = config.vocab_size, config.rope.limit
+        self.whole = self.share == Share.of(config)
 
     def forward(
         self,
@@ -59,7 +61,7 @@ class Decoder(DecoderStack):
             blender = Blender(self, tokens_BQ, positions_BQ, slots_BQ, attention, kv, blend)
             return blender.forward(plan, logit_rows_R, taps)
         place_N = [one.reshape(-1) for one in (tokens_BQ, positions_BQ, slots_BQ)]
-        rows, out = len(place_N[0]), dict[int, Tensor]()
+        rows, out = place_N[0].shape[0], dict[int, Tensor]()
         for rows_M, part in attention.parts(rows, MOST_ROWS):
             place_M = place_N if rows_M is None else [one[rows_M] for one in place_N]
             states = self._layers(place_M, part, kv, taps)
@@ -97,6 +99,8 @@ class Decoder(DecoderStack):
         return {**states, AFTER: x_MH}
 
     def _check(self, plan: LayerPlan, taps: tuple[int, ...], blend: Blend | None) -> None:
+        if self.ranks is None and not self.whole:
+            raise ValueError("a share of a decoder computes nothing alone")
         if len(plan) != self.num_layers:
             raise ValueError(f"the layer plan has {len(plan)} entries for {self.num_layers} layers")
         for layer, status in enumerate(plan):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import Ints
@@ -34,17 +35,29 @@ def gather_kv_(
     Raises:
         RankLost: not all peers came.
     """
-    mine = own.take_out(slots, CAUSE).permute(2, 0, 1, 3, 4)
-    padded = mine.new_zeros(max(heads), *mine.shape[1:])
-    padded[: len(mine)] = mine
-    parts = zip(peers.gather(padded), heads, strict=True)
-    rows_hL2Rd = torch.cat([rows[:count] for rows, count in parts])
+    mine_L2hRd = own.take_out(slots, CAUSE)
     index_R = torch.as_tensor(into, dtype=torch.int64, device=whole.data.device)
-    whole.data.index_copy_(3, index_R, rows_hL2Rd.permute(1, 2, 0, 3, 4))
+    whole.data.index_copy_(3, index_R, gather_heads(mine_L2hRd, peers, heads))
     whole.ledger.add(CAUSE, len(index_R) * whole.slot_bytes)
 
 
-def peer_heads(kv_heads: int, ranks: int, before: int, peers: range) -> list[int]:
+def gather_heads(mine_L2hRd: Tensor, peers: Ranks, heads: Sequence[int]) -> Tensor:
+    """The same rows of every peer, each with other heads -> [L, 2, all their heads, R, head_dim].
+
+    Args:
+        heads: how many KV heads each peer has, in the order of the peers.
+
+    Raises:
+        RankLost: not all peers came.
+    """
+    mine = mine_L2hRd.permute(2, 0, 1, 3, 4)
+    padded = mine.new_zeros(max(heads), *mine.shape[1:])
+    padded[: len(mine)] = mine
+    parts = zip(peers.gather(padded), heads, strict=True)
+    return torch.cat([rows[:count] for rows, count in parts]).permute(1, 2, 0, 3, 4)
+
+
+def peer_heads(kv_heads: int, ranks: int, before: int, peers: Sequence[int]) -> list[int]:
     """KV heads that each of these peers has in groups of `before`."""
     numbers = [place(one, ranks, before).number for one in peers]
     return [len(part(kv_heads, number, before)) for number in numbers]

@@ -129,6 +129,7 @@ class DecoderLayer(nn.Module):
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
         self.eps = config.eps
         hidden, inner = config.hidden_size, config.intermediate_size
+        self.inner = inner
         width, total = self.heads * self.head_dim, self.heads + 2 * self.kv_heads
         self.input_norm = RMSNorm(hidden, config.eps)
         self.qkv = Linear(hidden, total * self.head_dim, bias=config.qkv_bias)
@@ -140,6 +141,12 @@ class DecoderLayer(nn.Module):
         with torch.device("cpu"):  # which of the two norms each head has
             kind_h = torch.tensor([0] * self.heads + [1] * self.kv_heads)
         self.register_buffer("kind_h", kind_h, persistent=False)
+        self.norm_hd: Tensor | None = None  # of each head, once the weights stay as they are
+
+    def settle_(self) -> None:
+        """The weights stay as they are from now on."""
+        if self.qk_norm is not None:
+            self.norm_hd = self.qk_norm.detach().index_select(0, self.kind_h)
 
     def forward(self, x_NH: Tensor, layer: int, inputs: AttentionInputs, kv: KVCache) -> Tensor:
         """Write the rows' keys and values into the pool, then attend and transform."""
@@ -155,8 +162,9 @@ class DecoderLayer(nn.Module):
         sizes = self.heads + self.kv_heads, self.kv_heads
         qk_Nhd, v_Ngd = torch.split_with_sizes(all_Nhd, sizes, 1)
         if self.qk_norm is not None:
-            weight_hd = self.qk_norm.index_select(0, self.kind_h)
-            qk_Nhd = normed(qk_Nhd, self.eps).mul_(weight_hd)
+            known_hd = self.norm_hd
+            norm_hd = self.qk_norm.index_select(0, self.kind_h) if known_hd is None else known_hd
+            qk_Nhd = normed(qk_Nhd, self.eps).mul_(norm_hd)
         return qk_Nhd, v_Ngd
 
     def see(
@@ -178,8 +186,9 @@ class DecoderLayer(nn.Module):
     def finish(self, x_NH: Tensor, seen_NI: Tensor) -> Tensor:
         """What a layer makes of its rows and of what they saw."""
         x_NH = self.o.added(x_NH, seen_NI)
-        gate, up = self.gate_up.forward(self.post_norm.forward(x_NH)).chunk(2, -1)
-        return self.down.added(x_NH, F.silu(gate).mul_(up))
+        both_NI = self.gate_up.forward(self.post_norm.forward(x_NH))
+        gate_NI, up_NI = torch.split_with_sizes(both_NI, (self.inner, self.inner), -1)
+        return self.down.added(x_NH, F.silu(gate_NI).mul_(up_NI))
 
     def published(self) -> dict[str, Tensor]:
         """Views of the parameters under Hugging Face's names, without the layer's prefix."""

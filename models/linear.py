@@ -21,16 +21,16 @@ def linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Ten
     """[N, I] -> [N, O] by a weight that is packed or not."""
     if not weight_OI.is_mkldnn:
         return F.linear(x_NI, weight_OI, bias_O)
-    count = len(x_NI)
+    count = x_NI.shape[0]  # `len` of a tensor is Python's, and takes longer
     out_NO: Tensor = ONEDNN._linear_pointwise(padded(x_NI), weight_OI, bias_O, "none", [], "")
-    return out_NO if len(out_NO) == count else out_NO[:count]
+    return out_NO if out_NO.shape[0] == count else out_NO[:count]
 
 
 def padded(x_NI: Tensor) -> Tensor:
     """[N, I] -> [P, I] with rows of zeros behind: oneDNN makes a kernel for every number of rows,
     which takes 0.3 ms and half a megabyte for good. With an eighth more rows at most there are
     eight kernels between one power of two and the next."""
-    count = len(x_NI)
+    count = x_NI.shape[0]
     step = 1 << max(count.bit_length() - 4, 0)
     return x_NI if count % step == 0 else F.pad(x_NI, (0, 0, 0, -count % step))
 
@@ -78,9 +78,9 @@ class Linear(nn.Linear):
             return self.few.added(residual_NH, x_NI)
         if not self.weight.is_mkldnn:
             return torch.addmm(residual_NH, x_NI, self.weight.t())
-        count, both = len(x_NI), ONEDNN._linear_pointwise.binary
+        count, both = x_NI.shape[0], ONEDNN._linear_pointwise.binary
         out: Tensor = both(padded(x_NI), padded(residual_NH), self.weight, None, "add")
-        return out if len(out) == count else out[:count]
+        return out if out.shape[0] == count else out[:count]
 
 
 class Fused:
@@ -104,7 +104,13 @@ class Fused:
     def __call__(self, x_NI: Tensor) -> tuple[Tensor, ...]:
         if self.joint is None:
             return tuple(layer.forward(x_NI) for layer in self.layers)
-        return torch.split(self.joint.forward(x_NI), self.sizes, -1)
+        return tuple(torch.split_with_sizes(self.joint.forward(x_NI), self.sizes, -1))
+
+
+def fused(model: nn.Module) -> list[Fused]:
+    """What of a model may be one product of several layers."""
+    parts = [part for module in model.modules() for part in vars(module).values()]
+    return [part for part in parts if isinstance(part, Fused)]
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
@@ -126,8 +132,7 @@ def pack_(model: nn.Module, lent: Iterable[Tensor] = ()) -> None:
         lent: weights of others, which they use as they are.
     """
     kept = {weight.data_ptr() for weight in lent if not weight.is_mkldnn}
-    parts = [part for module in model.modules() for part in vars(module).values()]
-    joined = [part.join_() for part in parts if isinstance(part, Fused)]
+    joined = [one.join_() for one in fused(model)]
     layers = [one for one in model.modules() if isinstance(one, Linear) and one.weight.numel()]
     layers += joined
     small = sum(layer.weight.numel() for layer in layers) <= SMALL
@@ -143,7 +148,8 @@ def pack_(model: nn.Module, lent: Iterable[Tensor] = ()) -> None:
 def settle_(model: nn.Module) -> None:
     """Let every module find its parts among its attributes: torch looks for them in three tables,
     which a model that is only asked has no use for."""
-    for module in model.modules():
+    joints = [one.joint for one in fused(model) if one.joint is not None]
+    for module in (*model.modules(), *joints):
         for table in (module._modules, module._parameters, module._buffers):
             vars(module).update(table)
 

@@ -59,6 +59,15 @@ class Ranks:
             raise self._is_lost("all_gather", error) from error
         return parts
 
+    def first(self, number: int, device: torch.device) -> int:
+        """What the first rank says. Raises RankLost.
+
+        Args:
+            device: where the group's tensors lie.
+        """
+        said: list[int] = self.gather(torch.tensor(number, device=device)).tolist()
+        return said[0]
+
     def leave_(self) -> None:
         """Give back the sockets of one of `split_ranks`; every rank of it must."""
         if self.group is not None:

@@ -47,10 +47,11 @@ def _group(
         if len(visible_PK) > 1:
             index_Gq = tensor(index, device)
     positions_GK = tensor(kv.position[stack.slots_GK], device)
-    if stack.is_whole(positions_N.numel()):
+    rows_Gq = stack.rows_on(device, positions_N.shape[0])
+    if rows_Gq is None:
         positions_Gq = positions_N.view(stack.rows_Gq.shape)
     else:
-        positions_Gq = positions_N[tensor(stack.rows_Gq, device)]
+        positions_Gq = positions_N[rows_Gq]
     visible = tensor(visible_PK, device)
     mask_GqK = positions_GK[:, None] <= positions_Gq[..., None]
     mask_GqK &= visible if index_Gq is None else visible[index_Gq]
@@ -58,7 +59,7 @@ def _group(
         _forest(rows, stack, mask_GqK, positions_GK)
     elif rows.forest is None and not readable[rows.node_slots_ST].all():
         _trees(rows, stack, mask_GqK, positions_GK)
-    return group_of(stack, positions_N.numel(), mask_GqK, positions_GK)
+    return group_of(stack, rows_Gq, mask_GqK, positions_GK)
 
 
 def _trees(rows: Rows, stack: Stack, mask_GqK: Tensor, positions_GK: Tensor) -> None:
@@ -74,14 +75,13 @@ def _trees(rows: Rows, stack: Stack, mask_GqK: Tensor, positions_GK: Tensor) -> 
     device, size = mask_GqK.device, rows.node_rows_ST.shape[1]
     tree_E, node_E = np.divmod(node_Gq[sequence_E, query_E], size)
     here_E = stack.holds(rows.node_slots_ST[tree_E, 0], sequence_E)
-    sequence_E, query_E, tree_E, node_E = (
-        values[here_E] for values in (sequence_E, query_E, tree_E, node_E)
-    )
+    if not here_E.all():
+        sequence_E, query_E, tree_E, node_E = (
+            values[here_E] for values in (sequence_E, query_E, tree_E, node_E)
+        )
     place_ET = stack.places(rows.node_slots_ST[tree_E], sequence_E)
-    g_E1, q_E1, tree, node, place = (
-        tensor(values, device)
-        for values in (sequence_E[:, None], query_E[:, None], tree_E, node_E, place_ET)
-    )
+    told = tensor(np.column_stack((sequence_E, query_E, tree_E, node_E, place_ET)), device)
+    g_E1, q_E1, tree, node, place = told[:, :1], told[:, 1:2], told[:, 2], told[:, 3], told[:, 4:]
     seen_ET = rows.ancestors_STT[tree, node]
     if rows.live is not None:  # a node without a row has its root's, which all nodes see
         at_root_ST = rows.node_slots_ST == rows.node_slots_ST[:, :1]

@@ -21,7 +21,8 @@ def ancestors(parents_SN: Tensor, levels: int) -> Tensor:
     nodes = drafted + 1
     root_S1 = parents_SN.new_zeros(trees, 1)
     parent_ST = torch.cat([root_S1, parents_SN + 1], dim=1)
-    seen_STT = torch.eye(nodes, dtype=torch.bool, device=parents_SN.device).repeat(trees, 1, 1)
+    own_TT = torch.eye(nodes, dtype=torch.bool, device=parents_SN.device)
+    seen_STT = own_TT.expand(trees, -1, -1).clone(memory_format=torch.contiguous_format)
     above_ST = parent_ST
     for _ in range(levels):
         seen_STT.scatter_(2, above_ST[:, :, None], True)

@@ -1,6 +1,7 @@
 """What the rooms hand to each other: rows of a forward, visibility, proposals."""
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -119,7 +120,8 @@ class DraftWork(NamedTuple):
 
     def plus(self, other: "DraftWork") -> "DraftWork":
         """Both."""
-        return DraftWork(*(mine + more for mine, more in zip(self, other, strict=True)))
+        forwards, rows, padding = other
+        return DraftWork(self.forwards + forwards, self.rows + rows, self.padding + padding)
 
 
 NO_WORK = DraftWork()
@@ -203,7 +205,18 @@ class DraftRows:
         return DraftWork(1, count, count - len(self.index_N))
 
 
+@cache  # what has no elements is the same for everybody
 def no_trees(device: torch.device) -> tuple[Tensor, Tensor]:
     """nodes_ST and ancestors_STT of a forward without trees."""
-    ancestors_STT = torch.zeros(0, 1, 1, dtype=torch.bool, device=device)
-    return torch.zeros(0, 1, dtype=torch.int64, device=device), ancestors_STT
+    with torch.inference_mode(False):  # training may ask for the same ones
+        ancestors_STT = torch.zeros(0, 1, 1, dtype=torch.bool, device=device)
+        return torch.zeros(0, 1, dtype=torch.int64, device=device), ancestors_STT
+
+
+@cache
+def no_drafts(trees: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """[S, 0] in int64, bool and float32."""
+    with torch.inference_mode(False):
+        kinds = (torch.int64, torch.bool, torch.float32)
+        none, valid, scores = (torch.zeros(trees, 0, dtype=kind, device=device) for kind in kinds)
+        return none, valid, scores

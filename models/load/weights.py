@@ -21,7 +21,6 @@ from ..drafters.eagle_config import eagle3_config, eagle_config
 from ..files import ModelError
 from ..linear import replace_
 from ..shares import Share
-from ..stack import DecoderStack
 from .checkpoint import (
     MAPS,
     Stored,
@@ -43,7 +42,6 @@ LAYER = re.compile(r"(?:model\.)?layers\.(\d{1,6})\.")
 Device = torch.device | str
 Place = tuple[torch.dtype, Device]
 Drafter = TypeVar("Drafter", Eagle, Eagle3, DFlashDraftModel)
-Stack = TypeVar("Stack", bound=DecoderStack)
 
 
 def load_target(
@@ -63,7 +61,7 @@ def load_target(
     Raises:
         ModelError: the checkpoint is refused; the message names the file and the reason.
     """
-    return _load(Decoder, folder, (0, 1), (dtype, device), scan)
+    return load_share(folder, 0, 1, dtype, device, scan=scan)
 
 
 def load_share(
@@ -74,33 +72,31 @@ def load_share(
     device: Device = "cpu",
     *,
     scan: bool = True,
-) -> DecoderStack:
+    head: bool = False,
+) -> Decoder:
     """What part `index` of `count` ranks needs of a target, for `sharded`; nothing else is read.
 
     Embedding and norms are whole, and so is a head that is the embedding.
 
+    Args:
+        head: the head is whole, for a drafter that may borrow it.
+
     Raises:
         ModelError: as for `load_target`. ValueError: there is no such part.
     """
-    return _load(DecoderStack, folder, (index, count), (dtype, device), scan)
-
-
-def _load(
-    kind: type[Stack], folder: Path, part: tuple[int, int], place: Place, scan: bool
-) -> Stack:
     config = decoder_config(folder)
     stored = _read(folder, "target")
     _check_layers(config.path, config.num_layers, stored)
     tied = (LM_HEAD,) if config.tied and LM_HEAD not in stored else ()
-    share = Share.of(config, *part)
-    if tied:
+    share = Share.of(config, index, count)
+    if tied or head:
         share = share._replace(vocabulary=range(config.vocab_size))
-    decoder = on_meta(config.path, lambda: kind(config, share))
-    whole = decoder if part == (0, 1) else on_meta(config.path, lambda: DecoderStack(config))
+    decoder = on_meta(config.path, lambda: Decoder(config, share))
+    whole = decoder if count == 1 else on_meta(config.path, lambda: Decoder(config))
     extra = compare(folder, stored, _views(whole, tied))
     if tied:  # until the embedding has memory: the head shall have none of its own
         decoder.lm_head.weight = nn.Parameter(torch.empty(0), requires_grad=False)
-    materialise(decoder, *place)
+    materialise(decoder, dtype, device)
     if tied:
         decoder.lm_head.weight = decoder.embed
     views = _views(decoder, tied)
@@ -198,7 +194,7 @@ LOADERS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def _views(module: DecoderStack | Drafter, absent: Container[str]) -> dict[str, Tensor]:
+def _views(module: Decoder | Drafter, absent: Container[str]) -> dict[str, Tensor]:
     """What a file has to hold of a module: all that is published but what may be absent."""
     return {name: view for name, view in module.published().items() if name not in absent}
 

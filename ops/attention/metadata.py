@@ -116,5 +116,6 @@ def _alone(groups: Sequence[AttentionGroup]) -> tuple[Tensor, AttentionMetadata]
 
 def tensor(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     """An array on a device; integers as int64."""
-    wide = values if values.dtype == np.bool_ else values.astype(np.int64)
-    return torch.from_numpy(np.ascontiguousarray(wide)).to(device)
+    is_bool = values.dtype == np.bool_
+    wide = np.ascontiguousarray(values) if is_bool else values.astype(np.int64, order="C")
+    return torch.from_numpy(wide).to(device)

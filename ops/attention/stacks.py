@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from ..kv.pool import KVCache
@@ -49,10 +50,11 @@ class Stack(NamedTuple):
     slots_GK: Ints
     held_GK: npt.NDArray[np.bool_] | None = None
 
-    def is_whole(self, rows: int) -> bool:
-        """Whether its rows are all `rows` of a forward, in their order."""
+    def rows_on(self, device: torch.device, rows: int) -> Tensor | None:
+        """Its rows on a device; None if they are all `rows` of a forward, in their order."""
         rows_N = self.rows_Gq.reshape(-1)
-        return rows_N.size == rows and (rows == 1 or bool((np.diff(rows_N) == 1).all()))
+        is_whole = rows_N.size == rows and bool((rows_N == np.arange(rows)).all())
+        return None if is_whole else tensor(self.rows_Gq, device)
 
     def places(self, slots_EX: Ints, sequence_E: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """int64 [E, X]: which of the K slots of its sequence each slot is."""
@@ -241,7 +243,9 @@ class Lineages(NamedTuple):
         behind the last one sees nothing)."""
         nobody = np.full((1, self.path_SA.shape[1]), PADDED, np.int32)
         path_PA = np.concatenate([self.path_SA, nobody])[segment_P]
-        visible_PK: npt.NDArray[np.bool_] = (owner_PK[:, :, None] == path_PA[:, None, :]).any(-1)
+        visible_PK: npt.NDArray[np.bool_] = owner_PK == path_PA[:, :1]
+        for above in range(1, path_PA.shape[1]):  # a few: comparing them all at once takes longer
+            visible_PK |= owner_PK == path_PA[:, above : above + 1]
         return visible_PK
 
 
@@ -260,19 +264,22 @@ def history(
     sequence_G1 = np.arange(len(segment_Gq))[:, None]
     pairs_Gq = sequence_G1 * count + segment_Gq
     if (pairs_Gq == pairs_Gq[:1, :1]).all():  # one kind, the usual one
-        pairs_P, index = pairs_Gq[0, :1], np.zeros(pairs_Gq.size, np.int32)
+        pairs_P, index_Gq = pairs_Gq[0, :1], np.zeros(pairs_Gq.shape, np.int32)
     else:
         pairs_P, index = np.unique(pairs_Gq, return_inverse=True)
-    slots_PK = stack.slots_GK[pairs_P // count]
-    visible_PK = lineages.visible(pairs_P % count, kv.owner[slots_PK]) & readable[slots_PK]
+        index_Gq = index.reshape(pairs_Gq.shape).astype(np.int32)
+    sequence_P, segment_P = np.divmod(pairs_P, count)
+    slots_PK = stack.slots_GK[sequence_P]
+    visible_PK = lineages.visible(segment_P, kv.owner[slots_PK])
+    visible_PK &= readable[slots_PK]
     if stack.held_GK is not None:
-        visible_PK &= stack.held_GK[pairs_P // count]
-    return visible_PK, index.reshape(segment_Gq.shape).astype(np.int32)
+        visible_PK &= stack.held_GK[sequence_P]
+    return visible_PK, index_Gq
 
 
-def group_of(stack: Stack, rows: int, mask_GqK: Tensor, positions_GK: Tensor) -> AttentionGroup:
-    """A stack with its mask; `rows` of the forward."""
-    device = mask_GqK.device
-    keys = stack.keys if isinstance(stack.keys, SlotRun) else tensor(stack.keys, device)
-    rows_Gq = None if stack.is_whole(rows) else tensor(stack.rows_Gq, device)
+def group_of(
+    stack: Stack, rows_Gq: Tensor | None, mask_GqK: Tensor, positions_GK: Tensor
+) -> AttentionGroup:
+    """A stack with its mask; rows_Gq as `Stack.rows_on` gives them."""
+    keys = stack.keys if isinstance(stack.keys, SlotRun) else tensor(stack.keys, mask_GqK.device)
     return AttentionGroup(rows_Gq, keys, mask_GqK, positions_GK, stack.rows_Gq)

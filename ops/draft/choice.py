@@ -8,100 +8,20 @@ Whatever is chosen, the tokens are the target's own.
 Shape letters: G lengths of a chain (0 is none), C sizes of a tree, D depths.
 """
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import median
+import math
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import numpy as np
-import numpy.typing as npt
 
 from ..types import DraftSize
+from .costs import READ, Clock, Floats, Pauses, RoundCosts
 
-Floats = npt.NDArray[np.float64]
-
-PRIOR, TRUST = 0.7, 2.0  # acceptance before anything is known, and so many drafts' worth of it
-KEPT = 0.95  # share of what was counted that is left after a round
+PRIOR, TRUST = 0.9, 8.0  # acceptance before anything is known, and so many drafts' worth of it
+BOLD = 0.5  # standard deviations by which acceptance is thought to be better than it was
+KEPT = 0.95  # share of what was counted that is left after a round with drafts
 SHRUNK = 4.0  # drafts of its own that a depth, or a branch, needs to be half believed
 SURE = 0.99
-PROBE = 16  # rounds without a draft after which one drafts, to see
-LAST = 9  # rounds that the overhead is the median of
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Milliseconds of a forward by its rows; between the points a line, behind them the last one.
-
-    rows: increasing, one at least. None at all: a forward that costs nothing.
-    """
-
-    rows: tuple[int, ...]
-    ms: tuple[float, ...]
-
-    @classmethod
-    def of(cls, points: Mapping[int, float]) -> "Curve":
-        rows = tuple(sorted(points))
-        return cls(rows, tuple(float(points[one]) for one in rows))
-
-    def at(self, rows_X: npt.ArrayLike) -> Floats:
-        """Milliseconds of so many rows."""
-        wanted_X = np.asarray(rows_X, np.float64)
-        if not self.rows:
-            return np.zeros_like(wanted_X)
-        inside_X = np.interp(wanted_X, self.rows, self.ms)
-        beyond_X = np.maximum(wanted_X - self.rows[-1], 0)
-        found_X: Floats = inside_X + beyond_X * self._slope
-        return found_X
-
-    @property
-    def _slope(self) -> float:
-        """Milliseconds of a further row behind the last point; never less than nothing."""
-        if len(self.rows) < 2:
-            return self.ms[-1] / self.rows[-1]
-        return max((self.ms[-1] - self.ms[-2]) / (self.rows[-1] - self.rows[-2]), 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class RoundCosts:
-    """What a round's forwards cost; overhead: milliseconds of all else in the smallest one, None to
-    find out."""
-
-    target: Curve
-    drafter: Curve
-    overhead: float | None = None
-
-
-@dataclass(eq=False, slots=True)
-class Clock:
-    """What rounds cost beside their forwards: the median of the last ones. Of trees it grows with
-    the number of forwards, for a level is laid out, masked and ranked as a round is; a further
-    draft of a chain takes little beside its forward.
-
-    began, expected, share: of the round that goes on: its moment, what its forwards should take,
-        and what it takes beside them in rounds of the smallest tree.
-    """
-
-    costs: RoundCosts
-    now: Callable[[], float] = perf_counter
-    began: float | None = None
-    expected: float = 0.0
-    share: float = 1.0
-    seen: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))
-
-    @property
-    def overhead(self) -> float:
-        """Milliseconds."""
-        if self.costs.overhead is not None:
-            return self.costs.overhead
-        return max(median(self.seen), 0.0) if self.seen else 0.0
-
-    def round_(self, expected: float, share: float = 1.0) -> None:
-        """A round begins whose forwards should take so long; the one before has ended."""
-        now = self.now()
-        if self.began is not None:
-            self.seen.append((1e3 * (now - self.began) - self.expected) / self.share)
-        self.began, self.expected, self.share = now, expected, share
 
 
 class ChainChooser:
@@ -122,27 +42,30 @@ class ChainChooser:
         self._hits_D, self._tries_D = np.zeros(longest), np.zeros(longest)
         self._own: dict[int, tuple[float, float]] = {}
         self._known: dict[int, Floats] = {}  # milliseconds, by the number of branches
-        self._idle = 0
+        self._pauses = Pauses()
 
-    def choose_(self, owners: Sequence[int], room: Sequence[int]) -> DraftSize:
+    def choose_(self, owners: Sequence[int], room: Sequence[int], unread: int = 0) -> DraftSize:
         """What these branches draft in the round that begins.
 
         Args:
             room: drafts that each branch has a use for at most.
+            unread: rows that the drafter has yet to read, of prompts or of rounds without drafts.
+                That is done once, so it says nothing about what pays.
         """
         room_S1 = np.asarray(room)[:, None]
         survives_SD = self._survival(owners) * (np.arange(self.longest) < room_S1)
         tokens_G = len(owners) + np.append(0.0, survives_SD.sum(0).cumsum())
         forwards_G = self._forwards(len(owners))
-        ms_G = forwards_G + self.clock.overhead
+        ms_G = forwards_G + self.clock.overhead_drafted
+        ms_G[0] = forwards_G[0] + self.clock.overhead
         rate_G = tokens_G / np.maximum(ms_G, 1e-9)
         best = int(rate_G.argmax())
-        self._idle = 0 if best else self._idle + 1
-        if self._idle >= PROBE and self.longest:
-            best, self._idle = 1 + int(rate_G[1:].argmax()), 0
+        if self._pauses.over_(pays=best > 0) and self.longest:
+            best = 1 + int(rate_G[1:].argmax())
         lengths = self._lengths(survives_SD[:, :best], float(rate_G[best]), len(owners))
         best = max(lengths, default=0)
-        self.clock.round_(float(forwards_G[best]))
+        more = self.costs.catching_up(unread, len(owners)) if best else 0.0
+        self.clock.round_(float(forwards_G[best]) + more, float(best > 0))
         self.choice = DraftSize(best, best, float(tokens_G[best]), float(ms_G[best]), lengths)
         return self.choice
 
@@ -152,7 +75,7 @@ class ChainChooser:
         if branches in self._known:
             return self._known[branches]
         length_G = np.arange(self.longest + 1)
-        read, step = self.costs.drafter.at([2 * branches, branches])
+        read, step = self.costs.drafter.at([READ * branches, branches])
         drafting_G = np.where(length_G > 0, read + (length_G - 1) * step, 0.0)
         self._known[branches] = drafting_G + self.costs.target.at(branches * (length_G + 1))
         return self._known[branches]
@@ -168,6 +91,7 @@ class ChainChooser:
         """[S, D]: the chance that a branch's draft at a depth is accepted, with all before it."""
         tries, hits = self._tries_D.sum(), self._hits_D.sum()
         everyone = (hits + TRUST * PRIOR) / (tries + TRUST)
+        everyone += BOLD * math.sqrt(everyone * (1 - everyone) / (tries + TRUST))
         rate_D = (self._hits_D + SHRUNK * everyone) / (self._tries_D + SHRUNK)
         own = [self._own.get(owner, (0.0, 0.0)) for owner in owners]
         factors = [(h + SHRUNK * everyone) / (t + SHRUNK) / everyone for h, t in own]
@@ -177,6 +101,8 @@ class ChainChooser:
 
     def learn_(self, owners: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """What became of the round; paths: the nodes that each branch took, the root first."""
+        if not self.choice.size:
+            return
         self._hits_D *= KEPT
         self._tries_D *= KEPT
         for owner, length, path in zip(owners, self.choice.lengths, paths, strict=True):
@@ -196,6 +122,7 @@ class ChainChooser:
 Work = Callable[[int, int], Sequence[int]]
 """(nodes, levels) -> the rows that a branch has in each forward of the drafter in a round."""
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+BEST, TRIED = 0.7, 2.0  # of a tree's first node, unseen; and so many tries' worth of that
 HALF = 0.5  # what a range of ranks is thought to gain beside the one before it, unseen
 DEEPER = 0.7  # the same of a level
 EVERY = 16  # rounds after which one is larger than it seems to pay, to see
@@ -206,6 +133,8 @@ class TreeChooser:
 
     Nodes are ranked by the drafter: the tree of fewer nodes is the first part of a larger one. What
     was counted is how often a node of a rank was accepted, and one at a depth.
+
+    Nothing is drafted where that is expected to be faster.
 
     Args:
         nodes, levels: most of a tree.
@@ -228,22 +157,30 @@ class TreeChooser:
         self._known: dict[int, Floats] = {}  # milliseconds, by the number of branches
         counts = [[1 + len(work(int(n), int(d))) for d in self.depths_D] for n in self.sizes_C]
         self._shares_CD = np.asarray(counts) / np.min(counts)  # of forwards, beside the smallest
-        self._rounds = 0
+        self._rounds, self._pauses = 0, Pauses()
 
-    def choose_(self, owners: Sequence[int], room: Sequence[int]) -> DraftSize:
+    def choose_(self, owners: Sequence[int], room: Sequence[int], unread: int = 0) -> DraftSize:
         """As of chains; room does not matter: rows behind the end of an answer are few."""
         branches = len(owners)
         tokens_CD = branches * (1 + self._gains())
         forwards_CD = self._forwards(branches)
-        ms_CD = forwards_CD + self.clock.overhead * self._shares_CD
+        ms_CD = forwards_CD + self.clock.overhead_drafted * self._shares_CD
         rate_CD = (tokens_CD / np.maximum(ms_CD, 1e-9)) * (self.sizes_C[:, None] >= self.depths_D)
+        forward = float(self.costs.target.at(branches))
+        bare = branches / max(forward + self.clock.overhead, 1e-9)
+        pays = rate_CD.max() > bare
+        if not self._pauses.over_(pays=pays) and not pays:
+            self.clock.round_(forward, 0.0)
+            self.choice = DraftSize(0, 0, float(branches), branches / bare)
+            return self.choice
         size, level = (int(one) for one in np.unravel_index(rate_CD.argmax(), rate_CD.shape))
         self._rounds += 1
         if self._rounds % EVERY == 0:
             size = min(size + 1, len(self.sizes_C) - 1)
             level = min(level + 1, len(self.depths_D) - 1, int(self.sizes_C[size]) - 1)
         at = size, level
-        self.clock.round_(float(forwards_CD[at]), float(self._shares_CD[at]))
+        more = self.costs.catching_up(unread, branches)
+        self.clock.round_(float(forwards_CD[at]) + more, float(self._shares_CD[at]))
         nodes, levels = int(self.sizes_C[size]), int(self.depths_D[level])
         self.choice = DraftSize(nodes, levels, float(tokens_CD[at]), float(ms_CD[at]))
         return self.choice
@@ -262,8 +199,8 @@ class TreeChooser:
 
     def _gains(self) -> Floats:
         """[C, D]: drafts of a tree that are accepted in a round."""
-        mass_C = _believed(self._hits_C, self._tries_C, PRIOR, HALF)
-        depth_D = _believed(self._hits_D, self._tries_D, PRIOR, DEEPER).cumsum()
+        mass_C = _believed(self._hits_C, self._tries_C, BEST, HALF)
+        depth_D = _believed(self._hits_D, self._tries_D, BEST, DEEPER).cumsum()
         seen = max(self._tries_D.max(initial=0.0), 1e-9)
         usual = int((self._tries_D >= HALF * seen).sum()) if self._tries_D.any() else len(depth_D)
         gains_CD: Floats = mass_C.cumsum()[:, None] * (depth_D / depth_D[max(usual, 1) - 1])
@@ -272,6 +209,8 @@ class TreeChooser:
     def learn_(self, owners: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """What became of the round; paths: the nodes that each branch took, the root first, which
         are numbered by their ranks."""
+        if not self.choice.size:
+            return
         for counts in (self._hits_C, self._tries_C, self._hits_D, self._tries_D):
             counts *= KEPT
         offered_C, offered_D = self.sizes_C <= self.choice.size, self.depths_D <= self.choice.levels
@@ -290,7 +229,7 @@ def _believed(hits_X: Floats, tries_X: Floats, first: float, share: float) -> Fl
     """Hits in a try; where little was tried, a share of what stands before."""
     found, before = [], first / share
     for hits, tries in zip(hits_X.tolist(), tries_X.tolist(), strict=True):
-        before = (hits + TRUST * share * before) / (tries + TRUST)
+        before = (hits + TRIED * share * before) / (tries + TRIED)
         found.append(before)
     return np.asarray(found)
 

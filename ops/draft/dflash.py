@@ -18,12 +18,18 @@ from ..types import DraftRows, DraftWork, Proposal
 from .ddtree import chain, tree
 from .drawing import Drawing
 from .eagle import nodes_for
+from .proposals import nothing
 from .workspace import Workspace
 
 
 @op("draft.expand_root_", drafters="dflash", writes="frontier", drops="draft_rows")
-def expand_root_(drafter: BlockDrafter, draft_rows: DraftRows, kv_draft: KVCache) -> DraftRows:
-    """Write the context of what was committed; the block itself is drafted by grow_tree."""
+def expand_root_(
+    drafter: BlockDrafter, draft_rows: DraftRows | tuple[object, ...], kv_draft: KVCache
+) -> DraftRows | tuple[object, ...]:
+    """Write the context of what was committed; the block itself is drafted by grow_tree. Where a
+    round drafts nothing, that waits."""
+    if isinstance(draft_rows, tuple):
+        return draft_rows
     assert draft_rows.features_NF is not None
     rows, index_N = draft_rows.rows, draft_rows.index_N
     drafter.write_context_(
@@ -38,7 +44,7 @@ def expand_root_(drafter: BlockDrafter, draft_rows: DraftRows, kv_draft: KVCache
 @op("draft.grow_tree_", drafters="dflash", writes="proposal", drops="frontier")
 def grow_tree_(
     drafter: BlockDrafter,
-    frontier: DraftRows,
+    frontier: DraftRows | tuple[object, ...],
     kv_draft: KVCache,
     *,
     block_size: int,
@@ -48,6 +54,10 @@ def grow_tree_(
     accept: str = "match",
 ) -> Proposal:
     """One block forward for all branches; its guesses as one path, or as the best tree."""
+    if isinstance(frontier, tuple):
+        return nothing(len(frontier), kv_draft.data.device)
+    if frontier.choice is not None and not frontier.choice.size:
+        return nothing(len(frontier.root_S), kv_draft.data.device)
     logits_SDV, work = _block(drafter, frontier, kv_draft, block_size)
     log_probs_SDV = logits_SDV.log_softmax(-1)
     drawing = Drawing.of(frontier, draws, accept)

@@ -16,6 +16,7 @@ from ..model_types import HiddenDrafter
 from ..registry import op
 from ..tree import Candidates, rerank
 from ..types import DraftRows, Proposal
+from .proposals import nothing
 from .workspace import Workspace
 
 
@@ -37,9 +38,21 @@ class Frontier:
 
 @op("draft.expand_root_", drafters="eagle3 eagle2", writes="frontier", drops="draft_rows")
 def expand_root_(
-    drafter: HiddenDrafter, draft_rows: DraftRows, kv_draft: KVCache, *, top_k: int
-) -> Frontier:
-    """Take in what was committed, for all branches in one forward, and propose the first level."""
+    drafter: HiddenDrafter,
+    draft_rows: DraftRows | tuple[object, ...],
+    kv_draft: KVCache,
+    *,
+    top_k: int,
+) -> Frontier | tuple[object, ...]:
+    """Take in what was committed, for all branches in one forward, and propose the first level;
+    where a round drafts nothing, that waits."""
+    if isinstance(draft_rows, tuple):
+        return draft_rows
+    return look(drafter, draft_rows, kv_draft, top_k)
+
+
+def look(drafter: HiddenDrafter, draft_rows: DraftRows, kv_draft: KVCache, top_k: int) -> Frontier:
+    """The first level of all trees; the rows that are written for it stay."""
     rows = draft_rows.rows
     assert draft_rows.features_NF is not None
     hidden_BQH = _placed(drafter.fuse(draft_rows.features_NF), draft_rows)
@@ -69,18 +82,22 @@ def _placed(hidden_NH: Tensor, draft_rows: DraftRows) -> Tensor:
 @op("draft.grow_tree_", drafters="eagle3 eagle2", writes="proposal", drops="frontier")
 def grow_tree_(
     drafter: HiddenDrafter,
-    frontier: Frontier,
+    frontier: Frontier | tuple[object, ...],
     kv_draft: KVCache,
     *,
     nodes: int | Mapping[int, int] | str,
     levels: int,
 ) -> Proposal:
-    """Deepen all trees level by level, then keep the best nodes of each.
+    """Deepen all trees level by level, then keep the best nodes of each, if there are to be any.
 
     The best `count` nodes can be neither deeper nor wider than `count`: what could not be kept is
     not drafted.
     """
+    if isinstance(frontier, tuple):
+        return nothing(len(frontier), kv_draft.data.device)
     choice = frontier.draft_rows.choice
+    if choice is not None and not choice.size:
+        return nothing(len(frontier.tokens_SK), kv_draft.data.device, frontier.draft_rows.work)
     if choice is None:
         count, ranked = nodes_for(nodes, frontier.tokens_SK.shape[0]), False
     else:  # nodes in the order of their ranks, which the choice of the next rounds depends on

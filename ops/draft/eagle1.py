@@ -16,8 +16,7 @@ from ..model_types import HiddenDrafter
 from ..registry import op
 from ..types import DraftRows, Proposal
 from .drawing import Drawing
-from .eagle import Frontier, top_children
-from .eagle import expand_root_ as take_in
+from .eagle import Frontier, look, top_children
 from .static_tree import Level, StaticTree, lay_out
 from .workspace import Workspace
 
@@ -32,7 +31,7 @@ def expand_root_(
 ) -> Frontier:
     """Take in what was committed, and look at as many first tokens as the tree has use for."""
     breadth = lay_out(tuple(map(tuple, tree))).levels[0].breadth
-    return take_in(drafter, draft_rows, kv_draft, top_k=breadth)
+    return look(drafter, draft_rows, kv_draft, breadth)
 
 
 @op("draft.grow_tree_", drafters="eagle1", writes="proposal", drops="frontier")

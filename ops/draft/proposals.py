@@ -1,4 +1,4 @@
-"""The proposals of a round: two drafters' as one, and one number of nodes for all branches."""
+"""The proposals of a round: none, those of two drafters as one, one number of nodes for all."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..tree import Candidates
-from ..types import DraftWork, Proposal
+from ..types import NO_WORK, DraftWork, Proposal, no_drafts
+
+
+def nothing(trees: int, device: torch.device, work: DraftWork = NO_WORK) -> Proposal:
+    """Trees [S, 0]: verifying them is one ordinary decoding step for all branches."""
+    none_S0, valid_S0, scores_S0 = no_drafts(trees, device)
+    return Proposal(none_S0, none_S0, none_S0, valid_S0, scores_S0, 0, is_chain=True, work=work)
 
 
 def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) -> Proposal:

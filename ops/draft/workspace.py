@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..attention.cascade import plan
@@ -12,6 +13,8 @@ from ..attention.stacks import Member, Stack, group_of, history
 from ..kv.pool import KVCache
 from ..kv.slots import Ints
 from ..types import DraftRows, DraftWork
+
+ROWS = torch.contiguous_format
 
 
 class _Part(NamedTuple):
@@ -83,8 +86,9 @@ class Workspace:
 
     def _group(self, part: _Part, seen_SKM: Tensor, position_SM: Tensor) -> AttentionGroup:
         width, fresh = seen_SKM.shape[1:]
-        sequences = len(part.branch_Gn)
-        mask_GnWK = part.history_GnK[:, :, None].repeat(1, 1, width, 1)
+        sequences = part.branch_Gn.shape[0]
+        # a third of what `repeat` takes
+        mask_GnWK = part.history_GnK[:, :, None].expand(-1, -1, width, -1).clone(memory_format=ROWS)
         if part.place_GnM is not None:
             place_GnM, branch_Gn = part.place_GnM[:, :, :fresh], part.branch_Gn
             place_GnWM = place_GnM[:, :, None].expand(-1, -1, width, -1)
@@ -92,12 +96,9 @@ class Workspace:
             part.positions_GK.scatter_(1, place_GnM.flatten(1), position_SM[branch_Gn].flatten(1))
         first_Gn = self.frame.place_S[part.stack.rows_Gq] * width
         rows_Gq = (first_Gn[..., None] + np.arange(width)).reshape(sequences, -1)
-        return group_of(
-            part.stack._replace(rows_Gq=rows_Gq),
-            self.frame.places * width,
-            mask_GnWK.flatten(1, 2),
-            part.positions_GK,
-        )
+        stack = part.stack._replace(rows_Gq=rows_Gq)
+        rows = stack.rows_on(self.device, self.frame.places * width)
+        return group_of(stack, rows, mask_GnWK.flatten(1, 2), part.positions_GK)
 
     def fresh(
         self, seen_SKM: Tensor, position_SM: Tensor
@@ -110,7 +111,7 @@ class Workspace:
         fresh, spread = position_SM.shape[1], self.frame.spread
         rows = slice(fresh - seen_SKM.shape[1], fresh)
         slots_BQ = spread(self.slots_SM[:, rows], self.kv.scratch)
-        padding = slots_BQ.numel() - len(position_SM) * seen_SKM.shape[1]
+        padding = slots_BQ.numel() - position_SM.shape[0] * seen_SKM.shape[1]
         self.spent = self.spent.plus(DraftWork(1, slots_BQ.numel(), padding))
         groups = tuple(self._group(part, seen_SKM, position_SM) for part in self.parts)
         seen = AttentionMetadata(groups, self.merged)

@@ -7,6 +7,8 @@ block whose rows became another segment's is sealed, and its writer begins a fre
 """
 
 from collections.abc import Iterator
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,8 +61,6 @@ class BlockManager:
         writer_b = self.writer[blocks]
         is_free_b: Bools = (writer_b == NOBODY) & (self.references[blocks] == 0)
         open_b: Bools = is_free_b | (writer_b == segment)
-        if self.size == 1:
-            return open_b
         start = blocks.start * self.size
         return np.repeat(open_b, self.size)[first - start : last - start]
 
@@ -69,39 +69,37 @@ class BlockManager:
         blocks = slots_Q // self.size
         self.writer[blocks[self.references[blocks] == 0]] = segment
 
-    def enter_(self, owner_Q: Ints, slots_Q: npt.NDArray[np.int64]) -> None:
+    def enter_(self, owner_Q: Ints, slots_Q: npt.NDArray[np.integer[Any]]) -> None:
         """Slots have become these segments', which were nobody's."""
-        began = list[tuple[int, int]]()
         for segment, block, count in self._pairs(owner_Q, slots_Q):
             table = self.tables.setdefault(segment, {})
             if block not in table:
                 table[block] = 0
-                began.append((block, segment))
+                self._name_(block, segment)
             table[block] += count
-        if began:
-            blocks, segments = np.array(began[::-1]).T  # of several the first one, written last
-            new = (self.references[blocks] == 0) & (self.writer[blocks] == NOBODY)
-            self.writer[blocks[new]] = segments[new]
-            np.add.at(self.references, blocks, 1)
-            self.in_use = int(np.count_nonzero(self.references))
-            self.high_water = max(self.high_water, self.in_use)
+        self.high_water = max(self.high_water, self.in_use)
+
+    def _name_(self, block: int, segment: int) -> None:
+        """One more table names a block; of a free one that nobody began, its segment writes on."""
+        if not self.references[block]:
+            self.in_use += 1
+            if self.writer[block] == NOBODY:
+                self.writer[block] = segment
+        self.references[block] += 1
 
     def leave_(self, owner_Q: Ints, slots_Q: npt.NDArray[np.int64]) -> None:
         """Slots are these segments' no more."""
-        ended = list[int]()
         for segment, block, count in self._pairs(owner_Q, slots_Q):
             table = self.tables[segment]
             table[block] -= count
             if not table[block]:
                 del table[block]
-                ended.append(block)
+                self.references[block] -= 1
+                if not self.references[block]:
+                    self.writer[block] = NOBODY
+                    self.in_use -= 1
             if not table:
                 del self.tables[segment]
-        if ended:
-            blocks = np.array(ended)
-            np.subtract.at(self.references, blocks, 1)
-            self.writer[blocks[self.references[blocks] == 0]] = NOBODY
-            self.in_use = int(np.count_nonzero(self.references))
 
     def seal_(self, segment: int) -> None:
         """Nobody takes slots any more of the blocks where a segment has some."""
@@ -122,18 +120,17 @@ class BlockManager:
         return self.in_use * self.size - is_short * missing - held
 
     def _pairs(
-        self, owner_Q: Ints, slots_Q: npt.NDArray[np.int64]
+        self, owner_Q: Ints, slots_Q: npt.NDArray[np.integer[Any]]
     ) -> Iterator[tuple[int, int, int]]:
         """(segment, block, slots of it there)."""
         if self.size == 1:  # every slot is a block by itself
-            pairs = zip(owner_Q.tolist(), slots_Q.tolist(), strict=True)
-            yield from ((segment, block, 1) for segment, block in pairs)
-            return
+            ones = repeat(1, owner_Q.size)
+            return zip(owner_Q.tolist(), slots_Q.tolist(), ones, strict=True)
         keys_Q = (owner_Q.astype(np.int64) + LOWEST) * len(self) + slots_Q // self.size
         keys, counts = np.unique(keys_Q, return_counts=True)
-        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
-            segment, block = divmod(key, len(self))
-            yield segment - LOWEST, block, count
+        segments, blocks = np.divmod(keys, len(self))
+        whose = (segments - LOWEST).tolist(), blocks.tolist(), counts.tolist()
+        return zip(*whose, strict=True)
 
     def check_integrity(self, owner: Ints) -> None:
         """Raise AssertionError unless tables say what `owner` [slots] does, and every block is free

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .block_manager import BlockManager, Bools
+from .block_manager import BlockManager
 from .slots import FREE, NOBODY, Ints, PoolFullError, Region, check_regions, check_row, each
 
 Row = int | Ints
@@ -107,13 +107,13 @@ class SlotTable:
         """
         owner_Q = np.asarray(owner, np.int32)
         home_Q = each(home, owner_Q.size)
-        if self.rows == 1:
-            slots = self._take(owner_Q, home_Q)
-        else:
-            slots = self.lowest_free(owner_Q.size, row)
-        self._label_(slots, owner_Q)
-        self.home[slots], self.position[slots] = home_Q, np.asarray(position, np.int32)
+        one = self.rows == 1
+        slots = self._take_(owner_Q, home_Q) if one else self.lowest_free(owner_Q.size, row)
+        self.blocks.enter_(owner_Q, slots)
+        self.owner[slots], self.home[slots] = owner_Q, home_Q
+        self.position[slots] = np.asarray(position, np.int32)
         self.committed[slots] = False
+        self.current_length += slots.size
         self._note_peak()
         return slots
 
@@ -138,42 +138,42 @@ class SlotTable:
             region.include_(int(slots.min()), int(slots.max()))
         return region
 
-    def _take(self, owner_Q: Ints, home_Q: Ints) -> Ints:
-        """Free slots of the only row, for each owner of its own blocks near its home's region.
+    def _take_(self, owner_Q: Ints, home_Q: Ints) -> Ints:
+        """Give out free slots of the only row, to each owner of its own blocks near its home's.
 
         Raises:
             PoolFullError: there are fewer.
         """
-        free, slots = self.owner == FREE, np.empty(owner_Q.size, np.int32)
-        if (left := int(np.count_nonzero(free))) < owner_Q.size:
+        if (left := int(np.count_nonzero(self.owner == FREE))) < owner_Q.size:
             raise PoolFullError(f"{owner_Q.size} slots asked, {left} free")
+        slots, shares = np.empty(owner_Q.size, np.int32), self.blocks.size > 1
         # where blocks have one slot, nobody can begin one that somebody else goes on in
-        writer_Q = owner_Q if self.blocks.size > 1 else home_Q
-        for owner, home in dict.fromkeys(zip(writer_Q.tolist(), home_Q.tolist(), strict=True)):
-            mine = (writer_Q == owner) & (home_Q == home)
-            count = int(np.count_nonzero(mine))
+        writer_Q = owner_Q if shares else home_Q
+        pairs = dict.fromkeys(zip(writer_Q.tolist(), home_Q.tolist(), strict=True))
+        for owner, home in pairs:
+            mine = (writer_Q == owner) & (home_Q == home) if len(pairs) > 1 else slice(None)
             region = self.regions.setdefault(home, Region())
-            slots[mine] = lowest = self._lowest(free, owner, region, count)
-            free[lowest] = False
-            self.blocks.begin_(owner, lowest)
+            slots[mine] = lowest = self._lowest(owner, region, slots[mine].size)
+            self.owner[lowest] = owner_Q[mine]
+            if shares:
+                self.blocks.begin_(owner, lowest)
             region.include_(int(lowest[0]), int(lowest[-1]))
         return slots
 
-    def _lowest(self, free: Bools, owner: int, region: Region, count: int) -> Ints:
+    def _lowest(self, owner: int, region: Region, count: int) -> Ints:
         """The lowest free slots from a region's first on, or of the whole pool: of blocks that the
         owner may write to, or of any if these have fewer."""
         end = max(region.high, region.first) + count
         near = ((region.first, end), (region.first, self.slots), (0, self.slots))
-        for first, last in near:
-            open_slots = self.blocks.is_open(owner, first, min(last, self.slots))
-            slots = first + np.flatnonzero(free[first:last] & open_slots)[:count]
-            if slots.size == count:
-                return slots.astype(np.int32)
-        for first, last in near[1:]:
-            slots = first + np.flatnonzero(free[first:last])[:count]
-            if slots.size == count:
-                break
-        return slots.astype(np.int32)
+        for own in (True, False) if self.blocks.size > 1 else (False,):
+            for first, last in near:
+                is_free = self.owner[first:last] == FREE
+                if own:
+                    is_free &= self.blocks.is_open(owner, first, min(last, self.slots))
+                slots: Ints = first + is_free.nonzero()[0][:count].astype(np.int32)
+                if slots.size == count:
+                    return slots
+        raise AssertionError("there are as many free slots as are counted")
 
     def lowest_free(self, count: int, row: Row) -> Ints:
         """Slots that nobody uses, of one row, or of a row for each slot.

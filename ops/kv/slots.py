@@ -42,8 +42,11 @@ class SlotRun:
     @property
     def slots_GK(self) -> Ints:
         """int32 [runs, length]."""
-        starts_G = self.first + self.stride * np.arange(self.runs)
-        return (starts_G[:, None] + np.arange(self.length)).astype(np.int32)
+        starts_G1: Ints = np.array(
+            [[self.first + g * self.stride] for g in range(self.runs)], np.int32
+        )
+        steps_K: Ints = np.arange(self.length, dtype=np.int32)
+        return starts_G1 + steps_K
 
 
 @dataclass(slots=True)

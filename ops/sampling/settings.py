@@ -99,8 +99,8 @@ class SamplingRules:
 
     @property
     def penalises(self) -> bool:
-        penalties = (self.presence_penalty, self.frequency_penalty)
-        return self.repetition_penalty != 1 or any(penalties)
+        own = self.presence_penalty or self.frequency_penalty
+        return self.repetition_penalty != 1 or bool(own)
 
     @property
     def looks_back(self) -> bool:
@@ -109,7 +109,7 @@ class SamplingRules:
     @property
     def plain(self) -> bool:
         """Whether the best token of the logits as they are is taken."""
-        return self.greedy and not (self.looks_back or self.biases)
+        return self.greedy and not (self.looks_back or self.logit_bias or self.banned)
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:

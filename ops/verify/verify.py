@@ -83,13 +83,11 @@ def accept(
         bonus_S = bonus_S.masked_fill(broken_ST.any(1), BROKEN)
     else:
         path_ST, bonus_S = matching(proposal, rows.ancestors_STT, drawn_ST)
-    root_S1 = rows.tokens_BQ.view(-1)[rows.nodes_ST[:, :1]]
     return Accepted(
         drawn_ST,
         path_ST,
         bonus_S,
-        torch.cat([root_S1, proposal.tokens_SN.where(proposal.valid_SN, -1)], dim=1),
-        F.pad(proposal.parents_SN + 1, (1, 0)),
+        *_with_roots(proposal, rows.tokens_BQ.view(-1)[rows.nodes_ST[:, :1]]),
         _notes(proposal, scored.scores_RV, filler_top_k),
         scored.bound([tree * nodes + n for tree in rows.bound_trees for n in range(nodes)]),
         figures(scored, proposal, drawn_ST, judged) if explain else None,
@@ -117,6 +115,14 @@ def matching(proposal: Proposal, above_STT: Tensor, drawn_ST: Tensor) -> tuple[T
     node_T = torch.arange(path_ST.shape[1], device=path_ST.device)
     last_S1 = (path_ST * node_T).argmax(1, keepdim=True)
     return path_ST, drawn_ST.gather(1, last_S1).squeeze(1)
+
+
+def _with_roots(proposal: Proposal, root_S1: Tensor) -> tuple[Tensor, Tensor]:
+    """tokens_ST and parents_ST, as in `Accepted`."""
+    if not proposal.tokens_SN.shape[1]:
+        return root_S1, torch.zeros_like(root_S1)
+    tokens_SN = proposal.tokens_SN.where(proposal.valid_SN, -1)
+    return torch.cat([root_S1, tokens_SN], dim=1), F.pad(proposal.parents_SN + 1, (1, 0))
 
 
 def _notes(proposal: Proposal, scores_RV: Tensor, filler_top_k: int) -> Tensor:

@@ -30,6 +30,9 @@ class SegmentTree:
         self._parent: dict[int, int] = {}
         self._home: dict[int, int] = {}
         self._reads: dict[int, tuple[int, ...]] = {}
+        # what rounds ask for again and again, until the tree changes
+        self._seen: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._told: tuple[tuple[int, ...], Lineages] | None = None
 
     def __len__(self) -> int:
         return len(self._parent)
@@ -47,24 +50,29 @@ class SegmentTree:
 
     def hang(self, segment: int, parent: int) -> None:
         """A segment goes on behind another one from now on; its home stays."""
+        self._change_()
         self._parent[segment] = parent
 
     def read(self, segment: int, others: Sequence[int]) -> None:
         """A segment sees these others, which do not lie on its path, where they are: 0 bytes."""
+        self._change_()
         self._reads[segment] = tuple(others)
 
     def insert(self, segment: int) -> int:
         """A new segment, its own home, between a segment and its parent."""
+        self._change_()
         above = self.add()
         self._parent[above], self._parent[segment] = self._parent[segment], above
         return above
 
     def settle(self, segment: int) -> None:
         """A segment becomes its own home."""
+        self._change_()
         self._home[segment] = segment
 
     def remove(self, segments: Iterable[int]) -> None:
         """Forget segments that nobody goes on from; unknown ones are ignored."""
+        self._change_()
         for segment in segments:
             self._parent.pop(segment, None)
             self._home.pop(segment, None)
@@ -88,22 +96,40 @@ class SegmentTree:
             path.append(parent)
         return path
 
-    def lineage(self, segment: int) -> list[int]:
+    def lineage(self, segment: int) -> tuple[int, ...]:
         """All whose rows it sees: its path, and what it reads beside it."""
-        return [*self.path(segment), *self._reads.get(segment, ())]
+        return self._sight(segment)[0]
 
     def home(self, segment: int) -> int:
         return self._home[segment]
 
     def homes(self, segment: int) -> tuple[int, ...]:
         """Where everything lies that a row of this segment may see, its own home first."""
-        return tuple(dict.fromkeys(self._home[one] for one in self.lineage(segment)))
+        return self._sight(segment)[1]
+
+    def _sight(self, segment: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Its lineage and its homes, which every round asks for several times."""
+        if (known := self._seen.get(segment)) is None:
+            lineage = (*self.path(segment), *self._reads.get(segment, ()))
+            homes = tuple(dict.fromkeys(self._home[one] for one in lineage))
+            known = self._seen[segment] = lineage, homes
+        return known
 
     def lineages(self, segments: Sequence[int]) -> Lineages:
         """What attention has to know of these segments."""
-        paths = [self.lineage(segment) for segment in segments]
-        path_SA = np.full((len(paths), max(map(len, paths), default=1)), NOBODY, np.int32)
-        for row, path in zip(path_SA, paths, strict=True):
-            row[: len(path)] = path
-        homes = tuple(self.homes(segment) for segment in segments)
-        return Lineages(np.asarray(segments, np.int32), path_SA, homes)
+        asked = tuple(segments)
+        if self._told is not None and self._told[0] == asked:
+            return self._told[1]
+        sights = [self._sight(segment) for segment in segments]
+        most = max((len(path) for path, _ in sights), default=1)
+        paths = [[*path, *[NOBODY] * (most - len(path))] for path, _ in sights]
+        path_SA = np.array(paths, np.int32).reshape(len(paths), most)
+        homes = tuple(homes for _, homes in sights)
+        told = Lineages(np.array(segments, np.int32), path_SA, homes)
+        self._told = asked, told
+        return told
+
+    def _change_(self) -> None:
+        """The tree is about to be another one."""
+        self._seen.clear()
+        self._told = None

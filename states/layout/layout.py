@@ -21,8 +21,8 @@ from ...ops.kv.slots import UNKNOWN, Ints
 from ...ops.types import DraftRows, Rows, no_trees
 from ..cache.segments import SegmentTree
 from ..text.prompt_tokens import Chunk
-from .queries import PackedQueries, QueryRun, joined
-from .tree_rows import PlacedRows, SpanSlots, Trees, by_node, grow, stand
+from .queries import PackedQueries, QueryRun
+from .tree_rows import PlacedRows, Roots, SpanSlots, Trees, by_node, grow, stand
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,6 @@ class Layout:
     def place_(self, kv: KVCache, trees: Trees | None, spans: Sequence[Span]) -> PlacedRows:
         """Take slots for all rows of a forward and lay the rows out, trees first."""
         shared = trees.proposal.shared or None if trees is not None and self.packed else None
-        bare = trees is not None and trees.bare
         of_trees = [] if trees is None else self._tree_runs(trees, shared)
         packed = PackedQueries(kv, [*of_trees, *(run for s in spans for run in self._runs(s))])
         span_slots, at = [], len(of_trees)
@@ -130,17 +129,18 @@ class Layout:
             at = copies.stop
         tips = [one.rows[-1] for s, one in zip(spans, span_slots, strict=True) if s.draws]
         histories = trees.segments if trees else None
-        rows = self._chains(kv, packed, tips, 0 if bare else len(of_trees), histories)
-        fresh = joined(packed.slots[: len(of_trees)])
+        fresh = packed.all_slots[: sum(packed.sizes[: len(of_trees)])]
+        if trees is not None and trees.bare:
+            roots = stand(trees, packed.index[: len(fresh), None], fresh[:, None], self.device)
+            rows = self._chains(kv, packed, tips, 0, None, roots)
+        else:
+            rows = self._chains(kv, packed, tips, len(of_trees), histories)
         if trees is not None:
-            flat, slots = (
-                joined(parts[: len(of_trees)]) if shared else by_node(parts, trees)
-                for parts in (packed.flat, packed.slots)
-            )
-            if bare:
-                rows = stand(rows, trees, flat, slots)
-            else:
-                rows = grow(rows, trees, flat, slots, shared)
+            if shared:
+                rows = grow(rows, trees, packed.index[: len(fresh)], fresh, shared)
+            elif not trees.bare:
+                flat, slots = (by_node(parts, trees) for parts in (packed.flat, packed.slots))
+                rows = grow(rows, trees, flat, slots, None)
             if not self.packed:
                 aligned = self.alignment(packed, trees, spans, rows.positions_BQ)
                 rows = replace(rows, alignment=aligned)
@@ -192,11 +192,12 @@ class Layout:
         tips: Sequence[int],
         trees: int = 0,
         histories: Sequence[Sequence[int]] | None = None,
+        roots: Roots | None = None,
     ) -> Rows:
-        """All rows of a forward as if there were no trees.
+        """All rows of a forward as if there were no trees, but for roots without drafts.
 
         Args:
-            trees: how many of the runs, from the first on, are those of trees.
+            trees: how many of the runs, from the first on, are those of trees with drafts.
             histories: for each tree the segments whose history its nodes see; None for its own.
         """
         runs = packed.runs
@@ -218,8 +219,9 @@ class Layout:
             host_CN[3].astype(np.int32),
             self.members(packed, trees),
             packed.all_slots[sum(packed.sizes[:trees]) :],
-            *no_trees(self.device),
+            *(no_trees(self.device) if roots is None else roots[:2]),
             self._ids(tips),
+            *(() if roots is None else roots[2:]),
         )
 
     def members(self, packed: PackedQueries, trees: int) -> tuple[Member, ...]:
@@ -229,13 +231,16 @@ class Layout:
         that have any are one member.
         """
         shared = any(run.owner < 0 for run in packed.runs[:trees])
-        drafted = tuple(dict.fromkeys(home for run in packed.runs[:trees] for home in run.homes))
+        drafted: tuple[int, ...] = ()
+        if shared:
+            homes_of = (run.homes for run in packed.runs[:trees])
+            drafted = tuple(dict.fromkeys(home for homes in homes_of for home in homes))
         parts: dict[tuple[int, ...], list[Ints]] = {}
         for at, (run, flat) in enumerate(zip(packed.runs, packed.flat, strict=True)):
             homes = drafted if shared and at < trees else run.homes
             parts.setdefault(homes, []).append(flat)
         return tuple(
-            Member(np.concatenate(flats).astype(np.int64), 0, homes)
+            Member(np.concatenate(flats, dtype=np.int64), 0, homes)
             for homes, flats in parts.items()
         )
 
@@ -256,10 +261,9 @@ class Layout:
             (run, part.features) for part in pending if part.tokens for run in self._runs(part)
         ]
         packed = PackedQueries(kv, [run for run, _ in copies])
-        last: dict[int, int] = {}
-        for run, slots, flat in zip(packed.runs, packed.slots, packed.flat, strict=True):
-            kv.commit_(slots, run.positions)
-            last[run.owner] = int(flat[-1])
+        kv.commit_(packed.all_slots, packed.positions)
+        runs = zip(packed.runs, packed.flat, strict=True)
+        last = {run.owner: int(flat[-1]) for run, flat in runs}
         order = sorted(range(len(copies)), key=lambda i: int(packed.flat[i][0]))
         features = [part for i in order if (part := copies[i][1]) is not None]
         rows = self._chains(kv, packed, [last[one[0]] for one in active])
@@ -279,4 +283,4 @@ class Layout:
         )
 
     def _ids(self, values: Any) -> Tensor:
-        return torch.as_tensor(np.asarray(values, np.int64), device=self.device)
+        return torch.from_numpy(np.array(values, np.int64)).to(self.device)

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from ...ops.kv.align import AlignmentManager
+from ...ops.kv.align import AlignmentManager, AlignmentState
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
 
@@ -35,7 +35,7 @@ class PackedQueries:
         flat, slots: int32, flat row indices and pool slots of each run, in the given order.
         index, all_slots: the same of all runs, one after another.
         tokens, positions: of all runs.
-        aligned: how the rows are padded; `paddings` the padding in front of each tensor row.
+        paddings: the padding in front of each tensor row.
     """
 
     def __init__(self, kv: KVCache, runs: Sequence[QueryRun]) -> None:
@@ -46,10 +46,9 @@ class PackedQueries:
         self.first_row = min(lengths, default=0)
         self.height = max(lengths, default=0) - self.first_row + 1
         self.queries = max(lengths.values(), default=0)
-        self.aligned = AlignmentManager.align_for_decode(
-            [lengths.get(self.first_row + b, 0) for b in range(self.height)]
+        self.paddings = tuple(
+            self.queries - lengths.get(self.first_row + b, 0) for b in range(self.height)
         )
-        self.paddings = self.aligned.padding_lengths
         self.sizes = [run.size for run in runs]
         self.tokens = [token for run in runs for token in run.tokens]
         self.positions = [position for run in runs for position in run.positions]
@@ -58,6 +57,11 @@ class PackedQueries:
         parts = [slice(*pair) for pair in pairwise(ends)]
         self.flat = [self.index[part] for part in parts]
         self.slots = [self.all_slots[part] for part in parts]
+
+    @property
+    def aligned(self) -> AlignmentState:
+        """How the rows are padded."""
+        return AlignmentManager.align_for_decode([self.queries - n for n in self.paddings])
 
     def _index(self) -> Ints:
         if self.height == 1:  # one after another, without padding
@@ -72,8 +76,7 @@ class PackedQueries:
 
     def _append_(self, kv: KVCache) -> Ints:
         whose_3 = [(run.owner, run.homes[0], run.row) for run in self.runs]
-        sizes = np.array(self.sizes, np.int64)
-        whose_R3 = np.array(whose_3, np.int32).reshape(-1, 3).repeat(sizes, 0)
+        whose_R3 = np.array(whose_3, np.int32).reshape(-1, 3).repeat(self.sizes, 0)
         owners, homes, rows = whose_R3.T
         return kv.append_(owners, self.positions, rows if kv.rows > 1 else 0, homes)
 
@@ -82,6 +85,8 @@ class PackedQueries:
     ) -> npt.NDArray[np.int64]:
         """int64 [C, B * Q]: values of all rows, one run after another, and what is in the
         padding."""
+        if self.height == 1:  # one after another, without padding
+            return np.array(values_C, np.int64)
         out = np.empty((len(empty_C), self.height * self.queries), np.int64)
         for own, empty, values in zip(out, empty_C, values_C, strict=True):
             if len(self.index) < len(own):

@@ -9,6 +9,7 @@ out alone, as large as the largest may be, and what was not chosen is padding in
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -93,17 +94,21 @@ class PlacedRows:
         return replace(self, padding=padding, tree_rows=rows_ST, tree_slots=slots_ST)
 
 
-def stand(rows: Rows, trees: Trees, flat_ST: Ints, slots_ST: Ints) -> Rows:
-    """Rows of roots without drafts, whose tokens and positions are in them already."""
-    device, host_ST1 = rows.tokens_BQ.device, np.ones((*flat_ST.shape, 1), np.bool_)
-    return replace(
-        rows,
-        nodes_ST=tensor(flat_ST, device),
-        ancestors_STT=tensor(host_ST1, device),
-        node_rows_ST=flat_ST,
-        node_slots_ST=slots_ST,
-        bound_trees=trees.bound,
-    )
+class Roots(NamedTuple):
+    """Trees without drafts, as `Rows` has them."""
+
+    nodes_ST: Tensor
+    ancestors_STT: Tensor
+    node_rows_ST: Ints
+    node_slots_ST: Ints
+    bound_trees: tuple[int, ...]
+
+
+def stand(trees: Trees, flat_ST: Ints, slots_ST: Ints, device: torch.device) -> Roots:
+    """Roots without drafts, of whose rows the host knows everything."""
+    nodes_ST = tensor(flat_ST, device)
+    ancestors_STT = torch.ones_like(nodes_ST, dtype=torch.bool)[..., None]
+    return Roots(nodes_ST, ancestors_STT, flat_ST, slots_ST, trees.bound)
 
 
 def by_node(parts: Sequence[Ints], trees: Trees) -> Ints:

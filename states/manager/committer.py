@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from ...ops.blend.blend import BlendReport
@@ -53,15 +54,16 @@ class Committer:
     ) -> RoundSummary:
         """Read the round, commit accepted rows where they lie, advance tips, finish branches."""
         kv, result = self.pools[0], read_round(host, accepted, roots, picked_rows(report))
-        before = {b.owner: len(b.tokens) for b in batch.everyone}
+        everyone = batch.everyone
+        before = [len(b.tokens) for b in everyone]
         placed = batch.placed.with_host_tokens(result.tokens_ST)
         walks = []
         for tree, branch in enumerate(batch.ran):
             assert accepted is not None, "trees have been judged"
             walk = _walk(tree, batch, result, accepted, host)
             walks.append(walk)
-            nodes = walk.nodes[: walk.taken + 1]
-            slots, rows = placed.tree_slots[tree][nodes], placed.tree_rows[tree][nodes]
+            nodes = np.array(walk.nodes[: walk.taken + 1])
+            slots, rows = placed.tree_slots[tree, nodes], placed.tree_rows[tree, nodes]
             self._keep(branch, slots, rows, features_QF)
         kv.release_(placed.fresh[~kv.committed[placed.fresh]])
         self._commit_spans(batch, result, roots, features_QF, host)
@@ -70,10 +72,10 @@ class Committer:
         if report is not None and self.blend is not None and batch.rows.blend is not None:
             blend = self.blend.mark_(report, batch.spans, placed, batch.rows.blend, result.picked_P)
         return RoundSummary(
-            tuple(b.name for b in batch.everyone),
-            tuple(len(b.tokens) - before[b.owner] for b in batch.everyone),
+            tuple(b.name for b in everyone),
+            tuple(len(b.tokens) - had for b, had in zip(everyone, before, strict=True)),
             (*(len(walk.nodes) - 1 for walk in walks), *(-1 for _ in batch.newcomers)),
-            int((result.tokens_ST[:, 1:] >= 0).sum()),
+            int(np.count_nonzero(result.tokens_ST[:, 1:] >= 0)),
             kv.needed_length,
             sum(pool.needed_length for pool in self.pools[1:]),
             batch.rows.tokens_BQ.numel(),

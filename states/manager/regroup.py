@@ -5,7 +5,6 @@ become kept rows where they arrive, and whoever begins with their tokens goes on
 """
 
 from collections.abc import Sequence
-from math import prod
 
 import numpy as np
 import torch
@@ -35,21 +34,17 @@ def kept_rows(branches: BranchStateManager, ids: Sequence[int], salt: str = "") 
     return (rows, *(min(rows, count) for count in drafted))
 
 
-def size_of(branches: BranchStateManager, rows: Sequence[int]) -> int:
-    """Numbers that so many rows of each pool are: keys and values of all layers and heads."""
-    return sum(_sizes(_pools(branches), rows))
-
-
 def bytes_of(branches: BranchStateManager, rows: Sequence[int]) -> int:
     """The same in bytes."""
-    both = zip(_pools(branches), rows, strict=True)
+    both = zip(travelling_pools(branches), rows, strict=True)
     return sum(count * pool.slot_bytes for pool, count in both)
 
 
 def take_out(
     branches: BranchStateManager, ids: Sequence[int], rows: Sequence[int], salt: str = ""
-) -> Tensor:
-    """[N] copies of the first rows that are kept of `ids`, one pool after the other.
+) -> list[Tensor]:
+    """Copies of the first rows that are kept of `ids`, [layers, 2, kv_heads, R, head_dim] of each
+    pool.
 
     Raises:
         LookupError: they are not kept any more.
@@ -57,24 +52,27 @@ def take_out(
     cache = _cache(branches)
     path, covered = cache.match(np.asarray(ids, np.int32), salt)
     parts = []
-    for pool, count in zip(_pools(branches), rows, strict=True):
+    for pool, count in zip(travelling_pools(branches), rows, strict=True):
         slots = np.concatenate([np.zeros(0, np.int32), *(pool.slots_of(one) for one in path)])
         slots = slots[pool.position[slots] < count]
         if slots.size != count or covered < rows[0]:
             raise LookupError(f"{count} rows are wanted, {slots.size} are kept")
         index = torch.from_numpy(slots.astype(np.int64)).to(pool.data.device)
-        parts.append(pool.data.index_select(3, index).flatten())
-    return torch.cat(parts)
+        parts.append(pool.data.index_select(3, index))
+    return parts
 
 
 def put_in_(
     branches: BranchStateManager,
     ids: Sequence[int],
     rows: Sequence[int],
-    data_N: Tensor,
+    parts: Sequence[Tensor],
     salt: str = "",
 ) -> bool:
     """Keep rows that were taken out elsewhere; ids: exactly those of the target's rows.
+
+    Args:
+        parts: of each pool, as `take_out` gives them.
 
     Returns:
         False where there was no room, or nothing new in them; then nothing has changed.
@@ -90,11 +88,9 @@ def put_in_(
         cache.segments.remove([segment])
         return False
     cache.make_room_(left)
-    pools = _pools(branches)
-    parts = torch.split(data_N, _sizes(pools, rows))
+    pools = travelling_pools(branches)
     for pool, count, part in zip(pools, rows, parts, strict=True):
-        own = part.view(_shape(pool, count))[:, :, :, start:]
-        pool.put_in_(own, np.arange(min(start, count), count), segment, CAUSE)
+        pool.put_in_(part[:, :, :, start:], np.arange(min(start, count), count), segment, CAUSE)
     cache.release_(segment)
     return cache.keep_(segment, ids_T[start:], start, salt)
 
@@ -108,20 +104,11 @@ def _unclaimed(branches: BranchStateManager, cache: PrefixCache) -> int:
     return slots - branches.admission.claimed(running, len(branches.active), ())
 
 
-def _sizes(pools: Sequence[KVCache], rows: Sequence[int]) -> list[int]:
-    return [prod(_shape(pool, count)) for pool, count in zip(pools, rows, strict=True)]
-
-
-def _shape(pool: KVCache, count: int) -> tuple[int, int, int, int, int]:
-    layers, two, heads, _, dim = pool.data.shape
-    return layers, two, heads, count, dim
-
-
 def _cache(branches: BranchStateManager) -> PrefixCache:
     if branches.prefixes is None:
         raise LookupError("this graph keeps no rows")
     return branches.prefixes
 
 
-def _pools(branches: BranchStateManager) -> list[KVCache]:
+def travelling_pools(branches: BranchStateManager) -> list[KVCache]:
     return [pool for pool in _cache(branches).pools if isinstance(pool, KVCache)]

@@ -9,7 +9,7 @@ from .outline_ops import Answer, delivered
 
 
 class ClusterDirector(Protocol):
-    """What directs the workers of a cluster; `engine.cluster.director` has the real one."""
+    """What directs the workers of a cluster; `engine.cluster.driver.director` has the real one."""
 
     def form_group_(self) -> None: ...
     def write_outlines_(self) -> None: ...

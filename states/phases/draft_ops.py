@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import Literal
 
-import torch
-
 from ...ops.draft.drawing import Drawing
 from ...ops.draft.eagle import nodes_for
 from ...ops.draft.gamma_settings import LOOKING, GammaSettings
 from ...ops.draft.host_tree import pack
+from ...ops.draft.proposals import nothing
 from ...ops.draft.vanilla import ChainStart, catch_up_, write_chain_
 from ...ops.kv.pool import KVCache
 from ...ops.model_types import Target
@@ -29,12 +28,7 @@ def expand_nothing(draft_rows: tuple[Branch, ...]) -> tuple[Branch, ...]:
 @op("draft.grow_tree_", drafters="none", writes="proposal", drops="frontier")
 def grow_nothing(drafting: Drafting, frontier: tuple[Branch, ...]) -> Proposal:
     """Trees [S, 0]: verifying them is one ordinary decoding step for all branches."""
-    return _nothing(drafting, frontier)
-
-
-def _nothing(drafting: Drafting, frontier: tuple[Branch, ...]) -> Proposal:
-    none_S0 = torch.zeros(len(frontier), 0, dtype=torch.int64, device=drafting.layout.device)
-    return Proposal(none_S0, none_S0, none_S0, none_S0.bool(), none_S0.float(), 0, is_chain=True)
+    return nothing(len(frontier), drafting.layout.device)
 
 
 @op("draft.grow_tree_", drafters="ngram", writes="proposal", drops="frontier")
@@ -53,6 +47,8 @@ def grow_ngrams_(
     memory = drafting.memory
     assert isinstance(memory, NgramState)
     choice = drafting.choice
+    if choice is not None and not choice.size:
+        return nothing(len(frontier), drafting.layout.device)
     count = nodes_for(nodes, len(frontier)) if choice is None else choice.size
     if method == "lookup":
         trees = [memory.lookup_(one, count, levels, longest, width) for one in frontier]
@@ -102,6 +98,6 @@ def grow_chain_(
 ) -> Proposal:
     """One draft after another, for all branches at once."""
     if isinstance(frontier, tuple):
-        return _nothing(drafting, frontier)
+        return nothing(len(frontier), kv_draft.data.device)
     drawing = Drawing.of(frontier.draft_rows, draws, accept)
     return write_chain_(drafter, frontier, kv_draft, drawing)

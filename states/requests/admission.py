@@ -196,10 +196,10 @@ class Intake:
         return self.held_for(request)
 
     def _why_not(self, more: int, count: int, request: Request) -> str:
-        room, rows = self.room, self._rows(count, request)
+        room = self.room
         if count > room.max_active:
             return f"{self.count} of {room.max_active} branches run"
-        if rows > room.rows > 0:
+        if room.rows and (rows := self._rows(count, request)) > room.rows:
             return f"needs row {rows} of {room.rows}"
         needed = more + room.tree_slots(count)
         if self.used + needed > room.capacity:

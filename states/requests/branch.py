@@ -159,18 +159,17 @@ class Request:
         prefix_length: rows of the shared prefix in the pool; `context` their token ids. The first
             `shared` rows are kept ones, which other requests may go on from as well; `reused` of
             them were there when it came.
-        grown: what became a part of the prefix later: the outline, what parts begin with.
-        first: the branch that goes on first when a preempted request begins again.
-        sampling: how its tokens are drawn. asked: the budget that somebody asked for, if any did.
-        given: outline ids of `--outline FILE`, prefilled instead of being written.
-        documents: those that its branches are searched for. cancelled: somebody wants it to end.
-        finish: how it ends, and `why`. With a `budget` of 0 it ends with its outline.
+        grown: what became a part of the prefix later: the outline, what parts begin with. first:
+            the branch that goes on first when it begins again. begun: by index, what branches that
+            are not there yet have written elsewhere. sampling: how its tokens are drawn.
+        asked: the budget that somebody asked for, if any did. given: outline ids of
+            `--outline FILE`, prefilled. documents: those that its branches are searched for.
+        cancelled: somebody wants it to end. finish, why: how it ends (budget 0: with its outline).
         arrival: its number in the order of submission; step: the one that first looked at it.
         deadline: moment of `time.monotonic` at which it is ended. alone: nobody runs beside it.
         cache_salt: only requests of the same one share what is kept of prompts and answers.
         closing_ids: end what a grammar bounds, as `stop_ids` do the rest. samples: answers drawn.
-        combine: what asks for one answer of parts that are read where they lie (`merge: attend`),
-            `most_parts` at most; `apart` says why they are not combined after all.
+        combine: asks for one answer of parts that are read where they lie (`merge: attend`).
     """
 
     key: str
@@ -195,6 +194,7 @@ class Request:
     hoist: PromptTokens = field(default_factory=PromptTokens)
     grown: list[PromptTokens] = field(default_factory=list)
     first: Branch | None = None
+    begun: dict[int, tuple[int, ...]] = field(default_factory=dict)
     opening: PromptTokens = field(default_factory=PromptTokens)
     outline: Outline | None = None
     given: Outline | None = None
@@ -212,8 +212,8 @@ class Request:
     closing_ids: frozenset[int] = frozenset()
     samples: int = 1
     combine: PromptTokens | None = None
-    most_parts: int = 0
-    apart: str = ""
+    most_parts: int = 0  # of those that it combines
+    apart: str = ""  # why they are not combined after all
 
     @property
     def parts(self) -> tuple[Branch, ...]:

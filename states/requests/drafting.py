@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...ops.draft.choice import ChainChooser, Chooser, RoundCosts, TreeChooser
+from ...ops.draft.choice import ChainChooser, Chooser, TreeChooser
+from ...ops.draft.costs import RoundCosts
 from ...ops.draft.gamma import (
     GammaRecord,
 )
@@ -66,7 +67,8 @@ class Drafting:
         active = self.active
         if self.chooser is not None and active:
             room = [branch.budget - len(branch.tokens) - 1 for branch in active]
-            self.chooser.choose_([branch.owner for branch in active], room)
+            unread = sum(len(one.tokens) for one in self.memory.inbox)
+            self.chooser.choose_([branch.owner for branch in active], room, unread)
         if self.kv_draft is None or self._rests(active):
             return tuple(active)
         pending, self.memory.inbox = self.memory.inbox, []

@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from time import monotonic
 
-from ...ops.draft.choice import RoundCosts
+from ...ops.draft.costs import RoundCosts
 from ...ops.draft.eagle import nodes_for
 from ..cache.segments import SegmentTree
 from ..graph.drafter_spec import Drafter
@@ -176,8 +176,11 @@ class RequestTable:
         del self._requests[request.prefix_owner]
 
     def new_branch(self, request: Request, index: int, budget: int) -> Branch:
+        """A branch that begins, or goes on behind what is written of it."""
         owner = self.segments.add(request.prefix_owner)
         branch = Branch(request, index, owner, min(budget, self.limits.max_positions))
+        branch.tokens = [*request.begun.pop(index, ())[: max(branch.budget - 1, 0)]]
+        branch.kept = max(len(branch.tokens) - 1, 0)  # the last one has no row yet
         self._branches[owner] = branch
         return branch
 

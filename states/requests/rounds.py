@@ -116,8 +116,9 @@ def take_legal_(
 
 def free_path(verdict: RoundResult, tree: int) -> tuple[list[int], list[int]]:
     """(nodes from the root on, new tokens incl. the bonus) of a tree without a grammar."""
-    nodes: list[int] = np.flatnonzero(verdict.path_ST[tree]).tolist()
-    return nodes, [*verdict.tokens_ST[tree, nodes[1:]].tolist(), int(verdict.bonus_S[tree])]
+    node_L = verdict.path_ST[tree].nonzero()[0]
+    drafts = verdict.tokens_ST[tree, node_L[1:]]
+    return node_L.tolist(), [*drafts.tolist(), int(verdict.bonus_S[tree])]
 
 
 def bound_path(

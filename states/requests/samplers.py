@@ -91,4 +91,5 @@ def rules_of(branch: Branch) -> SamplingRules:
     rules = branch.request.sampling
     if branch.matcher is not None:
         return SamplingRules(rules.temperature)
-    return replace(rules, forced=(), min_new_tokens=0) if branch.is_root else rules
+    differs = branch.is_root and (rules.forced or rules.min_new_tokens)
+    return replace(rules, forced=(), min_new_tokens=0) if differs else rules

@@ -130,6 +130,22 @@ def test_a_slow_target_is_offered_more(tiny: Make, graphs: Graphs) -> None:
     assert drafted[0] > 2 * drafted[1]
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ("eagle3", "dflash", "vanilla"))
+def test_a_drafter_that_costs_more_than_it_saves_is_left_alone_but_for_a_look(
+    kind: str, layout: str, tiny: Make, graphs: Graphs
+) -> None:
+    made = tiny("llama")
+    dear = "drafter.costs={target: {1: 1.0}, drafter: {1: 90.0}}"
+    sets = (*CHOOSING[kind][:-1], dear, f"layout.kind={layout}")
+    run, rounds, _ = rounds_of(session_of(graphs, made, kind, *sets))
+    check_lossless(run, made.book(stop_ids=()), made.reference, plain=False)
+    sizes = [one.choices[0].size for _, one in rounds if one.trees]
+    drafted = [one.drafted for _, one in rounds if one.trees]
+    assert sizes[0] and [size > 0 for size in sizes] == [count > 0 for count in drafted]
+    assert 2 <= sum(size > 0 for size in sizes) < len(sizes) / 3
+
+
 @pytest.mark.parametrize("kind", CHOOSING)
 def test_costs_that_are_not_given_are_measured(kind: str, tiny: Make, graphs: Graphs) -> None:
     made = tiny("llama")

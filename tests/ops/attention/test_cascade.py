@@ -51,7 +51,8 @@ def forward(
         visible_PK, index_Gq = history(kv, stack, lineages, segment_Gq, kv.committed)
         mask = torch.from_numpy(visible_PK)[tensor(index_Gq, torch.device("cpu"))]
         places = tensor(kv.position[stack.slots_GK], torch.device("cpu"))
-        groups.append(group_of(stack, len(segments), mask, places))
+        rows_Gq = stack.rows_on(mask.device, len(segments))
+        groups.append(group_of(stack, rows_Gq, mask, places))
     told = AttentionMetadata(tuple(groups), chosen.merged)
     q_Nhd = torch.randn(len(segments), HEADS, DIM, dtype=torch.float64)
     q_Nhd.normal_(generator=torch.Generator().manual_seed(2))

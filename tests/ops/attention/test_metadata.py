@@ -138,7 +138,8 @@ def test_rows_in_their_natural_order_need_no_index(
 ) -> None:
     stack = Stack(np.array(rows_Gq), SlotRun(0, 3, 3, 2), SlotRun(0, 3, 3, 2).slots_GK)
     mask_GqK = torch.ones(2, 2, 3, dtype=torch.bool)
-    group = group_of(stack, rows, mask_GqK, torch.zeros(2, 3, dtype=torch.int64))
+    own_Gq = stack.rows_on(mask_GqK.device, rows)
+    group = group_of(stack, own_Gq, mask_GqK, torch.zeros(2, 3, dtype=torch.int64))
     assert (group.rows_Gq is None) == natural
     value_N = torch.arange(10, 10 + rows)
     assert group.of_rows(value_N[: 4 if natural else rows]).tolist() == [
@@ -171,7 +172,8 @@ def test_a_repeated_row_changes_nothing() -> None:
         groups = []
         for stack in stacks(kv, two, "auto", even):
             mask_GqK = torch.ones(*stack.rows_Gq.shape, 300, dtype=torch.bool)
-            groups.append(group_of(stack, 4, mask_GqK, torch.zeros(len(mask_GqK), 300)))
+            rows_Gq = stack.rows_on(mask_GqK.device, 4)
+            groups.append(group_of(stack, rows_Gq, mask_GqK, torch.zeros(len(mask_GqK), 300)))
         outs.append(attended(AttentionMetadata(tuple(groups)), queries(4), kv))
     assert [len(stacks(kv, two, "auto", even)) for even in (False, True)] == [1, 2]
     assert torch.allclose(*outs, atol=1e-12)
