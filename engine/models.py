@@ -8,9 +8,10 @@ import torch
 
 from ..models.decoder import Decoder
 from ..models.files import ModelError
+from ..models.layers import DecoderLayer
 from ..models.linear import can_pack, pack_, settle_
 from ..models.load.tokenizer import load_tokenizer, stop_ids
-from ..models.load.weights import load_target
+from ..models.load.weights import load_share
 from ..models.quantise import FULL, Weights, check_widths, multiply_, quantise_
 from ..states.graph.drafters import drafter_class
 
@@ -37,6 +38,7 @@ def load_models(
     weights: str = FULL,
     scan: bool = True,
     packed: bool = True,
+    part: tuple[int, int] = (0, 1),
 ) -> Models:
     """Load the target, its tokenizer and (if given) the drafter of this kind that fits it.
 
@@ -44,18 +46,25 @@ def load_models(
         weights: of the target, as for `Weights.of`.
         scan: the target's weights for values that are not finite.
         packed: the target's weights may be packed for this processor; not if ranks share them.
+        part: of so many ranks that compute the target together, what this one needs alone.
 
     Raises:
         ModelError: a folder or checkpoint that cannot be used, with the file and the reason.
     """
     place, number_kind = torch.device(device), getattr(torch, dtype)
-    target = load_target(target_dir, dtype=number_kind, device=place, scan=scan)
+    head = drafter_dir is not None
+    target = load_share(target_dir, *part, number_kind, place, scan=scan, head=head)
     tokenizer = load_tokenizer(target_dir, target.config)
     stops = stop_ids(target.config, tokenizer)
     prepare_(target, Weights.of(weights), place, packed)
     target.known = max(*tokenizer.get_vocab().values(), *stops) + 1
     models = Models(target, None, tokenizer, stops, place, number_kind)
     return models if drafter_dir is None else with_drafter(models, drafter_dir, kind)
+
+
+def has_parts(weights: str) -> bool:
+    """Whether parts of a target can be loaded alone: not of one in codes, made of whole rows."""
+    return Weights.of(weights).kind == FULL
 
 
 def prepare_(target: Decoder, weights: Weights, place: torch.device, packed: bool = True) -> None:
@@ -68,6 +77,9 @@ def prepare_(target: Decoder, weights: Weights, place: torch.device, packed: boo
         if codes and target.dtype == torch.bfloat16:
             multiply_(target, codes, weights.rows)
     settle_(target)
+    for layer in target.layers:
+        assert isinstance(layer, DecoderLayer)
+        layer.settle_()
 
 
 def with_drafter(models: Models, folder: Path, kind: str) -> Models:

@@ -170,6 +170,10 @@ def _parts(bench: Bench) -> Iterator[Part]:
         title = "Keys and values that are reused"
         yield _part(graph.name, "blended", title, blended_checks(bench))
     yield _part(graph.name, "gates", "Structural gates", gate_checks(bench))
+    if (workers := bench.job.options.workers) is not None:
+        from .clustered import worker_checks
+
+        yield _part(graph.name, "workers", f"On {workers} workers", worker_checks(bench))
 
 
 def _part(graph: str, name: str, title: str, findings: Iterator[Check]) -> Part:

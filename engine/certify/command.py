@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ...models.files import ModelError
 from ..bench.command import ten_prompts
+from ..cluster.on_workers import checked
 from ..errors import Code, UsageError
 from ..prepare.files import graph_names
 from ..prepare.inputs import read_file
@@ -76,4 +77,6 @@ def _prepared(graph: str, options: RunOptions) -> Job:
     if any(prompt.documents for prompt in job.prompts) and (own.blend is not None or searched):
         reason = "reads documents in a way of its own: certify it with prompts without any"
         raise UsageError(f"{own.name} {reason}")
+    if job.options.workers is not None:
+        checked(job)
     return job

@@ -101,7 +101,7 @@ def sweep(options: RunOptions, graph: Varied, vary: Vary, out: Kept = None) -> N
     raise typer.Exit(sweep_command(graph, tuple(vary), own, out))
 
 
-@takes("as_json", *SESSION, prompts=PROMPTS)
+@takes("as_json", *SESSION, "workers", "cluster", prompts=PROMPTS)
 def certify(
     options: RunOptions,
     graphs: Graphs = None,
@@ -113,7 +113,7 @@ def certify(
 
     Examples: `specsot certify bim_eagle --quick`,
     `specsot certify graphs/bim_eagle.yaml --dtype float64 --set drafter.nodes=12`,
-    `specsot certify --all --out docs/certificates`.
+    `specsot certify --all --out docs/certificates`, `specsot certify bim_eagle --workers 2`.
     """
     from ..certify.command import certify_command
 

@@ -30,8 +30,10 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("run", "decoding", "run", "Answer a prompt, live, from a graph."),
     Command("chat", "chat", "chat", "Talk with the model, turn by turn."),
-    Command("serve", "serving", "serve", "Serve graphs: OpenAI's API, and a page that shows it."),
-    Command("cluster", "serving", "cluster", "Workers of this machine: up, status, down."),
+    Command("serve", "serving.serve", "serve", "Serve graphs: OpenAI's API, and a page."),
+    Command(
+        "cluster", "serving.cluster", "cluster", "Workers of this machine: up, status, scale, down."
+    ),
     Command("compare", "decoding", "compare", "Compare graphs: equal tokens, and the cost."),
     Command("sweep", "decoding", "sweep", "Vary settings of a graph: what each costs, the best."),
     Command("bench", "bench", "bench", "Measure experiments: paired, with intervals, beside hf."),
@@ -47,7 +49,7 @@ COMMANDS = (
     Command("models", "models", "models", "Models: list, get, inspect, convert, remove."),
     Command("simulate", "simulate", "simulate", "Policies on arrivals, without a model."),
     Command("replay", "replay", "replay", "Watch a kept run again: forwards, back, at any speed."),
-    Command("view", "serving", "view", "A kept run in the browser, forwards and back."),
+    Command("view", "serving.serve", "view", "A kept run in the browser, forwards and back."),
     Command("runs", "runs", "runs", "Kept runs: list, show, diff, clean."),
     Command("trace", "runs", "trace", "Traces of kept runs: export, for ui.perfetto.dev too."),
     Command("cache", "cache", "cache", "Cached chunks of documents: add, list, drop."),

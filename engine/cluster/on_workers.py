@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..limits import usable_cpus
+from ..prepare.cluster_block import ClusterBlock
 from ..prepare.environment import threads_of
 from ..prepare.job import Job, read_cluster
 from .ray_environment import set_up_ray
@@ -33,6 +34,34 @@ def check(job: Job) -> None:
         raise UsageError(f"--workers: graph {graph.name!r} has {why[0]}, which one engine does")
 
 
+def check_groups(job: Job, block: ClusterBlock) -> None:
+    """Raise UsageError for workers that cannot compute together as the block says."""
+    skeleton, branches = block.skeleton.tp, block.branches.tp
+    if block.together == 1:
+        return
+    if block.together > block.workers:
+        name = "skeleton" if skeleton == block.together else "branches"
+        raise UsageError(f"cluster.{name}.tp {block.together}: there are {block.workers} workers")
+    if block.together % min(skeleton, branches):
+        both = f"cluster.skeleton.tp {skeleton} and branches.tp {branches}"
+        raise UsageError(f"{both}: one of them must be a multiple of the other")
+    graph = job.program.graph
+    outlines = None if graph.skeleton is None else graph.skeleton.drafter
+    for drafter in (graph.drafter, outlines):
+        if drafter is not None and drafter.chooses and getattr(drafter, "costs", None) is None:
+            why = "each of them would measure what forwards cost, and decide differently"
+            raise UsageError(f"cluster.*.tp: {why}: give drafter.costs, or fixed sizes")
+
+
+def checked(job: Job) -> ClusterBlock:
+    """Where a job's workers are; raises UsageError if it cannot be decoded there."""
+    check(job)
+    block = read_cluster(job.options)
+    check_groups(job, block)
+    set_up_ray(block.address)
+    return block
+
+
 def divided(job: Job) -> Job:
     """The job with the threads of one of its workers: those of the machine, divided."""
     workers, options = job.options.workers or 1, job.options
@@ -49,9 +78,7 @@ def on_workers(job: Job) -> Iterator[tuple["Session", "DirectedRun"]]:
     Raises:
         UsageError: Ray is not there, or the graph is not for workers.
     """
-    check(job)
-    block = read_cluster(job.options)
-    set_up_ray(block.address)
+    block = checked(job)
     from .ray_workers import RayLauncher
     from .run import directed, driver_session
 

@@ -13,7 +13,6 @@ import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
@@ -23,70 +22,53 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from ...states.graph.load import load_program, op_table
-from ...states.yaml.source import Source, decode
 from ..errors import ClusterError
 from ..prepare.cluster_block import LOCAL, ClusterBlock
 from ..prepare.job import Job
-from ..prepare.options import SESSION, RunOptions
-from ..prepare.repeat import graph_yaml
-from ..run.opening import load
-from .launching import WorkerPort
-from .membership import Membership
-from .messages import Greet, packed
+from .driver.membership import Membership
+from .driver.ports import WorkerPort
+from .ray_connection import connect, disconnect
 from .standing import STORE
-from .worker import ClusterWorker
+from .worker_job import job_text, loaded, parts_of
+from .workers.messages import Greet, packed
+from .workers.worker import ClusterWorker
 
-NAMESPACE = "specsot"
 STARTING = 180.0  # seconds until a worker's process has to answer for the first time
 BEAT = 0.5  # seconds after which a worker answers that it has nothing to say
 STALE = 15.0  # seconds after which nobody has a worker that nobody listens to
 
 
-def job_text(job: Job, block: ClusterBlock, number: int) -> str:
-    """All that a worker has to know, as JSON: the graph and the options that decide on models."""
-    options = {name: asdict(job.options)[name] for name in SESSION}
-    options = {name: value for name, value in options.items() if name not in ("outline", "sets")}
-    if block.devices:
-        options["device"] = block.devices[number % len(block.devices)]
-    options |= {"skip_scan": job.options.skip_scan, "profile": None, "graph": job.options.graph}
-    return json.dumps({"graph": graph_yaml(job.program.graph), "options": options})
-
-
-def job_of(text: str) -> Job:
-    """A worker's job."""
-    said = json.loads(text)
-    name = str(said["options"]["graph"])
-    source = Source(decode(said["graph"].encode(), name), name)
-    return Job(load_program(source, op_table()), RunOptions(**said["options"]), ())
-
-
 class RayWorker:
-    """What an actor does: it hands texts on to a worker, and back."""
+    """What an actor does: it hands texts on to a worker, and back.
 
-    def __init__(self, text: str, folder: str, local: bool) -> None:
+    Args:
+        who: the first to hear its replies.
+    """
+
+    def __init__(self, text: str, folder: str, local: bool, who: str) -> None:
         with suppress(OSError):  # another machine may not have it
             os.chdir(folder)
         runtime: Any = ray.util
         address = "127.0.0.1" if local else runtime.get_node_ip_address()
-        self._worker = ClusterWorker(lambda: load(job_of(text)), address)
+        self._worker = ClusterWorker(lambda: loaded(text), address)
+        self._worker.tell_only(who)
         self._holder, self._heard = "", 0.0
 
     def ask(self, order: str) -> None:
         self._worker.ask(order)
 
-    def hear(self, seconds: float) -> list[str]:
+    def hear(self, seconds: float, who: str) -> list[str]:
         self._heard = monotonic()
-        heard = self._worker.hear(seconds)
+        heard = self._worker.hear(seconds, who)
         self._heard = monotonic()
         return heard
 
     def reserve(self, who: str) -> bool:
-        """Whether it is this driver's from now on: nobody else listens to it."""
+        """Whether it is this driver's from now on: nobody else hears it. who: new each time."""
         if who and self._holder and monotonic() - self._heard < STALE:
             return False
         self._holder, self._heard = who, monotonic()
-        self._worker.hear(0)  # what was said to somebody else
+        self._worker.tell_only(who)
         return True
 
     def state(self) -> str:
@@ -101,19 +83,24 @@ class RayWorker:
 class RayPort:
     """A worker that is an actor.
 
+    Args:
+        who: as whom it is listened to.
+
     Attributes:
         adopted: it was there before, and stays.
     """
 
-    def __init__(self, name: str, actor: Any, deadline: float, *, adopted: bool = False) -> None:
-        self.name, self.actor, self.adopted = name, actor, adopted
+    def __init__(
+        self, name: str, actor: Any, who: str, deadline: float, *, adopted: bool = False
+    ) -> None:
+        self.name, self.actor, self.adopted, self._who = name, actor, adopted, who
         self.lost, self.pid = "", 0
         self._deadline, self._heard = deadline, False
         self.listens = self._listen()
 
     def _listen(self) -> Any:
         self.asked = monotonic()
-        return self.actor.hear.remote(BEAT)
+        return self.actor.hear.remote(BEAT, self._who)
 
     def ask(self, order: str) -> None:
         try:
@@ -167,8 +154,9 @@ class RayLauncher:
 
     def __init__(self, job: Job, block: ClusterBlock, *, keeps: bool = False) -> None:
         self.job, self.block, self.keeps = job, block, keeps
+        self.parts = parts_of(job, block)
         self._ports: list[RayPort] = []
-        self._who, self._number = secrets.token_hex(8), 0
+        self._number = 0
         self._folder: Path | None = None
         self._local = ip_address(block.interface).is_loopback
         self._connect()
@@ -190,34 +178,36 @@ class RayLauncher:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
 
-    def start(self, name: str) -> RayPort:
-        text = job_text(self.job, self.block, self._number)
+    def start(self, name: str, part: int) -> RayPort:
+        text = job_text(self.job, self.block, self._number, part)
         digest = sha256(text.encode()).hexdigest()[:12]
-        port = self._adopted(name, digest) or self._new(name, text, digest)
+        who = secrets.token_hex(8)
+        port = self._adopted(name, digest, who) or self._new(name, text, digest, who)
         self._number += 1
         self._ports.append(port)
         return port
 
-    def _adopted(self, name: str, digest: str) -> RayPort | None:
+    def _adopted(self, name: str, digest: str, who: str) -> RayPort | None:
         """A worker of the same job that is there and free."""
         mine = {port.actor._actor_id for port in self._ports}
         for one in ray.util.list_named_actors(all_namespaces=False):
             if one.startswith(f"{digest}-"):
                 actor = ray.get_actor(one)
-                if actor._actor_id not in mine and _reserved(actor, self._who, self.block.deadline):
-                    port = RayPort(name, actor, self.block.deadline, adopted=True)
+                if actor._actor_id not in mine and _reserved(actor, who, self.block.deadline):
+                    port = RayPort(name, actor, who, self.block.deadline, adopted=True)
                     port.ask(packed(Greet()))
                     return port
         return None
 
-    def _new(self, name: str, text: str, digest: str) -> RayPort:
-        settings: dict[str, Any] = {"name": f"{digest}-{self._who}-{self._number}"}
+    def _new(self, name: str, text: str, digest: str, who: str) -> RayPort:
+        # Over the machines of a cluster: Ray would fill one first.
+        settings: dict[str, Any] = {"name": f"{digest}-{who}", "scheduling_strategy": "SPREAD"}
         if self.keeps:
             settings["lifetime"] = "detached"
         if json.loads(text)["options"]["device"].startswith("cuda"):
             settings["num_gpus"] = 1
-        actor = self._kind.options(**settings).remote(text, os.getcwd(), self._local)
-        return RayPort(name, actor, self.block.deadline)
+        actor = self._kind.options(**settings).remote(text, os.getcwd(), self._local, who)
+        return RayPort(name, actor, who, self.block.deadline)
 
     def wait(self, ports: Sequence[WorkerPort], seconds: float) -> list[tuple[WorkerPort, str]]:
         mine = {port.listens: port for port in self._ports if port in ports and not port.lost}
@@ -245,7 +235,7 @@ class RayLauncher:
                 port.lost = port.lost or "closed"
                 port.kill()
         self.release()
-        ray.shutdown()
+        disconnect()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -286,14 +276,4 @@ def states_of(address: str, patience: float = 5.0) -> Iterator[tuple[str, str]]:
             with suppress(RayError, GetTimeoutError, ValueError):
                 yield name, str(ray.get(ray.get_actor(name).state.remote(), timeout=patience))
     finally:
-        ray.shutdown()
-
-
-def connect(address: str, **more: Any) -> None:
-    """Be a driver of a cluster, or of one that is started for it; raises ClusterError."""
-    settings = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR", **more}
-    try:
-        ray.init(address=None if address == LOCAL else address, **settings)
-    except (RayError, OSError, RuntimeError, ValueError) as error:
-        first = str(error).strip().split("\n", 1)[0]
-        raise ClusterError(f"no Ray cluster at {address}: {first}") from None
+        disconnect()

@@ -12,10 +12,10 @@ from ..prepare.job import Job
 from ..record.trace_records import Write
 from ..run.opening import tie
 from ..run.session import Session
-from .director import Director
-from .launching import Launcher
-from .membership import Membership
-from .recording import ClusterRecorder
+from .driver.director import Director
+from .driver.membership import Membership
+from .driver.ports import Launcher
+from .driver.recording import ClusterRecorder
 
 MACHINE = "machines/cluster"
 DirectedRun = Callable[[Session, Sequence[Prompt], Write | None], tuple[Run, ClusterRecorder]]

@@ -81,11 +81,14 @@ def start_head(workers: int, graph: str) -> StandingCluster:
     made = StandingCluster(f"{host}:{port}", head.pid, token, folder, workers, graph)
     _note(made)
     until = monotonic() + PATIENCE
-    while not _answers(host, port):
-        if head.poll() is not None or monotonic() > until:
-            end(made)
-            raise ClusterError(f"Ray does not start: {_last_line(Path(folder))}")
-        sleep(LOOK)
+    try:
+        while not _answers(host, port):
+            if head.poll() is not None or monotonic() > until:
+                raise ClusterError(f"Ray does not start: {_last_line(Path(folder))}")
+            sleep(LOOK)
+    except BaseException:  # Ctrl-C among them
+        end(made)
+        raise
     return made
 
 

@@ -35,7 +35,7 @@ Address = Annotated[Text, AfterValidator(_place)]
 class GroupSize(Spec):
     """How many workers compute together on one text (tensor parallelism)."""
 
-    tp: Annotated[Int, Field(ge=1, le=1)] = 1
+    tp: Workers = 1
 
 
 class ClusterBlock(Spec):
@@ -48,3 +48,13 @@ class ClusterBlock(Spec):
     branches: GroupSize = GroupSize()
     interface: Annotated[Text, AfterValidator(_address)] = "127.0.0.1"
     deadline: Annotated[Number, Field(gt=0, le=3600)] = 10.0
+
+    @property
+    def together(self) -> int:
+        """The most workers that compute together."""
+        return max(self.skeleton.tp, self.branches.tp)
+
+    @property
+    def parts(self) -> int:
+        """The fewest: what a worker computes is never more than one of so many parts."""
+        return min(self.skeleton.tp, self.branches.tp)

@@ -1,6 +1,7 @@
 """What one request asks for instead of what the graph says."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ...ops.sampling.settings import SamplingRules
 from ...states.schedule.handed import HandedOver
@@ -19,6 +20,7 @@ class RequestSettings:
         schema: a JSON schema, as JSON, that a plain answer is held to.
         contexts: whoever follows it is told what each branch stands behind.
         handed: the part of it that is done here, if others do the rest.
+        begun: what is written of it elsewhere: tokens of branches by index, the outline's at -1.
     """
 
     sampling: SamplingRules | None = None
@@ -29,6 +31,7 @@ class RequestSettings:
     schema: str | None = None
     contexts: bool = False
     handed: HandedOver | None = None
+    begun: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     @property
     def plain(self) -> bool:

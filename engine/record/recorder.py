@@ -54,7 +54,8 @@ class Recorder:
 
     def __call__(self, event: Event) -> None:
         at = self.now
-        self._keep(at, event)
+        if self.write is not None:
+            self._keep(at, event)
         if isinstance(event, Moved):
             self._moved(event, at)
         else:
@@ -65,7 +66,8 @@ class Recorder:
                 self._forward_done(self._run.board, at)
         for listener in self.listeners:
             listener(event)
-        self.serve()
+        if self.wanted:
+            self.serve()
 
     def _planned(self, at: int, board: Mapping[str, Any]) -> None:
         """What a step decided; who starts is told by name."""

@@ -1,13 +1,13 @@
 """Text that grows token by token: only new tokens are decoded, half characters are held back."""
 
-import unicodedata
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 HALF = "\ufffd"  # what a tokenizer makes of a byte sequence that is not complete
 LONGEST = 8  # tokens that one character can take; after that the bytes are simply wrong
-UNSAFE = frozenset(
-    {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C, 0x2028, 0x2029}
+UNSAFE = re.compile(  # control characters, halves of surrogates, marks that turn the direction
+    "[\x00-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c\u2028\u2029]"
 )
 
 Decode = Callable[[Sequence[int]], str]
@@ -60,12 +60,10 @@ class Pieces:
 
 def printable(text: str, keep: str = "\n\t") -> str:
     """Without control characters, escape sequences and direction overrides; `keep` stays."""
-    return "".join(char if char in keep else _shown(char) for char in text)
+    return UNSAFE.sub(lambda one: one[0] if one[0] in keep else _shown(one[0]), text)
 
 
 def _shown(char: str) -> str:
     """A control character as its picture; what has none becomes the replacement character."""
     code = ord(char)
-    if code not in UNSAFE and unicodedata.category(char) not in ("Cc", "Cs"):
-        return char
     return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else HALF

@@ -6,6 +6,7 @@ from threading import Lock, Thread, current_thread
 from time import monotonic
 from typing import Self, Unpack
 
+from ...models.ranks import RankLost
 from ...states.machine import Run
 from ...states.manager.manager import BranchStateManager
 from ...states.phases.outline_ops import Answer
@@ -267,7 +268,7 @@ class Engine:
         """
         table, lifecycle = self.branches.table, self.branches.lifecycle
         begun = [*table.open.values()]
-        if not begun or isinstance(error, PolicyError):
+        if not begun or isinstance(error, PolicyError | RankLost):
             raise error
         self.machine.restart()
         if len(begun) == 1:

@@ -63,11 +63,11 @@ def opened(graph: str | None, options: EngineOptions) -> Session:
     return open_session(**options) if graph is None else open_session(graph, **options)
 
 
-def load(job: Job, *, packed: bool = True) -> Session:
+def load(job: Job, *, packed: bool = True, part: tuple[int, int] = (0, 1)) -> Session:
     """Set torch up, load a job's models and tie them to its graph.
 
     Args:
-        packed: as for `load_models`.
+        packed, part: as for `load_models`.
 
     Raises:
         UsageError, ModelError, GraphError: what cannot be used, and where.
@@ -77,7 +77,7 @@ def load(job: Job, *, packed: bool = True) -> Session:
     kind, options = job.program.graph.drafter.kind, job.options
     place = {"device": options.device, "dtype": options.dtype, "weights": options.weights}
     scan = not options.skip_scan
-    models = load_models(target, drafter, kind, **place, scan=scan, packed=packed)
+    models = load_models(target, drafter, kind, **place, scan=scan, packed=packed, part=part)
     if options.strict and (notes := notes_of(models)):
         raise ModelError(target, f"--strict: {'; '.join(notes)}")
     return tie(job, models)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...models.files import ModelError
-from ...ops.draft.choice import Curve, RoundCosts
+from ...ops.draft.costs import Curve, RoundCosts
 from ...ops.masks import build
 from ...ops.types import LayerStatus, Rows
 from ...states.cache.segments import SegmentTree

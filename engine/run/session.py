@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...models.files import ModelError
-from ...ops.draft.choice import RoundCosts
+from ...ops.draft.costs import RoundCosts
 from ...ops.host import HostReader
 from ...ops.sampling.settings import SamplingRules
 from ...states.graph.graph import Graph
@@ -22,7 +22,7 @@ from ...states.requests.drafting import Drafting, OutlineSide
 from ...states.requests.folding import FoldState
 from ...states.requests.prompt_builder import PromptBuilder
 from ...states.requests.request_table import RunLimits
-from ...states.schedule.handed import hand_over_
+from ...states.schedule.handed import go_on_, hand_over_
 from ...states.schedule.inbox import Inbox
 from ...states.text.documents import CHUNK_TOKENS
 from ...states.text.grammar import GrammarError, OutlineGrammar, OutlineMatcher
@@ -173,6 +173,8 @@ class Session:
         )
         if settings.handed is not None:
             hand_over_(request, settings.handed)
+        if settings.begun:
+            go_on_(request, settings.begun)
         return request
 
     def _stops(self, settings: RequestSettings) -> Iterable[int]:

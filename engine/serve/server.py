@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,7 @@ from .api.gate import HEADER_BYTES, LOOPBACK, Gate, GateRules
 from .api.meters import Meters
 from .page.routes import PageRoutes
 from .strict_http import StrictProtocol
-from .wire.link import EngineLink
+from .wire.engines import Engines, give_way
 
 CONNECTIONS = 2048
 UNSENT = 64 << 10  # bytes that the system keeps for a client who does not read; else megabytes
@@ -64,7 +64,8 @@ class ServeOptions:
 
 
 class DrainingServer(uvicorn.Server):
-    """The first signal lets open requests end, for so long; the second one ends at once."""
+    """The first signal lets open requests end, for so long; the second one ends at once, and those
+    behind it do nothing any more."""
 
     def __init__(self, config: uvicorn.Config, api: Api, grace: float) -> None:
         super().__init__(config)
@@ -82,6 +83,8 @@ class DrainingServer(uvicorn.Server):
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
+                # What is behind the server ends too now: nothing of it is to be left behind.
+                signal.signal(number, signal.SIG_IGN)
 
     def _signal(self, number: int) -> None:
         if self.signalled is not None:
@@ -123,12 +126,9 @@ def listen(options: ServeOptions) -> socket.socket:
     return listener
 
 
-async def serve(
-    graphs: Sequence[str], engine_options: Mapping[str, Any], options: ServeOptions
-) -> int:
-    """Serve until a signal ends it, or the engine cannot start; the exit code."""
+async def serve(link: Engines, options: ServeOptions) -> int:
+    """Serve until a signal ends it, or no engine can start; the exit code."""
     listener = listen(options)
-    link = EngineLink(graphs, engine_options)
     meters = Meters(link, vllm=options.vllm_names)
     api = Api(link, meters, options.limits)
     app = build_app(api)
@@ -137,6 +137,7 @@ async def serve(
     server = DrainingServer(config_of(gate, options.patience), api, options.grace)
     where = address_of(listener)
     complain(f"listening on {where}; the models are being loaded")
+    give_way()
     running = asyncio.create_task(link.run())
     told = asyncio.create_task(_tell_ready(link, where))
     running.add_done_callback(lambda task: setattr(server, "should_exit", True))
@@ -165,7 +166,7 @@ async def run_alone(config: uvicorn.Config, listener: socket.socket) -> None:
         await server.serve(sockets=[listener])
 
 
-async def _tell_ready(link: EngineLink, where: str) -> None:
+async def _tell_ready(link: Engines, where: str) -> None:
     while not link.ready:
         await link.changed.wait()
     names = ", ".join(f"specsot/{name}" for name in link.graphs)

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from ...states.graph.graph import Graph
-from ..cluster.placement import (
+from ..cluster.driver.placement import (
     READ,
     Loads,
     PrefixIndex,

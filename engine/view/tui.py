@@ -1,11 +1,14 @@
-"""The live view of a run: at most eight frames a second, on a clock of its own.
+"""The live view of a run: at most eight frames a second, in a thread of its own.
 
-A frame is a function of the recorder's last picture; the view never touches the run.
+A frame is a function of the recorder's last picture; the view never touches the run. It takes a
+processor's time from it, though: where frames are slow to draw, there are fewer.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Event, Thread
+from time import thread_time
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -37,6 +40,7 @@ from .tui_sequence import (
 )
 
 FRAMES = 8  # per second, at most
+SHARE = 0.05  # of a processor's time that drawing may take
 WIDE, TALL = 96, 28  # from this size on there is room for more
 VAST, LARGE = 130, 40  # and from here on for much more
 STILL = 31  # the picture that stays behind is not taller
@@ -58,14 +62,27 @@ class LiveView(Live):
         self.recorder, self.scene = recorder, scene
         self.paint: Paint = partial(frame, scene)
         self._fullest: PoolView | None = None
+        self._over = Event()
+        self._painter = Thread(target=self._paint, name="specsot-view", daemon=True)
         super().__init__(
             console=console,
             screen=True,
-            refresh_per_second=FRAMES,
+            auto_refresh=False,
             get_renderable=self._frame,
             redirect_stdout=False,
             redirect_stderr=False,
         )
+
+    def start(self, refresh: bool = False) -> None:
+        super().start(refresh)
+        self._painter.start()
+
+    def _paint(self) -> None:
+        pause = 1 / FRAMES
+        while not self._over.wait(pause):
+            began = thread_time()
+            self.refresh()
+            pause = max(1 / FRAMES, (thread_time() - began) / SHARE)
 
     def _frame(self) -> RenderableType:
         self.recorder.wanted = True
@@ -81,6 +98,8 @@ class LiveView(Live):
 
     def stop(self) -> None:
         if self.is_started:
+            self._over.set()
+            self._painter.join()
             super().stop()
             self.recorder.look()
             self._leave_last_frame()
@@ -137,9 +156,9 @@ def frame(scene: Scene, snap: Snapshot, width: int, height: int) -> RenderableTy
     layout.split_column(
         Layout(header_line(scene, snap, width), name="header", size=1),
         Layout(asked_lines(snap.requests, width, room.asked), name="asked", size=room.asked),
-        Layout(_upper(scene, snap, width, room), name="upper", size=room.upper),
-        Layout(_lower(snap, width, room, tall), name="branches", size=room.branches),
-        Layout(_foot(snap, width, room.foot, tall), name="foot", size=room.foot),
+        _upper(scene, snap, width, room),
+        _lower(snap, width, room, tall),
+        _foot(snap, width, room.foot, tall),
         Layout(figures_line(snap, width), name="figures", size=1),
     )
     return layout
@@ -166,9 +185,7 @@ def _upper(scene: Scene, snap: Snapshot, width: int, room: ScreenPlan) -> Layout
         )
     else:
         left = Layout(_panel(states, title, last_move(snap, room.left - 6)), size=room.left)
-    row = Layout()
-    row.split_row(left, right)
-    return row
+    return _row(room.upper, left, right)
 
 
 def _lower(snap: Snapshot, width: int, room: ScreenPlan, tall: bool) -> Layout:
@@ -177,40 +194,45 @@ def _lower(snap: Snapshot, width: int, room: ScreenPlan, tall: bool) -> Layout:
     if not tall:  # no frame around them: that makes room for one more
         texts = branches_text(snap.branches, many, width - 4, lines + 1)
         head = _rule("branches", BRANCH_MARKS, width)
-        return Layout(Group(head, Padding(texts, (0, 0, 0, 2))))
+        return Layout(Group(head, Padding(texts, (0, 0, 0, 2))), size=room.branches)
     side = width * 2 // 5 if many and width >= VAST else 0
     inner = width - side - 4
     branches = _panel(branches_text(snap.branches, many, inner, lines), "branches", BRANCH_MARKS)
     if not side:
-        return Layout(branches)
-    row = Layout()
+        return Layout(branches, size=room.branches)
     requests = requests_text(snap.requests, side - 4, lines)
-    row.split_row(
+    return _row(
+        room.branches,
         Layout(branches, size=width - side),
         Layout(_panel(requests, "requests · parts · tokens"), size=side),
     )
-    return row
 
 
-def _foot(snap: Snapshot, width: int, height: int, tall: bool) -> RenderableType:
+def _foot(snap: Snapshot, width: int, height: int, tall: bool) -> Layout:
     meter = snap.meter
     if not tall:
         strip, step = strip_text(snap.pool, width, 1)
         key = _key(snap, step) if snap.blend is None else layers_line(snap.blend, width)
-        return Group(strip, key, histogram_line(meter.lengths, meter.tau_step))
+        lines = Group(strip, key, histogram_line(meter.lengths, meter.tau_step))
+        return Layout(lines, size=height)
     inner = width - BARS - 4
     layers = [] if snap.blend is None else [layers_line(snap.blend, inner - 4)]
     strip, step = strip_text(snap.pool, inner - 4, height - 3 - len(layers))
     sequence = Group(strip, *layers, _key(snap, step))
     bars = histogram_bars(meter.lengths, height - 3, BARS)
     title = f"accepted · τ {meter.tau_step:.2f}"
-    return _beside((sequence, "sequence", inner), (bars, title, BARS + 4))
+    return _row(
+        height,
+        Layout(_panel(sequence, "sequence"), size=inner),
+        Layout(_panel(bars, title), size=BARS + 4),
+    )
 
 
-def _beside(*panels: tuple[RenderableType, str, int]) -> Layout:
-    """Bodies with their titles and widths, in one row."""
-    row = Layout()
-    row.split_row(*(Layout(_panel(body, title), size=size) for body, title, size in panels))
+def _row(height: int, *cells: Layout) -> Layout:
+    """Cells beside each other. Every layout within a layout's body would be rendered once more, so
+    all are parts of one."""
+    row = Layout(size=height)
+    row.split_row(*cells)
     return row
 
 

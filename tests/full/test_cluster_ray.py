@@ -13,12 +13,13 @@ from helpers.clusters import BEES, CAMPING, alone, session_of
 from helpers.ray_clusters import BUDGET, GRAPH, SAMPLED, disturbed, ray_cluster
 from helpers.support import SEED
 
-from specsot.engine.cluster.director import Director
-from specsot.engine.cluster.membership import ClusterMember
+from specsot.engine.cluster.driver.director import Director
+from specsot.engine.cluster.driver.members import ClusterMember
 from specsot.states.machine import Run
 
 KILLS = int(os.environ.get("SPECSOT_KILLS", "50"))
-MOMENTS = ("outline", "prefill", "regroup", "branch", "any")
+MOMENTS = ("outline", "prefill", "regroup", "collective", "branch", "any")
+REGROUP = 0.012  # seconds that a regroup takes about, its orders included
 
 
 class Moment:
@@ -37,7 +38,7 @@ class Moment:
         branches = [b for one in director.courses for b in one.request.branches]
         if self.part == "outline":
             return any(root is not None and root.tokens and not root.ended for root in roots)
-        if self.part == "regroup":
+        if self.part in ("regroup", "collective"):
             self.left = min(self.left, 1)
             return run.state == "parse"
         if self.part == "prefill":
@@ -54,7 +55,7 @@ def test_killed_workers_change_nothing(capsys: pytest.CaptureFixture[str]) -> No
     prompts = [BEES, CAMPING]
     expected = alone(session, prompts)
     seconds: dict[str, list[float]] = {part: [] for part in MOMENTS}
-    losses = 0
+    losses = broken = 0
     with ray_cluster() as launcher:
         for number in range(KILLS):
             part = MOMENTS[number % len(MOMENTS)]
@@ -62,9 +63,12 @@ def test_killed_workers_change_nothing(capsys: pytest.CaptureFixture[str]) -> No
             def anybody(director: Director) -> ClusterMember:
                 return dice.choice(director.membership.ready)
 
-            ran, took = disturbed(launcher, session, prompts, Moment(part, dice), anybody)
+            delay = dice.uniform(0, REGROUP) if part == "collective" else 0.0
+            when = Moment(part, dice)
+            ran, took = disturbed(launcher, session, prompts, when, anybody, delay=delay)
             assert ran.digest == expected, f"run {number}, {part}, seed {SEED}"
             losses += ran.director.membership.losses
+            broken += ran.director.regrouping.figures.failed
             if took:
                 seconds[part].append(took)
     with capsys.disabled():
@@ -72,7 +76,8 @@ def test_killed_workers_change_nothing(capsys: pytest.CaptureFixture[str]) -> No
             if times:
                 shown = f"median {median(times):.2f} s, at most {max(times):.2f} s"
                 print(f"{part}: {len(times)} recoveries, {shown}")
-        print(f"{KILLS} runs, {losses} workers lost, {KILLS} identical answers")
+        what = f"{losses} workers lost, {broken} collectives broken"
+        print(f"{KILLS} runs, {what}, {KILLS} identical answers")
     assert losses >= KILLS * 3 // 4
 
 

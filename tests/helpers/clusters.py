@@ -7,13 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from specsot.engine.cluster.director import Director
-from specsot.engine.cluster.launching import Launcher, ThreadLauncher
-from specsot.engine.cluster.membership import ClusterMember
-from specsot.engine.cluster.recording import ClusterRecorder
+from helpers.thread_workers import ThreadLauncher
+from specsot.engine.cluster.driver.director import Director
+from specsot.engine.cluster.driver.members import ClusterMember
+from specsot.engine.cluster.driver.ports import Launcher
+from specsot.engine.cluster.driver.recording import ClusterRecorder
 from specsot.engine.cluster.run import directed
 from specsot.engine.models import Models, load_models
-from specsot.engine.prepare.cluster_block import ClusterBlock
+from specsot.engine.prepare.cluster_block import ClusterBlock, GroupSize
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
@@ -37,19 +38,25 @@ TURNS = 20_000  # transitions after which a run on a cluster is stuck
 
 
 @cache
-def models_for(kind: str) -> Models:
-    """The embedded target with the embedded drafter of a kind."""
+def models_for(kind: str, packed: bool = True, part: tuple[int, int] = (0, 1)) -> Models:
+    """The embedded target, or a part of it, with the embedded drafter of a kind."""
     plain = kind in ("none", "ngram")
-    drafter = None if plain else embedded_folder(kind)
-    return load_models(embedded_folder("target"), drafter, "eagle3" if plain else kind)
+    drafter, used = None if plain else embedded_folder(kind), "eagle3" if plain else kind
+    return load_models(embedded_folder("target"), drafter, used, packed=packed, part=part)
 
 
 def session_of(
-    graph: str, *sets: str, budget: int | None = 24, outline: Outline | None = None
+    graph: str,
+    *sets: str,
+    budget: int | None = 24,
+    outline: Outline | None = None,
+    packed: bool = True,
+    part: tuple[int, int] = (0, 1),
 ) -> Session:
-    """A shipped graph over the embedded models."""
+    """A shipped graph over the embedded models; packed: not if workers compute together; part: what
+    of the target there is."""
     program = open_graph(graph, sets=sets)
-    models = models_for(program.graph.drafter.kind)
+    models = models_for(program.graph.drafter.kind, packed, part)
     return Session(program, models, max_new_tokens=budget, outline=outline)
 
 
@@ -103,10 +110,14 @@ def on_workers(
     launcher: Launcher | None = None,
     chaos: Chaos | None = None,
     deadline: float = DEADLINE,
+    skeleton: int = 1,
+    branches: int = 1,
 ) -> Ran:
-    """The same on workers, by default in threads of this process."""
+    """The same on workers, by default in threads of this process; so many of them write an outline
+    together (skeleton), and so many a branch."""
     records: list[Record] = []
-    block = ClusterBlock(workers=workers, deadline=deadline)
+    sizes = {"skeleton": GroupSize(tp=skeleton), "branches": GroupSize(tp=branches)}
+    block = ClusterBlock(workers=workers, deadline=deadline, **sizes)
     with closing(launcher or ThreadLauncher(session)) as started:
         run, recorder = directed(started, block, session, prompts, records.append)
         director: Director = run.board["cluster"]

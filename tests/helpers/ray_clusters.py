@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Timer
 from time import monotonic, sleep
 
 import pytest
 
 from helpers.clusters import Chaos, Ran, on_workers
-from specsot.engine.cluster.director import Director
-from specsot.engine.cluster.membership import ClusterMember
+from specsot.engine.cluster.driver.director import Director
+from specsot.engine.cluster.driver.members import ClusterMember
 from specsot.engine.cluster.ray_environment import set_up_ray
-from specsot.engine.prepare.cluster_block import LOCAL, ClusterBlock
+from specsot.engine.prepare.cluster_block import LOCAL, ClusterBlock, GroupSize
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.job import Job, prepare
 from specsot.engine.prepare.options import RunOptions
@@ -46,8 +47,10 @@ def job() -> Job:
 
 
 @contextmanager
-def ray_cluster(workers: int = 2) -> Iterator[Staying]:
-    launcher = Staying(job(), ClusterBlock(workers=workers, deadline=DEADLINE))
+def ray_cluster(workers: int = 2, together: int = 1, branches: int = 1) -> Iterator[Staying]:
+    """So many workers, of which so many may write an outline together, and so many a branch."""
+    sizes = {"skeleton": GroupSize(tp=together), "branches": GroupSize(tp=branches)}
+    launcher = Staying(job(), ClusterBlock(workers=workers, **sizes, deadline=DEADLINE))
     try:
         yield launcher
     finally:
@@ -71,21 +74,29 @@ def disturbed(
     when: Callable[[Director, Run], bool],
     whom: Callable[[Director], ClusterMember],
     number: signal.Signals = signal.SIGKILL,
+    delay: float = 0.0,
+    **sizes: int,
 ) -> tuple[Ran, float]:
-    """A run of which a worker gets a signal once, and seconds from then until what it had was in
-    other hands (0 where it had nothing)."""
+    """A run of which a worker gets a signal once, so many seconds (delay) after `when` holds; and
+    seconds from then until what it had was in other hands (0 where it had nothing). sizes: as for
+    `on_workers`."""
     sent, again = list[float](), list[float]()
 
     def strike(member: ClusterMember) -> None:
         sent.append(monotonic())
-        by_signal(number)(member)
+        with suppress(ProcessLookupError):  # the run may be over by now
+            by_signal(number)(member)
+
+    def later(member: ClusterMember) -> None:
+        Timer(delay, strike, (member,)).start()
 
     def watch(director: Director, run: Run) -> None:
-        if director.membership.losses and run.state in ("parallel", "skeleton"):
+        if sent and director.membership.losses and run.state in ("parallel", "skeleton"):
             again.append(monotonic())
 
-    chaos = Chaos(when, whom, strike, watch=watch)
-    ran = on_workers(session, prompts, launcher=launcher, chaos=chaos, deadline=DEADLINE)
+    chaos = Chaos(when, whom, later if delay else strike, watch=watch)
+    more = {"launcher": launcher, "chaos": chaos, "deadline": DEADLINE}
+    ran = on_workers(session, prompts, **more, **sizes)
     return ran, again[0] - sent[0] if again else 0.0
 
 

@@ -67,19 +67,28 @@ MAY_IMPORT = {
     "engine/bench": "engine engine/prepare engine/record engine/run states/*",
     "engine/experiment": "engine engine/prepare engine/record engine/run engine/bench states/* "
     "models models/load",
-    "engine/certify": "engine engine/prepare engine/record engine/run engine/bench states states/* "
+    "engine/certify": "engine engine/prepare engine/record engine/run engine/bench engine/cluster "
+    "states states/* "
     "models models/load ops ops/*",
-    "engine/simulate": "engine engine/record engine/cluster states/* ops/kv models",
-    "engine/cluster": "engine engine/prepare engine/record engine/run states states/graph "
-    "states/manager states/phases states/requests states/schedule states/yaml",
+    "engine/simulate": "engine engine/record engine/cluster/driver states/* ops/kv models",
+    "engine/cluster/workers": "engine engine/prepare engine/record engine/run states/manager "
+    "states/requests states/schedule models",
+    "engine/cluster/driver": "engine engine/prepare engine/record engine/run "
+    "engine/cluster/workers states/phases states/requests states/schedule",
+    "engine/cluster": "engine engine/prepare engine/run engine/record engine/cluster/driver "
+    "engine/cluster/workers states states/graph states/yaml",
     "engine/train": "engine engine/prepare engine/run states/requests states/text models models/*",
     "engine/serve/wire": "engine engine/prepare",
     "engine/serve/api": "engine engine/serve/wire states/text",
     "engine/serve/page": "engine engine/record engine/serve/wire engine/serve/api",
+    "engine/serve/fleet": "engine engine/cluster engine/cluster/driver engine/prepare "
+    "engine/serve/wire engine/serve/worker",
     "engine/serve/worker": "engine engine/serve/wire engine/prepare engine/run engine/record "
     "states states/requests states/text models/load ops/sampling",
     "engine/serve": "engine engine/record engine/serve/wire engine/serve/api engine/serve/page",
     "engine/cli": "engine engine/* states states/* models models/*",
+    "engine/cli/serving": "engine engine/cli engine/cluster engine/prepare engine/record "
+    "engine/serve engine/serve/*",
 }
 
 

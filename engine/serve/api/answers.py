@@ -9,8 +9,9 @@ from typing import Any
 
 from starlette.requests import Request
 
-from ..wire.link import EngineGoneError, EngineLink, StalledError, Ticket
+from ..wire.engines import Engines
 from ..wire.protocol import Admitted, Ended, Message, Refused, Submit, Wrote
+from ..wire.tickets import EngineGoneError, StalledError, Ticket
 from .fields import SamplingFields
 from .meters import Meters, Stopwatch
 from .problems import ApiError, engine_gone, invalid
@@ -65,7 +66,7 @@ class Answers:
 
 
 async def begin(
-    link: EngineLink,
+    link: Engines,
     meters: Meters,
     submits: Sequence[Submit],
     shape: Shape,

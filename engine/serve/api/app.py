@@ -13,8 +13,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from ..wire.link import EngineGoneError, EngineLink, LinkState
+from ..wire.engines import Engines, LinkState
 from ..wire.protocol import Decode, Decoded, Encode, Encoded, Refused
+from ..wire.tickets import EngineGoneError
 from .answers import Answers, begin, streamed, whole
 from .fields import (
     ChatRequest,
@@ -47,7 +48,7 @@ class ServerLimits:
 class Api:
     """What the routes share. draining: no new requests are taken."""
 
-    def __init__(self, link: EngineLink, meters: Meters, limits: ServerLimits) -> None:
+    def __init__(self, link: Engines, meters: Meters, limits: ServerLimits) -> None:
         self.link, self.meters, self.limits = link, meters, limits
         self.draining = False
         self.began = int(time())
@@ -196,7 +197,10 @@ class Api:
     async def health(self, request: Request) -> Response:
         """Whether the server can answer, or soon will."""
         dead = self.link.state in (LinkState.DEAD, LinkState.CLOSED)
-        return Response(status_code=503 if dead else 200)
+        replicas = self.link.replicas
+        ready = sum(one.state == LinkState.READY for one in replicas)
+        body = {"replicas": len(replicas), "ready": ready}
+        return JSONResponse(body, status_code=503 if dead else 200)
 
     async def ready(self, request: Request) -> Response:
         """Whether it takes requests now."""

@@ -1,8 +1,10 @@
 """What is measured of a server, for Prometheus: our own names, and vLLM's where they are asked for.
 
-No label has more values than there are graphs and reasons; nothing of a request's text is in one.
+No label has more values than there are graphs, replicas and reasons; nothing of a request's text is
+in one.
 """
 
+from collections import Counter as Tallied
 from collections.abc import Iterator
 from time import monotonic
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ..wire.link import EngineLink
+from ..wire.engines import DRAINING, Engines, LinkState
 from ..wire.protocol import Ended
 
 SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -23,6 +25,7 @@ GAUGES = {  # of an engine: our name, vLLM's, where the number is
     "kv_slots_used": ("", "slots", "Slots of the target's pool in use."),
     "kv_slots": ("", "capacity", "Slots of the target's pool."),
 }
+REPLICA_STATES = (LinkState.READY, LinkState.STARTING, DRAINING, LinkState.DEAD)
 COUNTERS = {
     "forwards": ("", "forwards", "Forwards of the target."),
     "steps": ("", "steps", "Steps of the engine."),
@@ -38,7 +41,7 @@ COUNTERS = {
 class EngineCollector:
     """What the engines count themselves, as it was told last."""
 
-    def __init__(self, link: EngineLink, prefix: str) -> None:
+    def __init__(self, link: Engines, prefix: str) -> None:
         self._link, self._prefix, self._vllm = link, prefix, prefix == "vllm"
 
     def collect(self) -> Iterator[Metric]:
@@ -73,6 +76,27 @@ class EngineCollector:
         if not self._vllm:
             name, doc = "specsot:requests_open", "Answers that somebody waits for."
             yield GaugeMetricFamily(name, doc, value=self._link.open)
+            yield from self._replicas()
+
+    def _replicas(self) -> Iterator[Metric]:
+        facts = self._link.replicas
+        states = Tallied(one.state for one in facts)
+        many = GaugeMetricFamily("specsot:replicas", "Processes that decode.", labels=["state"])
+        doc = "Tokens that a replica is expected to write."
+        tokens = GaugeMetricFamily("specsot:replica_tokens", doc, labels=["replica"])
+        doc = "Tokens that a replica has written since it was started."
+        wrote = GaugeMetricFamily("specsot:replica_written_tokens", doc, labels=["replica"])
+        doc = "Times that a replica was started again."
+        again = CounterMetricFamily("specsot:replica_restarts", doc, labels=["replica"])
+        doc = "Times that requests went on in another replica."
+        yield CounterMetricFamily("specsot:request_reruns", doc, value=self._link.reruns)
+        for state in REPLICA_STATES:
+            many.add_metric([state], states[state])
+        for one in facts:
+            tokens.add_metric([one.name], one.tokens)
+            wrote.add_metric([one.name], one.written)
+            again.add_metric([one.name], one.restarts)
+        yield from (many, tokens, wrote, again)
 
 
 class Meters:
@@ -82,7 +106,7 @@ class Meters:
         link: None where there is no engine. vllm: the same under vLLM's names too.
     """
 
-    def __init__(self, link: EngineLink | None, *, vllm: bool = False) -> None:
+    def __init__(self, link: Engines | None, *, vllm: bool = False) -> None:
         self.registry = CollectorRegistry()
         if link is not None:
             self.registry.register(EngineCollector(link, "specsot"))

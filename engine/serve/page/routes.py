@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from ...errors import UsageError
 from ...record.kept_runs import KeptRun, kept_runs
 from ..api.problems import ApiError, overloaded
-from ..wire.link import EngineLink
+from ..wire.engines import Engines
 from ..wire.protocol import packed
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -38,7 +38,7 @@ def page_files() -> dict[str, tuple[bytes, str]]:
 class PageRoutes:
     """What the page is given. link: None where runs are only played back; only: the run then."""
 
-    def __init__(self, link: EngineLink | None, runs: Path, only: KeptRun | None = None) -> None:
+    def __init__(self, link: Engines | None, runs: Path, only: KeptRun | None = None) -> None:
         self._link, self._runs, self._only = link, runs, only
         self._files = page_files()
 
@@ -112,6 +112,6 @@ def _playback(run: KeptRun) -> dict[str, Any]:
     return playback_of(run)
 
 
-async def _told(link: EngineLink) -> AsyncIterator[dict[str, Any]]:
+async def _told(link: Engines) -> AsyncIterator[dict[str, Any]]:
     async for picture in link.pictures():
         yield {"data": packed(picture).decode().strip()}

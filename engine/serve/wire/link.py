@@ -1,23 +1,15 @@
-"""The HTTP side's end of the engine's process: it is started, fed, watched, and started again."""
+"""One engine's process: it is started, fed, watched, and started again."""
 
 import asyncio
-import os
-import signal
-import socket
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from enum import StrEnum
-from functools import partial
-from itertools import count
 from time import monotonic
 from typing import Any
 
 from ...shell import complain
+from .engines import Engines, LinkState, ReplicaFacts
+from .hosts import EngineHost, HostError, Pipe
 from .protocol import (
-    MOST,
     Cancel,
     Counts,
     Decode,
@@ -32,122 +24,89 @@ from .protocol import (
     packed,
     unpacked,
 )
+from .tickets import EngineGoneError, Ticket
 
-ENTRY = "from specsot.engine.serve.worker.process import main; main()"
 PAUSES = (0.1, 0.5, 2.0, 5.0)  # seconds before it is started again, by how often it died
-BEHIND = 5  # by how much the HTTP side gives way to the engine where both want the processor
-HELD = 4096  # messages that wait for a slow client before it is cut off
+LOADING = 300.0  # seconds that a process which is watched has to load its models
+LOOKED = 0.25  # seconds between two looks at whether it still says something
 
 
-class LinkState(StrEnum):
-    """Where the engine's process stands."""
+class EngineLink(Engines):
+    """An engine's process, and who waits for it.
 
-    STARTING = "starting"
-    READY = "ready"
-    DEAD = "dead"
-    CLOSED = "closed"
-
-
-class EngineGoneError(RuntimeError):
-    """The engine's process has ended while it was being asked."""
-
-
-class StalledError(RuntimeError):
-    """A client did not read what was written for it."""
-
-
-class Ticket:
-    """One request's messages, in order."""
-
-    def __init__(self, link: "EngineLink", id: str) -> None:
-        self.link, self.id = link, id
-        self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
-        self.ended = False
-
-    def put(self, message: Message | None) -> None:
-        self._messages.put_nowait(message)
-
-    async def next(self) -> Message:
-        """The next message; raises EngineGoneError, StalledError."""
-        if self._messages.qsize() > HELD:
-            raise StalledError(f"{HELD} messages were not read")
-        message = await self._messages.get()
-        if message is None:
-            raise EngineGoneError("the engine's process has ended")
-        return message
-
-    @property
-    def waiting(self) -> int:
-        return self._messages.qsize()
-
-    def close(self) -> None:
-        """Nobody reads any more; what has not ended is cancelled."""
-        self.link.forget(self)
-
-
-class EngineLink:
-    """The engine's process, and who waits for it.
+    Args:
+        start: what it is told first.
+        name: what it is called when it is told of.
+        deadline: seconds of silence after which it has hung; None: it is not watched. It counts
+            what it does several times a second, and says so.
+        tries: how often in a row it may end before it is ready; None: it is always tried again.
+        told: is called when the state has changed.
 
     Attributes:
-        graphs: what is served, once the process is ready. counts: what each engine has done, the
-            last that was told. restarts: how often the process was started again.
-        failed: why it cannot start, if it cannot.
+        counts: what each engine has done, the last that was told. restarts: how often the process
+            was started again. why: it ended, the last time.
     """
 
-    def __init__(self, graphs: Sequence[str], options: Mapping[str, Any]) -> None:
-        self._start = Start(graphs, options)
-        self.state = LinkState.STARTING
-        self.graphs: Mapping[str, Mapping[str, Any]] = {}
-        self.counts: Mapping[str, Mapping[str, Any]] = {}
-        self.restarts = 0
-        self.failed: Failed | None = None
-        self.watchers: set[Callable[[Picture], None]] = set()
-        self.changed = asyncio.Event()
-        self._tickets: dict[str, Ticket] = {}
-        self._ids = count(1)
-        self._writer: asyncio.StreamWriter | None = None
-        self._process: subprocess.Popen[Any] | None = None
-        self._starter = ThreadPoolExecutor(1)
+    counts: Mapping[str, Mapping[str, Any]] = {}
 
-    @property
-    def ready(self) -> bool:
-        return self.state is LinkState.READY
+    def __init__(
+        self,
+        start: Start,
+        host: EngineHost,
+        name: str = "the engine's process",
+        *,
+        deadline: float | None = None,
+        tries: int | None = None,
+        told: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self.host, self.name = host, name
+        self.restarts, self.why = 0, ""
+        self._start, self._deadline, self._tries, self._told = start, deadline, tries, told
+        self._tickets: dict[str, Ticket] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._lines = 0
 
     @property
     def open(self) -> int:
-        """Requests that have not ended."""
         return len(self._tickets)
 
     @property
     def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+        return self.host.pid
 
-    def new_id(self) -> str:
-        return f"r{next(self._ids)}"
+    @property
+    def replicas(self) -> tuple[ReplicaFacts, ...]:
+        done = self.open, 0, self.written, self.restarts
+        return (ReplicaFacts("engine", str(self.state), self.pid, *done),)
+
+    @property
+    def written(self) -> int:
+        """Tokens of this life of it."""
+        return sum(one["tokens"] for one in self.counts.values())
 
     # -- the process ------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep the process alive until `close`; returns early if it cannot start.
-
-        This thread gives way from now on, so that a flood of requests takes nothing from those that
-        are answered. Only the thread that starts the process keeps its rank, for it inherits that.
-        """
-        self._starter.submit(os.getpid).result()
-        if sys.platform == "linux":  # elsewhere the rank is the whole process's
-            os.nice(BEHIND)
-        died = 0
+        died = failures = 0
         while not self._over:
-            began = monotonic()
+            began, self._lines, self.why = monotonic(), 0, "has ended"
             try:
                 await self._live()
+            except HostError as error:
+                self.why = f"cannot be started: {error}"
             finally:
-                self._told_dead()
+                self._tell_dead()
             if self._over:
                 return
             died = 1 if monotonic() - began > 60 else died + 1
+            failures = 0 if self._lines else failures + 1
+            if self._tries is not None and failures >= self._tries:
+                self.failed = Failed(1, f"{self.name} {self.why}, {failures} times in a row")
+                self._set(LinkState.DEAD)
+                return
             self.restarts += 1
-            complain(f"the engine's process has ended; it is started again ({self.restarts})")
+            complain(f"{self.name} {self.why}; it is started again ({self.restarts})")
             await asyncio.sleep(PAUSES[min(died, len(PAUSES)) - 1])
 
     @property
@@ -155,59 +114,64 @@ class EngineLink:
         return self.state is LinkState.CLOSED or self.failed is not None
 
     async def _live(self) -> None:
-        """One life of the process."""
-        ours, theirs = socket.socketpair()
+        """One life of the process; raises HostError if it does not begin."""
         self._set(LinkState.STARTING)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        start: Callable[[], subprocess.Popen[Any]] = partial(
-            subprocess.Popen,
-            [sys.executable, "-c", ENTRY, str(theirs.fileno())],
-            pass_fds=(theirs.fileno(),),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self._process = await asyncio.get_running_loop().run_in_executor(self._starter, start)
-        theirs.close()
-        reader, self._writer = await asyncio.open_connection(sock=ours, limit=MOST)
-        self._send(self._start)
+        watch: asyncio.Task[None] | None = None
         try:
+            pipe = await self.host.start()
+            if self._deadline is not None:
+                watch = asyncio.create_task(self._watch(self._deadline))
+            await self._listen(pipe)
+        finally:
+            if watch is not None:
+                watch.cancel()
+            await self.host.reap()
+
+    async def _listen(self, pipe: Pipe) -> None:
+        reader, self._writer = pipe
+        try:
+            if self._over:
+                return
+            self._send(self._start)
             with suppress(ConnectionError, ValueError):
                 while line := await reader.readline():
+                    self._lines += 1
                     self._took(unpacked(line))
         finally:
             self._writer.close()
-            await self._reap()
 
-    async def _reap(self) -> None:
-        """End what is left of the process."""
-        process = self._process
-        if process is None:
-            return
-        with suppress(ProcessLookupError):
-            if process.poll() is None:
-                process.kill()
-        await asyncio.to_thread(process.wait)
+    async def _watch(self, deadline: float) -> None:
+        """Cut off a process that says nothing; only time in which this one could listen counts."""
+        silent = 0.0
+        while True:
+            began, heard = monotonic(), self._lines
+            await asyncio.sleep(LOOKED)
+            silent = 0 if self._lines > heard else silent + min(monotonic() - began, 2 * LOOKED)
+            if silent > (deadline if self.ready else LOADING):
+                self.why = f"has not answered for {silent:.0f} s"
+                if self._writer is not None:
+                    self._writer.transport.abort()
+                return
 
-    def _told_dead(self) -> None:
+    def _tell_dead(self) -> None:
         """Everybody who waits is told at once."""
         if self.state is not LinkState.CLOSED:
             self._set(LinkState.DEAD)
         tickets, self._tickets = [*self._tickets.values()], {}
         for ticket in tickets:
-            ticket.ended = True
             ticket.put(None)
 
     def _set(self, state: LinkState) -> None:
-        self.state = state
-        self.changed.set()
-        self.changed = asyncio.Event()
+        super()._set(state)
+        if self._told is not None:
+            self._told()
 
     def _took(self, message: Message) -> None:
         match message:
             case Ready(graphs):
                 self.graphs = graphs
-                self._set(LinkState.READY)
+                if self.state is LinkState.STARTING:
+                    self._set(LinkState.READY)
                 if self.watchers:
                     self._send(Look(True))
             case Failed():
@@ -228,62 +192,29 @@ class EngineLink:
         self._writer.write(packed(message))
 
     async def close(self) -> None:
-        """End the process; whoever still waits is told."""
         self._set(LinkState.CLOSED)
-        if self._process is not None and self._process.poll() is None:
-            with suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
+        self.host.end()
         if self._writer is not None:
             self._writer.close()
 
     # -- requests ---------------------------------------------------------------------------------
 
     def ask(self, message: Submit | Encode | Decode) -> Ticket:
-        """Hand a message over; its answers come to the ticket. Raises EngineGoneError."""
-        if not self.ready:
-            raise EngineGoneError("the engine is not there")
         ticket = Ticket(self, message.id)
-        self._send(message)
-        self._tickets[message.id] = ticket
+        self.give(message, ticket)
         return ticket
 
-    async def answer(self, message: Encode | Decode) -> Message:
-        """The only answer to a message."""
-        ticket = self.ask(message)
-        try:
-            return await ticket.next()
-        finally:
-            ticket.ended = True
-            ticket.close()
+    def give(self, message: Submit | Encode | Decode, ticket: Ticket) -> None:
+        """Hand a message over; its answers come to this ticket. Raises EngineGoneError."""
+        if not self.ready:
+            raise EngineGoneError("the engine is not there")
+        self._send(message)
+        self._tickets[message.id] = ticket
 
     def forget(self, ticket: Ticket) -> None:
         if self._tickets.pop(ticket.id, None) is not None and not ticket.ended:
             with suppress(EngineGoneError):
                 self._send(Cancel(ticket.id))
 
-    # -- pictures ---------------------------------------------------------------------------------
-
-    async def pictures(self) -> AsyncIterator[Picture]:
-        """Pictures while somebody reads them; of several that wait only the last of each graph."""
-        latest: dict[str, Picture] = {}
-        some = asyncio.Event()
-
-        def watcher(picture: Picture) -> None:
-            latest[picture.graph] = picture
-            some.set()
-
-        self.watchers.add(watcher)
-        with suppress(EngineGoneError):
-            self._send(Look(True))
-        try:
-            while True:
-                await some.wait()
-                some.clear()
-                pictures, latest = [*latest.values()], {}
-                for picture in pictures:
-                    yield picture
-        finally:
-            self.watchers.discard(watcher)
-            if not self.watchers:
-                with suppress(EngineGoneError):
-                    self._send(Look(False))
+    def look(self, on: bool) -> None:
+        self._send(Look(on))

@@ -36,6 +36,7 @@ class Submit:
     as in `SamplingRules`. seed: as of `specsot run --seed`. stop: texts that end the answer.
     logprobs: how many of the best tokens are wanted beside each, -1 for no scores; echo: the
     prompt's tokens are scored as well. documents: [title, text].
+    begun: [branch, token ids] that another engine has written of it.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Submit:
     timeout: float | None = None
     logprobs: int = -1
     echo: bool = False
+    begun: Sequence[Sequence[Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ class Wrote:
     branches, as (name, branch, more): outline (titles), opened (title), reused ([run of its prompt,
     how]), wrote ([piece, origin]), ended (finish). tokens: written by now. scores: of tokens, where
     they are asked for: [branch, token id, text, log-probability, [[id, text, log-probability]]].
+    ids: [branch, token ids] of what was written.
     """
 
     id: str
@@ -146,6 +149,7 @@ class Wrote:
     step: int
     tokens: int
     scores: Sequence[Any] = ()
+    ids: Sequence[Sequence[Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """One request while it is answered, in the engine's process: from notes to text and events."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -82,6 +82,7 @@ class ServedRequest:
         if not noted:
             return
         events: list[list[Any]] = []
+        known = {index: len(one.tokens) for index, one in self._branches.items()}
         text, step, last = "", 0, None
         for one in noted:
             if isinstance(one, AnswerReady):
@@ -94,10 +95,16 @@ class ServedRequest:
         self._text += text
         scores = self._scores.take()
         if text or events or scores:
-            yield Wrote(self.asked.id, text, events, step, self._tokens, scores)
+            ids = [[index, new] for index, new in self._ids(known) if new]
+            yield Wrote(self.asked.id, text, events, step, self._tokens, scores, ids)
         if last is not None:
             self.done = True
             yield self._ended(last)
+
+    def _ids(self, known: Mapping[int, int]) -> Iterator[tuple[int, list[int]]]:
+        """What each branch has written behind so many of its tokens."""
+        for index, one in self._branches.items():
+            yield index, one.tokens[known.get(index, 0) :]
 
     def _take(self, one: Noted, events: list[list[Any]]) -> str:
         """The readable text of a note; its events are appended."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ....ops.sampling.settings import SamplingRules
 from ....states.text.chat_format import PastTurn, leading_id
@@ -105,10 +106,23 @@ class Asking:
         sampling = self._sampling(asked, size)
         plain = bool(ids) or not asked.skeleton or asked.schema is not None
         self._check_skeleton(asked, plain=plain)
-        stops, schema = tuple(asked.stop_ids), asked.schema
         return RequestSettings(
-            sampling, ids, asked.skeleton, stops, asked.ignore_eos, schema, asked.logprobs >= 0
+            sampling,
+            ids,
+            asked.skeleton,
+            tuple(asked.stop_ids),
+            asked.ignore_eos,
+            asked.schema,
+            contexts=asked.logprobs >= 0,
+            begun={index: tuple(tokens) for index, tokens in self._begun(asked)},
         )
+
+    def _begun(self, asked: Submit) -> Sequence[Sequence[Any]]:
+        """What is written of it, where an engine can go on behind that; else it begins anew."""
+        graph = self.session.program.graph
+        several = graph.skeleton is not None and graph.skeleton.merge != "concat"
+        one_by_one = graph.beam is None and graph.blend is None and graph.limits.samples == 1
+        return asked.begun if one_by_one and not several else ()
 
     def _sampling(self, asked: Submit, size: int) -> SamplingRules | None:
         if not asked.sampling:

@@ -70,12 +70,14 @@ def test_run_offers_every_option_with_its_help_and_its_variable(
     assert all(f"[env var: {name}]" in page for name in mirrors) and "SPECSOT_SET" not in page
 
 
-@pytest.mark.parametrize("command", ["compare", "certify"])
+@pytest.mark.parametrize(
+    ("command", "more"), [("compare", set()), ("certify", {"workers", "cluster"})]
+)
 def test_commands_with_sessions_offer_their_options_alone(
-    command: str, capsys: pytest.CaptureFixture[str]
+    command: str, more: set[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = help_of(command, capsys)
-    offered = {*SESSION, "prompts", "as_json"}
+    offered = {*SESSION, "prompts", "as_json", *more}
     assert {name for name in OPTIONS if f" {flag_of(name)} " in page} == offered
     assert OPTIONS["prompts"].help not in page and "[ten packaged ones]" in page
 

@@ -1,15 +1,15 @@
 """`specsot run --workers` and `specsot cluster`: what they refuse, and the commands of the page."""
 
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helpers.pages import blocks_of
+from helpers.processes import ended
 
+from specsot.engine.certify.command import certify_command
 from specsot.engine.cli.run_command import run_command
 from specsot.engine.cluster import ray_environment
 from specsot.engine.errors import Code
@@ -22,6 +22,13 @@ def refused(capsys: pytest.CaptureFixture[str], folder: Path, **options: object)
     asked: dict[str, object] = {"graph": "bim_plain", "workers": 2, "runs_dir": folder, **options}
     assert run_command(RunOptions(**asked)) == Code.USAGE  # type: ignore[arg-type]
     return capsys.readouterr().err
+
+
+def test_a_certificate_says_at_once_what_workers_do_not_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert certify_command(("bim_blend_eagle",), RunOptions(workers=2)) == Code.USAGE
+    assert "has blend, which one engine does" in capsys.readouterr().err
 
 
 def test_without_ray_one_line_says_how_to_have_it(
@@ -56,13 +63,38 @@ def test_a_block_with_mistakes_is_told_with_its_places(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = "cluster:\n  wrokers: 2\n  interface: lo\n  skeleton: {tp: 2}\n"
+    text = "cluster:\n  wrokers: 2\n  interface: lo\n  skeleton: {tp: 0}\n"
     Path("specsot.yaml").write_text(text)
     assert run_command(RunOptions("bim_plain", workers=2)) == Code.GRAPH
     told = capsys.readouterr().err
     for place in (":2:3: cluster.wrokers: unknown key", ":3:14: cluster.interface: must be an IP"):
         assert place in told
-    assert ":4:18: cluster.skeleton.tp: must be at most 1, not 2" in told
+    assert ":4:18: cluster.skeleton.tp: must be at least 1, not 0" in told
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "why"),
+    [
+        ((3, 1), {}, "cluster.skeleton.tp 3: there are 2 workers"),
+        ((1, 4), {}, "cluster.branches.tp 4: there are 2 workers"),
+        ((3, 2), {"workers": 3}, "3 and branches.tp 2: one of them must be a multiple"),
+        ((2, 1), {"graph": "bim_eagle", "sets": ("drafter.nodes=auto",)}, "give drafter.costs"),
+        ((2, 1), {"graph": "blend_eagle"}, "has blend, which one engine does"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(
+    sizes: tuple[int, int],
+    options: dict[str, object],
+    why: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    block = f"cluster: {{skeleton: {{tp: {sizes[0]}}}, branches: {{tp: {sizes[1]}}}}}\n"
+    Path("specsot.yaml").write_text(block)
+    told = refused(capsys, tmp_path, **options)
+    assert why in told and told.count("\n") == 1
 
 
 def test_the_commands_of_the_page(tmp_path: Path) -> None:
@@ -72,17 +104,7 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
     more["SPECSOT_MAX_NEW_TOKENS"] = "16"
 
     def specsot(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "specsot", *words],
-            cwd=tmp_path,
-            env=os.environ | more,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
-        return done
+        return ended(words, tmp_path, more, code)
 
     (_, staying) = [one for one in blocks_of("docs/cluster.md") if one.skipped == "other test"]
     commands = [line.split() for line in staying.commands.splitlines()]
@@ -91,7 +113,8 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
         ["cluster", "status"],
         ["cluster", "down"],
     ]
-    assert "no cluster is up" in specsot("cluster", "status", code=1).stderr
+    for words in (("status",), ("scale", "2")):
+        assert "no cluster is up" in specsot("cluster", *words, code=1).stderr
     plain = specsot("run", "bim_dflash", BEES).stderr
     address = specsot("cluster", "up", "bim_dflash", "--workers", "2").stdout.strip()
     file = Path(more["SPECSOT_CLUSTER_FILE"])
@@ -102,6 +125,7 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
         ran = specsot("run", "bim_dflash", "--workers", "2", "--cluster", address, BEES).stderr
         assert _digest(ran) == _digest(plain)
         assert specsot("cluster", "status").stdout.count(": free") == 2
+        assert "nobody serves with --workers" in specsot("cluster", "scale", "2", code=1).stderr
     finally:
         specsot("cluster", "down")
     assert not [one for one in _command_lines() if told["folder"] in one]

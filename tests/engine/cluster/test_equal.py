@@ -71,3 +71,13 @@ def test_parts_that_depend_on_others() -> None:
     ran = on_workers(session, [CAMPING])
     assert ran.digest == alone(session, [CAMPING])
     assert len(ran.told("placed")) == 3, "each wave once the one before has ended"
+
+
+def test_branches_that_nobody_has_room_for_go_to_whoever_is_free_first() -> None:
+    outline = outline_of(4)
+    session = session_of("bim_plain", "layout.max_active=1", budget=12, outline=outline)
+    ran = on_workers(session, [CAMPING])
+    assert ran.digest == alone(session, [CAMPING])
+    first, *later = [one["branches"] for one in ran.told("placed")]
+    assert len(set(first.values())) == len(first) == 2, "one for each"
+    assert sum(map(len, later)) == 2 and all(len(one) <= 2 for one in later)

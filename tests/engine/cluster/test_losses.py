@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 from helpers.clusters import BEES, CAMPING, Chaos, Ran, alone, on_workers, session_of
+from helpers.thread_workers import ThreadLauncher, ThreadPort
 
-from specsot.engine.cluster.director import Director
-from specsot.engine.cluster.launching import ThreadLauncher, ThreadPort
-from specsot.engine.cluster.membership import ClusterMember
+from specsot.engine.cluster.driver.director import Director
+from specsot.engine.cluster.driver.members import ClusterMember
 from specsot.engine.errors import ClusterError
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run
@@ -18,11 +18,11 @@ SETS = ("sampling.temperature=0.8",)
 def writer(director: Director) -> ClusterMember:
     """Who writes an outline, or has written one."""
     courses = sorted(director.courses, key=lambda one: one.outlined)
-    return next(one.writer for one in courses if one.writer is not None)
+    return next(one.writer.leader for one in courses if one.writer is not None)
 
 
 def decoder(director: Director) -> ClusterMember:
-    return next(one for course in director.courses for one in course.at.values())
+    return next(one.leader for course in director.courses for one in course.at.values())
 
 
 def outline_begun(director: Director, run: Run) -> bool:
@@ -99,8 +99,8 @@ class Deserting(ThreadLauncher):
         super().__init__(session)
         self.deserted: list[str] = []
 
-    def start(self, name: str) -> ThreadPort:
-        port = super().start(name)
+    def start(self, name: str, part: int) -> ThreadPort:
+        port = super().start(name, part)
         ask = port.ask
 
         def ask_or_go(order: str) -> None:
@@ -115,8 +115,8 @@ class Deserting(ThreadLauncher):
 
 def test_workers_that_cannot_begin_end_the_run_with_their_reason() -> None:
     class Broken(ThreadLauncher):
-        def start(self, name: str) -> ThreadPort:
-            port = super().start(name)
+        def start(self, name: str, part: int) -> ThreadPort:
+            port = super().start(name, part)
             port.kill()
             port.lost = "no memory"
             return port

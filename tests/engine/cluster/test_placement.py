@@ -5,7 +5,7 @@ from time import perf_counter
 
 import pytest
 
-from specsot.engine.cluster.placement import (
+from specsot.engine.cluster.driver.placement import (
     HOLDERS,
     NOBODY,
     Holders,
@@ -16,7 +16,7 @@ from specsot.engine.cluster.placement import (
     prefix_keys,
     route,
 )
-from specsot.engine.cluster.placing import placed
+from specsot.engine.cluster.driver.placing import placed
 from specsot.states.requests.branch import Branch, Request
 from specsot.states.text.prompt_tokens import PromptTokens
 

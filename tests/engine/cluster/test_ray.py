@@ -6,13 +6,13 @@ import signal
 from helpers.clusters import BEES, alone, session_of
 from helpers.ray_clusters import BUDGET, DEADLINE, GRAPH, SAMPLED, disturbed, gone, ray_cluster
 
-from specsot.engine.cluster.director import Director
-from specsot.engine.cluster.membership import ClusterMember
+from specsot.engine.cluster.driver.director import Director
+from specsot.engine.cluster.driver.members import ClusterMember
 from specsot.states.machine import Run
 
 
 def decoder(director: Director) -> ClusterMember:
-    return next(one for course in director.courses for one in course.at.values())
+    return next(one.leader for course in director.courses for one in course.at.values())
 
 
 def mid_branch(director: Director, run: Run) -> bool:

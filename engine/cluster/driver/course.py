@@ -1,16 +1,16 @@
 """One request on its way through a cluster: what is known of it, and who does what of it."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from ...states.phases.outline_ops import fan_out_
-from ...states.requests.branch import Branch, Finish, Request
-from ...states.requests.lifecycles import ENDS, move
-from ...states.requests.request_table import RequestTable
-from ...states.schedule.handed import HandedBranch, HandedOver
-from ..prepare.inputs import Prompt
-from ..run.session import Session
-from .membership import ClusterMember
+from ....states.phases.outline_ops import fan_out_
+from ....states.requests.branch import Branch, Finish, Request
+from ....states.requests.lifecycles import ENDS, move
+from ....states.requests.request_table import RequestTable
+from ....states.schedule.handed import HandedBranch, HandedOver
+from ...prepare.inputs import Prompt
+from ...run.session import Session
+from .members import Unit
 
 OUTLINE = -1  # the number of the root branch
 
@@ -21,7 +21,7 @@ class RequestCourse:
 
     Attributes:
         writer: who writes the outline. source: who has the rows of the prefix, `rows` of each pool,
-            that stand for its first `ids`; holders: everybody who has them.
+            that stand for its first `ids`; holders: those who decode branches and have them.
         at: who decodes which branch, by its number; those that are in nobody's hands are not in it.
     """
 
@@ -29,11 +29,11 @@ class RequestCourse:
     table: RequestTable
     prompt: Prompt
     request: Request
-    writer: ClusterMember | None = None
-    source: ClusterMember | None = None
+    writer: Unit | None = None
+    source: Unit | None = None
     rows: tuple[int, ...] = ()
-    holders: set[ClusterMember] = field(default_factory=set)
-    at: dict[int, ClusterMember] = field(default_factory=dict)
+    holders: set[Unit] = field(default_factory=set)
+    at: dict[int, Unit] = field(default_factory=dict)
 
     def begin_(self) -> None:
         """Without an outline to write, branches can be given away at once."""
@@ -69,7 +69,7 @@ class RequestCourse:
     def _waits(self, branch: Branch) -> bool:
         return not branch.ended and bool(len(branch.prompt)) and branch.index not in self.at
 
-    def in_hand(self) -> Iterator[tuple[ClusterMember, Branch]]:
+    def in_hand(self) -> Iterator[tuple[Unit, Branch]]:
         """Branches that somebody writes, the root branch among them, with whom."""
         root = self.request.root
         if self.writer is not None and root is not None and not root.ended:
@@ -86,7 +86,8 @@ class RequestCourse:
     def outline_work(self) -> HandedOver:
         """The outline, as far as it is not written."""
         assert self.request.root is not None
-        return HandedOver(outline=tuple(self.request.root.tokens))
+        written, arrival = tuple(self.request.root.tokens), self.request.arrival
+        return HandedOver(outline=written, arrival=arrival)
 
     def branch_work(self, branches: Sequence[Branch]) -> HandedOver:
         """Branches, as far as they are not written."""
@@ -94,7 +95,7 @@ class RequestCourse:
             HandedBranch(one.index, one.prompt.ids, tuple(one.tokens), one.budget)
             for one in branches
         ]
-        return HandedOver(self.prefix, tuple(handed))
+        return HandedOver(self.prefix, tuple(handed), arrival=self.request.arrival)
 
     # -- what has been done -----------------------------------------------------------------------
 
@@ -130,10 +131,12 @@ class RequestCourse:
         if request.branches and all(one.ended for one in request.branches):
             move("request", request, ENDS[request.finish])
 
-    def has_(self, member: ClusterMember, rows: tuple[int, ...]) -> None:
-        """A worker has so many rows of the prefix, of each pool."""
-        self.source, self.rows = member, rows
-        self.holders.add(member)
+    def has_(self, unit: Unit, rows: tuple[int, ...], *, decodes: bool) -> None:
+        """Somebody has so many rows of the prefix, of each pool; decodes: and can decode branches
+        behind them."""
+        self.source, self.rows = unit, rows
+        if decodes:
+            self.holders.add(unit)
 
     def parse_(self) -> None:
         """Read the outline into branches, whose prompts are known as far as they depend on none."""
@@ -171,15 +174,20 @@ class RequestCourse:
     def ended(self) -> bool:
         return bool(self.request.branches) and all(one.ended for one in self.request.branches)
 
-    def forget_(self, member: ClusterMember) -> list[str]:
-        """A worker is gone: what it had is in nobody's hands; names of it."""
-        self.holders.discard(member)
-        lost = [one.name for one in self.request.branches if self.at.get(one.index) is member]
-        if self.writer is member and self.request.root is not None:
+    def forget_(self, there: Container[Unit]) -> list[str]:
+        """Some are gone: what they had is in nobody's hands; names of it.
+
+        Args:
+            there: who is not.
+        """
+        request, gone = self.request, {one for one in self.at.values() if one not in there}
+        lost = [one.name for one in request.branches if self.at.get(one.index) in gone]
+        if self.writer is not None and self.writer not in there and request.root is not None:
             self.writer = None
-            lost += [] if self.request.root.ended else [self.request.root.name]
-        self.at = {index: one for index, one in self.at.items() if one is not member}
-        if self.source is member:
+            lost += [] if request.root.ended else [request.root.name]
+        self.at = {index: one for index, one in self.at.items() if one not in gone}
+        self.holders = {one for one in self.holders if one in there}
+        if self.source is not None and self.source not in there:
             self.source = next(iter(self.holders), None)
         return lost
 
@@ -193,16 +201,7 @@ def new_course(session: Session, table: RequestTable, prompt: Prompt) -> Request
     request = session.request(prompt)
     table.add(request)
     budget = prompt.max_new_tokens or session.asked
-    said = Prompt(
-        prompt.key,
-        prompt.text,
-        request.seed,
-        budget,
-        prompt.documents,
-        prompt.cache_salt,
-        prompt.past,
-        prompt.rules,
-    )
+    said = replace(prompt, seed=request.seed, max_new_tokens=budget)
     course = RequestCourse(session, table, said, request)
     course.begin_()
     return course

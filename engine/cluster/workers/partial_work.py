@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from ...states.requests.branch import Branch, Request
-from ..run.handle import Handle
+from ....states.requests.branch import Branch, Request
+from ...run.handle import Handle
 from .messages import Assign, BranchEnded, Committed, Reply
 
 OUTLINE = -1  # the number of the root branch

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 
+from ..workers.messages import Regroup, Regrouped
 from .course import RequestCourse
-from .membership import NONE, ClusterMember, Membership, Tell, Took
-from .messages import Regroup, Regrouped
+from .members import NONE, ClusterMember
+from .membership import Membership, Tell, Took
 
 
 @dataclass(slots=True)
@@ -46,8 +47,9 @@ class Regrouping:
             course.rows = has[0]  # fewer: some have been evicted
 
     def _can_send(self, course: RequestCourse) -> bool:
-        group = self.membership.group
-        return bool(course.rows) and course.source in group and len(group) > 1
+        group, source = self.membership.group, course.source
+        there = source is not None and all(one in group for one in source.members)
+        return bool(course.rows) and there and self.membership.whole and len(group) > 1
 
     def _collective(self, course: RequestCourse, took: Took) -> dict[ClusterMember, Regrouped]:
         """One of the whole group; what its members say of it."""
@@ -56,13 +58,14 @@ class Regrouping:
         number = self.figures.count = self.figures.count + 1
         answers = self._answers[number] = {}
         ids, salt = course.prefix[: course.rows[0]], course.prompt.cache_salt
-        order = Regroup(number, self.membership.epoch, source.rank, ids, course.rows, salt)
-        for member in group:
-            member.ask(order)
+        who, epoch = (source.tp, source.number), self.membership.epoch
+        self.membership.tell_all(Regroup(number, epoch, *who, ids, course.rows, salt))
         while any(one in self.membership.members and one not in answers for one in group):
             self.membership.hear_(took)
         del self._answers[number]
-        course.holders |= {one for one, reply in answers.items() if reply.kept}
+        kept = {one for one, reply in answers.items() if reply.kept}
+        units = self.membership.decoders
+        course.holders |= {one for one in units if kept.issuperset(one.members)}
         self._count_(course, answers, monotonic() - began)
         return answers
 

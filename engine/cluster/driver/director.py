@@ -9,14 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ...states.requests.branch import Branch, Finish, Request
-from ...states.requests.request_table import RequestTable, RunLimits
-from ...states.schedule.handed import HandedOver
-from ..prepare.inputs import Prompt
-from ..run.session import Session
-from .course import OUTLINE, RequestCourse, new_course
-from .membership import HEARING, ClusterMember, Membership, Tell
-from .messages import (
+from ....states.requests.branch import Branch, Finish, Request
+from ....states.requests.request_table import RequestTable, RunLimits
+from ....states.schedule.handed import HandedOver
+from ...prepare.inputs import Prompt
+from ...run.session import Session
+from ..workers.messages import (
     Assign,
     BranchEnded,
     Committed,
@@ -27,6 +25,9 @@ from .messages import (
     Reply,
     WorkEnded,
 )
+from .course import OUTLINE, RequestCourse, new_course
+from .members import ClusterMember, Unit
+from .membership import HEARING, Membership, Tell
 from .placing import expected_length, placed
 from .regrouping import Regrouping
 
@@ -36,7 +37,7 @@ class GivenWork:
     """Who has what of a request."""
 
     course: RequestCourse
-    member: ClusterMember
+    unit: Unit
     branches: tuple[int, ...]
 
 
@@ -81,9 +82,9 @@ class Director:
         self._forget_lost_()
 
     def write_outlines_(self) -> None:
-        """Give outlines to the workers with least to do, first come first served."""
+        """Give outlines to those with least to do, first come first served."""
         for course in self.courses:
-            if course.wants_outline and (free := self._free()):
+            if course.wants_outline and (free := self._free(self.membership.writers)):
                 course.writer = free[0]
                 self._give_(course, free[0], course.outline_work(), (OUTLINE,))
 
@@ -104,15 +105,15 @@ class Director:
         """Give what was placed to those it was placed with."""
         for course in self.courses:
             given = self._in_hand(course)
-            for member in self.membership.ready:
+            for unit in self.membership.decoders:
                 mine = [
                     one
                     for one in course.request.branches
-                    if course.at.get(one.index) is member and one.index not in given
+                    if course.at.get(one.index) is unit and one.index not in given
                 ]
                 if mine:
                     numbers = tuple(one.index for one in mine)
-                    self._give_(course, member, course.branch_work(mine), numbers)
+                    self._give_(course, unit, course.branch_work(mine), numbers)
 
     def gather_(self) -> None:
         """Take in what was said, and who was lost."""
@@ -128,7 +129,9 @@ class Director:
 
     @property
     def outlines_wanted(self) -> bool:
-        return bool(self._free()) and any(one.wants_outline for one in self.courses)
+        return bool(self._free(self.membership.writers)) and any(
+            one.wants_outline for one in self.courses
+        )
 
     @property
     def outlines_written(self) -> bool:
@@ -136,7 +139,9 @@ class Director:
 
     @property
     def branches_wanted(self) -> bool:
-        return bool(self._free()) and any(one.wanted for one in self.courses)
+        return bool(self._free(self.membership.decoders)) and any(
+            one.wanted for one in self.courses
+        )
 
     @property
     def all_ended(self) -> bool:
@@ -148,37 +153,36 @@ class Director:
 
     # -- who does what ----------------------------------------------------------------------------
 
-    def _loads(self) -> dict[ClusterMember, int]:
-        """Tokens that each worker is expected to write still."""
-        loads = dict.fromkeys(self.membership.ready, 0)
-        for member, branch in self._placed():
-            if member in loads:
-                loads[member] += expected_length(branch)
+    def _loads(self, units: Sequence[Unit]) -> dict[Unit, int]:
+        """Tokens that each is expected to write still."""
+        loads = dict.fromkeys(units, 0)
+        for unit, branch in self._placed():
+            if unit in loads:
+                loads[unit] += expected_length(branch)
         return loads
 
-    def _counts(self) -> Counter[ClusterMember]:
-        """Branches that each worker has."""
-        return Counter(member for member, _ in self._placed())
+    def _room(self, units: Sequence[Unit]) -> dict[Unit, int]:
+        """Branches that each can take."""
+        counts = Counter(unit for unit, _ in self._placed())
+        return {one: one.most - counts[one] for one in units}
 
-    def _placed(self) -> Iterator[tuple[ClusterMember, Branch]]:
+    def _placed(self) -> Iterator[tuple[Unit, Branch]]:
         """What is in somebody's hands, with whose."""
         for course in self.courses:
             yield from course.in_hand()
 
-    def _free(self) -> list[ClusterMember]:
-        """Workers that can take one more branch, those with least to do first."""
-        loads, counts = self._loads(), self._counts()
-        free = [one for one in loads if one.loaded and counts[one] < one.loaded.most]
-        return sorted(free, key=lambda one: loads[one])
+    def _free(self, units: Sequence[Unit]) -> list[Unit]:
+        """Those that can take one more branch, those with least to do first."""
+        loads, room = self._loads(units), self._room(units)
+        return sorted((one for one in units if room[one] > 0), key=lambda one: loads[one])
 
     def _place_(self, course: RequestCourse) -> None:
-        loads, counts = self._loads(), self._counts()
-        room = {one: one.loaded.most - counts[one] for one in loads if one.loaded is not None}
-        chosen = placed(course.wanted, loads, room, course.holders)
-        for branch, member in chosen:
-            course.at[branch.index] = member
+        units = self.membership.decoders
+        chosen = placed(course.wanted, self._loads(units), self._room(units), course.holders)
+        for branch, unit in chosen:
+            course.at[branch.index] = unit
         if chosen:
-            where = {branch.name: member.name for branch, member in chosen}
+            where = {branch.name: unit.name for branch, unit in chosen}
             self.tell({"event": "placed", "branches": where})
 
     def _in_hand(self, course: RequestCourse) -> set[int]:
@@ -188,14 +192,18 @@ class Director:
     def _give_(
         self,
         course: RequestCourse,
-        member: ClusterMember,
+        unit: Unit,
         handed: HandedOver,
         branches: tuple[int, ...],
     ) -> None:
         self._works += 1
         name = f"{self._works}"
-        self._given[name] = GivenWork(course, member, branches)
-        member.ask(Assign(name, course.prompt, handed))
+        self._given[name] = GivenWork(course, unit, branches)
+        order = Assign(name, course.prompt, handed, unit.tp, unit.number)
+        if unit.tp > 1:  # everybody is told what some do together, in one order
+            self.membership.tell_all(order)
+        else:
+            unit.leader.ask(order)
 
     # -- what workers say -------------------------------------------------------------------------
 
@@ -207,7 +215,7 @@ class Director:
             self._counted[member] = reply
             return
         given = self._given.get(getattr(reply, "work", ""))
-        if given is None or given.member is not member:
+        if given is None or given.unit.leader is not member:
             return
         match reply:
             case Committed():
@@ -217,19 +225,21 @@ class Director:
             case BranchEnded():
                 given.course.end_(reply.branch, Finish(reply.finish), reply.note)
                 if reply.rows:
-                    given.course.has_(member, reply.rows)
+                    decodes = given.unit in self.membership.decoders
+                    given.course.has_(given.unit, reply.rows, decodes=decodes)
             case WorkEnded():
                 del self._given[reply.work]
 
     def _forget_lost_(self) -> None:
-        """What lost workers had is in nobody's hands any more."""
-        for member in self.membership.take_lost():
-            mine = [name for name, given in self._given.items() if given.member is member]
-            for name in mine:
-                del self._given[name]
-            lost = [one for course in self.courses for one in course.forget_(member)]
-            if lost:
-                self.tell({"event": "again", "branches": lost})
+        """What was in the hands of those who are gone is in nobody's any more."""
+        there = {*self.membership.decoders, *self.membership.writers}
+        there |= {one.alone for one in self.membership.members}
+        gone = [name for name, given in self._given.items() if given.unit not in there]
+        for name in gone:
+            del self._given[name]
+        lost = [one for course in self.courses for one in course.forget_(there)]
+        if lost:
+            self.tell({"event": "again", "branches": lost})
 
     def counted(self) -> dict[str, Counted]:
         """What workers have counted since the last time, by name; raises ClusterError."""

@@ -1,49 +1,14 @@
-"""Where workers live: what the driver asks of a launcher, whatever its workers are."""
+"""Workers in threads of one process."""
 
 from collections.abc import Sequence
 from threading import Event
 from time import monotonic
-from typing import Protocol
 
-from ..run.session import Session
-from .worker import ClusterWorker
+from specsot.engine.cluster.driver.ports import WorkerPort
+from specsot.engine.cluster.workers.worker import ClusterWorker
+from specsot.engine.run.session import Session
 
 LOOK = 0.002  # seconds between two looks at workers of this process
-
-
-class WorkerPort(Protocol):
-    """One worker, as the driver has it.
-
-    Attributes:
-        lost: why nothing will be heard of it any more; empty as long as it lives.
-    """
-
-    name: str
-    lost: str
-
-    def ask(self, order: str) -> None:
-        """Give it an order; where that fails, it is lost."""
-
-    def kill(self) -> None:
-        """End it, whatever it does."""
-
-
-class Launcher(Protocol):
-    """Starts workers and hears what they say."""
-
-    def start(self, name: str) -> WorkerPort:
-        """A worker that loads its models from now on.
-
-        Raises:
-            ClusterError: none can be started.
-        """
-
-    def wait(self, ports: Sequence[WorkerPort], seconds: float) -> list[tuple[WorkerPort, str]]:
-        """What workers have said, in the order of each; waits so long for the first. Those that do
-        not answer within the deadline are lost."""
-
-    def close(self) -> None:
-        """End all workers that are not to stay."""
 
 
 class ThreadPort:
@@ -64,14 +29,17 @@ class ThreadLauncher:
     """Workers in threads of this process: the same messages and collectives, without Ray.
 
     They share the models' weights and nothing else.
+
+    Args:
+        sessions: with a part of the target each, or one with all of it.
     """
 
-    def __init__(self, session: Session, address: str = "127.0.0.1") -> None:
-        self.session, self.address = session, address
+    def __init__(self, *sessions: Session, address: str = "127.0.0.1") -> None:
+        self.sessions, self.parts, self.address = sessions, len(sessions), address
         self.ports: list[ThreadPort] = []
 
-    def start(self, name: str) -> ThreadPort:
-        port = ThreadPort(name, ClusterWorker(lambda: self.session, self.address))
+    def start(self, name: str, part: int) -> ThreadPort:
+        port = ThreadPort(name, ClusterWorker(lambda: self.sessions[part], self.address))
         self.ports.append(port)
         return port
 

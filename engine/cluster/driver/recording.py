@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ..record.metrics import Marks, counted_figures
-from ..record.recorder import Recorder
-from ..record.text_stream import Decode
-from ..record.trace_records import Write
-from .counting import held_by_all, meter_of
+from ...record.metrics import Marks, counted_figures
+from ...record.recorder import Recorder
+from ...record.text_stream import Decode
+from ...record.trace_records import Write
+from ..workers.counting import held_by_all, meter_of
+from ..workers.messages import Counted
 from .director import Director
-from .messages import Counted
 
 
 class ClusterRecorder(Recorder):
@@ -49,15 +49,17 @@ class ClusterRecorder(Recorder):
         director, counted = self.director, self.director.counted()
         meter = meter_of([one.counts for one in counted.values()], self.meter)
         meter.tokens = sum(director.tokens.values())
-        self.held = [one.held for one in counted.values()]
+        self.held = [held for one in counted.values() for held in one.held]
         held = held_by_all(self.held, meter)
         return {**counted_figures(meter), **held, "cluster": _cluster(director, counted)}
 
 
 def _cluster(director: Director, counted: Mapping[str, Counted]) -> dict[str, Any]:
+    weights = {one.name: one.loaded.weights[1] for one in director.membership.members if one.loaded}
     workers = [
         {
             "name": name,
+            "weights": weights.get(name, 0),
             "tokens": director.tokens[name],
             "target_forwards": one.counts.get("forwards", 0),
             "open_files": one.open_files,

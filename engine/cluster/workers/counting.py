@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..record.metrics import Meter, ratio
+from ...record.metrics import Meter, ratio
 
 SAME = ("slot_bytes", "size")  # of a pool: no sums
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ...states.schedule.handed import HandedOver
-from ..prepare.inputs import Prompt
+from ....states.schedule.handed import HandedOver
+from ...prepare.inputs import Prompt
 
 
 class MessageError(ValueError):
@@ -24,10 +24,11 @@ class MessageError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class FormGroup:
-    """Take part in a process group, which replaces the one before.
+    """Take part in a process group, which replaces the one before; and in smaller ones inside.
 
     epoch: its number. rank, size: in it. host, port: of the store where its members find each
     other. address: that this worker listens at. deadline: seconds, of every collective.
+    skeleton, branches: how many write an outline together, and how many a branch (`units_of`).
     """
 
     epoch: int
@@ -37,31 +38,37 @@ class FormGroup:
     port: int
     address: str
     deadline: float
+    skeleton: int = 1
+    branches: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Assign:
     """Do a part of a request: its outline, or some of its branches.
 
-    work: what replies name it. prompt: of the request, its seed included.
+    work: what replies name it. prompt: of the request, its seed included. tp, unit: who does it,
+    the unit of this number among those of so many workers; of one worker: whoever is told.
     """
 
     work: str
     prompt: Prompt
     handed: HandedOver
+    tp: int = 1
+    unit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Regroup:
-    """The rows of a prefix go from one rank of the group to all others, in one collective.
+    """The rows of a prefix go from those who have them to the whole group, in one collective.
 
-    number: what replies name it. source: the rank that has them. ids: of the target's rows.
+    number: what replies name it. tp, unit: who has them. ids: of the target's rows.
     rows: so many of each pool. cache_salt: of the request.
     """
 
     number: int
     epoch: int
-    source: int
+    tp: int
+    unit: int
     ids: tuple[int, ...]
     rows: tuple[int, ...]
     cache_salt: str = ""
@@ -97,12 +104,11 @@ class Close:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """The models are there. pid, address: of its process. most: branches that run side by side.
-    slot_bytes: of each pool. weights: where the first parameter lies, and bytes of all."""
+    weights: where the first parameter lies, and bytes of all."""
 
     pid: int
     address: str
     most: int
-    slot_bytes: tuple[int, ...]
     weights: tuple[int, int]
 
 
@@ -121,6 +127,15 @@ class Grouped:
     epoch: int
     seconds: float
     why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLost:
+    """A collective of the group failed: nothing is computed together until there is another one,
+    and what was is forgotten."""
+
+    epoch: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,19 +184,36 @@ class Regrouped:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The answer to `Count`. counts: of its `Meter`; held: `held_figures` of its whole life.
+    """The answer to `Count`. counts: of its `Meter`; held: `held_figures` of each of its engines.
     open_files: of its process; peak_memory: most that it was resident with, in KB on Linux."""
 
     number: int
     counts: dict[str, Any]
-    held: dict[str, Any]
+    held: list[dict[str, Any]]
     open_files: int
     peak_memory: int
 
 
 Order = FormGroup | Assign | Regroup | Recall | Count | Greet | Close
-Reply = Loaded | CannotStart | Grouped | Committed | BranchEnded | WorkEnded | Regrouped | Counted
+Reply = (
+    Loaded
+    | CannotStart
+    | Grouped
+    | GroupLost
+    | Committed
+    | BranchEnded
+    | WorkEnded
+    | Regrouped
+    | Counted
+)
 KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Order | Reply).__args__}
+
+
+def is_shared(order: Order) -> bool:
+    """Whether everybody in the group is told it, and in the same order among all of these: what is
+    done together begins with one."""
+    together = isinstance(order, Assign) and order.tp > 1
+    return together or isinstance(order, FormGroup | Regroup | Recall)
 
 
 @cache

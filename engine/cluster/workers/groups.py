@@ -8,7 +8,7 @@ this is for networks that can be trusted.
 import ipaddress
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from time import perf_counter
 from typing import Any
@@ -16,8 +16,11 @@ from typing import Any
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
-from ..errors import UsageError
+from ....models.ranks import Ranks
+from ....models.shares import peers
+from ...errors import UsageError
 from .messages import FormGroup
+from .units import unit_of, units_of
 
 BACKLOG = 128
 TRIES = 3  # connections to a store, of which each may take its part of the deadline
@@ -85,22 +88,38 @@ def _connected(told: FormGroup) -> TCPStore:
 class Group:
     """One worker's place in a process group.
 
+    Args:
+        members: ranks of those who are told of it; by default all. name: of the group, the same
+            for its members.
+
     Raises:
         RuntimeError: not all members came before the deadline.
     """
 
-    def __init__(self, told: FormGroup, client: StoreClient) -> None:
-        self.rank, self.size, self.epoch = told.rank, told.size, told.epoch
+    def __init__(
+        self,
+        told: FormGroup,
+        client: StoreClient,
+        members: Sequence[int] | None = None,
+        name: str = "all",
+    ) -> None:
+        self.members = tuple(range(told.size) if members is None else members)
+        self.rank, self.size = self.members.index(told.rank), len(self.members)
         self._deadline = timedelta(seconds=told.deadline)
         self._group: Any = None  # torch declares no collectives of a group of its own
-        if told.size < 2:
+        if self.size < 2:
             return
         gloo: Any = ProcessGroupGloo
         options = gloo._Options()
         options._timeout = self._deadline
         options._devices = [gloo.create_device(hostname=told.address)]
-        own = PrefixStore(f"group/{told.epoch}", client.store(told))
-        self._group = gloo(own, told.rank, told.size, options)
+        own = PrefixStore(f"group/{told.epoch}/{name}", client.store(told))
+        self._group = gloo(own, self.rank, self.size, options)
+
+    @property
+    def ranks(self) -> Ranks:
+        """This worker among those who compute one decoder."""
+        return Ranks(self._group, self.rank, self.size)
 
     def broadcast_(self, data_N: Tensor, source: int) -> None:
         """The numbers of one rank become everybody's.
@@ -113,6 +132,40 @@ class Group:
         options = BroadcastOptions()
         options.rootRank, options.timeout = source, self._deadline
         self._group.broadcast([data_N], options).wait()
+
+
+class Grouping:
+    """All groups that a worker is in at a time.
+
+    Attributes:
+        world: everybody. units: those who decode together with this worker, by how many they are:
+            their number among all such units, and their group, of several. peers: those who have
+            the other heads of what this worker decodes branches with, where outlines are written
+            by everybody together.
+
+    Raises:
+        RuntimeError: not all members came before the deadline.
+    """
+
+    def __init__(self, told: FormGroup, client: StoreClient) -> None:
+        self.told, self.epoch = told, told.epoch
+        self.world = Group(told, client)
+        self.units: dict[int, tuple[int, Group | None]] = {}
+        for tp in sorted({told.skeleton, told.branches}, reverse=True):
+            own = unit_of(told.rank, self.all_units(tp))
+            if own is not None:
+                members = self.all_units(tp)[own]
+                several = Group(told, client, members, f"{tp}/{own}") if tp > 1 else None
+                self.units[tp] = own, several
+        self.peers: Group | None = None
+        if told.branches < told.skeleton == told.size:
+            others = peers(told.rank, told.size, told.skeleton, told.branches)
+            self.peers = Group(told, client, others, f"peers/{others.start}")
+
+    def all_units(self, tp: int) -> list[tuple[int, ...]]:
+        """Ranks of all units of so many workers, by number."""
+        largest = max(self.told.skeleton, self.told.branches)
+        return units_of(self.told.size, tp, largest)
 
 
 def timed(action: Callable[[], None]) -> float:

@@ -1,28 +1,27 @@
 """`specsot serve`: graphs behind OpenAI's API, and a page where one sees answers being decoded.
-`specsot view`: a kept run on that page, forwards and back, at any speed.
-`specsot cluster up | status | down`: workers on this machine that stay, models loaded."""
+`specsot view`: a kept run on that page, forwards and back, at any speed."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..cluster.on_workers import check, divided
-from ..cluster.ray_environment import set_up_ray
-from ..cluster.standing import StandingCluster, end, standing, start_head
-from ..errors import ClusterError, UsageError
-from ..prepare.cluster_block import LOCAL
-from ..prepare.job import prepare, read_cluster
-from ..prepare.options import SESSION, OptionText, RunOptions
-from ..record.kept_runs import find_run
-from ..record.run_folder import LATEST
-from ..shell import complain, put, user_errors
-from .completing import graph_names_of
-from .options import RUNS_DIR, Runs, Which, takes
+from ...errors import UsageError
+from ...prepare.job import Job, read_cluster
+from ...prepare.options import SESSION, OptionText, RunOptions
+from ...record.kept_runs import find_run
+from ...record.run_folder import LATEST
+from ...shell import user_errors
+from ..completing import graph_names_of
+from ..options import RUNS_DIR, Runs, Which, takes
+
+if TYPE_CHECKING:
+    from ...serve.wire.engines import Engines
+    from ...serve.wire.protocol import Start
 
 GRAPHS = typer.Argument(
     metavar="[GRAPH...]",
@@ -34,7 +33,12 @@ LACKS = "the server needs more packages: pip install 'specsot[serve]'"
 KEY = "SPECSOT_API_KEY"
 
 
-@takes(*(name for name in SESSION if name != "outline"))
+WORKERS = OptionText("Replicas on a Ray cluster; without it one engine, and no Ray.")
+PLACE = OptionText("HOST:PORT of a Ray cluster that runs [one is started here].", metavar="ADDRESS")
+MODELS = tuple(name for name in SESSION if name != "outline")
+
+
+@takes(*MODELS, workers=WORKERS, cluster=PLACE)
 def serve(
     options: RunOptions,
     graphs: Annotated[list[str] | None, GRAPHS] = None,
@@ -67,10 +71,11 @@ def serve(
     """
     with user_errors():
         with _packages():
-            from ..serve.api.app import ServerLimits
-            from ..serve.server import ServeOptions
-            from ..serve.server import serve as run
-            from ..serve.wire.jobs import check_graphs
+            from ...serve.api.app import ServerLimits
+            from ...serve.server import ServeOptions
+            from ...serve.server import serve as run
+            from ...serve.wire.jobs import check_graphs
+            from ...serve.wire.protocol import Start
         if metrics_compat not in (None, "vllm"):
             raise UsageError(f"--metrics-compat {metrics_compat}: there is only `vllm`")
         limits = ServerLimits(max_queue, timeout, stall)
@@ -80,9 +85,25 @@ def serve(
             host, port, keys, insecure, max_body, limits, grace, vllm, runs, patience
         )
         listens.check()
-        check_graphs(names, options)
-        code = asyncio.run(run(names, plain_options(options), listens))
+        jobs, start = check_graphs(names, options), Start(names, plain_options(options))
+        with _engines(jobs, start, options) as engines:
+            code = asyncio.run(run(engines, listens))
     raise typer.Exit(code)
+
+
+@contextmanager
+def _engines(jobs: Sequence[Job], start: "Start", options: RunOptions) -> Iterator["Engines"]:
+    """One engine in a process of its own, or several on a cluster."""
+    if options.workers is None and options.cluster is None:
+        from ...serve.wire.hosts import LocalProcess
+        from ...serve.wire.link import EngineLink
+
+        yield EngineLink(start, LocalProcess())
+        return
+    from ...serve.fleet.opened import opened_fleet
+
+    with opened_fleet(jobs, start, read_cluster(options)) as fleet:
+        yield fleet
 
 
 @contextmanager
@@ -114,73 +135,9 @@ def view(
     """
     with user_errors():
         with _packages():
-            from ..serve.server import ServeOptions
-            from ..serve.viewer import view as show
+            from ...serve.server import ServeOptions
+            from ...serve.viewer import view as show
         options = ServeOptions(host, port)
         options.check()
         code = asyncio.run(show(find_run(run.removeprefix("runs/"), runs_dir), options))
     raise typer.Exit(code)
-
-
-cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-NONE = "no cluster is up on this machine: specsot cluster up starts one"
-MODELS = tuple(name for name in ("graph", *SESSION) if name != "outline")
-Workers = Annotated[
-    int | None,
-    typer.Option("--workers", min=1, max=1024, help="How many [specsot.yaml's `cluster`]."),
-]
-
-
-@cluster.command("up", help="Start Ray on this machine, and workers with their models loaded.")
-@takes(*MODELS, graph=OptionText("What workers run [specsot.yaml's].", argument=True))
-def up(options: RunOptions, workers: Workers = None) -> None:
-    """Start Ray on this machine, and workers of one graph that stay until `specsot cluster down`.
-
-    `specsot run GRAPH --workers N --cluster ADDRESS` decodes on them; the address is printed.
-    """
-    with user_errors():
-        asked = replace(options, workers=workers)
-        job, block = prepare(asked), read_cluster(asked)
-        job = divided(replace(job, options=replace(job.options, workers=block.workers)))
-        check(job)
-        set_up_ray(LOCAL)
-        head = start_head(block.workers, job.options.graph)
-        try:
-            from ..cluster.ray_workers import load_workers
-
-            load_workers(job, block.model_copy(update={"address": head.address}), head.token)
-        except BaseException:
-            end(head)
-            raise
-        put(f"{head.address}\n")
-
-
-@cluster.command("status", help="The cluster of this machine, and its workers.")
-def status() -> None:
-    """Where the cluster of this machine is, and what its workers do. Exit code 1 if none is up."""
-    with user_errors():
-        there = _alive()
-        set_up_ray(there.address)
-        from ..cluster.ray_workers import states_of
-
-        put(f"{there.address}: {there.graph}, {there.workers} workers\n")
-        for name, state in states_of(there.address):
-            put(f"  {name}: {state}\n")
-
-
-@cluster.command("down", help="End the cluster of this machine, all of its processes.")
-def down() -> None:
-    """End the cluster of this machine with all of its processes. Exit code 1 if none is up."""
-    with user_errors():
-        there = standing()
-        if there is None:
-            raise ClusterError(NONE)
-        end(there)
-        complain(f"{there.address} is down")
-
-
-def _alive() -> StandingCluster:
-    there = standing()
-    if there is None or not there.alive:
-        raise ClusterError(NONE)
-    return there

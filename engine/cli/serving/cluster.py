@@ -1,0 +1,127 @@
+"""`specsot cluster up | status | down`: workers on this machine that stay, models loaded.
+`specsot cluster scale`: how many replicas a server with --workers has."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from ...cluster.on_workers import check, check_groups, divided
+from ...cluster.ray_environment import set_up_ray
+from ...cluster.standing import StandingCluster, end, standing, start_head
+from ...errors import ClusterError
+from ...prepare.cluster_block import LOCAL
+from ...prepare.job import prepare, read_cluster
+from ...prepare.options import SESSION, OptionText, RunOptions
+from ...serve.fleet.control import ask_fleet
+from ...shell import complain, put, user_errors
+from ..options import takes
+
+cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+NONE = "no cluster is up on this machine: specsot cluster up starts one"
+NOBODY = "nobody serves with --workers: specsot serve GRAPH --workers N"
+MODELS = tuple(name for name in ("graph", *SESSION) if name != "outline")
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, max=1024, help="How many [specsot.yaml's `cluster`]."),
+]
+
+
+@cluster.command("up", help="Start Ray on this machine, and workers with their models loaded.")
+@takes(*MODELS, graph=OptionText("What workers run [specsot.yaml's].", argument=True))
+def up(options: RunOptions, workers: Workers = None) -> None:
+    """Start Ray on this machine, and workers of one graph that stay until `specsot cluster down`.
+
+    `specsot run GRAPH --workers N --cluster ADDRESS` decodes on them; the address is printed.
+    """
+    with user_errors():
+        asked = replace(options, workers=workers)
+        job, block = prepare(asked), read_cluster(asked)
+        job = divided(replace(job, options=replace(job.options, workers=block.workers)))
+        check(job)
+        check_groups(job, block)
+        set_up_ray(LOCAL)
+        head = start_head(block.workers, job.options.graph)
+        try:
+            from ...cluster.ray_workers import load_workers
+
+            load_workers(job, block.model_copy(update={"address": head.address}), head.token)
+        except BaseException:
+            end(head)
+            raise
+        put(f"{head.address}\n")
+
+
+@cluster.command("status", help="The cluster of this machine, its workers, and who serves on it.")
+def status() -> None:
+    """Where the cluster of this machine is, what its workers do, and the replicas of a server with
+    --workers: their requests, and the tokens that they have yet to write. Exit code 1 if there is
+    neither.
+    """
+    with user_errors():
+        there, fleet = _alive(), ask_fleet("state", put)
+        if there is None and fleet is None:
+            raise ClusterError(NONE)
+        if there is not None:
+            _put_workers(there, serves=fleet is not None and fleet["address"] == there.address)
+        if fleet is not None:
+            _put_replicas(fleet)
+
+
+@cluster.command("scale", help="Have so many replicas of a server with --workers.")
+def scale(
+    count: Annotated[int, typer.Argument(min=1, max=1024, help="How many there are to be.")],
+) -> None:
+    """Attach replicas to the server of this machine, or detach some, while it answers.
+
+    New ones get requests once their models are loaded; those that are too many get nothing more and
+    end with the last answer that they write. Exit code 1 if nobody serves with --workers.
+    """
+    with user_errors():
+        fleet = ask_fleet("scale", lambda line: put(f"{line}\n"), count=count)
+        if fleet is None:
+            raise ClusterError(NONE if _alive() is None else NOBODY)
+        _put_replicas(fleet)
+
+
+@cluster.command("down", help="End the cluster of this machine, all of its processes.")
+def down() -> None:
+    """End the cluster of this machine with all of its processes, and a server with --workers that
+    uses it. Exit code 1 if none is up.
+    """
+    with user_errors():
+        there = standing()
+        if there is None:
+            raise ClusterError(NONE)
+        fleet = ask_fleet("state", put)
+        if fleet is not None and fleet["address"] == there.address:
+            ask_fleet("end", put)
+        end(there)
+        complain(f"{there.address} is down")
+
+
+def _alive() -> StandingCluster | None:
+    there = standing()
+    return there if there is not None and there.alive else None
+
+
+def _put_workers(there: StandingCluster, *, serves: bool) -> None:
+    """Workers for runs; of a cluster that is there for a server, only if it has some."""
+    set_up_ray(there.address)
+    from ...cluster.ray_workers import states_of
+
+    states = [*states_of(there.address)]
+    if states or not serves:
+        put(f"{there.address}: {there.graph}, {there.workers} workers\n")
+    for name, state in states:
+        put(f"  {name}: {state}\n")
+
+
+def _put_replicas(fleet: Mapping[str, Any]) -> None:
+    many = len(fleet["replicas"])
+    put(f"{fleet['address']}: {', '.join(fleet['graphs'])}, {many} replicas\n")
+    for one in fleet["replicas"]:
+        work = f"{one['open']} requests, {one['tokens']} tokens to write, {one['written']} written"
+        again = f", started again {one['restarts']} times" if one["restarts"] else ""
+        put(f"  {one['name']}: {one['state']}, {work}{again}\n")

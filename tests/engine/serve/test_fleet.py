@@ -1,0 +1,235 @@
+"""Several replicas: who gets what, and that nobody notices who comes, goes or is lost."""
+
+import asyncio
+import heapq
+import random
+from dataclasses import replace
+
+import pytest
+from helpers.fleets import (
+    Heard,
+    ThreadFleet,
+    ThreadHost,
+    hear,
+    hear_all,
+    one_engine,
+    running,
+    start_of,
+    until,
+)
+from helpers.servers import BEES, RAIN
+
+from specsot.engine.serve.fleet.routed import LIVES
+from specsot.engine.serve.fleet.router import Replica, Router
+from specsot.engine.serve.fleet.told import DiffersError, ToldAnswer
+from specsot.engine.serve.wire.link import EngineLink
+from specsot.engine.serve.wire.protocol import Submit, Wrote
+
+SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
+WARM = {"temperature": 0.9}
+REQUESTS = (
+    Submit("outlined", "bim_dflash", BEES),
+    Submit("drawn", "bim_dflash", BEES, seed=5, sampling=WARM),
+    Submit("scored", "dflash", RAIN, seed=7, sampling=WARM, logprobs=1),
+    Submit("held", "dflash", RAIN, schema=SCHEMA),
+    Submit("stopped", "dflash", BEES, stop=("e", "zz"), max_tokens=20),
+    Submit("raw", "dflash", text="Rain is ", max_tokens=30, ignore_eos=True, echo=True, logprobs=0),
+)
+
+
+# -- who gets what --------------------------------------------------------------------------------
+
+
+def replicas(count: int) -> tuple[Router, list[Replica]]:
+    router = Router()
+    members = [Replica(f"{i}", EngineLink(start_of(), ThreadHost())) for i in range(count)]
+    for one in members:
+        router.attach_(one)
+    return router, members
+
+
+def asked(id: str, question: str, rules: str = "") -> Submit:
+    return Submit(id, "dflash", question, rules=rules)
+
+
+def test_who_has_read_a_beginning_gets_it_again_unless_others_have_less_to_do() -> None:
+    router, members = replicas(3)
+    long, other = "You answer in one line. " * 60, "You answer like a poet. " * 60
+    first = router.choose_(asked("1", RAIN, long))
+    assert first is not None
+    router.weigh_(first, "1", 40)
+    second = router.choose_(asked("2", BEES, other))
+    assert second is not None and second is not first
+    router.release_("1")
+    router.weigh_(second, "2", 1)
+    for number in range(5):
+        assert router.choose_(asked(str(number), BEES * number, long)) is first
+        assert router.choose_(asked(str(number), BEES * number, other)) is second
+    router.weigh_(first, "3", 1000)
+    assert router.choose_(asked("4", RAIN, long)) is not first, "waiting would take longer"
+    salted = replace(asked("5", RAIN, long), cache_salt="mine")
+    router.release_("3")
+    assert router.choose_(salted) is members[0], "others' rows are not shared"
+
+
+def test_who_drains_gets_nothing_and_who_is_lost_has_read_nothing() -> None:
+    router, (first, second) = replicas(2)
+    long = "You answer in one line. " * 60
+    assert router.choose_(asked("1", RAIN, long)) is first
+    router.weigh_(first, "1", 50)
+    router.detach_(first)
+    assert router.choose_(asked("2", RAIN, long)) is second
+    router.attach_(first)
+    assert router.tokens_of(first) == 50, "what it has still counts"
+    router.release_("1")
+    router.lose_(first)
+    router.attach_(first)
+    router.weigh_(first, "3", 1)
+    assert router.choose_(asked("4", RAIN, long)) is second
+    router.detach_(first)
+    router.detach_(second)
+    assert router.choose_(asked("5", RAIN)) is None
+
+
+@pytest.mark.parametrize("speeds", [(3.0, 1.0), (1.0, 1.0), (1.0, 5.0)])
+def test_load_follows_speed(speeds: tuple[float, float]) -> None:
+    """Sixteen clients that ask again and again, on a virtual clock."""
+    router, members = replicas(2)
+    dice, clock, number = random.Random(3), 0.0, 0
+    working: dict[Replica, dict[str, float]] = {one: {} for one in members}
+    wrote = dict.fromkeys(members, 0.0)
+
+    def ask() -> None:
+        nonlocal number
+        number += 1
+        chosen = router.choose_(asked(str(number), f"{number} {RAIN}"))
+        assert chosen is not None
+        working[chosen][str(number)] = dice.randrange(20, 60)
+        router.weigh_(chosen, str(number), 40)
+
+    for _ in range(16):
+        ask()
+    events = [(1 / speed, which) for which, speed in enumerate(speeds)]
+    heapq.heapify(events)
+    while clock < 3000:
+        clock, which = heapq.heappop(events)
+        one, ended = members[which], 0
+        for id in [*working[one]]:
+            working[one][id] -= 1
+            wrote[one] += 1
+            router.weigh_(one, id, int(max(working[one][id], 8)))
+            if working[one][id] <= 0:
+                del working[one][id]
+                router.release_(id)
+                ended += 1
+        for _ in range(ended):
+            ask()
+        heapq.heappush(events, (clock + 1 / speeds[which], which))
+    share = wrote[members[0]] / sum(wrote.values())
+    assert share == pytest.approx(speeds[0] / sum(speeds), abs=0.08)
+
+
+# -- what is told twice ---------------------------------------------------------------------------
+
+
+def said(dice: random.Random, text: str, pieces: dict[int, list[str]]) -> list[Wrote]:
+    """A run that writes this, in steps that are up to chance."""
+    left, steps, at = {branch: list(some) for branch, some in pieces.items()}, [], 0
+    opened = [["opened", branch, ""] for branch in pieces]
+    while at < len(text) or any(left.values()):
+        events, scores = [], []
+        for branch, some in left.items():
+            new, left[branch] = some[: (n := dice.randrange(3))], some[n:]
+            if new:
+                events.append(["wrote", branch, [[piece, "t"] for piece in new]])
+                scores += [[branch, 1, piece, -0.5, []] for piece in new]
+        more = dice.randrange(4)
+        steps.append(Wrote("r", text[at : at + more], [*opened, *events], 0, at, scores))
+        at, opened = at + more, []
+    return steps
+
+
+def test_a_second_run_says_what_the_first_has_not_said() -> None:
+    dice = random.Random(1)
+    text, pieces = "a long answer, in parts", {-1: [*"outline"], 0: [*"one"], 1: [*"and two"]}
+    for _ in range(200):
+        told, heard = ToldAnswer(), list[Wrote]()
+        for lives in range(3):
+            steps = said(dice, text, pieces)
+            for one in steps[: dice.randrange(len(steps))] if lives < 2 else steps:
+                if more := told.more(one):
+                    heard.append(more)
+            told.again_()
+        assert "".join(one.text for one in heard) == text
+        events = [event for one in heard for event in one.events]
+        assert sum(event[0] == "opened" for event in events) == 3
+        for branch, some in pieces.items():
+            wrote = [event for event in events if event[0] == "wrote" and event[1] == branch]
+            assert [piece for _, _, more in wrote for piece, _ in more] == some
+            rows = [row[2] for one in heard for row in one.scores if row[0] == branch]
+            assert rows == some
+    told = ToldAnswer()
+    told.more(Wrote("r", "a lo", (), 0, 1))
+    told.again_()
+    with pytest.raises(DiffersError):
+        told.more(Wrote("r", "a s", (), 0, 1))
+
+
+# -- real engines ---------------------------------------------------------------------------------
+
+
+def test_a_lost_replica_changes_no_answer() -> None:
+    async def check() -> None:
+        start = start_of()
+        alone = one_engine(start)
+        async with running(alone):
+            wanted = [one.result for one in await hear_all(alone, REQUESTS)]
+        own = ThreadFleet(start)
+        async with running(own.fleet, 2):
+            for way in ("killed", "hung"):
+                begun, reruns = list[Heard](), own.fleet.reruns
+                hearing = asyncio.create_task(hear_all(own.fleet, REQUESTS, begun))
+                await until(lambda begun=begun: any(one.tokens for one in begun))
+                lost = own.hosts[own.busiest]
+                if way == "hung":
+                    lost.goes.clear()
+                else:
+                    lost.end()
+                heard = await hearing
+                assert [one.result for one in heard] == wanted, way
+                assert all(one.tokens == sorted(one.tokens) for one in heard)
+                assert own.fleet.reruns > reruns
+                await until(lambda: sum(one.state == "ready" for one in own.fleet.replicas) == 2)
+            assert sum(one.restarts for one in own.fleet.replicas) == 2
+            assert own.fleet.counts["dflash"]["submitted"] >= 8
+
+    asyncio.run(check())
+
+
+def test_replicas_come_and_go_under_load_and_a_request_that_kills_fails_alone() -> None:
+    async def check() -> None:
+        lines = list[str]()
+        own = ThreadFleet(start_of("dflash"), 1)
+        many = [Submit(f"q{i}", "dflash", f"{RAIN} {i}", seed=i, sampling=WARM) for i in range(16)]
+        async with running(own.fleet, 1):
+            wanted = await hear_all(own.fleet, many)
+            hearing = asyncio.create_task(hear_all(own.fleet, many))
+            await own.fleet.scale(3, lines.append)
+            assert [one.result for one in await hearing] == [one.result for one in wanted]
+            bad = asyncio.create_task(hear(own.fleet, Submit("bad", "dflash", BEES)))
+            for _ in range(LIVES):
+                await until(lambda: any(one.open for one in own.fleet.replicas))
+                again = own.fleet.reruns + 1
+                own.hosts[own.busiest].end()
+                await until(lambda again=again: own.fleet.reruns == again or bad.done())
+            told = (await bad).ended
+            assert told is not None and told.finish == "failed" and f"{LIVES} replicas" in told.note
+            await until(lambda: sum(one.state == "ready" for one in own.fleet.replicas) == 3)
+            hearing, reruns = asyncio.create_task(hear_all(own.fleet, many)), own.fleet.reruns
+            await until(lambda: all(one.open for one in own.fleet.replicas))
+            await own.fleet.scale(1, lines.append)
+            assert [one.result for one in await hearing] == [one.result for one in wanted]
+            assert own.fleet.reruns == reruns and len(own.fleet.replicas) == 1
+        assert [line.split()[1] for line in lines] == ["is"] * 2 + ["drains,"] * 2 + ["is"] * 2
+
+    asyncio.run(check())

@@ -1,0 +1,161 @@
+"""Workers that compute together, in full: every drafter, layout and grouping, and ranks that die.
+
+Prints what it has shown; docs/cluster.md and docs/tensor_parallel.md have the figures.
+"""
+
+import json
+import resource
+import signal
+from itertools import product
+from pathlib import Path
+from statistics import median
+from time import monotonic
+
+import pytest
+from helpers.clusters import BEES, CAMP, CAMPING, alone, on_workers, open_files, session_of
+from helpers.processes import ended
+from helpers.ray_clusters import BUDGET, DEADLINE, GRAPH, SAMPLED, disturbed, ray_cluster
+from helpers.support import outline_of
+from helpers.thread_workers import ThreadLauncher
+from helpers.together import Together, last, mid_branch, outline_begun
+
+from specsot.engine.cluster.workers.messages import Regroup, Regrouped
+from specsot.engine.prepare.files import graph_names
+
+DRAFTERS = ("bim_eagle", "bim_dflash", "bim_vanilla", "bim_ngram", "bim_plain")
+GROUPS = ((2, 2, 1), (2, 2, 2), (2, 1, 2), (4, 4, 1), (4, 4, 2), (4, 2, 1), (3, 2, 1))
+ALONE = ("beam", "bim_attend_merge", "bim_blend_eagle", "bim_blend_merge", "blend_eagle")
+SHIPPED = [graph for graph in graph_names() if graph not in ALONE]
+COINS = {"greedy": (), "sampled": SAMPLED}
+
+
+@pytest.mark.parametrize("coins", COINS)
+@pytest.mark.parametrize("layout", ["bim", "paged"])
+@pytest.mark.parametrize("graph", DRAFTERS)
+def test_every_grouping_writes_what_one_engine_writes(graph: str, layout: str, coins: str) -> None:
+    sets = f"layout.kind={layout}", *COINS[coins]
+    session = session_of(graph, *sets, budget=12, packed=False)
+    expected = alone(session, [CAMPING])
+    for workers, skeleton, branches in GROUPS:
+        sizes = {"workers": workers, "skeleton": skeleton, "branches": branches}
+        ran = on_workers(session, [CAMPING], **sizes, deadline=60.0)
+        assert ran.digest == expected, sizes
+        assert not ran.director.membership.losses and not ran.told("group_lost"), sizes
+
+
+@pytest.mark.parametrize("coins", COINS)
+@pytest.mark.parametrize("graph", SHIPPED)
+def test_every_shipped_graph(graph: str, coins: str) -> None:
+    """On workers that decode alone, in pairs, and in pairs with half of the weights each."""
+    asked = {"budget": 12, "packed": False}
+    session = session_of(graph, *COINS[coins], **asked)
+    halves = [session_of(graph, *COINS[coins], **asked, part=(index, 2)) for index in range(2)]
+    expected = alone(session, [CAMPING])
+    for skeleton, branches in ((1, 1), (1, 2), (2, 2)):
+        launcher = ThreadLauncher(*(halves if skeleton == 2 else [session]))
+        sizes = {"skeleton": skeleton, "branches": branches}
+        ran = on_workers(session, [CAMPING], launcher=launcher, **sizes, deadline=60.0)
+        assert ran.digest == expected, sizes
+
+
+@pytest.mark.parametrize("layout", ["bim", "paged"])
+@pytest.mark.parametrize("count", range(1, 9))
+def test_any_number_of_branches(count: int, layout: str) -> None:
+    outline, sets = outline_of(count), (f"layout.kind={layout}", *SAMPLED)
+    session = session_of("bim_eagle", *sets, budget=12, outline=outline, packed=False)
+    expected = alone(session, [BEES])
+    for workers, skeleton, branches in ((2, 2, 1), (4, 4, 2)):
+        sizes = {"workers": workers, "skeleton": skeleton, "branches": branches}
+        assert on_workers(session, [BEES], **sizes, deadline=60.0).digest == expected
+
+
+def test_parts_that_depend_on_others_and_more_requests_than_units() -> None:
+    outline = outline_of(4, deps={2: (1,), 3: (1,), 4: (2, 3)})
+    session = session_of("bim_eagle", *SAMPLED, budget=12, outline=outline, packed=False)
+    ran = on_workers(session, [CAMPING, BEES], workers=2, skeleton=2)
+    assert ran.digest == alone(session, [CAMPING, BEES])
+
+
+@pytest.mark.parametrize("groups", [False, True], ids=["one group", "a new group each time"])
+def test_a_hundred_regroups(groups: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two ranks with half of the heads each bring a prefix to two workers with all of them."""
+    pair = Together("bim_eagle")
+    try:
+        ids, rows = pair.outlined()
+        weights, files, peak = pair.weights(), 0, 0
+        seconds, collective = list[float](), list[float]()
+        for number in range(100):
+            if groups:
+                ids, rows = pair.outlined()
+            for member in pair.membership.group:
+                member.ask(Regroup(number, pair.membership.epoch, 2, 0, ids, rows))
+            replies = [one for one in pair.until(Regrouped, 2) if isinstance(one, Regrouped)]
+            assert [(one.why, one.kept) for one in replies] == [("", True)] * 2
+            assert [one.bytes for one in replies] == [rows[0] * 8192 + rows[1] * 1024] * 2
+            seconds.append(max(one.seconds for one in replies))
+            collective.append(max(one.collective for one in replies))
+            pair.forget()
+            if number == 20:
+                files, peak = open_files(), _peak()
+        grown = _peak() - peak
+        assert open_files() <= files + 2 and grown < 64 << 10, "KB"
+        assert pair.weights() == weights
+    finally:
+        pair.launcher.close()
+    with capsys.disabled():
+        whole, gather = 1e3 * median(seconds), 1e3 * median(collective)
+        print(f"\n100 regroups of {rows[0]} rows: {whole:.1f} ms, the gather {gather:.1f} of them")
+        print(f"{grown} KB more after the last 80 of them")
+
+
+def test_a_run_on_ranks_is_held_to_transformers(tmp_path: Path) -> None:
+    """The commands of docs/cluster.md."""
+    (tmp_path / "specsot.yaml").write_text("cluster: {skeleton: {tp: 2}}\n")
+    (tmp_path / "note.txt").write_text(CAMP)
+    asked = "--document", "note.txt", "Tell me about honey bees."
+    commands = ["run", "bim_dflash", "--workers", "2", *asked], ["verify-run", "--json"]
+    told = []
+    for words in commands:
+        told.append(ended(words, tmp_path, {}).stdout)
+    branches = json.loads(told[1])["branches"]
+    assert len(branches) > 2 and not any(one["wrong"] for one in branches)
+    metrics = json.loads((tmp_path / "runs" / "latest" / "metrics.json").read_text())
+    assert metrics["cluster"]["regroup"]["bytes"] > 0
+
+
+def test_a_certificate_on_workers(tmp_path: Path) -> None:
+    (tmp_path / "specsot.yaml").write_text("cluster: {skeleton: {tp: 2}}\n")
+    words = ["certify", "bim_eagle", "--quick", "--workers", "2", "--threads", "1", "--json"]
+    (one,) = json.loads(ended(words, tmp_path, {}).stdout)["certificates"]
+    found = [
+        check for part in one["parts"] if part["name"] == "workers" for check in part["checks"]
+    ]
+    assert [check["passed"] for check in found] == [True, True]
+    assert all(check["figures"]["regroup_bytes"] and check["figures"]["tokens"] for check in found)
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@pytest.mark.parametrize("branches", [1, 2])
+def test_ranks_that_die_or_hang_change_nothing(
+    branches: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Real processes, killed and stopped, in the outline and inside branches; if these are decoded
+    by both, each has half of the weights."""
+    session = session_of(GRAPH, *SAMPLED, budget=BUDGET, packed=False)
+    expected = alone(session, [BEES])
+    with ray_cluster(together=2, branches=branches) as launcher:
+        assert launcher.parts == branches
+        for number, when in product((signal.SIGKILL, signal.SIGSTOP), (outline_begun, mid_branch)):
+            began, sizes = monotonic(), {"skeleton": 2, "branches": branches}
+            ran, took = disturbed(launcher, session, [BEES], when, last, number, **sizes)
+            whole = monotonic() - began
+            assert ran.digest == expected and ran.director.membership.losses == 1
+            if number is signal.SIGSTOP:
+                (lost,) = ran.told("lost")
+                assert lost["why"] in (f"no answer for {DEADLINE:g} s", "it did not answer")
+            moment = f"{number.name}, branches by {branches}, {when.__name__}"
+            with capsys.disabled():
+                print(f"\n{moment}: {took:.1f} s of {whole:.1f}", flush=True)

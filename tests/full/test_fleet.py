@@ -1,0 +1,193 @@
+"""Replicas on Ray: scaled under 16 streams, killed and stopped at random moments, of unequal speed.
+
+SPECSOT_KILLS is how many replicas are killed. Reports figures; whether they are good is not judged
+where they are times.
+"""
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from threading import Event
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+from helpers.fleet_commands import ServedFleet, Streamed, serving_fleet, stream, stream_all
+from helpers.ray_clusters import gone
+from helpers.servers import BEES, RAIN, serving
+from helpers.support import SEED
+
+KILLS = int(os.environ.get("SPECSOT_KILLS", "10"))
+CLIENTS, SECONDS, NICE = 16, 40.0, 19  # the lowest rank; Ray gives its workers 15
+GRAPHS = ("bim_dflash", "dflash")
+ASKED: list[dict[str, Any]] = [
+    {
+        "text": f"{RAIN if number % 3 else BEES} {number}",
+        "model": GRAPHS[number % 2],
+        "max_tokens": 24 if number % 2 == 0 else 80,
+        "seed": number,
+        "temperature": 0.8 if number % 4 > 1 else 0.0,
+    }
+    for number in range(CLIENTS)
+]
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What one engine answers."""
+    with serving(tmp_path_factory.mktemp("alone"), *GRAPHS, SPECSOT_THREADS="1") as server:
+        return [one.text for one in stream_all(server.url, ASKED)]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[ServedFleet]:
+    with serving_fleet(tmp_path, *GRAPHS) as fleet:
+        pids = fleet.pids
+        yield fleet
+        assert fleet.server.end() == 0, fleet.server.told
+        assert gone([*pids]), "no process is left"
+
+
+def busiest(fleet: ServedFleet) -> str:
+    tokens = fleet.by_replica("replica_tokens")
+    return max(tokens, key=lambda name: tokens[name])
+
+
+def report(capsys: pytest.CaptureFixture[str], line: str) -> None:
+    with capsys.disabled():
+        print(f"\n{line}")
+
+
+def test_replicas_come_and_go_under_16_streams(
+    fleet: ServedFleet, wanted: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop, began = Event(), monotonic()
+
+    def client(number: int) -> int:
+        answers = 0
+        while not stop.is_set():
+            assert stream(fleet.server.url, **ASKED[number]).text == wanted[number]
+            answers += 1
+        return answers
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        clients = [pool.submit(client, number) for number in range(CLIENTS)]
+        try:
+            for count in (3, 1, 2, 4, 2):
+                fleet.specsot("cluster", "scale", str(count))
+                assert fleet.server.http.get("/health").json()["ready"] == count
+        finally:
+            stop.set()
+        answers = sum(one.result() for one in clients)
+    assert fleet.server.metric("specsot:request_reruns_total") == 0
+    shown = f"{answers} answers in {monotonic() - began:.0f} s while there were 2, 3, 1, 2, 4, 2"
+    report(capsys, f"{shown} replicas: none lost, all as of one engine")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_streams_go_on_when_replicas_are_lost(
+    fleet: ServedFleet,
+    wanted: list[str],
+    number: signal.Signals,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dice, server = random.Random(SEED), fleet.server
+    times = 2 if number == signal.SIGSTOP else KILLS
+    pauses, calm = list[float](), list[float]()
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(times):
+            fleet.all_ready(2)
+            hearing = pool.submit(stream_all, server.url, ASKED)
+            server.until(lambda: sum(fleet.by_replica("replica_tokens").values()) > 0)
+            sleep(dice.random() * 2)
+            with suppress(ProcessLookupError):
+                os.kill(fleet.pid_of(busiest(fleet)), number)
+            heard: list[Streamed] = hearing.result()
+            assert [one.text for one in heard] == wanted
+            pauses.append(max(map(longest_pause, heard)))
+            fleet.all_ready(2)
+            calm.append(max(map(longest_pause, stream_all(server.url, ASKED))))
+    reruns = server.metric("specsot:request_reruns_total")
+    assert reruns >= times // 2
+    shown = f"median {median(pauses):.1f} s, at most {max(pauses):.1f} s"
+    undisturbed = f"median {median(calm):.1f} s, at most {max(calm):.1f} s"
+    line = f"{times} replicas {number.name}, {times * CLIENTS} streams continuous and identical"
+    report(capsys, f"{line}, {reruns:.0f} went on elsewhere; longest pauses {shown}")
+    report(capsys, f"the same streams undisturbed: longest pauses {undisturbed}")
+
+
+def longest_pause(one: Streamed) -> float:
+    return max(b - a for a, b in zip(one.times, one.times[1:], strict=False))
+
+
+def test_load_follows_speed(fleet: ServedFleet, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both replicas on one core, one at a lower rank: its share of the core is its speed."""
+    pids = {name: fleet.pid_of(name) for name in ("replica-0", "replica-1")}
+    core = {max(os.sched_getaffinity(0))}
+    for pid in pids.values():
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), core)
+            if pid == pids["replica-1"]:
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), NICE)
+    until = monotonic() + SECONDS
+
+    def client(number: int) -> None:
+        asked = {**ASKED[1], "max_tokens": 100, "ignore_eos": True}
+        while monotonic() < until:
+            stream(fleet.server.url, **{**asked, "text": f"{number} {RAIN}"})
+
+    wrote, spent = fleet.by_replica("replica_written_tokens"), cpu_of(pids)
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        clients = [pool.submit(client, number) for number in range(CLIENTS)]
+        sleep(SECONDS)
+        more, used = fleet.by_replica("replica_written_tokens"), cpu_of(pids)
+        for one in clients:
+            one.result()
+    tokens = {name: more[name] - wrote[name] for name in pids}
+    seconds = {name: used[name] - spent[name] for name in pids}
+    share = tokens["replica-0"] / sum(tokens.values())
+    speed = seconds["replica-0"] / sum(seconds.values())
+    report(capsys, f"replica-0 had {speed:.0%} of the core and wrote {share:.0%} of the tokens")
+    assert speed > 0.55 and abs(share - speed) < 0.15
+
+
+def cpu_of(pids: dict[str, int]) -> dict[str, float]:
+    """Seconds that processes have computed."""
+    found = {}
+    for name, pid in pids.items():
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        found[name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def test_whatever_ends_a_server_ends_its_replicas(tmp_path: Path) -> None:
+    with serving_fleet(tmp_path, "dflash") as fleet:
+        replicas = [fleet.pid_of(name) for name in ("replica-0", "replica-1")]
+        fleet.server.process.kill()
+        fleet.server.process.wait()
+        assert gone(replicas, 30)
+        pids = fleet.pids
+        assert "nobody serves" in fleet.specsot("cluster", "scale", "3", code=1)
+        fleet.specsot("cluster", "down")
+        assert gone(pids)
+    with serving_fleet(tmp_path, "dflash") as fleet:
+        pids = fleet.pids
+        fleet.specsot("cluster", "down")
+        assert fleet.server.process.wait(30) == 0
+        assert gone(pids)
+
+
+@pytest.mark.parametrize("pause", [0.3, 1.0])
+def test_a_second_signal_leaves_nothing(tmp_path: Path, pause: float) -> None:
+    """It comes while the first one's end is under way: the cluster takes some seconds to end."""
+    with serving_fleet(tmp_path, "dflash", workers=1) as fleet:
+        pids = fleet.pids
+        fleet.server.process.send_signal(signal.SIGINT)
+        sleep(pause)
+        assert fleet.server.end() == 0, fleet.server.told
+        assert gone(pids)

@@ -1,0 +1,39 @@
+"""A request that another engine has begun: cut anywhere, it ends as if nobody had cut it."""
+
+import random
+from dataclasses import replace
+
+from helpers.clusters import session_of
+from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.prepare.request_settings import RequestSettings
+from specsot.engine.run.engine import Engine
+from specsot.engine.run.events import AnswerReady, TokensWritten
+from specsot.engine.run.handle import Handle
+
+WARM = ("sampling.temperature=0.8",)
+OBJECT = '{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}'
+
+
+def written(handle: Handle) -> tuple[dict[int, list[int]], AnswerReady]:
+    """Tokens of each branch, the outline's at -1, and how it ended."""
+    handle.result()
+    tokens: dict[int, list[int]] = {}
+    *notes, last = handle.since(0)
+    assert isinstance(last, AnswerReady)
+    for one in notes:
+        if isinstance(one, TokensWritten):
+            tokens.setdefault(one.index, []).extend(one.tokens)
+    return tokens, last
+
+
+def check_goes_on(graph: str, sets: tuple[str, ...], prompt: Prompt, schema: str | None) -> None:
+    """Two cuts at random: where the rows of the first run are there, and where they are not."""
+    dice = random.Random(graph)
+    with Engine(session_of(graph, *sets, budget=16), threaded=False) as engine:
+        asked = RequestSettings(schema=schema)
+        wanted = written(engine.submit(prompt, settings=asked))
+        for salt in ("", "another"):
+            cuts = {index: ids[: dice.randrange(len(ids))] for index, ids in wanted[0].items()}
+            again = replace(prompt, cache_salt=salt)
+            begun = replace(asked, begun=cuts)
+            assert written(engine.submit(again, settings=begun)) == wanted, cuts
