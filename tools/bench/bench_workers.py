@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from specsot.engine.cluster.director import Director
+from specsot.engine.cluster.driver.director import Director
 from specsot.engine.cluster.ray_environment import set_up_ray
 from specsot.engine.prepare.cluster_block import LOCAL, ClusterBlock
 from specsot.engine.prepare.inputs import read_file
