@@ -47,27 +47,25 @@ def test_only_inner_calls_cost_the_time_of_the_profiler() -> None:
     assert taken == pytest.approx(min(100.0 * inside, whole.names["aten::ones_like"]))
 
 
-def test_kernels_take_as_long_as_without_the_profiler() -> None:
+def test_a_kernel_takes_what_it_took_and_no_time_of_the_host() -> None:
+    """Held to a clock around the very same calls, so that a busy machine changes both."""
     many = torch.rand(300, 300)
-
-    def work() -> None:
-        many.mm(many)
-        sleep(0.002)  # the host's
-
-    def kernel() -> int:
-        began = perf_counter_ns()
-        many.mm(many)
-        return perf_counter_ns() - began
-
-    work()
+    clocked = []
     with profile(activities=[ProfilerActivity.CPU]) as watched:
         for number in range(30):
             with record_function(f"{tool.MARK}{number}"):
-                work()
+                began = perf_counter_ns()
+                many.mm(many)
+                clocked.append(perf_counter_ns() - began)
+                sleep(0.002)  # the host's
     cost = tool.profiler_cost()
-    noted = [one.nanos[tool.OUTSIDE] for one in tool.kernels_of(watched.events(), 30, cost)]
-    assert 0 < cost < 50_000
-    assert min(noted) == pytest.approx(min(kernel() for _ in range(30)), rel=0.5)
+    rounds = tool.kernels_of(watched.events(), 30, cost)
+    noted = [one.nanos[tool.OUTSIDE] for one in rounds]
+    assert cost > 0
+    # The profiler's clock is another one: it may differ a little.
+    assert all(0 < kernel < 1.1 * clock for kernel, clock in zip(noted, clocked, strict=True))
+    # Of thirty calls some are not interrupted between the clock and the kernel.
+    assert max(kernel / clock for kernel, clock in zip(noted, clocked, strict=True)) > 0.5
 
 
 @pytest.mark.parametrize("graph", ["autoregressive", "eagle"])
