@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
 from ...models.config import DecoderConfig, decoder_config
+from ...models.linear import has_bfloat16
 from ...models.load.tokenizer import load_tokenizer, stop_ids
 from ..prepare.environment import model_folder, set_up_torch
 from .data import Tokens, TrainingBatch, pack
@@ -122,13 +123,14 @@ class Teacher:
 
     @torch.no_grad()
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """[..., H] -> [..., V], in bfloat16."""
+        """[..., H] -> [..., V], in low precision."""
         with self.low_precision():
             return F.linear(hidden_RH, self.head)
 
     def low_precision(self, wanted: bool = True) -> torch.autocast:
-        """Products in bfloat16, everything else as it is."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=wanted)
+        """Products in bfloat16 where the device has them, everything else as it is."""
+        low = wanted and has_bfloat16(self.device)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=low)
 
     @torch.no_grad()
     def answer(self, prompts: list[list[int]], limit: int) -> list[list[int]]:

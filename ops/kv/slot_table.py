@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .block_manager import BlockManager
-from .slots import FREE, NOBODY, Ints, PoolFullError, Region, check_regions, check_row, each
+from .slots import FREE, NOBODY, Ints, PoolFullError, Region, check_positions, check_regions, each
 
 Row = int | Ints
 SPREAD = 64  # slots of others that a run may hold besides as many as there are own ones
@@ -293,7 +293,6 @@ class SlotTable:
         self.blocks.check_integrity(self.owner)
         if self.rows == 1:
             check_regions(self.regions, self.home, used)
-        for row in range(self.rows):
-            part = slice(row * self.capacity, (row + 1) * self.capacity)
-            kept = self.committed[part]
-            check_row(self.owner[part][kept], self.position[part][kept])
+        kept = np.flatnonzero(self.committed)
+        rows = (kept // self.capacity).astype(np.int32)
+        check_positions(rows, self.owner[kept], self.position[kept])

@@ -83,15 +83,21 @@ def each(value: npt.ArrayLike, count: int) -> Ints:
 
 def check_regions(regions: Mapping[int, Region], home: Ints, used: npt.NDArray[np.bool_]) -> None:
     """The slots of every home are among those that its region says."""
-    for one in np.unique(home[used]).tolist():
-        region, mine = regions[one], np.flatnonzero(used & (home == one))
-        assert region.low <= mine[0] and mine[-1] < region.high, f"slots outside region {one}"
+    slots = np.flatnonzero(used)
+    by_home = slots[np.argsort(home[slots], kind="stable")]
+    homes, first, count = np.unique(home[by_home], return_index=True, return_counts=True)
+    lowest, highest = by_home[first], by_home[first + count - 1]
+    for one, low, high in zip(homes.tolist(), lowest.tolist(), highest.tolist(), strict=True):
+        region = regions[one]
+        assert region.low <= low and high < region.high, f"slots outside region {one}"
 
 
-def check_row(owner_K: Ints, position_K: Ints) -> None:
+def check_positions(row_K: Ints, owner_K: Ints, position_K: Ints) -> None:
     """Every owner's committed positions in a row are consecutive, each held once."""
-    pairs = np.stack([owner_K, position_K])
-    assert np.unique(pairs, axis=1).shape[1] == pairs.shape[1], "a position is held twice"
-    for owner in np.unique(owner_K):
-        held = np.sort(position_K[owner_K == owner])
-        assert held[-1] - held[0] + 1 == held.size, f"owner {owner} has a gap in its positions"
+    order = np.lexsort((position_K, owner_K, row_K))
+    row, owner, position = row_K[order], owner_K[order], position_K[order]
+    same = (row[1:] == row[:-1]) & (owner[1:] == owner[:-1])
+    steps = np.diff(position)[same]
+    assert (steps != 0).all(), "a position is held twice"
+    gaps = owner[1:][same][steps != 1]
+    assert not gaps.size, f"owner {gaps[0]} has a gap in its positions"

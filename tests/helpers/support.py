@@ -18,6 +18,7 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
 from specsot.models.drafters.eagle import Eagle3
 from specsot.models.load.weights import load_eagle3, load_target
+from specsot.ops.kv.slots import FREE
 from specsot.ops.registry import OpTable
 from specsot.states.graph.load import op_table
 from specsot.states.machine import Run
@@ -326,13 +327,23 @@ def check_rows(run: Run) -> None:
 def _check_keys(run: Run) -> None:
     """What a forward reads of a request in the shared row is all that it has there."""
     book = run.board["branches"]
+    segments = book.table.segments
     for pool in (pool for pool in book.pools if pool.rows == 1):
+        used = np.flatnonzero(pool.owner != FREE)
+        by_owner = used[np.argsort(pool.owner[used], kind="stable")]
+        owners, first = np.unique(pool.owner[by_owner], return_index=True)
+        own = dict(zip(owners.tolist(), np.split(by_owner, first)[1:], strict=True))
+        read = np.zeros(pool.slots, np.bool_)
         for request in book.unfinished:
             for owner in (request.prefix_owner, *(b.owner for b in _in_pools(request))):
-                own = np.flatnonzero(np.isin(pool.owner, book.table.segments.lineage(owner)))
-                keys = pool.keys_of(book.table.segments.homes(owner))
-                read = np.arange(keys[0], sum(keys)) if isinstance(keys, tuple) else keys
-                assert np.isin(own, read).all(), "rows of a request that its forwards do not read"
+                keys = pool.keys_of(segments.homes(owner))
+                seen = slice(keys[0], sum(keys)) if isinstance(keys, tuple) else keys
+                read[seen] = True
+                mine = [own[one] for one in segments.lineage(owner) if one in own]
+                assert all(read[slots].all() for slots in mine), (
+                    "rows of a request that its forwards do not read"
+                )
+                read[seen] = False
 
 
 def _check_target_rows(run: Run) -> None:
@@ -395,9 +406,10 @@ def _positions(run: Run, pool: Any, branch: Branch) -> list[int]:
     """Positions of the committed rows that a branch sees in its row of the pool, increasing."""
     (row,) = run.board["branches"].layout.rows_of(branch.owner)
     path = run.board["branches"].table.segments.lineage(branch.owner)
-    own = np.isin(pool.owner, path) & pool.committed
-    own &= np.arange(pool.slots) // pool.capacity == row
-    return sorted(pool.position[own].tolist())
+    part = slice(row * pool.capacity, (row + 1) * pool.capacity)
+    kept = pool.committed[part]
+    own = np.isin(pool.owner[part][kept], path)
+    return sorted(pool.position[part][kept][own].tolist())
 
 
 # -- lossless ---------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ Make = Callable[..., Tiny]
 ATOMS = (bool, int, float, str, bytes, type(None), torch.device, torch.dtype, np.generic)
 
 
-def snapshot(value: Any, seen: dict[int, int] | None = None) -> Any:
+def snapshot(value: Any, seen: dict[Any, int] | None = None) -> Any:
     """Everything that can be known of a value, as plain comparable data."""
     seen = {} if seen is None else seen
     if isinstance(value, ATOMS):
@@ -41,7 +41,7 @@ def snapshot(value: Any, seen: dict[int, int] | None = None) -> Any:
         return ("seen", seen[id(value)])
     seen[id(value)] = len(seen)
     if isinstance(value, torch.Tensor):
-        return _tensor(value)
+        return _tensor(value, seen)
     if isinstance(value, np.ndarray):
         return ("array", value.ctypes.data, value.shape, value.dtype.str, value.tobytes())
     if isinstance(value, torch.nn.Module):
@@ -53,14 +53,16 @@ def snapshot(value: Any, seen: dict[int, int] | None = None) -> Any:
     return _parts(value, seen)
 
 
-def _tensor(value: torch.Tensor) -> Any:
+def _tensor(value: torch.Tensor, seen: dict[Any, int]) -> Any:
     whole = value.untyped_storage()
-    bits = torch.empty(0, dtype=torch.uint8).set_(whole)
+    at = ("bits", whole.data_ptr())
+    if at not in seen:  # views of one storage are many
+        seen[at] = crc32(torch.empty(0, dtype=torch.uint8).set_(whole).numpy())
     place = (value.data_ptr(), value._version, tuple(value.shape), value.stride(), value.dtype)
-    return ("tensor", place, whole.data_ptr(), crc32(bits.numpy()))
+    return ("tensor", place, whole.data_ptr(), seen[at])
 
 
-def _parts(value: Any, seen: dict[int, int]) -> Any:
+def _parts(value: Any, seen: dict[Any, int]) -> Any:
     name = type(value).__name__
     if isinstance(value, dict):
         return (name, [(snapshot(k, seen), snapshot(v, seen)) for k, v in value.items()])
