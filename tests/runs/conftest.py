@@ -8,19 +8,20 @@ from random import Random
 import pytest
 from helpers.support import SEED
 
-HERE = Path(__file__).parent
-FEW = 4  # cases of a test that are never left out
-SHARE = 6  # one of so many is run
+TESTS = Path(__file__).parents[1]
+DRAWN = tuple(TESTS / room for room in ("runs", "engine/cluster", "engine/run"))
+FEW = 2  # cases of a test that are never left out
+SHARE = 8  # one of so many is run
 ALL = "SPECSOT_TEST_ALL"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test of more cases a sixth, and these at least, drawn by the seed."""
+    """Of a test of more cases an eighth, and these at least, drawn by the seed."""
     if os.environ.get(ALL):
         return
     grids: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.path.is_relative_to(HERE):
+        if any(item.path.is_relative_to(room) for room in DRAWN):
             grids[item.nodeid.partition("[")[0]].append(item)
     left: set[pytest.Item] = set()
     for name, cases in grids.items():
