@@ -9,6 +9,7 @@ from typing import ParamSpec, TypedDict
 import torch
 
 from ...models.files import ModelError
+from ...models.linear import has_products
 from ..chunks.cache import CHUNK_BYTES
 from ..chunks.store import ChunkStore
 from ..errors import UsageError
@@ -78,8 +79,8 @@ def load(job: Job, *, packed: bool = True, part: tuple[int, int] = (0, 1)) -> Se
     place = {"device": options.device, "dtype": options.dtype, "weights": options.weights}
     scan = not options.skip_scan
     models = load_models(target, drafter, kind, **place, scan=scan, packed=packed, part=part)
-    if options.strict and (notes := notes_of(models)):
-        raise ModelError(target, f"--strict: {'; '.join(notes)}")
+    if options.strict and (assumed := _assumed(models)):
+        raise ModelError(target, f"--strict: {'; '.join(assumed)}")
     return tie(job, models)
 
 
@@ -104,6 +105,15 @@ def tie(job: Job, models: Models) -> Session:
 
 
 def notes_of(models: Models) -> tuple[str, ...]:
-    """What the loaders found worth telling."""
+    """What the loaders found worth telling, and whether the dtype is slow where they are."""
+    if has_products(models.device, models.dtype):
+        return _assumed(models)
+    dtype = str(models.dtype).removeprefix("torch.")
+    slow = f"this processor does not multiply in {dtype}: --dtype float32 is many times as fast"
+    return (*_assumed(models), slow)
+
+
+def _assumed(models: Models) -> tuple[str, ...]:
+    """What the loaders took to be so."""
     both = (models.target, models.drafter)
     return tuple(note for model in both if model is not None for note in model.notes)

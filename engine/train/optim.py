@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from ...models.linear import has_bfloat16
+from ...models.linear import has_products
 
 
 def learning_rate(done: float, peak: float, warmup: float = 0.02, floor: float = 0.05) -> float:
@@ -22,7 +22,7 @@ def learning_rate(done: float, peak: float, warmup: float = 0.02, floor: float =
 def orthogonalized(matrix: Tensor, steps: int = 5) -> Tensor:
     """About the nearest semi-orthogonal matrix [rows, columns], by Newton-Schulz steps."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrix.to(torch.bfloat16 if has_bfloat16(matrix.device) else torch.float32)
+    x = matrix.to(torch.bfloat16 if has_products(matrix.device, torch.bfloat16) else torch.float32)
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x
     x = x / (x.norm() + 1e-7)

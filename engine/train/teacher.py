@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
 from ...models.config import DecoderConfig, decoder_config
-from ...models.linear import has_bfloat16
+from ...models.linear import has_products
 from ...models.load.tokenizer import load_tokenizer, stop_ids
 from ..prepare.environment import model_folder, set_up_torch
 from .data import Tokens, TrainingBatch, pack
@@ -129,7 +129,7 @@ class Teacher:
 
     def low_precision(self, wanted: bool = True) -> torch.autocast:
         """Products in bfloat16 where the device has them, everything else as it is."""
-        low = wanted and has_bfloat16(self.device)
+        low = wanted and has_products(self.device, torch.bfloat16)
         return torch.autocast(self.device.type, torch.bfloat16, enabled=low)
 
     @torch.no_grad()

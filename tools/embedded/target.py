@@ -25,7 +25,7 @@ from specsot.engine.train.files import (
 )
 from specsot.engine.train.loop import TrainingLog
 from specsot.engine.train.optim import MuonAdamW
-from specsot.models.linear import has_bfloat16
+from specsot.models.linear import has_products
 
 from .corpus import Corpus
 from .samples import Encode, corpus_source
@@ -103,7 +103,8 @@ def new_model(config: TargetTraining) -> Qwen3ForCausalLM:
 def batch_loss(model: Qwen3ForCausalLM, batch: TrainingBatch) -> Tensor:
     """Weighted mean cross-entropy over the positions that have a weight."""
     kept = batch.weights.flatten() > 0
-    with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16(batch.ids.device)):
+    low = has_products(batch.ids.device, torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=low):
         hidden = model.model(
             input_ids=batch.ids,
             attention_mask=batch.mask,

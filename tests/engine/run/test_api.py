@@ -14,6 +14,7 @@ import specsot
 from specsot.engine.prepare.options import SessionOptions
 from specsot.engine.run import api
 from specsot.engine.run.api import Answer, generate, open_session
+from specsot.models.linear import has_products
 from specsot.states.yaml.source import GraphError
 
 ROOT = Path(__file__).parents[3]
@@ -96,3 +97,10 @@ def test_what_is_no_option_is_refused() -> None:
             wrong("bim_eagle", **{name: "x"})
     with pytest.raises(GraphError, match="did you mean 'bim_eagle'"):
         open_session("bim_eagel")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_dtype_that_the_processor_does_not_multiply_in_is_noted(dtype: str) -> None:
+    models = open_session("autoregressive", dtype=dtype).models
+    slow = not has_products(models.device, models.dtype)
+    assert any(f"multiply in {dtype}" in note for note in api.notes_of(models)) == slow
