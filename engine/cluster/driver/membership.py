@@ -131,9 +131,15 @@ class Membership:
 
         Args:
             took: is given everything else that is heard meanwhile.
+
+        Raises:
+            ClusterError: all are ready, and parts of the weights are missing.
         """
         self.fill_()
         while not self.able:
+            if len(self.ready) >= self._count:
+                parts = sorted(one.part for one in self.ready)
+                raise ClusterError(f"workers have parts {parts} of the weights: no whole")
             self.hear_(took)
             self.fill_()
         self.epoch += 1

@@ -1,6 +1,9 @@
 """Segments: which goes on behind which, and what a row of one of them may see."""
 
+from collections.abc import Callable
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +55,35 @@ def test_what_went_on_behind_an_absorbed_segment_goes_on_behind_the_other() -> N
     assert outline not in tree
     assert tree.path(child) == [child, prefix]
     assert tree.path(sibling) == [sibling, prefix]
+
+
+@pytest.mark.parametrize(
+    ("change", "lineage", "homes"),
+    [
+        (lambda tree, root, other, leaf: tree.hang(leaf, other), "lo", "ro"),
+        (lambda tree, root, other, leaf: tree.read(leaf, [other]), "lro", "ro"),
+        (lambda tree, root, other, leaf: tree.settle(leaf), "lr", "lr"),
+        (lambda tree, root, other, leaf: tree.insert(leaf), "lnr", "rn"),
+        (lambda tree, root, other, leaf: tree.absorb(root, other), "lo", "ro"),
+    ],
+    ids=["hang", "read", "settle", "insert", "absorb"],
+)
+def test_what_was_told_is_told_anew_after_a_change(
+    change: Callable[[SegmentTree, int, int, int], object], lineage: str, homes: str
+) -> None:
+    tree = SegmentTree()
+    root, other = tree.add(), tree.add()
+    leaf = tree.add(root)
+    assert tree.lineage(leaf) == (leaf, root) and tree.homes(leaf) == (root,)
+    before = tree.lineages([leaf])
+    assert before.path_SA.tolist() == [[leaf, root]]
+    named = {"r": root, "o": other, "l": leaf, "n": leaf + 1}
+    change(tree, root, other, leaf)
+    told = tree.lineages([leaf])
+    assert told.path_SA.tolist() == [[named[one] for one in lineage]]
+    assert tree.lineage(leaf) == tuple(named[one] for one in lineage)
+    assert tree.homes(leaf) == told.homes_S[0] == tuple(named[one] for one in homes)
+    assert before.path_SA.tolist() == [[leaf, root]], "what was told before stays as it was"
 
 
 def test_lineages_are_padded_behind_the_root() -> None:
