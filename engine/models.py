@@ -9,7 +9,7 @@ import torch
 from ..models.decoder import Decoder
 from ..models.files import ModelError
 from ..models.layers import DecoderLayer
-from ..models.linear import can_pack, pack_, settle_
+from ..models.linear import can_pack, has_products, pack_, settle_
 from ..models.load.tokenizer import load_tokenizer, stop_ids
 from ..models.load.weights import load_share
 from ..models.quantise import FULL, Weights, check_widths, multiply_, quantise_
@@ -98,3 +98,18 @@ def with_drafter(models: Models, folder: Path, kind: str) -> Models:
         pack_(drafter, lent=(target.embed, target.lm_head.weight))
         settle_(drafter)
     return replace(models, drafter=drafter)
+
+
+def notes_of(models: Models) -> tuple[str, ...]:
+    """What the loaders found worth telling, and whether the dtype is slow where they are."""
+    if has_products(models.device, models.dtype):
+        return assumed(models)
+    dtype = str(models.dtype).removeprefix("torch.")
+    slow = f"this processor does not multiply in {dtype}: --dtype float32 is many times as fast"
+    return (*assumed(models), slow)
+
+
+def assumed(models: Models) -> tuple[str, ...]:
+    """What the loaders took to be so."""
+    both = (models.target, models.drafter)
+    return tuple(note for model in both if model is not None for note in model.notes)

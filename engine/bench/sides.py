@@ -12,12 +12,12 @@ from typing import Protocol
 
 from ...states.requests.branch import Request
 from ..limits import cpu_share
-from ..models import load_models, with_drafter
+from ..models import load_models, notes_of, with_drafter
 from ..prepare.environment import model_folders, set_up_torch, threads_of
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..record.report import answers_of, output_digest, refusals
-from ..run.opening import notes_of, tie
+from ..run.opening import tie
 from ..run.runner import Halt, Status, perform
 from ..run.session import Session
 from .costs import Cost, Moments, PoolUse

@@ -28,7 +28,7 @@ def run_command(options: RunOptions) -> int:
         with ExitStack() as stack:
             with _loading(job):
                 # Here and not above: a mistyped graph is told at once, torch takes seconds.
-                from ..run.opening import notes_of
+                from ..models import notes_of
                 from ..run.writer import made_with
                 from .live_run import exit_code, perform, print_result
 

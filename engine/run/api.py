@@ -3,6 +3,7 @@
 from typing import Unpack, overload
 
 from ...states.phases.outline_ops import Answer
+from ..models import notes_of
 from ..prepare.inputs import Prompt
 from ..record.recorder import Recorder
 from ..record.report import answers_of
@@ -24,7 +25,7 @@ from .events import (
     TextWritten,
 )
 from .handle import EngineError, Handle
-from .opening import EngineOptions, load, notes_of, open_session, opened, tie
+from .opening import EngineOptions, load, open_session, opened, tie
 from .runner import perform
 from .session import Session
 

@@ -9,11 +9,10 @@ from typing import ParamSpec, TypedDict
 import torch
 
 from ...models.files import ModelError
-from ...models.linear import has_products
 from ..chunks.cache import CHUNK_BYTES
 from ..chunks.store import ChunkStore
 from ..errors import UsageError
-from ..models import Models, load_models
+from ..models import Models, assumed, load_models
 from ..prepare.environment import model_folders, set_up_torch, threads_of
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions, SessionOptions
@@ -79,8 +78,8 @@ def load(job: Job, *, packed: bool = True, part: tuple[int, int] = (0, 1)) -> Se
     place = {"device": options.device, "dtype": options.dtype, "weights": options.weights}
     scan = not options.skip_scan
     models = load_models(target, drafter, kind, **place, scan=scan, packed=packed, part=part)
-    if options.strict and (assumed := _assumed(models)):
-        raise ModelError(target, f"--strict: {'; '.join(assumed)}")
+    if options.strict and (found := assumed(models)):
+        raise ModelError(target, f"--strict: {'; '.join(found)}")
     return tie(job, models)
 
 
@@ -102,18 +101,3 @@ def tie(job: Job, models: Models) -> Session:
         outline=job.outline,
         chunks=chunks,
     )
-
-
-def notes_of(models: Models) -> tuple[str, ...]:
-    """What the loaders found worth telling, and whether the dtype is slow where they are."""
-    if has_products(models.device, models.dtype):
-        return _assumed(models)
-    dtype = str(models.dtype).removeprefix("torch.")
-    slow = f"this processor does not multiply in {dtype}: --dtype float32 is many times as fast"
-    return (*_assumed(models), slow)
-
-
-def _assumed(models: Models) -> tuple[str, ...]:
-    """What the loaders took to be so."""
-    both = (models.target, models.drafter)
-    return tuple(note for model in both if model is not None for note in model.notes)
