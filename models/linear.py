@@ -125,8 +125,8 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def has_products(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether it multiplies in this dtype: a processor that does not takes 10 to 60 times as long
-    as in float32."""
+    """Whether it multiplies in this dtype: a processor that does not takes many times as long as
+    in float32."""
     if device.type != "cpu" or dtype not in LOW:
         return True
     supported = getattr(ONEDNN, LOW[dtype], None)
