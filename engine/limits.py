@@ -41,7 +41,8 @@ def free_memory() -> int | None:
 
 def cpu_share(seconds: float = 0.03) -> float:
     """What a busy loop of so many seconds gets of a CPU: 1, and less where others want it too."""
-    began, used = perf_counter(), thread_time()
+    began = perf_counter()
+    used = thread_time()
     while perf_counter() - began < seconds:
         pass
     return min(1.0, (thread_time() - used) / (perf_counter() - began))

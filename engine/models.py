@@ -51,7 +51,8 @@ def load_models(
     Raises:
         ModelError: a folder or checkpoint that cannot be used, with the file and the reason.
     """
-    place, number_kind = torch.device(device), getattr(torch, dtype)
+    place = torch.device(device)
+    number_kind = getattr(torch, dtype)
     head = drafter_dir is not None
     target = load_share(target_dir, *part, number_kind, place, scan=scan, head=head)
     tokenizer = load_tokenizer(target_dir, target.config)
@@ -71,7 +72,8 @@ def prepare_(target: Decoder, weights: Weights, place: torch.device, packed: boo
     """Quantise a target, if that is asked for, and bring its weights into the layout in which they
     are multiplied (`packed`); raises ModelError."""
     check_widths(target.config.path, weights.kind, target)
-    codes, target.weights = quantise_(target, weights.kind), weights.kind
+    codes = quantise_(target, weights.kind)
+    target.weights = weights.kind
     if packed and can_pack(place, target.dtype):
         pack_(target)
         if codes and target.dtype == torch.bfloat16:

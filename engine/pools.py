@@ -37,12 +37,14 @@ class RunPools:
         try:
             return cls._allocated(program, models, outline_drafter)
         except (MemoryError, OSError) as error:
-            at, code = ("layout", "capacity"), ProblemCode.NO_MEMORY
+            at = ("layout", "capacity")
+            code = ProblemCode.NO_MEMORY
             raise GraphError([program.source.problem(at, str(error), code)]) from None
 
     @classmethod
     def _allocated(cls, program: Program, models: Models, outline_drafter: Any) -> "RunPools":
-        graph, layout = program.graph, program.graph.layout
+        graph = program.graph
+        layout = program.graph.layout
         batches = layout.kind == "batching"
         rows = layout.max_active if batches else 1
         size = 1 if layout.kind == "batching" else layout.block_size
@@ -74,7 +76,8 @@ def new_pool(
         MemoryError: it takes more than there is; with both numbers.
     """
     shape = (model.num_layers, model.kv_heads, model.head_dim, capacity, rows)
-    needed, free = 2 * prod(shape) * models.dtype.itemsize, free_memory()
+    needed = 2 * prod(shape) * models.dtype.itemsize
+    free = free_memory()
     if models.device.type == "cpu" and free is not None and needed > free:
         each = f"{rows} rows of {capacity}" if rows > 1 else str(capacity)
         raise MemoryError(

@@ -200,6 +200,7 @@ def one_line_for_faults() -> Iterator[None]:
 def _drop(stream: TextIO) -> None:
     """Point a stream at nothing, so that the interpreter's last flush has somewhere to go."""
     with suppress(OSError, ValueError):
-        number, null = stream.fileno(), os.open(os.devnull, os.O_WRONLY)
+        number = stream.fileno()
+        null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, number)
         os.close(null)

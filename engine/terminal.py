@@ -59,7 +59,8 @@ def measuring(text: str) -> Iterator[Callable[[str, float], None]]:
 
 
 def _lines_now_and_then() -> Callable[[str], None]:
-    write, last = Writer(sys.stderr), monotonic()
+    write = Writer(sys.stderr)
+    last = monotonic()
 
     def tell(text: str) -> None:
         nonlocal last

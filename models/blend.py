@@ -64,16 +64,23 @@ class Blender:
         kv: KVCache,
         blend: Blend,
     ) -> None:
-        self.decoder, self.attention, self.kv, self.blend = decoder, attention, kv, blend
-        self.positions_BQ, self.slots_BQ = positions_BQ, slots_BQ
+        self.decoder = decoder
+        self.attention = attention
+        self.kv = kv
+        self.blend = blend
+        self.positions_BQ = positions_BQ
+        self.slots_BQ = slots_BQ
         self.angles_R = decoder.angles(positions_BQ.flatten()[blend.index_R])
         self.slots_R = slots_BQ.flatten()[blend.index_R]
         self.x_NH, self.live = F.embedding(tokens_BQ.flatten(), decoder.embed), self._everything()
-        self.live_L, self.picked = list[int](), dict[int, Tensor]()
+        self.live_L = list[int]()
+        self.picked = dict[int, Tensor]()
 
     def forward(self, plan: LayerPlan, logit_rows_R: Tensor, taps: tuple[int, ...]) -> TargetOutput:
         """See `Target.forward`."""
-        decoder, blend, taps_MH = self.decoder, self.blend, list[Tensor]()
+        decoder = self.decoder
+        blend = self.blend
+        taps_MH = list[Tensor]()
         if plan[0] == LayerStatus.REUSE:  # nothing but the suffix is computed
             count = blend.count(RowRole.SUFFIX)
             self.x_NH = self.x_NH[self._narrow_(blend.suffix_M, None, count)]
@@ -110,7 +117,10 @@ class Blender:
             check: number of the check layer that kept them, None for the suffix alone.
             count: kept rows over all.
         """
-        live, rows, queries, valid = self.live, list[Tensor](), list[Tensor](), list[Tensor]()
+        live = self.live
+        rows = list[Tensor]()
+        queries = list[Tensor]()
+        valid = list[Tensor]()
         here_M = torch.arange(len(keep_M), device=keep_M.device)
         for group, query_GV in zip(self.attention.groups, live.query_GW, strict=True):
             row_GV = group.of_rows(here_M).gather(1, query_GV)
@@ -120,7 +130,8 @@ class Blender:
             rows.append(row_GV.gather(1, order_GW))
             queries.append(query_GV.gather(1, order_GW))
             valid.append(keep_GV.gather(1, order_GW).flatten())
-        row_N, valid_N = torch.cat([part.flatten() for part in rows]), torch.cat(valid)
+        row_N = torch.cat([part.flatten() for part in rows])
+        valid_N = torch.cat(valid)
         here_N = torch.arange(len(row_N), device=row_N.device).where(valid_N, len(row_N))
         at_M = torch.full_like(live.at_M, len(row_N)).scatter(0, row_N, here_N)
         inputs = self._inputs(row_N, valid_N, queries)
@@ -131,13 +142,15 @@ class Blender:
         self, row_N: Tensor, valid_N: Tensor, queries: Sequence[Tensor]
     ) -> dict[bool, AttentionInputs]:
         """What these rows see: their part of the forward's masks."""
-        groups, first = list[AttentionGroup](), 0
+        groups = list[AttentionGroup]()
+        first = 0
         for group, query_GW in zip(self.attention.groups, queries, strict=True):
             mask_GWK = group.mask_GqK.take_along_dim(query_GW[..., None], 1)
             if self.blend.settings.mask == "bottom_right":
                 mask_GWK = self._bottom_right(query_GW.shape[1])
             rows_GW = torch.arange(first, first + query_GW.numel(), device=row_N.device)
-            rows_GW, first = rows_GW.view(query_GW.shape), first + query_GW.numel()
+            rows_GW = rows_GW.view(query_GW.shape)
+            first = first + query_GW.numel()
             alone = None if len(queries) == 1 else rows_GW
             groups.append(replace(group, rows_Gq=alone, mask_GqK=mask_GWK))
         positions_N = self.positions_BQ.flatten()[row_N]
@@ -162,7 +175,8 @@ class Blender:
 
     def _compute_(self, index: int) -> None:
         """A layer that computes the rows there are and leaves it at that."""
-        live, layer = self.live, self.decoder.layers[index]
+        live = self.live
+        layer = self.decoder.layers[index]
         if not live.whole:
             self._write_cached_(index)
         slides = self.decoder.config.sliding[index]
@@ -171,9 +185,12 @@ class Blender:
 
     def _check_(self, index: int) -> None:
         """A check layer: K and V of the rows there are; only some of these go on."""
-        layer, blend, kv = self.decoder.layers[index], self.blend, self.kv
+        layer = self.decoder.layers[index]
+        blend = self.blend
+        kv = self.kv
         assert isinstance(layer, DecoderLayer)
-        live, number = self.live, len(self.picked)
+        live = self.live
+        number = len(self.picked)
         keep_all = blend.settings.check_update == "full"
         slides = self.decoder.config.sliding[index]
         if not (keep_all and live.whole):
@@ -193,7 +210,8 @@ class Blender:
 
     def _pick(self, k_Ngd: Tensor, v_Ngd: Tensor, index: int, number: int) -> Tensor:
         """bool [R], the cached rows that are computed further; only among those computed now."""
-        blend, cached = self.blend, self.blend.cached
+        blend = self.blend
+        cached = self.blend.cached
         at_R = self.live.at_M[blend.index_R]
         gone_R = at_R == len(k_Ngd)
         at_R = at_R.where(~gone_R, 0)
@@ -216,7 +234,8 @@ class Blender:
 
     def _logits(self, logit_rows_R: Tensor) -> Tensor:
         """NaN for rows that were not computed to the end: nobody can use them by mistake."""
-        at_R, rows = self.live.at_M[logit_rows_R], len(self.x_NH)
+        at_R = self.live.at_M[logit_rows_R]
+        rows = len(self.x_NH)
         logits_RV = self.decoder.logits(self.x_NH[at_R.clamp(max=rows - 1)])
         return logits_RV.masked_fill((at_R == rows)[:, None], float("nan"))
 
@@ -225,7 +244,8 @@ def check_blend(
     decoder: DecoderStack, tokens_BQ: Tensor, plan: LayerPlan, taps: tuple[int, ...], blend: Blend
 ) -> None:
     """Raise ValueError if the cached rows, the plan and the model do not fit together."""
-    settings, cached = blend.settings, blend.cached
+    settings = blend.settings
+    cached = blend.cached
     compiled = compile_layer_plan(settings, decoder.num_layers)
     if plan != compiled:
         ours, theirs = (list(map(int, one)) for one in (plan, compiled))

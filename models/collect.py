@@ -32,14 +32,17 @@ def collect(
         raise ValueError("a chunk needs at least one token, not 0")
     ids = [*token_ids] if bos is None else [bos, *token_ids]
     target.config.check_length(len(ids))
-    drop, device = len(ids) - len(token_ids), target.embed.device
+    drop = len(ids) - len(token_ids)
+    device = target.embed.device
     # A pool of one layer serves all of them in turn.
     kv = KVCache(1, target.kv_heads, target.head_dim, len(ids), dtype=target.dtype, device=device)
     steps_Q = torch.arange(len(ids), device=device)
     visible = AttentionMetadata.causal(len(ids), device)
     inputs = target.attention_inputs(steps_Q, steps_Q, visible)
     x_QH = F.embedding(torch.tensor(ids, device=device), target.embed)
-    keys, values, features = list[Tensor](), list[Tensor](), list[Tensor]()
+    keys = list[Tensor]()
+    values = list[Tensor]()
+    features = list[Tensor]()
     for index, layer in enumerate(target.layers):
         assert isinstance(layer, DecoderLayer)
         if index in taps:

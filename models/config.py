@@ -82,7 +82,8 @@ class DecoderConfig(DecoderShape):
 
     def check_length(self, positions: int) -> None:
         """Raise ModelError if a sequence of that many rows cannot be computed correctly."""
-        kind, limit = self.rope.kind, self.rope.limit
+        kind = self.rope.kind
+        limit = self.rope.limit
         if positions > limit:
             why = f"; `rope_type: {kind}` changes the angles of earlier rows beyond that"
             why = why if kind in ("dynamic", "longrope") else ""
@@ -167,7 +168,8 @@ def _refuse_foreign(fields: Fields) -> None:
 
 def head_shape(fields: Fields, default_dim: int = 0) -> tuple[int, int, int]:
     """Attention heads, KV heads and head_dim (absent: `default_dim`, or hidden size / heads)."""
-    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    hidden = fields.integer("hidden_size")
+    heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise fields.wrong(
@@ -198,7 +200,8 @@ def _sliding(fields: Fields, family: str, layers: int) -> tuple[int, tuple[bool,
 
 def layer_types(fields: Fields, layers: int) -> tuple[bool, ...]:
     """Qwen: by name for each layer, else all from `max_window_layers` on."""
-    types, first = fields.get("layer_types"), fields.get("max_window_layers")
+    types = fields.get("layer_types")
+    first = fields.get("max_window_layers")
     if types is None:
         first = 28 if first is None else first
         if isinstance(first, bool) or not isinstance(first, int) or first < 0:

@@ -39,7 +39,8 @@ class Decoder(DecoderStack):
 
     def __init__(self, config: DecoderConfig, share: Share | None = None) -> None:
         super().__init__(config, share)
-        self.vocab_size, self.max_positions = config.vocab_size, config.rope.limit
+        self.vocab_size = config.vocab_size
+        self.max_positions = config.rope.limit
         self.whole = self.share == Share.of(config)
 
     def forward(
@@ -61,7 +62,8 @@ class Decoder(DecoderStack):
             blender = Blender(self, tokens_BQ, positions_BQ, slots_BQ, attention, kv, blend)
             return blender.forward(plan, logit_rows_R, taps)
         place_N = [one.reshape(-1) for one in (tokens_BQ, positions_BQ, slots_BQ)]
-        rows, out = place_N[0].shape[0], dict[int, Tensor]()
+        rows = place_N[0].shape[0]
+        out = dict[int, Tensor]()
         for rows_M, part in attention.parts(rows, MOST_ROWS):
             place_M = place_N if rows_M is None else [one[rows_M] for one in place_N]
             states = self._layers(place_M, part, kv, taps)

@@ -15,7 +15,8 @@ class ModelError(ValueError):
 
     def __init__(self, path: Path | str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
-        self.path, self.reason = Path(path), reason
+        self.path = Path(path)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,8 @@ def inside(folder: Path, name: str) -> Path:
     if name in ("", ".", "..") or {PurePosixPath(name).name, PureWindowsPath(name).name} != {name}:
         raise ModelError(folder, f"names the file {name!r}, which is not a plain file name")
     try:
-        root, real = folder.resolve(), (folder / name).resolve()
+        root = folder.resolve()
+        real = (folder / name).resolve()
     except (RuntimeError, OSError) as error:
         raise ModelError(folder / name, f"is a link that leads nowhere: {error}") from None
     allowed = [root, root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [root]

@@ -110,11 +110,13 @@ def _attend_merged(q_Nhd: Tensor, layer: int, groups: Sequence[GroupInputs], kv:
         keys, values = kv.get_valid(layer, group.keys)
         q_Gqhd = q_Nhd[rows_M].view(len(keys), -1, *q_Nhd.shape[1:])
         more_Gqhd, more_Gqh = with_sums(q_Gqhd, keys, values, group.bias_G1qK)
-        old_Mh, new_Mh = sums_Nh[rows_M], more_Gqh.flatten(0, 1)
+        old_Mh = sums_Nh[rows_M]
+        new_Mh = more_Gqh.flatten(0, 1)
         both_Mh = torch.logaddexp(old_Mh, new_Mh)
         merged_Mhd = out_Nhd[rows_M] * (old_Mh - both_Mh).exp()[..., None]
         merged_Mhd += more_Gqhd.flatten(0, 1) * (new_Mh - both_Mh).exp()[..., None]
-        out_Nhd[rows_M], sums_Nh[rows_M] = merged_Mhd, both_Mh
+        out_Nhd[rows_M] = merged_Mhd
+        sums_Nh[rows_M] = both_Mh
     return out_Nhd.flatten(1).to(q_Nhd.dtype)
 
 
@@ -126,11 +128,15 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
+        self.heads = config.heads
+        self.kv_heads = config.kv_heads
+        self.head_dim = config.head_dim
         self.eps = config.eps
-        hidden, inner = config.hidden_size, config.intermediate_size
+        hidden = config.hidden_size
+        inner = config.intermediate_size
         self.inner = inner
-        width, total = self.heads * self.head_dim, self.heads + 2 * self.kv_heads
+        width = self.heads * self.head_dim
+        total = self.heads + 2 * self.kv_heads
         self.input_norm = RMSNorm(hidden, config.eps)
         self.qkv = Linear(hidden, total * self.head_dim, bias=config.qkv_bias)
         self.o = Linear(width, hidden, bias=config.o_bias)
@@ -231,7 +237,9 @@ class PoolModel(nn.Module):
     def __init__(self, shape: DecoderShape, layers: int) -> None:
         super().__init__()
         self.groups = shape.heads // shape.kv_heads
-        self.num_layers, self.kv_heads, self.head_dim = layers, shape.kv_heads, shape.head_dim
+        self.num_layers = layers
+        self.kv_heads = shape.kv_heads
+        self.head_dim = shape.head_dim
         self.narrows: Mapping[Any, Narrow | None] = {False: None}
         self.notes: tuple[str, ...] = ()
         # On the CPU even inside a meta-device build: the angles are computed, not loaded.
@@ -252,7 +260,8 @@ class PoolModel(nn.Module):
         self, positions_BQ: Tensor, slots_BQ: Tensor, attention: AttentionMetadata
     ) -> dict[Any, AttentionInputs]:
         """What the layers see, by their kind; only kinds that exist."""
-        positions_N, slots_N = positions_BQ.flatten(), slots_BQ.flatten()
+        positions_N = positions_BQ.flatten()
+        slots_N = slots_BQ.flatten()
         angles = self.angles(positions_N)
         return {
             kind: AttentionInputs(

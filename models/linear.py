@@ -82,7 +82,8 @@ class Linear(nn.Linear):
             return self.few.added(residual_NH, x_NI)
         if not self.weight.is_mkldnn:
             return torch.addmm(residual_NH, x_NI, self.weight.t())
-        count, both = x_NI.shape[0], ONEDNN._linear_pointwise.binary
+        count = x_NI.shape[0]
+        both = ONEDNN._linear_pointwise.binary
         out: Tensor = both(padded(x_NI), padded(residual_NH), self.weight, None, "add")
         return out if out.shape[0] == count else out[:count]
 
@@ -91,7 +92,8 @@ class Fused:
     """Linear layers of one input: one product, once they are joined for inference."""
 
     def __init__(self, *layers: Linear) -> None:
-        self.layers, self.sizes = layers, [layer.out_features for layer in layers]
+        self.layers = layers
+        self.sizes = [layer.out_features for layer in layers]
         self.joint: Linear | None = None
 
     def join_(self) -> Linear:
@@ -152,7 +154,8 @@ def pack_(model: nn.Module, lent: Iterable[Tensor] = ()) -> None:
         if weight.is_mkldnn or weight.data_ptr() in kept:
             continue
         if small and weight.dtype == torch.float32:
-            layer.few, layer.few_rows = OneRow(weight.t().contiguous()), 1
+            layer.few = OneRow(weight.t().contiguous())
+            layer.few_rows = 1
         replace_(layer, "weight", ONEDNN._reorder_linear_weight(weight, None))
 
 

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from .files import ModelError
 from .linear import Linear, replace_
 
-FULL, INT8, INT4 = "full", "int8", "int4"
+FULL = "full"
+INT8 = "int8"
+INT4 = "int4"
 GROUP = 32  # numbers of a row that share a scale in int4
 WIDTH = 32  # rows of a matrix that the product in four bits takes a multiple of
 TRIED = (1, 2, 4, 8, 16, 32)  # rows of a forward
@@ -78,7 +80,8 @@ class Int4:
     @classmethod
     def of(cls, weight_OI: Tensor) -> "Int4":
         groups_OGg = weight_OI.unflatten(1, (-1, GROUP))  # type: ignore[no-untyped-call]
-        low_OG, high_OG = groups_OGg.amin(-1), groups_OGg.amax(-1)
+        low_OG = groups_OGg.amin(-1)
+        high_OG = groups_OGg.amax(-1)
         least = torch.finfo(torch.float32).tiny
         scale_OG = ((high_OG - low_OG) / 15).clamp(min=least).bfloat16().float()
         offset_OG = (low_OG + 8 * scale_OG).bfloat16().float()

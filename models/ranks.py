@@ -111,7 +111,8 @@ def split_ranks(tp: int, seconds: float, before: int = 0) -> tuple[Ranks, Ranks]
     Raises:
         ValueError: the groups do not come out even.
     """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    ranks = dist.get_world_size()
     own = [place(one, ranks, tp).members for one in range(ranks)]
     others = [peers(one, ranks, before or ranks, tp) for one in range(ranks)]
     limit = timedelta(seconds=seconds)

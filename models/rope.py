@@ -40,9 +40,11 @@ def rotation(
     They are float32 in every dtype, as in transformers: float64 ones would be another model.
     """
     angles = positions_N[:, None].float() * frequencies
-    cos, sin = angles.cos(), angles.sin()
+    cos = angles.cos()
+    sin = angles.sin()
     if scaling != 1:
-        cos, sin = cos * scaling, sin * scaling
+        cos = cos * scaling
+        sin = sin * scaling
     cos = torch.cat((cos, cos), -1)[:, None]
     sin = torch.cat((-sin, sin), -1)[:, None]
     return (cos, sin) if dtype == torch.float32 else (cos.to(dtype), sin.to(dtype))

@@ -77,7 +77,8 @@ def rope_notes(fields: Fields, trained: int) -> tuple[str, ...]:
     Args:
         trained: positions where the file is silent.
     """
-    outer, inner = fields.get("rope_theta"), _inner(fields).get("rope_theta")
+    outer = fields.get("rope_theta")
+    inner = _inner(fields).get("rope_theta")
     notes = []
     if outer is None and inner is None:
         notes.append(f"`rope_theta` is not given: {THETA:g} assumed")

@@ -49,7 +49,8 @@ class ShardedDecoder(Decoder):
     """Implements `Target` on one rank; `kv_heads` are its own, and those of its pool."""
 
     def __init__(self, replica: DecoderStack, ranks: Ranks) -> None:
-        config, share = replica.config, Share.of(replica.config, ranks.index, ranks.count)
+        config = replica.config
+        share = Share.of(replica.config, ranks.index, ranks.count)
         held = share.within(replica.share)
         if held is None:
             reason = f"rank {ranks.index} of {ranks.count} needs weights that were not loaded here"
@@ -57,10 +58,12 @@ class ShardedDecoder(Decoder):
         with torch.device("meta"):
             super().__init__(config, share)
         self.ranks: Ranks = ranks
-        self.known, self.notes = replica.known, replica.notes
+        self.known = replica.known
+        self.notes = replica.notes
         self.weights = getattr(replica, "weights", self.weights)
         self.register_buffer("frequencies", replica.frequencies, persistent=False)
-        self.embed, self.norm = replica.embed, replica.norm
+        self.embed = replica.embed
+        self.norm = replica.norm
         try:
             for own, layer in zip(self.layers, replica.layers, strict=True):
                 assert isinstance(own, DecoderLayer) and isinstance(layer, DecoderLayer)
@@ -86,11 +89,15 @@ def _lend_(own: DecoderLayer, layer: DecoderLayer, held: Share, groups: int, ran
         held: the rank's share, counted from where the layer's begins. groups: query heads of a key
             head.
     """
-    heads, dim = held.kv_heads, layer.head_dim
+    heads = held.kv_heads
+    dim = layer.head_dim
     queries = range(heads.start * groups, heads.stop * groups)
     fused = (0, queries), (layer.heads, heads), (layer.heads + layer.kv_heads, heads)
-    columns, inner = held.columns, layer.down.in_features
-    own.input_norm, own.post_norm, own.qk_norm = layer.input_norm, layer.post_norm, layer.qk_norm
+    columns = held.columns
+    inner = layer.down.in_features
+    own.input_norm = layer.input_norm
+    own.post_norm = layer.post_norm
+    own.qk_norm = layer.qk_norm
     own.qkv = _rows(layer.qkv, (_moved(one, first, dim) for first, one in fused))
     own.gate_up = _rows(layer.gate_up, (columns, _moved(columns, inner)))
     own.o = _Summed(layer.o, _moved(queries, 0, dim), ranks)
@@ -167,9 +174,11 @@ def _view(whole: Linear, rows: range, columns: range, bias: bool = True) -> Line
         ValueError: it lies in a layout that has no parts.
     """
     view = Linear(len(columns), len(rows), False, "meta")
-    weight, has_bias = whole.weight.detach(), bias and whole.bias is not None
+    weight = whole.weight.detach()
+    has_bias = bias and whole.bias is not None
     if (len(rows), len(columns)) == (whole.out_features, whole.in_features):
-        view.few, view.few_rows = whole.few, whole.few_rows
+        view.few = whole.few
+        view.few_rows = whole.few_rows
     elif weight.is_mkldnn or whole.few is not None:
         raise ValueError("packed weights cannot be shared by ranks: load them with packed=False")
     else:

@@ -36,7 +36,8 @@ class Share(NamedTuple):
 
     def narrowed(self, config: DecoderConfig) -> DecoderConfig:
         """A decoder's shape with the layers of this share."""
-        heads, columns = len(self.kv_heads), len(self.columns)
+        heads = len(self.kv_heads)
+        columns = len(self.columns)
         queries = heads * (config.heads // config.kv_heads)
         return replace(config, heads=queries, kv_heads=heads, intermediate_size=columns)
 
@@ -74,7 +75,8 @@ def peers(rank: int, ranks: int, before: int, tp: int) -> range:
     Raises:
         ValueError: such groups are not parts of each other.
     """
-    here, there = place(rank, ranks, before), place(rank, ranks, tp)
+    here = place(rank, ranks, before)
+    there = place(rank, ranks, tp)
     if before % tp:
         raise ValueError(f"groups of {before} do not become groups of {tp}")
     parts = before // tp

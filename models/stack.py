@@ -22,9 +22,11 @@ class DecoderStack(PoolModel):
 
     def __init__(self, config: DecoderConfig, share: Share | None = None) -> None:
         super().__init__(config, config.num_layers)
-        self.config, self.hidden_size = config, config.hidden_size
+        self.config = config
+        self.hidden_size = config.hidden_size
         self.share = Share.of(config) if share is None else share
-        self.kv_heads, shape = len(self.share.kv_heads), self.share.narrowed(config)
+        self.kv_heads = len(self.share.kv_heads)
+        shape = self.share.narrowed(config)
         self.known = config.vocab_size  # ids from here on are rows without a token
         near = partial(window_mask, window=config.window)
         self.narrows = {slides: near if slides else None for slides in set(config.sliding)}

@@ -89,10 +89,12 @@ def select(
     Args:
         logits: [R, V], a row for each live beam, then one for each search that begins.
     """
-    beams, width = searches.beams, num_beams
+    beams = searches.beams
+    width = num_beams
     sums_SWV = _by_beam(rows, logits, width) + beams.running_SW[:, :, None]
     best = sums_SWV.flatten(1).topk(max(2, 1 + searches.stops_SE.shape[1]) * width)
-    parent_SC, token_SC = best.indices // logits.shape[1], best.indices % logits.shape[1]
+    parent_SC = best.indices // logits.shape[1]
+    token_SC = best.indices % logits.shape[1]
     stops_SC = (token_SC[:, :, None] == searches.stops_SE[:, None]).any(-1)
     stops_SC = stops_SC | (searches.length_S1 >= searches.budget_S1)
     running_SC = best.values + stops_SC.float() * NONE

@@ -23,7 +23,8 @@ def build(rows: Rows, kv: KVCache, *, attention: str = "auto") -> AttentionMetad
     readable = kv.committed.copy()
     readable[rows.prompt_slots] = True
     alone = int(rows.forest is not None)  # the first member, whose rows the device alone knows
-    even, lineages = rows.blend is not None, rows.lineages
+    even = rows.blend is not None
+    lineages = rows.lineages
     chosen = plan(kv, rows.members, lineages, rows.segment_N, attention, even=even, alone=alone)
     groups = tuple(_group(rows, kv, stack, readable) for stack in chosen.stacks)
     return AttentionMetadata(groups, chosen.merged)
@@ -35,7 +36,8 @@ def _group(
     device = rows.tokens_BQ.device
     positions_N = rows.positions_BQ.view(-1)
     has_forest = rows.forest is not None and stack.rows_Gq[0, 0] == 0
-    segment_Gq, index_Gq = rows.segment_N[stack.rows_Gq], None
+    segment_Gq = rows.segment_N[stack.rows_Gq]
+    index_Gq = None
     if has_forest:  # any segment may turn out to be a row's: all are prepared, by their numbers
         numbers_1S = np.arange(len(rows.lineages.ids_S) + 1, dtype=np.int32)[None]
         visible_PK, _ = history(kv, stack, rows.lineages, numbers_1S, readable)
@@ -72,7 +74,8 @@ def _trees(rows: Rows, stack: Stack, mask_GqK: Tensor, positions_GK: Tensor) -> 
     sequence_E, query_E = np.nonzero(node_Gq >= 0)
     if not sequence_E.size:
         return
-    device, size = mask_GqK.device, rows.node_rows_ST.shape[1]
+    device = mask_GqK.device
+    size = rows.node_rows_ST.shape[1]
     tree_E, node_E = np.divmod(node_Gq[sequence_E, query_E], size)
     here_E = stack.holds(rows.node_slots_ST[tree_E, 0], sequence_E)
     if not here_E.all():
@@ -81,7 +84,11 @@ def _trees(rows: Rows, stack: Stack, mask_GqK: Tensor, positions_GK: Tensor) -> 
         )
     place_ET = stack.places(rows.node_slots_ST[tree_E], sequence_E)
     told = tensor(np.column_stack((sequence_E, query_E, tree_E, node_E, place_ET)), device)
-    g_E1, q_E1, tree, node, place = told[:, :1], told[:, 1:2], told[:, 2], told[:, 3], told[:, 4:]
+    g_E1 = told[:, :1]
+    q_E1 = told[:, 1:2]
+    tree = told[:, 2]
+    node = told[:, 3]
+    place = told[:, 4:]
     seen_ET = rows.ancestors_STT[tree, node]
     if rows.live is not None:  # a node without a row has its root's, which all nodes see
         at_root_ST = rows.node_slots_ST == rows.node_slots_ST[:, :1]

@@ -90,7 +90,8 @@ def measured(
 
 def _complaints(comparison: "Comparison", asked: int, warning: str | None, resumable: bool) -> None:
     """What went wrong, on stderr."""
-    count, failures = len(comparison.prompts), comparison.failures
+    count = len(comparison.prompts)
+    failures = comparison.failures
     for line in comparison.problems:
         complain(line)
     if warning is not None:
@@ -198,7 +199,9 @@ def compare_jobs(
 
         sides = plan.dress(load_sides(jobs))
         prompts = [*jobs[0].prompts] * plan.repeats
-        pairs, folder, rounds = pairs_of(sides), None, {}
+        pairs = pairs_of(sides)
+        folder = None
+        rounds = {}
         for note in loading_notes(sides):
             complain(f"note: {note}")
         if files is not None:

@@ -20,7 +20,8 @@ class PoolUse:
 
     @classmethod
     def of(cls, pool: Any) -> "PoolUse":
-        peak, ledger = pool.peak_length, pool.ledger
+        peak = pool.peak_length
+        ledger = pool.ledger
         size = pool.slots * pool.slot_bytes
         return cls(peak, peak * pool.slot_bytes, size, ledger.bytes, ledger.moves)
 
@@ -71,7 +72,8 @@ class Cost:
 
     def document(self) -> dict[str, Any]:
         """The figures under their documented names (docs/metrics.md)."""
-        meter, pools = self.meter, {name: vars(use) for name, use in self.pools.items()}
+        meter = self.meter
+        pools = {name: vars(use) for name, use in self.pools.items()}
         return {
             "tau_step": meter.tau_step,
             "target_forwards": meter.forwards,
@@ -89,7 +91,8 @@ class Cost:
 
 def total(costs: Sequence[Cost]) -> Cost:
     """Sums over runs of the same graph; of what pools held the largest."""
-    meter, pools = Meter(), {name: PoolUse() for name in costs[0].pools}
+    meter = Meter()
+    pools = {name: PoolUse() for name in costs[0].pools}
     moments = Moments()
     for cost in costs:
         meter.add(cost.meter)

@@ -17,7 +17,9 @@ from .sides import ComparedPrompt, Side
 
 TIE = 1e-4  # logits nearer than this may come out in either order in float32
 EXACT = ("float32", "float64")  # what the promise holds for
-END, CUT = -1, -2  # instead of a token: the answer stopped here, the answer is not longer
+# instead of a token: the answer stopped here, the answer is not longer
+END = -1
+CUT = -2
 SHOWN = 24  # tokens before a difference that are shown with it
 
 
@@ -112,7 +114,8 @@ def _reason(first: Side, second: Side) -> str:
         return "transformers draws with coins of its own"
     if not all(graph.sampling.exact for graph in graphs):
         return "accept: rejection keeps the distribution, not the tokens"
-    one, two = _facts(first), _facts(second)
+    one = _facts(first)
+    two = _facts(second)
     unlike = [key for key in one if one[key] != two[key]]
     return ", ".join(f"{key}: {_short(one[key])} and {_short(two[key])}" for key in unlike)
 
@@ -125,7 +128,8 @@ def _short(value: object) -> str:
 def compare_branches(pair: GraphPair, prompt: ComparedPrompt) -> list[BranchComparison]:
     """All branches of a prompt, the outline first."""
     one, two = (prompt.runs[side.letter].request for side in (pair.reference, pair.other))
-    here, there = _decoded(pair.reference, one), _decoded(pair.other, two)
+    here = _decoded(pair.reference, one)
+    there = _decoded(pair.other, two)
     names = {**here, **there}
     results = [_compare(pair, prompt, n, here.get(n), there.get(n)) for n in names]
     if any(result.difference for result in results):
@@ -153,7 +157,8 @@ def _finished(branch: Branch) -> bool:
 def _compare(
     pair: GraphPair, prompt: ComparedPrompt, name: str, one: Decoded | None, two: Decoded | None
 ) -> BranchComparison:
-    result, difference = BranchAnswer.EQUAL, None
+    result = BranchAnswer.EQUAL
+    difference = None
     if not all(_finished(decoded[0]) for decoded in (one, two) if decoded is not None):
         result = BranchAnswer.UNFINISHED
     elif one is None or two is None or one[1] != two[1]:
@@ -175,9 +180,11 @@ def _first_difference(
         return None
     both = enumerate(zip(mine, theirs, strict=False))
     place, tokens = next((place, pair) for place, pair in both if pair[0] != pair[1])
-    before, margin = side.session.prompts.decode([*context, *one.tokens[:place]][-SHOWN:]), None
+    before = side.session.prompts.decode([*context, *one.tokens[:place]][-SHOWN:])
+    margin = None
     if CUT not in tokens:
-        order_V, stops = next_order(side.session.models, one, context, place), one.request.stop_ids
+        order_V = next_order(side.session.models, one, context, place)
+        stops = one.request.stop_ids
         ends = [order_V[[*stops] if token == END else token].max() for token in tokens]
         margin = abs(float(ends[0]) - float(ends[1]))
     return Difference(place, before, *tokens, margin)

@@ -68,6 +68,7 @@ def best_line(comparison: Comparison) -> str:
         for prompt in comparison.prompts
     ]
     wins = sum(0 < own < other for own, other in both)
-    first, name = comparison.sides[0].letter, f"{best.letter} {best.name}"
+    first = comparison.sides[0].letter
+    name = f"{best.letter} {best.name}"
     line = f"best: {name}: {speed:.2f} x {first} in time per token"
     return f"{line}, faster than {second.letter} in {wins} of {len(both)} prompts"

@@ -102,7 +102,8 @@ def judge_prompt(prompt: ComparedPrompt, pairs: Sequence[GraphPair]) -> list[Bra
 
 def graph_facts(side: Side) -> dict[str, Any]:
     """What a side is, in the words of its options."""
-    graph, options = side.job.program.graph, side.job.options
+    graph = side.job.program.graph
+    options = side.job.options
     return {
         "name": side.title,
         "file": redact(options.graph),
@@ -131,7 +132,8 @@ def _pair(comparison: Comparison, pair: GraphPair) -> dict[str, Any]:
 
 
 def _prompt(comparison: Comparison, prompt: ComparedPrompt) -> dict[str, Any]:
-    branches, runs = comparison.of(prompt).branches, prompt.runs.items()
+    branches = comparison.of(prompt).branches
+    runs = prompt.runs.items()
     return {
         "id": prompt.prompt.key,
         "prompt": prompt.prompt.text,
@@ -148,7 +150,8 @@ def _branch(one: BranchComparison) -> dict[str, Any]:
     plain = {"branch": one.branch, "result": str(one.result), "tokens": one.tokens}
     if one.difference is None:
         return plain
-    difference, side = asdict(one.difference), one.pair.reference
+    difference = asdict(one.difference)
+    side = one.pair.reference
     difference["reference"] = _token(side, difference["reference"])
     difference["graph"] = _token(side, difference.pop("other"))
     return {**plain, "difference": difference}

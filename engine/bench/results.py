@@ -26,7 +26,10 @@ from .report import Comparison, graph_facts
 from .sides import ComparedPrompt, Side, SideRun
 from .summary import csv_text, document, page, rows_of
 
-SETUP, RESULT, TABLE, PAGE = "setup.json", "result.json", "table.csv", "table.md"
+SETUP = "setup.json"
+RESULT = "result.json"
+TABLE = "table.csv"
+PAGE = "table.md"
 SCHEMA = 1
 COMMAND = "command"
 
@@ -67,7 +70,8 @@ class ResultsFolder:
     """
 
     def __init__(self, files: SparedFolder, setup: Mapping[str, Any]) -> None:
-        self.files, self.setup = files, setup
+        self.files = files
+        self.setup = setup
         self._begin()
 
     def _begin(self) -> None:
@@ -108,7 +112,8 @@ class ResultsFolder:
 
     def finish(self, comparison: Comparison, title: str, notes: Sequence[str]) -> None:
         """The tables, of all rounds that there are."""
-        rows, setup = rows_of(comparison), self.setup
+        rows = rows_of(comparison)
+        setup = self.setup
         facts = {COMMAND: f"`{setup[COMMAND]}`", "prompts": setup["prompts"]["count"]}
         facts |= {"status": comparison.status, **setup["machine"], **setup["versions"]}
         facts["a busy loop got of a CPU"] = f"{comparison.cpu_share:.0%}"

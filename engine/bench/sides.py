@@ -104,7 +104,8 @@ class SharedModels:
     """Models that are loaded when a graph first needs them and shared by all that do."""
 
     def __init__(self) -> None:
-        self._target, self._drafted = cache(load_models), cache(with_drafter)
+        self._target = cache(load_models)
+        self._drafted = cache(with_drafter)
 
     def side(
         self, letter: str, job: Job, target: Path, drafter: Path | None, sets: tuple[str, ...] = ()
@@ -128,7 +129,8 @@ def letters() -> Iterator[str]:
 
 def load_sides(jobs: Sequence[Job]) -> list[Side]:
     """All graphs with their models; raises UsageError, ModelError, GraphError."""
-    models, sides = SharedModels(), []
+    models = SharedModels()
+    sides = []
     common = set(jobs[0].options.sets).intersection(*(job.options.sets for job in jobs))
     for letter, job in zip(letters(), jobs, strict=False):
         own = tuple(one for one in job.options.sets if one not in common)
@@ -196,9 +198,12 @@ def answer_all(
 
     Ends early when somebody asked to stop; a prompt that not every graph has answered is left out.
     """
-    began, done, every = monotonic(), 0, len(prompts) * len(sides)
+    began = monotonic()
+    done = 0
+    every = len(prompts) * len(sides)
     for number, prompt in enumerate(prompts):
-        runs, share = {}, cpu_share()
+        runs = {}
+        share = cpu_share()
         for side in order(sides, number):
             left = _words((monotonic() - began) / done * (every - done)) if done else ""
             text = f"prompt {number + 1} of {len(prompts)}{left}: {side.letter} {side.name} ..."

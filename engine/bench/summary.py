@@ -46,8 +46,10 @@ def own_settings(side: Side) -> dict[str, str]:
 
 
 def _row(comparison: Comparison, side: Side, paths: Sequence[str]) -> dict[str, Any]:
-    cost, own = comparison.total(side), own_settings(side)
-    meter, pools = cost.meter, cost.pools.values()
+    cost = comparison.total(side)
+    own = own_settings(side)
+    meter = cost.meter
+    pools = cost.pools.values()
     per_token = 1000 * meter.seconds / meter.tokens if meter.tokens else None
     row: dict[str, Any] = {"side": side.letter, "graph": side.title}
     row |= {path: own.get(path, "") for path in paths}
@@ -73,7 +75,8 @@ def equal_branches(comparison: Comparison, side: Side) -> str:
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line for each graph under a line of names."""
-    text, names = StringIO(), dict.fromkeys(name for row in rows for name in row)
+    text = StringIO()
+    names = dict.fromkeys(name for row in rows for name in row)
     writer = csv.DictWriter(text, list(names), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

@@ -47,7 +47,8 @@ def render(
 
     each: a line for each prompt too, and states apart.
     """
-    there, out = Console(file=stream), io.StringIO()
+    there = Console(file=stream)
+    out = io.StringIO()
     width = there.width if there.is_terminal else WIDTH
     console = Console(file=out, width=width, force_terminal=usable(there, environ), highlight=False)
     lines = box.SIMPLE_HEAD if "utf" in (stream.encoding or "utf-8").lower() else box.ASCII
@@ -79,7 +80,8 @@ def _graphs(comparison: Comparison, lines: box.Box) -> Table:
     """Which graph each letter stands for; with settings of its own, if any graph has some."""
     rows = [("", "graph", "settings", "file", "layout", "drafter", "model", "budget")]
     for side in comparison.sides:
-        graph, options = side.job.program.graph, side.job.options
+        graph = side.job.program.graph
+        options = side.job.options
         named = (side.letter, side.title, "\n".join(side.sets), options.graph)
         kinds = (graph.layout.kind, graph.drafter.kind, options.model, str(side.session.budget))
         rows.append((*named, *kinds))
@@ -157,7 +159,8 @@ def _cut(text: str) -> Text:
 
 def _numbers(comparison: Comparison, side: Side) -> Iterator[str]:
     cost = comparison.total(side)
-    meter, pools = cost.meter, cost.pools.values()
+    meter = cost.meter
+    pools = cost.pools.values()
     yield equal_branches(comparison, side)
     yield f"{meter.tau_step:.2f}"
     yield str(meter.forwards)
@@ -176,7 +179,8 @@ def _megabytes(size: int) -> str:
 
 def _milliseconds(comparison: Comparison, states: Sequence[str], lines: box.Box) -> Table:
     def cells(part: Comparison, side: Side, per: str = "", digits: int = 1) -> list[str]:
-        own, figure = state_figures(part.total(side).meter), f"milliseconds{per}"
+        own = state_figures(part.total(side).meter)
+        figure = f"milliseconds{per}"
         return [f"{own[state][figure]:.{digits}f}" if state in own else "" for state in states]
 
     headings = [state.replace("_", "\n") for state in states]
@@ -217,7 +221,9 @@ def equality_lines(comparison: Comparison) -> Iterator[str]:
 
 
 def _difference(branch: BranchComparison) -> Iterator[str]:
-    one, two, difference = branch.pair.reference, branch.pair.other, branch.difference
+    one = branch.pair.reference
+    two = branch.pair.other
+    difference = branch.difference
     prompt = branch.prompt.prompt.key
     where = printable(f"{two.letter} and {one.letter}, prompt {prompt}, branch {branch.branch}", "")
     if difference is None:

@@ -32,7 +32,9 @@ def beam_checks(bench: Bench) -> Iterator[Check]:
 
 
 def _check(bench: Bench, name: str, title: str, trials: list[Trial]) -> Check:
-    tally, worst, near = TeacherTally(bench.reference, bench.dtype), 0.0, NEAR[bench.dtype]
+    tally = TeacherTally(bench.reference, bench.dtype)
+    worst = 0.0
+    near = NEAR[bench.dtype]
     for run in (probe(bench, trial) for trial in trials):
         tally.prompts += len(run.requests)
         for branch, context in run.answers():

@@ -69,7 +69,8 @@ def _searching(prompts: Sequence[Prompt]) -> Outline:
 
 
 def _computed(bench: Bench, place: str, sets: tuple[str, ...], prompts: Sequence[Prompt]) -> Check:
-    tally, most = TeacherTally(bench.reference, bench.dtype), bench.extent.drawn_tokens
+    tally = TeacherTally(bench.reference, bench.dtype)
+    most = bench.extent.drawn_tokens
     side = bench.side(bench.changed(*sets, "blend.plan=plain", tokens=most))
     for answer in answer_all([side], prompts, Halt(), bench.show):
         repeat = repeated(bench, side, answer.prompt)
@@ -87,7 +88,8 @@ def _reused(bench: Bench, place: str, sets: tuple[str, ...], prompts: Sequence[P
 
 def _combined(bench: Bench) -> Check:
     """Finished parts, folded and blended, and the answer that is drawn behind them."""
-    reuse, seeds = Reuse(), bench.extent.seeds
+    reuse = Reuse()
+    seeds = bench.extent.seeds
     prompts = bench.prompts[: bench.extent.drawn_prompts]
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         for pair, answer in twin_answers(bench, (*HEATED, "skeleton.merge=blend"), seed, prompts):

@@ -62,7 +62,8 @@ class Certificate:
 
     @property
     def verdict(self) -> str:
-        count, failed = len(self.checks), sum(not check.passed for check in self.checks)
+        count = len(self.checks)
+        failed = sum(not check.passed for check in self.checks)
         if failed:
             return f"NOT lossless: {failed} of {count} checks failed"
         where = " on its blended cache" if any(p.name == "blended" for p in self.parts) else ""
@@ -90,7 +91,8 @@ class Certificate:
     def page(self) -> str:
         """The certificate in Markdown."""
         facts = self.facts
-        graph, models = facts["resolved"], facts["models"]
+        graph = facts["resolved"]
+        models = facts["models"]
         verdict = f"**{self.verdict[0].upper()}{self.verdict[1:]}.**"
         lines = [f"# Certificate: {self.graph}", "", verdict]
         if self.quick:
@@ -113,7 +115,8 @@ class Certificate:
                 continue
             lines += ["| check | | found |", "|---|---|---|"]
             for check in part.checks:
-                name, mark = check.name.partition("/")[2], MARKS[check.passed]
+                name = check.name.partition("/")[2]
+                mark = MARKS[check.passed]
                 lines.append(f"| {_cell(name)} | {mark} | {_cell(check.text)} |")
         if self.notes:
             lines += ["", "## Notes", "", *(f"- {note}" for note in self.notes)]
@@ -178,7 +181,8 @@ def _parts(bench: Bench) -> Iterator[Part]:
 
 def _part(graph: str, name: str, title: str, findings: Iterator[Check]) -> Part:
     """A group of checks, and a line of progress."""
-    began, checks = perf_counter(), tuple(findings)
+    began = perf_counter()
+    checks = tuple(findings)
     failed = [check for check in checks if not check.passed]
     good = f"{len(checks) - len(failed)} of {len(checks)} checks passed"
     complain(f"{graph}: {title}: {good} ({perf_counter() - began:.0f} s)")
@@ -217,8 +221,10 @@ def _notes(graph: Graph) -> Iterator[str]:
 
 def _facts(job: Job, options: RunOptions, quick: bool, prompts: int) -> dict[str, Any]:
     """About what a certificate speaks: nothing in it depends on when or where it was made."""
-    graph, provenance = job.program.graph, made_with(job)
-    target, drafter = redact(job.options.model), redact(job.options.drafter_model)
+    graph = job.program.graph
+    provenance = made_with(job)
+    target = redact(job.options.model)
+    drafter = redact(job.options.drafter_model)
     models = {"target": {"name": target, "hash": provenance.model_hash}}
     if provenance.drafter_hash is not None:
         models["drafter"] = {"name": drafter, "hash": provenance.drafter_hash}

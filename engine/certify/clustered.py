@@ -20,18 +20,21 @@ def worker_checks(bench: Bench) -> Iterator[Check]:
     """
     heat = bench.job.program.graph.sampling.temperature or 1.0
     sampled = (*MATCH, f"sampling.temperature={heat}")
-    extent, prompts = bench.extent, [*bench.prompts[: bench.extent.drawn_prompts]]
+    extent = bench.extent
+    prompts = [*bench.prompts[: bench.extent.drawn_prompts]]
     # One whose prefix is long enough to be brought to others instead of being read by each.
     prompts.append(Prompt("long", " ".join(one.text for one in bench.prompts)))
     for name, sets in {"greedy": (GREEDY,), f"temperature {heat:g}": sampled}.items():
         bench.tell(f"on workers, {name} ...")
         job = bench.changed(*sets, tokens=extent.drawn_tokens, seed=FIRST_SEED)
-        side, tally = bench.side(job), TeacherTally(bench.reference, bench.dtype)
+        side = bench.side(job)
+        tally = TeacherTally(bench.reference, bench.dtype)
         requests, figures = _answered(side, prompts)
         for prompt, request in zip(prompts, requests, strict=True):
             tally.hold(side, request, repeated(bench, side, prompt))
         title = f"{name}, transformers, token by token"
-        moved, lost = figures["regroup"]["bytes"], figures["lost"]
+        moved = figures["regroup"]["bytes"]
+        lost = figures["lost"]
         more = f"; {moved} bytes of prefixes brought, {number_of(lost, 'worker')} lost"
         counted = {"workers": len(figures["workers"]), "regroup_bytes": moved, "lost": lost}
         yield tally.check(f"workers/{name}", title, more, **counted)

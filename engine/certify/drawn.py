@@ -24,11 +24,14 @@ NEUTRAL = (
     *("repetition_penalty=1.0", "presence_penalty=0.0", "frequency_penalty=0.0", "min_p=0.0"),
     *("logit_bias={}", "banned=[]", "forced=[]", "min_new_tokens=0", "top_k=0", "top_p=1.0"),
 )
-FILTER_HEAT, TOP_K, TOP_P = 3.0, 3, 0.5
+FILTER_HEAT = 3.0
+TOP_K = 3
+TOP_P = 0.5
 FILTERS = {"top_k": f"top_k={TOP_K}", "top_p": f"top_p={TOP_P}"}
 EDGE = 1e-3  # of a score: float noise may move equally likely tokens over a border
 
-HEAT, KEPT = 30.0, 3
+HEAT = 30.0
+KEPT = 3
 LENGTH = 4  # the first token, a round of up to three, and what a shorter round leaves to the next
 AT_ONCE = 200  # answers of a run
 BEHIND = 8  # tokens of the prompt that the answers stand behind
@@ -120,7 +123,8 @@ def _law(bench: Bench, ids: Sequence[int]) -> dict[Answer, float]:
     """The probability of every answer."""
     law: dict[Answer, float] = {(): 1.0}
     for _ in range(LENGTH):
-        beginnings, law = law, {}
+        beginnings = law
+        law = {}
         for begun, chance in beginnings.items():
             logits_V = bench.reference.logits([*ids, *begun], bench.dtype)[-1]
             best = logits_V.double().topk(KEPT)
@@ -133,8 +137,11 @@ def _law(bench: Bench, ids: Sequence[int]) -> dict[Answer, float]:
 def _answers(bench: Bench, side: Side, ids: Sequence[int]) -> tuple[Counter[Answer], int]:
     """Answers by how often they came, and how many drafts were accepted in them."""
     counts: Counter[Answer] = Counter()
-    accepted, answers, sampling = 0, bench.extent.answers, side.session.sampling
-    empty, tail = PromptTokens(), PromptTokens(tuple(ids))
+    accepted = 0
+    answers = bench.extent.answers
+    sampling = side.session.sampling
+    empty = PromptTokens()
+    tail = PromptTokens(tuple(ids))
     for first in range(0, answers, AT_ONCE):
         bench.tell(f"whole runs: answer {first} of {answers} ...")
         board = side.session.board()

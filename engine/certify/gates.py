@@ -129,7 +129,8 @@ def _same_round(rig: Rig) -> GateResult:
 
 def _newcomers(rig: Rig) -> GateResult:
     """The stop id is one that ends answers at different places, so that others join them."""
-    answers, before = [branch.tokens for branch in rig.free.branches], rig.watch.joined
+    answers = [branch.tokens for branch in rig.free.branches]
+    before = rig.watch.joined
 
     def ends(token: int) -> int:
         return len({len(_cut(answer, token)) for answer in answers})
@@ -144,7 +145,8 @@ def _newcomers(rig: Rig) -> GateResult:
 
 def _endless(rig: Rig) -> GateResult:
     """One of the first two branches never meets the stop id that ends others."""
-    branches, best = rig.free.branches, (0, -1, -1)
+    branches = rig.free.branches
+    best = (0, -1, -1)
     for number, branch in enumerate(branches[:2]):
         others = [set(other.tokens) for other in branches if other is not branch]
         for token in set().union(*others) - set(branch.tokens):
@@ -187,7 +189,9 @@ def _full_pool(rig: Rig) -> GateResult:
 def _schedules(rig: Rig) -> GateResult:
     """Long prompts, each of them twice, under other settings of the scheduler than the graph's;
     parts are said to be short, so that rows run out where they are not reserved."""
-    graph, preempted, reused = rig.bench.job.program.graph, 0, 0
+    graph = rig.bench.job.program.graph
+    preempted = 0
+    reused = 0
     some = rig.bench.job.prompts[: 1 if graph.skeleton is not None else 2]
     prompts = tuple(replace(one, text=" ".join([one.text] * LONG)) for one in some)
     if graph.blend is None:  # what is reused of documents depends on who came before

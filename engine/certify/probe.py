@@ -18,7 +18,8 @@ from .workbench import Bench
 MOST_STEPS = 100_000  # transitions after which a run counts as hanging
 COMPARED = 60  # branches of a probe whose drafter rows are computed again
 TITLES = ("Goal", "Main parts", "Risks", "Summary", "Steps", "Time", "Cost", "Place")
-FORWARD, DRAFTED = "target.forward_", "draft.expand_root_"
+FORWARD = "target.forward_"
+DRAFTED = "draft.expand_root_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,8 @@ class ProbedRun:
         """What is wrong with answers that should be these; what transformers says counts."""
         if len(self.branches) != len(expected):
             return [f"{len(self.branches)} branches, expected were {len(expected)}"]
-        tally, ids = TeacherTally(self.bench.reference, self.bench.dtype), dict(self.answers())
+        tally = TeacherTally(self.bench.reference, self.bench.dtype)
+        ids = dict(self.answers())
         for branch, tokens in zip(self.branches, expected, strict=True):
             if branch not in ids or branch.finish not in (Finish.STOP, Finish.LENGTH):
                 tally.wrong.append(f"{branch.name} is {branch.finish}: {branch.note}")
@@ -95,7 +97,8 @@ class ProbedRun:
 def probe(bench: Bench, trial: Trial, watch: Watch | None = None) -> ProbedRun:
     """Run a trial to its end and note in `watch` what is seen of it."""
     greedy = () if bench.job.program.graph.beam is not None else ("sampling.temperature=0",)
-    dtype, most = trial.dtype or bench.dtype, bench.extent.gate_tokens
+    dtype = trial.dtype or bench.dtype
+    most = bench.extent.gate_tokens
     job = bench.changed(*greedy, *trial.sets, tokens=most, dtype=dtype)
     skeleton = job.program.graph.skeleton
     if skeleton is not None and trial.stops is not None:
@@ -130,7 +133,8 @@ def _drive(side: Side, requests: Sequence[Request], watch: Watch) -> Run:
     board = side.session.board()
     for request in requests:
         board["branches"].submit(request)
-    run, pools = Run(side.job.program, board, sink), board["branches"].pools
+    run = Run(side.job.program, board, sink)
+    pools = board["branches"].pools
     places = [pool.data.data_ptr() for pool in pools]
     most = watch.compared + COMPARED if board["kv_draft"] is not None else 0
     while not run.finished:

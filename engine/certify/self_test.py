@@ -61,7 +61,8 @@ def unequal(runs: Sequence[SelfTestRun]) -> list[str]:
 
 def measure_overhead(threads: int | None, rounds: int) -> Meter:
     """The sums of so many rounds at least, with the trace written as in `specsot run`."""
-    session, total = _session("bim_eagle", threads, None), Meter()
+    session = _session("bim_eagle", threads, None)
+    total = Meter()
     with TemporaryDirectory() as folder, closing(RunFolder(Path(folder))) as files:
         while total.rounds < rounds:
             run, recorder, _ = perform(session, [Prompt("1", QUESTION)], write=files.trace)

@@ -103,8 +103,10 @@ def sampled_checks(bench: Bench) -> Iterator[Check]:
 
     Settings are the graph's own sampling, the same with filters, and a temperature of exactly 1.
     """
-    heat, seeds = bench.job.program.graph.sampling.temperature or 1.0, bench.extent.seeds
-    name, own = f"temperature {heat:g}", (*MATCH, f"sampling.temperature={heat}")
+    heat = bench.job.program.graph.sampling.temperature or 1.0
+    seeds = bench.extent.seeds
+    name = f"temperature {heat:g}"
+    own = (*MATCH, f"sampling.temperature={heat}")
     filtered = f"{name}, top_k 20, top_p 0.9"
     settings = {name: own, filtered: (*own, *FILTERS), "temperature 1": HEATED}
     for name, sets in settings.items():
@@ -116,7 +118,8 @@ def sampled_checks(bench: Bench) -> Iterator[Check]:
 
 def _twins(bench: Bench, name: str, sets: tuple[str, ...], tally: TeacherTally) -> Check:
     """The graph and its twin; the twin is held to transformers."""
-    extent, results = bench.extent, list[BranchComparison]()
+    extent = bench.extent
+    results = list[BranchComparison]()
     for seed in range(FIRST_SEED, FIRST_SEED + extent.seeds):
         for pair, answer in twin_answers(bench, sets, seed, bench.prompts[: extent.drawn_prompts]):
             results += compare_branches(pair, answer)
@@ -134,7 +137,8 @@ def twin_answers(
 
     The twin has no drafter, and one branch after another in one sequence, in reading order.
     """
-    most, capacity = bench.extent.drawn_tokens, bench.job.program.graph.layout.capacity
+    most = bench.extent.drawn_tokens
+    capacity = bench.job.program.graph.layout.capacity
     order = ("layout.kind=bim", f"layout.capacity={capacity}", "layout.max_active=1")
     alone = ("drafter.kind=none", *order, "layout.order=fcfs")
     twin = bench.side(bench.changed(*sets, *alone, seed=seed, tokens=most), "A")
@@ -148,10 +152,12 @@ def equality(
 ) -> Check:
     """Whether all branches that were compared are equal; in float32 but for numeric ties."""
     number = counts(results)
-    tokens, ties = number["equal_tokens"], number["tie"]
+    tokens = number["equal_tokens"]
+    ties = number["tie"]
     faults = {BranchAnswer.DIFFERENT}
     if bench.dtype == "float64":
-        ties, faults = 0, {BranchAnswer.DIFFERENT, BranchAnswer.TIE}
+        ties = 0
+        faults = {BranchAnswer.DIFFERENT, BranchAnswer.TIE}
     wrong = [_difference(one) for one in results if one.result in faults]
     figures |= {
         "branches": number["branches"],

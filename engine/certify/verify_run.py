@@ -75,11 +75,14 @@ def verify_command(ref: str, runs: Path, as_json: bool, threads: int | None) -> 
         ref, runs: see `find_run`.
     """
     run = find_run(ref, runs)
-    manifest, outputs = run.manifest, run.outputs
+    manifest = run.manifest
+    outputs = run.outputs
     try:
-        target, dtype = manifest["models"]["target"], manifest["dtype"]
+        target = manifest["models"]["target"]
+        dtype = manifest["dtype"]
         texts = [one for line in outputs.values() for one in decoded_texts(line)]
-        stops, graph = set(target["stop_ids"]), manifest["graph"]["resolved"]
+        stops = set(target["stop_ids"])
+        graph = manifest["graph"]["resolved"]
         rules = Sampling.model_validate(graph["sampling"]).rules()
         threads = threads or int(manifest["threads"])
     except (KeyError, TypeError, ValueError) as error:
@@ -125,7 +128,8 @@ def decoded_texts(line: Mapping[str, Any]) -> Iterator[DecodedText]:
             several = word == "part" or len(line["parts"]) > 1
             title = f", {word} {part['index'] + 1}" if several else ""
             ended = part["finish_reason"] == "stop"
-            context, segments = part["context_ids"] or (), part.get("context_segments")
+            context = part["context_ids"] or ()
+            segments = part.get("context_segments")
             seen = segments_from(segments) if segments else ()
             text = DecodedText(f"{name}{title}", context, part["token_ids"], ended)
             yield replace(text, segments=seen)
@@ -146,7 +150,8 @@ def _reference(target: Mapping[str, Any], dtype: str, weights: str, threads: int
 
 def _held(model: "Transformers", dtype: str, stops: set[int], one: DecodedText) -> Finding:
     """One answer against the likeliest tokens behind its context and each of its own."""
-    ids, size = (*one.context, *one.tokens), model.model(dtype).config.vocab_size
+    ids = (*one.context, *one.tokens)
+    size = model.model(dtype).config.vocab_size
     if not one.context or not all(type(token) is int and 0 <= token < size for token in ids):
         raise UsageError(f"{one.name}: not token ids of this model behind a context")
     if one.segments and sum(part.tokens for part in one.segments) != len(one.context):

@@ -50,7 +50,8 @@ class Watch:
         """Pools are consistent, and hold what their branches need: nothing else, nothing less."""
         self.phases += 1
         self.joined += run.state == "continuous_decode"
-        book, target = run.board["branches"], run.board["kv"]
+        book = run.board["branches"]
+        target = run.board["kv"]
         for pool in run.board["branches"].pools:
             try:
                 pool.check_integrity()
@@ -107,7 +108,9 @@ def off_by(side: Side, run: Run, drafts: OutlineSide, branch: Branch) -> float:
 
     Asked right after that drafter took in what was committed.
     """
-    pool, book, limits = drafts.kv_draft, run.board["branches"], run.board["branches"].limits
+    pool = drafts.kv_draft
+    book = run.board["branches"]
+    limits = run.board["branches"].limits
     assert pool is not None
     context = dict(contexts(branch.request, side.session.prompts))[branch]
     first = drafts.drafting is run.board["drafting"]
@@ -129,7 +132,8 @@ def _fresh_rows(models: Models, takes: str, ids: list[int], rows: int) -> Tensor
     Args:
         takes: of the drafter (`drafter_spec.Drafter`). ids: one more than rows, if it pairs.
     """
-    drafter, device = models.drafter, models.device
+    drafter = models.drafter
+    device = models.device
     kv = new_pool(drafter, rows, 1, models)
     ids_1Q = torch.tensor([ids[: rows + 1]], device=device)
     steps_1Q = torch.arange(rows, device=device)[None]

@@ -115,7 +115,8 @@ class Transformers:
         Args:
             beams: num_beams, length_penalty, early_stopping of a beam search.
         """
-        ids, grammar = self._ids(context), grammar_of(branch)
+        ids = self._ids(context)
+        grammar = grammar_of(branch)
         with torch.inference_mode():
             output = self.model(dtype).generate(
                 ids,
@@ -208,7 +209,8 @@ class Bench:
             GraphError: the graph cannot be so.
         """
         source = deepcopy(self.job.program.source)
-        skeleton, options = self.job.program.graph.skeleton, self.job.options
+        skeleton = self.job.program.graph.skeleton
+        options = self.job.options
         # A blended fold is an approximation: transformers has nothing to hold it to.
         if skeleton is not None and skeleton.merge == "blend":
             sets = ("skeleton.merge=plain", *sets)

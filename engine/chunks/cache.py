@@ -115,7 +115,8 @@ def chunks_for(program: Program, models: "Models", store: ChunkStore | None) -> 
     Raises:
         GraphError: a check layer that the model does not have, a mask that its layers cannot use.
     """
-    blend, target = program.graph.blend, models.target
+    blend = program.graph.blend
+    target = models.target
     if blend is None:
         return None
     _check_model(program, blend, target)

@@ -21,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 from ..errors import UsageError
 
 FORMAT = 1
-SUFFIX, PART = ".safetensors", ".part"
+SUFFIX = ".safetensors"
+PART = ".part"
 ABANDONED = 3600  # seconds after which a half-written file has no writer any more
 DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -153,7 +154,8 @@ class ChunkFiles:
             raise DamagedChunk(f"{path}: is no chunk of format {FORMAT}")
         try:
             model_hash, dtype, bos, taps = json.loads(header["facts"])
-            tokens, name = int(header["tokens"]), header["name"]
+            tokens = int(header["tokens"])
+            name = header["name"]
             used, size = _stat(path)
             facts = (model_hash, dtype, bos, tuple(taps))
             info = ChunkInfo(digest, name, tokens, size, *facts, used / 1e9)

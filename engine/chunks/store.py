@@ -52,7 +52,8 @@ class ChunkStore:
     def __init__(
         self, max_bytes: int, folder: Path | None = None, device: torch.device | str = "cpu"
     ) -> None:
-        self.max_bytes, self.device = max_bytes, torch.device(device)
+        self.max_bytes = max_bytes
+        self.device = torch.device(device)
         self.files = None if folder is None else ChunkFiles(folder)
         self.hits = self.misses = self.bytes = 0
         self.notes: list[str] = []
@@ -90,7 +91,8 @@ class ChunkStore:
         _check(key, chunk)
         if chunk.bytes > self.max_bytes:
             return False
-        size, now = (chunk.rows, chunk.bytes), time.time()
+        size = (chunk.rows, chunk.bytes)
+        now = time.time()
         info = ChunkInfo(key.digest, name, *size, key.model_hash, key.dtype, key.bos, key.taps, now)
         copy = _on(chunk, self.device, copy=True)
         entry = _Entry(info, copy, _versions(copy))
@@ -157,7 +159,9 @@ def _check(key: ChunkKey, chunk: ChunkKV) -> None:
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
     if dtypes != [key.dtype]:
         raise ValueError(f"the chunk is in {' and '.join(dtypes)}, not in {key.dtype}")
-    keys_LRgd, values_LRgd, tokens = chunk.keys_LRgd, chunk.values_LRgd, len(key.token_ids)
+    keys_LRgd = chunk.keys_LRgd
+    values_LRgd = chunk.values_LRgd
+    tokens = len(key.token_ids)
     if keys_LRgd.dim() != 4 or keys_LRgd.shape != values_LRgd.shape or chunk.rows != tokens:
         shapes = f"{tuple(keys_LRgd.shape)} and {tuple(values_LRgd.shape)}"
         raise ValueError(f"K and V of {tokens} tokens cannot have the shapes {shapes}")

@@ -18,7 +18,8 @@ Offering = Callable[[typer.Context, str], Iterable[Offer]]
 Completion = Callable[[typer.Context, str], list[Offer]]
 
 BASH = "complete_bash"
-WORDS, WORD = "COMP_WORDS", "COMP_CWORD"
+WORDS = "COMP_WORDS"
+WORD = "COMP_CWORD"
 BEFORE = "_SPECSOT_BEFORE"  # the part of a word that bash takes for words of their own
 BREAKS = re.compile("[=@:]+")
 
@@ -30,7 +31,8 @@ def join_words(environ: MutableMapping[str, str]) -> None:
     """
     if environ.get("_SPECSOT_COMPLETE") != BASH:
         return
-    words, at = environ.get(WORDS, "").split("\n"), int(environ.get(WORD, "0"))
+    words = environ.get(WORDS, "").split("\n")
+    at = int(environ.get(WORD, "0"))
     joined: list[str] = []
     for place, word in enumerate([*words, ""][: at + 1]):
         inside = place > 0 and BREAKS.fullmatch(words[place - 1])
@@ -39,7 +41,8 @@ def join_words(environ: MutableMapping[str, str]) -> None:
         else:
             joined.append(word)
     ends = [0, *(found.end() for found in BREAKS.finditer(joined[-1]))]
-    environ[BEFORE], joined[-1] = joined[-1][: ends[-1]], joined[-1][ends[-1] :]
+    environ[BEFORE] = joined[-1][: ends[-1]]
+    joined[-1] = joined[-1][ends[-1] :]
     environ[WORDS], environ[WORD] = "\n".join(joined), str(len(joined) - 1)
 
 

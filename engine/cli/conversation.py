@@ -17,7 +17,8 @@ from ..run.handle import Handle
 from ..run.opening import load
 from ..shell import complain, exit_code, put
 
-QUIT, NEW = ("/quit", "/exit"), "/new"
+QUIT = ("/quit", "/exit")
+NEW = "/new"
 TOLD = {"stop": "", "length": "cut at the budget", "cancelled": "stopped"}
 
 

@@ -107,7 +107,8 @@ def _self_test(
     if (reason := disturbance(busy)) is not None:
         say(f"warning: {reason}")
     names = ("rounds", "seconds", "tokens_per_second")
-    share, figures = meter.overhead_share, {name: getattr(meter, name) for name in names}
+    share = meter.overhead_share
+    figures = {name: getattr(meter, name) for name in names}
     report["overhead"] = {"share": share, **figures}
     outside = f"{100 * share:.1f} % of {meter.rounds} rounds outside ops"
     say(f"overhead: {outside}, {meter.tokens_per_second:.0f} tokens/s")

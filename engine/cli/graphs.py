@@ -49,7 +49,8 @@ def check(
         print_json(graphs=[p.source.file for p in good], problems=list(map(asdict, problems)))
     else:
         for program in good:
-            states, ways = len(program.graph.states), len(program.graph.transitions)
+            states = len(program.graph.states)
+            ways = len(program.graph.transitions)
             typer.echo(f"{program.source.file}: good ({states} states, {ways} transitions)")
         tell_problems(problems)
     raise typer.Exit(Code.GRAPH if problems else Code.OK)

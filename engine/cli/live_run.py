@@ -87,17 +87,20 @@ def _pause(
     job: Job, run: Run, recorder: Recorder, halt: Halt, view: LiveView | None
 ) -> Iterator[Pause | None]:
     """What happens before each transition, if anything was asked for."""
-    options, pauses = job.options, list[Pause]()
+    options = job.options
+    pauses = list[Pause]()
     if options.slow:
         pauses.append(slowed(options.slow, recorder, halt))
     with ExitStack() as stack:
         if _steps(options):
-            halts, inspector = Halts(options.breaks), Inspector(recorder, run)
+            halts = Halts(options.breaks)
+            inspector = Inspector(recorder, run)
             if view is None:
                 out = Writer(sys.stderr)
                 pauses.append(Stepper(job.program, sys.stdin, out, halts, inspector))
             else:
-                keys, stopped = stack.enter_context(Keys(sys.stdin)), partial(_stopped, halt)
+                keys = stack.enter_context(Keys(sys.stdin))
+                stopped = partial(_stopped, halt)
                 pauses.append(LiveStepper(job.program, view, keys, halts, inspector, stopped))
         yield (lambda run: all(pause(run) for pause in pauses)) if pauses else None
 
@@ -117,7 +120,8 @@ def _view(job: Job, run: Run, recorder: Recorder) -> Iterator[LiveView | None]:
     Explained rounds are lines, and a live view leaves no room for lines; nor does a run that is
     stepped through in plain lines need others.
     """
-    console, options = Console(stderr=True), job.options
+    console = Console(stderr=True)
+    options = job.options
     lines = options.no_tui or options.explain_rounds or options.workers is not None
     live = not lines and usable(console, dict(os.environ))
     if options.quiet or (_steps(options) and not (live and sys.stdin.isatty())):
@@ -191,7 +195,8 @@ def exit_code(job: Job, outcome: RunOutcome) -> int:
     refused = refusals(outcome.answers)
     for line in (*refused, *left_apart(outcome.answers)):
         complain(line)
-    digest, expected = outcome.digest, (job.options.expect_digest or "").lower()
+    digest = outcome.digest
+    expected = (job.options.expect_digest or "").lower()
     if not digest.startswith(expected):
         raise UnequalError(f"the digest is {digest}, expected was {expected}")
     before = job.result

@@ -60,7 +60,8 @@ def _rows(shelf: Shelf) -> Iterator[dict[str, Any]]:
 
     kept = {one.name: one for one in shelf.kept()}
     for name in (*KNOWN, *(name for name in kept if name not in KNOWN)):
-        here, known = kept.get(name), KNOWN.get(name)
+        here = kept.get(name)
+        known = KNOWN.get(name)
         yield {
             "name": name,
             "bytes": here.bytes if here else known.bytes if known else 0,
@@ -141,7 +142,8 @@ def inspect(
         from ...models.load.inspect import inspect_model
         from ..hub.find import find_model
 
-        found, table = inspect_model(find_model(model)), op_table()
+        found = inspect_model(find_model(model))
+        table = op_table()
         kinds = {name: open_graph(name, table=table).graph.drafter.kind for name in graph_names()}
         graphs = [name for name, kind in kinds.items() if kind in found.kinds]
     if as_json:

@@ -103,7 +103,8 @@ def clean(
     with user_errors():
         if keep is None and older_than is None:
             raise UsageError("say which: --keep N, --older-than DAYS, or both")
-        chosen, size = to_clean(runs_dir, keep, older_than), 0
+        chosen = to_clean(runs_dir, keep, older_than)
+        size = 0
         for one in chosen:
             print(one.path.name)
             size += 0 if dry_run else remove(one)

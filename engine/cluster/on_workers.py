@@ -23,7 +23,8 @@ ALONE |= {"explain_rounds": "--explain-rounds", "probe_blend": "--probe-blend"}
 
 def check(job: Job) -> None:
     """Raise UsageError for what only one machine does."""
-    options, graph = job.options, job.program.graph
+    options = job.options
+    graph = job.program.graph
     for name, flag in ALONE.items():
         if getattr(options, name):
             raise UsageError(f"{flag} looks into one engine: not with --workers")
@@ -36,7 +37,8 @@ def check(job: Job) -> None:
 
 def check_groups(job: Job, block: ClusterBlock) -> None:
     """Raise UsageError for workers that cannot compute together as the block says."""
-    skeleton, branches = block.skeleton.tp, block.branches.tp
+    skeleton = block.skeleton.tp
+    branches = block.branches.tp
     if block.together == 1:
         return
     if block.together > block.workers:
@@ -64,7 +66,8 @@ def checked(job: Job) -> ClusterBlock:
 
 def divided(job: Job) -> Job:
     """The job with the threads of one of its workers: those of the machine, divided."""
-    workers, options = job.options.workers or 1, job.options
+    workers = job.options.workers or 1
+    options = job.options
     threads = max((options.threads or usable_cpus()) // workers, 1)
     if options.threads is None:
         threads = min(threads, threads_of(job))

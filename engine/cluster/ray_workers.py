@@ -52,7 +52,8 @@ class RayWorker:
         address = "127.0.0.1" if local else runtime.get_node_ip_address()
         self._worker = ClusterWorker(lambda: loaded(text), address)
         self._worker.tell_only(who)
-        self._holder, self._heard = "", 0.0
+        self._holder = ""
+        self._heard = 0.0
 
     def ask(self, order: str) -> None:
         self._worker.ask(order)
@@ -67,7 +68,8 @@ class RayWorker:
         """Whether it is this driver's from now on: nobody else hears it. who: new each time."""
         if who and self._holder and monotonic() - self._heard < STALE:
             return False
-        self._holder, self._heard = who, monotonic()
+        self._holder = who
+        self._heard = monotonic()
         self._worker.tell_only(who)
         return True
 
@@ -93,9 +95,14 @@ class RayPort:
     def __init__(
         self, name: str, actor: Any, who: str, deadline: float, *, adopted: bool = False
     ) -> None:
-        self.name, self.actor, self.adopted, self._who = name, actor, adopted, who
-        self.lost, self.pid = "", 0
-        self._deadline, self._heard = deadline, False
+        self.name = name
+        self.actor = actor
+        self.adopted = adopted
+        self._who = who
+        self.lost = ""
+        self.pid = 0
+        self._deadline = deadline
+        self._heard = False
         self.listens = self._listen()
 
     def _listen(self) -> Any:
@@ -153,7 +160,9 @@ class RayLauncher:
     """
 
     def __init__(self, job: Job, block: ClusterBlock, *, keeps: bool = False) -> None:
-        self.job, self.block, self.keeps = job, block, keeps
+        self.job = job
+        self.block = block
+        self.keeps = keeps
         self.parts = parts_of(job, block)
         self._ports: list[RayPort] = []
         self._number = 0

@@ -30,7 +30,8 @@ def driver_session(job: Job) -> Session:
     """
     set_up_torch(1, "cpu")
     target, drafter = model_folders(job)
-    kind, weights = job.program.graph.drafter.kind, job.options.weights
+    kind = job.program.graph.drafter.kind
+    weights = job.options.weights
     models = load_models(
         target, drafter, kind, device="meta", dtype=job.options.dtype, weights=weights, scan=False
     )

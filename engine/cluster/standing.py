@@ -16,7 +16,8 @@ from time import monotonic, sleep
 
 from ..errors import ClusterError
 
-VARIABLE, DEFAULT = "SPECSOT_CLUSTER_FILE", "~/.cache/specsot/cluster.json"
+VARIABLE = "SPECSOT_CLUSTER_FILE"
+DEFAULT = "~/.cache/specsot/cluster.json"
 PATIENCE = 60.0  # seconds that Ray has to start
 GRACE = 6.0  # seconds that its processes have to end by themselves
 LOOK = 0.1
@@ -63,7 +64,9 @@ def start_head(workers: int, graph: str) -> StandingCluster:
     there = standing()
     if there is not None and there.alive:
         raise ClusterError(f"a cluster is up at {there.address}: specsot cluster down ends it")
-    host, port, token = _own_address(), _free_port(), secrets.token_hex(16)
+    host = _own_address()
+    port = _free_port()
+    token = secrets.token_hex(16)
     folder = tempfile.mkdtemp(prefix="specsot-")
     settings = [f"--port={port}", f"--num-cpus={workers}", f"--temp-dir={folder}"]
     settings += ["--include-dashboard=false", "--disable-usage-stats", "--block"]

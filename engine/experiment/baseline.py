@@ -48,7 +48,8 @@ def read_baseline(file: Path) -> dict[str, Any]:
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any], file: Path) -> None:
     """Raises UsageError where the two measured different things."""
-    old, new = _facts(before), _facts(now)
+    old = _facts(before)
+    new = _facts(now)
     unlike = [name for name in SAME if old[name] != new[name]]
     if unlike:
         raise UsageError(f"--baseline {file}: was measured with other {', '.join(unlike)}")
@@ -84,7 +85,8 @@ def _changes(
     for label, row in now["rows"].items():
         old = before["rows"].get(label, {"figures": {}, "reference": None})
         for name, values in row["figures"].items():
-            figure, past = FIGURES[name], old["figures"].get(name)
+            figure = FIGURES[name]
+            past = old["figures"].get(name)
             if past is None or not figure.better or (figure.timed and figure.kind != "paired"):
                 continue
             if sign := _sign(figure, past, values):

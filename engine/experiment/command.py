@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from .rows import Row
 
 WARM = 16  # rounds of the first prompt before anything counts
-RESULT, CSV, PAGE, ASKED = "result.json", "table.csv", "table.md", "asked.json"
+RESULT = "result.json"
+CSV = "table.csv"
+PAGE = "table.md"
+ASKED = "asked.json"
 KEPT = (*SESSION, "prompts")  # options that an interrupted experiment goes on with
 PATHS = ("prompts", "outline")
 MOST_SHOWN = 20
@@ -108,7 +111,9 @@ def measure(
     from .peers import dressed
     from .rows import document, rows_of
 
-    experiment, entries, jobs = prepared.experiment, prepared.entries, prepared.jobs
+    experiment = prepared.experiment
+    entries = prepared.entries
+    jobs = prepared.jobs
     plan = RoundPlan(
         repeats=experiment.repeats,
         warm=WARM,
@@ -118,7 +123,8 @@ def measure(
         facts={"repeats": experiment.repeats, "probe": experiment.probe},
     )
     comparison, folder = compare_jobs(jobs, files, plan)
-    prompts, references = prepared.prompts.items, references_of(experiment, entries)
+    prompts = prepared.prompts.items
+    references = references_of(experiment, entries)
     probed = _probed(prepared, comparison)
     rows = rows_of(comparison, entries, references, probed)
     argv = jobs[0].options.argv

@@ -66,7 +66,8 @@ class Figure:
         for one, two, group in zip(own, reference, prompts, strict=True):
             if one.problems or (paired and two.problems):
                 continue
-            mine, theirs = self.of(one.cost), self.of(two.cost) if paired else (1.0, 1.0)
+            mine = self.of(one.cost)
+            theirs = self.of(two.cost) if paired else (1.0, 1.0)
             if mine is None or theirs is None or not (mine[1] and theirs[1]):
                 continue
             if not paired or (mine[0] and theirs[0]):
@@ -169,7 +170,8 @@ FIGURES: Mapping[str, Figure] = {
 
 def acceptance_by_depth(meter: "Meter") -> list[float]:
     """Of the branch-rounds whose first n drafts were accepted, the share whose next one was too."""
-    lengths, shares = meter.lengths, []
+    lengths = meter.lengths
+    shares = []
     for depth in range(1, max(lengths, default=0)):
         reached = sum(count for length, count in lengths.items() if length >= depth)
         further = sum(count for length, count in lengths.items() if length > depth)

@@ -26,7 +26,8 @@ def resampled(groups: Sequence[int]) -> npt.NDArray[np.int64]:
     Prompts are drawn with replacement, then so many rounds of each as it has at most: what varies
     between questions and what varies between repeats both count. The draws are always the same.
     """
-    random, names = np.random.default_rng(0), sorted(set(groups))
+    random = np.random.default_rng(0)
+    names = sorted(set(groups))
     own = [np.flatnonzero(np.asarray(groups) == name) for name in names]
     most = max(len(one) for one in own)
     picked = random.integers(len(own), size=(DRAWS, len(own)))

@@ -37,14 +37,16 @@ BLOCK = 32  # numbers of a row that llama.cpp's codes share a scale
 class LlamaCppPeer:
     """A peer: greedy decoding of one sequence by llama.cpp. codes: of its own weights, if any."""
 
-    name, codes = LLAMA_CPP, ""
+    name = LLAMA_CPP
+    codes = ""
 
     def __init__(self, side: Side, folder: Path) -> None:
         try:
             binding: Any = import_module("llama_cpp")
         except ImportError as error:
             raise UsageError(f"{LLAMA_CPP}: llama-cpp-python cannot be imported: {error}") from None
-        options, config = side.job.options, side.session.models.target.config
+        options = side.job.options
+        config = side.session.models.target.config
         kind = Weights.of(options.weights).kind
         stored = DTYPES.get(options.dtype) if kind == FULL else KINDS[kind]
         if stored is None or options.device != "cpu":
@@ -52,15 +54,18 @@ class LlamaCppPeer:
         self.codes = "" if kind == FULL else stored.name
         self._kept = TemporaryDirectory(prefix="specsot-gguf-")
         file = write_gguf(Path(self._kept.name) / "model.gguf", folder, stored)
-        size, threads = min(config.rope.limit, 4096), options.threads
+        size = min(config.rope.limit, 4096)
+        threads = options.threads
         given = {"n_ctx": size, "n_threads": threads, "n_threads_batch": threads}
         self._model: Any = binding.Llama(str(file), verbose=False, **given)
 
     def answer(self, side: Side, prompt: Prompt, budget: int | None) -> SideRun:
         """One prompt; at most `budget` tokens, if there is one."""
         request = side.session.request(prompt)
-        ids, most = [*request.prefix, *request.tail], budget or request.budget
-        steps, written = Steps(), list[int]()
+        ids = [*request.prefix, *request.tail]
+        most = budget or request.budget
+        steps = Steps()
+        written = list[int]()
         steps.put(ids)
         began = perf_counter_ns()
         self._model.reset()

@@ -53,7 +53,8 @@ def markdown_table(experiment: Experiment, rows: Sequence[Row]) -> str:
     """Of the figures that the experiment names."""
     if not rows:
         return "No prompt was answered by every side.\n"
-    paths, names = list(experiment.vary), columns_of(experiment, rows)
+    paths = list(experiment.vary)
+    names = columns_of(experiment, rows)
     heads = ["", "side", *paths, "equal", *(name.replace("_", " ") for name in names)]
     lines = [heads, ["---"] * len(heads), *(cells_of(row, paths, names) for row in rows)]
     escaped = ([text.replace("|", "\\|") for text in line] for line in lines)
@@ -62,7 +63,8 @@ def markdown_table(experiment: Experiment, rows: Sequence[Row]) -> str:
 
 def page(result: Mapping[str, Any], table: str, notes: Sequence[str]) -> str:
     """The Markdown file of a result."""
-    experiment, setup = result["experiment"], result["setup"]
+    experiment = result["experiment"]
+    setup = result["setup"]
     facts = [f"- {line}\n" for line in (*measured_words(result), f"command: `{setup['command']}`")]
     told = "".join(f"{note}\n" for note in notes)
     head = f"# {experiment['name']}\n\n{experiment['doc']}\n\n"
@@ -71,8 +73,11 @@ def page(result: Mapping[str, Any], table: str, notes: Sequence[str]) -> str:
 
 def measured_words(result: Mapping[str, Any]) -> list[str]:
     """On what, how often, and how quiet it was."""
-    setup, noise, rounds = result["setup"], result["noise"], result["rounds"]
-    machine, versions = setup["machine"], setup["versions"]
+    setup = result["setup"]
+    noise = result["noise"]
+    rounds = result["rounds"]
+    machine = setup["machine"]
+    versions = setup["versions"]
     graphs = [*setup["graphs"].values()]
     kinds = {name: sorted({str(one[name]) for one in graphs}) for name in ("dtype", "threads")}
     asked = setup["prompts"]["count"]

@@ -45,7 +45,8 @@ def answered(request: Request, written: list[int], most: int) -> None:
 def cost_of(steps: Steps, whole: int, request: Request, drafts: bool) -> Cost:
     """Its figures under our names; the stop token is not counted."""
     (branch,) = request.branches
-    counts, times = [*steps.counts], steps.times
+    counts = [*steps.counts]
+    times = steps.times
     counts[-1] -= branch.finish is Finish.STOP
     lengths = Counter(counts if drafts else counts[1:])
     meter = Meter(forwards=len(counts), rounds=lengths.total(), tokens=sum(counts), lengths=lengths)

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 PLAIN = "autoregressive"
-HF, ASSISTED, LOOKUP = "hf", "hf-assisted", "hf-lookup"
+HF = "hf"
+ASSISTED = "hf-assisted"
+LOOKUP = "hf-lookup"
 LLAMA_CPP = "llama-cpp"
 PEERS: Mapping[str, tuple[str, ...]] = {  # settings of the plain graph, for the models to load
     HF: (),

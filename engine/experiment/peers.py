@@ -25,7 +25,9 @@ from ..run.runner import Status
 from .peer_answers import Steps, answered, cost_of
 from .peer_names import ASSISTED, LLAMA_CPP, LOOKUP
 
-LOOKED_UP, MATCHED = 10, 3  # tokens that a look-up proposes, and that must match at most
+# tokens that a look-up proposes, and that must match at most
+LOOKED_UP = 10
+MATCHED = 3
 DRAWN = ("temperature", "top_k", "top_p")  # what of `sampling` both have
 
 
@@ -46,7 +48,8 @@ class TransformersPeer:
         """One prompt; at most `budget` tokens, if there is one."""
         request = side.session.request(prompt)
         most = budget or request.budget
-        steps, sampling = Steps(), side.job.program.graph.sampling
+        steps = Steps()
+        sampling = side.job.program.graph.sampling
         ids = torch.tensor([[*request.prefix, *request.tail]], device=self.model.device)
         config = _config(sampling, sorted(request.stop_ids), most)
         began = perf_counter_ns()
@@ -99,7 +102,8 @@ def dressed(names: "list[str]") -> Callable[[list[Side]], list[Side]]:
 
 
 def _peer(name: str, side: Side, load: Callable[..., Any]) -> Peer:
-    graph, options = side.job.program.graph, side.job.options
+    graph = side.job.program.graph
+    options = side.job.options
     usual = Sampling.model_validate({}).model_copy(
         update={one: getattr(graph.sampling, one) for one in DRAWN}
     )

@@ -39,7 +39,8 @@ def plots_of(experiment: Experiment) -> Sequence[Plot]:
 
 def draw_all(experiment: Experiment, rows: Sequence[Row], folder: Path) -> list[Path]:
     """Draw every plot that there are figures for; raises OSError, UsageError."""
-    matplotlib, made = load_matplotlib(), []
+    matplotlib = load_matplotlib()
+    made = []
     with matplotlib.rc_context({**SALT, "font.size": 9, "axes.spines.right": False}):
         for plot in plots_of(experiment):
             shown = [row for row in rows if plot.y in row.figures]

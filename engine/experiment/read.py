@@ -59,7 +59,8 @@ def experiment_names() -> list[str]:
 
 def find_experiment(ref: str) -> Path | None:
     """The file of this name if it holds an experiment, or a shipped one."""
-    own, name = Path(ref), ref.removeprefix(f"{FOLDER}/{EXPERIMENTS}/").removesuffix(".yaml")
+    own = Path(ref)
+    name = ref.removeprefix(f"{FOLDER}/{EXPERIMENTS}/").removesuffix(".yaml")
     if own.is_file() and own.suffix in (".yaml", ".yml"):
         return own if _has_sides(own) else None
     return SHIPPED / EXPERIMENTS / f"{name}.yaml" if name in experiment_names() else None

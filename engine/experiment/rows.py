@@ -77,12 +77,14 @@ def rows_of(
     probed: Mapping[str, float],
 ) -> list[Row]:
     """All rows, if any prompt was answered by every side; probed: `kl` by letter."""
-    rounds, sides = comparison.prompts, comparison.sides
+    rounds = comparison.prompts
+    sides = comparison.sides
     keys = {key: n for n, key in enumerate(dict.fromkeys(one.prompt.key for one in rounds))}
     prompts = [keys[one.prompt.key] for one in rounds]
     rows = []
     for entry, side, at in zip(entries, sides, references, strict=True) if rounds else ():
-        own, reference = _runs(rounds, side), _runs(rounds, sides[at])
+        own = _runs(rounds, side)
+        reference = _runs(rounds, sides[at])
         found = {name: one.measure(own, reference, prompts) for name, one in FIGURES.items()}
         if side.letter in probed:
             found["kl"] = Estimate(probed[side.letter])
@@ -119,8 +121,10 @@ def noise_of(comparison: Comparison, references: Sequence[int]) -> dict[str, Any
     spread: of each prompt's repeats (longest - shortest) / median in the reference's time per
     token, the median over prompts; None without repeats.
     """
-    rounds, first = comparison.prompts, comparison.sides[references[0]].letter
-    shares, times = [one.cpu_share for one in rounds], dict[str, list[float]]()
+    rounds = comparison.prompts
+    first = comparison.sides[references[0]].letter
+    shares = [one.cpu_share for one in rounds]
+    times = dict[str, list[float]]()
     for one in rounds:
         meter = one.runs[first].cost.meter
         times.setdefault(one.prompt.key, []).append(meter.seconds / max(meter.tokens, 1))

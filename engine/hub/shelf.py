@@ -69,7 +69,8 @@ class Shelf:
         """All models, by name."""
         for path in sorted(self.folder.glob("[!.]*")) if self.folder.is_dir() else ():
             if (path / NOTE).is_file():
-                name, source = path.name.replace("--", "/"), "?"
+                name = path.name.replace("--", "/")
+                source = "?"
                 with suppress(OSError, ValueError, KeyError, TypeError):
                     source = str(json.loads((path / NOTE).read_text(encoding="utf-8"))["source"])
                 size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
@@ -84,7 +85,8 @@ class Shelf:
         Args:
             build: returns more facts for the note.
         """
-        final, half = self.path(name), self.folder / f".{self.path(name).name}.{source}"
+        final = self.path(name)
+        half = self.folder / f".{self.path(name).name}.{source}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with _locked(self.folder):

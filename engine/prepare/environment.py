@@ -56,8 +56,10 @@ def model_folder(ref: str, kind: str, dtype: str = "float32") -> Path:
 
 def model_folders(job: Job) -> tuple[Path, Path | None]:
     """Target and drafter folders; no drafter for graphs that draft without a model."""
-    drafter, dtype = job.program.graph.drafter, job.options.dtype
-    target, named = model_folder(job.options.model, "target", dtype), job.options.drafter_model
+    drafter = job.program.graph.drafter
+    dtype = job.options.dtype
+    target = model_folder(job.options.model, "target", dtype)
+    named = job.options.drafter_model
     return target, model_folder(named, drafter.kind, dtype) if drafter.has_model else None
 
 

@@ -91,7 +91,8 @@ def read_file(file: Path) -> Prompts:
     """
     if file.suffix.lower() in OTHERS:
         raise UsageError(f"{file}: prompts are read from text, one per line, or from .jsonl")
-    lines, notes = lines_of(read_text(file)), list[str]()
+    lines = lines_of(read_text(file))
+    notes = list[str]()
     if is_jsonl(file):
         prompts = list(_from_json(file, lines, notes))
     else:
@@ -102,7 +103,8 @@ def read_file(file: Path) -> Prompts:
 
 
 def _from_json(file: Path, lines: list[tuple[int, str]], notes: list[str]) -> Iterator[Prompt]:
-    numbers, unused = dict[str, int](), set[str]()
+    numbers = dict[str, int]()
+    unused = set[str]()
     for number, line in lines:
         place = f"{file}:{number}"
         fields = json_object(line, place, TEXT_KEYS)
@@ -133,7 +135,8 @@ def _object(value: Mapping[str, Any], place: str, number: int) -> tuple[Prompt, 
     if len(names) != 1:
         which = f"has {' and '.join(names)}" if names else "has none"
         raise UsageError(f"{place}: needs one of {', '.join(TEXT_KEYS)}; it {which}")
-    text, dropped = value[names[0]], 0
+    text = value[names[0]]
+    dropped = 0
     if isinstance(text, list) and text and names[0] == "turns":
         text, dropped = text[0], len(text) - 1
     if not isinstance(text, str):
@@ -141,7 +144,8 @@ def _object(value: Mapping[str, Any], place: str, number: int) -> tuple[Prompt, 
     key = next((value[k] for k in ID_KEYS if value.get(k) is not None), number)
     seed = _integer(value, "seed", place, 0)
     budget = _integer(value, "max_new_tokens", place, 1)
-    salt, documents = value.get("cache_salt") or "", documents_of(value, place)
+    salt = value.get("cache_salt") or ""
+    documents = documents_of(value, place)
     if not isinstance(salt, str):
         raise UsageError(f"{place}: 'cache_salt' must be a text")
     return Prompt(_key(key, place), text, seed, budget, documents, salt), dropped

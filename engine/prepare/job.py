@@ -91,7 +91,8 @@ def read_config(
     origins |= {(key,): f"{file}: options.{key}" for key in before}
     origins |= {(key,): f"{flag_of(key)} {value}" for key, value in changes.items()}
     settings, sources = _settings(folder, {**before, **changes}, origins)
-    values, profile = settings.model_dump(exclude={KEY, CLUSTER}), None
+    values = settings.model_dump(exclude={KEY, CLUSTER})
+    profile = None
     if options.profile is not None:
         profile = ChosenProfile(options.profile, settings.profiles, sources)
         values |= {k: v for k, v in profile.options().items() if k not in changes}
@@ -141,10 +142,12 @@ def prepare(options: RunOptions, folder: Path = Path(), prompts: Prompts | None 
     config, profile = read_config(folder, options)
     source = open_source(config.graph)
     saved = read_run(source) if is_run_file(source) else None
-    graph, name = source, source.file
+    graph = source
+    name = source.file
     if saved is not None:
         config, profile = read_config(folder, options, saved.options, source.file)
-        graph, name = graph_source(source), saved.graph_file
+        graph = graph_source(source)
+        name = saved.graph_file
     sets = [parse_change(one) for one in options.sets]
     sets = sets if profile is None else [*profile.changes(graph, sets), *sets]
     program = _with_requests(load_program(graph, op_table(), sets=sets), options)

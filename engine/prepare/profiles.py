@@ -17,7 +17,8 @@ from .options import Dtype, Kept, TokenIds
 
 KEY = "profiles"
 OWN = ("model", "dtype", "weights", "stop_ids")  # what is an option too
-DRAFTER, OUTLINE = ("drafter",), ("skeleton", "drafter")
+DRAFTER = ("drafter",)
+OUTLINE = ("skeleton", "drafter")
 OPTIONAL = [name for name, field in Graph.model_fields.items() if field.default is None]
 
 
@@ -80,7 +81,9 @@ class ChosenProfile:
         if name not in profiles:
             there = f"; there are: {', '.join(profiles)}"
             raise UsageError(f"--profile {name}: no such profile{hint(name, profiles)}{there}")
-        self.name, self._profile, self._sources = name, profiles[name], sources
+        self.name = name
+        self._profile = profiles[name]
+        self._sources = sources
 
     def options(self) -> dict[str, Any]:
         """What it says of a run's settings."""
@@ -111,7 +114,8 @@ class ChosenProfile:
 
     def lacks(self, graph: Graph) -> LacksDrafterError:
         """It has no drafter for this graph."""
-        kind, there = graph.drafter.kind, ", ".join(self._profile.drafters)
+        kind = graph.drafter.kind
+        there = ", ".join(self._profile.drafters)
         return LacksDrafterError(
             f"graph {graph.name!r} drafts with {kind}, profile {self.name!r} has none; it has"
             f" {there or 'no drafters'}: give --drafter-model, or --set drafter.kind=none"

@@ -22,9 +22,13 @@ from ...states.yaml.yaml12 import plain_scalar
 from .inputs import Prompt, read_file
 from .options import SETTINGS, RunOptions
 
-FILE, PROMPTS_FILE, TEMPLATE_FILE = "run.yaml", "prompts.jsonl", "template.yaml"
+FILE = "run.yaml"
+PROMPTS_FILE = "prompts.jsonl"
+TEMPLATE_FILE = "template.yaml"
 MARK = "specsot_run"
-INLINE, MANY = 64 * 1024, 500  # characters and number of prompts that run.yaml itself holds
+# characters and number of prompts that run.yaml itself holds
+INLINE = 64 * 1024
+MANY = 500
 
 
 class PromptSpec(Spec):
@@ -86,7 +90,8 @@ def graph_source(source: Source) -> Source:
     inner.data = source.data["graph"]
     inner.keys = {path[1:]: at for path, at in source.keys.items() if path[:1] == ("graph",)}
     inner.values = {path[1:]: at for path, at in source.values.items() if path[:1] == ("graph",)}
-    inner.options, inner.files = {}, {}
+    inner.options = {}
+    inner.files = {}
     skeleton = inner.data.get("skeleton") if isinstance(inner.data, dict) else None
     if isinstance(skeleton, dict) and skeleton.get("template") == TEMPLATE_FILE:
         # A prompt template that was copied beside the run.yaml is found there.
@@ -103,7 +108,8 @@ def prompts_of(run: RunFile, source: Source) -> tuple[Prompt, ...]:
 def differences(then: Provenance, now: Provenance) -> Iterator[str]:
     """What is not as it was; one line each."""
     for name in ("model_hash", "drafter_hash", "dtype", "weights", "device", "threads"):
-        old, new = getattr(then, name), getattr(now, name)
+        old = getattr(then, name)
+        new = getattr(now, name)
         if old and old != new:
             what = name.replace("_hash", " weights")
             yield f"{what} changed: {_short(old)} then, {_short(new)} now"

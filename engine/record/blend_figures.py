@@ -70,9 +70,11 @@ def blend_figures(
     blending: BlendState | None = board["branches"].blend
     if blending is None:
         return None
-    target, library = board["target"], blending.library
+    target = board["target"]
+    library = blending.library
     assert isinstance(library, ChunkLibrary)
-    config, layers = target.config, target.num_layers
+    config = target.config
+    layers = target.num_layers
     sizes = (config.hidden_size, config.intermediate_size, config.heads, config.kv_heads)
     shape = LayerShape(*sizes, config.head_dim)
     parts = [part for one in forwards for part in one.parts]

@@ -5,7 +5,8 @@ from typing import Any
 
 ENOUGH = 24  # branch-rounds that say something
 USELESS = 1.1  # tau_step below which drafts are as good as none
-DRAFTING, VERIFYING = ("expand_root", "grow_tree"), ("verify", "continuous_decode")
+DRAFTING = ("expand_root", "grow_tree")
+VERIFYING = ("verify", "continuous_decode")
 
 
 def doubts(metrics: Mapping[str, Any], kind: str) -> list[str]:
@@ -18,7 +19,8 @@ def doubts(metrics: Mapping[str, Any], kind: str) -> list[str]:
         metrics: metrics.json.
         kind: of the graph's drafter.
     """
-    rounds, tau = metrics["branch_rounds"], metrics["tau_step"]
+    rounds = metrics["branch_rounds"]
+    tau = metrics["tau_step"]
     if not metrics["drafted"] or rounds < ENOUGH:
         return []
     if tau < USELESS:

@@ -58,7 +58,8 @@ def draft_tree(number: int, tree: VerifiedTree, text: Callable[[int], str]) -> D
     request, _, name = tree.branch.rpartition("/")
     there = [n for n in range(1, len(tree.tokens)) if tree.tokens[n] >= 0]
     final = DraftNode(shown(tree.final, text), len(tree.path) - 1, _final_mark(tree, there))
-    place, nodes = {0: 0}, [DraftNode(shown(tree.root, text), -1, Mark.ROOT)]
+    place = {0: 0}
+    nodes = [DraftNode(shown(tree.root, text), -1, Mark.ROOT)]
     for node in _in_order(tree, there):
         place[node] = len(nodes)
         parent = place[tree.parents[node]]

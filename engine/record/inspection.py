@@ -72,7 +72,8 @@ class Inspector:
     """Remembers the last forward of a run; listens to its recorder."""
 
     def __init__(self, recorder: Recorder, run: Run) -> None:
-        self.recorder, self.run = recorder, run
+        self.recorder = recorder
+        self.run = run
         self._pieces = Pieces(recorder.decode)
         self._forward: ForwardView | None = None
         recorder.listeners.append(self)
@@ -93,8 +94,10 @@ class Inspector:
         return RunLook(texts, tuple(self._offered(board)), self._forward)
 
     def _text(self, branch: Any) -> BranchText:
-        decode, kept = self.recorder.decode, branch.tokens[: branch.kept]
-        whole, text = decode(branch.tokens), decode(kept)
+        decode = self.recorder.decode
+        kept = branch.tokens[: branch.kept]
+        whole = decode(branch.tokens)
+        text = decode(kept)
         text = text if whole.startswith(text) else whole
         if branch.ended:
             text = whole
@@ -110,7 +113,8 @@ class Inspector:
         columns = [getattr(proposal, name).tolist() for name in names]
         for branch, *drafts in zip(board["branches"].active, *columns, strict=False):
             root = DraftNode(self._piece(branch.tokens[-1]), -1, Mark.ROOT)
-            place, nodes = {-1: 0}, [root]
+            place = {-1: 0}
+            nodes = [root]
             for at, (token, parent, valid) in enumerate(zip(*drafts, strict=True)):
                 if valid:
                     place[at] = len(nodes)
@@ -123,12 +127,14 @@ class Inspector:
         return shown(token, self._pieces)
 
     def _read(self, state: str, board: Mapping[str, Any]) -> ForwardView:
-        rows, batch = board["rows"], board["batch"]
+        rows = board["rows"]
+        batch = board["batch"]
         valid = [] if board.get("proposal") is None else board["proposal"].valid_SN.tolist()
         whose = dict(_whose(rows, batch, valid, board["branches"]))
         flat = {n: getattr(rows, n).reshape(-1).tolist() for n in ("tokens_BQ", "positions_BQ")}
         slots_N = rows.slots_BQ.reshape(-1).tolist()
-        sees, order = _sights(board["attention"], len(slots_N)), sorted(whose)
+        sees = _sights(board["attention"], len(slots_N))
+        order = sorted(whose)
         fresh = sorted({slots_N[row] for row in order})
         seen = {slot for row in order for slot in sees.get(row, ())}
         slots = [*sorted(seen - set(fresh)), *fresh]

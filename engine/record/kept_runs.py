@@ -138,7 +138,8 @@ def to_clean(runs: Path, keep: int | None, days: float | None) -> list[KeptRun]:
 
     One that is still running is left.
     """
-    kept, limit = kept_runs(runs), None
+    kept = kept_runs(runs)
+    limit = None
     if days is not None:
         limit = (datetime.now(UTC) - timedelta(days=days)).strftime("%Y%m%dT%H%M%SZ")
     spare = kept if keep is None else kept[: max(len(kept) - keep, 0)]
@@ -169,7 +170,8 @@ class RunDifference:
 
 def difference(one: KeptRun, two: KeptRun) -> RunDifference:
     """Tokens request by request and part by part, settings, and figures."""
-    here, there = dict(_settings(one.manifest)), dict(_settings(two.manifest))
+    here = dict(_settings(one.manifest))
+    there = dict(_settings(two.manifest))
     unlike = {
         k: (here.get(k), there.get(k)) for k in {**here, **there} if here.get(k) != there.get(k)
     }
@@ -204,12 +206,14 @@ def _token_differences(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterat
         if key not in one or key not in two:
             yield {"request": key, "where": "the request itself", "only_in": 1 if key in one else 2}
             continue
-        here, there = dict(_written(one[key])), dict(_written(two[key]))
+        here = dict(_written(one[key]))
+        there = dict(_written(two[key]))
         for where in {**here, **there}:
             (a, text_a), (b, text_b) = (side.get(where, ([], "")) for side in (here, there))
             if a == b:
                 continue
-            at, common = _common(a, b), _common(text_a, text_b)
+            at = _common(a, b)
+            common = _common(text_a, text_b)
             yield {
                 "request": key,
                 "where": where,

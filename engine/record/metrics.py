@@ -72,7 +72,8 @@ class Meter:
     def add(self, other: "Meter") -> None:
         """Count another run as well; its requests and moments stay its own."""
         for name in self.__slots__:
-            mine, more = getattr(self, name), getattr(other, name)
+            mine = getattr(self, name)
+            more = getattr(other, name)
             if isinstance(mine, Counter):
                 mine.update(more)
             elif isinstance(mine, int):
@@ -87,7 +88,8 @@ class Meter:
         self.visits[event.target] += 1
         self.nanos[event.source] += event.nanos
         self.in_run += event.nanos
-        self.open_ops, self.last_move = 0, at
+        self.open_ops = 0
+        self.last_move = at
 
     def forward_done(self, summary: RoundSummary, at: int) -> None:
         """Count one target forward; `at` is nanoseconds since the start."""
@@ -240,7 +242,8 @@ def counted_figures(meter: Meter) -> dict[str, Any]:
 
 def held_figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
     """Those of what a run holds: its pools, and its way from the device to the host."""
-    host, draft = board["host"], board["kv_draft"]
+    host = board["host"]
+    draft = board["kv_draft"]
     return {
         "host_reads": {
             "total": host.reads,

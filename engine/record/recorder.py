@@ -31,11 +31,13 @@ class Recorder:
     """
 
     def __init__(self, decode: Decode, write: Write | None = None) -> None:
-        self.decode, self.write = decode, write
+        self.decode = decode
+        self.write = write
         self.meter = Meter()
         self.wanted = False
         self.snapshot: Snapshot | None = None
-        self.state, self.before = "start", ""
+        self.state = "start"
+        self.before = ""
         self.listeners: list[Sink] = []
         self.moves: deque[Move] = deque(maxlen=LAST)
         self.began = perf_counter_ns()
@@ -49,7 +51,8 @@ class Recorder:
 
     def attach(self, run: Run) -> None:
         """Say which run the events come from; call it before the first advance."""
-        self._run, self.began = run, perf_counter_ns()
+        self._run = run
+        self.began = perf_counter_ns()
         self.look()
 
     def __call__(self, event: Event) -> None:
@@ -73,7 +76,8 @@ class Recorder:
         """What a step decided; who starts is told by name."""
         self.meter.preempted += len(board["step"].preempted)
         if self.write is not None:
-            step, branches = board["step"], board["branches"]
+            step = board["step"]
+            branches = board["branches"]
             begin = branches.beginning(step)
             first = [request.first for request in begin if request.first is not None]
             starts = [*branches.starting(step), *begin, *first]
@@ -94,7 +98,8 @@ class Recorder:
         for name in list(self._trees)[:-LAST]:
             del self._trees[name]
         for request in board["branches"].requests:
-            root, marks = request.root, self.meter.marks.get(request.key)
+            root = request.root
+            marks = self.meter.marks.get(request.key)
             if root is not None and root.ended and marks and marks.outline is None:
                 marks.outline = at
         self._keep(at, summary, self.meter.forwards)
@@ -103,7 +108,8 @@ class Recorder:
         self.meter.moved(event, at)
         move = Move(event.source, event.target, event.guard, event.nanos / 1e6, self._committed)
         self.moves.append(move)
-        self.state, self.before = event.target, event.source
+        self.state = event.target
+        self.before = event.source
         self._committed = 0
 
     def tell(self, record: Record) -> None:
@@ -159,7 +165,8 @@ class Recorder:
         """Make a new picture; only on the run's own thread."""
         if self._run is None or not self._run.board:
             return
-        board, meter = self._run.board, Meter()
+        board = self._run.board
+        meter = Meter()
         meter.add(self.meter)
         requests = board["branches"].requests
         # An outline's root branch is shown only until its branches are there.

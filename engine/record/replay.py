@@ -110,7 +110,8 @@ class Replay:
             self._texts = self._read_texts(records)
             self.requests = self._read_requests()
             self._sizes = self._read_sizes()
-            self._moment, self._kept = _Moment(), {0: _Moment()}
+            self._moment = _Moment()
+            self._kept = {0: _Moment()}
             self.snapshot(0)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
@@ -200,7 +201,8 @@ class Replay:
         except UsageError:
             self.lacks.append("metrics")
             return self.run.manifest["graph"]["resolved"]["layout"]["capacity"], 0, 0
-        target, drafter = pools["target"], pools["drafter"] or {}
+        target = pools["target"]
+        drafter = pools["drafter"] or {}
         return target["capacity_slots"], target["slot_bytes"], drafter.get("capacity_slots", 0)
 
     def _pool(self, moment: _Moment) -> PoolView:
@@ -225,7 +227,8 @@ def _summary(record: Record) -> RoundSummary:
     branches, committed, accepted, drafted, rows, padding = (record[name] for name in COUNTS)
     lists = (tuple(branches), tuple(committed), tuple(accepted))
     sizes = (drafted, record["kv"], record["kv_draft"], rows, padding)
-    blend, told = None, cast(dict[str, Any], record.get("blend"))
+    blend = None
+    told = cast(dict[str, Any], record.get("blend"))
     if told:
         numbers: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in told.items()

@@ -12,7 +12,8 @@ from typing import Any, Self, TextIO
 from ..errors import UsageError
 
 LATEST = "latest"
-TRACE, OUTPUTS = "trace.jsonl", "outputs.jsonl"
+TRACE = "trace.jsonl"
+OUTPUTS = "outputs.jsonl"
 COMPACT = json.JSONEncoder(separators=(",", ":"))  # `dumps` would make a new one for each line
 
 
@@ -124,7 +125,8 @@ class SparedFolder(RunFolder):
                 self._lost = False
 
     def close(self) -> None:
-        file, self._trace = self._trace, None
+        file = self._trace
+        self._trace = None
         if file is not None:
             with suppress(OSError) if self._lost else self._noted(TRACE):
                 file.close()

@@ -168,8 +168,11 @@ def runs_of(codes: Codes) -> list[list[int]]:
 
 def pool_view(board: Mapping[str, Any]) -> PoolView:
     """Both pools of a run."""
-    kv, draft, book = board["kv"], board["kv_draft"], board["branches"]
-    used, prefixes = kv.needed_length, book.prefixes
+    kv = board["kv"]
+    draft = board["kv_draft"]
+    book = board["branches"]
+    used = kv.needed_length
+    prefixes = book.prefixes
     kept = prefixes.kept if prefixes is not None else None
     return PoolView(
         slot_codes(kv, book.requests, book.reused, kept),
@@ -186,7 +189,8 @@ def pool_view(board: Mapping[str, Any]) -> PoolView:
 
 def branch_view(branch: Branch, text: str) -> BranchView:
     name = (branch.request.key, branch.index, branch.title)
-    stage, finish = "done" if branch.ended else str(branch.stage), str(branch.finish or "")
+    stage = "done" if branch.ended else str(branch.stage)
+    finish = str(branch.finish or "")
     return BranchView(*name, stage, finish, len(branch.tokens), branch.budget, text)
 
 

@@ -38,7 +38,8 @@ class TextStream:
         if whole.endswith(HALF) and waits and not final:
             return self.text
         self.text += whole[len(known) :]
-        self._base, self.seen = self.seen, len(tokens)
+        self._base = self.seen
+        self.seen = len(tokens)
         return self.text
 
 
@@ -53,7 +54,8 @@ class Pieces:
         if (known := self.texts.get(token)) is not None:
             return known
         # Some tokenizers drop the blank of a token that nothing stands before.
-        alone, twice = self.decode([token]), self.decode([token, token])
+        alone = self.decode([token])
+        twice = self.decode([token, token])
         text = twice[len(alone) :] if twice.startswith(alone) else alone
         return self.texts.setdefault(token, text)
 

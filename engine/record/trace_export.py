@@ -13,7 +13,10 @@ from typing import Any
 from ..errors import UsageError
 from .kept_runs import KeptRun
 
-STATES, OPS, FIRST_BRANCH = 1, 2, 10  # tracks
+# tracks
+STATES = 1
+OPS = 2
+FIRST_BRANCH = 10
 COLUMNS = [
     *("kind", "t", "step", "round", "from", "to", "guard", "state", "op", "ns", "branches"),
     *("committed", "accepted", "drafted", "rows", "padding", "kv", "kv_draft"),
@@ -51,7 +54,8 @@ def as_perfetto(records: Iterable[dict[str, Any]], title: str) -> str:
     tracks: dict[str, int] = {}
     before = 0
     for record in records:
-        kind, t = record["kind"], record["t"]
+        kind = record["kind"]
+        t = record["t"]
         if kind == "move" and record["step"] > 1:
             args = {"to": record["to"], "guard": record["guard"], "committed": record["committed"]}
             events.append(_span(STATES, record["from"], t - record["ns"], record["ns"], args))
@@ -63,7 +67,8 @@ def as_perfetto(records: Iterable[dict[str, Any]], title: str) -> str:
                 if branch not in tracks:
                     tracks[branch] = FIRST_BRANCH + len(tracks)
                     events.append(_named(tracks[branch], "thread_name", f"branch {branch}"))
-                committed, accepted = record["committed"][at], record["accepted"][at]
+                committed = record["committed"][at]
+                accepted = record["accepted"][at]
                 args = {"round": record["round"], "committed": committed, "accepted": accepted}
                 name = "prefill" if accepted < 0 else f"{committed} tokens"
                 events.append(_span(tracks[branch], name, before, t - before, args))

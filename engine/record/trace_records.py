@@ -121,9 +121,11 @@ def told_trees(record: Record) -> Iterator[VerifiedTree]:
 def _told_in_full(one: Record, taken: int) -> VerifiedTree:
     drafts = one["drafts"]
     count = max((draft["node"] for draft in drafts), default=0) + 1
-    tokens, parents = [-1] * count, [0] * count
+    tokens = [-1] * count
+    parents = [0] * count
     for draft in drafts:
-        tokens[draft["node"]], parents[draft["node"]] = draft["token"], draft["parent"]
+        tokens[draft["node"]] = draft["token"]
+        parents[draft["node"]] = draft["parent"]
     path = (0, *(draft["node"] for draft in drafts if draft["accepted"]))
     tree = tuple(tokens), tuple(parents), path
     return VerifiedTree(one["branch"], one["position"], one["root"], *tree, one["final"], taken)
@@ -167,7 +169,8 @@ def _trace_pool(pool: Any, name: str, write: Write) -> None:
             finally:
                 inside.pop()
             if not inside:
-                length, moved = pool.current_length, sum(pool.ledger.bytes.values())
+                length = pool.current_length
+                moved = sum(pool.ledger.bytes.values())
                 counts = operation in OF_ROWS and args
                 rows = np.asarray(args[0]).size if counts else abs(length - before)
                 record = {"kind": "kv", "pool": name, "op": operation, "rows": rows}

@@ -26,8 +26,10 @@ def add_documents(
     Raises:
         UsageError, PromptError, GraphError, ModelError: what cannot be used, and where.
     """
-    documents, job = read_documents(files), prepare(options)
-    session, store = load(job), ChunkStore(max_bytes, folder)
+    documents = read_documents(files)
+    job = prepare(options)
+    session = load(job)
+    store = ChunkStore(max_bytes, folder)
     maker = chunk_maker(store, session.models, model_hash(model_folders(job)[0]))
     return [
         _add(folder, maker, name, ids)

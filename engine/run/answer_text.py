@@ -65,7 +65,8 @@ class ReadingOrder:
             text += self._of_part(self._texts.pop(self._at, ""), done)
             if not done:
                 break
-            self._at, self._begun = self._at + 1, False
+            self._at = self._at + 1
+            self._begun = False
         return text
 
     def _of_part(self, text: str, done: bool) -> str:

@@ -86,11 +86,13 @@ def generate(
     if isinstance(source, Session):
         if prompt is None or graph is not None or options:
             raise TypeError("with a session, generate takes the prompt and nothing else")
-        session, text = source, prompt
+        session = source
+        text = prompt
     else:
         if prompt is not None:
             raise TypeError("generate takes one prompt; the graph is a keyword")
-        session, text = opened(graph, options), source
+        session = opened(graph, options)
+        text = source
     run, _, _ = perform(session, [Prompt("1", text)])
     (answer,) = answers_of(run.board["branches"].requests, session.prompts)
     return answer

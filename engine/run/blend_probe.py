@@ -27,7 +27,8 @@ def probe_blends(run: Run) -> ProbeFigures:
 
     What is found is returned at once, and grows with the run.
     """
-    probed, before = ProbeFigures(), run.sink
+    probed = ProbeFigures()
+    before = run.sink
 
     def sink(event: Event) -> None:
         before(event)
@@ -41,8 +42,10 @@ def probe_blends(run: Run) -> ProbeFigures:
 
 
 def _compare(probed: ProbeFigures, board: Mapping[str, Any]) -> None:
-    rows, kv = board["rows"], board["kv"]
-    cached, tips = _cached(rows), _tips(rows, board["logits"])
+    rows = board["rows"]
+    kv = board["kv"]
+    cached = _cached(rows)
+    tips = _tips(rows, board["logits"])
     for owner, prefix, ids in _prompts(board["branches"].requests):
         draws = owner in tips and (owner in cached or prefix in cached)
         if not (draws or owner in cached):

@@ -11,7 +11,9 @@ from ..prepare.environment import embedded_folder
 
 def prompt_book(graph: Graph, models: Models) -> PromptBook:
     """The graph's template over the model's tokenizer."""
-    skeleton, tokenizer, stops = graph.skeleton, models.tokenizer, models.stop_ids
+    skeleton = graph.skeleton
+    tokenizer = models.tokenizer
+    stops = models.stop_ids
     if skeleton is None:
         return PromptBook(tokenizer, load_template(template_for(None, models)), stop_ids=stops)
     template = load_template(template_for(skeleton, models))
@@ -19,7 +21,8 @@ def prompt_book(graph: Graph, models: Models) -> PromptBook:
         message = f"its outlines are {template.format!r}, the graph says {skeleton.format!r}"
         where = "template.format"
         raise TemplateError([Problem(template.name, 0, 0, where, message, ProblemCode.TEXTS)])
-    most, tools = skeleton.max_branches, skeleton.tools
+    most = skeleton.max_branches
+    tools = skeleton.tools
     return PromptBook(tokenizer, template, skeleton.share, stops, max_branches=most, tools=tools)
 
 
@@ -29,7 +32,8 @@ def template_for(skeleton: Skeleton | None, models: Models) -> str:
     The embedded model's own is for models that write conversations exactly as it does. Others are
     asked for the format that the graph names, `list` by default.
     """
-    own, chat = embedded_folder("target") / "chat_template.jinja", models.tokenizer.chat_template
+    own = embedded_folder("target") / "chat_template.jinja"
+    chat = models.tokenizer.chat_template
     embedded = bool(chat) and chat == own.read_text(encoding="utf-8")
     form = "auto" if skeleton is None else skeleton.format
     if skeleton is not None and skeleton.template != "auto":

@@ -54,7 +54,8 @@ def _started(request: Request) -> list[Branch]:
 
 def _own(branch: Branch, book: PromptBook) -> list[int]:
     """A branch's prompt behind what all branches share; results are quoted by their ids."""
-    point, outline = branch.point, branch.request.outline
+    point = branch.point
+    outline = branch.request.outline
     if point is None or outline is None:
         return list(book.direct())
     done = {b.point.id: b.tokens for b in branch.request.branches if b.point is not None}
@@ -81,10 +82,12 @@ def full_prefill(
     Args:
         segments: what of the ids each one sees; by default all before it.
     """
-    count, shape = len(ids), (target.num_layers, target.kv_heads, target.head_dim)
+    count = len(ids)
+    shape = (target.num_layers, target.kv_heads, target.head_dim)
     kv = KVCache(*shape, count, dtype=dtype, device=device)
     steps_1Q = torch.arange(count, device=device)[None]
-    positions_1Q, attention = steps_1Q, AttentionMetadata.causal(count, device)
+    positions_1Q = steps_1Q
+    attention = AttentionMetadata.causal(count, device)
     if segments:
         positions_Q, mask_QQ = (one.to(device) for one in visible(segments, count))
         positions_1Q = positions_Q[None]
@@ -117,10 +120,13 @@ def order_of(logits_V: Tensor, branch: Branch, context: Sequence[int], place: in
     Processed scores, with the token's coins where it is drawn; put together from the ids alone, as
     a branch of plain decoding would see them.
     """
-    rules, stops = rules_of(branch), branch.request.stop_ids
+    rules = rules_of(branch)
+    stops = branch.request.stop_ids
     first = branch.start + len(branch.prompt) if branch.reads else len(context)
-    logits_1V, behind = logits_V[None], first + place
-    size, device = logits_1V.shape[1], logits_1V.device
+    logits_1V = logits_V[None]
+    behind = first + place
+    size = logits_1V.shape[1]
+    device = logits_1V.device
     row_1 = torch.zeros(1, dtype=torch.int64, device=device)
     seen_1V = torch.zeros(1, size, dtype=torch.bool, device=device)
     seen_1V[0, torch.tensor([*context], device=device)] = True

@@ -57,15 +57,18 @@ class Engine:
             self.session = graph
         else:
             self.session = opened(graph, options)
-        self.threaded, self.decode = threaded, self.session.prompts.decode
+        self.threaded = threaded
+        self.decode = self.session.prompts.decode
         self._inbox = Inbox(stays=True, serves=True, sleeps=threaded)
         self.machine = Run(self.session.program, self.session.board(self._inbox), self._happened)
         self.branches: BranchStateManager = self.machine.board["branches"]
-        self._sink, self._rounds = sink, rounds
+        self._sink = sink
+        self._rounds = rounds
         self._last: EngineStats | None = None
         self._handles: dict[Request, Handle] = {}
         self._again: set[Handle] = set()
-        self._lock, self._keys = Lock(), count(1)
+        self._lock = Lock()
+        self._keys = count(1)
         self._tally = Tally()
         self._died: BaseException | None = None
         self._thread: Thread | None = None
@@ -142,8 +145,10 @@ class Engine:
     def fit(self, prompt: Prompt, settings: RequestSettings = AS_THE_GRAPH) -> Fit:
         """Whether a prompt and its answer can ever fit; raises what `submit` raises."""
         request = self.session.request(prompt, settings)
-        limit, admission = self.session.models.target.max_positions, self.branches.admission
-        size, needed = request.prompt_size, request.prompt_size + request.left
+        limit = self.session.models.target.max_positions
+        admission = self.branches.admission
+        size = request.prompt_size
+        needed = request.prompt_size + request.left
         room = min(limit, admission.room.capacity - admission.room.tree_slots(1)) - size
         if needed > limit:
             why = f"{needed} tokens with the answer, the model takes {limit}"
@@ -266,7 +271,8 @@ class Engine:
         Raises:
             Exception: the error itself, if no request can be to blame.
         """
-        table, lifecycle = self.branches.table, self.branches.lifecycle
+        table = self.branches.table
+        lifecycle = self.branches.lifecycle
         begun = [*table.open.values()]
         if not begun or isinstance(error, PolicyError | RankLost):
             raise error
@@ -282,7 +288,8 @@ class Engine:
             with self._lock:
                 handle = self._handles.pop(request)
                 again = self._request(handle)
-                again.alone, again.arrival = True, request.arrival
+                again.alone = True
+                again.arrival = request.arrival
                 self._handles[again] = handle
             self.branches.submit(again)
             if request.cancelled:
@@ -294,6 +301,7 @@ class Engine:
         self._died = error
         self._inbox.close()
         with self._lock:
-            handles, self._handles = [*self._handles.values()], {}
+            handles = [*self._handles.values()]
+            self._handles = {}
         for handle in handles:
             handle.fail(error)

@@ -158,7 +158,8 @@ class Notes:
             self.outlined = True
             yield OutlineRead(tuple(point.title for point in request.outline.points))
         for branch in request.all_branches():
-            index, done = branch.index, branch.ended
+            index = branch.index
+            done = branch.ended
             if branch.stage is Stage.WAITING or index in self.ended:
                 continue
             if index not in self.sent:
@@ -169,7 +170,8 @@ class Notes:
                 yield from self._began(branch, reused)
             if len(branch.tokens) > known or done:
                 self.sent[index] = max(len(branch.tokens), known)
-                new, at = tuple(branch.tokens[known:]), self.rounds.get(index, 0)
+                new = tuple(branch.tokens[known:])
+                at = self.rounds.get(index, 0)
                 how = origins(branch, at if at <= len(branch.accepted) else 0)
                 yield TokensWritten(index, new, step, done, how[len(how) - len(new) :])
                 self.rounds[index] = len(branch.accepted)

@@ -46,7 +46,9 @@ class Handle:
         deadline: float | None,
         settings: RequestSettings = AS_THE_GRAPH,
     ) -> None:
-        self.engine, self.prompt, self.deadline = engine, prompt, deadline
+        self.engine = engine
+        self.prompt = prompt
+        self.deadline = deadline
         self.settings = settings
         self.request: Request | None = None
         self._changed = Condition()
@@ -121,7 +123,8 @@ class Handle:
 
     def stream(self) -> Iterator[StreamEvent]:
         """All events from the first on; may be read by many, and also after the end."""
-        reader, taken = StreamReader(self.engine.decode), 0
+        reader = StreamReader(self.engine.decode)
+        taken = 0
         while True:
             self._await(taken, None)
             noted = self._noted[taken:]
@@ -146,7 +149,9 @@ class Handle:
         self._answer()
 
     async def _anotes(self) -> AsyncIterator[list[Noted]]:
-        loop, changed, taken = asyncio.get_running_loop(), asyncio.Event(), 0
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+        taken = 0
 
         def wake() -> None:
             loop.call_soon_threadsafe(changed.set)

@@ -74,7 +74,8 @@ def load(job: Job, *, packed: bool = True, part: tuple[int, int] = (0, 1)) -> Se
     """
     set_up_torch(threads_of(job), job.options.device)
     target, drafter = model_folders(job)
-    kind, options = job.program.graph.drafter.kind, job.options
+    kind = job.program.graph.drafter.kind
+    options = job.options
     place = {"device": options.device, "dtype": options.dtype, "weights": options.weights}
     scan = not options.skip_scan
     models = load_models(target, drafter, kind, **place, scan=scan, packed=packed, part=part)
@@ -85,7 +86,9 @@ def load(job: Job, *, packed: bool = True, part: tuple[int, int] = (0, 1)) -> Se
 
 def tie(job: Job, models: Models) -> Session:
     """A job's graph with models that are loaded already; raises UsageError, ModelError."""
-    options, folder, chunks = job.options, job.options.cache_dir, None
+    options = job.options
+    folder = job.options.cache_dir
+    chunks = None
     if more := options.stop_ids:
         if max(more) >= models.target.vocab_size:
             size = models.target.vocab_size

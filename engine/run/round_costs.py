@@ -102,9 +102,11 @@ def _measured(models: Models, model: Any, forward: Forward) -> Mapping[int, floa
     """Milliseconds by rows."""
     kv = new_pool(model, BEHIND + 2 * max(ROWS), 1, models)
     segments = SegmentTree()
-    layout, owner = Layout(models.device, segments), segments.add()
+    layout = Layout(models.device, segments)
+    owner = segments.add()
     kv.open_(owner, BEHIND + max(ROWS))
-    found, began = dict[int, float](), perf_counter()
+    found = dict[int, float]()
+    began = perf_counter()
     with torch.inference_mode():
         before = layout.place_(kv, None, [Span(owner, owner, 0, [1] * BEHIND)])
         forward(before.rows, kv)
@@ -129,7 +131,8 @@ def _once(
 def _fastest(run: Callable[[], None]) -> float:
     """Milliseconds of the fastest of some runs, the first one left out."""
     run()
-    times, began = list[float](), perf_counter()
+    times = list[float]()
+    began = perf_counter()
     while not times or (len(times) < REPEATS and perf_counter() - began < SECONDS / len(FIRST)):
         start = perf_counter()
         run()

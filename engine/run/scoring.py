@@ -46,7 +46,8 @@ class Scorer:
     def score(self, ids: Sequence[int], top: int) -> list[TokenScore]:
         """The scores of the next tokens; the first of all has none. top: how many of the best are
         wanted beside each."""
-        known, rows = len(self._waiting), [*self._waiting, *ids]
+        known = len(self._waiting)
+        rows = [*self._waiting, *ids]
         found: list[TokenScore] = []
         for start in range(0, len(rows) - 1, ROWS):
             stop = min(start + ROWS, len(rows) - 1)
@@ -59,7 +60,8 @@ class Scorer:
 
     def _forward(self, ids: Sequence[int], tip: int) -> torch.Tensor:
         """Logits [R, V] of the rows from number `tip` on; all rows stay in the pool."""
-        target, device = self._models.target, self._models.device
+        target = self._models.target
+        device = self._models.device
         end = self._done + len(ids)
         steps_1Q = torch.arange(self._done, end, device=device)[None]
         steps_1K = torch.arange(end, device=device)[None]

@@ -70,9 +70,12 @@ class Session:
         if graph.drafter.has_model and models.drafter is None:
             reason = f"graph {graph.name!r} needs a {graph.drafter.kind} drafter; none was given"
             raise ModelError(program.source.file, reason)
-        self.program, self.models, self.seed = program, models, seed
+        self.program = program
+        self.models = models
+        self.seed = seed
         self.outline_drafter = self._outline_drafter()
-        self.asked, self.budget = max_new_tokens, max_new_tokens or graph.limits.max_new_tokens
+        self.asked = max_new_tokens
+        self.budget = max_new_tokens or graph.limits.max_new_tokens
         self.outline = outline
         self.sampling = self._sampling()
         self.prompts = prompts or prompt_book(graph, models)
@@ -95,7 +98,8 @@ class Session:
 
     def _sampling(self) -> SamplingRules:
         """The graph's rules, whose token ids the model must know."""
-        sampling, source = self.program.graph.sampling, self.program.source
+        sampling = self.program.graph.sampling
+        source = self.program.source
         size = self.models.target.vocab_size
         unknown = [
             (name, token)
@@ -113,12 +117,16 @@ class Session:
         return sampling.rules()
 
     def _grammar(self, graph: Graph) -> Callable[[str], Any] | None:
-        skeleton, target = graph.skeleton, self.models.target
+        skeleton = graph.skeleton
+        target = self.models.target
         if skeleton is None or not skeleton.grammar or self.outline is not None:
             return None
-        size, stops = target.vocab_size, self.prompts.stop_ids
+        size = target.vocab_size
+        stops = self.prompts.stop_ids
         try:
-            tokenizer, most, form = self.models.tokenizer, skeleton.max_branches, self.prompts.form
+            tokenizer = self.models.tokenizer
+            most = skeleton.max_branches
+            form = self.prompts.form
             return OutlineGrammar(tokenizer, size, stops, most, skeleton.tools, form).matcher
         except GrammarError as error:  # of the tokenizer: the settings were checked with the graph
             raise ModelError(target.config.path.parent, str(error)) from None
@@ -139,11 +147,14 @@ class Session:
         reading.check(prompt.documents)
         opening = PromptTokens()
         if settings.token_ids:
-            prefix, tail = PromptTokens(), PromptTokens(settings.token_ids)
+            prefix = PromptTokens()
+            tail = PromptTokens(settings.token_ids)
         elif skeleton is None:
-            prefix, tail = PromptTokens(), reading.plain(prompt.text, documents)
+            prefix = PromptTokens()
+            tail = reading.plain(prompt.text, documents)
             if self.program.graph.limits.samples > 1:  # the last row's logits draw first tokens
-                prefix, tail = PromptTokens(tail[:-1], tail.chunks), PromptTokens(tail[-1:])
+                prefix = PromptTokens(tail[:-1], tail.chunks)
+                tail = PromptTokens(tail[-1:])
         else:
             prefix, tail = reading.skeleton(prompt.text, documents)
             opening = reading.opening(prompt.text, documents)
@@ -187,7 +198,8 @@ class Session:
         """What the first branch is held to, if anything."""
         if settings.schema is not None:
             if self._schemas is None:
-                size, stops = self.models.target.vocab_size, self.prompts.stop_ids
+                size = self.models.target.vocab_size
+                stops = self.prompts.stop_ids
                 self._schemas = SchemaGrammar(self.models.tokenizer, size, stops)
             return self._schemas.matchers(settings.schema)
         if settings.plain or self.new_matcher is None:
@@ -207,7 +219,8 @@ class Session:
         Args:
             inbox: where requests come from while the run goes; by default none come.
         """
-        graph, models = self.program.graph, self.models
+        graph = self.program.graph
+        models = self.models
         drafter = models.drafter if graph.drafter.has_model else None
         outlines = graph.skeleton.drafter if graph.skeleton is not None else None
         pools = RunPools.of(self.program, models, self.outline_drafter)

@@ -65,7 +65,9 @@ class Tally:
         self.accepted += sum(max(count, 0) for count in summary.accepted)
 
     def stats(self, branches: BranchStateManager) -> EngineStats:
-        table, kv, kept = branches.table, branches.kv, branches.prefixes
+        table = branches.table
+        kv = branches.kv
+        kept = branches.prefixes
         found = (0, 0) if kept is None else (kept.figures.asked, kept.figures.reused)
         return EngineStats(
             self.submitted,

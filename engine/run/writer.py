@@ -61,7 +61,9 @@ class RunWriter:
     """Writes the run folder of one run."""
 
     def __init__(self, folder: RunFolder, job: Job, provenance: Provenance) -> None:
-        self.folder, self.job, self.provenance = folder, job, provenance
+        self.folder = folder
+        self.job = job
+        self.provenance = provenance
         names = ("graph", "model", "drafter_model")
         shown: dict[str, Any] = {name: redact(getattr(job.options, name)) for name in names}
         self.options = replace(job.options, threads=provenance.threads, **shown)
@@ -74,7 +76,9 @@ class RunWriter:
         Args:
             stop_ids: what ends an answer, the model's own among them.
         """
-        graph, options, provenance = self.job.program.graph, self.options, self.provenance
+        graph = self.job.program.graph
+        options = self.options
+        provenance = self.provenance
         # Those that changed options; no others, they can hold secrets.
         variables = {k: redact(v) for k, v in sorted(environ.items()) if k.startswith("SPECSOT_")}
         drafter = {"name": options.drafter_model, "hash": provenance.drafter_hash}
@@ -152,7 +156,8 @@ class RunWriter:
         return outcome
 
     def _summary(self, outcome: RunOutcome) -> str:
-        graph, options = self.job.program.graph, self.options
+        graph = self.job.program.graph
+        options = self.options
         facts = {
             "status": str(outcome.status),
             "graph": f"{graph.name} (layout {graph.layout.kind}, drafter {graph.drafter.kind})",

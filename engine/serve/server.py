@@ -69,13 +69,15 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, api: Api, grace: float) -> None:
         super().__init__(config)
-        self.api, self.grace = api, grace
+        self.api = api
+        self.grace = grace
         self.signalled: int | None = None
         self._drain: asyncio.Task[None] | None = None
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGINT, signal.SIGTERM)
         for number in numbers:
             loop.add_signal_handler(number, self._signal, number)
         try:

@@ -26,7 +26,8 @@ class StrictProtocol(H11Protocol):
 
     def __init__(self, *words: Any, patience: float, most: int, **options: Any) -> None:
         super().__init__(*words, **options)
-        self._patience, self._most = patience, most
+        self._patience = patience
+        self._most = most
         self._slow: asyncio.TimerHandle | None = None
         self._full = False
 

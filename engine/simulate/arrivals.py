@@ -54,13 +54,15 @@ class Workload:
         outline = chance.randint(*self.outline) if parts else 0
         shared = self.shared if self.stems else 0
         stem = chance.randrange(self.stems) if self.stems else 0
-        prompt, budget = shared + chance.randint(*self.prompt), 1 << max(texts).bit_length()
+        prompt = shared + chance.randint(*self.prompt)
+        budget = 1 << max(texts).bit_length()
         return Arrival(at, prompt, texts, outline, stem, shared, budget)
 
 
 def poisson(rate: float, count: int, work: Workload, seed: int) -> Iterator[Arrival]:
     """So many requests a second in the mean, each at a moment of its own."""
-    chance, at = random.Random(f"poisson {seed}"), 0.0
+    chance = random.Random(f"poisson {seed}")
+    at = 0.0
     for _ in range(count):
         at += chance.expovariate(rate)
         yield work.draw(at, chance)
@@ -68,7 +70,8 @@ def poisson(rate: float, count: int, work: Workload, seed: int) -> Iterator[Arri
 
 def bursts(rate: float, size: int, count: int, work: Workload, seed: int) -> Iterator[Arrival]:
     """The same number a second in the mean, but `size` of them at once."""
-    chance, at = random.Random(f"bursts {seed}"), 0.0
+    chance = random.Random(f"bursts {seed}")
+    at = 0.0
     for number in range(count):
         if number % size == 0:
             at += chance.expovariate(rate / size)

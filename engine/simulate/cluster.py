@@ -47,10 +47,13 @@ class ClusterSimulation:
         self, graph: Graph, cost: StepCost, policy: str, setup: ClusterSetup, seed: int = 0
     ) -> None:
         setup.check()
-        self.setup, self.served, self.now = setup, ClusterServed(setup.workers), 0.0
+        self.setup = setup
+        self.served = ClusterServed(setup.workers)
+        self.now = 0.0
         numbers = range(setup.workers)
         self.workers = [SimulatedWorker(number, graph, cost, policy, seed) for number in numbers]
-        self.loads, self.beginnings = Loads(numbers), PrefixIndex()
+        self.loads = Loads(numbers)
+        self.beginnings = PrefixIndex()
         tree = self.workers[0].manager.room.round_rows(1)
         together = GroupCost.of_steps(cost, setup.tp, setup.link, setup.shape, tree)
         self.groups = [
@@ -61,7 +64,8 @@ class ClusterSimulation:
             )
             for number in range(setup.workers // setup.tp if setup.tp > 1 else 0)
         ]
-        self.group_loads, self.group_beginnings = Loads(range(len(self.groups))), PrefixIndex()
+        self.group_loads = Loads(range(len(self.groups)))
+        self.group_beginnings = PrefixIndex()
         self._token_seconds = cost.seconds(tree, 1, 0) / cost.mean_tokens
         self._chance = random.Random(f"cluster {seed}")
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
@@ -95,7 +99,8 @@ class ClusterSimulation:
         self.served.requests += 1
         job = ClusterJob.of(number, one)
         # Of a whole prompt there would be more keys, which nobody else has.
-        ids, keys = job.ids, prefix_keys(job.ids[: one.shared])
+        ids = job.ids
+        keys = prefix_keys(job.ids[: one.shared])
         outlines = bool(one.outline) and not self.setup.together
         first = Arrival(one.at, one.prompt, (one.outline,), budget=one.outline) if outlines else one
         tokens = one.prompt // READ + sum(first.texts) + (0 if outlines else one.outline)
@@ -193,7 +198,8 @@ class ClusterSimulation:
         for job, part, _ in worker.begun:
             if part == WHOLE:
                 self.served.first.add(self.now - job.arrival.at)
-        ended, written = worker.ended[:], list[ClusterJob]()
+        ended = worker.ended[:]
+        written = list[ClusterJob]()
         worker.begun.clear()
         worker.ended.clear()
         for job, part, tokens in ended:
@@ -219,7 +225,8 @@ class ClusterSimulation:
         Args:
             holders: who has the prefix; brought: rows of it that they do not have in their trees.
         """
-        one, rows = job.arrival, len(job.ids)
+        one = job.arrival
+        rows = len(job.ids)
         size = rows * self.setup.shape.kv_bytes
         seconds = self.setup.link.send(size)
         fee = round(seconds / self._token_seconds) + 1

@@ -95,7 +95,9 @@ def cluster_table(found: Mapping[str, ClusterServed]) -> str:
     head = f"{'cluster':28} {'tok/s':>9} {'first p50':>9} {'p95':>8} {'answer p50':>10} {'p95':>8}"
     lines = [f"{head} {'busy':>5} {'hits':>5} {'regroup':>8} {'sent':>7} {'send':>8}"]
     for name, one in found.items():
-        first, whole, told = one.first.told(), one.whole.told(), one.told()
+        first = one.first.told()
+        whole = one.whole.told()
+        told = one.told()
         regroup = 1e3 * one.regroup_seconds / max(one.regroups, 1)
         send = 1e3 * one.sent_seconds / max(one.sent, 1)
         lines.append(

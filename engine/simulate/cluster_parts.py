@@ -84,8 +84,12 @@ class SimulatedWorker(Simulation):
 
     def __init__(self, number: int, graph: Graph, cost: StepCost, policy: str, seed: int) -> None:
         super().__init__(graph, cost, policy, f"{seed}/{number}")
-        self.number, self.in_step, self.owed, self.worked = number, False, False, 0.0
-        self.begun, self.ended = list[TextTag](), list[TextTag]()
+        self.number = number
+        self.in_step = False
+        self.owed = False
+        self.worked = 0.0
+        self.begun = list[TextTag]()
+        self.ended = list[TextTag]()
 
     def begin(self, live: Live) -> None:
         self.begun.append(live.tag)

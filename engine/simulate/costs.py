@@ -80,16 +80,20 @@ class _Step:
 
 def _steps(records: Iterable[Record]) -> Iterator[_Step]:
     """Steps with a forward, from one `schedule` to the next."""
-    begun, step = None, _Step()
+    begun = None
+    step = _Step()
     for record in records:
         if record["kind"] == "step":
             if begun is not None and step.rows:
                 step.nanos = record["t"] - begun
                 yield step
-            begun, step = record["t"], _Step()
+            begun = record["t"]
+            step = _Step()
         elif record["kind"] == "round" and begun is not None:
             drafted = sum(count >= 0 for count in record["accepted"])
-            step.rows, step.branches, step.slots = record["rows"], drafted, record["kv"]
+            step.rows = record["rows"]
+            step.branches = drafted
+            step.slots = record["kv"]
 
 
 def _tokens(records: Iterable[Record]) -> dict[str, int]:

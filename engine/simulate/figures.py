@@ -79,7 +79,8 @@ def table(found: Mapping[str, Served]) -> str:
     head += f" {'answer p50':>11} {'p95':>8} {'p99':>8} {'preempted':>9} {'hits':>6}"
     lines = [head]
     for name, one in found.items():
-        first, whole = one.first.told(), one.whole.told()
+        first = one.first.told()
+        whole = one.whole.told()
         speed = one.tokens / one.seconds if one.seconds else 0.0
         line = f"{name:16} {one.requests:>8} {speed:>8.0f}"
         for width, part in ((10, first), (11, whole)):

@@ -120,7 +120,8 @@ class GroupCost(StepCost):
 
     def talk(self, rows: int, drawn: int) -> float:
         """Seconds of a forward's collectives; `drawn` of its rows have logits."""
-        shape, size = self.shape, self.shape.itemsize
+        shape = self.shape
+        size = self.shape.itemsize
         layer = self.link.all_reduce(rows * shape.hidden * size, self.ranks)
         logits = self.link.all_gather(drawn * shape.vocabulary * size, self.ranks)
         return 2 * shape.layers * layer + logits

@@ -19,7 +19,9 @@ class CountedPool(KVCache):
     """
 
     def __init__(self, capacity: int) -> None:  # the tables of slots are not made
-        self.capacity, self.rows, self.slots = capacity, 1, capacity
+        self.capacity = capacity
+        self.rows = 1
+        self.slots = capacity
         self.data = torch.zeros(0)
         self.owner = np.zeros(0, np.int32)
         self.committed = np.zeros(0, np.bool_)

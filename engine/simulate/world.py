@@ -64,10 +64,14 @@ class Simulation:
         shares = skeleton is None or skeleton.share == "outline"
         sizes = (shares, ENDLESS, ENDLESS)
         limits = RunLimits(graph.layout, graph.drafter, *sizes, None, scheduler)
-        self.graph, self.cost, self.shares = graph, cost, shares
+        self.graph = graph
+        self.cost = cost
+        self.shares = shares
         self.pool = CountedPool(graph.layout.capacity)
         self.manager = BranchStateManager(self.pool, None, limits, lambda branch: branch.prompt)
-        self.served, self.now, self.busy = Served(), 0.0, 0.0
+        self.served = Served()
+        self.now = 0.0
+        self.busy = 0.0
         self._inbox = Inbox(serves=True)
         self._chance = random.Random(f"simulation {seed}")
         self._drawn = cost.drawn(self._chance)
@@ -129,7 +133,8 @@ class Simulation:
             ids: of its prompt; by default its own, but for what it shares.
             brought, tag: see `Live`. place: in the order of arrivals; by default the next.
         """
-        limits, skeleton = self.graph.limits, self.graph.skeleton
+        limits = self.graph.limits
+        skeleton = self.graph.skeleton
         ids = ids or (-1 - one.stem,) * one.shared + self._new(one.prompt - one.shared)
         outlines = skeleton is not None and one.outline > 0
         prompt = (PromptTokens(ids[:-1]), PromptTokens(ids[-1:])) if outlines else None
@@ -228,9 +233,11 @@ class Simulation:
 
     def _parse_(self) -> None:
         """Finished outlines become branches, as long as the arrival says."""
-        table, lifecycle = self.manager.table, self.manager.lifecycle
+        table = self.manager.table
+        lifecycle = self.manager.lifecycle
         for request in [one for one in table.open.values() if one.outline_ended]:
-            root, arrival = request.root, self._live[request.prefix_owner].arrival
+            root = request.root
+            arrival = self._live[request.prefix_owner].arrival
             assert root is not None
             if self.shares:
                 lifecycle.promote_root_(request)

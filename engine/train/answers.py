@@ -41,8 +41,11 @@ class Written:
 
     def tokens(self) -> Tokens:
         """As a sample to be trained on; the trunk is read only."""
-        ids, size = list(self.trunk), len(self.trunk)
-        weights, segments, positions = [0.0] * size, [0] * size, list(range(size))
+        ids = list(self.trunk)
+        size = len(self.trunk)
+        weights = [0.0] * size
+        segments = [0] * size
+        positions = list(range(size))
         for number, pieces in enumerate(self.branches, 1):
             own = [(token, GOLD * written) for part, written in pieces for token in part]
             ids += [token for token, _ in own]
@@ -77,9 +80,13 @@ class Answering:
     """
 
     def __init__(self, session: Session, coder: ChatCoder, out: Path, length: int) -> None:
-        self.session, self.coder, self.out, self.length = session, coder, out, length
+        self.session = session
+        self.coder = coder
+        self.out = out
+        self.length = length
         self.outlines = session.program.graph.skeleton is not None
-        stops, usual = session.models.stop_ids, session.models.tokenizer.eos_token_id
+        stops = session.models.stop_ids
+        usual = session.models.tokenizer.eos_token_id
         self.end = usual if usual in stops else stops[0]  # which one it was, nobody kept
         self._open: dict[str, tuple[Conversation, int, list[Written]]] = {}
 
@@ -93,9 +100,11 @@ class Answering:
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.out.write_text("".join(done.values()), encoding="utf-8")
         waiting = iter([n for n in range(len(conversations)) if n not in done])
-        count, total = len(done), len(conversations)
+        count = len(done)
+        total = len(conversations)
         run = self.session.start([], lambda event: None)
-        manager, most = run.board["branches"], 2 * self.session.program.graph.layout.max_active
+        manager = run.board["branches"]
+        most = 2 * self.session.program.graph.layout.max_active
         title = f"{self.out.name}: {{}} of {total} answers"
         with self.out.open("a", encoding="utf-8") as file, working(title.format(count)) as tell:
             while True:

@@ -170,7 +170,8 @@ class ChatCoder:
     def __init__(self, folder: Path, tokenizer: Any, stops: Sequence[int]) -> None:
         if not tokenizer.chat_template:
             raise ModelError(folder, "the tokenizer has no chat template to write conversations in")
-        self._tokenizer, self._stops = tokenizer, frozenset(stops)
+        self._tokenizer = tokenizer
+        self._stops = frozenset(stops)
 
     def prompt(self, conversation: Conversation) -> list[int]:
         """The ids up to the start of the answer that comes next."""

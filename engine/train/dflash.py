@@ -23,7 +23,8 @@ from .teacher import Teacher, load_teacher
 
 def mask_id(teacher: Teacher) -> int:
     """The tokenizer's mask, else an unused row of the embedding, else the pad or end token."""
-    tokenizer, size = teacher.tokenizer, len(teacher.tokenizer)
+    tokenizer = teacher.tokenizer
+    size = len(teacher.tokenizer)
     unused = size if size < teacher.config.vocab_size else None
     ends = (tokenizer.pad_token_id, tokenizer.eos_token_id, *teacher.stops)
     return next(int(i) for i in (tokenizer.mask_token_id, unused, *ends) if i is not None)
@@ -130,7 +131,9 @@ class DFlashCourse:
 
 def train_dflash(settings: DFlashTraining, source: LessonSource) -> Path:
     """Train, saving now and then; returns the folder of the exported drafter."""
-    teacher, size = load_teacher(settings), settings.loss_vocabulary
-    lessons, whole = source(settings, teacher), teacher.config.vocab_size
+    teacher = load_teacher(settings)
+    size = settings.loss_vocabulary
+    lessons = source(settings, teacher)
+    whole = teacher.config.vocab_size
     candidates = None if size is None else frequent_ids(lessons, min(size, whole), whole)
     return train(settings, DFlashCourse(settings, teacher, candidates), lessons)

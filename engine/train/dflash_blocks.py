@@ -133,7 +133,8 @@ def block_mask(blocks: Blocks, reach: Reach) -> Tensor:
 
     A window narrows the context only; no block is longer than it (`dflash_config`).
     """
-    device, size = blocks.anchors_BM.device, blocks.size
+    device = blocks.anchors_BM.device
+    size = blocks.size
     position_BQ1 = blocks.positions_BMP.flatten(1)[:, :, None]
     before_BQS = blocks.before_BMS.repeat_interleave(size, 1)
     if reach.window is not None:

@@ -67,8 +67,10 @@ class OnlineDFlashModel(nn.Module):
         distillation: float = 0.0,
     ) -> None:
         super().__init__()
-        self.candidates, self.distillation = candidates, distillation
-        self.draft_model, self.num_anchors = draft_model, num_anchors
+        self.candidates = candidates
+        self.distillation = distillation
+        self.draft_model = draft_model
+        self.num_anchors = num_anchors
         self.block_size = draft_model.block_size
         self.gamma = decay_of(self.block_size) if gamma is None else gamma
 
@@ -94,7 +96,8 @@ class OnlineDFlashModel(nn.Module):
             told_BSH: the input of the target's head at every token, to be distilled from.
         """
         if blocks is None:
-            shape, device = loss_mask_BS[:, 1:].shape, loss_mask_BS.device
+            shape = loss_mask_BS[:, 1:].shape
+            device = loss_mask_BS.device
             coins_BC = torch.rand(shape, generator=generator, device=device)
             sampled = sample_anchors(loss_mask_BS, self.num_anchors, self.block_size, coins_BC)
             blocks = replace(sampled, packing=packing)
@@ -107,7 +110,8 @@ class OnlineDFlashModel(nn.Module):
 
     def hidden(self, input_ids_BS: Tensor, hidden_states_BSF: Tensor, blocks: Blocks) -> Tensor:
         """The drafter's output [B, M * P, H] of all blocks."""
-        draft, batch = self.draft_model, len(input_ids_BS)
+        draft = self.draft_model
+        batch = len(input_ids_BS)
         masks = {reach: block_mask(blocks, reach) for reach in set(draft.config.reaches)}
         context_RH = draft.fuse(hidden_states_BSF.flatten(0, 1))
         before = draft.angles(blocks.sources_BS.flatten())
@@ -137,7 +141,8 @@ class OnlineDFlashModel(nn.Module):
                 wanted_RK = wide_logits(told_RH.to(head_KH.dtype), head_KH).softmax(-1)
             soft_R = F.cross_entropy(logits_RK, wanted_RK, reduction="none")
             losses_R = torch.lerp(losses_R, soft_R, self.distillation)
-        loss_sum, weight = (losses_R * decay_R).sum(), decay_R.sum()
+        loss_sum = (losses_R * decay_R).sum()
+        weight = decay_R.sum()
         right_R = (logits_RK.argmax(-1) == labels_R).float()
         tiny = torch.finfo(weight.dtype).tiny  # fixed blocks may count nothing
         accuracy = right_R.sum() / max(len(labels_R), 1)

@@ -89,7 +89,8 @@ def unroll(drafter: AnyEagle, lesson: EagleLesson, steps: int) -> Iterator[Tenso
     """The hidden states of all rows after each step, [B, S, H]."""
     keys: list[Tensor] = []  # one [B, heads, S, d] per step
     values: list[Tensor] = []
-    visible, layer = lesson.visible_BSS, drafter.layer
+    visible = lesson.visible_BSS
+    layer = drafter.layer
     zeros_BSS = torch.zeros(visible.shape, device=visible.device)
     bias_B1SS = zeros_BSS.masked_fill(~visible, float("-inf"))[:, None]
     hidden_BSH = drafter.fuse(lesson.taps_BSF)
@@ -145,7 +146,9 @@ class EagleCourse(ABC):
     name: str
 
     def __init__(self, settings: EagleTraining, teacher: Teacher, model: AnyEagle) -> None:
-        self.settings, self.teacher, self.model = settings, teacher, model
+        self.settings = settings
+        self.teacher = teacher
+        self.model = model
         self.optimizer = MuonAdamW(model, settings.lr, settings.head_lr)
 
     @abstractmethod

@@ -65,7 +65,8 @@ class Eagle3Lesson(EagleLesson):
     def score(self, drafter: AnyEagle, hidden_BSH: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Cross-entropy with the target's distribution over the draft vocabulary, and accuracy."""
         assert isinstance(drafter, Eagle3)
-        best_BS, counted_BS = shift(self.best_BS, step), shift(self.counted_BS, step)
+        best_BS = shift(self.best_BS, step)
+        counted_BS = shift(self.counted_BS, step)
         known_BS = drafter.t2d[best_BS] * counted_BS
         rows = known_BS.flatten().nonzero().flatten()  # nothing else contributes
         wanted_RD = self.wanted_BSD.flatten(0, 1)[rows + step].float()

@@ -61,7 +61,8 @@ def conversation_lessons(
         UsageError: the file cannot be used.
         ModelError: the target has no chat format.
     """
-    samples, held_out = list[Tokens](), list[HeldOutPrompt]()
+    samples = list[Tokens]()
+    held_out = list[HeldOutPrompt]()
     for path in file.prompts:
         learned, kept = (_answers if is_answers(path) else _chats)(path, settings, teacher)
         samples += learned
@@ -87,7 +88,8 @@ def _answers(
 ) -> tuple[list[Tokens], list[HeldOutPrompt]]:
     """What the target has written already: it says itself what is to be drafted."""
     lines = read_lines(path)
-    size, aside = teacher.config.vocab_size, _held_out(len(lines), settings)
+    size = teacher.config.vocab_size
+    aside = _held_out(len(lines), settings)
     kept = [prompt for at in sorted(aside) for one in lines[at] for prompt in _paths(one)]
     learned = [one.tokens() for at, line in enumerate(lines) if at not in aside for one in line]
     if any(token >= size for one in learned for token in one.ids):
@@ -158,7 +160,9 @@ def rounds(hits_SK: Tensor, first: int) -> list[int]:
     true tokens; so one look at every root gives the rounds that a run would take.
     """
     rows: list[list[bool]] = hits_SK.tolist()
-    root, last, gains = first, len(rows) - 1, []
+    root = first
+    last = len(rows) - 1
+    gains = []
     while root < last:
         right = next((k for k, hit in enumerate(rows[root]) if not hit), len(rows[root]))
         gains.append(min(right + 1, last - root))

@@ -168,7 +168,8 @@ def _restore(settings: DrafterTraining, course: Course, lessons: Lessons) -> Pro
             f"{settings.run_folder} holds a training: --resume goes on with it, or another --run"
         )
     state = load_checkpoint(settings.checkpoint)
-    before, now = state.get("identity", {}), _identity(settings, lessons)
+    before = state.get("identity", {})
+    now = _identity(settings, lessons)
     other = [f"{k} {before[k]} then, {now.get(k)} now" for k in before if before[k] != now.get(k)]
     if other and not settings.force:
         reason = f"of a training with other settings ({'; '.join(other)}); --force goes on"
@@ -200,9 +201,13 @@ class TrainingLog(bars.Progress):
 
     def __init__(self, path: Path, title: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self.title, self.standing, self.printed = path, title, "", 0.0
+        self.path = path
+        self.title = title
+        self.standing = ""
+        self.printed = 0.0
         columns = ("{task.description}", bars.BarColumn(), bars.TimeRemainingColumn())
-        screen, shown = Console(stderr=True), sys.stderr.isatty()
+        screen = Console(stderr=True)
+        shown = sys.stderr.isatty()
         super().__init__(*columns, "{task.fields[note]}", console=screen, disable=not shown)
         self.task = self.add_task(title, total=1.0, note="")
 

@@ -21,7 +21,9 @@ def learning_rate(done: float, peak: float, warmup: float = 0.02, floor: float =
 
 def orthogonalized(matrix: Tensor, steps: int = 5) -> Tensor:
     """About the nearest semi-orthogonal matrix [rows, columns], by Newton-Schulz steps."""
-    a, b, c = 3.4445, -4.7750, 2.0315
+    a = 3.4445
+    b = -4.7750
+    c = 2.0315
     x = matrix.to(torch.bfloat16 if has_products(matrix.device, torch.bfloat16) else torch.float32)
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x

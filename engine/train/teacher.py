@@ -50,7 +50,8 @@ class Teacher:
 
     def __init__(self, folder: Path, device: str = "cpu", *, keep: bool = False) -> None:
         disable_progress_bar()  # type: ignore[no-untyped-call]  # ours is the only one
-        self.folder, self.device = folder, torch.device(device)
+        self.folder = folder
+        self.device = torch.device(device)
         self.config: DecoderConfig = decoder_config(folder)
         self.tokenizer: Any = load_tokenizer(folder, self.config)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -83,7 +84,8 @@ class Teacher:
         if self._kept is None or exact:
             return self._forward(batch, taps, best, exact)
         rows = [[self._recall(self._kept, one, taps, best) for one in row] for row in batch.samples]
-        length, parts = batch.ids.shape[1], range(len(Told._fields))
+        length = batch.ids.shape[1]
+        parts = range(len(Told._fields))
         return Told(*(self._joined(rows, part, length) for part in parts))
 
     def _joined(self, rows: list[list[Told]], part: int, length: int) -> Tensor:

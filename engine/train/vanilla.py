@@ -47,7 +47,8 @@ class VanillaCourse:
     name = "vanilla"
 
     def __init__(self, settings: VanillaTraining, teacher: Teacher) -> None:
-        self.settings, self.teacher = settings, teacher
+        self.settings = settings
+        self.teacher = teacher
         torch.manual_seed(settings.seed)
         self.model = Qwen3ForCausalLM(model_config(settings, teacher))
         self.model.to(teacher.device)  # type: ignore[arg-type]

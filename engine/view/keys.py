@@ -25,7 +25,8 @@ class Keys:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdin
-        self.there, self._typed = False, ""
+        self.there = False
+        self._typed = ""
 
     def __enter__(self) -> Self:
         with suppress(ImportError, OSError, ValueError):
@@ -53,7 +54,8 @@ class Keys:
             if self._typed.startswith(sent):
                 self._typed = self._typed[len(sent) :]
                 return name
-        key, self._typed = self._typed[0], self._typed[1:]
+        key = self._typed[0]
+        self._typed = self._typed[1:]
         if key == "\x1b":  # a key that has no name here
             self._typed = ""
         return key

@@ -35,7 +35,9 @@ class PlainView:
     """Says when an outline is there and when a branch ends; otherwise one line every 10 s."""
 
     def __init__(self, recorder: Recorder, run: Run, say: Callable[[str], None]) -> None:
-        self.recorder, self.run, self.say = recorder, run, say
+        self.recorder = recorder
+        self.run = run
+        self.say = say
         self._announced: set[int] = set()
         self._parsed: set[str] = set()
         self._last = self._looked = monotonic()
@@ -115,10 +117,14 @@ def _rows(entry: ExplainedRound, decode: Decode) -> list[str]:
     last = max((draft.node for draft in entry.drafts if draft.accepted), default=0)
     for place in _places(entry.drafts, last):
         if isinstance(place, ExplainedDraft):
-            depth, token, before = place.depth, place.token, tokens[place.parent]
+            depth = place.depth
+            token = place.token
+            before = tokens[place.parent]
             what = _draft(place, entry.rule, decode, before)
         else:
-            depth, token, before = entry.accepted + 1, entry.final, tokens[last]
+            depth = entry.accepted + 1
+            token = entry.final
+            before = tokens[last]
             what = f"final: {_end(entry)}"
         rows.append((_label(entry, depth, indent, piece(decode, before, token)), what))
     width = max(len(label) for label, _ in rows)
@@ -142,7 +148,8 @@ def _places(
 
 
 def _draft(draft: ExplainedDraft, rule: str, decode: Decode, parent: int) -> str:
-    figures, mark = draft.figures, "accepted" if draft.accepted else "rejected"
+    figures = draft.figures
+    mark = "accepted" if draft.accepted else "rejected"
     mark = mark if draft.reached else "not reached"
     parts = [mark.ljust(11), *_number("score", figures.score)]
     if draft.reached and figures.draw is not None:
@@ -173,7 +180,8 @@ def _end(entry: ExplainedRound) -> str:
 
 
 def _totals(entry: ExplainedRound) -> str:
-    drafts, tokens = len(entry.drafts), entry.committed
+    drafts = len(entry.drafts)
+    tokens = entry.committed
     text = f"accepted {entry.accepted} of {drafts} draft{'s' * (drafts != 1)}, "
     text += f"committed {tokens} token{'s' * (tokens != 1)}"
     return text if entry.finish is None else f"{text}; the branch ends ({entry.finish})"
@@ -193,6 +201,7 @@ def piece(decode: Decode, before: int | None, token: int) -> str:
     """
     text = decode([token])
     if before is not None:
-        head, whole = decode([before]), decode([before, token])
+        head = decode([before])
+        whole = decode([before, token])
         text = whole[len(head) :] if whole.startswith(head) else text
     return f'"{printable(text, "")}"' if text else f"<{token}>"

@@ -19,7 +19,8 @@ from .tui import FRAMES, frame
 from .tui_drafts import tree_lines
 from .tui_parts import LIT
 
-FASTEST, SLOWEST = 1024.0, 1 / 1024
+FASTEST = 1024.0
+SLOWEST = 1 / 1024
 HELP = ("space pause", "←→ step", "PgUp/PgDn round", "↑↓ speed", "Home/End", "q quit")
 WORDS = {  # letters, for keyboards and terminals that lack a key
     **{"l": "right", "h": "left", "k": "up", "j": "down", "+": "up", "-": "down"},
@@ -35,8 +36,11 @@ class Player:
     """
 
     def __init__(self, replay: Replay, speed: float = 1.0) -> None:
-        self.replay, self.speed = replay, speed
-        self.frame, self.at, self.playing = 0, float(replay.times[0]), True
+        self.replay = replay
+        self.speed = speed
+        self.frame = 0
+        self.at = float(replay.times[0])
+        self.playing = True
         self._rounds = [
             at
             for at in range(len(replay))
@@ -73,11 +77,13 @@ class Player:
 
     def _go(self, frame: int) -> None:
         self.frame = min(max(frame, 0), len(self.replay) - 1)
-        self.at, self.playing = float(self.replay.times[self.frame]), False
+        self.at = float(self.replay.times[self.frame])
+        self.playing = False
 
     def bar(self, width: int) -> Text:
         """The line below the picture: how far it is, how fast, what keys do."""
-        count, mark = len(self.replay), "▶" if self.playing else "‖"
+        count = len(self.replay)
+        mark = "▶" if self.playing else "‖"
         end = self.replay.times[-1] / 1e9
         text = Text.assemble(
             (f" {mark} ", LIT),
@@ -98,7 +104,8 @@ class Player:
 
     def picture(self, width: int, height: int) -> RenderableType:
         """The run's picture with the bar below it."""
-        layout, bar = Layout(), self.bar(width)
+        layout = Layout()
+        bar = self.bar(width)
         snap = self.replay.snapshot(self.frame)
         layout.split_column(
             Layout(frame(self.replay.scene, snap, width, height - 1), size=max(height - 1, 1)),
@@ -110,7 +117,8 @@ class Player:
 def play(player: Player, console: Console, keys: Keys) -> None:
     """Play until somebody quits; where there is no keyboard, until the end."""
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        last, seen = monotonic(), None
+        last = monotonic()
+        seen = None
         while player.playing or keys.there:
             size = console.size
             look = (player.frame, player.playing, player.speed, size)

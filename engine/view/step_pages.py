@@ -13,7 +13,10 @@ from ..record.text_stream import printable
 from .tui_drafts import drafts_legend, tree_lines
 from .tui_parts import color_of, cut, wrapped
 
-ALL, SOME, NONE = "█", "▒", "·"  # of the slots of a cell, how many a row attends to
+# of the slots of a cell, how many a row attends to
+ALL = "█"
+SOME = "▒"
+NONE = "·"
 OWN = 48  # a forward's own slots that get a cell each
 TEXT = 14  # cells of a token
 ROWS = 400  # of a forward that are shown
@@ -75,7 +78,8 @@ def _row_lines(view: ForwardView | None, width: int) -> Iterator[Text]:
     if view is None:
         yield Text("no forward so far", style="dim")
         return
-    cached, own = len(view.slots) - view.fresh, view.fresh
+    cached = len(view.slots) - view.fresh
+    own = view.fresh
     names = min(max((cell_len(row.name) for row in view.rows), default=1), 14)
     head = f"{'of'.ljust(names)} node {'token'.ljust(TEXT)}  pos  slot  "
     own_cells = min(own, OWN, max(width - len(head) - 12, 4))

@@ -96,8 +96,11 @@ class Stepper:
         halts: Halts | None = None,
         inspector: Inspector | None = None,
     ) -> None:
-        self.program, self.source, self.out = program, source, out
-        self.halts, self.inspector = halts or Halts(()), inspector
+        self.program = program
+        self.source = source
+        self.out = out
+        self.halts = halts or Halts(())
+        self.inspector = inspector
 
     def __call__(self, run: Run) -> bool:
         """Whether the run goes on."""
@@ -141,9 +144,15 @@ class LiveStepper:
         inspector: Inspector,
         stopped: Callable[[], bool],
     ) -> None:
-        self.program, self.view, self.keys = program, view, keys
-        self.halts, self.inspector, self.stopped = halts, inspector, stopped
-        self.page, self.first = 0, 0  # 0 is the picture of the run; the first line of a page
+        self.program = program
+        self.view = view
+        self.keys = keys
+        self.halts = halts
+        self.inspector = inspector
+        self.stopped = stopped
+        # 0 is the picture of the run; the first line of a page
+        self.page = 0
+        self.first = 0
         self._pages: list[Page] = []
         self._where = ""
         view.paint = self.paint
@@ -156,7 +165,8 @@ class LiveStepper:
         recorder.look()
         trees = recorder.snapshot.trees if recorder.snapshot is not None else ()
         width = self.view.console.size.width - 4
-        board, ways = picture(self.program, run), open_ways(self.program, run)
+        board = picture(self.program, run)
+        ways = open_ways(self.program, run)
         target = next((name for name, _, is_open in ways if is_open), "?")
         self._pages = pages(board, self.inspector.look(), trees, width)
         self._where = f"step {run.steps} {run.state} → {target}"
@@ -180,9 +190,11 @@ class LiveStepper:
         """Another page, or other lines of it."""
         count = len(self._pages) + 1
         if key.isdigit() and int(key) < count:
-            self.page, self.first = int(key), 0
+            self.page = int(key)
+            self.first = 0
         elif key in ("tab", "right", "left"):
-            self.page, self.first = (self.page + (-1 if key == "left" else 1)) % count, 0
+            self.page = (self.page + (-1 if key == "left" else 1)) % count
+            self.first = 0
         lines = len(self._pages[self.page - 1].lines) if self.page else 1
         most = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -10, "page down": 10}
         moved = {"home": 0, "end": lines - 1}.get(key, self.first + most.get(key, 0))
@@ -190,7 +202,8 @@ class LiveStepper:
 
     def paint(self, snap: Snapshot, width: int, height: int) -> RenderableType:
         """The picture of the run, or a page, with the line of keys below it."""
-        layout, scene = Layout(), self.view.scene
+        layout = Layout()
+        scene = self.view.scene
         body: RenderableType = frame(scene, snap, width, height - 1)
         if self.page and self._where:
             body = self._panel(snap, width, height - 1)
@@ -198,7 +211,8 @@ class LiveStepper:
         return layout
 
     def _panel(self, snap: Snapshot, width: int, height: int) -> Layout:
-        page, room = self._pages[self.page - 1], max(height - 3, 1)
+        page = self._pages[self.page - 1]
+        room = max(height - 3, 1)
         first = min(self.first, max(len(page.lines) - room, 0))
         shown = page.lines[first : first + room]
         for line in shown:

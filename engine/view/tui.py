@@ -41,8 +41,12 @@ from .tui_sequence import (
 
 FRAMES = 8  # per second, at most
 SHARE = 0.05  # of a processor's time that drawing may take
-WIDE, TALL = 96, 28  # from this size on there is room for more
-VAST, LARGE = 130, 40  # and from here on for much more
+# from this size on there is room for more
+WIDE = 96
+TALL = 28
+# and from here on for much more
+VAST = 130
+LARGE = 40
 STILL = 31  # the picture that stays behind is not taller
 TRACE = "trace · ms · tokens"
 BARS = 18  # inner width of the histogram
@@ -59,7 +63,8 @@ class LiveView(Live):
     """
 
     def __init__(self, recorder: Recorder, scene: Scene, console: Console) -> None:
-        self.recorder, self.scene = recorder, scene
+        self.recorder = recorder
+        self.scene = scene
         self.paint: Paint = partial(frame, scene)
         self._fullest: PoolView | None = None
         self._over = Event()
@@ -106,7 +111,8 @@ class LiveView(Live):
 
     def _leave_last_frame(self) -> None:
         """The other screen is gone with the view; one picture stays behind, above the answer."""
-        snap, size = self.recorder.snapshot, self.console.size
+        snap = self.recorder.snapshot
+        size = self.console.size
         if snap is not None:
             # In the end every row was given back; what is worth seeing is the pool before that.
             snap = replace(snap, pool=fuller(self._fullest, snap.pool))
@@ -133,7 +139,8 @@ class ScreenPlan:
     @classmethod
     def of(cls, scene: Scene, snap: Snapshot, width: int, height: int) -> "ScreenPlan":
         """What every part gets; nothing depends on what changes from frame to frame."""
-        tall, asked = height >= TALL, 1
+        tall = height >= TALL
+        asked = 1
         if tall and len(snap.requests) == 1:
             asked = min(lines_of_question(snap.requests[0].question, width), 1 + height // 20)
         foot = 8 if height >= LARGE else 6 if tall else 3
@@ -167,7 +174,8 @@ def frame(scene: Scene, snap: Snapshot, width: int, height: int) -> RenderableTy
 def _upper(scene: Scene, snap: Snapshot, width: int, room: ScreenPlan) -> Layout:
     """The states, below them the trace if there is room, and the drafts."""
     wide = width >= WIDE
-    inner, lines = width - room.left - 4, room.upper - 2
+    inner = width - room.left - 4
+    lines = room.upper - 2
     states = states_text(scene, snap, times=wide)
     title = f"states · visits{' · ms each' if wide else ''} ◦ open"
     drafts = _panel(
@@ -190,7 +198,8 @@ def _upper(scene: Scene, snap: Snapshot, width: int, room: ScreenPlan) -> Layout
 
 def _lower(snap: Snapshot, width: int, room: ScreenPlan, tall: bool) -> Layout:
     """The branches' texts; beside them requests, if they are many and there is room."""
-    many, lines = len(snap.requests) > 1, room.branches - 2
+    many = len(snap.requests) > 1
+    lines = room.branches - 2
     if not tall:  # no frame around them: that makes room for one more
         texts = branches_text(snap.branches, many, width - 4, lines + 1)
         head = _rule("branches", BRANCH_MARKS, width)
@@ -243,7 +252,8 @@ def _key(snap: Snapshot, step: int) -> Text:
 
 def _rule(title: str, legend: str, width: int) -> Text:
     """A line with a title on its left and a legend on its right, as a panel begins and ends."""
-    left, right = f"── {title} ", f" {legend} ──"
+    left = f"── {title} "
+    right = f" {legend} ──"
     return Text.assemble(
         (left, "grey50"),
         ("─" * (width - cell_len(left) - cell_len(right)), "grey50"),

@@ -229,7 +229,9 @@ def _grid_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
 
 def _places(below: dict[int, list[int]]) -> tuple[dict[int, int], dict[int, int]]:
     """Depth and line of each node: a first child stands in its parent's line."""
-    depth, row, lines = {0: 0}, {0: 0}, 0
+    depth = {0: 0}
+    row = {0: 0}
+    lines = 0
     stack = [0]
     while stack:
         node = stack.pop()
@@ -251,7 +253,8 @@ def _links(
     links = {}
     for children in below.values():
         for at, child in enumerate(children):
-            last, column = at == len(children) - 1, depth[child]
+            last = at == len(children) - 1
+            column = depth[child]
             first = "─" if last else "┬"
             links[row[child], column] = first if at == 0 else "└" if last else "├"
             if at:

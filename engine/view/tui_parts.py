@@ -61,7 +61,8 @@ def _arrow(states: Sequence[str], source: str, target: str) -> Mapping[str, str]
 
 
 def _state_line(name: str, snap: Snapshot, arrow: str, reachable: bool, times: bool) -> Text:
-    lit, visits = name == snap.state, snap.meter.visits[name]
+    lit = name == snap.state
+    visits = snap.meter.visits[name]
     style = LIT if lit else "" if visits or reachable else "dim"
     line = Text.assemble(
         (arrow, "bright_green"),

@@ -175,7 +175,8 @@ def _span(lengths: Mapping[int, int]) -> Iterable[int]:
 def figures_line(snap: Snapshot, width: int) -> Text:
     """KV use, tokens per second, tokens per forward, acceptance, and how often somebody made way or
     rows were there already; what has no room is left out."""
-    pool, meter = snap.pool, snap.meter
+    pool = snap.pool
+    meter = snap.meter
     speed = meter.tokens / snap.seconds if snap.seconds else 0.0
     share = 100 * pool.used / pool.capacity
     parts = [

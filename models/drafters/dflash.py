@@ -42,8 +42,11 @@ class DFlashDraftModel(DrafterModel):
     def __init__(self, config: DFlashConfig, ends: TargetEnds) -> None:
         super().__init__(config, config.num_layers, config.tap_ids)
         self.narrows = {reach: partial(within, reach=reach) for reach in set(config.reaches)}
-        self.config, self.ends, self.notes = config, ends, config.notes
-        self.block_size, self.mask_token_id = config.block_size, config.mask_token_id
+        self.config = config
+        self.ends = ends
+        self.notes = config.notes
+        self.block_size = config.block_size
+        self.mask_token_id = config.mask_token_id
         hidden = config.hidden_size
         self.fc = Linear(len(config.layer_ids) * hidden, hidden, bias=False)
         self.hidden_norm = RMSNorm(hidden, config.eps)

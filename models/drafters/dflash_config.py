@@ -152,7 +152,8 @@ def dflash_config(folder: Path, target: DecoderConfig) -> DFlashConfig:
 def _check_kind(fields: Fields, inner: Fields, layer: Fields) -> None:
     if later := next((key for key in LATER if inner.get(key)), None):
         raise fields.wrong(f"is a later kind of drafter than DFlash: `{later}` is not supported")
-    whole, own = layer.integer("vocab_size"), fields.get("draft_vocab_size")
+    whole = layer.integer("vocab_size")
+    own = fields.get("draft_vocab_size")
     if own not in (None, whole):
         raise fields.wrong(f"drafts {own} of {whole} tokens, which is not supported")
     check_supported(fields, layer)
@@ -209,7 +210,8 @@ def _sliding(fields: Fields, layers: int) -> tuple[bool, ...]:
 
 def _check_block(config: DFlashConfig, fields: Fields) -> None:
     """Sizes that no block could be drafted with."""
-    size, windows = config.block_size, [r.window for r in config.reaches if r.window is not None]
+    size = config.block_size
+    windows = [r.window for r in config.reaches if r.window is not None]
     if size < 2:
         raise fields.wrong(f"`block_size` is {size}; an anchor and a draft are 2 or more")
     if windows and min(windows) < size:
@@ -219,9 +221,11 @@ def _check_block(config: DFlashConfig, fields: Fields) -> None:
 def _check_target(config: DFlashConfig, target: DecoderConfig, fields: Fields) -> None:
     features = "hidden states of width", config.hidden_size
     check_target(config, target, features, config.target_layers)
-    ids, layers = config.layer_ids, target.num_layers
+    ids = config.layer_ids
+    layers = target.num_layers
     if not 0 <= min(ids) <= max(ids) < layers:
         raise fields.wrong(f"`{TAPS_KEY}` {ids} of a target with {layers} layers")
-    mask, size = config.mask_token_id, target.vocab_size
+    mask = config.mask_token_id
+    size = target.vocab_size
     if mask >= size:
         raise fields.wrong(f"`{MASK_KEY}` is {mask}, the vocabulary has {size}")

@@ -19,7 +19,8 @@ from ..norm import RMSNorm
 from .eagle_config import Eagle3Config, EagleConfig
 from .parts import DrafterLayer, DrafterModel
 
-EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
+EMBEDDING = "embed_tokens.weight"
+LM_HEAD = "lm_head.weight"
 
 
 class EagleHead(DrafterModel):
@@ -100,7 +101,8 @@ class Eagle(EagleHead):
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__(config, config.taps)
-        self.config, self.notes = config, config.notes
+        self.config = config
+        self.notes = config.notes
         hidden = config.hidden_size
         self.fc = Linear(2 * hidden, hidden, bias=config.fc_bias)
         self.layers = nn.ModuleList([DrafterLayer(config, hidden)])
@@ -138,8 +140,10 @@ class Eagle3(EagleHead):
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__(config, config.taps)
-        self.config, self.notes = config, config.notes
-        hidden, features = config.hidden_size, len(config.taps) * config.target_hidden_size
+        self.config = config
+        self.notes = config.notes
+        hidden = config.hidden_size
+        features = len(config.taps) * config.target_hidden_size
         self.fc = Linear(features, hidden, bias=False)
         self.midlayer = DrafterLayer(config, 2 * hidden, "input_layernorm", "hidden_norm")
         self.norm = RMSNorm(hidden, config.eps)

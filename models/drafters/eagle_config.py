@@ -149,7 +149,8 @@ def tap_ids(fields: Fields, target: DecoderConfig) -> tuple[tuple[int, ...], tup
     EAGLE, speculators and vLLM number taps as `hidden_states` indices (top-level key); SpecForge
     and SGLang (key inside `eagle_config`) by the layer whose output is taken: one less.
     """
-    rule, outer = default_taps(target.num_layers), fields.ids(TAPS_KEY)
+    rule = default_taps(target.num_layers)
+    outer = fields.ids(TAPS_KEY)
     inner = tuple(i + 1 for i in fields.section("eagle_config").ids(TAPS_KEY))
     taps = tuple(sorted(set(outer or inner or rule)))
     if not 0 <= taps[0] <= taps[-1] <= target.num_layers:

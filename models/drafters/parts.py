@@ -17,7 +17,8 @@ class DrafterAttention(nn.Module):
 
     def __init__(self, shape: DecoderShape, wide: int) -> None:
         super().__init__()
-        bias, dim = shape.qkv_bias, shape.head_dim
+        bias = shape.qkv_bias
+        dim = shape.head_dim
         self.head_dim = dim
         self.q_proj = Linear(wide, shape.heads * dim, bias=bias)
         self.k_proj = Linear(wide, shape.kv_heads * dim, bias=bias)
@@ -38,7 +39,8 @@ class DrafterAttention(nn.Module):
     def project(self, x_NW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
         """[N, W] -> rotated queries [N, heads, d], and keys and values [N, kv_heads, d]."""
         q_Nhd, k_Ngd, v_Ngd = map(self._heads, self.qkv(x_NW))
-        q_Nhd, k_Ngd = self.q_norm.forward(q_Nhd), self.k_norm.forward(k_Ngd)
+        q_Nhd = self.q_norm.forward(q_Nhd)
+        k_Ngd = self.k_norm.forward(k_Ngd)
         return rotate(q_Nhd, *angles), rotate(k_Ngd, *angles), v_Ngd
 
     def _heads(self, x_ND: Tensor) -> Tensor:
@@ -49,7 +51,9 @@ class DrafterAttention(nn.Module):
 class DrafterMLP(nn.Module):
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
-        hidden, inner, bias = shape.hidden_size, shape.intermediate_size, shape.mlp_bias
+        hidden = shape.hidden_size
+        inner = shape.intermediate_size
+        bias = shape.mlp_bias
         self.gate_proj = Linear(hidden, inner, bias=bias)
         self.up_proj = Linear(hidden, inner, bias=bias)
         self.gate_up = Fused(self.gate_proj, self.up_proj)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from ..files import Fields, ModelError, inside, read_json
 from .windows import Window
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FLOATS = {"F64", "F32", "F16", "BF16"}
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -162,7 +163,8 @@ def compare(folder: Path, stored: Stored, views: Mapping[str, Tensor]) -> list[s
     if missing:
         raise ModelError(folder, f"{len(missing)} tensors are missing: {listed(missing)}")
     for name, view in views.items():
-        entry, shape = stored[name], tuple(view.shape)
+        entry = stored[name]
+        shape = tuple(view.shape)
         if entry.dtype not in MAPS.get(name, FLOATS):
             raise ModelError(entry.path, f"`{name}` is {entry.dtype}: unsupported quantisation")
         if entry.shape != shape:
@@ -213,7 +215,8 @@ def fill(
 
 def _copy(part: Any, view: Tensor, scan: bool, window: Window = ()) -> int:
     """Fill a view from a stored tensor; returns how many values a scan finds not finite."""
-    step, bad = max(1, PIECE // max(view[:1].numel(), 1)), 0
+    step = max(1, PIECE // max(view[:1].numel(), 1))
+    bad = 0
     begin = window[0].start or 0 if window else 0
     for first in range(0, len(view) if view.numel() else 0, step):
         rows = view[first : first + step]

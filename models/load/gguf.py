@@ -144,11 +144,13 @@ def _tensor(file: Path, stored: ReaderTensor, config: dict[str, Any]) -> Tensor:
 
 def _config(file: Path, reader: GGUFReader, plain: dict[str, Any]) -> dict[str, Any]:
     """config.json of the model in a file; plain: the fields that are no lists."""
-    arch, name = plain.get("general.architecture"), str(plain.get("general.name", ""))
+    arch = plain.get("general.architecture")
+    name = str(plain.get("general.name", ""))
     if arch not in ARCHITECTURES:
         raise ModelError(file, f"is of the family {arch!r}, not one of: {', '.join(ARCHITECTURES)}")
     own = {k.removeprefix(f"{arch}."): v for k, v in plain.items() if k.startswith(f"{arch}.")}
-    fields, tokens = Fields(file, own), Fields(file, plain)
+    fields = Fields(file, own)
+    tokens = Fields(file, plain)
     shapes = {t.name: [int(n) for n in t.shape] for t in reader.tensors}
     if own.get("expert_count"):
         raise fields.wrong("is a mixture of experts, which is not supported")
@@ -158,12 +160,14 @@ def _config(file: Path, reader: GGUFReader, plain: dict[str, Any]) -> dict[str, 
     family = "mistral" if arch == "llama" and (window or "mistral" in name.lower()) else arch
     if window and family != "mistral":
         raise fields.wrong(f"a sliding window in the family {family} is not supported")
-    heads, hidden = fields.integer("attention.head_count"), fields.integer("embedding_length")
+    heads = fields.integer("attention.head_count")
+    hidden = fields.integer("embedding_length")
     head_dim = fields.integer("attention.key_length", max(hidden // heads, 1))
     for key in ("attention.value_length", "rope.dimension_count"):
         if (found := fields.integer(key, head_dim)) != head_dim:
             raise fields.wrong(f"`{key}` is {found}, heads have {head_dim}: not supported")
-    trained, layers = fields.integer("context_length"), fields.integer("block_count")
+    trained = fields.integer("context_length")
+    layers = fields.integer("block_count")
     if layers != (found := len({m[1] for name in shapes if (m := PART.fullmatch(name))})):
         raise fields.wrong(f"`block_count` is {layers}, the tensors are those of {found} layers")
     biased = "blk.0.attn_q.bias" in shapes
@@ -193,7 +197,8 @@ def _config(file: Path, reader: GGUFReader, plain: dict[str, Any]) -> dict[str, 
 
 def _rope(fields: Fields, reader: GGUFReader, trained: int, head_dim: int) -> dict[str, Any]:
     """How positions become angles: by a kind of scaling, or by Llama 3's factors in a tensor."""
-    theta, kind = fields.number("rope.freq_base", 10000.0), fields.get("rope.scaling.type")
+    theta = fields.number("rope.freq_base", 10000.0)
+    kind = fields.get("rope.scaling.type")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     factors = next((t for t in reader.tensors if t.name == LLAMA3_FREQS), None)
     if factors is not None:
@@ -210,7 +215,10 @@ def _rope(fields: Fields, reader: GGUFReader, trained: int, head_dim: int) -> di
 def _llama3(fields: Fields, factors: Any, theta: float, head_dim: int) -> dict[str, Any]:
     """The settings behind the factors, which are published with all Llama 3 models."""
     found = np.asarray(factors, dtype=np.float64).reshape(-1)
-    factor, low, high, original = float(found.max(initial=1.0)), 1.0, 4.0, 8192
+    factor = float(found.max(initial=1.0))
+    low = 1.0
+    high = 4.0
+    original = 8192
     waves = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     smooth = np.clip((original / waves - low) / (high - low), 0.0, 1.0)
     expected = 1 / ((1 - smooth) / factor + smooth)

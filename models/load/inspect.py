@@ -51,7 +51,8 @@ def inspect_model(path: Path) -> Inspection:
     look.attempt(look.drafter if drafts else look.target)
     kind = "drafter" if drafts else "target" if look.family else "unknown"
     kinds = () if look.problems else look.kinds
-    facts, problems = tuple(look.facts.items()), tuple(dict.fromkeys(look.problems))
+    facts = tuple(look.facts.items())
+    problems = tuple(dict.fromkeys(look.problems))
     return Inspection(kind, look.family, facts, kinds, look.assumed, problems)
 
 
@@ -59,7 +60,9 @@ class _Look:
     """Collects what is found in a folder; each step may fail and the next still be made."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.found, self.family = path, "", ""
+        self.path = path
+        self.found = ""
+        self.family = ""
         self.facts: dict[str, str] = {}
         self.kinds: tuple[str, ...] = ()
         self.assumed: tuple[str, ...] = ()
@@ -86,9 +89,11 @@ class _Look:
 
     def target(self) -> None:
         config = decoder_config(self.path)
-        self.family, self.assumed = config.family, config.notes
+        self.family = config.family
+        self.assumed = config.notes
         heads = f"{config.heads} heads, {config.kv_heads} for keys, of {config.head_dim}"
-        rope, tied = config.rope, ", tied" if config.tied else ""
+        rope = config.rope
+        tied = ", tied" if config.tied else ""
         self.facts |= {
             "layers": str(config.num_layers),
             "hidden size": f"{config.hidden_size} ({heads})",
@@ -123,12 +128,16 @@ class _Look:
     def drafter(self) -> None:
         """Loaded without values, for a target that has all that the drafter's file says of it."""
         self.kinds = ("eagle2", "eagle1") if self.found == "eagle" else (self.found,)
-        self.family, fields = self.found, read_fields(self.path)
-        section, dflash = fields.section("transformer_layer_config"), self.found == "dflash"
-        layer, own = section if section.values else fields, "z-lab" if dflash else "SafeAILab"
+        self.family = self.found
+        fields = read_fields(self.path)
+        section = fields.section("transformer_layer_config")
+        dflash = self.found == "dflash"
+        layer = section if section.values else fields
+        own = "z-lab" if dflash else "SafeAILab"
         layers, said = _target_layers(fields)
         shape = shape_fields(layer, LAYERS, 128 if dflash else 0)
-        hidden, vocabulary = shape["hidden_size"], shape["vocab_size"]
+        hidden = shape["hidden_size"]
+        vocabulary = shape["vocab_size"]
         shape["hidden_size"] = fields.integer("target_hidden_size", hidden)
         self.facts |= {
             "layout": own if fields.get("speculators_model_type") is None else "speculators",

@@ -16,7 +16,8 @@ def kind_of(stored: Stored) -> str:
     EAGLE-3's attention reads embeddings beside features: twice the width. DFlash norms queries, and
     what it reads of the target.
     """
-    joined, first = stored.get("fc.weight"), "layers.0.self_attn.q_proj.weight"
+    joined = stored.get("fc.weight")
+    first = "layers.0.self_attn.q_proj.weight"
     if joined is None:
         return "target" if f"model.{first}" in stored else ""
     if any(name.startswith("midlayer.") for name in stored):

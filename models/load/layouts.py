@@ -47,7 +47,8 @@ def convert_layout(
         raise ModelError(folder, f"is {what}, which has no layout {layout!r}")
     target = load_target(target_folder, device="meta")
     drafter = LOADERS[kind](folder, target, device="meta")
-    config, wrap = drafter.config, layout == SPECULATORS
+    config = drafter.config
+    wrap = layout == SPECULATORS
     if config.speculators == wrap:
         raise ModelError(folder, f"has the layout {layout!r} already")
     if lost := _lost(config):
@@ -85,12 +86,17 @@ def _speculators_json(
     """config.json of a drafter for a target in speculators' layout."""
     more: dict[str, Any]
     if isinstance(config, Eagle3Config):
-        kind, name, drafts = "eagle3", "Eagle3Speculator", DRAFTS
+        kind = "eagle3"
+        name = "Eagle3Speculator"
+        drafts = DRAFTS
         layer = {"model_type": "llama", "num_hidden_layers": 1, **config.shape_json()}
         more = dict.fromkeys(SWITCHES, False) | {TAPS_KEY: config.taps}
-        vocabulary, width = config.draft_vocab_size, config.target_hidden_size
+        vocabulary = config.draft_vocab_size
+        width = config.target_hidden_size
     else:
-        kind, name, drafts = "dflash", "DFlashSpeculator", config.block_size - 1
+        kind = "dflash"
+        name = "DFlashSpeculator"
+        drafts = config.block_size - 1
         layer = {k: v for k, v in config.to_json().items() if k not in ELSEWHERE}
         sliding = [reach for reach in config.reaches if reach.window is not None]
         more = {
@@ -99,7 +105,8 @@ def _speculators_json(
             MASK_KEY: config.mask_token_id,
             "sliding_window_non_causal": bool(sliding) and not sliding[0].causal,
         }
-        vocabulary, width = config.vocab_size, config.hidden_size
+        vocabulary = config.vocab_size
+        width = config.hidden_size
     proposal = {"proposal_type": "greedy", "speculative_tokens": drafts}
     family = target.config.family.capitalize()
     return {

@@ -13,7 +13,9 @@ from typing import Any
 from ..config import DecoderConfig, DecoderShape
 from ..files import Fields, ModelError, inside, read_json
 
-TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+TOKENIZER = "tokenizer.json"
+SETTINGS = "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
 VOCABULARIES = (TOKENIZER, "tokenizer.model", "vocab.json")  # any of them makes a tokenizer
 READ = (".json", ".jinja", ".model", ".txt")  # what files of a tokenizer are called
 TEMPLATES = "additional_chat_templates"
@@ -104,7 +106,8 @@ def check_chat_template(folder: Path, tokenizer: Any) -> None:
 @contextmanager
 def _seconds(most: float) -> Iterator[None]:
     """Raise TimeoutError in what Python runs here for longer; a loop in a template is Python."""
-    before, end = sys.gettrace(), time.monotonic() + most
+    before = sys.gettrace()
+    end = time.monotonic() + most
 
     def watch(frame: Any, event: str, value: Any) -> Any:
         if time.monotonic() > end:
@@ -134,7 +137,8 @@ def check_same_tokens(drafter: DecoderShape, target: DecoderShape, own: bool = T
         own: tokens that only one of them has count, be they few; a head's folder may have a mask
             token more.
     """
-    sizes, differences = drafter.vocab_size != target.vocab_size, list[str]()
+    sizes = drafter.vocab_size != target.vocab_size
+    differences = list[str]()
     if sizes:
         differences.append(
             f"`vocab_size` is {drafter.vocab_size}, the target has {target.vocab_size}"
@@ -150,7 +154,8 @@ def _difference(drafter: Path, target: Path, own: bool) -> str | None:
     """The token with the lowest id that has another id, or none, in the other tokenizer."""
     if drafter.read_bytes() == target.read_bytes():
         return None
-    ours, theirs = _ids(drafter), _ids(target)
+    ours = _ids(drafter)
+    theirs = _ids(target)
     own = own or len(ours.keys() ^ theirs.keys()) > SPARE
     compared = ours.keys() | theirs.keys() if own else ours.keys() & theirs.keys()
     unlike = [token for token in compared if ours.get(token) != theirs.get(token)]

@@ -220,7 +220,8 @@ def _borrow_(drafter: EagleHead, path: Path, stored: Stored, target: Decoder) ->
     for name, theirs in ((EMBEDDING, target.embed), (LM_HEAD, target.lm_head.weight)):
         if name in drafter.ends - drafter.owned:
             module = name.partition(".")[0]
-            own, shape = list(drafter.get_parameter(name).shape), list(theirs.shape)
+            own = list(drafter.get_parameter(name).shape)
+            shape = list(theirs.shape)
             if own != shape:
                 reason = f"has no `{module}` of its own, and would need one of shape {own}"
                 raise ModelError(path, f"{reason}: the target's is {shape}")
@@ -248,10 +249,12 @@ def _check_copy(name: str, entry: StoredTensor | None, theirs: Tensor) -> None:
     """A copy of a target's tensor says nothing new, unless it is another target's."""
     if entry is None:
         return
-    own, shape = list(entry.shape), list(theirs.shape)
+    own = list(entry.shape)
+    shape = list(theirs.shape)
     if own != shape:
         raise ModelError(entry.path, f"`{name}` has shape {own}, the target's is {shape}")
-    copy, theirs = read_tensor(entry.path, name), theirs.to_dense() if theirs.is_mkldnn else theirs
+    copy = read_tensor(entry.path, name)
+    theirs = theirs.to_dense() if theirs.is_mkldnn else theirs
     if not theirs.is_meta and not torch.equal(copy, theirs.to(copy.device, copy.dtype)):
         raise ModelError(entry.path, f"`{name}` is not the target's")
 

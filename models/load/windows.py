@@ -11,8 +11,11 @@ EVERYTHING = slice(None)
 
 def window(name: str, config: DecoderConfig, share: Share) -> Window:
     """The part of a tensor, by its name in a Hugging Face checkpoint, that a share holds."""
-    words, heads, dim = name.split("."), share.kv_heads, config.head_dim
-    layer, kind = words[-2], words[-1]
+    words = name.split(".")
+    heads = share.kv_heads
+    dim = config.head_dim
+    layer = words[-2]
+    kind = words[-1]
     width = dim * (config.heads // config.kv_heads)
     rows = {
         "q_proj": _times(heads, width),

@@ -44,12 +44,14 @@ class AttentionGroup:
 
     def some(self, first: int, last: int) -> "AttentionGroup":
         """Its sequences from number `first` to before `last`; their rows are given."""
-        part, keys = slice(first, last), self.keys
+        part = slice(first, last)
+        keys = self.keys
         if isinstance(keys, SlotRun):
             keys = replace(keys, first=keys.first + first * keys.stride, runs=last - first)
         else:
             keys = keys[part]
-        host_Gq, mask_GqK = self.host_rows_Gq[part], self.mask_GqK[part]
+        host_Gq = self.host_rows_Gq[part]
+        mask_GqK = self.mask_GqK[part]
         rows_Gq = tensor(host_Gq, mask_GqK.device)
         return AttentionGroup(rows_Gq, keys, mask_GqK, self.positions_GK[part], host_Gq)
 
@@ -104,9 +106,11 @@ class AttentionMetadata:
 def _alone(groups: Sequence[AttentionGroup]) -> tuple[Tensor, AttentionMetadata]:
     """These groups as a forward of their own, their rows one after another."""
     rows_M = torch.cat([group.rows_Gq.flatten() for group in groups if group.rows_Gq is not None])
-    first, moved = 0, []
+    first = 0
+    moved = []
     for group in groups:
-        shape, last = group.host_rows_Gq.shape, first + group.host_rows_Gq.size
+        shape = group.host_rows_Gq.shape
+        last = first + group.host_rows_Gq.size
         host_Gq = np.arange(first, last).reshape(shape)
         rows_Gq = None if len(groups) == 1 else tensor(host_Gq, rows_M.device)
         moved.append(replace(group, rows_Gq=rows_Gq, host_rows_Gq=host_Gq))

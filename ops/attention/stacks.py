@@ -20,7 +20,9 @@ Keys = tuple[int, int] | Ints
 """A run of slots (the first one, how many), or a list of slots."""
 
 PADDED = -9  # what no slot is ever owned by
-WASTE, SPARE = 1.25, 4096  # side by side if it costs at most so many times more, or entries
+# side by side if it costs at most so many times more, or entries
+WASTE = 1.25
+SPARE = 4096
 
 
 class Member(NamedTuple):
@@ -125,16 +127,21 @@ class _Group:
 
     def __init__(self, member: int, first: int | None, queries: int, length: int) -> None:
         self.members = [member]
-        self.queries, self.length, self.own = queries, length, queries * length
-        self.last, self.stride = first, 0
+        self.queries = queries
+        self.length = length
+        self.own = queries * length
+        self.last = first
+        self.stride = 0
 
     def take(
         self, member: int, first: int | None, queries: int, length: int, slots: int, even: bool
     ) -> bool:
         """Take a member in if its slots lie at the same distance as those before (or are a list, as
         theirs), and if it costs little more than to compute it by itself."""
-        count, stride = len(self.members) + 1, 0
-        most_q, most_k = max(self.queries, queries), max(self.length, length)
+        count = len(self.members) + 1
+        stride = 0
+        most_q = max(self.queries, queries)
+        most_k = max(self.length, length)
         own = self.own + queries * length
         if first is not None and self.last is not None:
             stride = first - self.last
@@ -146,8 +153,11 @@ class _Group:
         if costly or (even and queries != self.queries):
             return False
         self.members.append(member)
-        self.queries, self.length, self.own = most_q, most_k, own
-        self.last, self.stride = first, stride
+        self.queries = most_q
+        self.length = most_k
+        self.own = own
+        self.last = first
+        self.stride = stride
         return True
 
 
@@ -185,12 +195,14 @@ def _stack(
     rows = [members[i].rows for i in group]
     rows_Gq = np.empty((len(rows), max(map(len, rows))), np.int64)
     for own_q, one in zip(rows_Gq, rows, strict=True):
-        own_q[: len(one)], own_q[len(one) :] = one, one[-1]
+        own_q[: len(one)] = one
+        own_q[len(one) :] = one[-1]
     own = [keys[i] for i in group]
     lists = [one for one in own if isinstance(one, np.ndarray)]
     if lists:
         return _table(kv, rows_Gq, [members[i].owners for i in group], lists)
-    first, length = int(own[0][0]), max(int(one[1]) for one in own)
+    first = int(own[0][0])
+    length = max(int(one[1]) for one in own)
     stride = int(own[1][0]) - first if len(group) > 1 else 0
     run = SlotRun(first, length, stride, len(group))
     slots_GK = run.slots_GK
@@ -206,7 +218,8 @@ def _table(
 ) -> Stack:
     keys_GK = np.empty((len(lists), max(map(len, lists))), np.int32)
     for own_K, one in zip(keys_GK, lists, strict=True):
-        own_K[: len(one)], own_K[len(one) :] = one, one[-1]
+        own_K[: len(one)] = one
+        own_K[len(one) :] = one[-1]
     held_GK = _held(kv, keys_GK, owners)
     lengths_G = np.array([len(one) for one in lists])
     if (lengths_G < keys_GK.shape[1]).any():
@@ -264,7 +277,8 @@ def history(
     sequence_G1 = np.arange(len(segment_Gq))[:, None]
     pairs_Gq = sequence_G1 * count + segment_Gq
     if (pairs_Gq == pairs_Gq[:1, :1]).all():  # one kind, the usual one
-        pairs_P, index_Gq = pairs_Gq[0, :1], np.zeros(pairs_Gq.shape, np.int32)
+        pairs_P = pairs_Gq[0, :1]
+        index_Gq = np.zeros(pairs_Gq.shape, np.int32)
     else:
         pairs_P, index = np.unique(pairs_Gq, return_inverse=True)
         index_Gq = index.reshape(pairs_Gq.shape).astype(np.int32)

@@ -169,7 +169,8 @@ class Blend:
         suffix_G = (self.rows.role_BQ.reshape(-1)[rows_Gq] == RowRole.SUFFIX).sum(1)
         if check is None:
             return int(suffix_G.max())
-        counts_G, most = self.counts_CG[check], 0
+        counts_G = self.counts_CG[check]
+        most = 0
         for suffix, budget_q in zip(suffix_G.tolist(), self.budget_M[rows_Gq], strict=True):
             there_G = np.bincount(budget_q[budget_q >= 0], minlength=len(counts_G))
             most = max(most, suffix + int(np.minimum(there_G, counts_G).sum()))

@@ -17,7 +17,9 @@ import numpy as np
 from ..types import DraftSize
 from .costs import READ, Clock, Floats, Pauses, RoundCosts
 
-PRIOR, TRUST = 0.9, 8.0  # acceptance before anything is known, and so many drafts' worth of it
+# acceptance before anything is known, and so many drafts' worth of it
+PRIOR = 0.9
+TRUST = 8.0
 BOLD = 0.5  # standard deviations by which acceptance is thought to be better than it was
 KEPT = 0.95  # share of what was counted that is left after a round with drafts
 SHRUNK = 4.0  # drafts of its own that a depth, or a branch, needs to be half believed
@@ -37,9 +39,12 @@ class ChainChooser:
     def __init__(
         self, costs: RoundCosts, longest: int, now: Callable[[], float] = perf_counter
     ) -> None:
-        self.costs, self.longest, self.clock = costs, longest, Clock(costs, now)
+        self.costs = costs
+        self.longest = longest
+        self.clock = Clock(costs, now)
         self.choice = DraftSize(0, 0, 0.0, 0.0)
-        self._hits_D, self._tries_D = np.zeros(longest), np.zeros(longest)
+        self._hits_D = np.zeros(longest)
+        self._tries_D = np.zeros(longest)
         self._own: dict[int, tuple[float, float]] = {}
         self._known: dict[int, Floats] = {}  # milliseconds, by the number of branches
         self._pauses = Pauses()
@@ -89,7 +94,8 @@ class ChainChooser:
 
     def _survival(self, owners: Sequence[int]) -> Floats:
         """[S, D]: the chance that a branch's draft at a depth is accepted, with all before it."""
-        tries, hits = self._tries_D.sum(), self._hits_D.sum()
+        tries = self._tries_D.sum()
+        hits = self._hits_D.sum()
         everyone = (hits + TRUST * PRIOR) / (tries + TRUST)
         everyone += BOLD * math.sqrt(everyone * (1 - everyone) / (tries + TRUST))
         rate_D = (self._hits_D + SHRUNK * everyone) / (self._tries_D + SHRUNK)
@@ -122,7 +128,9 @@ class ChainChooser:
 Work = Callable[[int, int], Sequence[int]]
 """(nodes, levels) -> the rows that a branch has in each forward of the drafter in a round."""
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-BEST, TRIED = 0.7, 2.0  # of a tree's first node, unseen; and so many tries' worth of that
+# of a tree's first node, unseen; and so many tries' worth of that
+BEST = 0.7
+TRIED = 2.0
 HALF = 0.5  # what a range of ranks is thought to gain beside the one before it, unseen
 DEEPER = 0.7  # the same of a level
 EVERY = 16  # rounds after which one is larger than it seems to pay, to see
@@ -148,16 +156,21 @@ class TreeChooser:
         work: Work,
         now: Callable[[], float] = perf_counter,
     ) -> None:
-        self.costs, self.work, self.clock = costs, work, Clock(costs, now)
+        self.costs = costs
+        self.work = work
+        self.clock = Clock(costs, now)
         self.sizes_C = np.array([*(one for one in SIZES if one < nodes), nodes])
         self.depths_D = np.arange(1, levels + 1)
         self.choice = DraftSize(0, 0, 0.0, 0.0)
-        self._hits_C, self._tries_C = np.zeros(len(self.sizes_C)), np.zeros(len(self.sizes_C))
-        self._hits_D, self._tries_D = np.zeros(levels), np.zeros(levels)
+        self._hits_C = np.zeros(len(self.sizes_C))
+        self._tries_C = np.zeros(len(self.sizes_C))
+        self._hits_D = np.zeros(levels)
+        self._tries_D = np.zeros(levels)
         self._known: dict[int, Floats] = {}  # milliseconds, by the number of branches
         counts = [[1 + len(work(int(n), int(d))) for d in self.depths_D] for n in self.sizes_C]
         self._shares_CD = np.asarray(counts) / np.min(counts)  # of forwards, beside the smallest
-        self._rounds, self._pauses = 0, Pauses()
+        self._rounds = 0
+        self._pauses = Pauses()
 
     def choose_(self, owners: Sequence[int], room: Sequence[int], unread: int = 0) -> DraftSize:
         """As of chains; room does not matter: rows behind the end of an answer are few."""
@@ -181,7 +194,8 @@ class TreeChooser:
         at = size, level
         more = self.costs.catching_up(unread, branches)
         self.clock.round_(float(forwards_CD[at]) + more, float(self._shares_CD[at]))
-        nodes, levels = int(self.sizes_C[size]), int(self.depths_D[level])
+        nodes = int(self.sizes_C[size])
+        levels = int(self.depths_D[level])
         self.choice = DraftSize(nodes, levels, float(tokens_CD[at]), float(ms_CD[at]))
         return self.choice
 
@@ -213,7 +227,8 @@ class TreeChooser:
             return
         for counts in (self._hits_C, self._tries_C, self._hits_D, self._tries_D):
             counts *= KEPT
-        offered_C, offered_D = self.sizes_C <= self.choice.size, self.depths_D <= self.choice.levels
+        offered_C = self.sizes_C <= self.choice.size
+        offered_D = self.depths_D <= self.choice.levels
         for path in paths:
             self._tries_C += offered_C
             self._tries_D += offered_D
@@ -227,7 +242,8 @@ class TreeChooser:
 
 def _believed(hits_X: Floats, tries_X: Floats, first: float, share: float) -> Floats:
     """Hits in a try; where little was tried, a share of what stands before."""
-    found, before = [], first / share
+    found = []
+    before = first / share
     for hits, tries in zip(hits_X.tolist(), tries_X.tolist(), strict=True):
         before = (hits + TRIED * share * before) / (tries + TRIED)
         found.append(before)

@@ -15,7 +15,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-FEW, MANY = 4, 64  # rounds without a draft after which one drafts, to see: twice as many each time
+# rounds without a draft after which one drafts, to see: twice as many each time
+FEW = 4
+MANY = 64
 READ = 2  # rows of a branch that the drafter has to read in a usual round
 LAST = 9  # rounds that the overhead is the median of
 
@@ -111,7 +113,9 @@ class Clock:
         if self.began is not None:
             seen = self.drafted if self.share else self.plain
             seen.append((1e3 * (now - self.began) - self.expected) / (self.share or 1.0))
-        self.began, self.expected, self.share = now, expected, share
+        self.began = now
+        self.expected = expected
+        self.share = share
 
 
 @dataclass(eq=False, slots=True)
@@ -128,10 +132,12 @@ class Pauses:
     def over_(self, *, pays: bool) -> bool:
         """A round begins; whether it has to draft, to see."""
         if pays:
-            self.rounds, self.until = 0, FEW
+            self.rounds = 0
+            self.until = FEW
             return False
         self.rounds += 1
         if self.rounds <= self.until:
             return False
-        self.rounds, self.until = 0, min(max(2 * self.until, FEW), MANY)
+        self.rounds = 0
+        self.until = min(max(2 * self.until, FEW), MANY)
         return True

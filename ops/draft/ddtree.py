@@ -44,7 +44,9 @@ def tree(log_probs_SDV: Tensor, nodes: int) -> Proposal:
     if nodes < 1 or levels < 1:
         return chain(log_probs_SDV[:, :0], log_probs_SDV[:, :0, 0].long())
     top_SDK, ids_SDK = _top_tokens(log_probs_SDV, nodes)
-    scores_SW, first, created = top_SDK.new_zeros(trees, 1), -1, []
+    scores_SW = top_SDK.new_zeros(trees, 1)
+    first = -1
+    created = []
     for level in range(levels):
         choice = _Choice(top_SDK[:, level], ids_SDK[:, level], level + 1)
         created.append(_extend(scores_SW, first, choice, nodes))
@@ -90,7 +92,8 @@ def _extend(scores_SW: Tensor, first: int, choice: _Choice, nodes: int) -> Candi
     Args:
         first: creation index of the first of the prefixes.
     """
-    width, tokens = scores_SW.shape[1], choice.top_SK.shape[1]
+    width = scores_SW.shape[1]
+    tokens = choice.top_SK.shape[1]
     total = sum(min(tokens, nodes // (prefix + 1)) for prefix in range(width))
     index_W = torch.arange(width, device=scores_SW.device)
     count_W = (nodes // (index_W + 1)).clamp(max=tokens)

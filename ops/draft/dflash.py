@@ -31,7 +31,8 @@ def expand_root_(
     if isinstance(draft_rows, tuple):
         return draft_rows
     assert draft_rows.features_NF is not None
-    rows, index_N = draft_rows.rows, draft_rows.index_N
+    rows = draft_rows.rows
+    index_N = draft_rows.index_N
     drafter.write_context_(
         drafter.fuse(draft_rows.features_NF),
         rows.positions_BQ.view(-1)[index_N],
@@ -76,7 +77,8 @@ def _drawn_chain(drawing: Drawing, logits_SDV: Tensor, log_probs_SDV: Tensor) ->
     """A token of every position, drawn from the block's own law there: it knows the root only."""
     trees, levels, _ = logits_SDV.shape
     index_R = torch.arange(trees * levels, device=logits_SDV.device)
-    branch_R, depth_R = index_R // levels, index_R % levels + 1
+    branch_R = index_R // levels
+    depth_R = index_R % levels + 1
     behind_R1 = drawing.root_S[branch_R][:, None]
     scores_RV = drawing.scores(logits_SDV.flatten(0, 1), branch_R, behind_R1)
     tokens_SN = drawing.one(scores_RV, branch_R, depth_R).view(trees, levels)
@@ -92,7 +94,8 @@ def _block(
 ) -> tuple[Tensor, DraftWork]:
     """logits_SDV of the positions behind each root, in one forward."""
     work = Workspace(kv, frontier, size)
-    device, trees = frontier.root_S.device, len(frontier.root_S)
+    device = frontier.root_S.device
+    trees = len(frontier.root_S)
     tokens_SQ = torch.full((trees, size), drafter.mask_token_id, device=device)
     tokens_SQ[:, 0] = frontier.root_S
     position_SQ = frontier.position_S[:, None] + torch.arange(size, device=device)

@@ -34,7 +34,8 @@ class Drawing:
         """None where the drafter's best tokens are the drafts."""
         if draft_rows.sampler is None or draws == Draws.BEST:
             return None
-        position_S, root_S = draft_rows.position_S, draft_rows.root_S
+        position_S = draft_rows.position_S
+        root_S = draft_rows.root_S
         return cls(draft_rows.sampler, Accept(accept), position_S, root_S)
 
     @property
@@ -65,7 +66,8 @@ class Drawing:
             draws: SAMPLED for independent draws, DISTINCT for draws without their earlier
                 siblings. With the target's coins there are no two independent ones.
         """
-        rules, rank_R = self.sampler.rules, torch.zeros_like(depth_R)
+        rules = self.sampler.rules
+        rank_R = torch.zeros_like(depth_R)
         if draws == Draws.SAMPLED and self.accept is Accept.REJECTION:
             keys = [self._keys(branch_R, depth_R, rank_R + rank) for rank in range(count)]
             return torch.stack([choose(scores_RV, rules, branch_R, key_R) for key_R in keys], 1)
@@ -81,7 +83,8 @@ class Drawing:
         return probabilities(scores_RV, self.sampler.rules.greedy_S[branch_R])
 
     def _keys(self, branch_R: Tensor, depth_R: Tensor, rank_R: Tensor) -> Tensor:
-        key_R, root_R = self.sampler.key_S[branch_R], self.position_S[branch_R]
+        key_R = self.sampler.key_S[branch_R]
+        root_R = self.position_S[branch_R]
         if self.accept is Accept.MATCH:
             return token_keys(key_R, root_R + depth_R)
         return round_keys(key_R, root_R, depth_R, rank_R, CoinRole.DRAFT)

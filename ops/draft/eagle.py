@@ -99,9 +99,12 @@ def grow_tree_(
     if choice is not None and not choice.size:
         return nothing(len(frontier.tokens_SK), kv_draft.data.device, frontier.draft_rows.work)
     if choice is None:
-        count, ranked = nodes_for(nodes, frontier.tokens_SK.shape[0]), False
+        count = nodes_for(nodes, frontier.tokens_SK.shape[0])
+        ranked = False
     else:  # nodes in the order of their ranks, which the choice of the next rounds depends on
-        count, ranked, levels = choice.size, True, choice.levels
+        count = choice.size
+        ranked = True
+        levels = choice.levels
     levels = min(levels, count)
     growth = _Growth(drafter, frontier, kv_draft, levels, count)
     for level in range(1, levels):
@@ -134,7 +137,9 @@ class _Growth:
     def __init__(
         self, drafter: HiddenDrafter, frontier: Frontier, kv: KVCache, levels: int, most: int
     ) -> None:
-        self.drafter, self.kv, self.frontier = drafter, kv, frontier
+        self.drafter = drafter
+        self.kv = kv
+        self.frontier = frontier
         self.tokens_SK = frontier.tokens_SK[:, :most]
         self.scores_SK = frontier.scores_SK[:, :most]
         self.hidden_SKH = frontier.hidden_SKH[:, :most]
@@ -150,7 +155,8 @@ class _Growth:
 
     def deepen_(self, level: int) -> None:
         """Forward the frontier (all branches, one sequence): its best children are candidates."""
-        self.hidden_SKH, width = self._forward(level), self.width
+        self.hidden_SKH = self._forward(level)
+        width = self.width
         scores_RC, ids_RC = top_children(self.drafter, self.hidden_SKH.flatten(0, 1), width)
         scores_SC = (scores_RC.view(self.trees, width, -1) + self.scores_SK[:, :, None]).flatten(1)
         tokens_SC = self.drafter.to_target(ids_RC).view(self.trees, -1)
@@ -160,7 +166,8 @@ class _Growth:
 
     def choose_(self) -> None:
         """The best of the last candidates become the frontier, each behind its parent."""
-        last, width = self.created[-1], self.width
+        last = self.created[-1]
+        width = self.width
         before = sum(one.tokens_SC.shape[1] for one in self.created[:-1])
         best = last.scores_SC.sort(dim=1, descending=True, stable=True)
         pick_SK = best.indices[:, :width]
@@ -168,13 +175,16 @@ class _Growth:
         self.tokens_SK = last.tokens_SC.gather(1, pick_SK)
         self.index_SK = before + pick_SK
         parent_SK1 = (pick_SK // (last.tokens_SC.shape[1] // width))[:, :, None]
-        out_SKH, seen_SKM = self.hidden_SKH, self.seen_SKM
+        out_SKH = self.hidden_SKH
+        seen_SKM = self.seen_SKM
         self.hidden_SKH = out_SKH.gather(1, parent_SK1.expand(-1, -1, out_SKH.shape[-1]))
         self.seen_SKM = seen_SKM.gather(1, parent_SK1.expand(-1, -1, seen_SKM.shape[2]))
 
     def _forward(self, level: int) -> Tensor:
         """hidden_SKH of the frontier, which stands at one position per branch."""
-        trees, width, frame = self.trees, self.width, self.work.frame
+        trees = self.trees
+        width = self.width
+        frame = self.work.frame
         own_KK = torch.eye(width, dtype=torch.bool, device=self.tokens_SK.device)
         self.seen_SKM = torch.cat([self.seen_SKM, own_KK.expand(trees, -1, -1)], dim=2)
         level_M = torch.arange(level * width, device=self.tokens_SK.device) // width

@@ -88,13 +88,11 @@ class _Growth:
         drawing: Drawing | None,
         draws: str,
     ) -> None:
-        self.drafter, self.kv, self.plan, self.drawing, self.draws = (
-            drafter,
-            kv,
-            plan,
-            drawing,
-            draws,
-        )
+        self.drafter = drafter
+        self.kv = kv
+        self.plan = plan
+        self.drawing = drawing
+        self.draws = draws
         self.laws: list[Tensor] = []
         self.device = frontier.tokens_SK.device
         self.tokens_SEC = frontier.tokens_SK[:, None]

@@ -32,10 +32,14 @@ from torch import Tensor
 
 from .gamma_settings import LIMITS, GammaPolicy, GammaSettings
 
-SVIP_SCALE, ADAEDL_SCALE = 0.15, 0.2
+SVIP_SCALE = 0.15
+ADAEDL_SCALE = 0.2
 KEPT_REACH = 0.5  # share of the past in how far drafts go
 # Draft & Verify's adaptation: wanted acceptance, step, share of the old acceptance and threshold
-WANTED, THRESHOLD_STEP, KEPT_ACCEPTANCE, KEPT_THRESHOLD = 0.9, 0.01, 0.5, 0.9
+WANTED = 0.9
+THRESHOLD_STEP = 0.01
+KEPT_ACCEPTANCE = 0.5
+KEPT_THRESHOLD = 0.9
 
 Floats = npt.NDArray[np.float64]
 
@@ -114,15 +118,21 @@ def plan(settings: GammaSettings, state: GammaState, vocabulary: int, remaining:
     Args:
         remaining: tokens that the branch may still emit, the target's own included.
     """
-    h, h_norm, ema = nan, nan, nan
-    low, high, policy = settings.gamma_min, settings.longest, settings.gamma_policy
+    h = nan
+    h_norm = nan
+    ema = nan
+    low = settings.gamma_min
+    high = settings.longest
+    policy = settings.gamma_policy
     raw = settings.gamma if policy == GammaPolicy.FIXED else state.gamma
     if policy == GammaPolicy.EGAG and not isnan(state.h):
-        h, h_norm = state.h, normalised(state.h, settings.egag_h_ref, vocabulary)
+        h = state.h
+        h_norm = normalised(state.h, settings.egag_h_ref, vocabulary)
         raw = low + (1 - h_norm) * (high - low)
         if settings.egag_mode == "seed":
             raw = min(max(floor((1 - h_norm) * high), low), high)
-        ema, beta = raw, settings.egag_ema_beta
+        ema = raw
+        beta = settings.egag_ema_beta
         if beta and not isnan(state.ema):  # never of the rounded or cut length
             ema = beta * state.ema + (1 - beta) * raw
     gamma = floor((raw if isnan(ema) else ema) + 0.5)
@@ -168,7 +178,8 @@ def next_state(
     laws: DraftLaws = NO_LAWS,
 ) -> GammaState:
     """The state after a round that drafted `length.gamma_eff` tokens and accepted so many."""
-    policy, drafted = settings.gamma_policy, length.gamma_eff
+    policy = settings.gamma_policy
+    drafted = length.gamma_eff
     if policy == GammaPolicy.EGAG:
         h = float(laws.h[min(accepted, len(laws.h) - 1)]) if len(laws.h) else state.h
         return replace(state, h=h, ema=length.ema)

@@ -33,7 +33,8 @@ def pack(trees: Sequence[HostTree], device: torch.device) -> Proposal:
     """
     most = max((len(tree) for tree in trees), default=0)
     ints = np.zeros((4, len(trees), most), np.int64)
-    ints[1], ints[2] = -1, 1
+    ints[1] = -1
+    ints[2] = 1
     scores = np.full((len(trees), most), -np.inf, np.float32)
     for row, tree in enumerate(trees):
         count = len(tree)

@@ -60,7 +60,9 @@ class CountTable:
     def __init__(self, order: int, min_context: int = 1, width: int = 8) -> None:
         if not 1 <= min_context < order or width < 1:
             raise ValueError(f"no n-grams of order {order} from {min_context} context tokens on")
-        self.order, self.min_context, self.width = order, min_context, width
+        self.order = order
+        self.min_context = min_context
+        self.width = width
         self.followers: dict[Gram, Followers] = {}
 
     def update_(self, ids: Sequence[int], end: int, tokens: Sequence[int]) -> None:
@@ -162,7 +164,8 @@ class CountTables:
     """The count tables of all requests and branches under one scope."""
 
     def __init__(self, scope: Scope, order: int, min_context: int = 1, width: int = 8) -> None:
-        self.scope, self.shape = scope, (order, min_context, width)
+        self.scope = scope
+        self.shape = (order, min_context, width)
         self.session = CountTable(*self.shape)
         self.requests: dict[str, CountTable] = {}
         self.branches: dict[tuple[str, int], CountTable] = {}

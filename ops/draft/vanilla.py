@@ -83,12 +83,15 @@ class _Growth:
     def __init__(
         self, drafter: Target, start: ChainStart, kv: KVCache, drawing: Drawing | None
     ) -> None:
-        self.drafter, self.start, self.drawing = drafter, start, drawing
+        self.drafter = drafter
+        self.start = start
+        self.drawing = drawing
         self.work = Workspace(kv, start.draft_rows, start.most - 1) if start.most > 1 else None
         self.logits_SV = start.logits_SV
         self.branch_S = torch.arange(len(start.lengths), device=start.logits_SV.device)
         none_S0 = self.branch_S[:, None][:, :0]
-        self.tokens, self.scores = [none_S0], [none_S0.float()]
+        self.tokens = [none_S0]
+        self.scores = [none_S0.float()]
         self.entropies: list[Tensor] = []
         self.laws: list[Tensor] = []
 
@@ -115,7 +118,8 @@ class _Growth:
     def _forward(self, step: int) -> Tensor:
         """logits_SV behind draft number `step`, which is written as a fresh row."""
         assert self.work is not None
-        frame, device = self.work.frame, self.logits_SV.device
+        frame = self.work.frame
+        device = self.logits_SV.device
         step_M = torch.arange(1, step + 1, device=device)
         seen_S1M = torch.ones(len(self.branch_S), 1, step, dtype=torch.bool, device=device)
         return self.drafter.forward(
@@ -128,7 +132,8 @@ class _Growth:
         ).logits_RV
 
     def proposal(self) -> Proposal:
-        start, scores_SN = self.start, torch.cat(self.scores, 1)
+        start = self.start
+        scores_SN = torch.cat(self.scores, 1)
         lengths_S1 = torch.tensor(start.lengths, device=scores_SN.device)[:, None]
         step_N = torch.arange(start.most, device=scores_SN.device)
         return replace(
@@ -148,7 +153,8 @@ class _Growth:
 
     def _spent(self) -> DraftWork:
         """Chains that are over stay in the forwards of the others, for nothing."""
-        caught_up, most = self.start.draft_rows.work, self.start.most
+        caught_up = self.start.draft_rows.work
+        most = self.start.most
         if self.work is None:
             return caught_up
         idle = sum(max(most - 1 - max(length - 1, 0), 0) for length in self.start.lengths)

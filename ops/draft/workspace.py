@@ -37,10 +37,13 @@ class Workspace:
     """
 
     def __init__(self, kv: KVCache, draft_rows: DraftRows, each: int) -> None:
-        self.kv, self.frame, self.spent = kv, draft_rows.frame, DraftWork()
+        self.kv = kv
+        self.frame = draft_rows.frame
+        self.spent = DraftWork()
         self.device = draft_rows.position_S.device
         branches = len(self.frame.rows_S)
-        lineages, segment_S = draft_rows.rows.lineages, draft_rows.segment_S
+        lineages = draft_rows.rows.lineages
+        segment_S = draft_rows.segment_S
         homes_S = [lineages.homes_S[segment] for segment in segment_S]
         rows_S = self.frame.rows_S if kv.rows > 1 else (0,) * branches
         rows = np.repeat(np.asarray(rows_S, np.int32), each)
@@ -65,14 +68,16 @@ class Workspace:
         return [Member(np.array(branches), 0, homes) for homes, branches in parts.items()]
 
     def _part(self, stack: Stack, draft_rows: DraftRows, slots_SM: Ints) -> _Part:
-        lineages, branch_Gn = draft_rows.rows.lineages, stack.rows_Gq
+        lineages = draft_rows.rows.lineages
+        branch_Gn = stack.rows_Gq
         segment_Gn = draft_rows.segment_S[branch_Gn]
         visible_PK, index_Gn = history(self.kv, stack, lineages, segment_Gn, self.kv.committed)
         before_GnK = (
             self.kv.position[stack.slots_GK][:, None] <= draft_rows.start_S[branch_Gn][..., None]
         )
         sequence_X = np.repeat(np.arange(len(branch_Gn)), branch_Gn.shape[1])
-        slots_XM, place_GnM = slots_SM[branch_Gn.reshape(-1)], None
+        slots_XM = slots_SM[branch_Gn.reshape(-1)]
+        place_GnM = None
         if slots_XM.size and stack.holds(slots_XM[:, 0], sequence_X).all():
             place_XM = stack.places(slots_XM, sequence_X)
             place_GnM = tensor(place_XM.reshape(*branch_Gn.shape, -1), self.device)
@@ -90,7 +95,8 @@ class Workspace:
         # a third of what `repeat` takes
         mask_GnWK = part.history_GnK[:, :, None].expand(-1, -1, width, -1).clone(memory_format=ROWS)
         if part.place_GnM is not None:
-            place_GnM, branch_Gn = part.place_GnM[:, :, :fresh], part.branch_Gn
+            place_GnM = part.place_GnM[:, :, :fresh]
+            branch_Gn = part.branch_Gn
             place_GnWM = place_GnM[:, :, None].expand(-1, -1, width, -1)
             mask_GnWK.scatter_(3, place_GnWM, seen_SKM[branch_Gn])
             part.positions_GK.scatter_(1, place_GnM.flatten(1), position_SM[branch_Gn].flatten(1))
@@ -108,7 +114,8 @@ class Workspace:
         A row sees its branch's history, and of the M fresh rows those in `seen_SKM` (bool), which
         stand at `position_SM`. Padding is written to the scratch slot.
         """
-        fresh, spread = position_SM.shape[1], self.frame.spread
+        fresh = position_SM.shape[1]
+        spread = self.frame.spread
         rows = slice(fresh - seen_SKM.shape[1], fresh)
         slots_BQ = spread(self.slots_SM[:, rows], self.kv.scratch)
         padding = slots_BQ.numel() - position_SM.shape[0] * seen_SKM.shape[1]

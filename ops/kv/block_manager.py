@@ -32,7 +32,8 @@ class BlockManager:
     """
 
     def __init__(self, slots: int, size: int) -> None:
-        self.slots, self.size = slots, size
+        self.slots = slots
+        self.size = size
         self.tables: dict[int, dict[int, int]] = {}
         self.references: Ints = np.zeros(-(-slots // size), np.int32)
         self.writer: Ints = np.full(len(self.references), NOBODY, np.int32)

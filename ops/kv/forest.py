@@ -44,7 +44,8 @@ class Forest(NamedTuple):
 
     def visible(self, ancestors_STT: Tensor) -> Tensor:
         """bool [R, R]: each row sees itself and the rows of its ancestors in its own tree."""
-        tree_R, node_R = self.tree_R.clamp(min=0), self.node_R.clamp(min=0)
+        tree_R = self.tree_R.clamp(min=0)
+        node_R = self.node_R.clamp(min=0)
         above_RR = ancestors_STT[tree_R[:, None], node_R[:, None], node_R]
         own_RR = (self.tree_R[:, None] == self.tree_R) & (self.tree_R >= 0)
         self_RR = torch.eye(len(tree_R), dtype=torch.bool, device=tree_R.device)

@@ -62,7 +62,8 @@ class KVCache(SlotTable):
 
     def copy_(self, source: npt.ArrayLike, target: npt.ArrayLike, cause: str) -> None:
         """Copy slots, with their labels, into free slots of the pool; counted by the ledger."""
-        source_R, target_R = np.asarray(source, np.int64), np.asarray(target, np.int64)
+        source_R = np.asarray(source, np.int64)
+        target_R = np.asarray(target, np.int64)
         copy = self.take_out(source_R, cause)
         self.data.index_copy_(3, torch.from_numpy(target_R).to(copy.device), copy)
         self._label_(target_R, self.owner[source_R])

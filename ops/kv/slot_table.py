@@ -36,7 +36,9 @@ class SlotTable:
     """
 
     def __init__(self, capacity: int, rows: int = 1, block_size: int = 1) -> None:
-        self.capacity, self.rows, self.slots = capacity, rows, rows * capacity
+        self.capacity = capacity
+        self.rows = rows
+        self.slots = rows * capacity
         self.blocks = BlockManager(self.slots, capacity if rows > 1 else block_size)
         self.owner: Ints = np.full(self.slots, FREE, np.int32)
         self.home: Ints = np.full(self.slots, NOBODY, np.int32)
@@ -110,7 +112,8 @@ class SlotTable:
         one = self.rows == 1
         slots = self._take_(owner_Q, home_Q) if one else self.lowest_free(owner_Q.size, row)
         self.blocks.enter_(owner_Q, slots)
-        self.owner[slots], self.home[slots] = owner_Q, home_Q
+        self.owner[slots] = owner_Q
+        self.home[slots] = home_Q
         self.position[slots] = np.asarray(position, np.int32)
         self.committed[slots] = False
         self.current_length += slots.size
@@ -121,9 +124,11 @@ class SlotTable:
         """Slots become somebody's, or free."""
         if not slots_Q.size:
             return
-        slots, old_Q = slots_Q.astype(np.int64), self.owner[slots_Q]
+        slots = slots_Q.astype(np.int64)
+        old_Q = self.owner[slots_Q]
         new_Q = each(owner, slots.size)
-        came, left = new_Q != FREE, old_Q != FREE
+        came = new_Q != FREE
+        left = old_Q != FREE
         if more := int(np.count_nonzero(came)):
             self.blocks.enter_(new_Q[came], slots[came])
         if less := int(np.count_nonzero(left)):
@@ -146,7 +151,8 @@ class SlotTable:
         """
         if (left := int(np.count_nonzero(self.owner == FREE))) < owner_Q.size:
             raise PoolFullError(f"{owner_Q.size} slots asked, {left} free")
-        slots, shares = np.empty(owner_Q.size, np.int32), self.blocks.size > 1
+        slots = np.empty(owner_Q.size, np.int32)
+        shares = self.blocks.size > 1
         # where blocks have one slot, nobody can begin one that somebody else goes on in
         writer_Q = owner_Q if shares else home_Q
         pairs = dict.fromkeys(zip(writer_Q.tolist(), home_Q.tolist(), strict=True))
@@ -218,7 +224,8 @@ class SlotTable:
         index = np.asarray(slots, np.int64)
         if index.size:
             self._label_(index, FREE)
-            self.home[index], self.committed[index] = NOBODY, False
+            self.home[index] = NOBODY
+            self.committed[index] = False
 
     def retire_(self, owners: Iterable[int], row: int | None = None) -> None:
         """Give back everything of these owners, in all rows or in one, and the regions of homes."""

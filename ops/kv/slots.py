@@ -72,7 +72,8 @@ class Region:
 
     def include_(self, first: int, last: int) -> None:
         """It uses these slots, and some between them, from now on."""
-        self.low, self.high = min(self.low, first), max(self.high, last + 1)
+        self.low = min(self.low, first)
+        self.high = max(self.high, last + 1)
 
 
 def each(value: npt.ArrayLike, count: int) -> Ints:
@@ -86,7 +87,8 @@ def check_regions(regions: Mapping[int, Region], home: Ints, used: npt.NDArray[n
     slots = np.flatnonzero(used)
     by_home = slots[np.argsort(home[slots], kind="stable")]
     homes, first, count = np.unique(home[by_home], return_index=True, return_counts=True)
-    lowest, highest = by_home[first], by_home[first + count - 1]
+    lowest = by_home[first]
+    highest = by_home[first + count - 1]
     for one, low, high in zip(homes.tolist(), lowest.tolist(), highest.tolist(), strict=True):
         region = regions[one]
         assert region.low <= low and high < region.high, f"slots outside region {one}"
@@ -95,7 +97,9 @@ def check_regions(regions: Mapping[int, Region], home: Ints, used: npt.NDArray[n
 def check_positions(row_K: Ints, owner_K: Ints, position_K: Ints) -> None:
     """Every owner's committed positions in a row are consecutive, each held once."""
     order = np.lexsort((position_K, owner_K, row_K))
-    row, owner, position = row_K[order], owner_K[order], position_K[order]
+    row = row_K[order]
+    owner = owner_K[order]
+    position = position_K[order]
     same = (row[1:] == row[:-1]) & (owner[1:] == owner[:-1])
     steps = np.diff(position)[same]
     assert (steps != 0).all(), "a position is held twice"

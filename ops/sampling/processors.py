@@ -157,7 +157,8 @@ def _kept_by_rank(z_RV: Tensor, rows: SamplingColumns) -> Tensor:
     Only the `depth` highest values are sorted; which ids have them follows from comparing with
     the last value that stays, so the order that a sort gives to equals plays no part.
     """
-    size, depth = z_RV.shape[1], rows.depth
+    size = z_RV.shape[1]
+    depth = rows.depth
     if depth == 0:
         return torch.ones_like(z_RV, dtype=torch.bool)
     top_RK = z_RV.topk(depth).values if depth < size else z_RV.sort(descending=True).values

@@ -81,7 +81,8 @@ def accept_chain(
         r_SN, u_S: uniform numbers of the drafts and of the final token.
         rule: CHAIN or BLOCK.
     """
-    p_STV, q_SNV = _wide(p_STV), None if q_SNV is None else _wide(q_SNV)
+    p_STV = _wide(p_STV)
+    q_SNV = None if q_SNV is None else _wide(q_SNV)
     p_SN = p_STV[:, :-1].gather(2, tokens_SN[..., None]).squeeze(2)
     q_SN = _of_tokens(q_SNV, tokens_SN, p_SN)
     if rule is Rule.BLOCK:
@@ -91,7 +92,8 @@ def accept_chain(
         path_ST = _with_root(passes_SN.int().flip(1).cumsum(1).flip(1) > 0)
         tried_SN = valid_SN
     else:
-        ratio_ST, chance_SN = p_STV.new_ones(p_STV.shape[:2]), _chance(p_SN, q_SN)
+        ratio_ST = p_STV.new_ones(p_STV.shape[:2])
+        chance_SN = _chance(p_SN, q_SN)
         path_ST = _with_root((_passes(p_SN, q_SN, r_SN) & valid_SN).int().cumprod(1).bool())
         tried_SN = valid_SN & path_ST[:, :-1]
     weights_SV = _left_over(p_STV, q_SNV, tokens_SN, valid_SN, path_ST, ratio_ST)
@@ -131,7 +133,10 @@ class _Walk:
     """One pass over the nodes; a parent comes first, so its children are tried where it stands."""
 
     def __init__(self, p_STV: Tensor, q_STV: Tensor | None, u_ST: Tensor, rule: Rule) -> None:
-        self.p_STV, self.q_STV, self.u_ST, self.rule = p_STV, q_STV, u_ST, rule
+        self.p_STV = p_STV
+        self.q_STV = q_STV
+        self.u_ST = u_ST
+        self.rule = rule
         self.p_SV = p_STV[:, 0]
         self.q_SV = None if q_STV is None else q_STV[:, 0]
         self.at_S = torch.zeros(len(p_STV), dtype=torch.int64, device=p_STV.device)
@@ -165,7 +170,8 @@ class _Walk:
 
     def end(self) -> Acceptance:
         u_S = self.u_ST.gather(1, self.at_S[:, None]).squeeze(1)
-        bonus_S, path_ST = inverse_cdf(self.p_SV, u_S), torch.stack(self.path, 1)
+        bonus_S = inverse_cdf(self.p_SV, u_S)
+        path_ST = torch.stack(self.path, 1)
         if not self.tried:
             return Acceptance(path_ST, bonus_S, self.p_SV, *(self.p_SV[:, :0],) * 3)
         p_SN, q_SN, open_SN = (torch.stack(one, 1) for one in zip(*self.tried, strict=True))
@@ -210,7 +216,8 @@ def _block_chance(
         left_STV = inner_STV.scatter(2, tokens_SN[:, 1:, None], 0.0)
     else:
         left_STV = (inner_STV - q_SNV[:, 1:]).clamp(min=0)
-    left_SN, ratio_SN = left_STV.sum(-1), ratio_ST[:, 1:]
+    left_SN = left_STV.sum(-1)
+    ratio_SN = ratio_ST[:, 1:]
     against_SN = left_SN + 1 - ratio_SN[:, :-1]
     inner_SN = torch.where(against_SN > 0, left_SN / against_SN, 1.0)
     longer_SN = valid_SN[:, 1:]

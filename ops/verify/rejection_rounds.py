@@ -30,7 +30,8 @@ class RoundCoins:
         """
         nodes = (proposal.depths_SN, sibling_ranks(proposal.parents_SN))
         depths_ST, ranks_ST = (F.pad(value_SN, (1, 0)) for value_SN in nodes)  # the root has 0, 0
-        key_S1, root_S1 = key_S[:, None], position_S[:, None]
+        key_S1 = key_S[:, None]
+        root_S1 = position_S[:, None]
         return cls(
             uniforms(round_keys(key_S1, root_S1, *nodes, CoinRole.ACCEPT)),
             uniforms(round_keys(key_S1, root_S1, depths_ST, ranks_ST, CoinRole.FINAL)),
@@ -70,8 +71,11 @@ def accept_rejection(
     Raises:
         ValueError: the proposal does not bring what the rule needs.
     """
-    q_STV, tokens_SN, valid_SN = proposal.draft_probs_STV, proposal.tokens_SN, proposal.valid_SN
-    r_SN, u_ST = coins.r_SN, coins.u_ST
+    q_STV = proposal.draft_probs_STV
+    tokens_SN = proposal.tokens_SN
+    valid_SN = proposal.valid_SN
+    r_SN = coins.r_SN
+    u_ST = coins.u_ST
     if rule not in CHAIN_RULES:
         parents_SN = proposal.parents_SN
         verdict = accept_tree(p_STV, q_STV, tokens_SN, parents_SN, valid_SN, r_SN, u_ST, rule)

@@ -69,7 +69,8 @@ class Scored:
         ids_GC = best(scores_GV).masked_fill(self.broken_R[rows_G, None], BROKEN)
         if self.sampler is None or self.sampler.rules.all_greedy:
             return GrammarRows(ids_GC, scores_GV)
-        key_G, greedy_G = self.key_R[rows_G], self._greedy_R()[rows_G]
+        key_G = self.key_R[rows_G]
+        greedy_G = self._greedy_R()[rows_G]
         drawn_GC = ranked(scores_GV, key_G, scores_GV.shape[1], BEST)
         ids_GC = ids_GC.where(greedy_G[:, None] | (ids_GC == BROKEN), drawn_GC)
         return GrammarRows(ids_GC, scores_GV, key_G, greedy_G)

@@ -78,7 +78,8 @@ def accept(
     if accept == Accept.REJECTION:
         used = rule_for(proposal, rule, draws)
         judged = _judged(rows, scored, proposal, used, not skip_sample_adjustment)
-        path_ST, bonus_S = judged.verdict.path_ST, judged.verdict.bonus_S
+        path_ST = judged.verdict.path_ST
+        bonus_S = judged.verdict.bonus_S
         broken_ST = scored.broken_R.view(trees, nodes) & path_ST
         bonus_S = bonus_S.masked_fill(broken_ST.any(1), BROKEN)
     else:

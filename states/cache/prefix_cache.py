@@ -38,7 +38,10 @@ class PrefixCache:
         back: int,
         shortest: int = SHORTEST,
     ) -> None:
-        self.pools, self.segments, self.back, self.shortest = pools, segments, back, shortest
+        self.pools = pools
+        self.segments = segments
+        self.back = back
+        self.shortest = shortest
         self.kept: dict[int, KeptSegment] = {}
         self.figures = PrefixFigures()
         self.idle = self.pinned = 0
@@ -54,7 +57,9 @@ class PrefixCache:
     def match(self, ids: Ints, salt: str = "") -> tuple[list[int], int]:
         """The kept segments that ids begin with, from the root on, and how many ids they cover;
         the last one perhaps in part. Those of other salts are never looked at."""
-        path, covered, shelf = list[int](), 0, self._tops.get(salt, self._shelf())
+        path = list[int]()
+        covered = 0
+        shelf = self._tops.get(salt, self._shelf())
         while covered < len(ids):
             rest = ids[covered:]
             found = [(shared_length(self.kept[one].tokens, rest), one) for one in shelf.find(rest)]
@@ -160,7 +165,8 @@ class PrefixCache:
                 have some of the rows, where the prefix alone has not all.
             tokens: the ids of the rows.
         """
-        above, end = self.segments.insert(segment), start + len(tokens)
+        above = self.segments.insert(segment)
+        end = start + len(tokens)
         for pool in self.pools:
             for owner in (segment, *more):
                 pool.split_(owner, above, end)
@@ -215,16 +221,19 @@ class PrefixCache:
     def _split_(self, kept: KeptSegment, position: int) -> int:
         """Cut a segment in two; returns the first part, a new segment in front of the second."""
         self.figures.splits += 1
-        parent, cut = self.segments.parent(kept.segment), position - kept.start
+        parent = self.segments.parent(kept.segment)
+        cut = position - kept.start
         shelf = self._shelf_of(parent, kept.salt)
         shelf.remove(kept.segment, kept.tokens)
         self._count(kept, -1)
         above = self.segments.insert(kept.segment)
         for pool in self.pools:
             pool.split_(kept.segment, above, position)
-        own, behind = kept.tokens[:cut], self._shelf()
+        own = kept.tokens[:cut]
+        behind = self._shelf()
         first = KeptSegment(above, kept.start, own, behind, kept.pins, kept.used, kept.salt)
-        kept.start, kept.tokens = position, kept.tokens[cut:]
+        kept.start = position
+        kept.tokens = kept.tokens[cut:]
         self.kept[above] = first
         shelf.add(above, first.tokens)
         first.behind.add(kept.segment, kept.tokens)
@@ -271,7 +280,8 @@ class PrefixCache:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless tree, labels and counts agree."""
-        target, idle = self.pools[0], 0
+        target = self.pools[0]
+        idle = 0
         for kept in self.kept.values():
             name = f"kept segment {kept.segment}"
             rows = np.sort(target.position[target.owner == kept.segment])

@@ -62,7 +62,8 @@ class SegmentTree:
         """A new segment, its own home, between a segment and its parent."""
         self._change_()
         above = self.add()
-        self._parent[above], self._parent[segment] = self._parent[segment], above
+        self._parent[above] = self._parent[segment]
+        self._parent[segment] = above
         return above
 
     def settle(self, segment: int) -> None:

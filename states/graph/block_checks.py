@@ -12,7 +12,8 @@ from .drafter_spec import Drafter
 from .graph import Graph, Skeleton
 
 FOLD = "branch.fold_"
-PLAN, STEP = "schedule.plan_", "step"
+PLAN = "schedule.plan_"
+STEP = "step"
 
 
 def check_blocks(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]:
@@ -107,7 +108,8 @@ def _check_skeleton(graph: Graph, skeleton: Skeleton, src: Source) -> Iterator[P
     if skeleton.documents == "branches" and "Search" not in skeleton.tools:
         message = "branches get what they search for, but skeleton.tools has no 'Search'"
         yield src.problem(("skeleton", "documents"), message, ProblemCode.NO_SEARCH)
-    at, merge = ("skeleton", "merge"), skeleton.merge
+    at = ("skeleton", "merge")
+    merge = skeleton.merge
     if merge == "concat":
         return
     if all(call.op != FOLD for state in graph.states.values() for call in state.ops):
@@ -124,7 +126,8 @@ def _check_sampling(graph: Graph, src: Source) -> Iterator[Problem]:
     Draws that are kept for how probable they are do not follow the law they were drawn from. What
     is drafted by what a clock says cannot be drawn again.
     """
-    drafter, rule = graph.drafter, graph.sampling.rule
+    drafter = graph.drafter
+    rule = graph.sampling.rule
     if drafter.chooses and getattr(drafter, "costs", None) is None and not graph.sampling.exact:
         message = (
             "under accept: rejection the text depends on how much is drafted, which is chosen by "
@@ -161,7 +164,8 @@ def _check_samples(graph: Graph, src: Source) -> Iterator[Problem]:
 
 def _check_two_drafters(graph: Graph, outlines: Drafter, src: Source) -> Iterator[Problem]:
     """What outlines and parts that are drafted for by different drafters cannot have."""
-    at, code = ("skeleton", "drafter"), ProblemCode.TWO_DRAFTERS
+    at = ("skeleton", "drafter")
+    code = ProblemCode.TWO_DRAFTERS
     for place, drafter in ((at, outlines), (("drafter",), graph.drafter)):
         for name in ("rows_per_round", "filler_top_k"):
             if (getattr(drafter, name, None) or 1) > 1:

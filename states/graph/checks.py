@@ -27,7 +27,9 @@ def with_named_functions(
 
     Later checks take such a name as any other.
     """
-    ops, guards, problems = dict(table.ops), dict(table.guards), []
+    ops = dict(table.ops)
+    guards = dict(table.guards)
+    problems = []
     for at, kind, name in _named_functions(graph, table):
         try:
             entry = named_function(kind, name)
@@ -174,7 +176,9 @@ def _check_blocks(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem
 
 def check_sizes(graph: Graph, src: Source) -> Iterator[Problem]:
     """Numbers that cannot hold together, whatever the prompt is."""
-    drafter, layout, outline = graph.drafter, graph.layout, graph.skeleton
+    drafter = graph.drafter
+    layout = graph.layout
+    outline = graph.skeleton
     most, (room, shape) = most_of(drafter.offered), drafter.room
     first = _drafted(drafter, 1, 1)
     if most > room:

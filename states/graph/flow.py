@@ -23,7 +23,8 @@ def check_shape(graph: Graph, src: Source) -> Iterator[Problem]:
     ending = _reach(finals, _ways((e.to, e.from_) for e in graph.transitions))
     yield from _never_taken(graph, src)
     for name, state in graph.states.items():
-        here, out = ("states", name), graph.edges_from(name)
+        here = ("states", name)
+        out = graph.edges_from(name)
         if state.final and out:
             yield src.problem(
                 here, "final, but a transition leaves it", ProblemCode.FINAL_LEFT, key=True
@@ -103,7 +104,8 @@ def check_dataflow(
     always = _fixpoint(graph, steps, most, frozenset.intersection)
     sometimes = _fixpoint(graph, steps, least, frozenset.union)
     for name in graph.states:
-        keys, possible = always[name], sometimes[name]
+        keys = always[name]
+        possible = sometimes[name]
         for i, step in enumerate(steps[name]):
             at = ("states", name, "ops", i)
             yield from _missing_reads(src, at, step.entry, keys, anywhere)

@@ -51,7 +51,8 @@ def extend(own: Source, base: Source) -> Source:
     """
     check_mapping(base, "graph")
     check_version(base)
-    whole, rest = copy.copy(own), base.data.keys() - own.data.keys()
+    whole = copy.copy(own)
+    rest = base.data.keys() - own.data.keys()
     whole.data = {k: v for k, v in {**base.data, **own.data}.items() if k != EXTENDS}
     whole.files = {key: base.files.get(key, base.file) for key in rest} | own.files
     whole.keys = {p: at for p, at in base.keys.items() if p[0] in rest} | own.keys
@@ -74,7 +75,8 @@ def override(source: Source, sets: Iterable[str | Change]) -> None:
     parsed.sort(key=lambda one: one[0] not in _KIND_PATHS)  # stable: kinds first
     for path, value, option in parsed:
         if path in _KIND_PATHS:
-            path, value = path[:1], {"kind": value}
+            path = path[:1]
+            value = {"kind": value}
         _put(source, path, value, option)
 
 
@@ -101,15 +103,18 @@ def _put(source: Source, path: Path, value: Any, option: str) -> None:
     node: Any = source.data
     done: Path = ()
     for i, part in enumerate(map(str, path)):
-        key, last = _key(node, part), i == len(path) - 1
+        key = _key(node, part)
+        last = i == len(path) - 1
         if key is None:
-            where, why = ".".join(map(str, path)), _no_way(done, node)
+            where = ".".join(map(str, path))
+            why = _no_way(done, node)
             raise GraphError([Problem(option, 0, 0, where, why, ProblemCode.OPTION)])
         if last or (isinstance(node, dict) and key not in node):
             node[key] = value if last else {}
             _forget(source, (*done, key))
             source.options[(*done, key)] = option
-        node, done = node[key], (*done, key)
+        node = node[key]
+        done = (*done, key)
 
 
 def _key(node: Any, part: str) -> str | int | None:

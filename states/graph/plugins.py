@@ -18,7 +18,9 @@ from ...ops.registry import OpEntry, OpTable, RegistryError, declarations, parse
 from ..yaml.source import hint, quoted
 from .drafter_spec import Drafter
 
-OPS, DRAFTERS, POLICIES = "specsot.ops", "specsot.drafters", "specsot.policies"
+OPS = "specsot.ops"
+DRAFTERS = "specsot.drafters"
+POLICIES = "specsot.policies"
 
 
 def module_file(module: str) -> Path | None:

@@ -199,7 +199,9 @@ def _extra(key: str, parent: Path, model_at: Any, data: Any) -> tuple[str, Probl
 
 def _plain(error: Any) -> str:
     """Pydantic's message without Python's words for things."""
-    kind, given, context = error["type"], error["input"], error.get("ctx", {})
+    kind = error["type"]
+    given = error["input"]
+    context = error.get("ctx", {})
     if kind in _WANTED:
         return f"must be {_WANTED[kind]}, not {kind_of(given)}"
     if kind == "literal_error":

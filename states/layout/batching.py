@@ -39,7 +39,8 @@ class BatchingLayout(RowPerBranch):
 
     def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> bool:
         """A branch gets a row: that of held parts, one that holds its prefix, or a copy is made."""
-        busy, parts = set(self._row.values()), self._row_of_parts(prefix)
+        busy = set(self._row.values())
+        parts = self._row_of_parts(prefix)
         ready = [row for row in self._copies[prefix] if row not in busy]
         ready.sort(key=lambda row: row != parts)
         if not ready:
@@ -95,7 +96,9 @@ class BatchingLayout(RowPerBranch):
 
     def members(self, packed: PackedQueries, trees: int) -> tuple[Member, ...]:
         """Each row of the pool by itself, with all its padding."""
-        count, size, first = packed.height, packed.queries, packed.first_row
+        count = packed.height
+        size = packed.queries
+        first = packed.first_row
         rows = np.arange(count * size).reshape(count, size)
         return tuple(Member(rows[b], first + b, ()) for b in range(count)) if size else ()
 

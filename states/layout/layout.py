@@ -75,7 +75,8 @@ class Layout:
     packed = True
 
     def __init__(self, device: torch.device, segments: SegmentTree) -> None:
-        self.device, self.segments = device, segments
+        self.device = device
+        self.segments = segments
 
     def rows_of(self, owner: int) -> Sequence[int]:
         """The rows of the pools that hold, or are to hold, what this owner has."""
@@ -121,10 +122,12 @@ class Layout:
         shared = trees.proposal.shared or None if trees is not None and self.packed else None
         of_trees = [] if trees is None else self._tree_runs(trees, shared)
         packed = PackedQueries(kv, [*of_trees, *(run for s in spans for run in self._runs(s))])
-        span_slots, at = [], len(of_trees)
+        span_slots = []
+        at = len(of_trees)
         for span in spans:
             copies = slice(at, at + len(self.rows_of(span.owner)))
-            slots_Cn, flat_Cn = np.stack(packed.slots[copies]), np.stack(packed.flat[copies])
+            slots_Cn = np.stack(packed.slots[copies])
+            flat_Cn = np.stack(packed.flat[copies])
             span_slots.append(SpanSlots(packed.flat[at], slots_Cn, flat_Cn))
             at = copies.stop
         tips = [one.rows[-1] for s, one in zip(spans, span_slots, strict=True) if s.draws]
@@ -163,7 +166,8 @@ class Layout:
         """
 
         def run(owner: int, size: int, like: int) -> QueryRun:
-            row, homes = self.tensor_rows_of(like)[0], self.segments.homes(like)
+            row = self.tensor_rows_of(like)[0]
+            homes = self.segments.homes(like)
             return QueryRun(row, owner, homes, [0] * size, [0] * size)
 
         if trees.bare:

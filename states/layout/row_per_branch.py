@@ -27,7 +27,8 @@ class RowPerBranch(Layout):
         """Running branches alone, or with newcomers beside them."""
         if not spans:
             return packed.aligned
-        length, prefill = [0] * packed.height, [False] * packed.height
+        length = [0] * packed.height
+        prefill = [False] * packed.height
         for owner, position in zip(trees.owners, trees.positions, strict=True):
             length[self._row[owner] - packed.first_row] = position
         for span in reversed(spans):  # the first span of a row says where the row goes on

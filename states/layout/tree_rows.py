@@ -90,7 +90,8 @@ class PlacedRows:
         if self.tree_rows.ndim == 2:
             return self if padding == self.padding else replace(self, padding=padding)
         place_ST = places(has_ST)
-        rows_ST, slots_ST = self.tree_rows[place_ST], self.tree_slots[place_ST]
+        rows_ST = self.tree_rows[place_ST]
+        slots_ST = self.tree_slots[place_ST]
         return replace(self, padding=padding, tree_rows=rows_ST, tree_slots=slots_ST)
 
 
@@ -115,7 +116,8 @@ def by_node(parts: Sequence[Ints], trees: Trees) -> Ints:
     """Runs of the trees -> [S, T]; a node without a row has its root's."""
     whole_ST = np.empty((len(trees.owners), trees.nodes), np.int32)
     for own_T, part in zip(whole_ST, parts, strict=False):
-        own_T[: len(part)], own_T[len(part) :] = part, part[0]
+        own_T[: len(part)] = part
+        own_T[len(part) :] = part[0]
     return whole_ST
 
 
@@ -125,7 +127,8 @@ def grow(rows: Rows, trees: Trees, flat: Ints, slots: Ints, shared: int | None) 
     Args:
         flat, slots: of the trees' nodes, as in `PlacedRows`.
     """
-    proposal, device = trees.proposal, rows.tokens_BQ.device
+    proposal = trees.proposal
+    device = rows.tokens_BQ.device
     told_2S1 = np.array([trees.roots, trees.positions], np.int64)[..., None]
     root_S1, start_S1 = tensor(told_2S1, device).unbind()
     tokens_ST = torch.cat([root_S1, proposal.tokens_SN], dim=1)
@@ -142,10 +145,8 @@ def grow(rows: Rows, trees: Trees, flat: Ints, slots: Ints, shared: int | None) 
     nodes_ST = tensor(flat, device)
     if proposal.sizes is not None:  # what has no row of its own leaves its root's as it is
         has_ST = F.pad(proposal.valid_SN, (1, 0), value=True)
-        tokens_ST, positions_ST = (
-            tokens_ST.where(has_ST, root_S1),
-            positions_ST.where(has_ST, start_S1),
-        )
+        tokens_ST = tokens_ST.where(has_ST, root_S1)
+        positions_ST = positions_ST.where(has_ST, start_S1)
         live = LiveNodes.of(flat, proposal.sizes, device)
         rows = replace(rows, live=live)
     rows.tokens_BQ.view(-1)[nodes_ST] = tokens_ST
@@ -156,7 +157,8 @@ def grow(rows: Rows, trees: Trees, flat: Ints, slots: Ints, shared: int | None) 
 def _share(rows: Rows, trees: Trees, tokens_ST: Tensor, positions_ST: Tensor, shared: int) -> Rows:
     """Rows that begin with the trees, each with the node that it belongs to."""
     forest = plant(trees.proposal.valid_SN, shared)
-    part, device = slice(len(forest.tree_R)), tokens_ST.device
+    part = slice(len(forest.tree_R))
+    device = tokens_ST.device
     numbers = {segment: number for number, segment in enumerate(rows.lineages.ids_S.tolist())}
     number_S = torch.as_tensor([numbers[owner] for owner in trees.owners], device=device)
     rows.tokens_BQ[0, part] = forest.pick(tokens_ST, 0)

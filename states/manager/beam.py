@@ -59,7 +59,8 @@ class BeamSearch:
     @property
     def settled(self) -> list[int]:
         """The tokens of every hypothesis that can still win: no later step changes them."""
-        live, best = self.tokens_Wn, self.kept[0]
+        live = self.tokens_Wn
+        best = self.kept[0]
         if best is not None:
             length = min(self.length, len(best))
             live = np.vstack([live[:, :length], best[:length]])
@@ -158,7 +159,9 @@ class BeamState:
 
     def commit_(self, batch: Batch, host: HostReader, chosen: Chosen) -> RoundSummary:
         """Read the step; keep the rows of beams that live on, end the searches that are over."""
-        step, branches, placed = read_step(host, chosen), batch.everyone, batch.placed
+        step = read_step(host, chosen)
+        branches = batch.everyone
+        placed = batch.placed
         for span, slots in zip(batch.spans, placed.spans, strict=True):
             for slots_n in slots.slots_Cn:
                 self.kv.commit_(slots_n, span.positions)
@@ -186,7 +189,8 @@ class BeamState:
 
     def _keep_rows_(self, branch: Branch, search: BeamSearch, slots_W: Ints, parent_W: Ids) -> None:
         """The new rows of beams that live on become segments; what no beam needs any more goes."""
-        segments, alive = self.table.segments, np.unique(parent_W)
+        segments = self.table.segments
+        alive = np.unique(parent_W)
         self.kv.release_(np.delete(slots_W, alive))
         tips = search.tips(branch.owner)
         owner_W = np.full(len(parent_W), NOBODY, np.int32)
@@ -215,12 +219,14 @@ def _position(branch: Branch, search: BeamSearch) -> int:
 
 def move_on_(search: BeamSearch, step: BeamStep, number: int) -> None:
     """The live beams become their continuations; of the ended ones the best are kept."""
-    old, width = search.tokens_Wn, len(search.kept)
+    old = search.tokens_Wn
+    width = len(search.kept)
 
     def hypothesis(origin: int, ended: int) -> Ids | None:
         if origin < width or not ended:
             return search.kept[origin] if ended else None
-        parent, token = step.parent_SC[number], step.token_SC[number]
+        parent = step.parent_SC[number]
+        token = step.token_SC[number]
         return np.append(old[parent[origin - width]], token[origin - width])
 
     pairs = zip(step.origin_SW[number].tolist(), step.ended_SW[number].tolist(), strict=True)

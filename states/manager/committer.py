@@ -53,7 +53,8 @@ class Committer:
         report: BlendReport | None = None,
     ) -> RoundSummary:
         """Read the round, commit accepted rows where they lie, advance tips, finish branches."""
-        kv, result = self.pools[0], read_round(host, accepted, roots, picked_rows(report))
+        kv = self.pools[0]
+        result = read_round(host, accepted, roots, picked_rows(report))
         everyone = batch.everyone
         before = [len(b.tokens) for b in everyone]
         placed = batch.placed.with_host_tokens(result.tokens_ST)
@@ -63,7 +64,8 @@ class Committer:
             walk = _walk(tree, batch, result, accepted, host)
             walks.append(walk)
             nodes = np.array(walk.nodes[: walk.taken + 1])
-            slots, rows = placed.tree_slots[tree, nodes], placed.tree_rows[tree, nodes]
+            slots = placed.tree_slots[tree, nodes]
+            rows = placed.tree_rows[tree, nodes]
             self._keep(branch, slots, rows, features_QF)
         kv.release_(placed.fresh[~kv.committed[placed.fresh]])
         self._commit_spans(batch, result, roots, features_QF, host)
@@ -100,7 +102,8 @@ class Committer:
 
     def _keep(self, branch: Branch, slots: Ints, rows: Ints, features_QF: Tensor | None) -> None:
         """Commit the rows of a path; the branch's counts move on."""
-        position, first = branch.length, branch.kept
+        position = branch.length
+        first = branch.kept
         branch.kept += len(slots)
         branch.length += len(slots)
         positions = range(position, branch.length)
@@ -120,9 +123,12 @@ class Committer:
         """Commit prompt rows; every newcomer gets its root token."""
         by_owner = {b.owner: b for b in batch.newcomers}
         parts = {part.owner: part for b in batch.newcomers for part in b.reads}
-        tip, bound = 0, 0
+        tip = 0
+        bound = 0
         for span, slots in zip(batch.spans, batch.placed.spans, strict=True):
-            owner, position, tokens = span.owner, span.position, span.tokens
+            owner = span.owner
+            position = span.position
+            tokens = span.tokens
             for slots_n in slots.slots_Cn:
                 self.pools[0].commit_(slots_n, span.positions)
             if owner not in by_owner:
@@ -168,15 +174,18 @@ def _walk(
     tree: int, batch: Batch, result: RoundResult, accepted: Accepted, host: HostReader
 ) -> Walk:
     """The way through a tree; its tokens are appended to the branch."""
-    branch, bound_trees = batch.ran[tree], batch.rows.bound_trees
+    branch = batch.ran[tree]
+    bound_trees = batch.rows.bound_trees
     if tree in bound_trees:
         at = bound_trees.index(tree)
-        nodes, tokens = [0], [BROKEN]
+        nodes = [0]
+        tokens = [BROKEN]
         with failing(branch):
             nodes, tokens = bound_path(result, tree, at, branch, accepted.bound, host)
     else:
         nodes, tokens = free_path(result, tree)
-    root, position = branch.tokens[-1], branch.length
+    root = branch.tokens[-1]
+    position = branch.length
     taken = take(branch, tokens) if branch.stage is Stage.RUNNING else 0
     branch.accepted.append(len(nodes) - 1)
     branch.emitted.append(taken)

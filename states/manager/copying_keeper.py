@@ -77,7 +77,8 @@ class CopyingKeeper(Keeper):
         request = branch.request
         if not branch.reads and branch.length > branch.start and not len(request.hoist):
             ids = [*request.context, *branch.prompt, *branch.tokens][: branch.length]
-            owners, row = (request.prefix_owner, segment), self.layout.rows_of(branch.owner)[0]
+            owners = (request.prefix_owner, segment)
+            row = self.layout.rows_of(branch.owner)[0]
             self._copy_out_(ids, owners, row, request.cache_salt)
         return False
 
@@ -106,7 +107,8 @@ class CopyingKeeper(Keeper):
     def close_(self, request: Request, *, failed: bool = False) -> None:
         """Nothing stays of one that failed, but what others begin with right now."""
         if failed and request.prefix_length:
-            segment, ids = self.cache.segments.add(), self._prompt(request)
+            segment = self.cache.segments.add()
+            ids = self._prompt(request)
             self.cache.hang_(segment, ids, len(ids), request.cache_salt)
             self.cache.release_(segment, drop=True)
             self.cache.segments.remove([segment])

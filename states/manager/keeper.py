@@ -50,8 +50,11 @@ class Keeper:
     def held_for(self, request: Request) -> int:
         """Rows that a request which has not begun would go on behind, and that others hold anyway:
         it takes no room for them."""
-        ids, limit, salt = self._prompt(request), self._limit(request), request.cache_salt
-        length, held = self.cache.reusable(ids, limit, salt), 0
+        ids = self._prompt(request)
+        limit = self._limit(request)
+        salt = request.cache_salt
+        length = self.cache.reusable(ids, limit, salt)
+        held = 0
         for segment in self.cache.match(ids, salt)[0] if length else ():
             kept = self.cache.kept[segment]
             held = kept.end if kept.pins else held
@@ -59,7 +62,9 @@ class Keeper:
 
     def _follows(self, request: Request, others: Sequence[Request]) -> bool:
         """Whether it finds more once these have begun."""
-        ids, limit, salt = self._prompt(request), self._limit(request), request.cache_salt
+        ids = self._prompt(request)
+        limit = self._limit(request)
+        salt = request.cache_salt
         same = (self._prompt(one) for one in others if one.cache_salt == salt)
         both = max((shared_length(one, ids) for one in same), default=0)
         return (
@@ -68,7 +73,8 @@ class Keeper:
         )
 
     def _share_(self, request: Request) -> None:
-        ids, salt = self._prompt(request), request.cache_salt
+        ids = self._prompt(request)
+        salt = request.cache_salt
         if request.prefix_owner not in self._asked:
             self._asked.add(request.prefix_owner)
             self.cache.figures.asked += len(ids)
@@ -167,7 +173,8 @@ class Keeper:
 
     def set_aside_(self, branch: Branch) -> None:
         """The rows of a branch that makes way are kept ones from now on, or given back."""
-        segments, owner = self.cache.segments, branch.owner
+        segments = self.cache.segments
+        owner = branch.owner
         aside = segments.add(branch.request.prefix_owner)
         for pool in self.cache.pools:
             pool.relabel_(owner, aside, segments.home(aside))
@@ -179,7 +186,8 @@ class Keeper:
     def go_on_behind_(self, branch: Branch) -> None:
         """A branch that was preempted goes on behind what is kept of all that it had read and
         written, if that is more than its prefix."""
-        request, salt = branch.request, branch.request.cache_salt
+        request = branch.request
+        salt = branch.request.cache_salt
         if len(request.hoist):
             return
         ids = np.array([*request.body, *branch.rows], np.int32)
@@ -195,7 +203,8 @@ class Keeper:
     def take_over_(self, root: Branch) -> None:
         """An outline becomes a part of its request's prefix, which goes on behind the kept rows
         that the outline went on behind, and has no others."""
-        request, segments = root.request, self.cache.segments
+        request = root.request
+        segments = self.cache.segments
         owner = request.prefix_owner
         for drafting in self.draftings:
             drafting.memory.forget([owner])
@@ -204,7 +213,8 @@ class Keeper:
         self.cache.release_(owner)
         segments.hang(owner, segments.parent(root.owner))
         self.borrowers[owner] = request
-        request.shared, root.shared = root.shared, 0
+        request.shared = root.shared
+        root.shared = 0
 
     def recall_(self) -> bool:
         """Requests that wait give back what they were to go on behind; whether there were any."""
@@ -220,7 +230,8 @@ class Keeper:
     def keep_prompt_(self, request: Request) -> None:
         """A prompt that an outline stood behind stays for others, if they gain by it; that of an
         outline which had to make way stays since then."""
-        root, ids = request.root, self._prompt(request)
+        root = request.root
+        ids = self._prompt(request)
         if root is None or root.preempted or root.length < len(ids) or not self._read(request):
             return
         if len(ids) >= request.shared + self.cache.shortest:
@@ -243,11 +254,13 @@ class Keeper:
     def _keep_as_(self, branch: Branch, segment: int) -> bool:
         """The same of its rows as those of `segment`, which they are labelled with. Rows that have
         seen several branches are no prompt's own."""
-        request, rows = branch.request, branch.length - branch.start
+        request = branch.request
+        rows = branch.length - branch.start
         if branch.reads or rows <= 0 or len(request.hoist):
             self.return_(branch)
             return False
-        segments, start = self.cache.segments, branch.shared
+        segments = self.cache.segments
+        start = branch.shared
         if not start:
             self._publish_(request, request.prefix_length)
             start = max(branch.start, request.shared)

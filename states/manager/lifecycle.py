@@ -60,7 +60,8 @@ class Lifecycle:
             self._refuse(request, request.branches[0].note)
 
     def _refuse(self, request: Request, why: str) -> None:
-        request.finish, request.why = Finish.REFUSED, why
+        request.finish = Finish.REFUSED
+        request.why = why
         self._cancel_(request)
 
     def retire_and_prepare_(self, ran: Iterable[Branch] = ()) -> None:
@@ -157,13 +158,15 @@ class Lifecycle:
         """The last branch of a request whose parts are all done, if they are to be combined."""
         if request.branches[-1].combines:
             return
-        prompt, parts = request.combine, request.parts
+        prompt = request.combine
+        parts = request.parts
         if self.fold is not None:
             prompt = self.fold.prompt(request)
         if prompt is None or len(parts) < 2:
             return
         branch = self.table.new_branch(request, len(request.branches), request.budget)
-        branch.combines, branch.prompt = True, prompt
+        branch.combines = True
+        branch.prompt = prompt
         request.branches.append(branch)
         if request.apart:
             branch.end(Finish.REFUSED, request.apart)
@@ -208,7 +211,8 @@ class Lifecycle:
         Returns:
             Whether there was somebody.
         """
-        why, begun = "no room beside the other requests", self.table.open.values()
+        why = "no room beside the other requests"
+        begun = self.table.open.values()
         stuck = next((b for r in begun for b in r.branches if b.waits), None)
         late = next(iter(self.table.waiting.values()), None)
         if stuck is not None:
@@ -231,7 +235,8 @@ class Lifecycle:
 
     def _end_(self, branches: Iterable[Branch]) -> None:
         """What branches have in the pools that ended is kept, or given back."""
-        kept, gone = list[int](), list[int]()
+        kept = list[int]()
+        gone = list[int]()
         for branch in branches:
             if branch.owner in self.table.segments and not branch.settled:
                 branch.settled = self.keeper is not None and self.keeper.keep_(branch)
@@ -252,7 +257,8 @@ class Lifecycle:
         """An outline that parts do not stand behind has ended: its rows go, and so does from the
         prefix what it alone was asked with. The last token that parts share is read again, for
         drafters that pair it with the next one."""
-        root, end = request.root, len(request.prefix) - request.lent
+        root = request.root
+        end = len(request.prefix) - request.lent
         assert root is not None
         if self.keeper is not None:
             self.keeper.keep_prompt_(request)

@@ -81,24 +81,34 @@ class BranchStateManager:
         kv_outline: KVCache | None = None,
         kept: Sequence[KVCache] = (),
     ) -> None:
-        self.kv, self.kv_draft, self.limits = kv, kv_draft, limits
-        self.blend, self.fold = blend, fold
+        self.kv = kv
+        self.kv_draft = kv_draft
+        self.limits = limits
+        self.blend = blend
+        self.fold = fold
         self.pools = [pool for pool in (kv, kv_draft, kv_outline) if pool is not None]
         self.table = RequestTable(limits)
-        device, segments = kv.data.device, self.table.segments
+        device = kv.data.device
+        segments = self.table.segments
         self.samplers = Samplers(limits.vocabulary, device)
-        kind, rows = limits.layout.kind, 0
+        kind = limits.layout.kind
+        rows = 0
         self.layout = PagedLayout(device, segments) if kind == "paged" else Layout(device, segments)
         if kind == "batching":  # every branch in a row of its own
-            self.layout, rows = BatchingLayout(device, segments, kv.rows), kv.rows
+            self.layout = BatchingLayout(device, segments, kv.rows)
+            rows = kv.rows
         width = 1 if beam is None else beam.num_beams
-        most, nodes, shared = limits.layout.max_active, limits.nodes, limits.drafter.shared
+        most = limits.layout.max_active
+        nodes = limits.nodes
+        shared = limits.drafter.shared
         if kind == "paged" and shared is not None:  # each tree is laid out as large as it may be
             counts = range(1, most + 1)
-            nodes, shared = {n: min(nodes_for(nodes, n), shared) for n in counts}, None
+            nodes = {n: min(nodes_for(nodes, n), shared) for n in counts}
+            shared = None
         self.room = Room(kv.capacity, most, nodes, rows, shared, width)
         whole = (self.table, self.layout, self.samplers)
-        self.draft, second = DRAFT_STATES[limits.drafter.takes](), limits.outline_drafter
+        self.draft = DRAFT_STATES[limits.drafter.takes]()
+        second = limits.outline_drafter
         parts_only = None if second is None else False
         chooser = chooser_of(limits.drafter, limits.costs)
         self.draftings = [Drafting(*whole, self.draft, kv_draft, parts_only, chooser)]

@@ -73,7 +73,9 @@ class Placer:
         Returns:
             The branches that begin, those of the requests among them; and what is read.
         """
-        opened, newcomers, read = list(requests), list(branches), list(chunks)
+        opened = list(requests)
+        newcomers = list(branches)
+        read = list(chunks)
         self._go_on_behind_(newcomers, opened)
         self._make_room_(newcomers, opened, [request for request, _ in read])
         spans = [span for branch in newcomers for span in self._start_behind(branch)]
@@ -111,7 +113,8 @@ class Placer:
         if request.outline_budget == 0:
             numbers = range(request.samples)
             drawn = [self.table.new_branch(request, n, request.budget) for n in numbers]
-            request.branches, branch = drawn, drawn[0]
+            request.branches = drawn
+            branch = drawn[0]
             for one in drawn:  # the others wait until the prompt is there to stand behind
                 one.prompt = request.tail
             move("request", request, "run")
@@ -140,7 +143,8 @@ class Placer:
             self.layout.open_(request.prefix_owner, size, self.pools, least)
         starting: list[Branch | Request] = [*branches, *opened, *read]
         if self.keeper is not None and starting:
-            running, active = self.table.open.values(), len(self.table.active)
+            running = self.table.open.values()
+            active = len(self.table.active)
             self.keeper.make_room_(self.admission.claimed(running, active, starting), new)
 
     def _go_on_behind_(self, branches: Iterable[Branch], opened: Iterable[Request]) -> None:
@@ -184,13 +188,15 @@ class Placer:
         return [Span(owner, owner, position, more.ids, chunks=more.chunks)]
 
     def _start(self, branch: Branch) -> Span:
-        request, limit = branch.request, self.table.limits.max_positions
+        request = branch.request
+        limit = self.table.limits.max_positions
         move("branch", branch, "run")
         branch.start = branch.begins
         branch.length = max(branch.start, branch.shared)
         room = limit - branch.start - len(branch.prompt)
         if room < branch.budget:
-            branch.budget, branch.note = room, f"cut to the model's {limit}"
+            branch.budget = room
+            branch.note = f"cut to the model's {limit}"
         branch.among = self.layout.enter_(branch.owner, request.prefix_owner, self.pools)
         rows = branch.rows.behind(branch.length - branch.start)
         return Span(

@@ -77,7 +77,8 @@ def put_in_(
     Returns:
         False where there was no room, or nothing new in them; then nothing has changed.
     """
-    cache, ids_T = _cache(branches), np.asarray(ids, np.int32)
+    cache = _cache(branches)
+    ids_T = np.asarray(ids, np.int32)
     if kept_rows(branches, ids, salt) == tuple(rows):
         return False
     segment = cache.segments.add()

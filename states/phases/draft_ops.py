@@ -79,7 +79,8 @@ def catch_text_up_(
     settings = GammaSettings(gamma, gamma_policy, gamma_min, gamma_max, gamma_limit, *egag)
     memory = drafting.memory
     assert isinstance(memory, TextState)
-    active, choice = drafting.active, drafting.choice
+    active = drafting.active
+    choice = drafting.choice
     lengths = memory.plan_(active, settings, drafter.vocab_size, choice if active else None)
     if isinstance(draft_rows, tuple):
         return draft_rows

@@ -81,10 +81,14 @@ def _forced(branch: Branch) -> list[int]:
 
 def _with_chains(proposal: Proposal, chains: dict[int, list[int]]) -> Proposal:
     """The proposal with some trees replaced by one path each, padded with invalid nodes."""
-    tokens, valid = proposal.tokens_SN.clone(), proposal.valid_SN.clone()
-    parents, depths = proposal.parents_SN.clone(), proposal.depths_SN.clone()
-    scores, sizes = proposal.scores_SN.clone(), list(proposal.laid_out)
-    device, nodes = tokens.device, tokens.shape[1]
+    tokens = proposal.tokens_SN.clone()
+    valid = proposal.valid_SN.clone()
+    parents = proposal.parents_SN.clone()
+    depths = proposal.depths_SN.clone()
+    scores = proposal.scores_SN.clone()
+    sizes = list(proposal.laid_out)
+    device = tokens.device
+    nodes = tokens.shape[1]
     steps_N = torch.arange(nodes, device=device)
     for tree, chain in chains.items():
         padded = chain + [0] * (nodes - len(chain))
@@ -178,7 +182,8 @@ def fan_out_(
     request.hoist = before + hoist
     for index, (point, documents) in enumerate(zip(points, own, strict=True)):
         branch = table.new_branch(request, index, request.budget)
-        branch.point, branch.documents = point, documents
+        branch.point = point
+        branch.documents = documents
         request.branches.append(branch)
 
 

@@ -38,7 +38,10 @@ class Admission:
     def __init__(
         self, room: Room, order: Order, limits: RunLimits, cache: PrefixCache | None = None
     ) -> None:
-        self.room, self.order, self.limits, self.cache = room, order, limits, cache
+        self.room = room
+        self.order = order
+        self.limits = limits
+        self.cache = cache
         asked = limits.scheduler.admission == "optimistic"
         self.optimistic = asked and room.beams == 1 and not (room.rows or limits.holds_parts)
         self.expected = Expected(optimistic=self.optimistic)
@@ -76,7 +79,8 @@ class Admission:
 
     def why_never_branch(self, branch: Branch) -> str:
         """Why a branch whose prompt is known can never start; nothing if it can."""
-        request, prompt = branch.request, len(branch.prompt)
+        request = branch.request
+        prompt = len(branch.prompt)
         more = len(request.hoist) + request.body_size - request.prefix_length  # that has no rows
         prefix = request.prefix_length + more + sum(one.own for one in branch.reads)
         needed = self.room.alone(prefix, prompt, branch.budget)
@@ -100,7 +104,8 @@ class Admission:
         return not self.room.rows and attended_slots(request) > self.room.most
 
     def _why_never(self, what: str, tokens: int, needed: int) -> str:
-        limit, capacity = self.limits.max_positions, self.room.capacity
+        limit = self.limits.max_positions
+        capacity = self.room.capacity
         if tokens >= limit:
             return f"{what} of {tokens} tokens, the model takes {limit}"
         return f"needs {needed} slots, the pool has {capacity}" if needed > capacity else ""
@@ -111,7 +116,8 @@ class Admission:
     def region(self, request: Request) -> tuple[int, int]:
         """Slots that a request's rows should find side by side, and the least of them."""
         needed = self._needed(request) - request.shared
-        share, least = self.room.capacity // self.room.max_active, -(-needed // REGION) * REGION
+        share = self.room.capacity // self.room.max_active
+        least = -(-needed // REGION) * REGION
         # equal shares lie at equal distances, so that requests can be computed side by side
         return (share if needed <= share else least), min(least, self.room.capacity)
 
@@ -137,14 +143,20 @@ class Intake:
         expected: Expected = RESERVED,
         held_for: HeldFor | None = None,
     ) -> None:
-        self.room, self.count, self.expected, self.held_for = room, active, expected, held_for
+        self.room = room
+        self.count = active
+        self.expected = expected
+        self.held_for = held_for
         self.open = requests
-        self._pinned, self._used = pinned, -1  # it is counted when somebody asks
+        # it is counted when somebody asks
+        self._pinned = pinned
+        self._used = -1
         self.live = {r.prefix_owner for r in self.open if running(r)}
         self.aside = {r.prefix_owner for r in self.open if room.rows and r.row_waits}
         self.branches: list[Branch] = []
         self.opened: list[Request] = []
-        self.full, self.held = False, ""
+        self.full = False
+        self.held = ""
 
     @property
     def used(self) -> int:
@@ -167,7 +179,8 @@ class Intake:
 
     def take(self, request: Request, item: Branch | Request) -> bool:
         """Let a branch or a request start if there is room for it."""
-        more, count = self._more(request, item), self.count + 1
+        more = self._more(request, item)
+        count = self.count + 1
         why = self._why_not(more, count, request)
         if why and item is request and count <= self.room.max_active:
             more -= self._held(request)
@@ -182,7 +195,8 @@ class Intake:
         """Let a branch or a request start, which takes so many slots more."""
         if not self.room.rows:
             self._used = self.used + (self._more(request, item) if more is None else more)
-        self.live, self.count = self.live | {request.prefix_owner}, self.count + 1
+        self.live = self.live | {request.prefix_owner}
+        self.count = self.count + 1
         self.aside = self.aside - {request.prefix_owner}
         if isinstance(item, Branch):
             self.branches.append(item)

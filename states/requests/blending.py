@@ -43,7 +43,8 @@ class BlendState:
     """
 
     def __init__(self, settings: BlendSettings, library: Library) -> None:
-        self.settings, self.library = settings, library
+        self.settings = settings
+        self.library = library
         self.reused: dict[int, Reused] = {}
 
     def rows(self, spans: Sequence[Span], placed: PlacedRows) -> Blend | None:
@@ -59,7 +60,8 @@ class BlendState:
         prompt_BQ, branch_BQ, chunk_BQ = (np.full(shape, -1, np.int32) for _ in range(3))
         for row, padding in enumerate(placed.paddings):
             role_BQ[row, :padding] = RowRole.PADDING
-        branch, cached = 0, dict[int, ChunkKV]()
+        branch = 0
+        cached = dict[int, ChunkKV]()
         for span, slots, chunks in zip(spans, placed.spans, cached_chunks, strict=True):
             for flat in slots.flat_Cn:
                 prompt_BQ.reshape(-1)[flat] = span.request

@@ -143,7 +143,8 @@ class Branch:
 
     def end(self, finish: Finish, note: str = "") -> None:
         move("branch", self, ENDS[finish])
-        self.finish, self.note = finish, note
+        self.finish = finish
+        self.note = note
 
 
 @dataclass(eq=False, slots=True)
@@ -280,10 +281,13 @@ class Request:
     def narrow(self, length: int) -> None:
         """The prefix is so many ids from now on, no more than branches stand behind; what is
         missing of those is read again, as the first of `opening`."""
-        ids, end = PromptTokens((*self.prefix, *self.tail)), len(self.prefix) - self.lent
+        ids = PromptTokens((*self.prefix, *self.tail))
+        end = len(self.prefix) - self.lent
         self.opening = PromptTokens(ids[length:end]) + self.opening
-        self.prefix, self.tail = PromptTokens(ids[:length]), ids.behind(length)
-        self.prefix_length, self.lent = length, 0
+        self.prefix = PromptTokens(ids[:length])
+        self.tail = ids.behind(length)
+        self.prefix_length = length
+        self.lent = 0
         del self.context[length:]
 
     @property

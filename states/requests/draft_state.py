@@ -61,7 +61,8 @@ class CommittedRows:
     ) -> "CommittedRows":
         """A branch's rows, its counts having moved on; nothing follows one that has ended."""
         following = branch.pending if branch.stage is Stage.RUNNING else []
-        owner, prefix = branch.owner, branch.request.prefix_owner
+        owner = branch.owner
+        prefix = branch.request.prefix_owner
         if branch.reads:  # it goes on from the longest part
             prefix = max(branch.reads, key=lambda one: one.start + one.own).owner
         return cls(owner, prefix, position, tokens, following, rows, features_QF, is_path)
@@ -217,7 +218,8 @@ class TextState(DraftState):
     def learn(
         self, ran: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
     ) -> tuple[GammaRecord, ...]:
-        settings, rounds = self.settings, []
+        settings = self.settings
+        rounds = []
         if settings is None or not ran:
             return ()
         width = max(1, *(one.gamma_eff for one in self.planned))

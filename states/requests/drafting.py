@@ -71,7 +71,8 @@ class Drafting:
             self.chooser.choose_([branch.owner for branch in active], room, unread)
         if self.kv_draft is None or self._rests(active):
             return tuple(active)
-        pending, self.memory.inbox = self.memory.inbox, []
+        pending = self.memory.inbox
+        self.memory.inbox = []
         tips = [(branch.owner, branch.length, branch.tokens[-1]) for branch in active]
         rows = self.layout.place_draft_(self.kv_draft, pending, tips)
         sampler = self.samplers.of(active)
@@ -90,7 +91,8 @@ class Drafting:
         """Tell the drafter, and whoever chooses, of its own trees in a round."""
         own = [at for at, branch in enumerate(ran) if self.serves(branch)]
         mine = result if len(own) == len(ran) else result.some(own)
-        trees, nodes = [ran[at] for at in own], [paths[at] for at in own]
+        trees = [ran[at] for at in own]
+        nodes = [paths[at] for at in own]
         if self.chooser is not None and trees:
             self.chooser.learn_([branch.owner for branch in trees], nodes)
         return self.memory.learn(trees, mine, nodes)

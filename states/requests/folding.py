@@ -49,7 +49,8 @@ class FoldState:
     """
 
     def __init__(self, prompts: PromptBook, before_rope: BeforeRope | None = None) -> None:
-        self.prompts, self.before_rope = prompts, before_rope
+        self.prompts = prompts
+        self.before_rope = before_rope
         self.parts: dict[int, FinishedPart] = {}
         self._features: dict[int, list[Tensor]] = {}  # [R, F] of a part's rows, by forward
 
@@ -124,7 +125,8 @@ class FoldState:
 
     def _part(self, branch: Branch, own: PromptTokens, *, is_first: bool) -> PromptTokens:
         """A part's prompt and answer; chunks are the rows that it has of them."""
-        ids, part = (*own, *branch.tokens), self.parts.get(branch.owner)
+        ids = (*own, *branch.tokens)
+        part = self.parts.get(branch.owner)
         if part is None:
             return PromptTokens(ids)
         head, tail = matched(own.ids, part.ids[: part.prompt])

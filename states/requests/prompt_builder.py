@@ -110,7 +110,8 @@ class PromptBuilder:
 
     def branch(self, branch: Branch) -> PromptTokens:
         """A branch's own prompt; results that it depends on are quoted by their token ids."""
-        point, request = branch.point, branch.request
+        point = branch.point
+        request = branch.request
         assert point is not None and request.outline is not None
         done = {b.point.id: b.tokens for b in request.branches if b.point is not None}
         quoted = [(dep, done[dep]) for dep in point.deps]

@@ -40,7 +40,8 @@ class RunLimits:
     @property
     def nodes(self) -> int | Mapping[int, int]:
         """Drafted tokens of a tree, or by number of active branches, of either drafter."""
-        first, second = self.drafter.offered, self.outline_drafter
+        first = self.drafter.offered
+        second = self.outline_drafter
         if second is None:
             return first
         counts = range(1, self.layout.max_active + 1)
@@ -121,7 +122,9 @@ class RequestTable:
     def end(self, request: Request, finish: Finish, why: str = "") -> None:
         """End one request at the next step boundary, and say how."""
         if not (request.finished or request.cancelled):
-            request.cancelled, request.finish, request.why = True, finish, why
+            request.cancelled = True
+            request.finish = finish
+            request.why = why
             self._cancelled.append(request)
 
     def expire(self) -> None:
@@ -134,12 +137,14 @@ class RequestTable:
 
     def take_arrived(self) -> list[Request]:
         """Requests that were added since the last call."""
-        taken, self._arrived = self._arrived, []
+        taken = self._arrived
+        self._arrived = []
         return taken
 
     def take_cancelled(self) -> list[Request]:
         """Requests that are to be ended and have not ended by themselves."""
-        taken, self._cancelled = self._cancelled, []
+        taken = self._cancelled
+        self._cancelled = []
         return [request for request in taken if not request.finished]
 
     def requeue(self, request: Request) -> None:
@@ -155,7 +160,8 @@ class RequestTable:
 
     def forget_finished(self) -> list[Request]:
         """Hand over the requests that have ended; nothing of them stays here."""
-        ended, self._finished = self.finished, []
+        ended = self.finished
+        self._finished = []
         for request in ended:
             del self._requests[request.prefix_owner]
         if len(self._deadlines) > 2 * len(self._requests) + DEADLINES:

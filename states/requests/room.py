@@ -68,7 +68,8 @@ def reserved(request: Request, beams: int, expected: Expected) -> int:
     """Slots that an open request holds or has reserved, trees not counted."""
     if request.stage is Stage.PREFILL:
         return request_slots(request, beams, expected) - request.shared
-    live, waits = 0, False
+    live = 0
+    waits = False
     for branch in request.all_branches():
         if branch.stage is Stage.RUNNING:
             live += _at_most(branch, beams, expected)

@@ -48,7 +48,8 @@ class RoundResult:
 
     def some(self, trees: list[int]) -> "RoundResult":
         """What there is of some trees for a drafter to learn from."""
-        tokens_ST, side_outputs_SC = self.tokens_ST[trees], self.side_outputs_SC[trees]
+        tokens_ST = self.tokens_ST[trees]
+        side_outputs_SC = self.side_outputs_SC[trees]
         return replace(self, tokens_ST=tokens_ST, side_outputs_SC=side_outputs_SC)
 
 
@@ -85,7 +86,9 @@ def read_all(host: HostReader, values: Iterable[Tensor]) -> list[Ids]:
     """Integers of several tensors, in one read."""
     parts = list(values)
     there = [part.reshape(-1).long() for part in parts if part.numel()] or [parts[0].reshape(-1)]
-    flat, arrays, at = host.read(torch.cat(there)), list[Ids](), 0
+    flat = host.read(torch.cat(there))
+    arrays = list[Ids]()
+    at = 0
     for part in parts:
         arrays.append(flat[at : at + part.numel()].reshape(part.shape))
         at += part.numel()
@@ -131,7 +134,8 @@ def bound_path(
     """
     assert branch.matcher is not None
     first = at * verdict.path_ST.shape[1]
-    nodes, tokens = [0], []
+    nodes = [0]
+    tokens = []
     while True:
         node = nodes[-1]
         token = take_legal_(branch.matcher, verdict.best_GC, bound, first + node, host)

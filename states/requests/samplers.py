@@ -30,7 +30,8 @@ class Samplers:
     """
 
     def __init__(self, vocabulary: int, device: torch.device) -> None:
-        self.vocabulary, self.device = vocabulary, device
+        self.vocabulary = vocabulary
+        self.device = device
         self._columns: tuple[tuple[int, ...], SamplingColumns, Tensor] | None = None
         self._counts: dict[int, TokenCounts] = {}
 

@@ -12,7 +12,9 @@ from ...ops.verify.verify import Accepted
 from .branch import Branch
 from .rounds import RoundResult, Walk
 
-MATCH, GRAMMAR = "match", "grammar"  # ways to accept drafts, beside the rules of rejection sampling
+# ways to accept drafts, beside the rules of rejection sampling
+MATCH = "match"
+GRAMMAR = "grammar"
 
 
 class FinalToken(StrEnum):
@@ -177,7 +179,8 @@ def explain(
     """
     if accepted is None or accepted.figures is None:
         return ()
-    figures, rounds = accepted.figures, []
+    figures = accepted.figures
+    rounds = []
     for tree, (branch, walk) in enumerate(zip(ran, walks, strict=True)):
         rule = GRAMMAR if tree in bound_trees else str(figures.rule or MATCH)
         drafts = _drafts(verdict, tree, walk, rule)
@@ -206,8 +209,11 @@ def _came(walk: Walk, drafts: Sequence[ExplainedDraft], adjusted: bool) -> Final
 def _drafts(verdict: RoundResult, tree: int, walk: Walk, rule: str) -> tuple[ExplainedDraft, ...]:
     """The nodes that stand for something, in the tree's order."""
     assert verdict.figures_SNC is not None
-    tokens, parents = verdict.tokens_ST[tree].tolist(), verdict.parents_ST[tree].tolist()
-    path, depths, drafts = set(walk.nodes), [0], []
+    tokens = verdict.tokens_ST[tree].tolist()
+    parents = verdict.parents_ST[tree].tolist()
+    path = set(walk.nodes)
+    depths = [0]
+    drafts = []
     for node, figures in enumerate(unpacked(verdict.figures_SNC[tree]), 1):
         parent = parents[node]
         depths.append(depths[parent] + 1)

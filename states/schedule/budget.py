@@ -38,7 +38,8 @@ def portion(intake: Intake, reading: Sequence[Request], rows: int, most: int | N
     """
     if most is None:
         return Portion(intake.branches, intake.opened)
-    found, left = Portion(), max(most - rows, LEAST)
+    found = Portion()
+    left = max(most - rows, LEAST)
     known = {id(request) for request in reading}
     first = [one for one in intake.opened if id(one) in known]
     for request in (one for one in reading if one not in first):  # no place for its branch yet
@@ -50,7 +51,8 @@ def portion(intake: Intake, reading: Sequence[Request], rows: int, most: int | N
     for item in items:
         if left <= 0:
             break
-        cost, most_cut = _cost(item), _cut(item)
+        cost = _cost(item)
+        most_cut = _cut(item)
         if cost <= left or (not most_cut and not (found.branches or found.opened or found.chunks)):
             found.add(item)
         elif isinstance(item, Request) and most_cut:

@@ -43,8 +43,11 @@ def hand_over_(request: Request, handed: HandedOver) -> None:
         if handed.outline:
             request.root = _first(request, -1, handed.outline, request.outline_budget)
         return
-    request.prefix, request.tail = PromptTokens(handed.prefix), PromptTokens()
-    request.opening, request.given, request.given_ids = PromptTokens(), None, []
+    request.prefix = PromptTokens(handed.prefix)
+    request.tail = PromptTokens()
+    request.opening = PromptTokens()
+    request.given = None
+    request.given_ids = []
     request.branches = [_branch(request, one) for one in handed.branches]
 
 
@@ -76,5 +79,6 @@ def _branch(request: Request, handed: HandedBranch) -> Branch:
     """The last token that is written has no row yet, as of every branch that runs."""
     kept = max(len(handed.tokens) - 1, 0)
     branch = Branch(request, handed.index, -1, handed.budget, prompt=PromptTokens(handed.prompt))
-    branch.tokens, branch.kept = list(handed.tokens), kept
+    branch.tokens = list(handed.tokens)
+    branch.kept = kept
     return branch

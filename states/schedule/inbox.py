@@ -18,7 +18,9 @@ class Inbox:
     """
 
     def __init__(self, *, stays: bool = False, serves: bool = False, sleeps: bool = True) -> None:
-        self._stays, self.serves, self.sleeps = stays, serves, sleeps
+        self._stays = stays
+        self.serves = serves
+        self.sleeps = sleeps
         self._changed = Condition()
         self._arrived: list[Request] = []
         self._ended: list[tuple[Request, Finish]] = []
@@ -59,7 +61,8 @@ class Inbox:
             return [], []
         with self._changed:
             taken = self._arrived, self._ended
-            self._arrived, self._ended = [], []
+            self._arrived = []
+            self._ended = []
             return taken
 
     def wait(self, seconds: float | None = None) -> None:

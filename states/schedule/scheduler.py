@@ -61,8 +61,11 @@ class Scheduler:
         sharing: Shares | None = None,
         making_way: MakesWay | None = None,
     ) -> None:
-        self.table, self.admission, self.block = table, admission, block
-        self.sharing, self.making_way = sharing, making_way
+        self.table = table
+        self.admission = admission
+        self.block = block
+        self.sharing = sharing
+        self.making_way = making_way
         self.policy = find_policy(block.policy)
         self.steps = 0
         self._told = 0  # requests that had ended when answers were last handed over
@@ -85,19 +88,22 @@ class Scheduler:
             if request.prefix_owner not in self._queued:
                 self._queued.add(request.prefix_owner)
                 heappush(self._queue, self._item(request, None, -1))
-        after_parse, self._parsed = self._parsed, False
+        after_parse = self._parsed
+        self._parsed = False
         if written := [r.key for r in self.table.open.values() if r.outline_ended]:
             self._parsed = True
             return self._plan(Does.PARSE, f"outlines are written: {_names(written)}")
         if self.table.ended > self._told and (serves or not self.table.any_unfinished):
-            count, self._told = self.table.ended - self._told, self.table.ended
+            count = self.table.ended - self._told
+            self._told = self.table.ended
             return self._plan(Does.ANSWER, f"{count} ended")
         return self._next(after_parse)
 
     def _next(self, after_parse: bool) -> StepPlan:
         """Whoever starts, and a round of those who run."""
         self._make_way_()
-        intake, running = self._choose(), len(self.table.active)
+        intake = self._choose()
+        running = len(self.table.active)
         folds = [b for b in intake.branches if b.combines]
         if folds:
             return self._plan(Does.FOLD, f"parts are done: {_of(folds)}", intake, Portion(folds))
@@ -192,7 +198,8 @@ class Scheduler:
         may start in its place, for only their rows can be in its way.
         """
         held_for = None if self.sharing is None else self.sharing.held_for
-        opened, active = self.table.open.values(), len(self.table.active)
+        opened = self.table.open.values()
+        active = len(self.table.active)
         intake = self.admission.intake(opened, active, held_for)
         popped: list[Item] = []
         turn = self._whose_turn()

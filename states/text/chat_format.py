@@ -62,7 +62,8 @@ class ChatWriter:
         *,
         rules: bool = False,
     ) -> None:
-        self._tokenizer, self._past = tokenizer, past_slots(past)
+        self._tokenizer = tokenizer
+        self._past = past_slots(past)
         self._rules = [RULES] if rules else []
         self._template = template
         self._examples = [*examples]

@@ -9,7 +9,8 @@ from .encoder import PromptError, check_question
 
 MAX_TITLE = 200
 WORD = re.compile(r"\w+")
-K1, B = 1.5, 0.75
+K1 = 1.5
+B = 0.75
 CHUNK_TOKENS = 512  # most tokens of a chunk; what cuts otherwise finds other chunks in a cache
 
 

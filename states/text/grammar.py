@@ -121,7 +121,8 @@ class OutlineGrammar:
 
         if not eos_ids or not all(0 <= e < vocab_size for e in eos_ids):
             raise GrammarError(f"no usable end-of-turn tokens: {list(eos_ids)}")
-        self.vocab_size, self.eos_ids = vocab_size, tuple(eos_ids)
+        self.vocab_size = vocab_size
+        self.eos_ids = tuple(eos_ids)
         lists = form == "list"
         text = list_grammar(max_branches) if lists else outline_grammar(max_branches, tools)
         grammar = LLMatcher.grammar_from_lark(text)
@@ -143,7 +144,8 @@ class Vocabulary:
     def __init__(
         self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int], *, titles_once: bool
     ) -> None:
-        self.size, self.eos_ids = vocab_size, tuple(eos_ids)
+        self.size = vocab_size
+        self.eos_ids = tuple(eos_ids)
         self.table = _token_table(tokenizer, vocab_size, eos_ids)
         self.closing_C: NDArray[np.int64] | None = None
         if titles_once:
@@ -178,7 +180,8 @@ class OutlineMatcher:
     """
 
     def __init__(self, first: LLMatcher, vocabulary: Vocabulary, question: str) -> None:
-        self._first, self._inner = first, first.deep_copy()
+        self._first = first
+        self._inner = first.deep_copy()
         self._vocabulary = vocabulary
         self._question = question
         self._legal_V: NDArray[np.bool_] | None = None
@@ -201,7 +204,8 @@ class OutlineMatcher:
         return self._legal_V
 
     def _legal(self) -> NDArray[np.bool_]:
-        size, ends = self._vocabulary.size, list(self._vocabulary.eos_ids)
+        size = self._vocabulary.size
+        ends = list(self._vocabulary.eos_ids)
         legal_V = np.zeros(size, dtype=np.bool_)
         if self.finished:
             return legal_V

@@ -48,7 +48,8 @@ def load_outline(
     Raises:
         OutlineError: the file cannot be read, or anything in it is not as it should be.
     """
-    text, name = _read(Path(path)), str(path)
+    text = _read(Path(path))
+    name = str(path)
     if text.lstrip().split("\n", 1)[0].strip() in ("PLAN", "DIRECT"):
         place: Place = partial("{}:{}".format, name)
     else:
@@ -130,7 +131,8 @@ def _is_count(value: Any) -> bool:
 
 
 def _point(number: int, item: dict[str, Any]) -> Point:
-    length, deps = item.get("length", USUAL_LENGTH), tuple(item.get("deps") or ())
+    length = item.get("length", USUAL_LENGTH)
+    deps = tuple(item.get("deps") or ())
     return Point(number, length, item.get("tool"), deps, item["title"].strip())
 
 

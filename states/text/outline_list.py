@@ -39,7 +39,8 @@ def same(title: str) -> str:
 
 def repeats(title: str, earlier: Sequence[str], question: str) -> bool:
     """Whether a title says an earlier one again, or the question, or most of its beginning."""
-    own, asked = same(title), same(question)
+    own = same(title)
+    asked = same(question)
     return own in map(same, earlier) or (asked.startswith(own) and 2 * len(own) > len(asked))
 
 

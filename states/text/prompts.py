@@ -56,7 +56,8 @@ class PromptBook:
         rules: str = "",
     ) -> None:
         self.share: Share = share
-        self._more_stops, self._limits = tuple(stop_ids), (max_branches, tuple(tools))
+        self._more_stops = tuple(stop_ids)
+        self._limits = (max_branches, tuple(tools))
         self._template = template
         self._tokenizer = tokenizer
         self._encoder = Encoder(tokenizer)
@@ -116,7 +117,8 @@ class PromptBook:
         before, after = self._split("skeleton")
         if self._apart:
             first, *rest = before
-            before, after = [first[: self._common]], [first[self._common :], *rest, *after]
+            before = [first[: self._common]]
+            after = [first[self._common :], *rest, *after]
         asked = documents + self._question(question)
         return self._fill(before, question=asked), self._fill(after, question=asked)
 

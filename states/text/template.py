@@ -172,7 +172,9 @@ def _model_at(loc: tuple[str | int, ...], _: Any) -> type[BaseModel] | None:
 
 def _wrong_slots(template: Template, source: Source) -> Iterator[Problem]:
     for name, (must, may) in SLOTS.items():
-        where, needed, known = tuple(name.split(".")), must.split(), (*must.split(), *may.split())
+        where = tuple(name.split("."))
+        needed = must.split()
+        known = (*must.split(), *may.split())
         if where[0] == "turns" and template.turns is None:
             continue
         try:

@@ -46,7 +46,9 @@ class YamlError(ValueError):
 
     def __init__(self, place: Place, message: str, code: ProblemCode = ProblemCode.SYNTAX) -> None:
         super().__init__(message)
-        self.place, self.message, self.code = place, message, code
+        self.place = place
+        self.message = message
+        self.code = code
 
 
 def plain_scalar(text: str) -> Any:

@@ -37,7 +37,8 @@ def up(options: RunOptions, workers: Workers = None) -> None:
     """
     with user_errors():
         asked = replace(options, workers=workers)
-        job, block = prepare(asked), read_cluster(asked)
+        job = prepare(asked)
+        block = read_cluster(asked)
         job = divided(replace(job, options=replace(job.options, workers=block.workers)))
         check(job)
         check_groups(job, block)
@@ -60,7 +61,8 @@ def status() -> None:
     neither.
     """
     with user_errors():
-        there, fleet = _alive(), ask_fleet("state", put)
+        there = _alive()
+        fleet = ask_fleet("state", put)
         if there is None and fleet is None:
             raise ClusterError(NONE)
         if there is not None:

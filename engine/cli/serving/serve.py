@@ -79,13 +79,16 @@ def serve(
         if metrics_compat not in (None, "vllm"):
             raise UsageError(f"--metrics-compat {metrics_compat}: there is only `vllm`")
         limits = ServerLimits(max_queue, timeout, stall)
-        keys, names = tuple(api_key or ()), graphs or []
-        vllm, runs = metrics_compat == "vllm", str(runs_dir)
+        keys = tuple(api_key or ())
+        names = graphs or []
+        vllm = metrics_compat == "vllm"
+        runs = str(runs_dir)
         listens = ServeOptions(
             host, port, keys, insecure, max_body, limits, grace, vllm, runs, patience
         )
         listens.check()
-        jobs, start = check_graphs(names, options), Start(names, plain_options(options))
+        jobs = check_graphs(names, options)
+        start = Start(names, plain_options(options))
         with _engines(jobs, start, options) as engines:
             code = asyncio.run(run(engines, listens))
     raise typer.Exit(code)

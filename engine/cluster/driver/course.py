@@ -86,7 +86,8 @@ class RequestCourse:
     def outline_work(self) -> HandedOver:
         """The outline, as far as it is not written."""
         assert self.request.root is not None
-        written, arrival = tuple(self.request.root.tokens), self.request.arrival
+        written = tuple(self.request.root.tokens)
+        arrival = self.request.arrival
         return HandedOver(outline=written, arrival=arrival)
 
     def branch_work(self, branches: Sequence[Branch]) -> HandedOver:
@@ -111,7 +112,8 @@ class RequestCourse:
 
     def end_(self, index: int, finish: Finish, note: str) -> None:
         """A branch has ended; where the outline could not be written, the request has."""
-        branch, request = self.branch_of(index), self.request
+        branch = self.branch_of(index)
+        request = self.request
         if branch is None:
             return
         if not branch.ended:
@@ -120,10 +122,12 @@ class RequestCourse:
         if index == OUTLINE and finish not in (Finish.STOP, Finish.LENGTH):
             if not branch.tokens:  # it never began
                 request.root = None
-            request.finish, request.why = finish, note
+            request.finish = finish
+            request.why = note
             self.table.end_unstarted(request, finish, note)
         elif finish is Finish.FAILED:
-            request.finish, request.why = finish, note
+            request.finish = finish
+            request.why = note
             for one in request.branches:
                 if not one.ended:
                     one.end(finish, note)
@@ -134,14 +138,17 @@ class RequestCourse:
     def has_(self, unit: Unit, rows: tuple[int, ...], *, decodes: bool) -> None:
         """Somebody has so many rows of the prefix, of each pool; decodes: and can decode branches
         behind them."""
-        self.source, self.rows = unit, rows
+        self.source = unit
+        self.rows = rows
         if decodes:
             self.holders.add(unit)
 
     def parse_(self) -> None:
         """Read the outline into branches, whose prompts are known as far as they depend on none."""
-        request, prompts = self.request, self.session.prompts
-        skeleton, root = self.session.program.graph.skeleton, request.root
+        request = self.request
+        prompts = self.session.prompts
+        skeleton = self.session.program.graph.skeleton
+        root = request.root
         assert skeleton is not None and root is not None
         written = root.tokens if request.given is None else request.given_ids
         request.outline = request.given or prompts.read_outline(
@@ -180,7 +187,8 @@ class RequestCourse:
         Args:
             there: who is not.
         """
-        request, gone = self.request, {one for one in self.at.values() if one not in there}
+        request = self.request
+        gone = {one for one in self.at.values() if one not in there}
         lost = [one.name for one in request.branches if self.at.get(one.index) in gone]
         if self.writer is not None and self.writer not in there and request.root is not None:
             self.writer = None

@@ -62,7 +62,8 @@ class Director:
     _works: int = 0
 
     def __post_init__(self) -> None:
-        graph, target = self.session.program.graph, self.session.models.target
+        graph = self.session.program.graph
+        target = self.session.models.target
         shares = graph.skeleton is None or graph.skeleton.share == "outline"
         most = target.max_positions
         limits = RunLimits(graph.layout, graph.drafter, shares, most, target.vocab_size)
@@ -173,7 +174,8 @@ class Director:
 
     def _free(self, units: Sequence[Unit]) -> list[Unit]:
         """Those that can take one more branch, those with least to do first."""
-        loads, room = self._loads(units), self._room(units)
+        loads = self._loads(units)
+        room = self._room(units)
         return sorted((one for one in units if room[one] > 0), key=lambda one: loads[one])
 
     def _place_(self, course: RequestCourse) -> None:
@@ -243,7 +245,8 @@ class Director:
 
     def counted(self) -> dict[str, Counted]:
         """What workers have counted since the last time, by name; raises ClusterError."""
-        asked, self._counted = self.membership.ready, {}
+        asked = self.membership.ready
+        self._counted = {}
         for member in asked:
             member.ask(Count(self._works))
         while any(one in self.membership.members and one not in self._counted for one in asked):

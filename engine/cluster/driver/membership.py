@@ -39,15 +39,21 @@ class Membership:
     """
 
     def __init__(self, launcher: Launcher, block: ClusterBlock, tell: Tell) -> None:
-        self.launcher, self.deadline, self.tell = launcher, block.deadline, tell
+        self.launcher = launcher
+        self.deadline = block.deadline
+        self.tell = tell
         self.store = Store(block.interface, block.deadline)
-        self.writing, self.decoding = block.skeleton.tp, block.branches.tp
+        self.writing = block.skeleton.tp
+        self.decoding = block.branches.tp
         self.members: list[ClusterMember] = []
         self.epoch = NONE
         self.losses = 0
-        self._numbers, self._failures, self._count = 0, 0, block.workers
+        self._numbers = 0
+        self._failures = 0
+        self._count = block.workers
         self._why = ""
-        self._size, self._several = 0, dict[int, list[Unit]]()
+        self._size = 0
+        self._several = dict[int, list[Unit]]()
 
     @property
     def ready(self) -> list[ClusterMember]:
@@ -143,8 +149,11 @@ class Membership:
             self.hear_(took)
             self.fill_()
         self.epoch += 1
-        began, asked, store = monotonic(), self.able, self.store
-        self._size, self._several = len(asked), {}
+        began = monotonic()
+        asked = self.able
+        store = self.store
+        self._size = len(asked)
+        self._several = {}
         for rank, one in enumerate(asked):
             one.rank = rank
             assert one.loaded is not None
@@ -168,7 +177,8 @@ class Membership:
             one.proven = True
         if self.whole:
             self._several = self._in_units(self.group)
-        names, seconds = [one.name for one in self.group], monotonic() - began
+        names = [one.name for one in self.group]
+        seconds = monotonic() - began
         whys = [f"{one.name}: {reply.why}" for one, reply in answered.items() if reply.why]
         self.tell({"event": "group", "epoch": self.epoch, "members": names, "seconds": seconds})
         if whys:
@@ -176,7 +186,8 @@ class Membership:
 
     def _in_units(self, group: list[ClusterMember]) -> dict[int, list[Unit]]:
         """Units of several workers, by size."""
-        largest, found = max(self.writing, self.decoding), dict[int, list[Unit]]()
+        largest = max(self.writing, self.decoding)
+        found = dict[int, list[Unit]]()
         for tp in {self.writing, self.decoding} - {1}:
             ranks = enumerate(units_of(len(group), tp, largest))
             found[tp] = [Unit(tuple(group[one] for one in unit), place) for place, unit in ranks]
@@ -186,7 +197,8 @@ class Membership:
         """Take in what workers have said; waits so long for the first."""
         ports = {one.port: one for one in self.members}
         for port, text in self.launcher.wait([*ports], seconds):
-            member, reply = ports[port], reply_of(text)
+            member = ports[port]
+            reply = reply_of(text)
             if isinstance(reply, Loaded):
                 member.loaded = reply
                 if self.epoch != NONE:

@@ -19,7 +19,8 @@ NOBODY = -1
 
 def prefix_keys(ids: Sequence[int], block: int = BLOCK) -> list[int]:
     """A key for each beginning of whole blocks, the shortest one first: equal for equal ids."""
-    keys, key = list[int](), 0
+    keys = list[int]()
+    key = 0
     for end in range(block, len(ids) + 1, block):
         key = hash((key, tuple(ids[end - block : end])))
         keys.append(key)
@@ -87,7 +88,8 @@ class PrefixIndex:
     """Which workers have read which beginnings last; what nobody asks for any more is forgotten."""
 
     def __init__(self, block: int = BLOCK, size: int = BEGINNINGS) -> None:
-        self.block, self.size = block, size
+        self.block = block
+        self.size = size
         self._workers = OrderedDict[int, tuple[int, ...]]()
 
     def note_(self, keys: Sequence[int], worker: int) -> None:
@@ -100,7 +102,8 @@ class PrefixIndex:
 
     def find(self, keys: Sequence[int]) -> Holders:
         """Whoever has the longest beginning of such a prompt."""
-        low, high = 0, len(keys)
+        low = 0
+        high = len(keys)
         while low < high:  # who has a beginning has all that are shorter, or had them
             middle = (low + high) // 2
             low, high = (middle + 1, high) if keys[middle] in self._workers else (low, middle)

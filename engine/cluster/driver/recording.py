@@ -46,7 +46,8 @@ class ClusterRecorder(Recorder):
     def figures(self, board: Mapping[str, Any]) -> dict[str, Any]:
         """metrics.json: what all workers did together, and what the driver saw."""
         assert self.director is not None
-        director, counted = self.director, self.director.counted()
+        director = self.director
+        counted = self.director.counted()
         meter = meter_of([one.counts for one in counted.values()], self.meter)
         meter.tokens = sum(director.tokens.values())
         self.held = [held for one in counted.values() for held in one.held]

@@ -47,18 +47,23 @@ class Regrouping:
             course.rows = has[0]  # fewer: some have been evicted
 
     def _can_send(self, course: RequestCourse) -> bool:
-        group, source = self.membership.group, course.source
+        group = self.membership.group
+        source = course.source
         there = source is not None and all(one in group for one in source.members)
         return bool(course.rows) and there and self.membership.whole and len(group) > 1
 
     def _collective(self, course: RequestCourse, took: Took) -> dict[ClusterMember, Regrouped]:
         """One of the whole group; what its members say of it."""
-        group, began, source = self.membership.group, monotonic(), course.source
+        group = self.membership.group
+        began = monotonic()
+        source = course.source
         assert source is not None
         number = self.figures.count = self.figures.count + 1
         answers = self._answers[number] = {}
-        ids, salt = course.prefix[: course.rows[0]], course.prompt.cache_salt
-        who, epoch = (source.tp, source.number), self.membership.epoch
+        ids = course.prefix[: course.rows[0]]
+        salt = course.prompt.cache_salt
+        who = (source.tp, source.number)
+        epoch = self.membership.epoch
         self.membership.tell_all(Regroup(number, epoch, *who, ids, course.rows, salt))
         while any(one in self.membership.members and one not in answers for one in group):
             self.membership.hear_(took)
@@ -77,7 +82,8 @@ class Regrouping:
     def _count_(
         self, course: RequestCourse, answers: Mapping[ClusterMember, Regrouped], seconds: float
     ) -> None:
-        figures, whys = self.figures, [one.why for one in answers.values() if one.why]
+        figures = self.figures
+        whys = [one.why for one in answers.values() if one.why]
         moved = sum(one.bytes for one in answers.values())
         spent = max((one.collective for one in answers.values()), default=0.0)
         figures.rows += sum(course.rows)

@@ -56,7 +56,10 @@ class Duty:
     def __init__(
         self, session: Session, orders: Orders, tell: Callable[[Reply], None], address: str
     ) -> None:
-        self.session, self.orders, self.tell, self.address = session, orders, tell, address
+        self.session = session
+        self.orders = orders
+        self.tell = tell
+        self.address = address
         self.meter = Meter()
         self.groups: Grouping | None = None
         self.teams: dict[int, Team] = {}
@@ -177,7 +180,8 @@ class Duty:
     # -- groups, and what travels in them ---------------------------------------------------------
 
     def _grouped(self, order: FormGroup) -> Grouped:
-        began, why = perf_counter(), ""
+        began = perf_counter()
+        why = ""
         self._leave()
         try:
             groups = Grouping(order, self._client)
@@ -191,7 +195,8 @@ class Duty:
 
     def _leave(self) -> None:
         """Let go of all groups, and of what was computed in them."""
-        self.groups, shared = None, [tp for tp, team in self.teams.items() if team.ranks]
+        self.groups = None
+        shared = [tp for tp, team in self.teams.items() if team.ranks]
         for tp in shared:
             self.teams.pop(tp).close()
         if shared:
@@ -209,7 +214,8 @@ class Duty:
             return Regrouped(order.number, 0, False, 0.0, 0.0, "is not in this group")
         source = self.teams.get(order.tp) if self._number(order.tp) == order.unit else None
         own = self.teams.get(groups.told.branches)
-        exchange, began = PrefixExchange(order, self.session, groups, source, own), perf_counter()
+        exchange = PrefixExchange(order, self.session, groups, source, own)
+        began = perf_counter()
         try:
             reply = exchange.perform()
         except RuntimeError as error:
@@ -222,7 +228,9 @@ class Duty:
         self.meter.forward_done(summary, 0)
 
     def _counted(self, number: int) -> Counted:
-        meter, self.meter = self.meter, Meter()
-        counts, held = counts_of(meter), [one.held(meter) for one in reversed(self.teams.values())]
+        meter = self.meter
+        self.meter = Meter()
+        counts = counts_of(meter)
+        held = [one.held(meter) for one in reversed(self.teams.values())]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return Counted(number, counts, held, len(os.listdir("/dev/fd")), peak)

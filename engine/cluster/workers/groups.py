@@ -41,7 +41,8 @@ class Store:
             except OSError as error:
                 raise UsageError(f"cluster.interface {address}: {error.strerror}") from None
             listening.listen(BACKLOG)
-            self.address, self.port = address, int(listening.getsockname()[1])
+            self.address = address
+            self.port = int(listening.getsockname()[1])
             self._store = TCPStore(
                 address,
                 self.port,
@@ -67,7 +68,8 @@ class StoreClient:
         """
         where = told.host, told.port
         if self._store is None or self._where != where:
-            self._store, self._where = _connected(told), where
+            self._store = _connected(told)
+            self._where = where
         return self._store
 
 
@@ -104,7 +106,8 @@ class Group:
         name: str = "all",
     ) -> None:
         self.members = tuple(range(told.size) if members is None else members)
-        self.rank, self.size = self.members.index(told.rank), len(self.members)
+        self.rank = self.members.index(told.rank)
+        self.size = len(self.members)
         self._deadline = timedelta(seconds=told.deadline)
         self._group: Any = None  # torch declares no collectives of a group of its own
         if self.size < 2:
@@ -130,7 +133,8 @@ class Group:
         if self._group is None:
             return
         options = BroadcastOptions()
-        options.rootRank, options.timeout = source, self._deadline
+        options.rootRank = source
+        options.timeout = self._deadline
         self._group.broadcast([data_N], options).wait()
 
 
@@ -148,7 +152,8 @@ class Grouping:
     """
 
     def __init__(self, told: FormGroup, client: StoreClient) -> None:
-        self.told, self.epoch = told, told.epoch
+        self.told = told
+        self.epoch = told.epoch
         self.world = Group(told, client)
         self.units: dict[int, tuple[int, Group | None]] = {}
         for tp in sorted({told.skeleton, told.branches}, reverse=True):

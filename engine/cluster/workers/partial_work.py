@@ -13,7 +13,8 @@ class PartialWork:
     """A part of a request on its way: what of it has been told."""
 
     def __init__(self, order: Assign, handle: Handle) -> None:
-        self.name, self.handle = order.work, handle
+        self.name = order.work
+        self.handle = handle
         assert handle.request is not None
         self.request = handle.request
         handed = order.handed
@@ -27,7 +28,8 @@ class PartialWork:
         """What its branches have written since the last time, and which of them have ended; with an
         outline, which is told to have ended once its rows are kept, `rows_of` it."""
         self.request = self.handle.request or self.request  # another one, if it was run again
-        root, branches = self.request.root, self.request.branches
+        root = self.request.root
+        branches = self.request.branches
         if self.request.budget:
             for branch in branches:
                 self._tell_tokens(branch, branch.index, tell)

@@ -38,8 +38,12 @@ class PrefixExchange:
         source: Team | None,
         own: Team | None,
     ) -> None:
-        self.order, self.groups, self.source, self.own = order, groups, source, own
-        self.target, self.dtype = session.models.target, session.models.dtype
+        self.order = order
+        self.groups = groups
+        self.source = source
+        self.own = own
+        self.target = session.models.target
+        self.dtype = session.models.dtype
         drafter = session.models.drafter if session.program.graph.drafter.has_model else None
         self._drafters = [one for one in (drafter, session.outline_drafter) if one is not None]
         self._seconds = 0.0
@@ -50,9 +54,12 @@ class PrefixExchange:
         Raises:
             RuntimeError: it did not end before the deadline, or somebody is gone.
         """
-        order, has, parts = self.order, None, list[Tensor]()
+        order = self.order
+        has = None
+        parts = list[Tensor]()
         if self.source is not None:
-            branches, about = self.source.branches, (order.ids, order.rows, order.cache_salt)
+            branches = self.source.branches
+            about = (order.ids, order.rows, order.cache_salt)
             try:
                 parts = regroup.take_out(branches, *about)
             except LookupError:  # evicted since
@@ -74,16 +81,20 @@ class PrefixExchange:
 
         All of them have the same rows, or none of them has: they have done the same.
         """
-        told, heads = self.groups.told, self.target.config.kv_heads
+        told = self.groups.told
+        heads = self.target.config.kv_heads
         each = peer_heads(heads, told.size, told.skeleton, peers.members)
-        ranks, came = peers.ranks, list[Tensor]()
+        ranks = peers.ranks
+        came = list[Tensor]()
         self._seconds = timed(lambda: came.append(gather_heads(parts[0], ranks, each)))
         return [*came, *parts[1:]]
 
     def _from_some(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """From some to all: their heads one after the other, with the first the drafters' rows."""
         sources = self.groups.all_units(self.order.tp)[self.order.unit]
-        heads, rest, rows = list[Tensor](), list[Tensor](), self.order.rows
+        heads = list[Tensor]()
+        rest = list[Tensor]()
+        rows = self.order.rows
         drafted = [
             (one.num_layers, 2, one.kv_heads, count, one.head_dim)
             for one, count in zip(self._drafters, rows[1:], strict=True)
@@ -108,7 +119,8 @@ class PrefixExchange:
 
         Behind the rows stands whether they are any: those who wait for them must not wait in vain.
         """
-        world, sizes = self.groups.world, [prod(shape) for shape in shapes]
+        world = self.groups.world
+        sizes = [prod(shape) for shape in shapes]
         data_N = torch.zeros(sum(sizes) + 1, dtype=self.dtype)
         if rank == world.rank and parts:
             torch.cat([one.flatten() for one in parts[: len(shapes)]], out=data_N[:-1])

@@ -44,7 +44,8 @@ class Team:
         rounds: Callable[[RoundSummary], None],
         ranks: Ranks | None,
     ) -> None:
-        self.ranks, leads = ranks, ranks is None or ranks.index == 0
+        self.ranks = ranks
+        leads = ranks is None or ranks.index == 0
         self._tell: Tell = tell if leads else _silent
         if ranks is not None:
             own = sharded(session.models.target, ranks.group, ranks.index, ranks.count)

@@ -27,11 +27,13 @@ class ClusterWorker:
     """
 
     def __init__(self, open_session: Callable[[], Session], address: str) -> None:
-        self._open, self._address = open_session, address
+        self._open = open_session
+        self._address = address
         self._orders = Orders()
         self._replies: deque[str] = deque()
         self._changed = Condition()
-        self._ended, self._listener = False, ""
+        self._ended = False
+        self._listener = ""
         self.duty: Duty | None = None
         self._thread = Thread(target=self._live, name="specsot-worker", daemon=True)
         self._thread.start()

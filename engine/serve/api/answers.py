@@ -111,7 +111,8 @@ def _took(one: Choice, message: Message) -> None:
         one.scores.add(message)
         one.watch.wrote(message.tokens)
     elif isinstance(message, Ended):
-        one.ended, one.ticket.ended = message, True
+        one.ended = message
+        one.ticket.ended = True
         one.watch.ended(message)
         one.ticket.close()
 
@@ -222,7 +223,8 @@ async def _forward(
 
 def _chunks(answers: Answers, one: Choice, message: Message) -> list[dict[str, Any]]:
     """What a message says to the client."""
-    shape, vendor = answers.shape, answers.fields.specsot
+    shape = answers.shape
+    vendor = answers.fields.specsot
     if isinstance(message, Ended):
         if wrong := failure(message):
             raise wrong
@@ -254,7 +256,8 @@ def _multiplexed(
             told |= {"text": text} if branch < 0 else {}
         else:
             told[SAID[name]] = more
-        shown, scores = text if branch >= 0 else "", one.scores.shaped(rows, chat=shape.chat)
+        shown = text if branch >= 0 else ""
+        scores = one.scores.shaped(rows, chat=shape.chat)
         chunks.append(shape.chunk(one.index, shown, vendor=told, scores=scores))
     return chunks
 

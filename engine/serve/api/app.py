@@ -49,7 +49,9 @@ class Api:
     """What the routes share. draining: no new requests are taken."""
 
     def __init__(self, link: Engines, meters: Meters, limits: ServerLimits) -> None:
-        self.link, self.meters, self.limits = link, meters, limits
+        self.link = link
+        self.meters = meters
+        self.limits = limits
         self.draining = False
         self.began = int(time())
 
@@ -154,7 +156,8 @@ class Api:
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text, or of the prompt that a conversation makes."""
         fields: TokenizeRequest = read_fields(TokenizeRequest, await request.body())
-        graph, id = self.graph(fields.model), self.link.new_id()
+        graph = self.graph(fields.model)
+        id = self.link.new_id()
         if (fields.prompt is None) == (fields.messages is None):
             raise invalid("give either prompt or messages", "prompt")
         if fields.messages is not None:

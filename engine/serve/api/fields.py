@@ -8,7 +8,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from .problems import invalid
 
 MOST_CHOICES = 16
-MOST_STOPS, LONGEST_STOP = 4, 64
+MOST_STOPS = 4
+LONGEST_STOP = 64
 MOST_BIASES = 300
 MOST_MESSAGES = 1024
 MOST_PROMPTS = 32

@@ -20,7 +20,8 @@ from ...shell import complain
 from .meters import Meters
 from .problems import ApiError, invalid
 
-MOST_HEADERS, HEADER_BYTES = 100, 16 << 10
+MOST_HEADERS = 100
+HEADER_BYTES = 16 << 10
 OPEN = ("/health", "/")
 ANSWERED = ("/v1/chat/completions", "/v1/completions")
 OPEN_BELOW = "/page/"
@@ -68,7 +69,10 @@ class Gate:
         meters: Meters,
         room: Callable[[], None] | None = None,
     ) -> None:
-        self._app, self._rules, self._meters, self._room = app, rules, meters, room
+        self._app = app
+        self._rules = rules
+        self._meters = meters
+        self._room = room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,7 +82,8 @@ class Gate:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         own = headers.get(b"x-request-id", "")
         id = own if REQUEST_ID.fullmatch(own) else uuid4().hex
-        answer, posted = _Answer(send, id, self._meters), scope["method"] == "POST"
+        answer = _Answer(send, id, self._meters)
+        posted = scope["method"] == "POST"
         try:
             self._check(scope, headers)
             body = await self._read(scope["path"], headers, receive) if posted else None
@@ -92,7 +97,8 @@ class Gate:
             )
 
     def _check(self, scope: Scope, headers: Mapping[bytes, str]) -> None:
-        rules, path = self._rules, scope["path"]
+        rules = self._rules
+        path = scope["path"]
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if len(scope["headers"]) > MOST_HEADERS or size > HEADER_BYTES:
             raise ApiError(431, "too many headers, or too long ones")
@@ -131,7 +137,8 @@ class Gate:
         too_long = ApiError(413, f"the body is longer than {most} bytes")
         if not length.isdecimal() or len(length) > 18 or int(length) > most:
             raise too_long
-        parts, size = [], 0
+        parts = []
+        size = 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -154,7 +161,8 @@ class _Replay:
     async def __call__(self) -> Message:
         if self._body is None:
             return await self._receive()
-        body, self._body = self._body, None
+        body = self._body
+        self._body = None
         return {"type": "http.request", "body": body, "more_body": False}
 
 
@@ -162,7 +170,9 @@ class _Answer:
     """The way back: every answer gets its id and the same cautious headers, and is counted."""
 
     def __init__(self, send: Send, id: str, meters: Meters) -> None:
-        self._send, self._id, self._meters = send, id, meters
+        self._send = send
+        self._id = id
+        self._meters = meters
         self._begun = False
 
     async def send(self, message: Message) -> None:

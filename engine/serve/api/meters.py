@@ -42,7 +42,9 @@ class EngineCollector:
     """What the engines count themselves, as it was told last."""
 
     def __init__(self, link: Engines, prefix: str) -> None:
-        self._link, self._prefix, self._vllm = link, prefix, prefix == "vllm"
+        self._link = link
+        self._prefix = prefix
+        self._vllm = prefix == "vllm"
 
     def collect(self) -> Iterator[Metric]:
         label = "model_name" if self._vllm else "graph"
@@ -74,7 +76,8 @@ class EngineCollector:
         yield usage
         yield places
         if not self._vllm:
-            name, doc = "specsot:requests_open", "Answers that somebody waits for."
+            name = "specsot:requests_open"
+            doc = "Answers that somebody waits for."
             yield GaugeMetricFamily(name, doc, value=self._link.open)
             yield from self._replicas()
 
@@ -165,12 +168,16 @@ class Stopwatch:
     """Times of one choice."""
 
     def __init__(self, meters: Meters, graph: str) -> None:
-        self._meters, self._graph = meters, graph
-        self.began, self._last, self._tokens = monotonic(), 0.0, 0
+        self._meters = meters
+        self._graph = graph
+        self.began = monotonic()
+        self._last = 0.0
+        self._tokens = 0
 
     def wrote(self, tokens: int) -> None:
         """So many tokens are written by now; several of one step share its time."""
-        now, new = monotonic(), tokens - self._tokens
+        now = monotonic()
+        new = tokens - self._tokens
         if new <= 0:
             return
         for side in self._meters.sides:
@@ -179,7 +186,8 @@ class Stopwatch:
                 continue
             for _ in range(min(new, 64)):
                 side.between.labels(self._graph).observe((now - self._last) / new)
-        self._last, self._tokens = now, tokens
+        self._last = now
+        self._tokens = tokens
 
     def ended(self, ended: Ended) -> None:
         written = ended.usage["answer"] + ended.usage["outline"]

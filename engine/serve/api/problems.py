@@ -38,7 +38,8 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.headers = status, dict(headers or {})
+        self.status = status
+        self.headers = dict(headers or {})
         self.detail = ErrorDetail(message=message, type=kind, param=param, code=code)
 
     @property

@@ -42,7 +42,8 @@ def speculation_of(ended: Sequence[Ended], *, detailed: bool = False) -> dict[st
     """How drafts of the only choice fared, in the words that vLLM and AIPerf have for it."""
     if len(ended) != 1 or not sum(ended[0].drafted):
         return {"speculative_decoding": None}
-    accepted, drafted = ended[0].accepted, ended[0].drafted
+    accepted = ended[0].accepted
+    drafted = ended[0].drafted
     histogram = [0] * (max(accepted) + 1)
     for count in accepted:
         histogram[count] += 1
@@ -64,7 +65,8 @@ class Shape:
     """The envelope of one request's answer: the same id, time and model on every chunk."""
 
     def __init__(self, *, chat: bool, model: str) -> None:
-        self.chat, self.model = chat, model
+        self.chat = chat
+        self.model = model
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid4().hex}"
         self.created = int(time())
 

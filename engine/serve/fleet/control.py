@@ -37,7 +37,8 @@ class Control:
     """
 
     def __init__(self, fleet: Fleet, address: str) -> None:
-        self._fleet, self._address = fleet, address
+        self._fleet = fleet
+        self._address = address
         self._listener = _listener(control_path())
         self._server: asyncio.Server | None = None
 

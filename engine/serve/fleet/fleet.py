@@ -47,7 +47,9 @@ class Fleet(Engines):
 
     def __init__(self, berth: Callable[[int], Berth], count: int, deadline: float) -> None:
         super().__init__()
-        self._count, self._router, self._lengths = count, Router(), AnswerLengths()
+        self._count = count
+        self._router = Router()
+        self._lengths = AnswerLengths()
         self._members = Members(berth, deadline, self._router, self._changed, self._saw)
         self._tickets: dict[str, RoutedTicket] = {}
         self._placed: dict[str, Replica] = {}
@@ -105,7 +107,8 @@ class Fleet(Engines):
     async def close(self) -> None:
         self._set(LinkState.CLOSED)
         await self._members.close()
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         for ticket in waiting:
             ticket.deliver(None)
 
@@ -146,7 +149,8 @@ class Fleet(Engines):
         self._waiting.append(ticket)
 
     def _place_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         for ticket in waiting:
             self._place(ticket)
 

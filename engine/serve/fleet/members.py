@@ -54,11 +54,16 @@ class Members:
         changed: Callable[[], None],
         saw: Callable[[Picture], None],
     ) -> None:
-        self._berth, self._deadline, self._router = berth, deadline, router
-        self._changed, self._saw = changed, saw
+        self._berth = berth
+        self._deadline = deadline
+        self._router = router
+        self._changed = changed
+        self._saw = saw
         self.all: list[Replica] = []
         self.failed: Failed | None = None
-        self._wanted, self._closed, self._looked_at = 0, False, False
+        self._wanted = 0
+        self._closed = False
+        self._looked_at = False
         self._lives = set[asyncio.Task[None]]()
         self._gone: dict[str, dict[str, Any]] = {}
         self._shown: dict[str, tuple[Replica, int]] = {}
@@ -90,7 +95,8 @@ class Members:
         """One more, which gets nothing until its models are loaded."""
         taken = {one.name for one in self.all}
         number = next(i for i in range(len(taken) + 1) if f"replica-{i}" not in taken)
-        berth, name = self._berth(number), f"replica-{number}"
+        berth = self._berth(number)
+        name = f"replica-{number}"
         link = EngineLink(
             berth.start,
             berth.host,
@@ -124,7 +130,8 @@ class Members:
         link = replica.link
         if not link.ready:
             self._router.lose_(replica)
-            self._gone, link.counts = summed([self._gone, ended(link.counts)]), {}
+            self._gone = summed([self._gone, ended(link.counts)])
+            link.counts = {}
         else:
             where = f" (process {link.pid})" if link.pid is not None else ""
             complain(f"{replica.name} is ready{where}")

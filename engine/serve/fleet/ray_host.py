@@ -15,7 +15,9 @@ from ..wire.hosts import HostError, Pipe
 from .reception import ArrivedReplica, Reception, arrive
 
 STARTING = 120.0  # seconds until a replica's process has to come in
-LEAVING, LOOK = 1.0, 0.02  # seconds that it has to end by itself, and between two looks
+# seconds that it has to end by itself, and between two looks
+LEAVING = 1.0
+LOOK = 0.02
 
 
 class ReplicaActor:
@@ -44,7 +46,8 @@ class RayHost:
     """
 
     def __init__(self, reception: Reception, caller: ThreadPoolExecutor, gpus: int = 0) -> None:
-        self._reception, self._caller = reception, caller
+        self._reception = reception
+        self._caller = caller
         kind: Any = ray.remote(ReplicaActor)
         # No processor of Ray's count: else there could be no more replicas than the cluster began
         # with, and nobody could scale.
@@ -72,7 +75,8 @@ class RayHost:
     async def _came(
         self, secret: str, expected: "asyncio.Future[ArrivedReplica]"
     ) -> ArrivedReplica:
-        loop, there = asyncio.get_running_loop(), (self._reception.address, self._reception.port)
+        loop = asyncio.get_running_loop()
+        there = (self._reception.address, self._reception.port)
 
         def begin() -> Any:
             self._actor = self._kind.remote(os.getcwd())
@@ -99,7 +103,10 @@ class RayHost:
         await asyncio.get_running_loop().run_in_executor(self._caller, self._reap)
 
     def _reap(self) -> None:
-        actor, arrival, self._actor, self._arrival = self._actor, self._arrival, None, None
+        actor = self._actor
+        arrival = self._arrival
+        self._actor = None
+        self._arrival = None
         if actor is not None:
             with suppress(RayError, ValueError, RuntimeError):
                 ray.kill(actor, no_restart=True)

@@ -32,7 +32,8 @@ class Reception:
     """Listens at an address of this machine; whoever does not know a secret is sent away."""
 
     def __init__(self, address: str) -> None:
-        self.address, self.port = address, 0
+        self.address = address
+        self.port = 0
         self._expected: dict[str, asyncio.Future[ArrivedReplica]] = {}
         self._server: asyncio.Server | None = None
 

@@ -35,10 +35,15 @@ class RoutedTicket(Ticket):
 
     def __init__(self, fates: Fates, message: Submit | Encode | Decode, expects: int) -> None:
         super().__init__(fates, message.id)
-        self.message, self.expects, self.losses = message, expects, 0
+        self.message = message
+        self.expects = expects
+        self.losses = 0
         self.told = ToldAnswer()
-        self._fates, self._prompt, self._began = fates, prompt_tokens(message), monotonic()
-        self._admitted, self._tokens = False, 0
+        self._fates = fates
+        self._prompt = prompt_tokens(message)
+        self._began = monotonic()
+        self._admitted = False
+        self._tokens = 0
 
     def put(self, message: Message | None) -> None:
         """What a replica says; None: it is lost."""

@@ -32,7 +32,8 @@ class Router:
     """
 
     def __init__(self) -> None:
-        self._loads, self._index = Loads(), PrefixIndex(BLOCK * BYTES)
+        self._loads = Loads()
+        self._index = PrefixIndex(BLOCK * BYTES)
         self._replicas = dict[int, Replica]()
         self._tokens: dict[str, tuple[int, int]] = {}
         self._numbers = count()

@@ -22,7 +22,8 @@ class ToldAnswer:
     """
 
     def __init__(self) -> None:
-        self._text, self._tokens = "", 0
+        self._text = ""
+        self._tokens = 0
         self._pieces: dict[int, list[str]] = {}
         self.ids: dict[int, list[int]] = {}
         self._rows: Counter[int] = Counter()

@@ -12,7 +12,11 @@ from ...record.snapshot import runs_of
 from ...record.trace_records import Record, told_trees
 
 MOST = 20_000  # frames that a page is given
-PROMPT, DRAFT, FORCED, TARGET = "p", "d", "f", "t"  # origins, as `engine.run.events.Origin`
+# origins, as `engine.run.events.Origin`
+PROMPT = "p"
+DRAFT = "d"
+FORCED = "f"
+TARGET = "t"
 
 
 def playback_of(run: KeptRun) -> dict[str, Any]:

@@ -39,7 +39,9 @@ class PageRoutes:
     """What the page is given. link: None where runs are only played back; only: the run then."""
 
     def __init__(self, link: Engines | None, runs: Path, only: KeptRun | None = None) -> None:
-        self._link, self._runs, self._only = link, runs, only
+        self._link = link
+        self._runs = runs
+        self._only = only
         self._files = page_files()
 
     def add_to(self, app: FastAPI) -> None:
@@ -84,7 +86,8 @@ class PageRoutes:
 
     async def run(self, request: Request) -> Response:
         """A kept run, as the page plays it."""
-        name, runs = request.path_params["name"], self._kept()
+        name = request.path_params["name"]
+        runs = self._kept()
         if self._only is not None:
             runs = [self._only]
         run = next((one for one in runs if one.path.name == name), None)

@@ -133,7 +133,8 @@ class Engines(ABC):
             while True:
                 await some.wait()
                 some.clear()
-                pictures, latest = [*latest.values()], {}
+                pictures = [*latest.values()]
+                latest = {}
                 for picture in pictures:
                     yield picture
         finally:

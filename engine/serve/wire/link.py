@@ -60,9 +60,14 @@ class EngineLink(Engines):
         told: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
-        self.host, self.name = host, name
-        self.restarts, self.why = 0, ""
-        self._start, self._deadline, self._tries, self._told = start, deadline, tries, told
+        self.host = host
+        self.name = name
+        self.restarts = 0
+        self.why = ""
+        self._start = start
+        self._deadline = deadline
+        self._tries = tries
+        self._told = told
         self._tickets: dict[str, Ticket] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._lines = 0
@@ -90,7 +95,9 @@ class EngineLink(Engines):
     async def run(self) -> None:
         died = failures = 0
         while not self._over:
-            began, self._lines, self.why = monotonic(), 0, "has ended"
+            began = monotonic()
+            self._lines = 0
+            self.why = "has ended"
             try:
                 await self._live()
             except HostError as error:
@@ -144,7 +151,8 @@ class EngineLink(Engines):
         """Cut off a process that says nothing; only time in which this one could listen counts."""
         silent = 0.0
         while True:
-            began, heard = monotonic(), self._lines
+            began = monotonic()
+            heard = self._lines
             await asyncio.sleep(LOOKED)
             silent = 0 if self._lines > heard else silent + min(monotonic() - began, 2 * LOOKED)
             if silent > (deadline if self.ready else LOADING):
@@ -157,7 +165,8 @@ class EngineLink(Engines):
         """Everybody who waits is told at once."""
         if self.state is not LinkState.CLOSED:
             self._set(LinkState.DEAD)
-        tickets, self._tickets = [*self._tickets.values()], {}
+        tickets = [*self._tickets.values()]
+        self._tickets = {}
         for ticket in tickets:
             ticket.put(None)
 

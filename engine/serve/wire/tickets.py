@@ -30,7 +30,8 @@ class Ticket:
     """
 
     def __init__(self, asked_of: TicketOwner, id: str) -> None:
-        self.asked_of, self.id = asked_of, id
+        self.asked_of = asked_of
+        self.id = id
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
         self.ended = False
 

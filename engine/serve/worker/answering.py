@@ -63,7 +63,9 @@ class ServedRequest:
     def __init__(
         self, engine: Engine, asked: Submit, handle: Handle, speculation: Speculation
     ) -> None:
-        self.engine, self.asked, self.handle = engine, asked, handle
+        self.engine = engine
+        self.asked = asked
+        self.handle = handle
         raw = asked.text is not None or bool(asked.token_ids)
         self._order = ReadingOrder.of(engine.session.program.graph, raw=raw)
         self._stops = StopTexts(asked.stop)
@@ -83,7 +85,9 @@ class ServedRequest:
             return
         events: list[list[Any]] = []
         known = {index: len(one.tokens) for index, one in self._branches.items()}
-        text, step, last = "", 0, None
+        text = ""
+        step = 0
+        last = None
         for one in noted:
             if isinstance(one, AnswerReady):
                 last = one
@@ -130,7 +134,9 @@ class ServedRequest:
     def _written(self, one: TokensWritten, events: list[list[Any]]) -> str:
         decode = self.engine.decode
         branch = self._branches.setdefault(one.index, PartText(TextStream(decode)))
-        pieces, text, known = [], "", len(branch.tokens)
+        pieces = []
+        text = ""
+        known = len(branch.tokens)
         for token, origin in zip(one.tokens, one.origins, strict=True):
             piece = branch.take(token, final=False)
             self._tokens += 1
@@ -165,7 +171,8 @@ class ServedRequest:
         return self._stops.rest()
 
     def _ended(self, last: AnswerReady) -> Ended:
-        found, finish = self._stops.found, last.finish
+        found = self._stops.found
+        finish = last.finish
         stopped = found is not None
         usage = asdict(last.usage)
         plain = len(last.answer.sections) == 1 and not last.answer.outline_finish

@@ -24,7 +24,8 @@ class Refusal(ValueError):
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.param, self.code = param, code
+        self.param = param
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class Asking:
     """Makes requests for one engine."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self.session = engine, engine.session
+        self.engine = engine
+        self.session = engine.session
         self._encoder = Encoder(self.session.models.tokenizer)
         first = leading_id(self.session.models.tokenizer)
         self._leading = () if first is None else (first,)
@@ -51,7 +53,8 @@ class Asking:
         Raises:
             Refusal, PromptError, GrammarError: what it asks for cannot be.
         """
-        prompt, settings = self._prompt(asked), self._settings(asked)
+        prompt = self._prompt(asked)
+        settings = self._settings(asked)
         try:
             fit = self.engine.fit(prompt, settings)
         except GrammarError as error:

@@ -49,14 +49,16 @@ def open_graphs(
             session = load(job)
             models = session.models
         else:
-            folder, kind = model_folders(job)[1], job.program.graph.drafter.kind
+            folder = model_folders(job)[1]
+            kind = job.program.graph.drafter.kind
             own = replace(models, drafter=None)
             session = tie(job, own if folder is None else with_drafter(own, folder, kind))
         yield session.program.graph.name, session, _facts(job, session)
 
 
 def _facts(job: Job, session: Session) -> GraphFacts:
-    graph, target = session.program.graph, session.models.target
+    graph = session.program.graph
+    target = session.models.target
     ways = tuple((s, e.to, e.when or "") for s in graph.states for e in graph.edges_from(s))
     return GraphFacts(
         graph.name,

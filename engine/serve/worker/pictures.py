@@ -30,7 +30,8 @@ class PictureTaker:
 
         def happened(event: Event) -> None:
             if self.on and isinstance(event, Moved):
-                guard, millis = event.guard or "", event.nanos / 1e6
+                guard = event.guard or ""
+                millis = event.nanos / 1e6
                 moves.append((event.source, event.target, guard, millis))
 
         return happened

@@ -47,7 +47,8 @@ class Worker:
     """Engines of several graphs over one target, fed through a socket until it is closed."""
 
     def __init__(self, pipe: socket.socket) -> None:
-        self._pipe, self._sending = pipe, Lock()
+        self._pipe = pipe
+        self._sending = Lock()
         self._lines = pipe.makefile("rb")
         self._asked: SimpleQueue[Submit | Cancel | Look] = SimpleQueue()
         self._something = Event()
@@ -57,7 +58,8 @@ class Worker:
         self._speculation: dict[str, Speculation] = {}
         self._positions: dict[str, list[int]] = {}
         self._pictures = PictureTaker()
-        self._told, self._gone = 0.0, False
+        self._told = 0.0
+        self._gone = False
 
     # -- the beginning ----------------------------------------------------------------------------
 
@@ -81,7 +83,8 @@ class Worker:
         options = RunOptions(**{**start.options, "graph": None})
         facts: dict[str, GraphFacts] = {}
         for name, session, fact in open_graphs(start.graphs, options):
-            rounds, sink = self._rounds_of(name), self._pictures.sink(name)
+            rounds = self._rounds_of(name)
+            sink = self._pictures.sink(name)
             engine = Engine(session, threaded=False, rounds=rounds, sink=sink)
             self._engines[name], self._asking[name] = engine, Asking(engine)
             self._positions[name] = []
@@ -140,7 +143,8 @@ class Worker:
         else:
             self._send(Admitted(asked.id, ready.prompt_tokens))
             self._speculation[asked.id] = spoken = Speculation()
-            engine, time = self._engines[asked.graph], asked.timeout
+            engine = self._engines[asked.graph]
+            time = asked.timeout
             handle = engine.submit(ready.prompt, timeout=time, settings=ready.settings)
             self._answering[asked.id] = ServedRequest(engine, asked, handle, spoken)
 
@@ -164,7 +168,8 @@ class Worker:
     def _turn(self) -> None:
         """A step of every engine that has something to do."""
         self._take_in()
-        busy, ended = False, set[str]()
+        busy = False
+        ended = set[str]()
         by_graph: dict[str, list[ServedRequest]] = {}
         for one in [*self._answering.values()]:
             by_graph.setdefault(one.asked.graph, []).append(one)

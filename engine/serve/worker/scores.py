@@ -50,7 +50,8 @@ class ScoreRows:
 
     def take(self) -> list[list[Any]]:
         """What has not been told yet."""
-        rows, self._rows = self._rows, []
+        rows = self._rows
+        self._rows = []
         return rows
 
     def _add(self, index: int, scores: Sequence[TokenScore]) -> None:

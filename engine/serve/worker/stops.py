@@ -35,7 +35,8 @@ class StopTexts:
 
     def rest(self) -> str:
         """Nothing more comes: what was held is text."""
-        held, self.held = self.held, ""
+        held = self.held
+        self.held = ""
         return held
 
     def _open(self, text: str) -> int:
