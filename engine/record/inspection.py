@@ -80,7 +80,7 @@ class Inspector:
 
     def __call__(self, event: Event) -> None:
         board = self.run.board
-        if isinstance(event, OpRan) and "attention" in event.shapes and "rows" in board:
+        if isinstance(event, OpRan) and "attention" in event.results and "rows" in board:
             began = perf_counter_ns()
             self._forward = self._read(event.state, board)
             self.recorder.waited(perf_counter_ns() - began)

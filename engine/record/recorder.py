@@ -11,7 +11,7 @@ from typing import Any
 
 from ...states.machine import Run
 from ...states.requests.summary import RoundSummary, VerifiedTree
-from ...states.trace import Event, Moved, OpRan, Sink, settled
+from ...states.trace import Event, Moved, OpRan, Sink
 from .drafts import draft_tree
 from .metrics import Meter, figures
 from .snapshot import Move, Snapshot, branch_view, pool_view, request_view
@@ -63,9 +63,9 @@ class Recorder:
             self._moved(event, at)
         else:
             self.meter.op_ran(event)
-            if "step" in event.shapes and self._run is not None:
+            if "step" in event.results and self._run is not None:
                 self._planned(at, self._run.board)
-            if "committed" in event.shapes and self._run is not None:
+            if "committed" in event.results and self._run is not None:
                 self._forward_done(self._run.board, at)
         for listener in self.listeners:
             listener(event)
@@ -118,7 +118,7 @@ class Recorder:
 
     def _keep(self, at: int, happened: Happened, number: int = 0) -> None:
         if self.write is not None:
-            kept = settled(happened) if isinstance(happened, OpRan) else happened
+            kept = happened.described() if isinstance(happened, OpRan) else happened
             self._pending.append((at, kept, number or self._committed))
             if len(self._pending) >= BATCH:
                 self.flush()

@@ -32,8 +32,8 @@ def trace_record(at: int, happened: Happened, number: int) -> Record:
         number: of a move the tokens committed in its source, of a round its own number.
     """
     match happened:
-        case OpRan(state, op, nanos, shapes):
-            about = {"state": state, "op": op, "ns": nanos, "shapes": dict(shapes)}
+        case OpRan(state, op, nanos):
+            about = {"state": state, "op": op, "ns": nanos, "shapes": happened.shapes}
             return {"kind": "op", "t": at, **about}
         case Moved(source, target, guard, step, nanos):
             way = {"step": step, "from": source, "to": target, "guard": guard}

@@ -230,15 +230,15 @@ class Engine:
 
     def _happened(self, event: Event) -> None:
         if isinstance(event, OpRan):
-            if "step" in event.shapes:
+            if "step" in event.results:
                 self._tally.steps += 1
                 self._publish()
-            if "committed" in event.shapes:
+            if "committed" in event.results:
                 summary: RoundSummary = self.machine.board["committed"]
                 self._tally.count(summary)
                 if self._rounds is not None:
                     self._rounds(summary)
-            if "answers" in event.shapes:
+            if "answers" in event.results:
                 self._deliver()
         if self._sink is not None:
             self._sink(event)

@@ -79,7 +79,7 @@ def rounds_view(recorder: Recorder, run: Run, say: Callable[[str], None]) -> Sin
     """Writes a block per branch and round; rounds have the numbers of trace.jsonl."""
 
     def view(event: Event) -> None:
-        if isinstance(event, OpRan) and "committed" in event.shapes:
+        if isinstance(event, OpRan) and "committed" in event.results:
             for block in blocks(recorder.meter.forwards, run.board["committed"], recorder.decode):
                 say(block)
 

@@ -54,7 +54,7 @@ def listen(session: Session, prompts: Any = SINGLE) -> tuple[Run, list[Heard]]:
     observe: list[Heard] = []
 
     def sink(event: Event) -> None:
-        if isinstance(event, OpRan) and "committed" in event.shapes:
+        if isinstance(event, OpRan) and "committed" in event.results:
             sizes = {b.name: len(b.tokens) for r in requests_of(run) for b in r.all_branches()}
             for told in run.board["committed"].explained:
                 observe.append(Heard(told, sizes[told.branch] - told.committed))

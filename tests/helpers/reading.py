@@ -131,7 +131,7 @@ class Rounds:
         self.run: Run | None = None
 
     def __call__(self, event: Any) -> None:
-        if isinstance(event, OpRan) and "committed" in event.shapes and self.run is not None:
+        if isinstance(event, OpRan) and "committed" in event.results and self.run is not None:
             self.found.append(self.run.board["committed"])
 
     @property

@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "models": "ops ops/kv ops/attention ops/blend",
     "models/drafters": "models ops/kv ops/attention",
     "models/load": "models models/drafters",
-    "states": "states/graph",
+    "states": "states/graph ops/draft",
     "states/yaml": "",
     "states/graph": "states/yaml ops ops/blend ops/draft ops/sampling",
     "states/text": "states/graph states/yaml ops/blend",

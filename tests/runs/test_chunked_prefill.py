@@ -88,7 +88,7 @@ def test_no_forward_has_more_rows_than_its_budget(layout: str, tiny: Make, graph
         if isinstance(event, OpRan) and event.op == "target.forward_":
             batch = run.board["batch"]
             rows.append(sum(len(span.tokens) for span in batch.spans) + len(batch.ran))
-        if isinstance(event, OpRan) and "step" in event.shapes:
+        if isinstance(event, OpRan) and "step" in event.results:
             seen.add((run.board["step"].does, bool(run.board["step"].chunks)))
 
     run = session.start([Prompt(str(n), f"short {n}", max_new_tokens=40) for n in range(2)], see)

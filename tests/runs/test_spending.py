@@ -41,7 +41,7 @@ def rounds_of(session: Session) -> tuple[Run, list[tuple[Any, RoundSummary]], di
     def look(event: Any) -> None:
         if "batch" in run.board and run.board["batch"] is not None:
             batches.append(run.board["batch"])
-        if "committed" in getattr(event, "shapes", {}):
+        if "committed" in getattr(event, "results", {}):
             found.append((batches[-1], run.board["committed"]))
 
     batches: list[Any] = []

@@ -11,7 +11,7 @@ from helpers.toy_graph import GIVEN, GRAPH, changed, load
 from specsot.states import machine
 from specsot.states.graph.board import RUN_KEYS
 from specsot.states.graph.graph import PREFIXES, RESERVED
-from specsot.states.machine import START, Cursor, Run, RunError
+from specsot.states.machine import START, Run, RunError
 from specsot.states.trace import Event, Moved, OpRan, describe
 
 
@@ -87,7 +87,7 @@ def test_the_first_open_way_is_taken() -> None:
 
 def test_a_stuck_run_says_where() -> None:
     run, _ = start()
-    run._cursor.advance = lambda: False
+    run.take_transition = lambda: False
     with pytest.raises(RunError, match="stuck in 'start': no transition is open"):
         run.advance()
     with pytest.raises(RunError, match="it is stuck"):
@@ -180,13 +180,13 @@ def test_a_machine_does_not_drive_itself() -> None:
     assert run.state == "prefill" and len(events) == 2
 
 
-def test_reserved_names_are_all_that_the_cursor_has() -> None:
+def test_the_machine_binds_no_name_that_a_run_has_itself() -> None:
     run, _ = start()
-    cursor: Cursor = run._cursor
-    names = [n for n in (*vars(cursor), *dir(type(cursor))) if not n.startswith("_")]
-    states = [*run._final, "prefill", "draft", "verify", START]
-    unexplained = [n for n in names if n not in RESERVED and not n.startswith(PREFIXES)]
-    assert unexplained == [], (unexplained, states)
+    bound = {name for name in vars(run) if callable(getattr(run, name))} - {"sink"}
+    assert {"take_transition", "may_take_transition", "trigger", "is_verify"} <= bound
+    assert not bound & set(dir(Run))
+    other = {n for n in bound if n not in RESERVED and not n.startswith(PREFIXES)}
+    assert other == {"take_transition"}
 
 
 def test_logging_of_transitions_is_off_even_under_a_loud_root(

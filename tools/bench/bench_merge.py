@@ -77,7 +77,7 @@ class Answered:
 
     def _see(self, event: Event) -> None:
         """Of a blended fold the rows that were computed again."""
-        if isinstance(event, OpRan) and "committed" in event.shapes and self.run.state == "merge":
+        if isinstance(event, OpRan) and "committed" in event.results and self.run.state == "merge":
             blend: Any = self.run.board["committed"].blend
             if blend is not None:
                 self.again = sum(blend.picked)

@@ -42,9 +42,9 @@ def serve(graph: str, sets: Sequence[str], questions: Sequence[str], moments: li
     ran = Ran(Served())
 
     def see(event: Event) -> None:
-        if isinstance(event, OpRan) and "step" in event.shapes:
+        if isinstance(event, OpRan) and "step" in event.results:
             ran.records.append({"kind": "step", "t": perf_counter_ns()})
-        if isinstance(event, OpRan) and "committed" in event.shapes:
+        if isinstance(event, OpRan) and "committed" in event.results:
             one = engine._run.board["committed"]
             told = {"rows": one.rows, "accepted": one.accepted, "committed": one.committed}
             record = {"kind": "round", "t": perf_counter_ns(), "kv": one.target_length}
