@@ -5,8 +5,8 @@ from math import prod
 from typing import Any
 
 from ..models.drafters.eagle import Eagle3
+from ..ops.forward import Target
 from ..ops.kv.pool import KVCache
-from ..ops.model_types import Target
 from ..states.graph.drafter_spec import Drafter
 from ..states.graph.program import Program
 from ..states.yaml.codes import ProblemCode

@@ -18,11 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops.attention.metadata import AttentionGroup, AttentionMetadata
-from ..ops.blend.blend import Blend, BlendReport, RowRole, deviation, pick, where_true
-from ..ops.blend.layer_plan import compile_layer_plan
+from ..ops.blend import Blend, BlendReport, RowRole, deviation, pick, where_true
+from ..ops.forward import TargetOutput
 from ..ops.kv.pool import KVCache
-from ..ops.model_types import TargetOutput
-from ..ops.types import LayerPlan, LayerStatus
+from ..ops.layer_plan import LayerPlan, LayerStatus, compile_layer_plan
 from .layers import AttentionInputs, DecoderLayer
 from .rope import rotate
 from .stack import DecoderStack

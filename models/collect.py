@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops.attention.metadata import AttentionMetadata
-from ..ops.blend.blend import ChunkKV
+from ..ops.blend import ChunkKV
 from ..ops.kv.pool import KVCache
 from .decoder import Decoder
 from .layers import DecoderLayer

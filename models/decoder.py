@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops.attention.metadata import AttentionMetadata
-from ..ops.blend.blend import Blend
+from ..ops.blend import Blend
+from ..ops.forward import TargetOutput
 from ..ops.kv.pool import KVCache
-from ..ops.model_types import TargetOutput
-from ..ops.types import LayerPlan, LayerStatus
+from ..ops.layer_plan import LayerPlan, LayerStatus
 from .blend import Blender, check_blend
 from .config import DecoderConfig
 from .ranks import Ranks

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.blend.blend import Blend
-from ..ops.types import LayerPlan
+from ..ops.blend import Blend
+from ..ops.layer_plan import LayerPlan
 from .decoder import Decoder
 from .files import ModelError
 from .layers import DecoderLayer

@@ -1,15 +1,147 @@
-"""The target's forward as ops: the plan of its layers, and the forward itself."""
+"""The target's forward as ops, and what ops need of models."""
+
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from .attention.metadata import AttentionMetadata
-from .blend.blend import BlendReport
-from .blend.layer_plan import compile_layer_plan
+from .blend import Blend, BlendReport
 from .kv.pool import KVCache
-from .model_types import Target
+from .layer_plan import LayerPlan, LayerStatus, compile_layer_plan
 from .registry import op
-from .types import LayerPlan, LayerStatus, Rows
+from .types import Rows
+
+
+class TargetOutput(NamedTuple):
+    """logits_RV in float32 (float64 models: float64) for the asked rows, taps_QF for every row.
+
+    blend: what a forward on a blended cache did.
+    """
+
+    logits_RV: Tensor
+    taps_QF: Tensor | None
+    blend: BlendReport | None = None
+
+
+class Pooled(Protocol):
+    """A model with a KV pool of its own."""
+
+    num_layers: int
+    kv_heads: int
+    head_dim: int
+
+
+class Target(Pooled, Protocol):
+    """The model whose output counts."""
+
+    hidden_size: int
+    vocab_size: int
+    max_positions: int
+
+    def forward(
+        self,
+        tokens_BQ: Tensor,
+        positions_BQ: Tensor,
+        slots_BQ: Tensor,
+        attention: AttentionMetadata,
+        kv: KVCache,
+        plan: LayerPlan,
+        logit_rows_R: Tensor,
+        taps: tuple[int, ...],
+        blend: Blend | None = None,
+    ) -> TargetOutput:
+        """One forward; writes K and V of its rows into `kv` at `slots_BQ`, nothing else.
+
+        Each layer writes its rows first and attends to the pool afterwards, so that the rows of
+        one forward see each other through the pool.
+
+        Args:
+            logit_rows_R: flat row indices (b * Q + q) that need logits.
+            taps: Hugging Face `hidden_states` indices whose values are joined, in increasing
+                order, into taps_QF [B * Q, len(taps) * H]; empty for None.
+            blend: cached rows; `plan` must be the one compiled from its settings. Rows that a
+                layer does not compute get their cached K, turned to their position, and V.
+                Their logits are NaN, their taps those of the cache.
+        """
+        ...
+
+
+class HiddenDrafter(Pooled, Protocol):
+    """A drafter that continues on its own hidden states: the EAGLE family."""
+
+    tap_ids: tuple[int, ...]
+
+    def fuse(self, taps_RF: Tensor) -> Tensor:
+        """True target features [R, F] -> the hidden states [R, H] that `forward` takes."""
+        ...
+
+    def forward(
+        self,
+        tokens_BQ: Tensor,
+        hidden_BQH: Tensor,
+        positions_BQ: Tensor,
+        slots_BQ: Tensor,
+        attention: AttentionMetadata,
+        kv: KVCache,
+    ) -> Tensor:
+        """Row j: token j+1 with the feature of token j, at position j -> hidden_BQH for j+1."""
+        ...
+
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """[R, H] -> float32 [R, draft vocabulary]."""
+        ...
+
+    def to_target(self, draft_ids: Tensor) -> Tensor:
+        """Draft-vocabulary ids -> target ids, same shape."""
+        ...
+
+
+class BlockDrafter(Pooled, Protocol):
+    """A drafter that fills a whole block of masks in one forward: DFlash.
+
+    A block is [anchor, mask, mask, ...]: the root token at its position and `mask_token_id` at the
+    following ones. Output row k is the drafter's guess of the token at its own position (no
+    shift); row 0, the anchor's, is not used.
+    """
+
+    tap_ids: tuple[int, ...]
+    block_size: int
+    mask_token_id: int
+
+    def fuse(self, taps_RF: Tensor) -> Tensor:
+        """True target features [R, F] -> the context [R, H] that `write_context_` takes."""
+        ...
+
+    def write_context_(
+        self, context_RH: Tensor, positions_R: Tensor, slots_R: Tensor, kv: KVCache
+    ) -> None:
+        """K and V of committed tokens, each at its own position, into every layer of `kv`.
+
+        Only tokens whose features the target has computed: all before a block's anchor.
+        """
+        ...
+
+    def forward(
+        self,
+        tokens_BQ: Tensor,
+        positions_BQ: Tensor,
+        slots_BQ: Tensor,
+        attention: AttentionMetadata,
+        kv: KVCache,
+    ) -> Tensor:
+        """Blocks -> hidden_BQH for `logits`; writes their rows, which nobody keeps, into `kv`.
+
+        Args:
+            attention: a row sees its branch's context and its whole block, in both directions;
+                layers that are causal or have a window hide more of it. `positions_GK` must hold
+                the true positions of the block's own slots too.
+        """
+        ...
+
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """[R, H] -> float32 [R, V], over the target's vocabulary."""
+        ...
 
 
 @op("plan.compile", writes="plan")

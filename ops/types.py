@@ -9,13 +9,9 @@ import torch
 from torch import Tensor
 
 from .attention.stacks import Lineages, Member
-from .blend.blend import Blend
-from .blend.layer_plan import LayerPlan as LayerPlan
-from .blend.layer_plan import LayerStatus as LayerStatus
-from .kv.align import AlignmentState, ContinuousDecodingState
-from .kv.forest import Forest, LiveNodes
-from .kv.frame import Frame
+from .blend import Blend
 from .kv.slots import NOBODY, Ints
+from .row_layout import AlignmentState, ContinuousDecodingState, Forest, Frame, LiveNodes
 from .sampling.processors import Sampler
 
 

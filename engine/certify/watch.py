@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...ops.attention.metadata import AttentionMetadata
 from ...ops.kv.pool import KVCache
-from ...ops.types import LayerStatus
+from ...ops.layer_plan import LayerStatus
 from ...states.machine import Run
 from ...states.requests.branch import Branch, Request, Stage
 from ...states.requests.drafting import OutlineSide

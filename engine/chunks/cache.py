@@ -11,8 +11,8 @@ from ...models.collect import collect
 from ...models.decoder import Decoder
 from ...models.files import ModelError
 from ...models.load.checkpoint import model_hash
-from ...ops.blend.blend import ChunkKV
-from ...ops.blend.layer_plan import compile_layer_plan
+from ...ops.blend import ChunkKV
+from ...ops.layer_plan import compile_layer_plan
 from ...states.graph.blocks import BlendBlock
 from ...states.graph.program import Program
 from ...states.text.chat_format import leading_id

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ...ops.blend.blend import ChunkKV
+from ...ops.blend import ChunkKV
 from ..errors import UsageError
 from .files import ChunkFiles, ChunkInfo, ChunkKey, DamagedChunk
 

@@ -1,7 +1,7 @@
 """What a run reused of cached chunks, what that saved, and how far a blended prefill is from the
 full one. Names and definitions: docs/metrics.md.
 
-Operations are estimated as `ops.blend.layer_plan` says, for each prompt (or part of one: the shared
+Operations are estimated as `ops.layer_plan` says, for each prompt (or part of one: the shared
 prefix, a branch) by itself; attention to rows that were there before is left out on both sides.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops.blend.layer_plan import LayerShape, blend_flops, prefill_flops
+from ...ops.layer_plan import LayerShape, blend_flops, prefill_flops
 from ...states.requests.blending import BlendState
 from ...states.requests.summary import BlendSummary
 from ..chunks.cache import ChunkLibrary

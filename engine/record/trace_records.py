@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ops.kv.align import AlignmentState, ContinuousDecodingState
+from ...ops.row_layout import AlignmentState, ContinuousDecodingState
 from ...states.requests.summary import RoundSummary, VerifiedTree
 from ...states.schedule.plan import StepPlan
 from ...states.trace import Event, Moved, OpRan

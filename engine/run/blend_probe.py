@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ops.blend.blend import RowRole
+from ...ops.blend import RowRole
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
 from ...ops.types import Rows

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from ...ops.attention.metadata import AttentionMetadata
+from ...ops.forward import TargetOutput
 from ...ops.kv.pool import KVCache
-from ...ops.model_types import TargetOutput
+from ...ops.layer_plan import LayerStatus
 from ...ops.sampling.coins import branch_key, perturbed, token_keys
-from ...ops.sampling.processors import Past, process, take_in_
-from ...ops.sampling.rules import columns
-from ...ops.types import LayerStatus
+from ...ops.sampling.processors import Past, columns, process, take_in_
 from ...states.requests.branch import Branch, Finish, Request
 from ...states.requests.samplers import rules_of
 from ...states.text.prompts import PromptBook

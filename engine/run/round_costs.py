@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ...models.files import ModelError
 from ...ops.draft.costs import Curve, RoundCosts
+from ...ops.layer_plan import LayerStatus
 from ...ops.masks import build
-from ...ops.types import LayerStatus, Rows
+from ...ops.types import Rows
 from ...states.cache.segments import SegmentTree
 from ...states.graph.drafter_spec import Drafter
 from ...states.layout.layout import Layout, Span

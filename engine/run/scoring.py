@@ -8,7 +8,7 @@ import torch
 from ...ops.attention.metadata import AttentionMetadata
 from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
-from ...ops.types import LayerStatus
+from ...ops.layer_plan import LayerStatus
 from ..models import Models
 
 ROWS = 256  # whose logits are there at once

@@ -6,7 +6,7 @@ from math import isfinite
 from time import monotonic
 
 from ...ops.draft.gamma import GammaRecord
-from ...ops.verify.explain import DraftFigures
+from ...ops.verify.verify import DraftFigures
 from ...states.machine import Run
 from ...states.requests.branch import Request
 from ...states.requests.summary import (

@@ -6,7 +6,7 @@ import numpy as np
 from rich.style import Style
 from rich.text import Text
 
-from ...ops.blend.layer_plan import LayerStatus
+from ...ops.layer_plan import LayerStatus
 from ...states.requests.summary import BlendSummary
 from ..record.snapshot import (
     BRANCH,

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..forward import BlockDrafter
 from ..kv.pool import KVCache
-from ..model_types import BlockDrafter
 from ..registry import op
 from ..types import DraftRows, DraftWork, Proposal
 from .ddtree import chain, tree

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..forward import HiddenDrafter
 from ..kv.pool import KVCache
 from ..masks import build
-from ..model_types import HiddenDrafter
 from ..registry import op
 from ..tree import Candidates, rerank
 from ..types import DraftRows, Proposal

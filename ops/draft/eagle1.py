@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..forward import HiddenDrafter
 from ..kv.pool import KVCache
-from ..model_types import HiddenDrafter
 from ..registry import op
 from ..types import DraftRows, Proposal
 from .drawing import Drawing

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..forward import Target
 from ..kv.pool import KVCache
+from ..layer_plan import LayerStatus
 from ..masks import build
-from ..model_types import Target
 from ..tree import single_path
-from ..types import DraftRows, DraftWork, LayerStatus, Proposal
+from ..types import DraftRows, DraftWork, Proposal
 from .drawing import Drawing
 from .gamma import entropy, packed
 from .workspace import Workspace

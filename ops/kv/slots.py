@@ -1,4 +1,4 @@
-"""Slots of a KV pool: who owns one, runs of them, the regions that homes take them from."""
+"""Slots of a KV pool: labels, runs, and the regions from which homes take their slots."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from ...ops.kv.slot_table import SlotTable
+from ...ops.kv.pool import SlotTable
 from ...ops.kv.slots import NOBODY, Ints
 from .kept_segments import SHORTEST, Beginnings, KeptSegment, Leaves, PrefixFigures, shared_length
 from .segments import SegmentTree

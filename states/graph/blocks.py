@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from ...ops.blend.layer_plan import (
+from ...ops.layer_plan import (
     BlendSettings,
     Budget,
     CheckUpdate,

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from ...ops.attention.stacks import Member
-from ...ops.kv.align import AlignmentState, ContinuousDecodingState
-from ...ops.kv.frame import Frame
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import UNKNOWN, Ints
+from ...ops.row_layout import AlignmentState, ContinuousDecodingState, Frame
 from ...ops.types import DraftRows, Rows, no_trees
 from ..cache.segments import SegmentTree
 from ..text.prompt_tokens import Chunk

@@ -7,9 +7,9 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from ...ops.kv.align import AlignmentManager, AlignmentState
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
+from ...ops.row_layout import AlignmentManager, AlignmentState
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...ops.kv.align import AlignmentManager, AlignmentState, ContinuousDecodingState
+from ...ops.row_layout import AlignmentManager, AlignmentState, ContinuousDecodingState
 from ..cache.segments import SegmentTree
 from .layout import Layout, Span
 from .queries import PackedQueries

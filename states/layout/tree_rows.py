@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...ops.attention.metadata import tensor
-from ...ops.kv.forest import LiveNodes, places, plant
 from ...ops.kv.slots import Ints
+from ...ops.row_layout import LiveNodes, places, plant
 from ...ops.tree import ancestors
 from ...ops.types import Proposal, Rows
 

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from ...ops.blend.blend import BlendReport
+from ...ops.blend import BlendReport
 from ...ops.draft.gamma import GammaRecord
 from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
-from ...ops.verify.score import BROKEN
-from ...ops.verify.verify import Accepted, FirstTokens
+from ...ops.verify.verify import BROKEN, Accepted, FirstTokens
 from ..cache.segments import SegmentTree
 from ..requests.blending import BlendState, picked_rows
 from ..requests.branch import Branch, Finish, Stage

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ...ops.blend.blend import BlendReport
+from ...ops.blend import BlendReport
 from ...ops.draft.eagle import nodes_for
 from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache

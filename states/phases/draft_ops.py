@@ -9,8 +9,8 @@ from ...ops.draft.gamma_settings import LOOKING, GammaSettings
 from ...ops.draft.host_tree import pack
 from ...ops.draft.proposals import nothing
 from ...ops.draft.vanilla import ChainStart, catch_up_, write_chain_
+from ...ops.forward import Target
 from ...ops.kv.pool import KVCache
-from ...ops.model_types import Target
 from ...ops.registry import op
 from ...ops.types import DraftRows, Proposal
 from ..requests.branch import Branch

@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from ...ops.beam import Chosen, Searches
-from ...ops.blend.blend import BlendReport
+from ...ops.blend import BlendReport
 from ...ops.draft.proposals import share
 from ...ops.host import HostReader
 from ...ops.registry import op

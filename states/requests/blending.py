@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from ...ops.blend.blend import Blend, BlendReport, BlendRows, ChunkKV, Ints, RowRole, join
-from ...ops.blend.layer_plan import BlendSettings
+from ...ops.blend import Blend, BlendReport, BlendRows, ChunkKV, Ints, RowRole, join
+from ...ops.layer_plan import BlendSettings
 from ..layout.layout import Span
 from ..layout.tree_rows import PlacedRows
 from ..text.prompt_tokens import Chunk

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ...ops.blend.blend import ChunkKV
+from ...ops.blend import ChunkKV
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
 from ..text.prompt_tokens import Chunk, PromptTokens

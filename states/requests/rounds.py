@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ...ops.host import HostReader
-from ...ops.verify.score import BROKEN, GrammarRows
-from ...ops.verify.verify import Accepted, FirstTokens
+from ...ops.verify.verify import BROKEN, Accepted, FirstTokens, GrammarRows
 from .branch import Branch, Finish
 from .matcher import Matcher
 

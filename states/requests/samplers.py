@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from ...ops.sampling.coins import branch_key
-from ...ops.sampling.processors import Sampler, take_in_
-from ...ops.sampling.rules import SamplingColumns, columns
+from ...ops.sampling.processors import Sampler, SamplingColumns, columns, take_in_
 from ...ops.sampling.settings import SamplingRules
 from .branch import Branch
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ...ops.draft.gamma import GammaRecord
-from ...ops.kv.align import AlignmentState, ContinuousDecodingState
+from ...ops.row_layout import AlignmentState, ContinuousDecodingState
 from ...ops.types import NO_WORK, DraftSize, DraftWork
-from ...ops.verify.explain import DraftFigures, unpacked
-from ...ops.verify.verify import Accepted
+from ...ops.verify.verify import Accepted, DraftFigures, unpacked
 from .branch import Branch
 from .rounds import RoundResult, Walk
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ...ops.blend.blend import ChunkKV
+    from ...ops.blend import ChunkKV
 
 
 @dataclass(frozen=True, slots=True)

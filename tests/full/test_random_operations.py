@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from helpers.support import SEED
 
-from specsot.ops.kv.slot_table import SlotTable
+from specsot.ops.kv.pool import SlotTable
 from specsot.states.cache.prefix_cache import PrefixCache
 from specsot.states.cache.segments import SegmentTree
 

@@ -11,9 +11,9 @@ from helpers.decoders import CASES, LAYERS, SHAPE, save
 from specsot.models.collect import collect
 from specsot.models.decoder import Decoder
 from specsot.models.load.weights import load_target
-from specsot.ops.blend.blend import BlendRows, ChunkKV, join
-from specsot.ops.blend.layer_plan import BlendSettings
-from specsot.ops.model_types import TargetOutput
+from specsot.ops.blend import BlendRows, ChunkKV, join
+from specsot.ops.forward import TargetOutput
+from specsot.ops.layer_plan import BlendSettings
 
 from .blends import Sequence, one_prompt
 

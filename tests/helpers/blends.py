@@ -16,11 +16,10 @@ from specsot.models import norm as norms
 from specsot.models.decoder import Decoder
 from specsot.models.load.weights import load_target
 from specsot.ops.attention.metadata import AttentionMetadata
-from specsot.ops.blend.blend import Blend, BlendRows, ChunkKV, RowRole
-from specsot.ops.blend.layer_plan import BlendSettings, compile_layer_plan, decode_plan
+from specsot.ops.blend import Blend, BlendRows, ChunkKV, RowRole
+from specsot.ops.forward import TargetOutput
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.model_types import TargetOutput
-from specsot.ops.types import LayerPlan
+from specsot.ops.layer_plan import BlendSettings, LayerPlan, compile_layer_plan, decode_plan
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cacheblend"
 LIMIT = {torch.float64: 1e-9, torch.float32: 5e-5}

@@ -9,8 +9,7 @@ from specsot.ops.draft.host_tree import HostTree, pack
 from specsot.ops.host import HostReader
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import Proposal
-from specsot.ops.verify.score import GrammarRows
-from specsot.ops.verify.verify import Accepted, FirstTokens
+from specsot.ops.verify.verify import Accepted, FirstTokens, GrammarRows
 from specsot.states.graph.drafters import DRAFTERS
 from specsot.states.graph.graph import SchedulerBlock
 from specsot.states.graph.layouts import LAYOUTS

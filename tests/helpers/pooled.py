@@ -8,9 +8,9 @@ from torch import Tensor
 
 from specsot.models.decoder import Decoder
 from specsot.ops.attention.metadata import AttentionMetadata
-from specsot.ops.blend.layer_plan import decode_plan
+from specsot.ops.forward import TargetOutput
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.model_types import TargetOutput
+from specsot.ops.layer_plan import decode_plan
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "eagle"
 

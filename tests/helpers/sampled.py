@@ -19,8 +19,7 @@ from helpers.support import (
 )
 from specsot.engine.prepare.inputs import Prompt
 from specsot.ops.sampling.coins import branch_key, perturbed, token_keys
-from specsot.ops.sampling.processors import Past, process, take_in_
-from specsot.ops.sampling.rules import columns
+from specsot.ops.sampling.processors import Past, columns, process, take_in_
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Branch, Finish
 from specsot.states.requests.samplers import rules_of

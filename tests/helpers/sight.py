@@ -10,9 +10,9 @@ from torch import Tensor
 
 from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.attention.stacks import Lineages, Member
-from specsot.ops.kv.forest import plant
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import NOBODY, UNKNOWN
+from specsot.ops.row_layout import plant
 from specsot.ops.types import Rows, no_trees
 
 

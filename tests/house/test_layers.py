@@ -14,7 +14,7 @@ ROOMS = ("ops", "models", "states", "engine")
 MODULES = sorted(p for room in ROOMS for p in (ROOT / room).rglob("*.py"))
 NO_TORCH = (
     "ops.registry",
-    "ops.blend.layer_plan",
+    "ops.layer_plan",
     "states.graph.load",
     "states.machine",
     "states.trace",
@@ -33,20 +33,19 @@ LONGEST_FILE = 600  # lines of a file that is one concept
 # Which package may import which others. Everything in a room may import what its root modules
 # import; an arrow that is not here needs a reason, and its line.
 MAY_IMPORT = {
-    "ops": "ops/kv ops/sampling ops/blend ops/attention",
+    "ops": "ops/kv ops/sampling ops/attention",
     "ops/kv": "",
     "ops/sampling": "",
-    "ops/blend": "",
     "ops/attention": "ops/kv",
     "ops/verify": "ops ops/sampling",
     "ops/draft": "ops ops/kv ops/sampling ops/attention",
-    "models": "ops ops/kv ops/attention ops/blend",
+    "models": "ops ops/kv ops/attention",
     "models/drafters": "models ops/kv ops/attention",
     "models/load": "models models/drafters",
     "states": "states/graph ops/draft",
     "states/yaml": "",
-    "states/graph": "states/yaml ops ops/blend ops/draft ops/sampling",
-    "states/text": "states/graph states/yaml ops/blend",
+    "states/graph": "states/yaml ops ops/draft ops/sampling",
+    "states/text": "states/graph states/yaml ops",
     "states/cache": "ops/kv ops/attention",
     "states/layout": "states/text states/cache ops ops/kv ops/attention",
     "states/requests": "states/graph states/text states/layout states/cache ops ops/*",
@@ -58,8 +57,8 @@ MAY_IMPORT = {
     "engine/hub": "engine states/yaml models models/load",
     "engine/prepare": "engine engine/hub states/yaml states/graph states/schedule states/text "
     "models ops ops/sampling",
-    "engine/chunks": "engine states/yaml states/graph states/text models models/load ops/blend",
-    "engine/record": "engine engine/chunks states states/* ops/kv ops/blend",
+    "engine/chunks": "engine states/yaml states/graph states/text models models/load ops",
+    "engine/record": "engine engine/chunks states states/* ops ops/kv",
     "engine/run": "engine engine/prepare engine/chunks engine/record states states/* "
     "models models/* ops ops/*",
     "engine/view": "engine/record states states/* ops ops/*",

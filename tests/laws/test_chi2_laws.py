@@ -28,7 +28,7 @@ from specsot.engine.certify.drawn import ALPHA, chi_square, p_value
 from specsot.ops.draft import drawing as drafting
 from specsot.ops.sampling.coins import CoinRole, fold, round_keys
 from specsot.ops.sampling.settings import FITS, Draws, Rule
-from specsot.ops.verify import rejection_rounds as accept_rejection
+from specsot.ops.verify import rejection as accept_rejection
 from specsot.ops.verify.rejection import Acceptance, accept_chain, inverse_cdf
 
 TWO = (-1, -1)

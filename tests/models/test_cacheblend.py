@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specsot.models.collect import collect
 from specsot.models.rope import rotate, rotation
-from specsot.ops.blend.blend import Blend, ChunkKV, RowRole, deviation, join
-from specsot.ops.blend.layer_plan import BlendSettings, compile_layer_plan
+from specsot.ops.blend import Blend, ChunkKV, RowRole, deviation, join
+from specsot.ops.layer_plan import BlendSettings, compile_layer_plan
 
 SHALLOW, DEEP = (1,), (1, 2)
 KINDS = {  # whatever changes what a cached row means

@@ -7,8 +7,8 @@ import torch
 from helpers.blends import Sequence, Vectors, blend, near, one_prompt, read, target, wide_norm
 
 from specsot.models.collect import collect
-from specsot.ops.blend.blend import BlendReport, ChunkKV, deviation
-from specsot.ops.blend.layer_plan import BlendSettings
+from specsot.ops.blend import BlendReport, ChunkKV, deviation
+from specsot.ops.layer_plan import BlendSettings
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 MODELS = ("llama", "qwen3")

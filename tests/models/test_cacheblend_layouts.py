@@ -13,9 +13,9 @@ from torch import Tensor
 from specsot.models.collect import collect
 from specsot.models.decoder import Decoder
 from specsot.ops.attention.metadata import AttentionMetadata
-from specsot.ops.blend.blend import Blend, BlendRows, ChunkKV, RowRole, join
-from specsot.ops.blend.layer_plan import BlendSettings, compile_layer_plan, decode_plan
-from specsot.ops.model_types import TargetOutput
+from specsot.ops.blend import Blend, BlendRows, ChunkKV, RowRole, join
+from specsot.ops.forward import TargetOutput
+from specsot.ops.layer_plan import BlendSettings, compile_layer_plan, decode_plan
 
 RATIOS = (0.0, 0.25, 1.0)
 

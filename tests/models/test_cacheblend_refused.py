@@ -13,9 +13,8 @@ from helpers.decoders import LAYERS, save
 from specsot.models.collect import collect
 from specsot.models.config import ModelError
 from specsot.models.load.weights import load_target
-from specsot.ops.blend.blend import Blend, ChunkKV
-from specsot.ops.blend.layer_plan import BlendSettings, compile_layer_plan
-from specsot.ops.types import LayerStatus
+from specsot.ops.blend import Blend, ChunkKV
+from specsot.ops.layer_plan import BlendSettings, LayerStatus, compile_layer_plan
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,8 @@ from transformers import AutoModelForCausalLM
 from specsot.models.config import FAMILIES, ModelError
 from specsot.models.load.weights import load_target
 from specsot.ops.attention.metadata import AttentionGroup, AttentionMetadata
-from specsot.ops.blend.layer_plan import decode_plan
 from specsot.ops.kv.slots import SlotRun
-from specsot.ops.types import LayerStatus
+from specsot.ops.layer_plan import LayerStatus, decode_plan
 
 LENGTH = 24
 

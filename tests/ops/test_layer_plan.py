@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specsot.ops.blend.layer_plan import (
+from specsot.ops.layer_plan import (
     BlendSettings,
     LayerShape,
     LayerStatus,

@@ -13,9 +13,9 @@ from specsot.engine.record.metrics import Meter, figures
 from specsot.engine.record.trace_records import trace_record
 from specsot.models.collect import collect
 from specsot.ops.attention.metadata import AttentionMetadata
-from specsot.ops.blend.blend import Blend, BlendRows, ChunkKV, RowRole, join
-from specsot.ops.blend.layer_plan import compile_layer_plan
+from specsot.ops.blend import Blend, BlendRows, ChunkKV, RowRole, join
 from specsot.ops.kv.pool import KVCache
+from specsot.ops.layer_plan import compile_layer_plan
 
 Make = Callable[..., Tiny]
 PARTS = searching(["bees rain", "rain tea", "", "tea iron rain", "bees"], deps=(4,))

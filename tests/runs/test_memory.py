@@ -26,8 +26,7 @@ from helpers.support import (
 
 from specsot.engine.run.session import Session
 from specsot.ops.attention.stacks import SPARE, WASTE
-from specsot.ops.kv.pool import KVCache
-from specsot.ops.kv.slot_table import SPREAD
+from specsot.ops.kv.pool import SPREAD, KVCache
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Stage
 

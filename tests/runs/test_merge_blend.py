@@ -33,10 +33,10 @@ from helpers.support import (
 from specsot.engine.record.metrics import Meter
 from specsot.engine.record.report import answers_of, finish_of, left_apart, output_digest, outputs
 from specsot.ops.attention.metadata import AttentionMetadata
-from specsot.ops.blend.blend import ChunkKV
-from specsot.ops.blend.layer_plan import decode_plan
+from specsot.ops.blend import ChunkKV
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import Ints
+from specsot.ops.layer_plan import decode_plan
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Branch, Finish, Request, Stage
 from specsot.states.requests.folding import NEW, matched, runs

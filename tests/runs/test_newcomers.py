@@ -24,8 +24,8 @@ from helpers.support import (
 )
 
 from specsot.ops.attention.metadata import AttentionMetadata
-from specsot.ops.blend.layer_plan import decode_plan
 from specsot.ops.kv.pool import KVCache
+from specsot.ops.layer_plan import decode_plan
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Branch
 

@@ -14,7 +14,7 @@ from helpers.support import FixedBook, Graphs, Tiny, branches_of, drive, start
 
 from specsot.engine.certify.drawn import ALPHA, chi_square, p_value
 from specsot.engine.prepare.inputs import Prompt
-from specsot.ops.verify import rejection_rounds as accept_rejection
+from specsot.ops.verify import rejection as accept_rejection
 
 KEPT = 3  # tokens that top_k leaves
 BUDGET = 4  # the first token, a round of up to three, and what a shorter round leaves to the next

@@ -27,8 +27,8 @@ from specsot.models.quantise import Weights
 from specsot.models.ranks import Ranks, split_ranks
 from specsot.models.sharded import sharded
 from specsot.ops.attention.metadata import AttentionMetadata
-from specsot.ops.blend.layer_plan import decode_plan
 from specsot.ops.kv.pool import KVCache
+from specsot.ops.layer_plan import decode_plan
 
 RANKS = 2
 ROWS = (1, 8, 32, 256, 1024)

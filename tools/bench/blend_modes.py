@@ -7,7 +7,7 @@ from specsot.engine.chunks.store import ChunkStore
 from specsot.engine.models import Models
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.session import Session
-from specsot.ops.blend.layer_plan import BlendSettings
+from specsot.ops.layer_plan import BlendSettings
 from specsot.states.machine import Run
 
 GRAPH = "blend_eagle"

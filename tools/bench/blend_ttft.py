@@ -15,7 +15,7 @@ from specsot.engine.models import Models
 from specsot.engine.run.session import Session
 from specsot.models.config import decoder_config
 from specsot.models.decoder import Decoder
-from specsot.ops.blend.layer_plan import LayerShape, blend_flops, prefill_flops
+from specsot.ops.layer_plan import LayerShape, blend_flops, prefill_flops
 from specsot.states.machine import Run
 from specsot.states.requests.branch import Request
 from specsot.states.text.documents import CHUNK_TOKENS, split_ids

@@ -29,7 +29,7 @@ from specsot.engine.run.runner import Halt
 from specsot.engine.run.session import Session
 from specsot.models.load.checkpoint import model_hash
 from specsot.ops.sampling.settings import SamplingRules
-from specsot.ops.verify import rejection_rounds as accept_rejection
+from specsot.ops.verify import rejection as accept_rejection
 from specsot.ops.verify import verify
 from specsot.ops.verify.rejection import Acceptance
 from specsot.states.manager import committer

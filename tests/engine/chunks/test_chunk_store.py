@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from specsot.engine.chunks.files import ABANDONED, ChunkFiles, ChunkInfo, ChunkKey, DamagedChunk
 from specsot.engine.chunks.store import ChunkStore
-from specsot.ops.blend.blend import ChunkKV
+from specsot.ops.blend import ChunkKV
 
 ROOM = 1 << 20
 

@@ -9,7 +9,7 @@ import pytest
 from specsot.engine.errors import Code
 from specsot.engine.view.lines import blocks, piece
 from specsot.ops.draft.gamma import GammaRecord
-from specsot.ops.verify.explain import DraftFigures
+from specsot.ops.verify.verify import DraftFigures
 from specsot.states.requests.summary import ExplainedDraft, ExplainedRound, FinalToken, RoundSummary
 
 WORDS = ["Paris", ",", "Rome", "and", "is"]

@@ -8,8 +8,8 @@ from helpers.screens import screenshot
 
 from specsot.engine.record.snapshot import BRANCH, PICKED, REUSED, slot_codes
 from specsot.engine.view.tui_sequence import STATUS_STYLES, cell_of, layers_line
-from specsot.ops.blend.layer_plan import LayerStatus
 from specsot.ops.kv.pool import KVCache
+from specsot.ops.layer_plan import LayerStatus
 from specsot.states.requests.blending import Reused
 from specsot.states.requests.branch import Branch, Request
 from specsot.states.requests.summary import BlendSummary

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from specsot.ops.draft.drawing import Drawing
-from specsot.ops.sampling.processors import Sampler
-from specsot.ops.sampling.rules import columns
+from specsot.ops.sampling.processors import Sampler, columns
 from specsot.ops.sampling.settings import Accept, Draws, Rule, SamplingRules
 from specsot.ops.types import Proposal
-from specsot.ops.verify.rejection_rounds import RoundCoins, accept_rejection
+from specsot.ops.verify.rejection import RoundCoins, accept_rejection
 
 from .rounds import GAMMA, Round, Step
 from .toys import Toy, emitted

@@ -15,8 +15,8 @@ from specsot.models.drafters.dflash import DFlashDraftModel, within
 from specsot.models.drafters.dflash_config import Reach, default_layer_ids
 from specsot.models.load.weights import load_dflash
 from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.forward import BlockDrafter
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.model_types import BlockDrafter
 
 LIMIT = 1e-4
 RUNS: dict[str, Any] = json.loads((GOLDEN / "generate.json").read_text())

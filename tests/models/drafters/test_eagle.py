@@ -18,7 +18,7 @@ from specsot.models.drafters.eagle import Eagle
 from specsot.models.files import ModelError
 from specsot.models.load.checkpoint import model_hash
 from specsot.models.load.weights import load_eagle, load_target
-from specsot.ops.model_types import HiddenDrafter
+from specsot.ops.forward import HiddenDrafter
 
 WEIGHTS = "model.safetensors"
 DRAFT = GOLDEN / "drafts" / "llama_eagle2"

@@ -16,9 +16,9 @@ from specsot.models.drafters.eagle import Eagle3
 from specsot.models.files import ModelError
 from specsot.models.load.weights import load_eagle3, load_target
 from specsot.ops.attention.metadata import AttentionMetadata
-from specsot.ops.blend.layer_plan import decode_plan
+from specsot.ops.forward import HiddenDrafter, Target
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.model_types import HiddenDrafter, Target
+from specsot.ops.layer_plan import decode_plan
 
 LIMIT = 1e-4
 CASES = {"e3_llama": ("llama", "llama_eagle3"), "e3_qwen3": ("qwen3", "qwen3_eagle3")}

@@ -15,8 +15,7 @@ from torch import Tensor
 from specsot.models.layers import AttentionInputs, attend_pool, group_inputs
 from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.attention.stacks import Member, Stack, group_of, stacks
-from specsot.ops.kv.pool import KVCache
-from specsot.ops.kv.slot_table import SPREAD
+from specsot.ops.kv.pool import SPREAD, KVCache
 from specsot.ops.kv.slots import SlotRun
 from specsot.ops.masks import build
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsot.ops.draft.proposals import share
-from specsot.ops.kv.forest import places, plant
+from specsot.ops.row_layout import places, plant
 from specsot.ops.tree import ancestors
 from specsot.ops.types import Proposal
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from helpers.pools import pool
 
-from specsot.ops.kv.pool import KVCache
-from specsot.ops.kv.slot_table import SPREAD
+from specsot.ops.kv.pool import SPREAD, KVCache
 from specsot.ops.kv.slots import FREE, NOBODY, PoolFullError, Region
 
 

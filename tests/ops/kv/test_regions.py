@@ -6,8 +6,7 @@ from helpers.pools import pool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsot.ops.kv.pool import KVCache
-from specsot.ops.kv.slot_table import SPREAD
+from specsot.ops.kv.pool import SPREAD, KVCache
 from specsot.ops.kv.slots import FREE, NOBODY, PoolFullError, Region
 
 

@@ -24,12 +24,13 @@ from transformers import (
 from specsot.ops.sampling.coins import branch_key, token_keys
 from specsot.ops.sampling.processors import (
     Past,
+    SamplingColumns,
     choose,
+    columns,
     probabilities,
     process,
     take_in_,
 )
-from specsot.ops.sampling.rules import SamplingColumns, columns
 from specsot.ops.sampling.settings import TIES, SamplingRules
 from specsot.ops.tree import ancestors
 

@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from specsot.ops.sampling.processors import process
-from specsot.ops.sampling.rules import columns
+from specsot.ops.sampling.processors import columns, process
 from specsot.ops.sampling.settings import Rule, SamplingRules
 from specsot.ops.verify.rejection import accept_tree
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from specsot.ops.attention.stacks import Lineages
 from specsot.ops.forward import compile_plan
+from specsot.ops.layer_plan import LayerStatus
 from specsot.ops.tree import ancestors
-from specsot.ops.types import LayerStatus, Proposal, Rows
-from specsot.ops.verify.score import BEST, best
-from specsot.ops.verify.verify import accept, root
+from specsot.ops.types import Proposal, Rows
+from specsot.ops.verify.verify import BEST, accept, best, root
 
 VOCAB = 5
 ROOT = 3  # the token at the root of every tree here

@@ -7,7 +7,7 @@ from helpers.toy_graph import told
 
 from specsot.engine.prepare.files import graph_names, open_graph
 from specsot.engine.view.diagram import describe_graph
-from specsot.ops.blend.layer_plan import BlendSettings
+from specsot.ops.layer_plan import BlendSettings
 from specsot.states.yaml.source import GraphError
 
 

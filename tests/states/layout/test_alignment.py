@@ -7,9 +7,9 @@ import torch
 from helpers.managers import admit_, fork_, open_requests_, tree_rows_
 
 from specsot.ops.host import HostReader
-from specsot.ops.kv.align import AlignmentManager, AlignmentState, ContinuousDecodingState
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import NOBODY
+from specsot.ops.row_layout import AlignmentManager, AlignmentState, ContinuousDecodingState
 from specsot.ops.types import DraftRows, Proposal
 from specsot.ops.verify.verify import accept, root
 from specsot.states.graph.drafters import Eagle3Drafter

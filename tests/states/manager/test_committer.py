@@ -24,7 +24,7 @@ from helpers.managers import (
 from specsot.ops.draft.proposals import share
 from specsot.ops.kv.slots import FREE
 from specsot.ops.types import Proposal
-from specsot.ops.verify.score import GrammarRows
+from specsot.ops.verify.verify import GrammarRows
 from specsot.states.manager.batch import Batch
 from specsot.states.manager.manager import BranchStateManager
 from specsot.states.requests.branch import Branch, Finish

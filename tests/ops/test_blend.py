@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specsot.ops.blend.blend import (
+from specsot.ops.blend import (
     Blend,
     BlendRows,
     ChunkKV,
@@ -16,7 +16,7 @@ from specsot.ops.blend.blend import (
     pick,
     where_true,
 )
-from specsot.ops.blend.layer_plan import BlendSettings
+from specsot.ops.layer_plan import BlendSettings
 
 LETTERS = {".": RowRole.PADDING, "s": RowRole.SUFFIX, "p": RowRole.PROTECTED, "r": RowRole.REUSED}
 
