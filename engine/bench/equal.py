@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from ...states.requests.branch import Branch, Finish, Request
+from ...states.request import Branch, Finish, Request
 from ..run.contexts import contexts, next_order
 from .sides import ComparedPrompt, Side
 

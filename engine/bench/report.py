@@ -9,15 +9,7 @@ from ..errors import Code
 from ..prepare.environment import redact, threads_of
 from ..run.runner import STATUS_CODES, Status
 from .costs import Cost, total
-from .equal import (
-    CUT,
-    END,
-    BranchAnswer,
-    BranchComparison,
-    GraphPair,
-    compare_branches,
-    counts,
-)
+from .equal import CUT, END, BranchAnswer, BranchComparison, GraphPair, compare_branches, counts
 from .sides import ComparedPrompt, Side
 
 SCHEMA = 1

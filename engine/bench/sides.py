@@ -10,7 +10,7 @@ from string import ascii_uppercase
 from time import monotonic
 from typing import Protocol
 
-from ...states.requests.branch import Request
+from ...states.request import Request
 from ..limits import cpu_share
 from ..models import load_models, notes_of, with_drafter
 from ..prepare.environment import model_folders, set_up_torch, threads_of

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 
-from ...states.requests.branch import Branch, Finish
+from ...states.request import Branch, Finish
 from .probe import ProbedRun, Trial, probe
 from .teacher import TeacherTally
 from .workbench import Bench, Check

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...states.requests.branch import Request
+from ...states.request import Request
 from ..bench.sides import Side
 from ..cluster.on_workers import divided, on_workers
 from ..prepare.inputs import Prompt

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...states.machine import Run
-from ...states.requests.branch import Request
+from ...states.request import Request
 from ...states.text.prompt_tokens import PromptTokens
 from ..bench.sides import Side
 from ..run.visibility import context_segments

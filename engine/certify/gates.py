@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import takewhile
 
-from ...states.requests.branch import Branch, Finish
-from ...states.requests.room import request_slots
+from ...states.admission import request_slots
+from ...states.request import Branch, Finish
 from ..errors import is_told, message_of
 from .drawn import FILTERS, filter_gate
 from .probe import ProbedRun, Trial, probe

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ...states.machine import Run
-from ...states.requests.branch import Branch, Finish, Request
+from ...states.request import Branch, Finish, Request
 from ...states.text.outline import Outline, Point
 from ...states.trace import Event, OpRan
 from ..bench.sides import Side

@@ -10,8 +10,8 @@ from functools import cache
 
 from torch import Tensor
 
-from ...states.requests.branch import Branch, Finish, Request
-from ...states.requests.samplers import rules_of
+from ...states.request import Branch, Finish, Request
+from ...states.sampling import rules_of
 from ..bench.equal import END, TIE
 from ..bench.sides import Side
 from ..run.contexts import contexts, order_of

@@ -8,8 +8,8 @@ processors and coins of the ops, the graph's tokens to the twin's.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ...states.requests.branch import Branch, Finish, Request
-from ...states.requests.samplers import rules_of
+from ...states.request import Branch, Finish, Request
+from ...states.sampling import rules_of
 from ..bench.equal import BranchAnswer, BranchComparison, GraphPair, compare_branches, counts
 from ..bench.sides import ComparedPrompt, Side, answer_all
 from ..prepare.inputs import Prompt

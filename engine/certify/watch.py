@@ -15,9 +15,9 @@ from torch import Tensor
 from ...ops.attention.metadata import AttentionMetadata
 from ...ops.kv.pool import KVCache
 from ...ops.layer_plan import LayerStatus
+from ...states.drafting import OutlineSide
 from ...states.machine import Run
-from ...states.requests.branch import Branch, Request, Stage
-from ...states.requests.drafting import OutlineSide
+from ...states.request import Branch, Request, Stage
 from ..bench.sides import Side
 from ..models import Models
 from ..pools import new_pool

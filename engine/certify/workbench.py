@@ -17,7 +17,7 @@ from ...models.files import ModelError
 from ...models.quantise import Weights, quantise_
 from ...ops.registry import OpTable
 from ...states.graph.load import load_program, op_table
-from ...states.requests.branch import Branch
+from ...states.request import Branch
 from ..bench.sides import SharedModels, Side
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job

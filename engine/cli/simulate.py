@@ -74,11 +74,7 @@ def simulate(
     """
     with user_errors():
         from ..simulate.arrivals import Workload
-        from ..simulate.cluster_command import (
-            ClustersAsked,
-            clusters_described,
-            simulate_clusters,
-        )
+        from ..simulate.cluster_command import ClustersAsked, clusters_described, simulate_clusters
         from ..simulate.command import Asked, described, fitted
         from ..simulate.command import simulate as compare
         from ..simulate.costs import StepCost

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
 
-from ...states.requests.branch import Branch, Finish, Request
-from ...states.requests.lifecycles import move
+from ...states.request import Branch, Finish, Request, move
 from ..bench.costs import Cost, Moments
 from ..record.metrics import Marks, Meter
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...ops.sampling.settings import SamplingRules
-from ...states.schedule.handed import HandedOver
+from ...states.migration import HandedOver
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ...ops.layer_plan import LayerShape, blend_flops, prefill_flops
-from ...states.requests.blending import BlendState
-from ...states.requests.summary import BlendSummary
+from ...states.blend import BlendState, BlendSummary
 from ..chunks.cache import ChunkLibrary
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ...states.requests.summary import VerifiedTree
+from ...states.round import VerifiedTree
 
 
 class Mark(StrEnum):

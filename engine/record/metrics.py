@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from ...states.requests.summary import BlendSummary, RoundSummary
+from ...states.blend import BlendSummary
+from ...states.round import RoundSummary
 from ...states.trace import Moved, OpRan
 from .blend_figures import ProbeFigures, blend_figures
 

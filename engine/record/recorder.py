@@ -10,7 +10,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from ...states.machine import Run
-from ...states.requests.summary import RoundSummary, VerifiedTree
+from ...states.round import RoundSummary, VerifiedTree
 from ...states.trace import Event, Moved, OpRan, Sink
 from .drafts import draft_tree
 from .metrics import Meter, figures

@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from ...states.requests.summary import BlendSummary, RoundSummary, VerifiedTree
+from ...states.blend import BlendSummary
+from ...states.round import RoundSummary, VerifiedTree
 from ...states.trace import Moved, OpRan
 from ..errors import UsageError
 from .drafts import draft_tree

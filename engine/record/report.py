@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import Any
 
 from ...states.phases.outline_ops import Answer, Section, answer
-from ...states.requests.branch import Request
+from ...states.request import Request
 from ...states.text.outline import Outline, Point
 from .metrics import NS, Marks, Meter
 from .text_stream import printable

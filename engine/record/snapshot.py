@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...states.cache.kept_segments import KeptSegment
+from ...states.blend import BlendSummary, Reused
 from ...states.graph.graph import Graph
-from ...states.requests.blending import Reused
-from ...states.requests.branch import Branch, Finish, Request
-from ...states.requests.summary import BlendSummary
+from ...states.prefix_cache import KeptSegment
+from ...states.request import Branch, Finish, Request
 from .drafts import DraftTree
 from .metrics import Meter
 

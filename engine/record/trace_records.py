@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...ops.row_layout import AlignmentState, ContinuousDecodingState
-from ...states.requests.summary import RoundSummary, VerifiedTree
-from ...states.schedule.plan import StepPlan
+from ...states.round import RoundSummary, VerifiedTree
+from ...states.scheduler import StepPlan
 from ...states.trace import Event, Moved, OpRan
 
 Record = dict[str, Any]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...models.load.checkpoint import model_hash
-from ...states.requests.prompt_builder import chunks_of
+from ...states.prompt_builder import chunks_of
 from ..chunks.cache import ChunkMaker, chunk_maker
 from ..chunks.files import ChunkFiles, ChunkInfo
 from ..chunks.store import ChunkStore
@@ -13,7 +13,7 @@ from ..prepare.environment import model_folders
 from ..prepare.inputs import read_documents
 from ..prepare.job import prepare
 from ..prepare.options import RunOptions
-from ..run.opening import load
+from .opening import load
 
 AddedChunk = tuple[ChunkInfo, bool]  # one that is in the folder now, and whether it is new
 

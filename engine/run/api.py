@@ -8,12 +8,7 @@ from ..prepare.inputs import Prompt
 from ..record.recorder import Recorder
 from ..record.report import answers_of
 from ..record.report import output_digest as token_digest
-from .classic import (
-    Generated,
-    autoregressive_generate,
-    beam_search_generate,
-    speculative_generate,
-)
+from .classic import Generated, autoregressive_generate, beam_search_generate, speculative_generate
 from .engine import Engine
 from .events import (
     AnswerReady,

@@ -16,7 +16,7 @@ from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
 from ...ops.types import Rows
 from ...states.machine import Run
-from ...states.requests.branch import Request
+from ...states.request import Request
 from ...states.trace import Event, OpRan
 from ..record.blend_figures import ProbeFigures, divergence, relative_errors
 from .contexts import full_prefill

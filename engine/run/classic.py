@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
-from ...states.requests.branch import Request
+from ...states.request import Request
 from ...states.text.prompt_tokens import PromptTokens
 from ..prepare.inputs import Prompt
 from ..record.recorder import Recorder

@@ -12,8 +12,8 @@ from ...ops.kv.pool import KVCache
 from ...ops.layer_plan import LayerStatus
 from ...ops.sampling.coins import branch_key, perturbed, token_keys
 from ...ops.sampling.processors import Past, columns, process, take_in_
-from ...states.requests.branch import Branch, Finish, Request
-from ...states.requests.samplers import rules_of
+from ...states.request import Branch, Finish, Request
+from ...states.sampling import rules_of
 from ...states.text.prompts import PromptBook
 from ..models import Models
 from .visibility import Segments, context_segments, visible

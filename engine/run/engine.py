@@ -8,13 +8,12 @@ from typing import Self, Unpack
 
 from ...models.ranks import RankLost
 from ...states.machine import Run
-from ...states.manager.manager import BranchStateManager
+from ...states.manager import BranchStateManager
 from ...states.phases.outline_ops import Answer
-from ...states.requests.branch import Finish, Request
-from ...states.requests.failing import reason_of
-from ...states.requests.summary import RoundSummary
-from ...states.schedule.inbox import Inbox
-from ...states.schedule.policies import PolicyError
+from ...states.policies import PolicyError
+from ...states.request import Finish, Request, reason_of
+from ...states.round import RoundSummary
+from ...states.scheduler import Inbox
 from ...states.text.documents import Document
 from ...states.trace import Event, OpRan, Sink
 from ..prepare.inputs import Prompt

@@ -7,9 +7,9 @@ from enum import StrEnum
 from itertools import groupby
 from operator import itemgetter
 
+from ...states.blend import Reused
 from ...states.phases.outline_ops import Answer
-from ...states.requests.blending import Reused
-from ...states.requests.branch import Branch, Request, Stage
+from ...states.request import Branch, Request, Stage
 from ..record.report import finish_of
 from ..record.text_stream import Decode, TextStream
 

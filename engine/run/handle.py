@@ -7,9 +7,9 @@ from threading import Condition
 from time import monotonic
 from typing import Protocol
 
+from ...states.blend import Reused
 from ...states.phases.outline_ops import Answer
-from ...states.requests.blending import Reused
-from ...states.requests.branch import Request
+from ...states.request import Request
 from ..prepare.inputs import Prompt
 from ..prepare.request_settings import AS_THE_GRAPH, RequestSettings
 from ..record.text_stream import Decode

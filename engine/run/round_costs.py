@@ -13,9 +13,9 @@ from ...ops.draft.costs import Curve, RoundCosts
 from ...ops.layer_plan import LayerStatus
 from ...ops.masks import build
 from ...ops.types import Rows
-from ...states.cache.segments import SegmentTree
 from ...states.graph.drafter_spec import Drafter
-from ...states.layout.layout import Layout, Span
+from ...states.layout import Layout, Span
+from ...states.segments import SegmentTree
 from ..models import Models
 from ..pools import new_pool
 

@@ -12,18 +12,18 @@ from ...models.files import ModelError
 from ...ops.draft.costs import RoundCosts
 from ...ops.host import HostReader
 from ...ops.sampling.settings import SamplingRules
+from ...states.blend import BlendState
+from ...states.drafting import Drafting, OutlineSide
+from ...states.fold import FoldState
 from ...states.graph.graph import Graph
 from ...states.graph.program import Program
 from ...states.machine import Run
-from ...states.manager.manager import BranchStateManager
-from ...states.requests.blending import BlendState
-from ...states.requests.branch import Request
-from ...states.requests.drafting import Drafting, OutlineSide
-from ...states.requests.folding import FoldState
-from ...states.requests.prompt_builder import PromptBuilder
-from ...states.requests.request_table import RunLimits
-from ...states.schedule.handed import go_on_, hand_over_
-from ...states.schedule.inbox import Inbox
+from ...states.manager import BranchStateManager
+from ...states.migration import go_on_, hand_over_
+from ...states.prompt_builder import PromptBuilder
+from ...states.request import Request
+from ...states.request_table import RunLimits
+from ...states.scheduler import Inbox
 from ...states.text.documents import CHUNK_TOKENS
 from ...states.text.grammar import GrammarError, OutlineGrammar, OutlineMatcher
 from ...states.text.outline import Outline

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 
-from ...states.manager.manager import BranchStateManager
-from ...states.requests.summary import RoundSummary
+from ...states.manager import BranchStateManager
+from ...states.round import RoundSummary
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...states.requests.branch import Branch
+from ...states.request import Branch
 
 
 @dataclass(frozen=True, slots=True)

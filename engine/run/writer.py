@@ -9,7 +9,7 @@ from typing import Any
 from ...models.load.checkpoint import model_hash
 from ...states.machine import Run
 from ...states.phases.outline_ops import Answer
-from ...states.requests.branch import Request
+from ...states.request import Request
 from ..prepare.environment import machine, model_folders, redact, threads_of, versions
 from ..prepare.job import Job
 from ..prepare.repeat import (

@@ -23,14 +23,7 @@ from ..cluster.driver.placement import (
 )
 from .arrivals import Arrival
 from .cluster_figures import ClusterServed
-from .cluster_parts import (
-    WHOLE,
-    ClusterJob,
-    ClusterSetup,
-    SimulatedWorker,
-    TextTag,
-    WorkerGroup,
-)
+from .cluster_parts import WHOLE, ClusterJob, ClusterSetup, SimulatedWorker, TextTag, WorkerGroup
 from .costs import StepCost
 from .links import GroupCost
 from .world import HINT

@@ -12,13 +12,11 @@ from time import perf_counter
 from typing import Any
 
 from ...states.graph.graph import Graph
-from ...states.layout.layout import Span
-from ...states.manager.manager import BranchStateManager
-from ...states.requests.branch import Branch, Finish, Request
-from ...states.requests.lifecycles import move
-from ...states.requests.request_table import RunLimits
-from ...states.schedule.inbox import Inbox
-from ...states.schedule.plan import Does, StepPlan
+from ...states.layout import Span
+from ...states.manager import BranchStateManager
+from ...states.request import Branch, Finish, Request, move
+from ...states.request_table import RunLimits
+from ...states.scheduler import Does, Inbox, StepPlan
 from ...states.text.outline import Point
 from ...states.text.prompt_tokens import PromptTokens
 from ..errors import UsageError

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ...states.requests.branch import Branch, Finish, Request
+from ...states.request import Branch, Finish, Request
 from ...states.text.prompt_tokens import PromptTokens
 from ..errors import UsageError
 from ..prepare.inputs import Prompt

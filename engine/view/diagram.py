@@ -35,7 +35,7 @@ def mermaid(graph: Graph) -> str:
 
 def lifecycles() -> str:
     """The lives of requests and branches as Mermaid state diagrams, with what each way means."""
-    from ...states.requests.lifecycles import ENDED, LIFECYCLES, Stage  # loads `transitions`
+    from ...states.request import ENDED, LIFECYCLES, Stage
 
     lines: list[str] = []
     for kind, ways in LIFECYCLES.items():

@@ -8,15 +8,8 @@ from time import monotonic
 from ...ops.draft.gamma import GammaRecord
 from ...ops.verify.verify import DraftFigures
 from ...states.machine import Run
-from ...states.requests.branch import Request
-from ...states.requests.summary import (
-    GRAMMAR,
-    MATCH,
-    ExplainedDraft,
-    ExplainedRound,
-    FinalToken,
-    RoundSummary,
-)
+from ...states.request import Request
+from ...states.round import GRAMMAR, MATCH, ExplainedDraft, ExplainedRound, FinalToken, RoundSummary
 from ...states.trace import Event, Moved, OpRan, Sink
 from ..record.recorder import Recorder
 from ..record.text_stream import Decode, printable

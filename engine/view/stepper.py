@@ -11,7 +11,7 @@ from rich.text import Text
 from ...ops.kv.pool import KVCache
 from ...states.graph.program import Program
 from ...states.machine import START, Run
-from ...states.manager.manager import BranchStateManager
+from ...states.manager import BranchStateManager
 from ...states.trace import describe
 from ..record.inspection import Inspector
 from ..record.recorder import Recorder

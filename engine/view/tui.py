@@ -21,14 +21,7 @@ from rich.text import Text
 from ..record.recorder import Recorder
 from ..record.snapshot import PoolView, Scene, Snapshot
 from .tui_drafts import drafts_legend, drafts_text
-from .tui_parts import (
-    BRANCH_MARKS,
-    branches_text,
-    header_line,
-    last_move,
-    states_text,
-    trace_text,
-)
+from .tui_parts import BRANCH_MARKS, branches_text, header_line, last_move, states_text, trace_text
 from .tui_requests import asked_lines, lines_of_question, requests_text
 from .tui_sequence import (
     figures_line,

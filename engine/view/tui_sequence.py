@@ -7,7 +7,7 @@ from rich.style import Style
 from rich.text import Text
 
 from ...ops.layer_plan import LayerStatus
-from ...states.requests.summary import BlendSummary
+from ...states.blend import BlendSummary
 from ..record.snapshot import (
     BRANCH,
     FREE,

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from ...ops.registry import guard, op
-from ..requests.request_table import RequestTable
+from ..request_table import RequestTable
 from ..text.prompts import PromptBook
 from .outline_ops import Answer, delivered
 

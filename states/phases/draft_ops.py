@@ -13,10 +13,10 @@ from ...ops.forward import Target
 from ...ops.kv.pool import KVCache
 from ...ops.registry import op
 from ...ops.types import DraftRows, Proposal
-from ..requests.branch import Branch
-from ..requests.draft_state import TextState
-from ..requests.drafting import Drafting
-from ..requests.ngram_state import NgramState
+from ..draft_state import TextState
+from ..drafting import Drafting
+from ..ngram_state import NgramState
+from ..request import Branch
 
 
 @op("draft.expand_root_", drafters="none ngram", writes="frontier", drops="draft_rows")

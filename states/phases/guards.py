@@ -1,8 +1,7 @@
 """The conditions a transition may name. Those of `schedule` read its plan and nothing else."""
 
 from ...ops.registry import guard
-from ..schedule.inbox import Inbox
-from ..schedule.plan import Does, StepPlan
+from ..scheduler import Does, Inbox, StepPlan
 
 
 @guard("outlines_finished")

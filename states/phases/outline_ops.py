@@ -8,13 +8,11 @@ import torch
 
 from ...ops.registry import op
 from ...ops.types import Proposal
-from ..manager.manager import BranchStateManager
-from ..requests.branch import Branch, Finish, Request
-from ..requests.failing import failing, reason_of
-from ..requests.folding import FINISHED
-from ..requests.lifecycles import move
-from ..requests.prompt_builder import PromptBuilder
-from ..requests.request_table import RequestTable
+from ..fold import FINISHED
+from ..manager import BranchStateManager
+from ..prompt_builder import PromptBuilder
+from ..request import Branch, Finish, Request, failing, move, reason_of
+from ..request_table import RequestTable
 from ..text.documents import CHUNK_TOKENS
 from ..text.outline import Outline
 from ..text.prompt_tokens import PromptTokens

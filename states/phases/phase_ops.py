@@ -11,13 +11,13 @@ from ...ops.host import HostReader
 from ...ops.registry import op
 from ...ops.types import DraftRows, Proposal, Rows
 from ...ops.verify.verify import Accepted, FirstTokens
-from ..manager.batch import Batch
-from ..manager.beam import BeamState
-from ..manager.manager import BranchStateManager
-from ..requests.branch import Branch
-from ..requests.drafting import Drafting
-from ..requests.summary import RoundSummary
-from ..schedule.plan import StepPlan
+from ..beam import BeamState
+from ..drafting import Drafting
+from ..layout import Batch
+from ..manager import BranchStateManager
+from ..request import Branch
+from ..round import RoundSummary
+from ..scheduler import StepPlan
 
 
 @op("request.admit_", writes="batch rows")

@@ -1,9 +1,8 @@
 """The ops of the states `schedule` and `idle`."""
 
 from ...ops.registry import op
-from ..manager.manager import BranchStateManager
-from ..schedule.inbox import Inbox
-from ..schedule.plan import StepPlan
+from ..manager import BranchStateManager
+from ..scheduler import Inbox, StepPlan
 
 
 @op("schedule.plan_", writes="step")

@@ -18,8 +18,8 @@ import pytest
 from helpers.support import SEED
 
 from specsot.ops.kv.pool import SlotTable
-from specsot.states.cache.prefix_cache import PrefixCache
-from specsot.states.cache.segments import SegmentTree
+from specsot.states.prefix_cache import PrefixCache
+from specsot.states.segments import SegmentTree
 
 OPERATIONS = int(os.environ.get("SPECSOT_TEST_OPERATIONS", 1_000_000))
 SLOTS, SHORTEST = 1500, 16

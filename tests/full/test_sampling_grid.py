@@ -16,7 +16,7 @@ from helpers.sampled import FACTORS, Make, drawn, plain, texts, tokens
 from helpers.support import Graphs, contexts, many, named, requests_of
 
 from specsot.engine.run.contexts import next_order
-from specsot.states.requests.branch import Branch
+from specsot.states.request import Branch
 
 TIE = 1e-4
 BUDGET = 24

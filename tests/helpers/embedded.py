@@ -10,7 +10,7 @@ from specsot.engine.models import Models, load_models
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.run.session import Prompt, Session
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Branch, Finish
+from specsot.states.request import Branch, Finish
 from specsot.states.text.outline import Outline, Point
 
 PLAIN = ("autoregressive", "eagle")

@@ -26,8 +26,8 @@ from specsot.ops.sampling.coins import (
     uniforms,
 )
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Branch
-from specsot.states.requests.summary import MATCH, ExplainedDraft, ExplainedRound, FinalToken
+from specsot.states.request import Branch
+from specsot.states.round import MATCH, ExplainedDraft, ExplainedRound, FinalToken
 from specsot.states.trace import Event, OpRan
 
 HEAT, KEPT = 1.3, 12

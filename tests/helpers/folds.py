@@ -8,7 +8,7 @@ from helpers.support import Graphs, Tiny
 from specsot.engine.models import Models
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.session import Session
-from specsot.states.requests.branch import Branch, Finish, Request
+from specsot.states.request import Branch, Finish, Request
 from specsot.states.text.outline import Outline, Point
 from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.text.prompts import NOTHING

@@ -11,11 +11,9 @@ from torch import Tensor
 from specsot.ops.attention.stacks import Member
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import Proposal, Rows
-from specsot.states.cache.segments import SegmentTree
-from specsot.states.layout.batching import BatchingLayout
-from specsot.states.layout.layout import Layout, Span
-from specsot.states.layout.queries import PackedQueries
-from specsot.states.layout.tree_rows import Trees
+from specsot.states.layout import BatchingLayout, Layout, Span
+from specsot.states.rows import PackedQueries, Trees
+from specsot.states.segments import SegmentTree
 
 KV_HEADS, HEADS, DIM = 2, 4, 4
 CPU = torch.device("cpu")

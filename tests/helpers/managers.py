@@ -13,12 +13,12 @@ from specsot.ops.verify.verify import Accepted, FirstTokens, GrammarRows
 from specsot.states.graph.drafters import DRAFTERS
 from specsot.states.graph.graph import SchedulerBlock
 from specsot.states.graph.layouts import LAYOUTS
-from specsot.states.manager.batch import Batch
-from specsot.states.manager.manager import BranchStateManager
+from specsot.states.layout import Batch
+from specsot.states.manager import BranchStateManager
 from specsot.states.phases import phase_ops
-from specsot.states.requests.branch import Branch, Request, Stage
-from specsot.states.requests.request_table import RunLimits
-from specsot.states.schedule.inbox import Inbox
+from specsot.states.request import Branch, Request, Stage
+from specsot.states.request_table import RunLimits
+from specsot.states.scheduler import Inbox
 from specsot.states.text.prompt_tokens import PromptTokens
 
 STOP = 2

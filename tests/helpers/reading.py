@@ -10,8 +10,9 @@ from specsot.engine.models import Models
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
+from specsot.states.blend import BlendSummary
 from specsot.states.machine import Run
-from specsot.states.requests.summary import BlendSummary, RoundSummary
+from specsot.states.round import RoundSummary
 from specsot.states.text.documents import Document
 from specsot.states.text.outline import Outline, Point
 from specsot.states.text.prompt_tokens import PromptTokens

@@ -21,8 +21,8 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.ops.sampling.coins import branch_key, perturbed, token_keys
 from specsot.ops.sampling.processors import Past, columns, process, take_in_
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Branch, Finish
-from specsot.states.requests.samplers import rules_of
+from specsot.states.request import Branch, Finish
+from specsot.states.sampling import rules_of
 
 KINDS = ("none", *SETTINGS)
 CHOICES = (("none", 0), *((kind, n) for kind in SETTINGS for n in range(len(SETTINGS[kind]))))

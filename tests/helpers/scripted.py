@@ -10,7 +10,7 @@ from torch import Tensor
 
 from helpers.support import FixedBook, Graphs, Tiny, check_rows, start
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Branch
+from specsot.states.request import Branch
 
 VOCAB = 130
 MOST = 400  # transitions of a run

@@ -22,8 +22,7 @@ from specsot.ops.kv.slots import FREE
 from specsot.ops.registry import OpTable
 from specsot.states.graph.load import op_table
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Branch, Finish, Request, Stage
-from specsot.states.requests.lifecycles import OPEN
+from specsot.states.request import OPEN, Branch, Finish, Request, Stage
 from specsot.states.text.outline import Outline, Point, parse_outline
 from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.text.prompts import NOTHING

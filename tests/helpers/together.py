@@ -11,7 +11,7 @@ from specsot.engine.cluster.workers.messages import Assign, BranchEnded, Committ
 from specsot.engine.cluster.workers.team import Team
 from specsot.engine.prepare.cluster_block import ClusterBlock, GroupSize
 from specsot.states.machine import Run
-from specsot.states.schedule.handed import HandedOver
+from specsot.states.migration import HandedOver
 
 
 def outline_begun(director: Director, run: Run) -> bool:

@@ -42,51 +42,58 @@ MAY_IMPORT = {
     "models": "ops ops/kv ops/attention",
     "models/drafters": "models ops/kv ops/attention",
     "models/load": "models models/drafters",
-    "states": "states/graph ops/draft",
+    "states": "states/graph states/text ops ops/*",
     "states/yaml": "",
     "states/graph": "states/yaml ops ops/draft ops/sampling",
     "states/text": "states/graph states/yaml ops",
-    "states/cache": "ops/kv ops/attention",
-    "states/layout": "states/text states/cache ops ops/kv ops/attention",
-    "states/requests": "states/graph states/text states/layout states/cache ops ops/*",
-    "states/schedule": "states/graph states/requests states/text ops",
-    "states/manager": "states/schedule states/requests states/layout states/cache states/graph "
-    "states/text ops ops/*",
-    "states/phases": "states/manager states/schedule states/requests states/text ops ops/*",
+    "states/phases": "states states/text ops ops/*",
     "engine": "models models/* states/yaml states/graph states/text ops ops/kv",
     "engine/hub": "engine states/yaml models models/load",
-    "engine/prepare": "engine engine/hub states/yaml states/graph states/schedule states/text "
-    "models ops ops/sampling",
+    "engine/prepare": (
+        "engine engine/hub states/yaml states/graph states states/text models ops ops/sampling"
+    ),
     "engine/chunks": "engine states/yaml states/graph states/text models models/load ops",
     "engine/record": "engine engine/chunks states states/* ops ops/kv",
-    "engine/run": "engine engine/prepare engine/chunks engine/record states states/* "
-    "models models/* ops ops/*",
+    "engine/run": (
+        "engine engine/prepare engine/chunks engine/record states states/* models models/* "
+        "ops ops/*"
+    ),
     "engine/view": "engine/record states states/* ops ops/*",
-    "engine/bench": "engine engine/prepare engine/record engine/run states/*",
-    "engine/experiment": "engine engine/prepare engine/record engine/run engine/bench states/* "
-    "models models/load",
-    "engine/certify": "engine engine/prepare engine/record engine/run engine/bench engine/cluster "
-    "states states/* "
-    "models models/load ops ops/*",
-    "engine/simulate": "engine engine/record engine/cluster/driver states/* ops/kv models",
-    "engine/cluster/workers": "engine engine/prepare engine/record engine/run states/manager "
-    "states/requests states/schedule models",
-    "engine/cluster/driver": "engine engine/prepare engine/record engine/run "
-    "engine/cluster/workers states/phases states/requests states/schedule",
-    "engine/cluster": "engine engine/prepare engine/run engine/record engine/cluster/driver "
-    "engine/cluster/workers states states/graph states/yaml",
-    "engine/train": "engine engine/prepare engine/run states/requests states/text models models/*",
+    "engine/bench": "engine engine/prepare engine/record engine/run states states/*",
+    "engine/experiment": (
+        "engine engine/prepare engine/record engine/run engine/bench states states/* models "
+        "models/load"
+    ),
+    "engine/certify": (
+        "engine engine/prepare engine/record engine/run engine/bench engine/cluster states "
+        "states/* models models/load ops ops/*"
+    ),
+    "engine/simulate": ("engine engine/record engine/cluster/driver states states/* ops/kv models"),
+    "engine/cluster/workers": "engine engine/prepare engine/record engine/run states models",
+    "engine/cluster/driver": (
+        "engine engine/prepare engine/record engine/run engine/cluster/workers states/phases states"
+    ),
+    "engine/cluster": (
+        "engine engine/prepare engine/run engine/record engine/cluster/driver "
+        "engine/cluster/workers states states/graph states/yaml"
+    ),
+    "engine/train": "engine engine/prepare engine/run states states/text models models/*",
     "engine/serve/wire": "engine engine/prepare",
     "engine/serve/api": "engine engine/serve/wire states/text",
     "engine/serve/page": "engine engine/record engine/serve/wire engine/serve/api",
-    "engine/serve/fleet": "engine engine/cluster engine/cluster/driver engine/prepare "
-    "engine/serve/wire engine/serve/worker",
-    "engine/serve/worker": "engine engine/serve/wire engine/prepare engine/run engine/record "
-    "states states/requests states/text models/load ops/sampling",
+    "engine/serve/fleet": (
+        "engine engine/cluster engine/cluster/driver engine/prepare engine/serve/wire "
+        "engine/serve/worker"
+    ),
+    "engine/serve/worker": (
+        "engine engine/serve/wire engine/prepare engine/run engine/record states states/text "
+        "models/load ops/sampling"
+    ),
     "engine/serve": "engine engine/record engine/serve/wire engine/serve/api engine/serve/page",
     "engine/cli": "engine engine/* states states/* models models/*",
-    "engine/cli/serving": "engine engine/cli engine/cluster engine/prepare engine/record "
-    "engine/serve engine/serve/*",
+    "engine/cli/serving": (
+        "engine engine/cli engine/cluster engine/prepare engine/record engine/serve engine/serve/*"
+    ),
 }
 
 

@@ -24,9 +24,9 @@ from specsot.ops.registry import OpEntry, OpTable
 from specsot.states import machine
 from specsot.states.graph.program import OpStep
 from specsot.states.machine import Run
-from specsot.states.manager.manager import BranchStateManager
-from specsot.states.requests.branch import Request
-from specsot.states.schedule.inbox import Inbox
+from specsot.states.manager import BranchStateManager
+from specsot.states.request import Request
+from specsot.states.scheduler import Inbox
 
 Make = Callable[..., Tiny]
 ATOMS = (bool, int, float, str, bytes, type(None), torch.device, torch.dtype, np.generic)

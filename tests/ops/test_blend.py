@@ -6,16 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specsot.ops.blend import (
-    Blend,
-    BlendRows,
-    ChunkKV,
-    RowRole,
-    deviation,
-    join,
-    pick,
-    where_true,
-)
+from specsot.ops.blend import Blend, BlendRows, ChunkKV, RowRole, deviation, join, pick, where_true
 from specsot.ops.layer_plan import BlendSettings
 
 LETTERS = {".": RowRole.PADDING, "s": RowRole.SUFFIX, "p": RowRole.PROTECTED, "r": RowRole.REUSED}

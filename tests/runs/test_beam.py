@@ -10,7 +10,7 @@ from helpers.support import SEED, Graphs, branches_of, drive, pairwise, requests
 
 from specsot.engine.prepare.inputs import Prompt
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Branch, Finish, Stage
+from specsot.states.request import Branch, Finish, Stage
 
 FACTORS: dict[str, Sequence[Any]] = {
     "family": tuple(FAMILIES),

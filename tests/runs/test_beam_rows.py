@@ -10,7 +10,7 @@ from helpers.support import Graphs, branches_of, requests_of, tokens_of
 
 from specsot.engine.record.recorder import Recorder
 from specsot.engine.record.snapshot import BRANCH, TREE, slot_codes
-from specsot.states.requests.branch import Finish
+from specsot.states.request import Finish
 
 
 @pytest.fixture(scope="module")

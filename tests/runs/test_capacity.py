@@ -29,8 +29,8 @@ from helpers.support import (
 
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import FREE, PoolFullError
-from specsot.states.requests.branch import Finish
-from specsot.states.requests.room import request_slots
+from specsot.states.admission import request_slots
+from specsot.states.request import Finish
 from specsot.states.text.outline import Outline, Point
 from specsot.states.text.prompt_tokens import PromptTokens
 

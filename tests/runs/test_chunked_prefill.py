@@ -23,8 +23,8 @@ from helpers.support import (
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Finish, Stage
-from specsot.states.schedule.budget import LEAST
+from specsot.states.request import Finish, Stage
+from specsot.states.scheduler import LEAST
 from specsot.states.trace import OpRan
 
 Make = Callable[..., Tiny]

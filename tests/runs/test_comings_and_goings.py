@@ -22,7 +22,7 @@ from helpers.support import (
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Finish, Request
+from specsot.states.request import Finish, Request
 from specsot.states.text.outline import Outline, Point
 
 CAPACITY = {"bim": 2000, "batching": 330}  # of a row: no plan needs more

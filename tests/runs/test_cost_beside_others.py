@@ -9,7 +9,7 @@ from helpers.tiny_models.tiny import write_tiny_target
 
 from specsot.engine.models import Models
 from specsot.engine.prepare.inputs import Prompt
-from specsot.states.requests.branch import Request
+from specsot.states.request import Request
 from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.trace import OpRan
 

@@ -20,7 +20,7 @@ from helpers.sampled import Make, texts
 from helpers.support import Graphs, Tiny
 
 from specsot.ops.host import HostReader
-from specsot.states.requests.summary import ExplainedRound, FinalToken
+from specsot.states.round import ExplainedRound, FinalToken
 
 DRAWN = (f"sampling.temperature={HEAT}", f"sampling.top_k={KEPT}")
 WAYS: dict[str, tuple[str, ...]] = {

@@ -24,7 +24,7 @@ from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
 from specsot.models.files import ModelError
-from specsot.states.requests.branch import Finish
+from specsot.states.request import Finish
 
 Make = Callable[..., Tiny]
 

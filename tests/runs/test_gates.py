@@ -21,7 +21,7 @@ from helpers.support import (
 )
 
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Branch, Finish
+from specsot.states.request import Branch, Finish
 
 Make = Callable[..., Tiny]
 WITH_EAGLE = ("eagle", "bim_eagle", "batching_eagle", "paged_eagle")

@@ -15,7 +15,7 @@ from helpers.support import FixedBook, Graphs, start
 
 from specsot.engine.models import Models, with_drafter
 from specsot.models.load.weights import load_target
-from specsot.states.requests.branch import Branch
+from specsot.states.request import Branch
 
 RUNS: dict[str, Any] = json.loads((GOLDEN / "generate.json").read_text())
 TREES: dict[str, Any] = json.loads((GOLDEN / "ddtree.json").read_text())["runs"]

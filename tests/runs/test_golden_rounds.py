@@ -25,8 +25,8 @@ from helpers.support import Graphs, Tiny
 from helpers.vectors import cases, vectors
 from torch import Tensor
 
-from specsot.states.requests.branch import Finish
-from specsot.states.requests.summary import RoundSummary
+from specsot.states.request import Finish
+from specsot.states.round import RoundSummary
 
 
 def rejected(length: int, accepted: Sequence[int], gammas: Sequence[int]) -> set[int]:

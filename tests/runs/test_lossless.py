@@ -29,7 +29,7 @@ from helpers.support import (
 )
 
 from specsot.engine.prepare.inputs import Prompt
-from specsot.states.requests.branch import Finish
+from specsot.states.request import Finish
 
 FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {}, "mistral": {"window": 17}}
 # With budgets that differ, branches end at different times and others join a running round.

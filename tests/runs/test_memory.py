@@ -28,7 +28,7 @@ from specsot.engine.run.session import Session
 from specsot.ops.attention.stacks import SPARE, WASTE
 from specsot.ops.kv.pool import SPREAD, KVCache
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Stage
+from specsot.states.request import Stage
 
 Make = Callable[..., Tiny]
 QUESTIONS = ("hello", "a second question")

@@ -16,7 +16,7 @@ from helpers.support import Graphs, PlanBook, Tiny, check_rows, drive, requests_
 from specsot.engine.run.session import Session
 from specsot.ops.kv.pool import KVCache
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Request, Stage
+from specsot.states.request import Request, Stage
 
 SHARED = ("bim_plain", "bim_eagle", "paged_plain", "paged_eagle")
 BATCHING = ("batching_plain", "batching_eagle")

@@ -30,8 +30,8 @@ from specsot.engine.record.report import finish_of, left_apart
 from specsot.engine.run.contexts import next_order
 from specsot.engine.run.visibility import context_segments
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Branch, Finish
-from specsot.states.schedule.plan import Does
+from specsot.states.request import Branch, Finish
+from specsot.states.scheduler import Does
 from specsot.states.text.outline import Outline, Point
 from specsot.states.text.prompt_tokens import PromptTokens
 

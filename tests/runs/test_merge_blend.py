@@ -37,9 +37,9 @@ from specsot.ops.blend import ChunkKV
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import Ints
 from specsot.ops.layer_plan import decode_plan
+from specsot.states.fold import NEW, matched, runs
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Branch, Finish, Request, Stage
-from specsot.states.requests.folding import NEW, matched, runs
+from specsot.states.request import Branch, Finish, Request, Stage
 from specsot.states.text.outline import Outline, Point
 from specsot.states.text.prompt_tokens import PromptTokens
 

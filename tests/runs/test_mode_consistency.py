@@ -36,7 +36,7 @@ from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Finish, Stage
+from specsot.states.request import Finish, Stage
 from specsot.states.text.outline import Point
 
 Make = Callable[..., Tiny]

@@ -27,7 +27,7 @@ from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import decode_plan
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Branch
+from specsot.states.request import Branch
 
 Make = Callable[..., Tiny]
 DRAFTED = ("bim_eagle", "batching_eagle")

@@ -6,7 +6,7 @@ import pytest
 from helpers.support import FULL, GRAPHS, Graphs, PlanBook, Tiny, drive, start, tokens_of
 
 from specsot.engine.prepare.inputs import Prompt
-from specsot.states.schedule.policies import POLICIES
+from specsot.states.policies import POLICIES
 
 TEXTS = [Prompt(str(n), f"question {n}", max_new_tokens=3 + n * 5 % 11) for n in range(6)]
 

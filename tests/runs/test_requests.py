@@ -24,7 +24,7 @@ from helpers.support import (
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Finish, Stage
+from specsot.states.request import Finish, Stage
 
 Make = Callable[..., Tiny]
 FIRST, SECOND = "hello", "a second question"

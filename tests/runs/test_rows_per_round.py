@@ -25,10 +25,10 @@ from helpers.support import (
 from specsot.engine.prepare.inputs import Prompt
 from specsot.ops.draft.proposals import share
 from specsot.ops.types import Proposal
-from specsot.states.layout.layout import Layout
+from specsot.states.layout import Layout
 from specsot.states.phases import phase_ops
 from specsot.states.phases.outline_ops import force
-from specsot.states.requests.summary import RoundSummary
+from specsot.states.round import RoundSummary
 
 Make = Callable[..., Tiny]
 

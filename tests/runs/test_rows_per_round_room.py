@@ -7,10 +7,9 @@ import pytest
 from helpers.sharing import LAYOUTS, LONG, PARTS, session_of
 from helpers.support import Graphs, Tiny, branches_of, requests_of, run_all, start, tokens_of
 
+from specsot.states.admission import BRANCH_PROMPT, request_slots
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Finish
-from specsot.states.requests.expected import BRANCH_PROMPT
-from specsot.states.requests.room import request_slots
+from specsot.states.request import Finish
 
 Make = Callable[..., Tiny]
 

@@ -22,7 +22,7 @@ from helpers.toy_graph import told
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.contexts import contexts, next_order
 from specsot.engine.run.session import Session
-from specsot.states.requests.branch import Branch, Stage
+from specsot.states.request import Branch, Stage
 from specsot.states.yaml.source import GraphError
 
 Make = Callable[..., Tiny]

@@ -10,8 +10,7 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.simulate.arrivals import Arrival
 from specsot.engine.simulate.costs import StepCost
 from specsot.engine.simulate.world import Simulation
-from specsot.states.schedule.inbox import Inbox
-from specsot.states.schedule.plan import Does, StepPlan
+from specsot.states.scheduler import Does, Inbox, StepPlan
 
 Make = Callable[..., Tiny]
 

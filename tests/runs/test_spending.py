@@ -12,7 +12,7 @@ from specsot.engine.record.metrics import figures
 from specsot.engine.record.recorder import Recorder
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run
-from specsot.states.requests.summary import RoundSummary
+from specsot.states.round import RoundSummary
 from specsot.states.yaml.source import GraphError
 
 Make = Callable[..., Tiny]

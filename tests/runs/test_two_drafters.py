@@ -6,7 +6,7 @@ from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.api import open_session, token_digest
 from specsot.engine.run.runner import perform
-from specsot.states.requests.branch import Branch
+from specsot.states.request import Branch
 from specsot.states.yaml.source import GraphError
 
 PROMPTS = [Prompt("1", "Tell me about honey bees."), Prompt("2", "Plan a weekend camping trip.")]

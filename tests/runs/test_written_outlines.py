@@ -35,7 +35,7 @@ from specsot.engine.run.books import prompt_book
 from specsot.engine.run.session import Session
 from specsot.ops.types import Proposal
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Branch, Finish
+from specsot.states.request import Branch, Finish
 from specsot.states.text.grammar import OutlineGrammar
 from specsot.states.text.outline import parse_outline
 

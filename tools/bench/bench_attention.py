@@ -22,10 +22,9 @@ from specsot.ops.kv.pool import KVCache
 from specsot.ops.masks import build
 from specsot.ops.tree import single_path
 from specsot.ops.types import Rows
-from specsot.states.cache.segments import SegmentTree
-from specsot.states.layout.layout import Layout
-from specsot.states.layout.paged import PagedLayout
-from specsot.states.layout.tree_rows import Trees
+from specsot.states.layout import Layout, PagedLayout
+from specsot.states.rows import Trees
+from specsot.states.segments import SegmentTree
 
 HEADS, KV_HEADS, DIM = 9, 3, 64
 PREFIXES, BRANCHES, OWN, NODES = (250, 1000, 4000), (2, 4, 8), 60, (0, 4)

@@ -22,9 +22,9 @@ from specsot.engine.models import load_models
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.session import Session
-from specsot.states.manager.manager import BranchStateManager
-from specsot.states.manager.placer import Placer
-from specsot.states.requests.branch import Request
+from specsot.states.batch import Placer
+from specsot.states.manager import BranchStateManager
+from specsot.states.request import Request
 from specsot.states.text.outline import Outline, Point
 from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.trace import Event, OpRan

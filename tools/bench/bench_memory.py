@@ -19,7 +19,7 @@ from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Branch
+from specsot.states.request import Branch
 from specsot.states.text.outline import Outline, Point
 
 TITLES = ("Campsite", "Packing list", "Food and water", "Weather", "Safety", "Cost", "Time", "Fun")

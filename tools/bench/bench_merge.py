@@ -25,7 +25,7 @@ from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
-from specsot.states.schedule.plan import Does
+from specsot.states.scheduler import Does
 from specsot.states.trace import Event, OpRan
 
 from ..embedded.reading_prompts import ReadingPrompt, SetSettings, reading_prompts

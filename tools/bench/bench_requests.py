@@ -20,7 +20,7 @@ import torch
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.api import open_session
 from specsot.engine.run.session import Session
-from specsot.states.requests.branch import Request
+from specsot.states.request import Request
 from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.trace import OpRan
 

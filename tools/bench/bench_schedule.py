@@ -14,11 +14,11 @@ from specsot.ops.kv.pool import KVCache
 from specsot.states.graph.drafters import DRAFTERS
 from specsot.states.graph.graph import SchedulerBlock
 from specsot.states.graph.layouts import LAYOUTS
-from specsot.states.manager.manager import BranchStateManager
-from specsot.states.requests.branch import Request, Stage
-from specsot.states.requests.request_table import RunLimits
-from specsot.states.schedule.inbox import Inbox
-from specsot.states.schedule.policies import POLICIES
+from specsot.states.manager import BranchStateManager
+from specsot.states.policies import POLICIES
+from specsot.states.request import Request, Stage
+from specsot.states.request_table import RunLimits
+from specsot.states.scheduler import Inbox
 from specsot.states.text.prompt_tokens import PromptTokens
 
 RUNNING = 8

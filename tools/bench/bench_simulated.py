@@ -20,7 +20,7 @@ from specsot.engine.simulate.arrivals import Arrival
 from specsot.engine.simulate.costs import StepCost, fit
 from specsot.engine.simulate.figures import Served
 from specsot.engine.simulate.world import Simulation
-from specsot.states.requests.branch import Request
+from specsot.states.request import Request
 from specsot.states.trace import Event, OpRan
 
 from .soak import mixed

@@ -17,7 +17,7 @@ from specsot.models.config import decoder_config
 from specsot.models.decoder import Decoder
 from specsot.ops.layer_plan import LayerShape, blend_flops, prefill_flops
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Request
+from specsot.states.request import Request
 from specsot.states.text.documents import CHUNK_TOKENS, split_ids
 from specsot.states.text.prompt_tokens import PromptTokens
 

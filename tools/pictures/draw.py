@@ -18,7 +18,7 @@ from specsot.engine.run.api import load
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import FREE
 from specsot.states.machine import Run
-from specsot.states.requests.summary import ExplainedRound
+from specsot.states.round import ExplainedRound
 from specsot.states.trace import Event, Moved, OpRan
 
 from .pools import Mask, Slots, mask_picture, slot_table

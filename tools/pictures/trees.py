@@ -1,6 +1,6 @@
 """One round of one branch: the tree that was proposed, and what the target made of it."""
 
-from specsot.states.requests.summary import ExplainedRound
+from specsot.states.round import ExplainedRound
 
 from .svg import Picture
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 import torch
 
 from specsot.engine.run.runner import perform
-from specsot.states.requests.branch import Branch
+from specsot.states.request import Branch
 
 from .asked import arguments, drawn, session
 

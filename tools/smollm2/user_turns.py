@@ -21,7 +21,7 @@ import torch
 from specsot.engine.prepare.inputs import Prompt, read_file
 from specsot.engine.run.api import open_session
 from specsot.engine.run.session import Session
-from specsot.states.requests.branch import Finish
+from specsot.states.request import Finish
 from specsot.states.text.prompt_tokens import PromptTokens
 
 MARK = "HereTheUserSpeaks"

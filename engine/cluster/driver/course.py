@@ -3,11 +3,10 @@
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from ....states.migration import HandedBranch, HandedOver
 from ....states.phases.outline_ops import fan_out_
-from ....states.requests.branch import Branch, Finish, Request
-from ....states.requests.lifecycles import ENDS, move
-from ....states.requests.request_table import RequestTable
-from ....states.schedule.handed import HandedBranch, HandedOver
+from ....states.request import ENDS, Branch, Finish, Request, move
+from ....states.request_table import RequestTable
 from ...prepare.inputs import Prompt
 from ...run.session import Session
 from .members import Unit

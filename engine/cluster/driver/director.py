@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ....states.requests.branch import Branch, Finish, Request
-from ....states.requests.request_table import RequestTable, RunLimits
-from ....states.schedule.handed import HandedOver
+from ....states.migration import HandedOver
+from ....states.request import Branch, Finish, Request
+from ....states.request_table import RequestTable, RunLimits
 from ...prepare.inputs import Prompt
 from ...run.session import Session
 from ..workers.messages import (

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
-from ....states.requests.branch import Branch
+from ....states.request import Branch
 from .placement import NOBODY, place_branches
 
 Worker = TypeVar("Worker")

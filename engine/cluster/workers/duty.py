@@ -15,7 +15,7 @@ from dataclasses import replace
 from time import perf_counter
 
 from ....models.ranks import RankLost
-from ....states.requests.summary import RoundSummary
+from ....states.round import RoundSummary
 from ...errors import message_of
 from ...record.metrics import Meter
 from ...run.session import Session

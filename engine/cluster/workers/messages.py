@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ....states.schedule.handed import HandedOver
+from ....states.migration import HandedOver
 from ...prepare.inputs import Prompt
 
 

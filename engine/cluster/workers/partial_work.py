@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ....states.requests.branch import Branch, Request
+from ....states.request import Branch, Request
 from ...run.handle import Handle
 from .messages import Assign, BranchEnded, Committed, Reply
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ....models.gather_kv import gather_heads, peer_heads
 from ....models.shares import part
-from ....states.manager import regroup
+from ....states import migration as regroup
 from ...run.session import Session
 from .groups import Group, Grouping, timed
 from .messages import Regroup, Regrouped

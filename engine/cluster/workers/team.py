@@ -8,10 +8,10 @@ from typing import Any
 from ....models.decoder import Decoder
 from ....models.ranks import RankLost, Ranks
 from ....models.sharded import sharded
-from ....states.manager import regroup
-from ....states.manager.manager import BranchStateManager
-from ....states.requests.branch import Request
-from ....states.requests.summary import RoundSummary
+from ....states import migration as regroup
+from ....states.manager import BranchStateManager
+from ....states.request import Request
+from ....states.round import RoundSummary
 from ...errors import message_of
 from ...prepare.request_settings import RequestSettings
 from ...record.metrics import Meter, held_figures

@@ -5,16 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..wire.engines import Engines, LinkState, ReplicaFacts
-from ..wire.protocol import (
-    Admitted,
-    Decode,
-    Encode,
-    Ended,
-    Message,
-    Picture,
-    Submit,
-    Wrote,
-)
+from ..wire.protocol import Admitted, Decode, Encode, Ended, Message, Picture, Submit, Wrote
 from ..wire.tickets import EngineGoneError, Ticket
 from .expected import AnswerLengths
 from .members import LOOKED, Berth, Members

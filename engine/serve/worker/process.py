@@ -10,7 +10,7 @@ from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Any
 
-from ....states.requests.summary import RoundSummary
+from ....states.round import RoundSummary
 from ....states.text.encoder import PromptError
 from ...errors import Code, code_of, message_of
 from ...prepare.options import RunOptions

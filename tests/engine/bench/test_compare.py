@@ -35,7 +35,7 @@ from specsot.engine.run.api import tie
 from specsot.engine.run.contexts import contexts, next_logits
 from specsot.engine.run.runner import Status
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Branch, Finish
+from specsot.states.request import Branch, Finish
 
 GRAPHS = ("bim_plain", "bim_eagle", "autoregressive", "eagle")
 PROMPTS = Prompts(

@@ -32,9 +32,9 @@ from specsot.ops.sampling.settings import SamplingRules
 from specsot.ops.verify import rejection as accept_rejection
 from specsot.ops.verify import verify
 from specsot.ops.verify.rejection import Acceptance
-from specsot.states.manager import committer
-from specsot.states.requests.branch import Branch, Finish
-from specsot.states.requests.draft_state import CommittedRows, PairState
+from specsot.states import commit as committer
+from specsot.states.draft_state import CommittedRows, PairState
+from specsot.states.request import Branch, Finish
 
 TINY = Extent(2, 8, 1, 1, 1, 6, 400, 12)
 REJECTING = ("sampling.temperature=1.0", "sampling.accept=rejection")

@@ -16,7 +16,7 @@ from specsot.engine.prepare.inputs import read_documents
 from specsot.engine.run.api import open_session
 from specsot.models.collect import collect
 from specsot.models.load.checkpoint import model_hash
-from specsot.states.requests.prompt_builder import chunks_of
+from specsot.states.prompt_builder import chunks_of
 
 TEXTS = {"bees.txt": "Bees make honey. " * 12, "rain.txt": "Rain falls."}
 

@@ -10,7 +10,7 @@ from specsot.engine.errors import Code
 from specsot.engine.view.lines import blocks, piece
 from specsot.ops.draft.gamma import GammaRecord
 from specsot.ops.verify.verify import DraftFigures
-from specsot.states.requests.summary import ExplainedDraft, ExplainedRound, FinalToken, RoundSummary
+from specsot.states.round import ExplainedDraft, ExplainedRound, FinalToken, RoundSummary
 
 WORDS = ["Paris", ",", "Rome", "and", "is"]
 UNTRIED = DraftFigures(None, -9.0, None, None, None, None, None)

@@ -5,7 +5,7 @@ from helpers.support import outline_of
 
 from specsot.engine.cluster.driver.course import new_course
 from specsot.engine.prepare.request_settings import RequestSettings
-from specsot.states.requests.request_table import RequestTable
+from specsot.states.request_table import RequestTable
 
 
 def test_parts_keep_the_arrival_of_their_request() -> None:

@@ -17,7 +17,7 @@ from specsot.engine.cluster.driver.placement import (
     route,
 )
 from specsot.engine.cluster.driver.placing import placed
-from specsot.states.requests.branch import Branch, Request
+from specsot.states.request import Branch, Request
 from specsot.states.text.prompt_tokens import PromptTokens
 
 

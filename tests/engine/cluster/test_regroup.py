@@ -27,8 +27,7 @@ from specsot.engine.cluster.workers.messages import (
 )
 from specsot.engine.errors import UsageError
 from specsot.engine.prepare.cluster_block import ClusterBlock
-from specsot.states.manager.regroup import CAUSE
-from specsot.states.schedule.handed import HandedOver
+from specsot.states.migration import CAUSE, HandedOver
 
 SLOT = {"bim_eagle": (8192, 1024), "bim_dflash": (8192, 2048), "bim_plain": (8192,)}
 """layers x 2 x kv heads x head_dim x 4 bytes of each pool of the embedded models."""

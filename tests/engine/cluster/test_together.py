@@ -5,7 +5,7 @@ from helpers.clusters import BEES, CAMPING, Chaos, alone, on_workers, session_of
 from helpers.together import last, outline_begun
 
 from specsot.engine.run.session import Session
-from specsot.states.manager.regroup import CAUSE
+from specsot.states.migration import CAUSE
 
 SAMPLED = "sampling.temperature=0.8"
 TARGET, EAGLE = 8192, 1024  # layers x 2 x kv heads x head_dim x 4 bytes of the embedded models

@@ -8,7 +8,7 @@ import pytest
 from specsot.engine.record.metrics import Meter, figures
 from specsot.ops.host import HostReader
 from specsot.ops.kv.pool import KVCache
-from specsot.states.requests.summary import RoundSummary
+from specsot.states.round import RoundSummary
 from specsot.states.trace import Moved, OpRan
 
 

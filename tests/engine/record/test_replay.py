@@ -21,7 +21,7 @@ from specsot.engine.record.replay_branches import ReplayedBranch
 from specsot.engine.record.snapshot import BRANCH, FREE, PREFIX, Snapshot
 from specsot.engine.record.trace_records import told_trees, trace_record
 from specsot.engine.view.player import still
-from specsot.states.requests.summary import RoundSummary, VerifiedTree
+from specsot.states.round import RoundSummary, VerifiedTree
 
 TREE = VerifiedTree("1/1", 30, 9, (-1, 11, 12, 13, -1), (0, 0, 0, 1, 0), (0, 1), 77, 2)
 CHAIN = VerifiedTree("1/2", 40, 8, (-1, 21, 22), (0, 0, 1), (0, 1, 2), 66, 3, True)

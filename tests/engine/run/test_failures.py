@@ -15,9 +15,9 @@ from specsot.engine.run.engine import Engine
 from specsot.engine.run.handle import EngineError, Handle
 from specsot.engine.run.session import Session
 from specsot.ops.kv.pool import KVCache
-from specsot.states.requests.branch import Stage
-from specsot.states.schedule import policies
-from specsot.states.schedule.policies import Policy
+from specsot.states import policies
+from specsot.states.policies import Policy
+from specsot.states.request import Stage
 from specsot.states.text.grammar import OutlineMatcher
 
 BEES, TEA, RAIN = "Tell me about honey bees.", "How do I make tea?", "What is rain?"

@@ -13,7 +13,7 @@ from specsot.engine.simulate.arrivals import Arrival, Workload, arrivals, line_o
 from specsot.engine.simulate.costs import StepCost, fit
 from specsot.engine.simulate.figures import Quantiles
 from specsot.engine.simulate.world import Simulation
-from specsot.states.schedule.plan import StepPlan
+from specsot.states.scheduler import StepPlan
 
 WORK = Workload(prompt=(5, 40), answer=(3, 30))
 PARTS = Workload(prompt=(5, 15), answer=(5, 60), parts=(3, 6), stems=3, shared=70)

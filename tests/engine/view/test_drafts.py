@@ -9,7 +9,7 @@ from specsot.engine.record.drafts import DraftTree, Mark, draft_tree
 from specsot.engine.record.snapshot import RequestView
 from specsot.engine.view.tui_drafts import MARKS, drafts_legend, drafts_text, tree_lines
 from specsot.engine.view.tui_requests import asked_lines, requests_text
-from specsot.states.requests.summary import VerifiedTree
+from specsot.states.round import VerifiedTree
 
 from .test_tui import CHAIN_OF_TWO, TREE_OF_ONE, branch, picture, scene
 

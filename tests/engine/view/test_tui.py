@@ -32,8 +32,8 @@ from specsot.engine.view.tui import FRAMES, LiveView
 from specsot.engine.view.tui_parts import LIT, branches_text, states_text, trace_text
 from specsot.engine.view.tui_sequence import downsample, histogram_bars, strip_text
 from specsot.ops.kv.pool import KVCache
-from specsot.states.requests.branch import Branch, Request
-from specsot.states.requests.summary import VerifiedTree
+from specsot.states.request import Branch, Request
+from specsot.states.round import VerifiedTree
 
 STATES = [
     "skeleton",

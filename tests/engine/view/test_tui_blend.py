@@ -10,9 +10,8 @@ from specsot.engine.record.snapshot import BRANCH, PICKED, REUSED, slot_codes
 from specsot.engine.view.tui_sequence import STATUS_STYLES, cell_of, layers_line
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import LayerStatus
-from specsot.states.requests.blending import Reused
-from specsot.states.requests.branch import Branch, Request
-from specsot.states.requests.summary import BlendSummary
+from specsot.states.blend import BlendSummary, Reused
+from specsot.states.request import Branch, Request
 
 from .test_tui import picture, scene
 

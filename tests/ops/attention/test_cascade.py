@@ -11,7 +11,7 @@ from specsot.ops.attention.cascade import LEAST, plan, shared_parts
 from specsot.ops.attention.metadata import AttentionMetadata, tensor
 from specsot.ops.attention.stacks import Member, group_of, history
 from specsot.ops.kv.pool import KVCache
-from specsot.states.cache.segments import SegmentTree
+from specsot.states.segments import SegmentTree
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 

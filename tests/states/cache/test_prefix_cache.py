@@ -12,9 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import Ints
-from specsot.states.cache.kept_segments import Beginnings, shared_length
-from specsot.states.cache.prefix_cache import PrefixCache
-from specsot.states.cache.segments import SegmentTree
+from specsot.states.prefix_cache import Beginnings, PrefixCache, shared_length
+from specsot.states.segments import SegmentTree
 
 SLOTS, SHORTEST = 400, 16
 STEM = tuple(range(100, 100 + 3 * SHORTEST))  # what most texts begin with, in part

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specsot.ops.attention.stacks import Lineages
 from specsot.ops.kv.slots import FREE, NOBODY, UNKNOWN
-from specsot.states.cache.segments import SegmentTree
+from specsot.states.segments import SegmentTree
 
 Picture = list[list[bool]]
 

@@ -8,8 +8,8 @@ from helpers.toy_graph import told
 
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
-from specsot.states.requests.branch import Branch, Finish, Request
-from specsot.states.requests.folding import FoldState
+from specsot.states.fold import FoldState
+from specsot.states.request import Branch, Finish, Request
 from specsot.states.text.outline import parse_outline
 from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.text.prompts import PromptBook

@@ -14,11 +14,11 @@ from specsot.ops.types import DraftRows, Proposal
 from specsot.ops.verify.verify import accept, root
 from specsot.states.graph.drafters import Eagle3Drafter
 from specsot.states.graph.layouts import BatchingBlock
-from specsot.states.manager.batch import Batch
-from specsot.states.manager.manager import BranchStateManager
-from specsot.states.requests.branch import Request
-from specsot.states.requests.request_table import RunLimits
-from specsot.states.requests.summary import RoundSummary
+from specsot.states.layout import Batch
+from specsot.states.manager import BranchStateManager
+from specsot.states.request import Request
+from specsot.states.request_table import RunLimits
+from specsot.states.round import RoundSummary
 from specsot.states.text.prompt_tokens import PromptTokens
 
 VOCAB = 99

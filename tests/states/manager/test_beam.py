@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specsot.ops.beam import first_beams
-from specsot.states.manager.beam import BeamSearch, BeamStep, move_on_
+from specsot.states.beam import BeamSearch, BeamStep, move_on_
 
 
 def search_of(live: Sequence[Sequence[int]], kept: Sequence[Sequence[int] | None]) -> BeamSearch:

@@ -25,10 +25,10 @@ from specsot.ops.draft.proposals import share
 from specsot.ops.kv.slots import FREE
 from specsot.ops.types import Proposal
 from specsot.ops.verify.verify import GrammarRows
-from specsot.states.manager.batch import Batch
-from specsot.states.manager.manager import BranchStateManager
-from specsot.states.requests.branch import Branch, Finish
-from specsot.states.requests.summary import RoundSummary
+from specsot.states.layout import Batch
+from specsot.states.manager import BranchStateManager
+from specsot.states.request import Branch, Finish
+from specsot.states.round import RoundSummary
 
 LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from helpers.managers import commit_, fan_out_, fork_, manager, request, running
 
-from specsot.states.requests.branch import Finish
+from specsot.states.request import Finish
 
 SHARED, BRANCHES = 2_000, 8
 

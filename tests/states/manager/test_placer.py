@@ -17,9 +17,8 @@ from helpers.managers import (
 )
 
 from specsot.ops.kv.slots import FREE
-from specsot.states.layout.layout import Span
-from specsot.states.manager.batch import Batch
-from specsot.states.requests.branch import Finish, Stage
+from specsot.states.layout import Batch, Span
+from specsot.states.request import Finish, Stage
 
 LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 

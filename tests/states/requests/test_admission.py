@@ -17,9 +17,9 @@ from helpers.support import (
 )
 
 from specsot.engine.prepare.inputs import Prompt
+from specsot.states.admission import Room, request_slots
 from specsot.states.machine import Run
-from specsot.states.requests.branch import Branch, Finish, Stage
-from specsot.states.requests.room import Room, request_slots
+from specsot.states.request import Branch, Finish, Stage
 from specsot.states.text.outline import Outline, Point
 
 Make = Callable[..., Tiny]

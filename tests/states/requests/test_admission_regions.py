@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from specsot.ops.kv.slots import SlotRun
 from specsot.ops.masks import build
+from specsot.states.admission import REGION, Admission, Room, request_slots
 from specsot.states.graph.layouts import BimBlock
-from specsot.states.requests.admission import REGION, Admission
-from specsot.states.requests.request_table import RunLimits
-from specsot.states.requests.room import Room, request_slots
+from specsot.states.request_table import RunLimits
 
 
 def admission(capacity: int, most: int) -> Admission:

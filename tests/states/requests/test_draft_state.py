@@ -9,17 +9,11 @@ from helpers.managers import request
 
 from specsot.ops.draft.gamma_settings import GammaPolicy, GammaSettings
 from specsot.ops.kv.slots import Ints
-from specsot.states.requests.branch import Branch, Finish, Stage
-from specsot.states.requests.draft_state import (
-    CommittedRows,
-    DraftState,
-    FeatureState,
-    PairState,
-    TextState,
-)
-from specsot.states.requests.drafting import Drafting
-from specsot.states.requests.ngram_state import NgramState
-from specsot.states.requests.rounds import RoundResult
+from specsot.states.draft_state import CommittedRows, DraftState, FeatureState, PairState, TextState
+from specsot.states.drafting import Drafting
+from specsot.states.ngram_state import NgramState
+from specsot.states.request import Branch, Finish, Stage
+from specsot.states.round import RoundResult
 from specsot.states.text.prompt_tokens import PromptTokens
 
 PREFIX, OWNER = 7, 8  # segments of the request and of its branch

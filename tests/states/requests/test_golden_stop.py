@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from helpers.vectors import cases
 
-from specsot.states.requests.branch import Branch, Request, Stage
-from specsot.states.requests.rounds import take
+from specsot.states.request import Branch, Request, Stage
+from specsot.states.round import take
 
 
 @pytest.mark.parametrize("case", cases("stop"))

@@ -8,8 +8,7 @@ import pytest
 from helpers.managers import manager, request
 from transitions import MachineError
 
-from specsot.states.requests.branch import ENDS, Finish
-from specsot.states.requests.lifecycles import ENDED, LIFECYCLES, LIVE, Stage, move
+from specsot.states.request import ENDED, ENDS, LIFECYCLES, LIVE, Finish, Stage, move
 
 ROOT = Path(__file__).parents[3]
 

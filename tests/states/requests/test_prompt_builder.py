@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from specsot.engine.prepare.environment import embedded_folder
-from specsot.states.requests.prompt_builder import behind, in_front, search_all, search_question
+from specsot.states.prompt_builder import behind, in_front, search_all, search_question
 from specsot.states.text.documents import Document
 from specsot.states.text.outline import Outline, Point
 from specsot.states.text.prompt_tokens import Chunk, PromptTokens

@@ -16,9 +16,8 @@ from helpers.managers import (
     tree_rows_,
 )
 
-from specsot.states.requests.branch import Finish, Stage
-from specsot.states.requests.lifecycles import move
-from specsot.states.requests.request_table import RequestTable
+from specsot.states.request import Finish, Stage, move
+from specsot.states.request_table import RequestTable
 
 
 def test_requests_keep_the_order_of_their_submission() -> None:

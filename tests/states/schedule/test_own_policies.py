@@ -8,11 +8,11 @@ from helpers.commands import call
 from helpers.managers import STOP, commit_, manager, request
 
 from specsot.states.graph.graph import SchedulerBlock
-from specsot.states.schedule.inbox import Inbox
-from specsot.states.schedule.policies import Candidate, PolicyError, find_policy
+from specsot.states.policies import Candidate, PolicyError, find_policy
+from specsot.states.scheduler import Inbox
 
 MODULE = """
-from specsot.states.schedule.policies import Policy
+from specsot.states.policies import Policy
 
 def last(one):
     return (-one.arrival,)

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 import pytest
 from helpers.managers import STOP, commit_, fan_out_, manager, request, running
 
-from specsot.states.manager.manager import BranchStateManager
-from specsot.states.requests.branch import Finish, Request
-from specsot.states.schedule.inbox import Inbox
-from specsot.states.schedule.plan import StepPlan
-from specsot.states.schedule.policies import AGEING, POLICIES, Candidate
+from specsot.states.manager import BranchStateManager
+from specsot.states.policies import AGEING, POLICIES, Candidate
+from specsot.states.request import Finish, Request
+from specsot.states.scheduler import Inbox, StepPlan
 
 SHORT, LONG = 10, 60
 

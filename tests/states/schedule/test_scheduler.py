@@ -19,11 +19,10 @@ from helpers.managers import (
 )
 from helpers.many import Calls
 
-from specsot.states.manager.manager import BranchStateManager
-from specsot.states.requests.branch import Finish
-from specsot.states.schedule.inbox import Inbox
-from specsot.states.schedule.plan import Does, StepPlan
-from specsot.states.schedule.policies import POLICIES
+from specsot.states.manager import BranchStateManager
+from specsot.states.policies import POLICIES
+from specsot.states.request import Finish
+from specsot.states.scheduler import Does, Inbox, StepPlan
 
 
 def plan(made: BranchStateManager, inbox: Inbox | None = None) -> StepPlan:

@@ -3,8 +3,8 @@
 from specsot.ops.draft.host_tree import HostTree, pack
 from specsot.ops.registry import op
 from specsot.ops.types import Proposal
-from specsot.states.manager.manager import BranchStateManager
-from specsot.states.requests.branch import Branch
+from specsot.states.manager import BranchStateManager
+from specsot.states.request import Branch
 
 
 @op("draft.expand_root_", drafters="echo", writes="frontier", drops="draft_rows")

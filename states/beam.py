@@ -1,0 +1,260 @@
+"""Beam search in the request table: hypotheses on the host, and their rows in the pool.
+
+A branch is one search. Its beams share rows wherever they share tokens, so the rows are a tree of
+segments: those that all live beams agree on are the branch's own, each other one is a segment by
+itself, behind the row before it. Rows that no live beam needs are given back at once; nothing is
+ever copied, in no layout.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..ops.beam import Beams, Chosen, Searches, first_beams
+from ..ops.host import HostReader
+from ..ops.kv.pool import KVCache
+from ..ops.kv.slots import NOBODY, Ints
+from ..ops.types import Proposal
+from .layout import Batch
+from .request import Branch, Finish
+from .request_table import RequestTable
+from .round import Ids, RoundSummary, read_all
+from .rows import Trees
+
+
+@dataclass(eq=False, slots=True)
+class BeamSearch:
+    """The hypotheses of one branch; W beams of n tokens each, best first.
+
+    beams: what the device knows of them, as a set of one.
+    tokens_Wn: int64; the last tokens have no rows yet.
+    owners_Wm: int32, whose the row of each token is; m = n - 1, 0 before the first step.
+    kept: the ended hypotheses that are kept, best first, the stop token included; None for none.
+    """
+
+    beams: Beams
+    tokens_Wn: Ids
+    owners_Wm: Ints
+    kept: list[Ids | None]
+
+    @property
+    def length(self) -> int:
+        return int(self.tokens_Wn.shape[1])
+
+    @property
+    def trunk(self) -> int:
+        """How many rows all live beams share."""
+        return _agreed(self.owners_Wm)
+
+    def tips(self, owner: int) -> list[int]:
+        """For every beam the segment of its last row; `owner` has what all beams share."""
+        return self.owners_Wm[:, -1].tolist() if self.owners_Wm.size else [owner] * len(self.kept)
+
+    @property
+    def settled(self) -> list[int]:
+        """The tokens of every hypothesis that can still win: no later step changes them."""
+        live = self.tokens_Wn
+        best = self.kept[0]
+        if best is not None:
+            length = min(self.length, len(best))
+            live = np.vstack([live[:, :length], best[:length]])
+        tokens: list[int] = live[0, : _agreed(live)].tolist()
+        return tokens
+
+
+def _agreed(table_Wn: npt.NDArray[Any]) -> int:
+    """So many of the first columns are the same in all rows."""
+    differs_n = np.append((table_Wn != table_Wn[0]).any(0), True)
+    return int(differs_n.argmax())
+
+
+@dataclass(frozen=True, slots=True)
+class BeamStep:
+    """What a step chose, on the host; the fields are those of `Chosen`."""
+
+    parent_SW: Ids
+    token_SW: Ids
+    origin_SW: Ids
+    parent_SC: Ids
+    token_SC: Ids
+    ended_SW: Ids
+    score_SW: Ids
+    over_S: Ids
+
+
+def read_step(host: HostReader, chosen: Chosen) -> BeamStep:
+    """Everything the host needs, in one read; scores travel as their bits."""
+    parts = [chosen.parent_SW, chosen.token_SW, chosen.origin_SW, chosen.parent_SC, chosen.token_SC]
+    parts += [chosen.beams.ended_SW, chosen.beams.kept_SW.view(torch.int32), chosen.over_S]
+    return BeamStep(*read_all(host, parts))
+
+
+@dataclass(eq=False, slots=True)
+class BeamState:
+    """The searches of a run's branches, of `width` beams each.
+
+    Attributes:
+        searches: by the branch's owner.
+    """
+
+    width: int
+    table: RequestTable
+    kv: KVCache
+    searches: dict[int, BeamSearch] = field(default_factory=dict)
+
+    def search(self, branch: Branch) -> BeamSearch:
+        """A branch's search, or one that begins."""
+        if branch.owner in self.searches:
+            return self.searches[branch.owner]
+        none_Wn = np.zeros((self.width, 0), np.int64)
+        beams = first_beams(self.width, self.kv.data.device)
+        return BeamSearch(beams, none_Wn, none_Wn.astype(np.int32), [None] * self.width)
+
+    def forget(self, owners: Iterable[int]) -> list[int]:
+        """Searches that are over; the segments that their beams did not share."""
+        gone = [self.searches.pop(owner) for owner in owners if owner in self.searches]
+        return [int(owner) for search in gone for owner in np.unique(search.owners_Wm)]
+
+    def ids(self, values: npt.ArrayLike) -> Tensor:
+        return torch.as_tensor(np.asarray(values, np.int64), device=self.kv.data.device)
+
+    def offer(self) -> Proposal:
+        """The last token of every live beam: a tree without levels, its nodes side by side."""
+        tokens = [self.searches[branch.owner].tokens_Wn[1:, -1] for branch in self.table.active]
+        tokens_SN = self.ids(np.array(tokens).reshape(len(tokens), self.width - 1))
+        none_SN = torch.zeros_like(tokens_SN)
+        return Proposal(tokens_SN, none_SN - 1, none_SN, none_SN == 0, none_SN.float(), levels=0)
+
+    def trees(self, proposal: Proposal) -> Trees:
+        """The live beams of every search in the place of a token tree."""
+        pairs = [(branch, self.searches[branch.owner]) for branch in self.table.active]
+        return Trees(
+            [int(search.tokens_Wn[0, -1]) for _, search in pairs],
+            [_position(branch, search) for branch, search in pairs],
+            [branch.owner for branch, _ in pairs],
+            (),
+            proposal,
+            [search.tips(branch.owner) for branch, search in pairs],
+        )
+
+    def known(self, batch: Batch) -> Searches:
+        """What is known of everyone in the forward, on the device."""
+        branches = batch.everyone
+        searches = [self.search(branch) for branch in branches]
+        none = _part(first_beams(self.width, self.kv.data.device), slice(0, 0))
+        stops = [sorted(branch.request.stop_ids) for branch in branches]
+        most = max(map(len, stops), default=0)
+        return Searches(
+            _joined([none, *(search.beams for search in searches)]),
+            self.ids([search.length + 1 for search in searches])[:, None],
+            self.ids([branch.budget for branch in branches])[:, None],
+            self.ids([[*s, *[-1] * (most - len(s))] for s in stops]).view(len(branches), most),
+        )
+
+    def commit_(self, batch: Batch, host: HostReader, chosen: Chosen) -> RoundSummary:
+        """Read the step; keep the rows of beams that live on, end the searches that are over."""
+        step = read_step(host, chosen)
+        branches = batch.everyone
+        placed = batch.placed
+        for span, slots in zip(batch.spans, placed.spans, strict=True):
+            for slots_n in slots.slots_Cn:
+                self.kv.commit_(slots_n, span.positions)
+        for branch in batch.newcomers:
+            branch.length += len(branch.prompt)
+        before = [len(branch.tokens) for branch in branches]
+        for number, branch in enumerate(branches):
+            search = self.searches[branch.owner] = self.search(branch)
+            search.beams = _part(chosen.beams, slice(number, number + 1))
+            move_on_(search, step, number)
+            if number < len(batch.ran):
+                self._keep_rows_(branch, search, placed.tree_slots[number], step.parent_SW[number])
+            _settle_(branch, search, step, number)
+        return RoundSummary(
+            tuple(branch.name for branch in branches),
+            tuple(len(b.tokens) - n for b, n in zip(branches, before, strict=True)),
+            tuple(0 if number < len(batch.ran) else -1 for number in range(len(branches))),
+            0,
+            self.kv.current_length,
+            0,
+            placed.rows.tokens_BQ.numel(),
+            placed.padding,
+            placed.rows.alignment,
+        )
+
+    def _keep_rows_(self, branch: Branch, search: BeamSearch, slots_W: Ints, parent_W: Ids) -> None:
+        """The new rows of beams that live on become segments; what no beam needs any more goes."""
+        segments = self.table.segments
+        alive = np.unique(parent_W)
+        self.kv.release_(np.delete(slots_W, alive))
+        tips = search.tips(branch.owner)
+        owner_W = np.full(len(parent_W), NOBODY, np.int32)
+        owner_W[alive] = [segments.add(tips[beam]) for beam in alive]
+        position = _position(branch, search) - 1  # the search has moved on
+        home = segments.home(branch.owner)
+        self.kv.commit_(slots_W[alive], [position] * len(alive), owner_W[alive], home)
+        before = search.owners_Wm
+        search.owners_Wm = np.column_stack([before, owner_W])[parent_W]
+        dead = np.setdiff1d(before, search.owners_Wm).tolist()
+        self.kv.retire_(dead)
+        segments.remove(dead)
+        trunk = search.trunk
+        for owner in search.owners_Wm[0, :trunk].tolist():
+            if owner != branch.owner:
+                self.kv.relabel_(owner, branch.owner, home)
+                segments.absorb(owner, branch.owner)
+        search.owners_Wm[:, :trunk] = branch.owner
+        branch.length = branch.start + len(branch.prompt) + trunk
+
+
+def _position(branch: Branch, search: BeamSearch) -> int:
+    """Of the last token of every live beam."""
+    return branch.start + len(branch.prompt) + search.length - 1
+
+
+def move_on_(search: BeamSearch, step: BeamStep, number: int) -> None:
+    """The live beams become their continuations; of the ended ones the best are kept."""
+    old = search.tokens_Wn
+    width = len(search.kept)
+
+    def hypothesis(origin: int, ended: int) -> Ids | None:
+        if origin < width or not ended:
+            return search.kept[origin] if ended else None
+        parent = step.parent_SC[number]
+        token = step.token_SC[number]
+        return np.append(old[parent[origin - width]], token[origin - width])
+
+    pairs = zip(step.origin_SW[number].tolist(), step.ended_SW[number].tolist(), strict=True)
+    search.kept = [hypothesis(origin, ended) for origin, ended in pairs]
+    search.tokens_Wn = np.column_stack([old[step.parent_SW[number]], step.token_SW[number]])
+
+
+def _settle_(branch: Branch, search: BeamSearch, step: BeamStep, number: int) -> None:
+    """What no later step can change is the branch's; in the end all of the best hypothesis."""
+    if not step.over_S[number]:
+        branch.tokens = search.settled
+        branch.kept = min(len(branch.tokens), search.length - 1)
+        return
+    best = search.kept[0]
+    assert best is not None, "a search that is over has a hypothesis"
+    stopped = int(best[-1]) in branch.request.stop_ids
+    branch.tokens = best[: len(best) - stopped].tolist()
+    branch.score = float(step.score_SW[number, :1].astype(np.int32).view(np.float32)[0])
+    notes = [note for note in (branch.note, f"score {branch.score:.6g}") if note]
+    branch.end(Finish.STOP if stopped else Finish.LENGTH, "; ".join(notes))
+
+
+def _part(beams: Beams, which: slice) -> Beams:
+    return Beams(beams.running_SW[which], beams.kept_SW[which], beams.ended_SW[which])
+
+
+def _joined(every: Sequence[Beams]) -> Beams:
+    return Beams(
+        torch.cat([beams.running_SW for beams in every]),
+        torch.cat([beams.kept_SW for beams in every]),
+        torch.cat([beams.ended_SW for beams in every]),
+    )

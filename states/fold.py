@@ -1,0 +1,171 @@
+"""The finished parts of an answer folded into one context, behind which they are combined.
+
+What a part has in the pool stands at positions of its own, and none of it has seen another part.
+When the part ends, its rows are copied out with their keys turned back; in the fold they are cached
+chunks like any other. The first part is an exact continuation of the prefix.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ..ops.blend import ChunkKV
+from ..ops.kv.pool import KVCache
+from ..ops.kv.slots import Ints
+from .request import Branch, Finish, Request
+from .text.prompt_tokens import Chunk, PromptTokens
+from .text.prompts import PromptBook
+
+BeforeRope = Callable[[Tensor, Tensor], Tensor]  # keys [L, R, g, d] and positions [R]
+FINISHED = (Finish.STOP, Finish.LENGTH)
+NEW = -1  # a row of the fold that no part has
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FinishedPart:
+    """What a finished part leaves for the fold of all parts.
+
+    ids: the token of each row. prompt: how many rows are of the part's prompt, the others are of
+    its answer. lead: how many rows stood right behind the prefix, with nothing left out.
+    """
+
+    ids: tuple[int, ...]
+    prompt: int
+    lead: int
+    rows: ChunkKV
+
+
+class FoldState:
+    """How the parts of a run's requests are combined, and what is kept of them until then.
+
+    Args:
+        before_rope: turns keys back; None computes every row of the fold.
+
+    Attributes:
+        parts: what finished parts leave, by owner.
+    """
+
+    def __init__(self, prompts: PromptBook, before_rope: BeforeRope | None = None) -> None:
+        self.prompts = prompts
+        self.before_rope = before_rope
+        self.parts: dict[int, FinishedPart] = {}
+        self._features: dict[int, list[Tensor]] = {}  # [R, F] of a part's rows, by forward
+
+    def remember_(self, branch: Branch, features_RF: Tensor | None) -> None:
+        """Features of rows that have just been committed."""
+        if features_RF is not None and self.keeps(branch):
+            self._features.setdefault(branch.owner, []).append(features_RF)
+
+    def forget_(self, request: Request) -> None:
+        """Let go of what was kept of a request's parts."""
+        for branch in request.branches:
+            self.parts.pop(branch.owner, None)
+            self._features.pop(branch.owner, None)
+
+    def set_aside_(self, branch: Branch) -> None:
+        """A part's rows are computed again later, and their features with them."""
+        self._features.pop(branch.owner, None)
+
+    def keeps(self, branch: Branch) -> bool:
+        """Whether rows of this branch will be wanted when it has ended."""
+        return self.before_rope is not None and branch.point is not None
+
+    def keep_(self, branch: Branch, kv: KVCache, slots: Ints) -> None:
+        """Copy out what the fold will have of a part that has ended.
+
+        Documents and quoted parts in its prompt are left out, as they are from the fold.
+
+        Args:
+            slots: the branch's own, by position.
+        """
+        if not self.keeps(branch) or branch.finish not in FINISHED:
+            return
+        assert self.before_rope is not None
+        size = len(branch.prompt)
+        # Whether the last token has a row is a matter of how it was drafted: it is computed anew.
+        said = max(min(branch.kept, len(branch.tokens) - 1), 0)
+        head, tail = matched(self._own(branch).ids, branch.prompt.ids)
+        index = [*range(head), *range(size - tail, size + said)]
+        data = kv.take_out(slots[index], "fold")
+        where_R = torch.tensor(index, device=data.device)
+        keys_LRgd = data[:, 0].transpose(1, 2)
+        features = self._features.pop(branch.owner, [])
+        rows = ChunkKV(
+            self.before_rope(keys_LRgd, branch.start + where_R),
+            data[:, 1].transpose(1, 2),
+            torch.cat(features)[where_R] if features else None,
+        )
+        ids = [*branch.prompt, *branch.tokens]
+        lead = len(index) if head + tail == size else head
+        part_ids = tuple(ids[i] for i in index)
+        self.parts[branch.owner] = FinishedPart(part_ids, len(index) - said, lead, rows)
+
+    def prompt(self, request: Request) -> PromptTokens | None:
+        """What follows the prefix: the parts in reading order, and what asks for one answer.
+
+        None if there are fewer than two parts: one alone is the answer already.
+        """
+        parts = request.parts
+        if len(parts) < 2 or request.outline is None:
+            return None
+        prompt = self._part(parts[0], self._own(parts[0]), is_first=True)
+        for branch in parts[1:]:
+            assert branch.point is not None
+            before, own = self.prompts.next_part(branch.point, request.outline)
+            prompt += before + self._part(branch, own, is_first=False)
+        return prompt + self.prompts.combine()
+
+    def _own(self, branch: Branch) -> PromptTokens:
+        """A part's own prompt without documents and quotes."""
+        assert branch.point is not None and branch.request.outline is not None
+        return self.prompts.branch(branch.point, branch.request.outline, ())[1]
+
+    def _part(self, branch: Branch, own: PromptTokens, *, is_first: bool) -> PromptTokens:
+        """A part's prompt and answer; chunks are the rows that it has of them."""
+        ids = (*own, *branch.tokens)
+        part = self.parts.get(branch.owner)
+        if part is None:
+            return PromptTokens(ids)
+        head, tail = matched(own.ids, part.ids[: part.prompt])
+        source = [*range(head), *[NEW] * (len(own) - head - tail)]
+        source += [*range(part.prompt - tail, len(part.ids))]
+        name = f"part {branch.index + 1}"
+        chunks = []
+        for at, first, count in runs(source, part.lead):
+            is_exact = is_first and at == first == 0 < part.lead
+            rows = _part_of(part.rows, slice(first, first + count))
+            chunks.append(Chunk(at, ids[at : at + count], name, rows, is_exact))
+        return PromptTokens(ids, tuple(chunks))
+
+
+def matched(wanted: Sequence[int], there: Sequence[int]) -> tuple[int, int]:
+    """How many ids two texts begin with together, and how many behind those they end with."""
+    most = min(len(wanted), len(there))
+    head = next((i for i in range(most) if wanted[i] != there[i]), most)
+    most -= head
+    tail = next((i for i in range(most) if wanted[-1 - i] != there[-1 - i]), most)
+    return head, tail
+
+
+def runs(source: Sequence[int], cut: int) -> Iterator[tuple[int, int, int]]:
+    """Where `source` counts up by one: index, value and length of each run. NEW is in none, and a
+    run ends where the value `cut` begins."""
+    starts = [i for i, value in enumerate(source) if not i or _breaks(source[i - 1], value, cut)]
+    for at, end in pairwise([*starts, len(source)]):
+        if source[at] != NEW:
+            yield at, source[at], end - at
+
+
+def _breaks(before: int, value: int, cut: int) -> bool:
+    if NEW in (before, value):
+        return before != value
+    return value != before + 1 or value == cut
+
+
+def _part_of(rows: ChunkKV, here: slice) -> ChunkKV:
+    """Some of its rows: views."""
+    features_RF = None if rows.features_RF is None else rows.features_RF[here]
+    return ChunkKV(rows.keys_LRgd[:, here], rows.values_LRgd[:, here], features_RF)

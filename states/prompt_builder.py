@@ -1,0 +1,124 @@
+"""A request's documents on their way into the prompts of its branches.
+
+The ids of a document depend on the document alone, so that it has the same chunks wherever it
+stands. They are joined with what stands around them as ids, never as text.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from .request import Branch, Request
+from .text.documents import CHUNK_TOKENS, Document, DocumentSearch, split_ids
+from .text.outline import Point
+from .text.prompt_tokens import PromptTokens
+from .text.prompts import PromptBook
+
+SEARCH = "Search"  # the tool of an outline's part that is to be answered from what is found
+
+
+def chunks_of(
+    document: Document, prompts: PromptBook, most: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and token ids of a document's chunks of at most ``most`` tokens."""
+    parts = split_ids(prompts.document(document.title, document.text), most)
+    for number, ids in enumerate(parts, 1):
+        yield document.title if len(parts) == 1 else f"{document.title} {number}/{len(parts)}", ids
+
+
+def in_front(documents: Iterable[Document], prompts: PromptBook, most: int) -> PromptTokens:
+    """Documents before a text: each with the gap behind it."""
+    return sum((_one(d, prompts, most) + prompts.gap for d in documents), PromptTokens())
+
+
+def behind(documents: Iterable[Document], prompts: PromptBook, most: int) -> PromptTokens:
+    """Documents after a text: each with the gap before it."""
+    return sum((prompts.gap + _one(d, prompts, most) for d in documents), PromptTokens())
+
+
+def _one(document: Document, prompts: PromptBook, most: int) -> PromptTokens:
+    chunks = chunks_of(document, prompts, most)
+    return sum((PromptTokens.chunk(ids, name) for name, ids in chunks), PromptTokens())
+
+
+def search_all(
+    points: Sequence[Point], documents: Sequence[Document], limit: int
+) -> tuple[tuple[Document, ...], list[tuple[Document, ...]]]:
+    """What the parts of an outline are to be answered from.
+
+    A part with the tool `Search` gets the documents that its title finds, at most ``limit``, in the
+    order in which the request has them. What every part of several gets is shared.
+
+    Returns:
+        The shared documents, and for each part its own.
+    """
+    search = DocumentSearch(documents)
+    hits = [
+        {hit.index for hit in search.find(point.title, limit)} if point.tool == SEARCH else set()
+        for point in points
+    ]
+    shared = set.intersection(*hits) if len(hits) > 1 else set()
+    own = [tuple(documents[i] for i in sorted(one - shared)) for one in hits]
+    return tuple(documents[i] for i in sorted(shared)), own
+
+
+def search_question(
+    question: str, documents: Sequence[Document], limit: int
+) -> tuple[Document, ...]:
+    """What an answer without an outline is to be given from, in the request's order."""
+    hits = DocumentSearch(documents).find(question, limit)
+    return tuple(documents[i] for i in sorted(hit.index for hit in hits))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBuilder:
+    """What stands in prompts beside the texts of the template.
+
+    found: documents that a search gives, at most. most: tokens of a chunk, at most.
+    """
+
+    prompts: PromptBook
+    found: int = 2
+    most: int = CHUNK_TOKENS
+
+    def check(self, documents: Iterable[Document]) -> None:
+        """Raise PromptError for a text that this tokenizer cannot write into a prompt."""
+        for document in documents:
+            self.prompts.document(document.title, document.text)
+
+    def plain(self, question: str, documents: Iterable[Document]) -> PromptTokens:
+        """The whole prompt of a plain answer, documents before the question."""
+        return self.prompts.plain(question, in_front(documents, self.prompts, self.most))
+
+    def skeleton(
+        self, question: str, documents: Iterable[Document]
+    ) -> tuple[PromptTokens, PromptTokens]:
+        """The two halves of the prompt that asks for an outline, documents before the question."""
+        return self.prompts.skeleton(question, in_front(documents, self.prompts, self.most))
+
+    def opening(self, question: str, documents: Iterable[Document]) -> PromptTokens:
+        """What parts' prompts begin with behind the prefix, if they ask the question again."""
+        return self.prompts.opening(question, in_front(documents, self.prompts, self.most))
+
+    def shared(self, request: Request) -> tuple[PromptTokens, list[tuple[Document, ...]]]:
+        """What all branches' prompts begin with, and the documents that each has for itself."""
+        assert request.outline is not None
+        points = request.outline.points
+        together, own = search_all(points, request.documents, self.found)
+        place = in_front if self.prompts.share == "outline" else behind
+        front = place(together, self.prompts, self.most)
+        return self.prompts.branch(points[0], request.outline, (), front)[0], own
+
+    def branch(self, branch: Branch) -> PromptTokens:
+        """A branch's own prompt; results that it depends on are quoted by their token ids."""
+        point = branch.point
+        request = branch.request
+        assert point is not None and request.outline is not None
+        done = {b.point.id: b.tokens for b in request.branches if b.point is not None}
+        quoted = [(dep, done[dep]) for dep in point.deps]
+        own = behind(branch.documents, self.prompts, self.most)
+        return self.prompts.branch(point, request.outline, quoted, own=own)[1]
+
+    def direct(self, request: Request) -> PromptTokens:
+        """What follows where there is no outline to follow."""
+        hits = search_question(request.question, request.documents, self.found)
+        return self.prompts.direct(documents=behind(hits, self.prompts, self.most))

@@ -1,0 +1,95 @@
+"""How the branches of a round are drawn from: columns, coins, and what they have written."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..ops.sampling.coins import branch_key
+from ..ops.sampling.processors import Sampler, SamplingColumns, columns, take_in_
+from ..ops.sampling.settings import SamplingRules
+from .request import Branch
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """Which ids a branch has behind it (`processors.Past`), up to answer token number `counted`."""
+
+    seen_V: Tensor
+    counts_V: Tensor
+    counted: int = 0
+
+
+class Samplers:
+    """Makes the sampler of every round.
+
+    Columns are rebuilt only when the branches change. What a branch has written is counted only
+    where a rule looks at it, from the tokens that are committed: a tree's root is on its paths.
+    """
+
+    def __init__(self, vocabulary: int, device: torch.device) -> None:
+        self.vocabulary = vocabulary
+        self.device = device
+        self._columns: tuple[tuple[int, ...], SamplingColumns, Tensor] | None = None
+        self._counts: dict[int, TokenCounts] = {}
+
+    def of(self, branches: Sequence[Branch]) -> Sampler | None:
+        """The sampler of these branches; None if each of them takes the best token."""
+        if all(rules_of(branch).plain for branch in branches):
+            return None
+        rules, key_S = self._rules(branches)
+        answered = [branch.kept for branch in branches]
+        seen_SV, counts_SV = self._behind(branches, rules.penalises)
+        return Sampler(rules, key_S, seen_SV, counts_SV, self._ids(answered))
+
+    def forget(self, owners: Iterable[int]) -> None:
+        """Branches that ended."""
+        for owner in owners:
+            self._counts.pop(owner, None)
+
+    def _rules(self, branches: Sequence[Branch]) -> tuple[SamplingColumns, Tensor]:
+        owners = tuple(branch.owner for branch in branches)
+        if self._columns is None or self._columns[0] != owners:
+            stops = [branch.request.stop_ids for branch in branches]
+            rules = [rules_of(branch) for branch in branches]
+            merged = columns(rules, stops, self.vocabulary, self.device)
+            keys = [branch_key(branch.request.seed, branch.index) for branch in branches]
+            self._columns = owners, merged, self._ids(keys)
+        return self._columns[1:]
+
+    def _behind(self, branches: Sequence[Branch], counted: bool) -> tuple[Tensor, Tensor]:
+        """seen_SV and counts_SV, [S, 0] where nobody looks at them."""
+        if not counted:
+            none_S0 = torch.zeros(len(branches), 0, device=self.device)
+            return none_S0.bool(), none_S0.int()
+        counts = [self._catch_up_(branch) for branch in branches]
+        seen_SV = torch.stack([one.seen_V for one in counts])
+        return seen_SV, torch.stack([one.counts_V for one in counts])
+
+    def _catch_up_(self, branch: Branch) -> TokenCounts:
+        counts = self._counts.get(branch.owner)
+        if counts is None:
+            counts = self._counts[branch.owner] = self._first(branch)
+        ids_C = self._ids(branch.tokens[counts.counted : branch.kept])
+        take_in_(counts.seen_V[None], counts.counts_V[None], torch.zeros_like(ids_C), ids_C)
+        counts.counted = branch.kept
+        return counts
+
+    def _first(self, branch: Branch) -> TokenCounts:
+        seen_V = torch.zeros(self.vocabulary, dtype=torch.bool, device=self.device)
+        seen_V[self._ids(branch.before)] = True
+        return TokenCounts(seen_V, torch.zeros_like(seen_V, dtype=torch.int32))
+
+    def _ids(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+def rules_of(branch: Branch) -> SamplingRules:
+    """A branch's rules. An outline is no answer: it has neither forced tokens nor a least length,
+    and under a grammar its legal tokens are drawn at the temperature alone."""
+    rules = branch.request.sampling
+    if branch.matcher is not None:
+        return SamplingRules(rules.temperature)
+    differs = branch.is_root and (rules.forced or rules.min_new_tokens)
+    return replace(rules, forced=(), min_new_tokens=0) if differs else rules

@@ -1,1 +1,0 @@
-"""specsot.states.schedule"""
