@@ -17,7 +17,7 @@ from ..prepare.files import FOLDER, PACKAGE, is_graph
 from ..prepare.inputs import Prompts, read_file
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
-from ..record.run_folder import SparedFolder
+from ..record.run_folder import BestEffortRunFolder
 from ..shell import complain, deliver, exit_code, json_text
 from ..terminal import measuring
 
@@ -62,7 +62,7 @@ def measured(
     """
     prompts = read_file(options.prompts or ten_prompts())
     jobs = prepare_all(sides, options, prompts)
-    files = None if out is None else SparedFolder.at(out)
+    files = None if out is None else BestEffortRunFolder.at(out)
     comparison, folder = compare_jobs(jobs, files)
     # Here and not above: a mistyped graph is an error at once, torch takes seconds to import.
     from .summary import document
@@ -180,7 +180,7 @@ ONCE = RoundPlan()
 
 
 def compare_jobs(
-    jobs: Sequence[Job], files: SparedFolder | None = None, plan: RoundPlan = ONCE
+    jobs: Sequence[Job], files: BestEffortRunFolder | None = None, plan: RoundPlan = ONCE
 ) -> tuple["Comparison", "ResultsFolder | None"]:
     """Load the models, answer the jobs' prompts with each graph, and judge what came of it.
 

@@ -17,7 +17,7 @@ from ..prepare.environment import machine, model_folders, redact, versions
 from ..prepare.inputs import Prompt
 from ..prepare.repeat import graph_hash
 from ..record.metrics import Meter
-from ..record.run_folder import SparedFolder
+from ..record.run_folder import BestEffortRunFolder
 from ..run.runner import Status
 from ..run.writer import made_with
 from .costs import Cost, Moments, PoolUse
@@ -69,7 +69,7 @@ class ResultsFolder:
         UsageError: the folder holds another one.
     """
 
-    def __init__(self, files: SparedFolder, setup: Mapping[str, Any]) -> None:
+    def __init__(self, files: BestEffortRunFolder, setup: Mapping[str, Any]) -> None:
         self.files = files
         self.setup = setup
         self._begin()

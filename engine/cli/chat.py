@@ -1,16 +1,32 @@
-"""`specsot chat`: several turns in the terminal, each behind the ones before."""
+"""`specsot chat`: several turns in the terminal, each after the ones before.
+
+torch is imported when a conversation starts, not when the command line is read.
+"""
 
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...states.text.chat_format import PastTurn
+from ...states.text.encoder import PromptError
+from ..errors import Code
+from ..prepare.inputs import Prompt
+from ..prepare.job import prepare
 from ..prepare.options import SESSION, RunOptions
+from ..record.text_stream import printable
+from ..shell import complain, exit_code, put
 from .completing import graph_names_of
 from .options import takes
+
+if TYPE_CHECKING:
+    from ...states.phases.outline_ops import Answer
+    from ..run.engine import Engine
+    from ..run.handle import Handle
 
 GRAPH = typer.Argument(
     metavar="GRAPH",
@@ -18,6 +34,9 @@ GRAPH = typer.Argument(
     show_default=False,
     autocompletion=graph_names_of,
 )
+QUIT = ("/quit", "/exit")
+NEW = "/new"
+FINISH_NOTES = {"stop": "", "length": "cut at the budget", "cancelled": "stopped"}
 
 
 @takes(*(name for name in SESSION if name != "outline"))
@@ -28,13 +47,11 @@ def chat(options: RunOptions, graph: Annotated[str | None, GRAPH] = None) -> Non
     every line of standard input is a turn. Examples: `specsot chat`, `specsot chat eagle`,
     `specsot chat eagle --profile smollm2`.
     """
-    from .conversation import chat_command
-
     raise typer.Exit(chat_command(options, graph, lines()))
 
 
 def lines() -> Iterator[str]:
-    """What is typed, with a prompt, or the lines of standard input."""
+    """Lines typed at a prompt, or the lines of standard input."""
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
@@ -48,3 +65,93 @@ def lines() -> Iterator[str]:
             return
         except KeyboardInterrupt:
             print("\n(Ctrl-D or /quit ends)", file=sys.stderr)
+
+
+@exit_code
+def chat_command(options: RunOptions, graph: str | None, lines: Iterator[str]) -> int:
+    """Answer turn after turn until the lines end; 1 if a turn failed."""
+    from ..run.engine import Engine
+    from ..run.opening import load
+
+    job = prepare(replace(options, graph=graph) if graph is not None else options)
+    with Engine(load(job)) as engine:
+        session = ChatSession(engine)
+        for line in lines:
+            text = line.strip()
+            if text in QUIT:
+                break
+            if text == NEW:
+                session.past.clear()
+            elif text:
+                session.turn(text)
+    return Code.FAILED if session.failed else Code.OK
+
+
+@dataclass(slots=True)
+class ChatSession:
+    """A conversation over an engine.
+
+    past: earlier turns that still fit the context; dropped: the number of turns that do not.
+    turns: submitted so far. failed: a turn was refused or failed.
+    """
+
+    engine: "Engine"
+    past: list[PastTurn] = field(default_factory=list)
+    dropped: int = 0
+    failed: bool = False
+    turns: int = 0
+
+    def turn(self, text: str) -> None:
+        """Submit a question, print the answer while it arrives, remember both."""
+        self.turns += 1
+        try:
+            handle = self.engine.submit(self._prompt(text))
+        except PromptError as error:
+            complain(str(error))
+            self.failed = True
+            return
+        streamed = self._stream(handle)
+        answer = handle.result()
+        self._finish(handle, answer, streamed)
+        if answer.text.strip():
+            outlined = answer.outline is not None and bool(answer.outline.points)
+            tokens = () if outlined else answer.sections[0].tokens
+            self.past.append(PastTurn(text, answer.text, tokens))
+
+    def _prompt(self, text: str) -> Prompt:
+        """The question after as many earlier turns as fit with it."""
+        before = len(self.past)
+        while True:
+            prompt = Prompt(str(self.turns), text, past=tuple(self.past))
+            if not self.past or not self.engine.why_not(prompt):
+                break
+            self.past.pop(0)
+        if len(self.past) < before:
+            self.dropped += before - len(self.past)
+            turns = f"the first {self.dropped} turns" if self.dropped > 1 else "the first turn"
+            complain(f"{turns} no longer fit and are left out")
+        return prompt
+
+    def _stream(self, handle: "Handle") -> bool:
+        """Print text as it arrives; True if there was any. Ctrl-C cancels the request."""
+        from ..run.answer_text import pieces_of
+
+        streamed = False
+        try:
+            for piece in pieces_of(handle.stream(), self.engine.session.program.graph):
+                put(printable(piece))
+                streamed = True
+        except KeyboardInterrupt:
+            handle.cancel()
+        return streamed
+
+    def _finish(self, handle: "Handle", answer: "Answer", streamed: bool) -> None:
+        """End the answer's text, and report a finish reason other than `stop`."""
+        if answer.text.strip() and not streamed:
+            put(printable(answer.text))
+        put("\n\n")
+        notes = {section.note for section in answer.sections if section.note}
+        reasons = "; ".join(filter(None, (handle.finish, *notes)))
+        if reason := FINISH_NOTES.get(str(handle.finish), reasons):
+            complain(reason)
+        self.failed |= handle.finish in ("refused", "failed")

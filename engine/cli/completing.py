@@ -210,12 +210,11 @@ def _word(value: Any) -> str:
 @_offers
 def runs_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
     """Names of kept runs, the newest first, and run folders."""
-    from ..record.kept_runs import kept_runs
-    from ..record.run_folder import LATEST
+    from ..record.run_folder import LATEST, saved_runs
 
     yield LATEST, "the newest run"
     folder = Path(ctx.params.get("runs_dir") or "runs")
-    yield from ((one.path.name, "") for one in reversed(kept_runs(folder)))
+    yield from ((one.path.name, "") for one in reversed(saved_runs(folder)))
 
 
 @_offers

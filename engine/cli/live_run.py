@@ -15,13 +15,12 @@ from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..prepare.options import RunOptions
 from ..prepare.repeat import Provenance
-from ..record.doubts import doubts
-from ..record.inspection import Inspector
+from ..record.metrics import doubts
 from ..record.recorder import Recorder
 from ..record.report import answer_text, closing_lines, left_apart, refusals
-from ..record.run_folder import OUTPUTS, SparedFolder
-from ..record.snapshot import scene_of
-from ..record.trace_records import Write, trace_pools
+from ..record.run_folder import OUTPUTS, BestEffortRunFolder
+from ..record.run_view import scene_of
+from ..record.trace import Write, trace_pools
 from ..run.blend_probe import probe_blends
 from ..run.runner import STATUS_CODES, Halt, Pause, Status, drive, recorded, slowed
 from ..run.session import Session
@@ -30,7 +29,7 @@ from ..shell import Writer, complain, deliver, json_text
 from ..terminal import usable
 from ..view.keys import Keys
 from ..view.lines import PlainView, rounds_view
-from ..view.stepper import Halts, LiveStepper, Stepper
+from ..view.step import Halts, Inspector, LiveStepper, Stepper
 from ..view.tui import LiveView
 
 SCHEMA = 1
@@ -44,7 +43,7 @@ def perform(
     job: Job,
     session: Session,
     provenance: Provenance,
-    folder: SparedFolder,
+    folder: BestEffortRunFolder,
     starts: Starts = recorded,
 ) -> RunOutcome:
     """The run from its first transition to its last file; what it made is kept if it fails.
@@ -139,7 +138,7 @@ def _view(job: Job, run: Run, recorder: Recorder) -> Iterator[LiveView | None]:
             plain.look()
 
 
-def print_result(job: Job, folder: SparedFolder, outcome: RunOutcome, threads: int) -> bool:
+def print_result(job: Job, folder: BestEffortRunFolder, outcome: RunOutcome, threads: int) -> bool:
     """The answer to stdout, how the run went to stderr; False if stdout does not take the answer.
 
     Then it is in the run folder; where that lacks something, it goes to stderr.
@@ -157,7 +156,7 @@ def print_result(job: Job, folder: SparedFolder, outcome: RunOutcome, threads: i
     return delivered
 
 
-def result_text(job: Job, folder: SparedFolder, outcome: RunOutcome) -> str:
+def result_text(job: Job, folder: BestEffortRunFolder, outcome: RunOutcome) -> str:
     """The answer, or a JSON document with all that is known of it."""
     if not job.options.as_json:
         text = answer_text(outcome.answers)

@@ -48,7 +48,7 @@ COMMANDS = (
     Command("train", "train", "train", "Train a drafter for any target."),
     Command("models", "models", "models", "Models: list, get, inspect, convert, remove."),
     Command("simulate", "simulate", "simulate", "Policies on arrivals, without a model."),
-    Command("replay", "replay", "replay", "Watch a kept run again: forwards, back, at any speed."),
+    Command("replay", "runs", "replay", "Watch a kept run again: forwards, back, at any speed."),
     Command("view", "serving.serve", "view", "A kept run in the browser, forwards and back."),
     Command("runs", "runs", "runs", "Kept runs: list, show, diff, clean."),
     Command("trace", "runs", "trace", "Traces of kept runs: export, for ui.perfetto.dev too."),

@@ -10,7 +10,7 @@ from ..prepare.environment import redact
 from ..prepare.job import Job, prepare
 from ..prepare.options import RunOptions
 from ..prepare.repeat import differences
-from ..record.run_folder import RunFolder, SparedFolder
+from ..record.run_folder import BestEffortRunFolder, RunFolder
 from ..shell import complain, ended
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ FILE = "traceback.txt"
 
 def run_command(options: RunOptions) -> int:
     """Run and return the exit code; whatever goes wrong ends as one message."""
-    folder: SparedFolder | None = None
+    folder: BestEffortRunFolder | None = None
     try:
         job = prepare(options)
         with ExitStack() as stack:
@@ -41,7 +41,7 @@ def run_command(options: RunOptions) -> int:
                 lines += [f"warning: {line}" for line in differences(job.made_with, provenance)]
             for line in lines if not options.quiet else ():
                 complain(line)
-            folder = SparedFolder.create(options.runs_dir, job.program.graph.name)
+            folder = BestEffortRunFolder.create(options.runs_dir, job.program.graph.name)
             outcome = perform(job, session, provenance, folder, starts)
         delivered = print_result(job, folder, outcome, provenance.threads)
         whole = delivered and not folder.faults
@@ -71,7 +71,9 @@ def _opened(job: Job, stack: ExitStack) -> tuple[Job, "Session", "Starts"]:
     return job, load(job), recorded
 
 
-def _kept_traceback(error: BaseException, options: RunOptions, folder: SparedFolder | None) -> str:
+def _kept_traceback(
+    error: BaseException, options: RunOptions, folder: BestEffortRunFolder | None
+) -> str:
     """Where it happened goes into the run folder, not onto the screen."""
     try:
         there = folder if folder is not None and folder.there else None

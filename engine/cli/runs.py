@@ -1,17 +1,38 @@
-"""`specsot runs list | show | diff | clean` and `specsot trace export`: runs that were kept."""
+"""`specsot runs list | show | diff | clean`, `specsot trace export`, `specsot replay`: saved runs.
 
+Nothing here needs a model; torch is imported only where a trace is read.
+"""
+
+import os
+import re
+import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ..errors import Code, UsageError
-from ..record.kept_runs import difference, find_run, kept_runs, remove, to_clean
-from ..record.trace_export import as_csv, as_perfetto, records_of
+from ..record.run_folder import (
+    LATEST,
+    RunDifference,
+    difference,
+    find_run,
+    removable_runs,
+    remove,
+    saved_runs,
+)
 from ..shell import complain, print_json, put, user_errors
 from .completing import runs_of
 from .options import RUNS_DIR, WHICH, Json, Runs, Which
+
+if TYPE_CHECKING:
+    from ..record.replay import Replay
+
+MAX_CELLS = 400  # columns or lines of a picture
+MIN_COLUMNS = 20
+MIN_LINES = 8
+MAX_VALUE_LENGTH = 48  # characters of a setting in a comparison
 
 runs = typer.Typer(help="Kept runs: list, show, diff, clean.", no_args_is_help=True)
 trace = typer.Typer(help="Traces of kept runs: export.", no_args_is_help=True)
@@ -21,20 +42,19 @@ trace = typer.Typer(help="Traces of kept runs: export.", no_args_is_help=True)
 def list_runs(runs_dir: Runs = RUNS_DIR, as_json: Json = False) -> None:
     """The kept runs, the newest at the end."""
     with user_errors():
-        rows = [one.row for one in kept_runs(runs_dir)]
+        rows = [run.row for run in saved_runs(runs_dir)]
     if as_json:
         print_json(folder=str(runs_dir), runs=rows)
         return
     for row in rows:
         speed = f"{row['tokens']} tokens, {row['seconds']:.1f} s" if row["tokens"] else ""
-        print(
-            f"{row['name']}  {row['status']}  {speed}  {row['model']}  {(row['digest'] or '')[:12]}"
-        )
+        digest = (row["digest"] or "")[:12]
+        print(f"{row['name']}  {row['status']}  {speed}  {row['model']}  {digest}")
     print(f"{len(rows)} runs in {runs_dir}")
 
 
 @runs.command()
-def show(run: Which = "latest", runs_dir: Runs = RUNS_DIR) -> None:
+def show(run: Which = LATEST, runs_dir: Runs = RUNS_DIR) -> None:
     """The summary of a run: settings, figures, states, parts."""
     with user_errors():
         put(find_run(run, runs_dir).text("summary.md"))
@@ -45,37 +65,35 @@ def diff(
     first: Annotated[str, typer.Argument(metavar="RUN", help=WHICH, autocompletion=runs_of)],
     second: Annotated[
         str, typer.Argument(metavar="RUN", help="Another.", autocompletion=runs_of)
-    ] = "latest",
+    ] = LATEST,
     runs_dir: Runs = RUNS_DIR,
     as_json: Json = False,
 ) -> None:
     """What differs between two runs: settings, the first token, figures; code 5 if tokens do."""
     with user_errors():
-        found = difference(find_run(first, runs_dir), find_run(second, runs_dir))
+        result = difference(find_run(first, runs_dir), find_run(second, runs_dir))
     if as_json:
-        print_json(**asdict(found))
+        print_json(**asdict(result))
     else:
-        put("".join(f"{line}\n" for line in _lines(found)))
-    raise typer.Exit(Code.OK if found.equal else Code.UNEQUAL)
+        put("".join(f"{line}\n" for line in _difference_lines(result)))
+    raise typer.Exit(Code.OK if result.equal else Code.UNEQUAL)
 
 
-def _lines(found: Any) -> list[str]:
-    lines = [f"{name}: {_short(a)} | {_short(b)}" for name, (a, b) in found.settings.items()]
+def _difference_lines(result: RunDifference) -> list[str]:
+    lines = [f"{name}: {_short(a)} | {_short(b)}" for name, (a, b) in result.settings.items()]
     lines = lines or ["settings: the same"]
-    if found.first is None:
+    first = result.first
+    if first is None:
         lines.append("tokens: all equal")
-    elif "only_in" in found.first:
-        lines.append(
-            f"tokens: request {found.first['request']} is in run {found.first['only_in']} only"
-        )
+    elif "only_in" in first:
+        lines.append(f"tokens: request {first['request']} is in run {first['only_in']} only")
     else:
-        at, (a, b) = found.first, found.first["ids"]
-        lines.append(
-            f"tokens: request {at['request']}, {at['where']}, token {at['token']}: {a} | {b}"
-        )
-        if any(at["texts"]):
-            lines.append(f"  ...{at['before']!r} then {at['texts'][0]!r} | {at['texts'][1]!r}")
-    for name, (a, b) in found.figures.items():
+        place = f"request {first['request']}, {first['where']}, token {first['token']}"
+        lines.append(f"tokens: {place}: {first['ids'][0]} | {first['ids'][1]}")
+        if any(first["texts"]):
+            texts = f"{first['texts'][0]!r} | {first['texts'][1]!r}"
+            lines.append(f"  ...{first['before']!r} then {texts}")
+    for name, (a, b) in result.figures.items():
         ratio = f"  x {b / a:.2f}" if a and b else ""
         lines.append(f"{name}: {_number(a)} | {_number(b)}{ratio}")
     return lines
@@ -83,7 +101,7 @@ def _lines(found: Any) -> list[str]:
 
 def _short(value: Any) -> str:
     text = str(value)
-    return text if len(text) <= 48 else f"{text[:45]}..."
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 3]}..."
 
 
 def _number(value: Any) -> str:
@@ -99,21 +117,21 @@ def clean(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which.")] = False,
     runs_dir: Runs = RUNS_DIR,
 ) -> None:
-    """Delete kept runs; those that still run and everything that is no run folder stay."""
+    """Delete kept runs; running ones, and everything that is not a run folder, stay."""
     with user_errors():
         if keep is None and older_than is None:
             raise UsageError("say which: --keep N, --older-than DAYS, or both")
-        chosen = to_clean(runs_dir, keep, older_than)
+        chosen = removable_runs(runs_dir, keep, older_than)
         size = 0
-        for one in chosen:
-            print(one.path.name)
-            size += 0 if dry_run else remove(one)
+        for run in chosen:
+            print(run.path.name)
+            size += 0 if dry_run else remove(run)
     complain(f"{len(chosen)} runs {'would be ' if dry_run else ''}removed, {size / 1e6:.1f} MB")
 
 
 @trace.command()
 def export(
-    run: Which = "latest",
+    run: Which = LATEST,
     form: Annotated[
         Literal["perfetto", "csv"],
         typer.Option("--format", help="For ui.perfetto.dev, or a table."),
@@ -125,11 +143,95 @@ def export(
 
     Example: `specsot trace export latest --out trace.json`, opened in ui.perfetto.dev.
     """
+    from ..record.trace import as_csv, as_perfetto, records_of
+
     with user_errors():
-        kept = find_run(run, runs_dir)
-        records = records_of(kept)
-        text = as_csv(records) if form == "csv" else as_perfetto(records, kept.path.name)
+        saved = find_run(run, runs_dir)
+        records = records_of(saved)
+        text = as_csv(records) if form == "csv" else as_perfetto(records, saved.path.name)
         if out is None:
             put(text)
         else:
             out.write_text(text, encoding="utf-8")
+
+
+# -- replay ---------------------------------------------------------------------------------------
+
+
+def replay(
+    run: Which = LATEST,
+    speed: Annotated[
+        float, typer.Option(help="1 as fast as the run was, 0.1 ten times slower.")
+    ] = 1.0,
+    step: Annotated[
+        int | None, typer.Option(help="Print the picture after this transition (-1 the last).")
+    ] = None,
+    size: Annotated[
+        str, typer.Option(metavar="COLUMNSxLINES", help="Of the picture that is printed.")
+    ] = "100x30",
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write that picture as SVG, print nothing.")
+    ] = None,
+    runs_dir: Runs = RUNS_DIR,
+) -> None:
+    """Watch a kept run again, forwards and back; without a terminal, its rounds as lines.
+
+    Examples: `specsot replay`, `specsot replay latest --speed 0.1`,
+    `specsot replay latest --step 20 --size 120x40 --svg picture.svg`.
+    """
+    from rich.console import Console
+
+    from ..record.replay import Replay
+    from ..terminal import usable
+    from ..view.keys import Keys
+    from ..view.player import MAX_SPEED, MIN_SPEED, Player, play, replay_lines
+    from ..view.tui import frame
+
+    with user_errors():
+        if not MIN_SPEED <= speed <= MAX_SPEED:
+            raise UsageError(f"--speed takes {MIN_SPEED:g} to {MAX_SPEED:g}")
+        replayed = Replay(find_run(run, runs_dir))
+        for missing in replayed.lacks:
+            complain(f"note: {replayed.run.path.name}: {missing} are not in this run folder")
+        if step is not None or svg is not None:
+            _print_picture(replayed, -1 if step is None else step, _size(size), svg)
+            return
+        console = Console()
+        if not usable(console, dict(os.environ)):
+            put("".join(f"{line}\n" for line in replay_lines(replayed)))
+            return
+        player = Player(replayed, speed)
+        with Keys(sys.stdin) as keys:
+            play(player, console, keys)
+        width = console.size.width
+        height = console.size.height - 1
+        snap = replayed.snapshot(player.frame)
+        console.print(frame(replayed.scene, snap, width, height), height=height)
+
+
+def _size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,3})x(\d{1,3})", text)
+    width, height = map(int, match.groups()) if match else (0, 0)
+    if not (MIN_COLUMNS <= width <= MAX_CELLS and MIN_LINES <= height <= MAX_CELLS):
+        limit = f"at most {MAX_CELLS} of each"
+        raise UsageError(f"--size {text}: columns x lines, as in 100x30, {limit}")
+    return width, height
+
+
+def _print_picture(replayed: "Replay", step: int, size: tuple[int, int], svg: Path | None) -> None:
+    """Print the picture after one transition, or write it as SVG.
+
+    step: numbered from 1 as in the trace; -1 is the last.
+    """
+    from ..view.player import still
+
+    number = len(replayed) if step == -1 else step
+    if not 1 <= number <= len(replayed):
+        raise UsageError(f"--step {step}: the run has transitions 1 to {len(replayed)}")
+    console = still(replayed, number - 1, *size)
+    if svg is None:
+        lines = console.export_text().splitlines()
+        put("".join(f"{line.rstrip()}\n" for line in lines))
+    else:
+        title = f"specsot replay {replayed.scene.graph} --step {number}"
+        svg.write_text(console.export_svg(title=title), encoding="utf-8")

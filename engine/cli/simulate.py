@@ -9,7 +9,7 @@ import typer
 from ...states.yaml.source import GraphError
 from ..errors import Code, UsageError
 from ..prepare.files import open_graph
-from ..record.kept_runs import find_run
+from ..record.run_folder import find_run
 from ..shell import complain, print_json, tell_problems, user_errors
 from .completing import graph_names_of
 from .options import RUNS_DIR, Runs, Sets

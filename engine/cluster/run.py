@@ -9,7 +9,7 @@ from ..prepare.environment import model_folders, set_up_torch
 from ..prepare.files import open_graph
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
-from ..record.trace_records import Write
+from ..record.trace import Write
 from ..run.opening import tie
 from ..run.session import Session
 from .driver.director import Director

@@ -12,7 +12,7 @@ from ..bench.command import RoundPlan, compare_jobs
 from ..errors import Code, UsageError
 from ..limits import disturbance
 from ..prepare.options import SESSION, RunOptions
-from ..record.run_folder import SparedFolder
+from ..record.run_folder import BestEffortRunFolder
 from ..shell import complain, deliver, exit_code, json_text
 from ..terminal import working
 from .baseline import FigureChange, changes, check_same, read_baseline
@@ -53,7 +53,7 @@ def bench_command(asked: BenchOptions, options: RunOptions, resume: Path | None 
     begin(asked, options)
     for note in prepared.notes:
         complain(f"note: {note}")
-    files = None if asked.out is None else SparedFolder.at(asked.out)
+    files = None if asked.out is None else BestEffortRunFolder.at(asked.out)
     comparison, result, rows = measure(prepared, files)
     worse, better = _judged(before, result, asked.baseline)
     notes = [*_notes(result, comparison), *_changed(worse, better, before is not None)]
@@ -91,7 +91,7 @@ def resumed(
 def begin(asked: BenchOptions, options: RunOptions) -> None:
     """Say in the folder what was asked, before the first round; raises UsageError."""
     if asked.out is not None and not (asked.out / ASKED).exists():
-        SparedFolder.at(asked.out).write_json(ASKED, _kept(asked, options))
+        BestEffortRunFolder.at(asked.out).write_json(ASKED, _kept(asked, options))
 
 
 def _kept(asked: BenchOptions, options: RunOptions) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _kept(asked: BenchOptions, options: RunOptions) -> dict[str, Any]:
 
 
 def measure(
-    prepared: Prepared, files: SparedFolder | None
+    prepared: Prepared, files: BestEffortRunFolder | None
 ) -> "tuple[Comparison, dict[str, Any], list[Row]]":
     """All rounds, and what came of them."""
     # Here and not above: a mistake is told at once, torch takes seconds to import.
@@ -180,7 +180,7 @@ def _write(
     result: Mapping[str, Any],
     rows: "Sequence[Row]",
     notes: Sequence[str],
-    files: SparedFolder,
+    files: BestEffortRunFolder,
     plot: bool,
 ) -> None:
     from .output import csv_of, markdown_table, page
@@ -217,7 +217,10 @@ def _show(
 
 
 def _complaints(
-    prepared: Prepared, comparison: "Comparison", asked: BenchOptions, files: SparedFolder | None
+    prepared: Prepared,
+    comparison: "Comparison",
+    asked: BenchOptions,
+    files: BestEffortRunFolder | None,
 ) -> list[str]:
     """What went wrong, on stderr; returns what could not be written."""
     every = len(prepared.prompts.items) * prepared.experiment.repeats

@@ -12,7 +12,7 @@ import yaml
 
 from ..errors import UsageError
 from ..prepare.options import RunOptions
-from ..record.run_folder import SparedFolder
+from ..record.run_folder import BestEffortRunFolder
 from ..shell import complain, deliver, exit_code, json_text
 from .command import measure
 from .read import text_of
@@ -116,7 +116,7 @@ def tune_command(asked: BenchOptions, options: RunOptions) -> int:
         if name == BRANCHED and tuning.drafter.get("grow") == "chain":
             continue
         tuning.try_(name, values)
-    files = None if asked.out is None else SparedFolder.at(asked.out)
+    files = None if asked.out is None else BestEffortRunFolder.at(asked.out)
     text = profile_text(tuning, options, job.options.model)
     if files is not None:
         files.write_text(PROFILE, text)

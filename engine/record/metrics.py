@@ -1,14 +1,104 @@
-"""The figures of a run, counted from its events. Names and definitions: docs/metrics.md."""
+"""Figures of a run, counted from its events. Names and definitions: docs/metrics.md."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from statistics import mean
 from typing import Any
 
-from ...states.blend import BlendSummary
+import torch
+from torch import Tensor
+
+from ...ops.layer_plan import LayerShape, blend_flops, prefill_flops
+from ...states.blend import BlendState, BlendSummary
 from ...states.round import RoundSummary
 from ...states.trace import Moved, OpRan
-from .blend_figures import ProbeFigures, blend_figures
+from ..chunks.store import ChunkLibrary
+
+
+@dataclass(slots=True)
+class ProbeFigures:
+    """What a run's probe has found so far.
+
+    rows: cached rows that were compared. errors: `relative_errors` [L, 2] of every prompt, or part
+        of one, that had cached rows. kl: `divergence` of every first token that was drawn behind
+        any.
+    """
+
+    rows: int = 0
+    errors: list[Tensor] = field(default_factory=list)
+    kl: list[float] = field(default_factory=list)
+
+    def figures(self) -> dict[str, Any]:
+        """Means over prompts; None and no layers where nothing was blended."""
+        return {
+            "rows": self.rows,
+            "prompts": len(self.errors),
+            "draws": len(self.kl),
+            "kl": mean(self.kl) if self.kl else None,
+            **mean_errors(self.errors),
+        }
+
+
+def relative_errors(blended_L2x: Tensor, full_L2x: Tensor) -> Tensor:
+    """[L, 2], for K and V of each layer ||blended - full|| / ||full|| over the same rows."""
+    error_L2: Tensor = (blended_L2x - full_L2x).norm(dim=-1) / full_L2x.norm(dim=-1)
+    return error_L2
+
+
+def mean_errors(errors: Sequence[Tensor]) -> dict[str, list[float]]:
+    """Per layer the mean over prompts, of K and of V."""
+    if not errors:
+        return {"error_k": [], "error_v": []}
+    error_L2 = torch.stack(list(errors)).mean(0)
+    return {"error_k": error_L2[:, 0].tolist(), "error_v": error_L2[:, 1].tolist()}
+
+
+def divergence(full_V: Tensor, other_V: Tensor) -> float:
+    """KL(full || other) in nats, of log-probabilities; ids without a token (-inf) count 0."""
+    terms_V = torch.where(full_V > -torch.inf, full_V.exp() * (full_V - other_V), 0.0)
+    return float(terms_V.sum().clamp(min=0))
+
+
+def blend_figures(
+    forwards: Sequence[BlendSummary], board: Mapping[str, Any], probed: ProbeFigures | None = None
+) -> dict[str, Any] | None:
+    """The part `blend` of metrics.json; None for a graph that reuses nothing."""
+    blending: BlendState | None = board["branches"].blend
+    if blending is None:
+        return None
+    target = board["target"]
+    library = blending.library
+    assert isinstance(library, ChunkLibrary)
+    config = target.config
+    layers = target.num_layers
+    sizes = (config.hidden_size, config.intermediate_size, config.heads, config.kv_heads)
+    shape = LayerShape(*sizes, config.head_dim)
+    parts = [part for one in forwards for part in one.parts]
+    flops = sum(blend_flops(shape, layers, blending.settings, *part) for part in parts)
+    full = sum(prefill_flops(shape, layers, sum(part)) for part in parts)
+    collected = library.made_sizes
+    return {
+        "plan": list(map(int, forwards[0].plan)) if forwards else None,
+        "forwards": len(forwards),
+        "reused_rows": sum(one.reused for one in forwards),
+        "picked_rows": sum(one.picked[0] for one in forwards if one.picked),
+        "protected_rows": sum(one.protected for one in forwards),
+        "suffix_rows": sum(one.suffix for one in forwards),
+        "flops": flops,
+        "flops_full": full,
+        "saved_share": 1 - flops / full if full else 0.0,
+        "chunks": {
+            "hits": library.hits,
+            "missed": library.missed,
+            "collected": len(collected),
+            "collected_rows": sum(collected),
+            "collected_flops": sum(prefill_flops(shape, layers, size) for size in collected),
+            "collected_milliseconds": library.made_nanos / 1e6,
+        },
+        **({} if probed is None else {"probe": probed.figures()}),
+    }
+
 
 NS = 1e9
 SCHEMA = 1
@@ -277,3 +367,46 @@ def state_figures(meter: Meter) -> dict[str, dict[str, float]]:
         }
         for state, visits in meter.visits.items()
     }
+
+
+ENOUGH = 24  # branch-rounds that say something
+USELESS = 1.1  # tau_step below which drafts are as good as none
+DRAFTING = ("expand_root", "grow_tree")
+VERIFYING = ("verify", "continuous_decode")
+
+
+def doubts(metrics: Mapping[str, Any], kind: str) -> list[str]:
+    """Lines for stderr; none if the drafter helps, drafts nothing, or has had too few rounds.
+
+    A round of plain decoding costs at most what a round that verifies a tree does, so a run is
+    slower than its own plain rounds at least where drafting costs more than the tokens it saves.
+
+    Args:
+        metrics: metrics.json.
+        kind: of the graph's drafter.
+    """
+    rounds = metrics["branch_rounds"]
+    tau = metrics["tau_step"]
+    if not metrics["drafted"] or rounds < ENOUGH:
+        return []
+    if tau < USELESS:
+        causes = "the text repeats nothing" if kind == "ngram" else _OF_MODELS
+        return [f"the drafter does not help: tau_step {tau:.2f} in {rounds} rounds; {causes}"]
+    states = metrics["states"]
+    draft, verify = (
+        sum(states.get(name, {}).get("milliseconds", 0.0) for name in names)
+        for names in (DRAFTING, VERIFYING)
+    )
+    if draft <= (tau - 1) * verify:
+        return []
+    return [
+        f"drafting costs more than it saves: {draft:.0f} ms of drafting beside {verify:.0f} ms of "
+        f"verifying at tau_step {tau:.2f}; try a smaller tree (--set drafter.nodes=N) or "
+        "--set drafter.kind=none"
+    ]
+
+
+_OF_MODELS = (
+    "likely it was trained for another model, its rope base or a norm is not the one it was "
+    "trained with, or its tokenizer is another"
+)

@@ -12,11 +12,10 @@ from typing import Any
 from ...states.machine import Run
 from ...states.round import RoundSummary, VerifiedTree
 from ...states.trace import Event, Moved, OpRan, Sink
-from .drafts import draft_tree
 from .metrics import Meter, figures
-from .snapshot import Move, Snapshot, branch_view, pool_view, request_view
+from .run_view import Move, Snapshot, branch_view, draft_tree, pool_view, request_view
 from .text_stream import Decode, Pieces, TextStream
-from .trace_records import Happened, Record, Write, step_record, trace_record
+from .trace import Happened, Record, Write, step_record, trace_record
 
 LAST = 64  # moves, and branches with their last rounds, that are kept for viewers
 BATCH = 256  # trace records that are written together

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from ...models.load.checkpoint import model_hash
 from ...states.prompt_builder import chunks_of
-from ..chunks.cache import ChunkMaker, chunk_maker
 from ..chunks.files import ChunkFiles, ChunkInfo
-from ..chunks.store import ChunkStore
+from ..chunks.store import ChunkMaker, ChunkStore, chunk_maker
 from ..errors import UsageError
 from ..prepare.environment import model_folders
 from ..prepare.inputs import read_documents

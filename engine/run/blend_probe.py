@@ -18,7 +18,7 @@ from ...ops.types import Rows
 from ...states.machine import Run
 from ...states.request import Request
 from ...states.trace import Event, OpRan
-from ..record.blend_figures import ProbeFigures, divergence, relative_errors
+from ..record.metrics import ProbeFigures, divergence, relative_errors
 from .contexts import full_prefill
 
 

@@ -19,7 +19,7 @@ from ...states.trace import Event, OpRan, Sink
 from ..prepare.inputs import Prompt
 from ..prepare.request_settings import AS_THE_GRAPH, Fit, RequestSettings
 from ..record.report import finish_of
-from ..record.snapshot import PoolView, pool_view
+from ..record.run_view import PoolView, pool_view
 from .events import StreamEvent, ready
 from .handle import EngineError, Handle
 from .opening import EngineOptions, opened

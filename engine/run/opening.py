@@ -9,8 +9,7 @@ from typing import ParamSpec, TypedDict
 import torch
 
 from ...models.files import ModelError
-from ..chunks.cache import CHUNK_BYTES
-from ..chunks.store import ChunkStore
+from ..chunks.store import CHUNK_BYTES, ChunkStore
 from ..errors import UsageError
 from ..models import Models, assumed, load_models
 from ..prepare.environment import model_folders, set_up_torch, threads_of

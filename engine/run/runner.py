@@ -13,7 +13,7 @@ from ...states.machine import Run
 from ..errors import Code
 from ..prepare.inputs import Prompt
 from ..record.recorder import Recorder
-from ..record.trace_records import Write
+from ..record.trace import Write
 
 if TYPE_CHECKING:
     from .session import Session

@@ -33,8 +33,7 @@ from ...states.text.schema_grammar import SchemaGrammar
 from ...states.trace import Sink
 from ...states.yaml.codes import ProblemCode
 from ...states.yaml.source import GraphError
-from ..chunks.cache import ChunkLibrary, chunks_for
-from ..chunks.store import ChunkStore
+from ..chunks.store import ChunkLibrary, ChunkStore, chunks_for
 from ..models import Models, with_drafter
 from ..pools import RunPools
 from ..prepare.environment import model_folder

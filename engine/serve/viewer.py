@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
 from ..errors import Code
-from ..record.kept_runs import KeptRun
+from ..record.run_folder import SavedRun
 from ..shell import complain
 from .api.app import http_error, told_error
 from .api.gate import Gate
@@ -17,7 +17,7 @@ from .page.routes import PageRoutes
 from .server import ServeOptions, address_of, config_of, listen, run_alone
 
 
-async def view(run: KeptRun, options: ServeOptions) -> int:
+async def view(run: SavedRun, options: ServeOptions) -> int:
     """Show a run until a signal ends it; raises UsageError where it cannot be played."""
     playback_of(run)
     listener = listen(options)

@@ -7,8 +7,8 @@ from time import perf_counter
 from typing import Any
 
 from ...states.graph.graph import Graph
-from ..record.kept_runs import KeptRun
-from ..record.trace_export import records_of
+from ..record.run_folder import SavedRun
+from ..record.trace import records_of
 from .arrivals import Workload, arrivals
 from .costs import StepCost, fit
 from .figures import Served, table
@@ -64,7 +64,7 @@ def described(found: dict[str, Simulated]) -> str:
     return "\n".join(lines)
 
 
-def fitted(run: KeptRun, target: Path) -> StepCost:
+def fitted(run: SavedRun, target: Path) -> StepCost:
     """The costs of a kept run's steps, saved."""
     cost = fit(list(records_of(run)))
     cost.save(target)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from ..record.trace_records import Record
+from ..record.trace import Record
 
 LEAST = 8  # steps that a fit needs
 

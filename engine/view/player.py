@@ -10,17 +10,17 @@ from rich.layout import Layout
 from rich.live import Live
 from rich.text import Text
 
-from ..record.drafts import draft_tree
 from ..record.replay import Replay
+from ..record.run_view import draft_tree
 from ..record.text_stream import printable
-from ..record.trace_records import Record, told_trees
+from ..record.trace import Record, told_trees
+from .drafts import tree_lines
 from .keys import Keys
+from .panels import LIT
 from .tui import FRAMES, frame
-from .tui_drafts import tree_lines
-from .tui_parts import LIT
 
-FASTEST = 1024.0
-SLOWEST = 1 / 1024
+MAX_SPEED = 1024.0
+MIN_SPEED = 1 / 1024
 HELP = ("space pause", "←→ step", "PgUp/PgDn round", "↑↓ speed", "Home/End", "q quit")
 WORDS = {  # letters, for keyboards and terminals that lack a key
     **{"l": "right", "h": "left", "k": "up", "j": "down", "+": "up", "-": "down"},
@@ -64,7 +64,7 @@ class Player:
             self.playing = not self.playing
         elif key in ("up", "down"):
             self.speed *= 2 if key == "up" else 0.5
-            self.speed = min(max(self.speed, SLOWEST), FASTEST)
+            self.speed = min(max(self.speed, MIN_SPEED), MAX_SPEED)
         elif key in ("right", "left"):
             self._go(self.frame + (1 if key == "right" else -1))
         elif key in ("home", "end"):

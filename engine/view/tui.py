@@ -19,17 +19,24 @@ from rich.panel import Panel
 from rich.text import Text
 
 from ..record.recorder import Recorder
-from ..record.snapshot import PoolView, Scene, Snapshot
-from .tui_drafts import drafts_legend, drafts_text
-from .tui_parts import BRANCH_MARKS, branches_text, header_line, last_move, states_text, trace_text
-from .tui_requests import asked_lines, lines_of_question, requests_text
-from .tui_sequence import (
+from ..record.run_view import PoolView, Scene, Snapshot
+from .drafts import drafts_legend, drafts_text
+from .panels import (
+    BRANCH_MARKS,
+    asked_lines,
+    branches_text,
     figures_line,
+    header_line,
     histogram_bars,
     histogram_line,
+    last_move,
     layers_line,
     legend,
+    lines_of_question,
+    requests_text,
+    states_text,
     strip_text,
+    trace_text,
 )
 
 FRAMES = 8  # per second, at most

@@ -19,7 +19,7 @@ from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.record.report import answers_of, output_digest
-from specsot.engine.record.trace_records import Record
+from specsot.engine.record.trace import Record
 from specsot.engine.run.runner import perform
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from specsot.engine.record.snapshot import Scene, Snapshot
+from specsot.engine.record.run_view import Scene, Snapshot
 from specsot.engine.view.tui import frame
 
 

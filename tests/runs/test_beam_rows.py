@@ -9,7 +9,7 @@ from helpers.pool_watch import permute_, watched
 from helpers.support import Graphs, branches_of, requests_of, tokens_of
 
 from specsot.engine.record.recorder import Recorder
-from specsot.engine.record.snapshot import BRANCH, TREE, slot_codes
+from specsot.engine.record.run_view import BRANCH, TREE, slot_codes
 from specsot.states.request import Finish
 
 

@@ -10,7 +10,7 @@ from helpers.support import Graphs, Tiny, drive, requests_of, run_all, start, to
 
 from specsot.engine.chunks.store import ChunkStore
 from specsot.engine.record.metrics import Meter, figures
-from specsot.engine.record.trace_records import trace_record
+from specsot.engine.record.trace import trace_record
 from specsot.models.collect import collect
 from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.blend import Blend, BlendRows, ChunkKV, RowRole, join

@@ -4,8 +4,8 @@ import re
 from html import unescape
 
 from specsot.engine.prepare.files import open_graph
-from specsot.engine.record.kept_runs import KeptRun
 from specsot.engine.record.replay import Replay
+from specsot.engine.record.run_folder import SavedRun
 from tools.pictures.tui import GRAPH, PICTURE, RUN, STEP, even, picture
 
 AGAIN = "it is not what the view draws: python -m tools.pictures.tui"
@@ -26,14 +26,14 @@ def test_the_picture_is_current() -> None:
 
 def test_its_run_is_of_the_graph_as_it_is() -> None:
     resolved = open_graph(GRAPH).graph.model_dump(by_alias=True, exclude_none=True, mode="json")
-    kept = KeptRun(RUN).manifest["graph"]["resolved"]
+    kept = SavedRun(RUN).manifest["graph"]["resolved"]
     assert {k: v for k, v in kept.items() if k != "doc"} == {
         k: v for k, v in resolved.items() if k != "doc"
     }, OTHER
 
 
 def test_it_shows_the_method() -> None:
-    found = Replay(KeptRun(RUN))
+    found = Replay(SavedRun(RUN))
     assert found.lacks == [] and found.snapshot(STEP - 1).state == "verify"
     marks = {node.mark for tree in found.snapshot(STEP - 1).trees for node in tree.nodes}
     assert {"accepted", "rejected", "bonus", "own"} <= marks

@@ -12,7 +12,7 @@ from torch import Tensor
 from specsot.engine.chunks.store import ChunkStore
 from specsot.engine.models import Models
 from specsot.engine.prepare.inputs import Prompt
-from specsot.engine.record.blend_figures import divergence, mean_errors, relative_errors
+from specsot.engine.record.metrics import divergence, mean_errors, relative_errors
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run
 from specsot.states.trace import Event, OpRan

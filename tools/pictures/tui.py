@@ -14,8 +14,8 @@ from typing import Any
 
 from specsot.engine.cli.run_command import run_command
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.record.kept_runs import KeptRun
 from specsot.engine.record.replay import Replay
+from specsot.engine.record.run_folder import SavedRun
 from specsot.engine.view.player import still
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ GRAIN = 10_000  # nanoseconds
 
 def picture() -> str:
     """The SVG of the kept run."""
-    console = still(Replay(KeptRun(RUN)), STEP - 1, *SIZE)
+    console = still(Replay(SavedRun(RUN)), STEP - 1, *SIZE)
     return console.export_svg(title=f"specsot run {GRAPH}")
 
 
@@ -37,7 +37,7 @@ def record() -> None:
     with TemporaryDirectory() as folder:
         options = RunOptions(GRAPH, threads=1, quiet=True, runs_dir=Path(folder))
         assert run_command(options) == 0
-        made = KeptRun((Path(folder) / "latest").resolve())
+        made = SavedRun((Path(folder) / "latest").resolve())
         records = [json.loads(line) for line in made.text("trace.jsonl").splitlines()]
         graph = made.manifest["graph"]
         manifest = {

@@ -13,8 +13,7 @@ import typer
 from ...errors import UsageError
 from ...prepare.job import Job, read_cluster
 from ...prepare.options import SESSION, OptionText, RunOptions
-from ...record.kept_runs import find_run
-from ...record.run_folder import LATEST
+from ...record.run_folder import LATEST, find_run
 from ...shell import user_errors
 from ..completing import graph_names_of
 from ..options import RUNS_DIR, Runs, Which, takes

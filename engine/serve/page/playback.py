@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...errors import UsageError
-from ...record.kept_runs import KeptRun
-from ...record.replay import PARSE, Replay
-from ...record.replay_branches import ReplayedBranch
-from ...record.snapshot import runs_of
-from ...record.trace_records import Record, told_trees
+from ...record.replay import PARSE, Replay, ReplayedBranch
+from ...record.run_folder import SavedRun
+from ...record.run_view import runs_of
+from ...record.trace import Record, told_trees
 
 MOST = 20_000  # frames that a page is given
 # origins, as `engine.run.events.Origin`
@@ -19,7 +18,7 @@ FORCED = "f"
 TARGET = "t"
 
 
-def playback_of(run: KeptRun) -> dict[str, Any]:
+def playback_of(run: SavedRun) -> dict[str, Any]:
     """The scene of a run, its requests and its frames, as JSON can say them; raises UsageError."""
     replay = Replay(run)
     if len(replay) > MOST:

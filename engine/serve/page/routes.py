@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ...errors import UsageError
-from ...record.kept_runs import KeptRun, kept_runs
+from ...record.run_folder import SavedRun, saved_runs
 from ..api.problems import ApiError, overloaded
 from ..wire.engines import Engines
 from ..wire.protocol import packed
@@ -38,7 +38,7 @@ def page_files() -> dict[str, tuple[bytes, str]]:
 class PageRoutes:
     """What the page is given. link: None where runs are only played back; only: the run then."""
 
-    def __init__(self, link: Engines | None, runs: Path, only: KeptRun | None = None) -> None:
+    def __init__(self, link: Engines | None, runs: Path, only: SavedRun | None = None) -> None:
         self._link = link
         self._runs = runs
         self._only = only
@@ -78,9 +78,9 @@ class PageRoutes:
         body = {"live": live, "state": state, "graphs": graphs, "runs": names}
         return JSONResponse(body, headers=NO_STORE)
 
-    def _kept(self) -> list[KeptRun]:
+    def _kept(self) -> list[SavedRun]:
         try:
-            return kept_runs(self._runs)[:MOST_RUNS]
+            return saved_runs(self._runs)[:MOST_RUNS]
         except (UsageError, OSError):
             return []
 
@@ -109,7 +109,7 @@ class PageRoutes:
         return EventSourceResponse(_told(link), ping=15, sep="\n", send_timeout=10)
 
 
-def _playback(run: KeptRun) -> dict[str, Any]:
+def _playback(run: SavedRun) -> dict[str, Any]:
     from .playback import playback_of  # torch comes with it
 
     return playback_of(run)

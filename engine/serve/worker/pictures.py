@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 
 from ....states.trace import Event, Moved, Sink
-from ...record.snapshot import runs_of
+from ...record.run_view import runs_of
 from ...run.engine import Engine
 from ..wire.protocol import Picture
 

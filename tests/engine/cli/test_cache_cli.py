@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from specsot.engine.chunks.cache import chunk_maker
-from specsot.engine.chunks.store import ChunkStore
+from specsot.engine.chunks.store import ChunkStore, chunk_maker
 from specsot.engine.cli.main import main
 from specsot.engine.errors import Code
 from specsot.engine.prepare.inputs import read_documents

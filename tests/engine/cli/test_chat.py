@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from helpers.embedded import Embedded
 
-from specsot.engine.cli.conversation import Talk
+from specsot.engine.cli.chat import ChatSession
 from specsot.engine.cli.main import main
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
@@ -79,7 +79,7 @@ def test_a_turn_stands_behind_the_ones_before(session: Any) -> None:
     """The prompt of a turn begins with the prompt and the answer of the one before, id by id."""
     made = session()
     with Engine(made) as engine:
-        talk = Talk(engine)
+        talk = ChatSession(engine)
         talk.turn("How do I make tea?")
         talk.turn("And coffee?")
         first = made.request(Prompt("1", "How do I make tea?"))
@@ -119,16 +119,16 @@ def test_what_no_longer_fits_is_left_out_with_a_word(session: Any, capsys: Print
     made = session(budget=300)
     limit = made.models.target.max_positions
     with Engine(made) as engine:
-        talk = Talk(engine)
+        talk = ChatSession(engine)
         talk.past = [PastTurn("Why?", "Because. " * 150) for _ in range(40)]
         prompt = talk._prompt("Is it so?")
-        assert 0 < len(prompt.past) < 40 and talk.left_out == 40 - len(prompt.past)
+        assert 0 < len(prompt.past) < 40 and talk.dropped == 40 - len(prompt.past)
         request = made.request(prompt)
         assert request.prompt_size + 300 <= limit
         longer = Prompt("1", "Is it so?", past=(*prompt.past, talk.past[0]))
         assert engine.why_not(longer)
     told = capsys.readouterr().err
-    assert told.count("no longer fit") == 1 and f"the first {talk.left_out} turns" in told
+    assert told.count("no longer fit") == 1 and f"the first {talk.dropped} turns" in told
 
 
 # -- how an answer is shown -----------------------------------------------------------------------

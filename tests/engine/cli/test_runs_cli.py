@@ -10,7 +10,7 @@ import pytest
 from helpers.commands import call
 
 from specsot.engine.errors import Code, UsageError
-from specsot.engine.record.kept_runs import find_run, kept_runs
+from specsot.engine.record.run_folder import find_run, saved_runs
 
 Captured = pytest.CaptureFixture[str]
 
@@ -42,7 +42,7 @@ def test_no_runs_at_all(tmp_path: Path, capsys: Captured) -> None:
 
 def test_a_run_by_any_of_its_names(two: Any) -> None:
     runs = Path("runs")
-    first, second = kept_runs(runs)
+    first, second = saved_runs(runs)
     name = first.path.name
     for ref in (name, f"runs/{name}", "bim_eagle", name[-6:]):
         assert find_run(ref, runs).path.name == name
@@ -58,7 +58,7 @@ def test_runs_of_one_second_are_in_the_order_in_which_they_began(tmp_path: Path)
         folder = tmp_path / f"20260101T000000Z-fast-{end}"
         folder.mkdir()
         (folder / "manifest.json").write_text(json.dumps({"started": started}))
-    assert [one.path.name[-6:] for one in kept_runs(tmp_path)] == ["ffffff", "000000"]
+    assert [one.path.name[-6:] for one in saved_runs(tmp_path)] == ["ffffff", "000000"]
     assert find_run("fast", tmp_path).path.name.endswith("000000")
 
 
@@ -95,15 +95,15 @@ def test_only_old_runs_go(two: Any, capsys: Captured) -> None:
     assert call("runs", "clean") == Code.USAGE
     assert call("runs", "clean", "--older-than", "1") == Code.OK
     assert call("runs", "clean", "--keep", "1", "--dry-run") == Code.OK
-    assert len(kept_runs(Path("runs"))) == 2
+    assert len(saved_runs(Path("runs"))) == 2
     capsys.readouterr()
     assert call("runs", "clean", "--keep", "1") == Code.OK
     assert "-bim_eagle-" in capsys.readouterr().out
-    assert [one.manifest["graph"]["name"] for one in kept_runs(Path("runs"))] == ["bim_plain"]
+    assert [one.manifest["graph"]["name"] for one in saved_runs(Path("runs"))] == ["bim_plain"]
     manifest = two.latest / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"status": "ok"', '"status": "running"'))
     assert call("runs", "clean", "--keep", "0") == Code.OK
-    assert len(kept_runs(Path("runs"))) == 1 and Path("runs/notes").is_dir()
+    assert len(saved_runs(Path("runs"))) == 1 and Path("runs/notes").is_dir()
 
 
 def test_a_trace_as_a_table(two: Any, capsys: Captured) -> None:

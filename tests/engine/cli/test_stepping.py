@@ -10,12 +10,10 @@ import pytest
 from rich.console import Console
 
 from specsot.engine.errors import Code
-from specsot.engine.record.drafts import Mark
-from specsot.engine.record.inspection import Inspector
-from specsot.engine.record.snapshot import scene_of
+from specsot.engine.record.run_view import Mark, scene_of
 from specsot.engine.run.api import Prompt, Recorder, open_session, token_digest
 from specsot.engine.run.runner import Halt, Status, drive
-from specsot.engine.view.stepper import Halts, LiveStepper, Stepper, open_ways, picture
+from specsot.engine.view.step import Halts, Inspector, LiveStepper, Stepper, open_ways, picture
 
 
 @pytest.fixture

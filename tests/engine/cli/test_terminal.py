@@ -17,8 +17,8 @@ from typing import Any
 import pyte
 import pytest
 
-from specsot.engine.record.kept_runs import KeptRun
 from specsot.engine.record.replay import Replay
+from specsot.engine.record.run_folder import SavedRun
 
 STATES = (
     "schedule",
@@ -181,7 +181,7 @@ def test_stepping_inside_the_live_view(tiny: Any, place: Path) -> None:
 def test_a_replay_on_a_terminal(place: Path) -> None:
     run = Path(__file__).parents[3] / "tools" / "pictures" / "run"
     terminal = Terminal([*PROGRAM, "replay", str(run), "--speed", "4"], 80, 24)
-    steps = len(Replay(KeptRun(run)))
+    steps = len(Replay(SavedRun(run)))
     ends = [("step 1", " "), ("‖", "\x1b[F"), (f"{steps}/{steps}", "\x1b[H")]
     try:
         rounds = [("step 1/", "\x1b[6~"), ("step 2/", "\x1b[6~"), ("round 1 ", "q")]

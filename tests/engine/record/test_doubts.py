@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specsot.engine.record.doubts import ENOUGH, doubts
+from specsot.engine.record.metrics import ENOUGH, doubts
 
 
 def metrics(tau: float, *, draft: float = 1.0, rounds: int = ENOUGH, drafted: int = 9) -> Any:

@@ -13,13 +13,11 @@ from rich.cells import cell_len
 
 from specsot.engine.cli import live_run
 from specsot.engine.errors import Code, UsageError
-from specsot.engine.record import trace_records
-from specsot.engine.record.drafts import Mark
-from specsot.engine.record.kept_runs import KeptRun
-from specsot.engine.record.replay import Replay
-from specsot.engine.record.replay_branches import ReplayedBranch
-from specsot.engine.record.snapshot import BRANCH, FREE, PREFIX, Snapshot
-from specsot.engine.record.trace_records import told_trees, trace_record
+from specsot.engine.record import trace
+from specsot.engine.record.replay import Replay, ReplayedBranch
+from specsot.engine.record.run_folder import SavedRun
+from specsot.engine.record.run_view import BRANCH, FREE, PREFIX, Mark, Snapshot
+from specsot.engine.record.trace import told_trees, trace_record
 from specsot.engine.view.player import still
 from specsot.states.round import RoundSummary, VerifiedTree
 
@@ -59,7 +57,7 @@ def test_every_frame_is_the_picture_of_the_run(
     shell: Any, monkeypatch: pytest.MonkeyPatch, outline: Path | None
 ) -> None:
     seen = watched(shell, monkeypatch, outline=outline)
-    found = Replay(KeptRun(shell.latest))
+    found = Replay(SavedRun(shell.latest))
     assert found.lacks == [] and len(found) == len(seen) + 1
     back = [found.snapshot(at) for at in reversed(range(len(seen)))][::-1]
     for live, again in zip(seen, back, strict=True):
@@ -89,7 +87,7 @@ def test_who_makes_way_is_in_the_picture_live_and_again(
     seen = watched(
         shell, monkeypatch, before=lambda run: force(run, 3, 0.3), prompts=prompts, prompt=None
     )
-    found = Replay(KeptRun(shell.latest))
+    found = Replay(SavedRun(shell.latest))
     again = [found.snapshot(at) for at in range(len(seen))]
     waits = [snap for snap in seen if "preempted" in {one.stage for one in snap.branches}]
     assert waits and "preempted" in {one.stage for snap in seen for one in snap.requests}
@@ -110,7 +108,7 @@ def test_a_run_that_was_halted_ends_as_it_stood(
 ) -> None:
     """Its branches did not end: they keep their slots to the last frame."""
     seen = watched(shell, monkeypatch, most=4, outline=Path("outline.txt"))
-    found = Replay(KeptRun(shell.latest))
+    found = Replay(SavedRun(shell.latest))
     last = found.snapshot(len(found) - 1)
     running = {one.index for one in seen[-1].branches if one.stage == "running"}
     assert {one.index for one in last.branches if one.finish == "cancelled"} == running
@@ -150,7 +148,7 @@ def test_trees_are_told_in_few_words_and_read_back() -> None:
 
 
 def test_a_round_tells_of_so_many_nodes_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_records, "NODES", 4)
+    monkeypatch.setattr(trace, "NODES", 4)
     summary = RoundSummary(("1/1", "1/2"), (2, 3), (1, 2), 5, 9, 9, 6, trees=(TREE, CHAIN))
     record = trace_record(5, summary, 1)
     assert [tree.branch for tree in told_trees(record)] == ["1/1"]
@@ -160,11 +158,11 @@ def test_old_traces_are_replayed_as_far_as_they_go(shell: Any) -> None:
     assert shell.run(explain_rounds=True) == Code.OK
     path = shell.latest / "trace.jsonl"
     records = shell.lines("trace.jsonl")
-    whole = Replay(KeptRun(shell.latest))
+    whole = Replay(SavedRun(shell.latest))
     old = [{k: v for k, v in one.items() if k != "trees"} for one in records[:-1]]
     assert records[-1]["kind"] == "texts"
     path.write_text("".join(f"{json.dumps(one)}\n" for one in old))
-    explained = Replay(KeptRun(shell.latest))
+    explained = Replay(SavedRun(shell.latest))
     assert explained.lacks == ["the texts of single tokens"]
     last = len(whole) - 1
     trees, again = whole.snapshot(last).trees, explained.snapshot(last).trees
@@ -175,7 +173,7 @@ def test_old_traces_are_replayed_as_far_as_they_go(shell: Any) -> None:
     path.write_text("".join(f"{json.dumps(one)}\n" for one in plain))
     for name in ("outputs.jsonl", "metrics.json"):
         (shell.latest / name).unlink()
-    bare = Replay(KeptRun(shell.latest))
+    bare = Replay(SavedRun(shell.latest))
     assert bare.lacks == ["the texts of single tokens", "drafts", "outputs", "metrics"]
     snap = bare.snapshot(last)
     assert snap.trees == () and snap.meter.tokens == whole.snapshot(last).meter.tokens
@@ -199,7 +197,7 @@ def test_what_is_no_run_is_said(
         if text is not None:
             (kept / name).write_text(text)
     with pytest.raises(UsageError, match=words):
-        Replay(KeptRun(kept))
+        Replay(SavedRun(kept))
 
 
 MOVE = {"kind": "move", "t": 1, "step": 1, "from": "start", "to": "a", "guard": None, "ns": 0}
@@ -223,6 +221,6 @@ def kept(tmp_path: Path) -> Path:
 
 
 def test_the_smallest_run(kept: Path) -> None:
-    found = Replay(KeptRun(kept))
+    found = Replay(SavedRun(kept))
     assert len(found) == 1 and found.snapshot(0).state == "a"
     assert found.lacks == ["the texts of single tokens", "outputs", "metrics"]

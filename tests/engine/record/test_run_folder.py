@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specsot.engine.errors import UsageError
-from specsot.engine.record.run_folder import RunFolder, SparedFolder
+from specsot.engine.record.run_folder import BestEffortRunFolder, RunFolder
 
 
 def test_a_folder_per_run_and_a_link_to_the_latest(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_place_that_is_no_folder(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_without_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    folder = SparedFolder.create(tmp_path / "file", "g")
+    folder = BestEffortRunFolder.create(tmp_path / "file", "g")
     folder.write_json("a.json", {})
     folder.trace({})
     folder.close()
@@ -58,7 +58,7 @@ def test_a_run_goes_on_without_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("records", [3, 3000])
 def test_a_trace_that_finds_no_room_is_told_once(records: int, tmp_path: Path) -> None:
-    folder = SparedFolder.create(tmp_path, "g")
+    folder = BestEffortRunFolder.create(tmp_path, "g")
     (folder.path / "trace.jsonl").symlink_to("/dev/full")
     for number in range(records):
         folder.trace({"number": number})

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 from helpers.screens import screenshot
 
-from specsot.engine.record.drafts import DraftTree, Mark, draft_tree
-from specsot.engine.record.snapshot import RequestView
-from specsot.engine.view.tui_drafts import MARKS, drafts_legend, drafts_text, tree_lines
-from specsot.engine.view.tui_requests import asked_lines, requests_text
+from specsot.engine.record.run_view import DraftTree, Mark, RequestView, draft_tree
+from specsot.engine.view.drafts import DRAFT_MARKS, drafts_legend, drafts_text, tree_lines
+from specsot.engine.view.panels import asked_lines, requests_text
 from specsot.states.round import VerifiedTree
 
 from .test_tui import CHAIN_OF_TWO, TREE_OF_ONE, branch, picture, scene
@@ -55,13 +54,15 @@ def test_a_chain_is_one_line_with_what_was_drafted_in_vain_behind_it() -> None:
 )
 def test_every_token_has_its_mark(changes: dict[str, object], marks: str) -> None:
     one = tree(replace(TREE_OF_ONE, **changes))  # type: ignore[arg-type]
-    assert "".join(MARKS[node.mark][0] for node in one.nodes) == marks
+    assert "".join(DRAFT_MARKS[node.mark][0] for node in one.nodes) == marks
 
 
 def test_marks_differ_without_colours() -> None:
-    marks = [mark for mark, _, _ in MARKS.values()]
+    marks = [mark for mark, _, _ in DRAFT_MARKS.values()]
     assert len(set(marks)) == len(marks) == len(Mark)
-    assert all(f"{mark} {name}" in drafts_legend(99) for mark, _, name in MARKS.values() if name)
+    assert all(
+        f"{mark} {name}" in drafts_legend(99) for mark, _, name in DRAFT_MARKS.values() if name
+    )
     assert drafts_legend(24) == "✓ accepted ✗ rejected"
 
 

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from specsot.engine.errors import Code
-from specsot.engine.record.kept_runs import KeptRun
 from specsot.engine.record.replay import Replay
+from specsot.engine.record.run_folder import SavedRun
 from specsot.engine.view.keys import Keys
 from specsot.engine.view.player import Player, play, replay_lines
 
@@ -20,7 +20,7 @@ from specsot.engine.view.player import Player, play, replay_lines
 @pytest.fixture
 def replay(shell: Any) -> Replay:
     assert shell.run(max_new_tokens=8) == Code.OK
-    return Replay(KeptRun(shell.latest))
+    return Replay(SavedRun(shell.latest))
 
 
 def test_forwards_back_and_at_any_speed(replay: Replay) -> None:

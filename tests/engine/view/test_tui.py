@@ -10,10 +10,9 @@ from helpers.screens import screenshot
 from rich.cells import cell_len
 from rich.console import Console
 
-from specsot.engine.record.drafts import draft_tree
 from specsot.engine.record.metrics import Meter
 from specsot.engine.record.recorder import Recorder
-from specsot.engine.record.snapshot import (
+from specsot.engine.record.run_view import (
     BRANCH,
     FREE,
     OUTLINE,
@@ -25,12 +24,20 @@ from specsot.engine.record.snapshot import (
     RequestView,
     Scene,
     Snapshot,
+    draft_tree,
     slot_codes,
 )
 from specsot.engine.terminal import usable
+from specsot.engine.view.panels import (
+    LIT,
+    branches_text,
+    downsample,
+    histogram_bars,
+    states_text,
+    strip_text,
+    trace_text,
+)
 from specsot.engine.view.tui import FRAMES, LiveView
-from specsot.engine.view.tui_parts import LIT, branches_text, states_text, trace_text
-from specsot.engine.view.tui_sequence import downsample, histogram_bars, strip_text
 from specsot.ops.kv.pool import KVCache
 from specsot.states.request import Branch, Request
 from specsot.states.round import VerifiedTree

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from helpers.screens import screenshot
 
-from specsot.engine.record.snapshot import BRANCH, PICKED, REUSED, slot_codes
-from specsot.engine.view.tui_sequence import STATUS_STYLES, cell_of, layers_line
+from specsot.engine.record.run_view import BRANCH, PICKED, REUSED, slot_codes
+from specsot.engine.view.panels import STATUS_STYLES, cell_of, layers_line
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import LayerStatus
 from specsot.states.blend import BlendSummary, Reused

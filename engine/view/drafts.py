@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from ..record.drafts import DraftTree, Mark
-from ..record.snapshot import BranchView
+from ..record.run_view import BranchView, DraftTree, Mark
 from ..record.text_stream import printable
-from .tui_parts import color_of, cut
+from .panels import color_of, cut
 
-MARKS = {  # a mark, its style, and its name in the legend
+DRAFT_MARKS = {  # a mark, its style, and its name in the legend
     Mark.ACCEPTED: ("✓", "bold green", "accepted"),
     Mark.REJECTED: ("✗", "red", "rejected"),
     Mark.BONUS: ("★", "bold yellow", "bonus"),
@@ -59,7 +58,7 @@ def drafts_text(
 def drafts_legend(width: int) -> str:
     """The marks with their names, as many as there is room for."""
     text = ""
-    for mark, _, name in MARKS.values():
+    for mark, _, name in DRAFT_MARKS.values():
         more = f"{' ' if text else ''}{mark} {name}"
         text += more if name and len(text) + len(more) <= width else ""
     return text
@@ -151,7 +150,7 @@ def _lines_needed(tree: DraftTree, width: int) -> int:
 
 def _label(tree: DraftTree, node: int) -> str:
     one = tree.nodes[node]
-    return MARKS[one.mark][0] + printable(one.text, "")
+    return DRAFT_MARKS[one.mark][0] + printable(one.text, "")
 
 
 def _chain_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
@@ -166,7 +165,7 @@ def _chain_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
                 lines[-1].append("…", style="dim")
                 break
             lines.append(Text("  ", no_wrap=True))
-        lines[-1].append(link, style=LINE).append(label, style=MARKS[one.mark][1])
+        lines[-1].append(link, style=LINE).append(label, style=DRAFT_MARKS[one.mark][1])
     return lines
 
 
@@ -217,7 +216,7 @@ def _grid_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
                 continue
             here = grid[at, column]
             label = cut(labels[here], size)
-            line.append(label, style=MARKS[tree.nodes[here].mark][1])
+            line.append(label, style=DRAFT_MARKS[tree.nodes[here].mark][1])
             line.append(("─" if below[here] else " ") * (size - cell_len(label)), style=LINE)
         line.rstrip()
     if hidden := len(_leaves(tree)) - count:

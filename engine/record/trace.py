@@ -1,6 +1,9 @@
-"""The lines of trace.jsonl; their keys are documented in docs/cli.md."""
+"""The lines of trace.jsonl (keys: docs/cli.md), exported as a table or for ui.perfetto.dev."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import wraps
 from typing import Any
@@ -11,6 +14,8 @@ from ...ops.row_layout import AlignmentState, ContinuousDecodingState
 from ...states.round import RoundSummary, VerifiedTree
 from ...states.scheduler import StepPlan
 from ...states.trace import Event, Moved, OpRan
+from ..errors import UsageError
+from .run_folder import SavedRun
 
 Record = dict[str, Any]
 Write = Callable[[Record], None]
@@ -181,3 +186,78 @@ def _trace_pool(pool: Any, name: str, write: Write) -> None:
 
     for operation in OPERATIONS:
         setattr(pool, operation, traced(operation))
+
+
+# tracks
+STATES = 1
+OPS = 2
+FIRST_BRANCH = 10
+COLUMNS = [
+    *("kind", "t", "step", "round", "from", "to", "guard", "state", "op", "ns", "branches"),
+    *("committed", "accepted", "drafted", "rows", "padding", "kv", "kv_draft"),
+]
+
+
+def records_of(run: SavedRun) -> Iterator[dict[str, Any]]:
+    """The lines of trace.jsonl; raises UsageError."""
+    for number, line in enumerate(run.text("trace.jsonl").splitlines(), 1):
+        try:
+            record = json.loads(line)
+            yield {"kind": record["kind"], "t": record["t"], **record}
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(f"{run.path / 'trace.jsonl'}:{number}: no record of a trace") from None
+
+
+def as_csv(records: Iterable[dict[str, Any]]) -> str:
+    """A line per record; what a record has several of stands behind each other, apart by spaces."""
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for record in records:
+        table.writerow(_cell(record.get(name)) for name in COLUMNS)
+    return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return " ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def as_perfetto(records: Iterable[dict[str, Any]], title: str) -> str:
+    """States, their ops, and a track for each branch; tokens and slots of the pools as counters."""
+    events = [_named(0, "process_name", title), _named(STATES, "thread_name", "states")]
+    events.append(_named(OPS, "thread_name", "ops"))
+    tracks: dict[str, int] = {}
+    before = 0
+    for record in records:
+        kind = record["kind"]
+        t = record["t"]
+        if kind == "move" and record["step"] > 1:
+            args = {"to": record["to"], "guard": record["guard"], "committed": record["committed"]}
+            events.append(_span(STATES, record["from"], t - record["ns"], record["ns"], args))
+        elif kind == "op":
+            args = {"state": record["state"], "shapes": record["shapes"]}
+            events.append(_span(OPS, record["op"], t - record["ns"], record["ns"], args))
+        elif kind == "round":
+            for at, branch in enumerate(record["branches"]):
+                if branch not in tracks:
+                    tracks[branch] = FIRST_BRANCH + len(tracks)
+                    events.append(_named(tracks[branch], "thread_name", f"branch {branch}"))
+                committed = record["committed"][at]
+                accepted = record["accepted"][at]
+                args = {"round": record["round"], "committed": committed, "accepted": accepted}
+                name = "prefill" if accepted < 0 else f"{committed} tokens"
+                events.append(_span(tracks[branch], name, before, t - before, args))
+            before = t
+            for name in ("drafted", "rows", "kv", "kv_draft"):
+                value = {name: record[name]}
+                events.append({"name": name, "ph": "C", "pid": 1, "ts": t / 1e3, "args": value})
+    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}) + "\n"
+
+
+def _named(track: int, what: str, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": 1, "tid": track, "args": {"name": name}}
+
+
+def _span(track: int, name: str, start: float, nanos: float, args: Any) -> dict[str, Any]:
+    times = {"ts": start / 1e3, "dur": nanos / 1e3}
+    return {"name": name, "ph": "X", "pid": 1, "tid": track, **times, "args": args}
