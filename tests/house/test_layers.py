@@ -53,7 +53,7 @@ MAY_IMPORT = {
         "engine engine/hub states/yaml states/graph states states/text models ops ops/sampling"
     ),
     "engine/chunks": "engine states/yaml states/graph states/text models models/load ops",
-    "engine/record": "engine engine/chunks states states/* ops ops/kv",
+    "engine/record": "engine engine/chunks states states/* ops",
     "engine/run": (
         "engine engine/prepare engine/chunks engine/record states states/* models models/* "
         "ops ops/*"
