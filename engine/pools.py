@@ -37,7 +37,7 @@ class RunPools:
         try:
             return cls._allocated(program, models, outline_drafter)
         except (MemoryError, OSError) as error:
-            at = ("layout", "capacity")
+            at = ("layout", "kv_slots")
             code = ProblemCode.NO_MEMORY
             raise GraphError([program.source.problem(at, str(error), code)]) from None
 
@@ -46,18 +46,18 @@ class RunPools:
         graph = program.graph
         layout = program.graph.layout
         batches = layout.kind == "batching"
-        rows = layout.max_active if batches else 1
+        rows = layout.max_num_branches if batches else 1
         size = 1 if layout.kind == "batching" else layout.block_size
 
         def drafting(block: Drafter | None, drafter: Any) -> KVCache | None:
             """With room for the rows that it throws away."""
             if block is None or drafter is None or not block.has_model:
                 return None
-            scratch = block.scratch * (layout.max_active // rows)
-            return new_pool(drafter, layout.capacity + scratch, rows, models, size)
+            scratch = block.scratch * (layout.max_num_branches // rows)
+            return new_pool(drafter, layout.kv_slots + scratch, rows, models, size)
 
         outlines = None if graph.skeleton is None else graph.skeleton.drafter
-        kv = new_pool(models.target, layout.capacity, rows, models, size)
+        kv = new_pool(models.target, layout.kv_slots, rows, models, size)
         kv_draft = drafting(graph.drafter, models.drafter)
         kv_outline = drafting(outlines, outline_drafter)
         kept: list[KVCache] = []

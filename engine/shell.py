@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -11,7 +12,7 @@ from typing import Any, ParamSpec, TextIO, TypeVar
 
 import typer
 
-from ..states.yaml.source import GraphError, Problem
+from ..states.yaml.source import GraphError, Problem, RenamedKeyWarning
 from .errors import Code, code_of, fault_of, is_told, message_of
 
 DEBUG = "SPECSOT_DEBUG"
@@ -68,6 +69,26 @@ def open_streams() -> None:
 def complain(message: str) -> None:
     """One message on stderr."""
     Writer(sys.stderr)(f"specsot: {message}\n")
+
+
+def show_renamed_keys() -> None:
+    """Let the warnings about old names of keys be messages as all others."""
+    usual = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, RenamedKeyWarning):
+            complain(str(message))
+        else:
+            usual(message, category, filename, lineno, file=file, line=line)
+
+    warnings.showwarning = show
 
 
 def pointed(problem: Problem) -> str:

@@ -90,7 +90,7 @@ class BranchStateManager:
             self.layout = BatchingLayout(device, segments, kv.rows)
             rows = kv.rows
         width = 1 if beam is None else beam.num_beams
-        most = limits.layout.max_active
+        most = limits.layout.max_num_branches
         nodes = limits.nodes
         shared = limits.drafter.shared
         if kind == "paged" and shared is not None:  # each tree is laid out as large as it may be

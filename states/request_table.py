@@ -43,7 +43,7 @@ class RunLimits:
         second = self.outline_drafter
         if second is None:
             return first
-        counts = range(1, self.layout.max_active + 1)
+        counts = range(1, self.layout.max_num_branches + 1)
         return {n: max(nodes_for(first, n), nodes_for(second.offered, n)) for n in counts}
 
 

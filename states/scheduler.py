@@ -299,7 +299,7 @@ class Scheduler:
             return self._plan(Does.FOLD, f"parts are done: {_of(folds)}", intake, Portion(folds))
         room = self.admission.room
         reading = half_read([*self.table.open.values()])
-        new = portion(intake, reading, room.round_rows(running), self.block.max_tokens)
+        new = portion(intake, reading, room.round_rows(running), self.block.max_num_batched_tokens)
         outlined = any(branch.request.outline_budget for branch in new.branches)
         if outlined and (after_parse or not running):
             why = "outlines were read" if after_parse else "nobody runs"

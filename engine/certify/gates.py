@@ -119,8 +119,8 @@ def _budgets(rig: Rig) -> GateResult:
 
 
 def _same_round(rig: Rig) -> GateResult:
-    active = max(rig.bench.job.program.graph.layout.max_active, 4)
-    run = rig.probe(Trial((f"layout.max_active={active}",), tokens=2))
+    active = max(rig.bench.job.program.graph.layout.max_num_branches, 4)
+    run = rig.probe(Trial((f"layout.max_num_branches={active}",), tokens=2))
     wrong = run.agree([branch.tokens[:2] for branch in rig.free.branches])
     rounds = {branch.name: len(branch.accepted) for branch in run.branches}
     wrong += [f"{name} had {count} rounds" for name, count in rounds.items() if count != 1]
@@ -136,7 +136,7 @@ def _newcomers(rig: Rig) -> GateResult:
         return len({len(_cut(answer, token)) for answer in answers})
 
     stop = max(sorted(set().union(*answers)), key=ends)
-    two = ("layout.max_active=2", "layout.order=fcfs")
+    two = ("layout.max_num_branches=2", "layout.order=fcfs")
     run = rig.probe(Trial(two, stops=frozenset([stop])))
     wrong = run.agree([_cut(answer, stop) for answer in answers])
     joined = rig.watch.joined - before
@@ -154,7 +154,7 @@ def _endless(rig: Rig) -> GateResult:
     ends, number, token = best
     if not ends:
         return "no token ends some branches and not others", {"ended": 0}, []
-    run = rig.probe(Trial(("layout.max_active=2",), stops=frozenset([token])))
+    run = rig.probe(Trial(("layout.max_num_branches=2",), stops=frozenset([token])))
     wrong = run.agree([_cut(branch.tokens, token) for branch in branches])
     if run.branches[number].finish is not Finish.LENGTH:
         wrong.append(f"{run.branches[number].name} was to run to its budget")
@@ -175,10 +175,10 @@ def _least(free: ProbedRun) -> tuple[int, tuple[str, ...]]:
 def _full_pool(rig: Rig) -> GateResult:
     """As many slots as the largest request or branch needs alone, and then one fewer."""
     (slots, more), free = _least(rig.free), rig.free
-    small = ("layout.max_active=1", *more)
-    run = rig.probe(Trial((*small, f"layout.capacity={slots}")))
+    small = ("layout.max_num_branches=1", *more)
+    run = rig.probe(Trial((*small, f"layout.kv_slots={slots}")))
     wrong = run.agree([branch.tokens for branch in free.branches])
-    short = rig.probe(Trial((*small, f"layout.capacity={slots - 1}")))
+    short = rig.probe(Trial((*small, f"layout.kv_slots={slots - 1}")))
     refused = [branch for branch in short.branches if branch.finish is Finish.REFUSED]
     if not refused or not all("slots" in branch.note for branch in refused):
         wrong.append(f"{slots - 1} slots refused nobody")
@@ -200,13 +200,13 @@ def _schedules(rig: Rig) -> GateResult:
     text, figures, wrong = _comparison("long prompts twice", free)
     slots, small = _least(free)
     for policy, rows, cache, block, runs_out in SCHEDULES:
-        sets = [f"scheduler.policy={policy}", f"scheduler.max_tokens={rows}"]
+        sets = [f"scheduler.policy={policy}", f"scheduler.max_num_batched_tokens={rows}"]
         sets.append(f"scheduler.prefix_cache={str(cache).lower()}")
         if graph.layout.kind != "batching":
             sets.append(f"layout.block_size={block}")
         if runs_out:
             room = -(-slots // block) * block
-            sets += ["scheduler.admission=optimistic", f"layout.capacity={room}", *small]
+            sets += ["scheduler.admission=optimistic", f"layout.kv_slots={room}", *small]
         run = rig.probe(Trial(tuple(sets), prompts=prompts, expected=1))
         wrong += run.agree([branch.tokens for branch in free.branches])
         branches = run.run.board["branches"]
@@ -231,7 +231,7 @@ def _odd_tokens(rig: Rig) -> GateResult:
 def _to_the_end(rig: Rig) -> GateResult:
     """Two requests beside each other, two branches at a time, until the model stops by itself."""
     pair = rig.bench.job.prompts[:2]
-    run = rig.probe(Trial(("layout.max_active=2",), stops=None, prompts=pair))
+    run = rig.probe(Trial(("layout.max_num_branches=2",), stops=None, prompts=pair))
     text = f"{len(run.requests)} requests beside each other, two branches at a time"
     if rig.bench.job.program.graph.beam is not None:
         wrong = [f"{r.key} never ended" for r in run.requests if not r.finished]

@@ -138,8 +138,8 @@ def twin_answers(
     The twin has no drafter, and one branch after another in one sequence, in reading order.
     """
     most = bench.extent.drawn_tokens
-    capacity = bench.job.program.graph.layout.capacity
-    order = ("layout.kind=bim", f"layout.capacity={capacity}", "layout.max_active=1")
+    capacity = bench.job.program.graph.layout.kv_slots
+    order = ("layout.kind=bim", f"layout.kv_slots={capacity}", "layout.max_num_branches=1")
     alone = ("drafter.kind=none", *order, "layout.order=fcfs")
     twin = bench.side(bench.changed(*sets, *alone, seed=seed, tokens=most), "A")
     graph = bench.side(bench.changed(*sets, seed=seed, tokens=most), "B")

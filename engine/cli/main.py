@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-from ..shell import ended, one_line_for_faults, open_streams, quiet_pipes
+from ..shell import ended, one_line_for_faults, open_streams, quiet_pipes, show_renamed_keys
 from ..signals import let_close, raise_them
 from .completing import asked_for, join_words
 
@@ -120,6 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         join_words(os.environ)
         names = asked_for(os.environ)
     open_streams()
+    show_renamed_keys()
     # A thread that spins while it waits is in the way of whoever else wants the CPU: beside a busy
     # neighbour that costs half of the speed; sleeping costs a fifth, on an idle machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

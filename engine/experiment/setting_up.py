@@ -150,7 +150,11 @@ def _job(
     if entry.peer:
         common = {p: value for p, value in common.items() if p.partition(".")[0] in PEERS_KNOW}
     parts = _parts(entry)
-    more = [] if parts is None else [f"skeleton.max_branches={parts}", f"layout.max_active={parts}"]
+    more = (
+        []
+        if parts is None
+        else [f"skeleton.max_branches={parts}", f"layout.max_num_branches={parts}"]
+    )
     sets = [f"{path}={value}" for path, value in common.items()]
     sets += [*options.sets, *more, *PEERS.get(entry.peer, ()), *entry.sets]
     graph = PLAIN if entry.peer else entry.graph

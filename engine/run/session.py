@@ -82,7 +82,7 @@ class Session:
         self._schemas: SchemaGrammar | None = None
         self._measured: list[RoundCosts | None] = []
         self.maker = chunks_for(program, models, chunks)
-        documents = graph.skeleton.found if graph.skeleton is not None else 0
+        documents = graph.skeleton.search_top_k if graph.skeleton is not None else 0
         most = graph.blend.chunk_tokens if graph.blend is not None else CHUNK_TOKENS
         self.reading = PromptBuilder(self.prompts, documents, most)
 
@@ -151,7 +151,7 @@ class Session:
         elif skeleton is None:
             prefix = PromptTokens()
             tail = reading.plain(prompt.text, documents)
-            if self.program.graph.limits.samples > 1:  # the last row's logits draw first tokens
+            if self.program.graph.limits.n > 1:  # the last row's logits draw first tokens
                 prefix = PromptTokens(tail[:-1], tail.chunks)
                 tail = PromptTokens(tail[-1:])
         else:
@@ -177,7 +177,7 @@ class Session:
             documents=prompt.documents if searched else (),
             cache_salt=prompt.cache_salt,
             closing_ids=frozenset((*self.prompts.stop_ids, *settings.stop_ids)),
-            samples=self.program.graph.limits.samples,
+            samples=self.program.graph.limits.n,
             combine=self.prompts.combine() if attends else None,
             most_parts=skeleton.max_branches if skeleton is not None else 0,
         )

@@ -65,7 +65,7 @@ class Simulation:
         self.graph = graph
         self.cost = cost
         self.shares = shares
-        self.pool = CountedPool(graph.layout.capacity)
+        self.pool = CountedPool(graph.layout.kv_slots)
         self.manager = BranchStateManager(self.pool, None, limits, lambda branch: branch.prompt)
         self.served = Served()
         self.now = 0.0

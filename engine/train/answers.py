@@ -65,7 +65,7 @@ def answer_file(options: RunOptions, prompts: Path, out: Path, at_once: int, len
     options = replace(options, graph=options.graph or "autoregressive")
     kind = prepare(options).program.graph.layout.kind
     rows = 1 if kind == "batching" else at_once
-    room = [f"layout.max_active={at_once}", f"layout.capacity={rows * length}"]
+    room = [f"layout.max_num_branches={at_once}", f"layout.kv_slots={rows * length}"]
     job = prepare(replace(options, sets=(*room, *(options.sets or ()))))
     session = load(job)
     target = session.models.target
@@ -104,7 +104,7 @@ class Answering:
         total = len(conversations)
         run = self.session.start([], lambda event: None)
         manager = run.board["branches"]
-        most = 2 * self.session.program.graph.layout.max_active
+        most = 2 * self.session.program.graph.layout.max_num_branches
         title = f"{self.out.name}: {{}} of {total} answers"
         with self.out.open("a", encoding="utf-8") as file, working(title.format(count)) as tell:
             while True:

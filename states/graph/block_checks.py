@@ -61,9 +61,9 @@ def _check_beam(graph: Graph, beam: BeamBlock, src: Source) -> Iterator[Problem]
             yield src.problem(("sampling", name), message, ProblemCode.BEAM_ALONE)
     tokens = graph.limits.max_new_tokens
     slots = 2 + beam.num_beams * tokens
-    if slots > graph.layout.capacity:
+    if slots > graph.layout.kv_slots:
         size = f"1 prompt token + {beam.num_beams} beams with {tokens} tokens + 1 = {slots} slots"
-        message = f"{size}, but layout.capacity is {graph.layout.capacity}"
+        message = f"{size}, but layout.kv_slots is {graph.layout.kv_slots}"
         yield src.problem(("beam", "num_beams"), message, ProblemCode.BUDGET)
 
 
@@ -94,9 +94,13 @@ def _check_blend(graph: Graph, blend: BlendBlock, src: Source) -> Iterator[Probl
     if graph.beam is not None:
         message = "beam search reuses nothing: a graph with the block `beam` has no block `blend`"
         yield src.problem(("blend",), message, ProblemCode.BEAM_ALONE, key=True)
-    alone = graph.layout.kind == "bim" and graph.layout.max_active == 1 and graph.skeleton is None
+    alone = (
+        graph.layout.kind == "bim" and graph.layout.max_num_branches == 1 and graph.skeleton is None
+    )
     if blend.mask == "bottom_right" and not alone:
-        message = "bottom_right is for one sequence: layout bim with max_active 1, and no skeleton"
+        message = (
+            "bottom_right is for one sequence: layout bim with max_num_branches 1, and no skeleton"
+        )
         yield src.problem(("blend", "mask"), message, ProblemCode.BLEND_MASK)
 
 
@@ -150,7 +154,7 @@ def _check_sampling(graph: Graph, src: Source) -> Iterator[Problem]:
 
 def _check_samples(graph: Graph, src: Source) -> Iterator[Problem]:
     """Several answers to one prompt are drawn, each behind the same rows."""
-    if (count := graph.limits.samples) == 1:
+    if (count := graph.limits.n) == 1:
         return
     reasons = {
         "`skeleton` answers each prompt once: give the prompt several times": graph.skeleton,
@@ -159,7 +163,7 @@ def _check_samples(graph: Graph, src: Source) -> Iterator[Problem]:
     }
     for reason in (reason for reason, holds in reasons.items() if holds):
         message = f"{count} samples, but {reason}"
-        yield src.problem(("limits", "samples"), message, ProblemCode.SAMPLES)
+        yield src.problem(("limits", "n"), message, ProblemCode.SAMPLES)
 
 
 def _check_two_drafters(graph: Graph, outlines: Drafter, src: Source) -> Iterator[Problem]:

@@ -190,23 +190,23 @@ def check_sizes(graph: Graph, src: Source) -> Iterator[Problem]:
         budgets[("skeleton", "direct_tokens")] = outline.direct_tokens
     for path, budget in budgets.items():
         need = 1 + budget + first + 1  # one prompt token, the answer, one tree with its root
-        if need > layout.capacity:
+        if need > layout.kv_slots:
             size = f"1 prompt token + {budget} new ones + {first} nodes + 1 = {need} slots"
-            message = f"{size}, but layout.capacity is {layout.capacity}"
+            message = f"{size}, but layout.kv_slots is {layout.kv_slots}"
             yield src.problem(path, message, ProblemCode.BUDGET)
-    side = _per_active(drafter.offered, layout.max_active)
-    rows = 1 if layout.kind == "batching" else layout.max_active  # trees in a row of the pool
+    side = _per_active(drafter.offered, layout.max_num_branches)
+    rows = 1 if layout.kind == "batching" else layout.max_num_branches  # trees in a row of the pool
     together = 1 if layout.kind == "paged" else rows  # trees that share a round's rows
-    drafted = rows // together * _drafted(drafter, layout.max_active, together)
+    drafted = rows // together * _drafted(drafter, layout.max_num_branches, together)
     need = 2 * rows + drafted
-    if need > layout.capacity:
+    if need > layout.kv_slots:
         apart = drafter.shared is None or drafter.shared >= together * side
         trees = f"{side} nodes each" if apart else f"{drafter.shared} nodes together"
-        message = f"{layout.max_active} branches with {trees} need {need} slots"
-        message = f"{message}, capacity is {layout.capacity}"
-        yield src.problem(("layout", "max_active"), message, ProblemCode.ROWS)
-    if layout.kind != "batching" and layout.block_size > layout.capacity:
-        message = f"a block of {layout.block_size} slots, but layout.capacity is {layout.capacity}"
+        message = f"{layout.max_num_branches} branches with {trees} need {need} slots"
+        message = f"{message}, layout.kv_slots is {layout.kv_slots}"
+        yield src.problem(("layout", "max_num_branches"), message, ProblemCode.ROWS)
+    if layout.kind != "batching" and layout.block_size > layout.kv_slots:
+        message = f"a block of {layout.block_size} slots, but layout.kv_slots is {layout.kv_slots}"
         yield src.problem(("layout", "block_size"), message, ProblemCode.BLOCK_SIZE)
 
 

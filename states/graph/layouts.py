@@ -13,13 +13,14 @@ Order = Literal["fcfs", "longest_first", "shortest_first"]
 class LayoutBlock(Spec):
     """What all layouts have."""
 
-    capacity: Int = Field(
+    kv_slots: Int = Field(
         4096,
         ge=8,
         le=1 << 24,
-        description="slots of each row of the target's pool; only batching has several, max_active",
+        description="slots of each row of the target's pool; only batching has more than one row: "
+        "max_num_branches",
     )
-    max_active: Count = Field(8, description="branches decoded side by side")
+    max_num_branches: Count = Field(8, description="branches of all requests decoded at once")
     order: Order = Field(
         "fcfs",
         description="which waiting branch of a request starts next: in reading order, or by the "

@@ -47,7 +47,7 @@ def load_program(
     Raises:
         GraphError: every problem of the first stage that found any.
     """
-    override(source, sets)
+    override(source, sets, table)
     graph = validate(source)
     table, unread = with_named_functions(graph, source, table)
     _report(check_schedule(graph, source, table))

@@ -1,16 +1,37 @@
-"""Changes to a graph's plain data before it is validated: `extends: NAME`, `--set path=value`."""
+"""Changes to a graph's plain data before it is validated.
+
+These are `extends: NAME`, `--set path=value`, and the new names of keys that were renamed.
+"""
 
 import copy
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ...ops.registry import OpTable, RegistryError
 from ..yaml.codes import ProblemCode
-from ..yaml.source import GraphError, Problem, Source, quoted
+from ..yaml.source import GraphError, Problem, RenamedKeyWarning, Source, quoted
 from ..yaml.yaml12 import Path
 from .graph import EXTENDS, KINDS, MACHINE
-from .schema import check_mapping, check_version, kind_of
+from .schema import OUTLINE_DRAFTER, check_mapping, check_version, kind_of, model_at
 
 OPTION = "--set"
+BLOCKS: tuple[Path, ...] = (
+    ("layout",),
+    ("drafter",),
+    ("skeleton",),
+    OUTLINE_DRAFTER,
+    ("scheduler",),
+    ("limits",),
+)
+# (block, old key) -> new key. Old keys are read for one more release, with a warning.
+RENAMED_KEYS: Mapping[tuple[str, str], str] = {
+    ("layout", "capacity"): "kv_slots",
+    ("layout", "max_active"): "max_num_branches",
+    ("skeleton", "found"): "search_top_k",
+    ("scheduler", "max_tokens"): "max_num_batched_tokens",
+    ("limits", "samples"): "n",
+}
 
 
 class Change(NamedTuple):
@@ -60,24 +81,116 @@ def extend(own: Source, base: Source) -> Source:
     return whole
 
 
-def override(source: Source, sets: Iterable[str | Change]) -> None:
+def override(source: Source, sets: Iterable[str | Change], table: OpTable | None = None) -> None:
     """Apply changes, or `path=value` texts, to a source; positions of untouched values stay.
 
     `drafter.kind=K` and `layout.kind=K` replace the whole block, so that K's defaults hold; they
     apply before all others. Of several values for one path the last wins. Whether a path or a
-    value means anything is for the schema to say, which then points at the option.
+    value means anything is for the schema to say, which then points at the option. Keys with old
+    names get their new ones, those of ops if their `table` is given, with a `RenamedKeyWarning`.
 
     Raises:
-        GraphError: a text without `=`, a path through something that is no mapping or list, or a
-            value that is not YAML.
+        GraphError: a text without `=`, a path through something that is no mapping or list, a
+            value that is not YAML, or a key under both its old and its new name.
     """
-    parsed = [parse_change(one) if isinstance(one, str) else one for one in sets]
-    parsed.sort(key=lambda one: one[0] not in _KIND_PATHS)  # stable: kinds first
-    for path, value, option in parsed:
+    changes = [parse_change(text) if isinstance(text, str) else text for text in sets]
+    changes.sort(key=lambda change: change.path not in _KIND_PATHS)  # stable: kinds first
+    renamed = [*_rename_keys(source)]
+    for path, value, option in changes:
         if path in _KIND_PATHS:
             path = path[:1]
             value = {"kind": value}
-        _put(source, path, value, option)
+        new_path = _new_path(path, source.data)
+        _put(source, new_path, value, option)
+        renamed += [_renaming(option, path, new_path)] if new_path != path else []
+        renamed += _rename_keys(source) if path in BLOCKS else []
+    renamed += _rename_in_ops(source, table)
+    if renamed:
+        warnings.warn("\n".join(renamed), RenamedKeyWarning, stacklevel=2)
+
+
+def _rename_keys(source: Source) -> Iterator[str]:
+    """Give the keys of blocks their new names; yields a sentence for each that had an old one.
+
+    Raises:
+        GraphError: a block has both the old and the new key.
+    """
+    for block in BLOCKS:
+        settings: Any = source.data
+        for part in block:
+            settings = settings.get(part) if isinstance(settings, dict) else None
+        for key in list(settings) if isinstance(settings, dict) else ():
+            path = (*block, key)
+            new_path = _new_path(path, source.data)
+            if new_path != path:
+                yield _rename(source, settings, path, new_path)
+
+
+def _rename_in_ops(source: Source, table: OpTable | None) -> Iterator[str]:
+    """The same for what ops are given under `with`: settings, and `$block.key` as a value."""
+    states = source.data.get("states") if isinstance(source.data, dict) else None
+    for name, state in states.items() if isinstance(states, dict) else ():
+        ops = state.get("ops") if isinstance(state, dict) else None
+        for i, call in enumerate(ops if isinstance(ops, list) else ()):
+            settings = call.get("with") if isinstance(call, dict) else None
+            if not isinstance(settings, dict):
+                continue
+            entries = table.ops.get(str(call.get("op")), ()) if table else ()
+            known = {setting.name for entry in entries for setting in entry.settings}
+            for key, value in list(settings.items()):
+                at = ("states", name, "ops", i, "with", key)
+                if isinstance(value, str) and value.startswith("$"):
+                    path = tuple(value[1:].split("."))
+                    new_path = _new_path(path, source.data)
+                    settings[key] = f"${'.'.join(map(str, new_path))}"
+                    if new_path != path:
+                        yield _renaming(_where(source, at), path, new_path)
+                new_keys = {new for (_, old), new in RENAMED_KEYS.items() if old == key} & known
+                if key not in known and new_keys:
+                    yield _rename(source, settings, at, (*at[:-1], new_keys.pop()))
+
+
+def _rename(source: Source, settings: dict[Any, Any], path: Path, new_path: Path) -> str:
+    """Rename one key of a mapping, which keeps its order, and its positions."""
+    key = path[-1]
+    new_key = new_path[-1]
+    if new_key in settings:
+        message = f"given twice: {quoted(key)} is the old name of {quoted(new_key)}"
+        raise GraphError([source.problem(path, message, ProblemCode.TWICE, key=True)])
+    sentence = _renaming(_where(source, path), path, new_path)
+    items = list(settings.items())
+    settings.clear()
+    settings.update((new_key if name == key else name, value) for name, value in items)
+    source.move(path, new_path)
+    return sentence
+
+
+def _new_path(path: Path, data: Any) -> Path:
+    """The path of a setting with the new name of its key, if its block has that one only."""
+    block = next((b for b in reversed(BLOCKS) if path[: len(b)] == b and path != b), None)
+    if block is None:
+        return path
+    key = path[len(block)]
+    new_key = RENAMED_KEYS.get((str(block[-1]), str(key)))
+    if new_key is None:
+        return path
+    try:
+        model = model_at(block, data)
+    except RegistryError:  # a drafter that cannot be imported: the schema reports it
+        return path
+    if model is None or key in model.model_fields or new_key not in model.model_fields:
+        return path
+    return (*block, new_key, *path[len(block) + 1 :])
+
+
+def _where(source: Source, path: Path) -> str:
+    file, line, column = source.place(path, key=True)
+    return f"{file}:{line}:{column}" if line else file
+
+
+def _renaming(place: str, path: Path, new_path: Path) -> str:
+    old, new = (".".join(map(str, p)) for p in (path, new_path))
+    return f"{place}: {old} is now called {new}; the old name is read in this release only"
 
 
 _KIND_PATHS = tuple((block, "kind") for block in KINDS)

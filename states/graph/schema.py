@@ -35,7 +35,7 @@ def validate(source: Source) -> Graph:
     except ValidationError as error:
         places = {p.place for p in problems}
         errors = error.errors(include_url=False)[: 10 * MOST]
-        rest = (schema_problem(source, e, _model_at) for e in errors)
+        rest = (schema_problem(source, e, model_at) for e in errors)
         problems += [p for p in rest if p.place not in places]
     if problems:
         raise GraphError(problems)
@@ -129,7 +129,7 @@ def _kind_at(place: Path, data: Any) -> Any:
     return data
 
 
-def _model_at(loc: Path, data: Any) -> type[BaseModel] | None:
+def model_at(loc: Path, data: Any) -> type[BaseModel] | None:
     """The model that a mapping at `loc` of a graph becomes."""
     if not loc:
         return Graph

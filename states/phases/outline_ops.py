@@ -50,7 +50,7 @@ class Answer:
 
     @property
     def samples(self) -> tuple[str, ...]:
-        """The texts of all answers that were drawn to this prompt (`limits.samples`)."""
+        """The texts of all answers that were drawn to this prompt (`limits.n`)."""
         one = self.outline is not None or len(self.sections) < 2
         return (self.text,) if one else tuple(section.text for section in self.sections)
 
@@ -117,7 +117,7 @@ def parse_(
     max_branches: int,
     direct_tokens: int,
     tools: Sequence[str],
-    found: int = 2,
+    search_top_k: int = 2,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> None:
     """Read finished outlines into branches; anything else falls back to one ordinary answer. A
@@ -125,7 +125,7 @@ def parse_(
 
     Only generated ids are read, so nothing a user wrote can pass for an outline.
     """
-    builder = PromptBuilder(prompts, found, chunk_tokens)
+    builder = PromptBuilder(prompts, search_top_k, chunk_tokens)
     for request in [one for one in branches.table.open.values() if one.outline_ended]:
         root = request.root
         assert root is not None

@@ -26,7 +26,7 @@ EMBEDDED = {
     "layout": ("bim", "batching", "paged"),
     "parts": tuple(range(1, 9)),
     "order": ("fcfs", "longest_first", "shortest_first"),
-    "max_active": (1, 3, 8),
+    "max_num_branches": (1, 3, 8),
 }
 QUESTIONS = [probe.question for probe in probes("outline", 12, 0)]
 
@@ -60,7 +60,7 @@ def test_embedded_drafters_are_lossless(
         graph,
         [QUESTIONS[case["parts"]]],
         outline=given_outline(case["parts"], deps=case["parts"] % 2 == 0),
-        sets=[f"layout.{key}={case[key]}" for key in ("max_active", "order")],
+        sets=[f"layout.{key}={case[key]}" for key in ("max_num_branches", "order")],
         budget=32,
         models=drafting.get(case["drafter"]),
     )

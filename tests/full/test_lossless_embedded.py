@@ -35,7 +35,7 @@ def test_prompts(embedded: Embedded, graph: str, first: int) -> None:
 @pytest.mark.parametrize("share", ["outline", "prompt"])
 @pytest.mark.parametrize("count", range(1, 9))
 def test_given_outlines(embedded: Embedded, graph: str, share: str, count: int) -> None:
-    sets = (f"skeleton.share={share}", f"layout.max_active={1 + count % 4}")
+    sets = (f"skeleton.share={share}", f"layout.max_num_branches={1 + count % 4}")
     outline = given_outline(count, deps=count % 2 == 0)
     run = embedded.run(graph, QUESTIONS[count : count + 1], outline=outline, sets=sets, budget=60)
     assert embedded.check(run, graph) >= count

@@ -40,8 +40,8 @@ def test_random_models(case: dict[str, Any], tiny: Callable[..., Tiny], graphs: 
 
 @pytest.mark.parametrize("case", many(EMBEDDED, 64), ids=named)
 def test_the_embedded_model(case: dict[str, Any], embedded: Embedded) -> None:
-    question = QUESTIONS[case["prompts"]][case["parts"] * 3 + case["max_active"] % 3 - 3]
-    sets = [f"layout.{key}={case[key]}" for key in ("max_active", "order")]
+    question = QUESTIONS[case["prompts"]][case["parts"] * 3 + case["max_num_branches"] % 3 - 3]
+    sets = [f"layout.{key}={case[key]}" for key in ("max_num_branches", "order")]
     sets.append(f"attention={case['attention']}")
     sets += ["drafter.nodes=6"] if case["graph"] == "eagle" else []
     outline = given_outline(case["parts"], deps=case["parts"] % 2 == 0)

@@ -12,7 +12,7 @@ GRAPH = "autoregressive"
 def test_many_choices_wait_for_room_in_a_small_pool(tmp_path: Path) -> None:
     small = (
         "--set",
-        "layout.capacity=160",
+        "layout.kv_slots=160",
         "--set",
         "limits.max_new_tokens=64",
         "--max-queue",

@@ -70,7 +70,7 @@ class Rig:
 def _path(key: str) -> str:
     if key == "layout":
         return "layout.kind"
-    return f"layout.{key}" if key in ("capacity", "max_active") else f"beam.{key}"
+    return f"layout.{key}" if key in ("kv_slots", "max_num_branches") else f"beam.{key}"
 
 
 def _yaml(value: Any) -> str:

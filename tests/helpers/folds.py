@@ -16,7 +16,7 @@ from specsot.states.text.prompts import NOTHING
 GRAPH = "bim_blend_merge"
 REUSED = ("blend.ratios=[0.3]",)
 SMALL = (
-    "layout.capacity=2000",
+    "layout.kv_slots=2000",
     "limits.max_new_tokens=1",  # the session has its own budget
     "blend.min_tokens=0",
     "skeleton.grammar=false",

@@ -221,9 +221,10 @@ BLOCKS = [
     "drafter: {kind: eagle3, nodes: 60, levels: 8, top_k: 10}",
     "drafter: {kind: dflash, nodes: 30}",
     "drafter: {kind: eagle3, nodes: {1: 8, 3: 2}, levels: 4, top_k: 3, rows_per_round: 3}",
-    "drafter: {kind: vanilla, gamma: 3, draws: sampled}", "layout: {kind: bim, capacity: 700}",
-    "layout: {kind: batching, capacity: 700, max_active: 2}", "layout: {kind: bim, max_active: 1}",
-    "layout: {kind: batching, max_active: 3, order: longest}", "attention: dense",
+    "drafter: {kind: vanilla, gamma: 3, draws: sampled}", "layout: {kind: bim, kv_slots: 700}",
+    "layout: {kind: batching, kv_slots: 700, max_num_branches: 2}",
+    "layout: {kind: bim, max_num_branches: 1}",
+    "layout: {kind: batching, max_num_branches: 3, order: longest}", "attention: dense",
     "attention: grouped", "sampling: {temperature: 1.0}", "sampling: {temperature: 0.7, top_k: 3}",
     "sampling: {temperature: 1.0, accept: rejection}", "sampling: {top_p: 0.0001, temperature: 2}",
     "sampling: {temperature: 1.0, min_p: 0.3, repetition_penalty: 1.3}",
@@ -264,7 +265,7 @@ OPTIONS = ["--seed", "--device", "--dtype", "--threads", "--max-new-tokens", "--
            "--runs-dir", "--trace", "--profile", "--model", "--drafter-model"]  # fmt: skip
 VALUES = ["", "-1", "0", "1", "x", "1e9", "99999999999999999999", "/dev/null", "/dev/zero", "/",
           ".", "nothing", "cpu", "float32", "float64", "kv", "drafter.nodes=2",
-          "drafter.kind=none", "a=b", "=", "layout.capacity=1", "layout.capacity=300", "\0",
+          "drafter.kind=none", "a=b", "=", "layout.kv_slots=1", "layout.kv_slots=300", "\0",
           "\ud800", "é", "a" * 300, "deadbeef0000", "embedded", "smollm2", "[]", "cuda:99",
           "sampling.temperature=1.0", "limits.max_rounds=1"]  # fmt: skip
 

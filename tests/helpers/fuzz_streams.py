@@ -96,9 +96,9 @@ for case in json.load(sys.stdin):
 
 ANSWER = ["run", "autoregressive", "Why is the sky blue?", "--max-new-tokens", "6", "--no-tui"]
 LONG = ["run", "bim_eagle", "Make a plan for a picnic.", "--max-new-tokens", "150", "--no-tui"]
-PAIR = ["autoregressive", "autoregressive@layout.max_active=2", "--prompts", "two.txt"]
+PAIR = ["autoregressive", "autoregressive@layout.max_num_branches=2", "--prompts", "two.txt"]
 COMPARE = ["compare", *PAIR, "--max-new-tokens", "4"]
-SWEEP = ["sweep", "autoregressive", "--vary", "layout.max_active=1,2", *COMPARE[3:]]
+SWEEP = ["sweep", "autoregressive", "--vary", "layout.max_num_branches=1,2", *COMPARE[3:]]
 OTHERS = [["list"], ["show", "eagle", "--full"], ["schema"], ["explain"], ["check", "bim_eagel"],
           ["runs", "list"], ["--help"], ["list", "--json"]]  # fmt: skip
 STREAMS = ("file", "closed", "full", "gone", "reading")

@@ -9,7 +9,7 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run
 
-OPTIMISTIC, SMALL = "scheduler.admission=optimistic", "layout.capacity=320"
+OPTIMISTIC, SMALL = "scheduler.admission=optimistic", "layout.kv_slots=320"
 TEXTS = [
     Prompt(str(n), f"question {n}", max_new_tokens=15 + n * 5 % 11, cache_salt="ab"[n % 2])
     for n in range(4)
@@ -44,10 +44,10 @@ def session_of(
     samples, graph = case["graph"] == "samples", case["graph"]
     book = LongBook(130, case["share"], stops if case["graph"] in FULL else ())
     own = [f"drafter.kind={kind}", *SETTINGS[kind][number], f"layout.kind={case['layout']}"]
-    own += [f"sampling.temperature={case['temperature']}", "layout.max_active=4"]
+    own += [f"sampling.temperature={case['temperature']}", "layout.max_num_branches=4"]
     if samples:  # of every prompt, which are drawn
         graph = "autoregressive"
-        own += ["limits.samples=3", "sampling.temperature=0.9"]
+        own += ["limits.n=3", "sampling.temperature=0.9"]
     return graphs.session(graph, drafting(made, kind), book, sets=(*own, *sets))
 
 
@@ -67,7 +67,7 @@ def check_forced(case: dict[str, Any], made: Tiny, graphs: Graphs, seed: int) ->
     often somebody did."""
     free = drive(start(session_of(case, made, graphs), TEXTS), check=False)
     sets = [f"scheduler.{name}={case[name]}" for name in ("policy", "prefix_cache")]
-    sets.append(f"scheduler.max_tokens={case['chunk']}")
+    sets.append(f"scheduler.max_num_batched_tokens={case['chunk']}")
     run = start(session_of(case, made, graphs, *sets), TEXTS)
     force(run, seed, 0.4)
     drive(run)

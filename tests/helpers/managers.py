@@ -38,7 +38,7 @@ def limits(
     block_size: int = 1,
 ) -> RunLimits:
     own = {} if layout == "batching" else {"block_size": block_size}
-    block: Any = LAYOUTS[layout](kind=layout, capacity=capacity, max_active=most, **own)
+    block: Any = LAYOUTS[layout](kind=layout, kv_slots=capacity, max_num_branches=most, **own)
     drafts = DRAFTERS[drafter](kind=drafter)
     given = {"policy": policy, "max_wait": max_wait, "prefix_cache": False}
     scheduler = SchedulerBlock.model_validate(given)
@@ -48,9 +48,9 @@ def limits(
 def manager(layout: str = "bim", drafter: str = "none", **settings: Any) -> BranchStateManager:
     """A manager over pools of one tiny layer; settings as for `limits`."""
     fixed = limits(layout, drafter, **settings)
-    rows = fixed.layout.max_active if layout == "batching" else 1
+    rows = fixed.layout.max_num_branches if layout == "batching" else 1
     size = getattr(fixed.layout, "block_size", 1)
-    kv, draft = (KVCache(1, 1, 2, fixed.layout.capacity, rows, block_size=size) for _ in range(2))
+    kv, draft = (KVCache(1, 1, 2, fixed.layout.kv_slots, rows, block_size=size) for _ in range(2))
     draft = draft if fixed.drafter.has_model else None
     return BranchStateManager(kv, draft, fixed, lambda branch: branch.prompt)
 

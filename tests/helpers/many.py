@@ -83,7 +83,7 @@ class Served:
 
 def short(layout: str, models: Models, graphs: Graphs) -> Session:
     """A session of drawn answers of two tokens, twenty at a time."""
-    sets = (f"layout.kind={layout}", "layout.max_active=20", "sampling.temperature=0.7")
+    sets = (f"layout.kind={layout}", "layout.max_num_branches=20", "sampling.temperature=0.7")
     sets = (*sets, "sampling.repetition_penalty=1.2")  # what was written is counted
     sets = (*sets, "scheduler.prefix_cache=false")  # what is kept fills the pool in time
     book = TokenBook(models.target.vocab_size, "outline", ())

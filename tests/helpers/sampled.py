@@ -46,7 +46,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "temperature": (0.3, 1.0, 1.5),
     "rules": tuple(RULES),
     "order": ("fcfs", "longest_first", "shortest_first"),
-    "max_active": (1, 3, 8),
+    "max_num_branches": (1, 3, 8),
     "share": ("outline", "prompt"),
     "stops": ((2,), ()),
 }
@@ -71,7 +71,7 @@ def drawn(case: dict[str, Any], made: Tiny, graphs: Graphs, budget: int = 14) ->
         sets=(
             f"drafter.kind={kind}",
             *own,
-            *(f"layout.{key}={case[key]}" for key in ("max_active", "order")),
+            *(f"layout.{key}={case[key]}" for key in ("max_num_branches", "order")),
             *memory_of(case),
             *sampling_of(case),
         ),
@@ -81,7 +81,7 @@ def drawn(case: dict[str, Any], made: Tiny, graphs: Graphs, budget: int = 14) ->
 
 def plain(case: dict[str, Any]) -> dict[str, Any]:
     """The same without a drafter, one sequence, all at once, in reading order."""
-    alone = {"drafter": ("none", 0), "layout": "bim", "order": "fcfs", "max_active": 8}
+    alone = {"drafter": ("none", 0), "layout": "bim", "order": "fcfs", "max_num_branches": 8}
     return case | alone | {"blocks": 1, "attention": "dense"}
 
 

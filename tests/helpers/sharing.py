@@ -28,7 +28,7 @@ def session_of(
     """A session with up to three branches at once, that share what the kind's bound says."""
     name = kind.partition(",")[0]
     own = [f"drafter.{one}" for one in BOUNDS[kind]]
-    own += [f"layout.kind={layout}", "layout.max_active=3"]
+    own += [f"layout.kind={layout}", "layout.max_num_branches=3"]
     return graphs.session(
         "bim_plain",
         drafting(made, name),

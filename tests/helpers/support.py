@@ -245,7 +245,7 @@ class Graphs:
         sets: Iterable[str] = (),
     ) -> Session:
         """A session on a shipped graph with a small pool, small budgets and no grammar."""
-        own = ["layout.capacity=2000", "limits.max_new_tokens=1"]  # the session has its own budget
+        own = ["layout.kv_slots=2000", "limits.max_new_tokens=1"]  # the session has its own budget
         if "eagle" in graph:  # what a graph ships may be tuned at any time
             own += ["drafter.nodes={1: 10, 2: 6, 4: 3}", "drafter.levels=4", "drafter.top_k=4"]
         if graph in (*FULL, *PAGED):

@@ -134,7 +134,7 @@ def runs(graphs: Graphs, tiny: Make) -> Iterator[Run]:
                 made.book(),
                 outline=outline_of(3),
                 budget=5,
-                sets=(f"drafter.kind={kind}", *sets, "layout.max_active=2"),
+                sets=(f"drafter.kind={kind}", *sets, "layout.max_num_branches=2"),
             )
             yield start(session, ["hello"])
     for graph in GRAPHS:
@@ -149,13 +149,13 @@ def runs(graphs: Graphs, tiny: Make) -> Iterator[Run]:
                 book,
                 outline=outline,
                 budget=5,
-                sets=("layout.max_active=2", "layout.capacity=250"),
+                sets=("layout.max_num_branches=2", "layout.kv_slots=250"),
             )
             session.new_matcher = None if outline else lambda question: Forcing()
             yield start(session, ["hello", "again"])
     combining = folds.session(graphs, made, *folds.REUSED, outline=outline_of(3), budget=5)
     yield start(combining, ["hello", "again"])
-    session = graphs.session("beam", made.models, made.book(), sets=("layout.max_active=2",))
+    session = graphs.session("beam", made.models, made.book(), sets=("layout.max_num_branches=2",))
     yield start(session, ["hello", "again", "and once more"])
 
 

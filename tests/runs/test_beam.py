@@ -104,7 +104,7 @@ def test_requests_side_by_side_are_what_they_are_alone(layout: str, rig: Any) ->
     """Budgets differ, so searches end at different times and newcomers join a forward."""
     made: Rig = rig()
     prompts = [Prompt(text, text, max_new_tokens=5 + 3 * i) for i, text in enumerate("abcdef")]
-    run = made.start(prompts, layout=layout, max_active=3)
+    run = made.start(prompts, layout=layout, max_num_branches=3)
     seen = set()
     drive(run, check=False, until=lambda run: bool(seen.add(run.state)) or check_beams(run))
     assert "continuous_decode" in seen

@@ -47,9 +47,9 @@ def test_a_pool_that_is_just_large_enough(layout: str, rig: Any) -> None:
     made: Rig = rig()
     needed = PROMPTS["b"] + 3 * 10 + 1
     case = {"layout": layout, "num_beams": 3, "budget": 10, "stops": 0}
-    run = finish(made.start(["b"], capacity=needed, **case))
+    run = finish(made.start(["b"], kv_slots=needed, **case))
     assert len(branches_of(run)[0].tokens) == 10
-    run = finish(made.start(["b"], capacity=needed - 1, **case))
+    run = finish(made.start(["b"], kv_slots=needed - 1, **case))
     (branch,) = branches_of(run)
     assert branch.finish is Finish.REFUSED
     assert branch.note == f"needs {needed} slots, the pool has {needed - 1}"
@@ -62,7 +62,7 @@ def test_searches_that_do_not_fit_side_by_side_wait(layout: str, rig: Any) -> No
     case = {"layout": layout, "num_beams": 3, "budget": 10, "stops": 0}
     both = PROMPTS["b"] + PROMPTS["c"] + 2 * (3 * 10 + 1)
     for capacity, together in ((both, 2), (both - 1, 2 if layout == "batching" else 1)):
-        run, most = made.start(["b", "c"], capacity=capacity, **case), set()
+        run, most = made.start(["b", "c"], kv_slots=capacity, **case), set()
         while not run.finished:
             run.advance()
             most.add(len(run.board["branches"].active))

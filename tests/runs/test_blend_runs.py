@@ -138,7 +138,11 @@ def test_a_newcomer_changes_nobody_and_is_blended_as_ever(
     in one prefill. Tokens and acceptance, round by round, are the same."""
     found, parts = [], searching(["bees rain", "rain tea", "", "tea iron rain", "bees"])
     for most in (10, 3, 2, 1):
-        sets = (f"layout.kind={layout}", f"layout.max_active={most}", f"blend.budget={budget}")
+        sets = (
+            f"layout.kind={layout}",
+            f"layout.max_num_branches={most}",
+            f"blend.budget={budget}",
+        )
         fixed = ("drafter.nodes=6", "drafter.levels=3", "blend.ratios=[0.4]")
         run, rounds = watched(
             session(graphs, made, "bim_blend_eagle", *sets, *fixed, outline=parts)
@@ -175,7 +179,7 @@ def test_a_newcomer_leaves_the_logits_of_running_branches_alone(
     are those of a run in which everybody had started before."""
     parts, found = searching(["bees rain", "rain tea", "", "tea iron rain", "bees"]), []
     for most in (10, 3):
-        sets = (f"layout.kind={layout}", f"layout.max_active={most}")
+        sets = (f"layout.kind={layout}", f"layout.max_num_branches={most}")
         fixed = ("drafter.nodes=6", "drafter.levels=3")
         sink = Logits()
         opened = session(graphs, made, "bim_blend_eagle", *sets, *fixed, outline=parts)
@@ -196,7 +200,12 @@ def test_what_all_branches_find_stands_in_the_prefix(
     parts = searching(["bees rain", "rain tea", "tea rain"])
     prompts = asked(1, documents=8)
     opened = session(
-        graphs, made, "bim_blend_eagle", f"layout.kind={layout}", "skeleton.found=8", outline=parts
+        graphs,
+        made,
+        "bim_blend_eagle",
+        f"layout.kind={layout}",
+        "skeleton.search_top_k=8",
+        outline=parts,
     )
     run, rounds = watched(opened, prompts)
     (request,) = requests_of(run)
@@ -208,7 +217,14 @@ def test_what_all_branches_find_stands_in_the_prefix(
     sizes = [len(made_ids(made, word)) for word in ("bees", "tea", "tea", *["rain"] * copies)]
     assert sorted(cached for cached, _ in blend.parts) == sorted(sizes)
     plain = run_all(
-        session(graphs, made, "bim_eagle", *of_one_block("bim"), "skeleton.found=8", outline=parts),
+        session(
+            graphs,
+            made,
+            "bim_eagle",
+            *of_one_block("bim"),
+            "skeleton.search_top_k=8",
+            outline=parts,
+        ),
         prompts,
     )
     assert [b.prompt.ids for b in requests_of(plain)[0].branches] == [
@@ -227,7 +243,7 @@ def test_layouts_agree_where_every_row_holds_a_blended_prefix(made: Tiny, graphs
     found = []
     for layout in ("bim", "batching", "paged"):
         for ratio in ("0.3", "0.7"):
-            sets = (f"layout.kind={layout}", f"blend.ratios=[{ratio}]", "skeleton.found=8")
+            sets = (f"layout.kind={layout}", f"blend.ratios=[{ratio}]", "skeleton.search_top_k=8")
             opened = session(graphs, made, "bim_blend_eagle", *sets, outline=parts)
             found.append(tokens_of(run_all(opened, asked(2, documents=8))))
     assert found[:2] == found[2:4] == found[4:]

@@ -50,7 +50,7 @@ def test_a_plain_request_that_just_fits_runs_and_one_slot_less_refuses_it(
     needed = prompt + budget + nodes + 1
     sets = (*(FIXED if nodes else ()), f"layout.kind={layout}")
     for capacity in (needed, needed - 1):
-        fixed = (*sets, f"layout.capacity={capacity}")
+        fixed = (*sets, f"layout.kv_slots={capacity}")
         session = graphs.session(graph, made.models, book, budget=budget, sets=fixed)
         run = run_all(session, ["hello"])
         (branch,) = branches_of(run)
@@ -74,7 +74,7 @@ def test_a_request_that_just_fits_opens_and_one_slot_less_refuses_it(
     wide = outlined(graphs, made, graph, parts=3, sets=FIXED if nodes else ())
     needed = request_slots(requests_of(wide)[0]) + nodes + 1
     for capacity in (needed, needed - 1):
-        sets = (*(FIXED if nodes else ()), f"layout.capacity={capacity}")
+        sets = (*(FIXED if nodes else ()), f"layout.kv_slots={capacity}")
         session = graphs.session(graph, made.models, book, outline=outline_of(3), sets=sets)
         run = run_all(session, ["hello"])
         if capacity == needed:
@@ -107,7 +107,7 @@ def test_a_branch_that_just_fits_runs_and_one_slot_more_refuses_it_alone(
         book,
         outline=Outline("plan", points, (), "ok"),
         budget=budget,
-        sets=(*(FIXED if nodes else ()), f"layout.capacity={capacity}"),
+        sets=(*(FIXED if nodes else ()), f"layout.kv_slots={capacity}"),
     )
     run = run_all(session, ["hello"])
     small, exact, large = branches_of(run)
@@ -134,7 +134,7 @@ def test_a_pool_may_be_filled_to_its_last_slot(
     made = tiny("llama")
     book = made.book(stop_ids=())
     session = graphs.session(
-        graph, made.models, book, outline=outline_of(4), sets=("layout.capacity=600", *sets)
+        graph, made.models, book, outline=outline_of(4), sets=("layout.kv_slots=600", *sets)
     )
     peaks = _watch_rows(monkeypatch)
     free = run_all(session, ["hello"])
@@ -185,7 +185,7 @@ def test_branches_wait_until_the_pool_has_room_and_all_are_decoded(
     book = made.book(stop_ids=())
     wide = outlined(graphs, made, graph, parts=6, budget=20)
     capacity = request_slots(requests_of(wide)[0]) + 12
-    sets = [f"layout.capacity={capacity}"] + ["layout.max_active=3"] * ("batching" in graph)
+    sets = [f"layout.kv_slots={capacity}"] + ["layout.max_num_branches=3"] * ("batching" in graph)
     session = graphs.session(graph, made.models, book, outline=outline_of(6), budget=20, sets=sets)
     run, most = start(session, ["hello"]), 0
     while not run.finished:
@@ -255,7 +255,7 @@ def test_a_run_whose_requests_are_all_refused_comes_to_an_end(
     graph: str, tiny: Make, graphs: Graphs
 ) -> None:
     made = tiny("llama")
-    sets = ("layout.capacity=100", "layout.max_active=2")
+    sets = ("layout.kv_slots=100", "layout.max_num_branches=2")
     session = graphs.session(graph, made.models, made.book(), budget=300, sets=sets)
     run = run_all(session, ["hello", "again"])
     assert [s.finish for a in run.board["answers"] for s in a.sections] == ["refused"] * 2
@@ -285,7 +285,7 @@ def test_a_direct_answer_that_can_never_fit_is_refused_with_the_numbers(
 ) -> None:
     made = tiny("llama")
     book = PlanBook(130, "outline", ())
-    sets = ("skeleton.direct_tokens=380", "layout.capacity=400", "layout.max_active=2")
+    sets = ("skeleton.direct_tokens=380", "layout.kv_slots=400", "layout.max_num_branches=2")
     session = graphs.session(
         graph, made.models, book, budget=None, sets=(*sets, "limits.max_new_tokens=10")
     )

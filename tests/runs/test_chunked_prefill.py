@@ -1,4 +1,4 @@
-"""`scheduler.max_tokens`: long prompts are read in chunks beside others; no token changes."""
+"""`max_num_batched_tokens`: long prompts are read in chunks with running ones; same tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,9 +36,9 @@ def session_of(
 ) -> tuple[Session, PlanBook]:
     book = PlanBook(130, share, ())
     book.text = "PLAN\n1|50|-|-|One\n2|50|-|1|Two\n3|50|-|-|Three\nEND"
-    sets = (*sets, "layout.max_active=4")
+    sets = (*sets, "layout.max_num_branches=4")
     if most is not None:
-        sets = (*sets, f"scheduler.max_tokens={most}")
+        sets = (*sets, f"scheduler.max_num_batched_tokens={most}")
     return graphs.session(graph, made.models, book, sets=sets), book
 
 
@@ -61,8 +61,8 @@ def test_chunks_of_any_size_give_the_same_tokens(
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_every_drafter_reads_chunks(kind: str, layout: str, tiny: Make, graphs: Graphs) -> None:
     made, found = tiny("qwen3"), []
-    for most in ("", "scheduler.max_tokens=9"):
-        sets = (f"drafter.kind={kind}", f"layout.kind={layout}", "layout.max_active=3", most)
+    for most in ("", "scheduler.max_num_batched_tokens=9"):
+        sets = (f"drafter.kind={kind}", f"layout.kind={layout}", "layout.max_num_branches=3", most)
         session = graphs.session(
             "autoregressive", drafting(made, kind), made.book(), sets=tuple(filter(None, sets))
         )
@@ -138,9 +138,9 @@ def test_a_request_that_is_cancelled_while_it_is_read_gives_everything_back(
 
 def test_beams_are_searched_behind_chunks(tiny: Make, graphs: Graphs) -> None:
     made, found = tiny("llama"), []
-    for most in ("layout.order=fcfs", "scheduler.max_tokens=11"):
+    for most in ("layout.order=fcfs", "scheduler.max_num_batched_tokens=11"):
         session = graphs.session(
-            "beam", made.models, made.book(), sets=("layout.max_active=3", most)
+            "beam", made.models, made.book(), sets=("layout.max_num_branches=3", most)
         )
         found.append(tokens_of(drive(start(session, TEXTS), check=False)))
     assert found[0] == found[1]

@@ -42,7 +42,7 @@ class PlanBook(SizedBook):
 
 def session_of(graph: str, tiny: Callable[..., Tiny], graphs: Graphs, most: int) -> Session:
     made = tiny("llama")
-    sets = [f"layout.max_active={most}", f"layout.capacity={CAPACITY[graph.split('_')[0]]}"]
+    sets = [f"layout.max_num_branches={most}", f"layout.kv_slots={CAPACITY[graph.split('_')[0]]}"]
     sets += FIXED if "eagle" in graph else ()
     book = PlanBook(made.models.target.vocab_size, "outline", ())
     return graphs.session(graph, made.models, book, budget=9, sets=sets)

@@ -26,10 +26,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Models:
 def forwards(layout: str, lengths: list[int], models: Models, graphs: Graphs) -> list[Any]:
     """For each forward of all requests together its rows, and its groups' slots and mask sizes."""
     capacity = ROOM * (len(lengths) if layout == "bim" else 1)
-    sets = (f"layout.kind={layout}", f"layout.max_active={len(lengths)}")
+    sets = (f"layout.kind={layout}", f"layout.max_num_branches={len(lengths)}")
     book = TokenBook(models.target.vocab_size, "outline", ())
     session = graphs.session(
-        "autoregressive", models, book, budget=NEW, sets=(*sets, f"layout.capacity={capacity}")
+        "autoregressive", models, book, budget=NEW, sets=(*sets, f"layout.kv_slots={capacity}")
     )
     seen = []
 

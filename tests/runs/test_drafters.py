@@ -46,7 +46,7 @@ WHOLE: dict[str, tuple[Any, ...]] = {
     "parts": (1, 2, 3, 4, 5, 6, 7, 8),
     "order": ("fcfs", "longest_first", "shortest_first"),
     "share": ("outline", "prompt"),
-    "max_active": (1, 3, 8),
+    "max_num_branches": (1, 3, 8),
     "requests": (1, 2),
     "stops": ((2,), ()),
 }
@@ -55,7 +55,7 @@ WHOLE: dict[str, tuple[Any, ...]] = {
 def sets_of(case: dict[str, Any]) -> list[str]:
     kind, number = case["drafter"]
     sets = [f"drafter.kind={kind}", *SETTINGS[kind][number], *memory_of(case)]
-    return [*sets, *(f"layout.{key}={case[key]}" for key in ("max_active", "order"))]
+    return [*sets, *(f"layout.{key}={case[key]}" for key in ("max_num_branches", "order"))]
 
 
 def check_case(case: dict[str, Any], tiny: Make, graphs: Graphs) -> None:
@@ -113,7 +113,7 @@ def test_both_layouts_accept_the_same_in_every_round(
                 f"drafter.kind={kind}",
                 *SETTINGS[kind][number],
                 f"layout.kind={layout}",
-                "layout.max_active=3",
+                "layout.max_num_branches=3",
             ),
         )
         run = run_all(session, QUESTIONS[:1])

@@ -50,7 +50,7 @@ WHOLE: dict[str, tuple[Any, ...]] = {
     "layout": ("bim", "batching", "paged"),
     "parts": (1, 2, 3, 5),
     "share": ("outline", "prompt"),
-    "max_active": (1, 2, 8),
+    "max_num_branches": (1, 2, 8),
     "requests": (1, 2),
     "stops": ((2,), ()),
 }
@@ -65,7 +65,7 @@ def test_every_branch_is_the_targets_own(case: dict[str, Any], tiny: Make, graph
         drafting(made, "eagle2"),
         book,
         outline=outline_of(case["parts"]),
-        sets=(*TREES[case["tree"]], f"layout.max_active={case['max_active']}"),
+        sets=(*TREES[case["tree"]], f"layout.max_num_branches={case['max_num_branches']}"),
     )
     run = run_all(session, QUESTIONS[: case["requests"]])
     check_lossless(run, book, made.reference, plain=False)

@@ -143,7 +143,7 @@ def test_all_branches_may_end_in_the_same_round(
         made.book(stop_ids=()),
         outline=outline_of(5),
         budget=budget,
-        sets=("layout.max_active=12",),
+        sets=("layout.max_num_branches=12",),
     )
     run = start(session, ["hello", "again"])
     drive(run, until=lambda run: bool(rounds.append(len(run.board["branches"].active))))
@@ -165,7 +165,7 @@ def test_one_endless_branch_does_not_starve_the_others(
         book,
         outline=outline_of(5),
         budget=60,
-        sets=("layout.max_active=2",),
+        sets=("layout.max_num_branches=2",),
     )
     run, ended = start(session, ["hello"]), []
 

@@ -111,7 +111,7 @@ def opened(graphs: Graphs, made: Tiny, graph: str, share: str = "outline") -> Ru
         made.models,
         made.book(share, ()),
         outline=outline_of(4, {3: (1,)}),
-        sets=("layout.max_active=3",),
+        sets=("layout.max_num_branches=3",),
     )
     # With budgets that differ, branches end at different times and newcomers join a round.
     return start(session, ["hello", Prompt("1", "a second question", max_new_tokens=5)])
@@ -145,7 +145,7 @@ def test_branches_that_share_their_rows_read_no_more_often(
     layout: str, kind: str, made: Tiny, graphs: Graphs, door: Door
 ) -> None:
     """Whose a row is comes with the round's one read."""
-    sets = (f"drafter.kind={kind}", "drafter.rows_per_round=7", "layout.max_active=3")
+    sets = (f"drafter.kind={kind}", "drafter.rows_per_round=7", "layout.max_num_branches=3")
     book, outline = made.book(stop_ids=()), outline_of(4, {3: (1,)})
     session = graphs.session(f"{layout}_plain", made.models, book, outline=outline, sets=sets)
     second = Prompt("1", "a second question", max_new_tokens=5)
@@ -199,7 +199,7 @@ def test_a_beam_search_reads_once_per_step(
     layout: str, made: Tiny, graphs: Graphs, door: Door
 ) -> None:
     """Which beams live on is decided on the device; the host is told with the step's one read."""
-    sets = (f"layout.kind={layout}", "layout.max_active=2")
+    sets = (f"layout.kind={layout}", "layout.max_num_branches=2")
     session = graphs.session("beam", made.models, made.book("outline", (2, 0)), sets=sets)
     run = start(session, ["hello", Prompt("1", "b", max_new_tokens=4), "a third question"])
     forwards, states = 0, set()
@@ -220,7 +220,7 @@ def test_cached_documents_are_blended_without_a_read(
     graph: str, layout: str, made: Tiny, graphs: Graphs, door: Door
 ) -> None:
     """How many rows are picked is known on the host, which ones on the device alone."""
-    sets = (f"layout.kind={layout}", "layout.max_active=3", "skeleton.found=8")
+    sets = (f"layout.kind={layout}", "layout.max_num_branches=3", "skeleton.search_top_k=8")
     outline = searching(["bees rain", "rain tea", "tea rain iron"], deps=(3,))
     run = start(
         session(graphs, made, graph, *sets[: 2 if graph == "blend_eagle" else 3], outline=outline),

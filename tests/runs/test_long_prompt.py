@@ -17,8 +17,8 @@ def test_the_others_go_on_in_every_step_and_no_step_is_larger_than_the_budget(
     admission: str, tiny: Callable[..., Tiny], graphs: Graphs
 ) -> None:
     prompts = {str(n): [9 + n] * 12 for n in range(MANY)} | {"long": [7] * LONG}
-    sets = (f"scheduler.max_tokens={BUDGET}", f"scheduler.admission={admission}")
-    sets += ("layout.capacity=3000", f"layout.max_active={MANY + 1}")
+    sets = (f"scheduler.max_num_batched_tokens={BUDGET}", f"scheduler.admission={admission}")
+    sets += ("layout.kv_slots=3000", f"layout.max_num_branches={MANY + 1}")
     session = graphs.session(
         "autoregressive",
         tiny("llama", max_positions=2048).models,

@@ -40,7 +40,7 @@ WHOLE: dict[str, tuple[Any, ...]] = {
     "parts": (0, 1, 2, 3, 4, 5, 6, 7, 8),  # 0: the model writes the outline itself
     "deps": ("none", "chain", "fan"),
     "share": ("outline", "prompt"),
-    "max_active": (1, 2, 8),
+    "max_num_branches": (1, 2, 8),
     "order": ("fcfs", "longest_first", "shortest_first"),
     "requests": (1, 2),
     "stops": ((2,), ()),  # with an end, some branches stop early
@@ -51,7 +51,7 @@ SINGLE: dict[str, tuple[Any, ...]] = {
     "family": tuple(FAMILIES),
     "graph": PLAIN,
     "layout": ("bim", "batching", "paged"),
-    "max_active": (1, 2, 8),
+    "max_num_branches": (1, 2, 8),
     "requests": (1, 2),
     "stops": ((2,), ()),  # with an end, some branches stop early
     "nodes": ("{1: 10, 2: 6}", "1", "9"),
@@ -70,7 +70,7 @@ def check_case(case: dict[str, Any], tiny: Callable[..., Tiny], graphs: Graphs) 
     """One run of the grid, held to the reference."""
     made = tiny(case["family"], **FAMILIES[case["family"]])
     book = made.book(case.get("share", "outline"), case["stops"])
-    sets = [f"layout.{key}={case[key]}" for key in ("max_active", "order") if key in case]
+    sets = [f"layout.{key}={case[key]}" for key in ("max_num_branches", "order") if key in case]
     sets += [f"layout.kind={case['layout']}"] if "layout" in case else []
     sets.append(f"attention={case['attention']}")
     if "eagle" in case["graph"]:

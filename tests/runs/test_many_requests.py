@@ -66,7 +66,7 @@ def test_parts_that_were_kept_to_be_combined_are_forgotten(
 
 
 def test_beams_are_forgotten(small: Models, graphs: Graphs) -> None:
-    program = open_graph("beam", ("layout.capacity=2000", "beam.num_beams=3"), graphs.table)
+    program = open_graph("beam", ("layout.kv_slots=2000", "beam.num_beams=3"), graphs.table)
     session = Session(program, small, max_new_tokens=4, prompts=TokenBook(130, "outline", ()))
     check(serve(session, TEXTS[:4], 5), 20)
 

@@ -45,7 +45,7 @@ def test_no_op_of_a_whole_run_copies_rows_out_of_a_pool(
     graph: str, share: str, session: Any
 ) -> None:
     """Only a fork under batching does, and what stays there; the ledger names every byte."""
-    run = start(session(graph, share, sets=("layout.max_active=3",)), QUESTIONS)
+    run = start(session(graph, share, sets=("layout.max_num_branches=3",)), QUESTIONS)
     watch = watched(run)
     moved = [pool.ledger.bytes.total() for pool in pools_of(run)]
     assert [watch.by_pool[i] for i, _ in enumerate(moved)] == moved, "the ledger agrees"
@@ -122,7 +122,7 @@ def test_what_attention_reads_is_little_more_than_each_requests_own_rows(
     for backend in ("grouped", "dense"):
         reads = Reads(made.models.target)
         models = replace(made.models, target=reads)
-        sets = (f"attention={backend}", "layout.max_active=8")
+        sets = (f"attention={backend}", "layout.max_num_branches=8")
         opened = graphs.session(graph, models, made.book(stop_ids=()), budget=40, sets=sets)
         run = drive(start(opened, [*"abcdefghijkl"]))
         found[backend] = sum(reads.entries), tokens_of(run)
@@ -160,7 +160,7 @@ def _places(run: Run) -> tuple[Any, ...]:
 @pytest.mark.parametrize(("graph", "share"), taking_turns(GRAPHS, ("outline", "prompt")))
 def test_the_order_of_slots_never_matters(graph: str, share: str, session: Any) -> None:
     """Both pools are shuffled, every row by its own map, in the middle of a run and again later."""
-    made = session(graph, share, sets=("layout.max_active=3",))
+    made = session(graph, share, sets=("layout.max_num_branches=3",))
     plain = drive(start(made, QUESTIONS))
     for every in (1, 7):
         run = start(made, QUESTIONS)

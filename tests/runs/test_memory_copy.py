@@ -120,7 +120,7 @@ def test_a_row_that_is_used_again_by_its_request_copies_nothing(
     graph: str, share: str, session: Any
 ) -> None:
     """Six branches, two rows: one copy is made, at the fork, and none when others follow."""
-    made = session(graph, share, 6, "layout.max_active=2")
+    made = session(graph, share, 6, "layout.max_num_branches=2")
     run, before, used = to_fork(made)
     address = [p.data.data_ptr() for p in pools_of(run)]
     first = fork(run)

@@ -276,7 +276,7 @@ def test_each_request_gets_what_it_gets_alone(layout: str, made: Tiny, graphs: G
     outline, found = outline_of(3, {2: (1,)}), []
     for most in (4, 1):
         run = run_all(
-            session(graphs, made, layout, f"layout.max_active={most}", outline=outline), TEXTS
+            session(graphs, made, layout, f"layout.max_num_branches={most}", outline=outline), TEXTS
         )
         found.append(tokens_of(run))
     alone = run_all(session(graphs, made, layout, outline=outline), TEXTS[:1])
@@ -289,9 +289,9 @@ def test_in_a_narrow_pool_nobody_waits_for_what_others_hold(
     layout: str, made: Tiny, graphs: Graphs
 ) -> None:
     """Room for all parts is reserved before the outline: whoever begins can come to an end."""
-    sets = (layout, "layout.max_active=4", "skeleton.max_branches=4")
+    sets = (layout, "layout.max_num_branches=4", "skeleton.max_branches=4")
     wide = run_all(session(graphs, made, *sets, outline=outline_of(4)), TEXTS)
-    narrow = (*sets, "layout.capacity=330")
+    narrow = (*sets, "layout.kv_slots=330")
     run = run_all(session(graphs, made, *narrow, outline=outline_of(4)), TEXTS)
     assert tokens_of(run) == tokens_of(wide)
     assert not left_apart(run.board["answers"])
@@ -327,7 +327,7 @@ def test_a_refused_part_is_left_out(layout: str, made: Tiny, graphs: Graphs) -> 
     points = tuple(Point(i, 900 if i == 2 else 12, None, (), f"Part {i}") for i in (1, 2, 3))
     outline = Outline("plan", points, (), "ok")
     book = ShortBook(made.models.target.vocab_size, "outline", ())
-    sets = (layout, "layout.capacity=500")
+    sets = (layout, "layout.kv_slots=500")
     run = run_all(session(graphs, made, *sets, outline=outline, book=book), ["hello"])
     (request,) = requests_of(run)
     assert request.branches[1].finish is Finish.REFUSED
@@ -342,14 +342,14 @@ def test_parts_that_just_fit_are_combined_and_with_one_slot_less_they_stand_alon
     drafter = NONE
     if nodes:
         drafter = ("drafter.kind=eagle3", "drafter.nodes=6", "drafter.levels=3", "drafter.top_k=4")
-    sets = (layout, *drafter, "layout.max_active=1")
+    sets = (layout, *drafter, "layout.max_num_branches=1")
     opened = partial(session, graphs, made, outline=outline_of(4), budget=20)
     wide = run_all(opened(*sets), ["hello"])
     (request,) = requests_of(wide)
     own = sum(b.own for b in request.parts) + len(combined_of(request).prompt) + 20
     needed = request.prefix_length + own + nodes + 1
     for capacity in (needed, needed - 1):
-        run = run_all(opened(*sets, f"layout.capacity={capacity}"), ["hello"])
+        run = run_all(opened(*sets, f"layout.kv_slots={capacity}"), ["hello"])
         (one,), answers = requests_of(run), run.board["answers"]
         if capacity == needed:
             assert tokens_of(run) == tokens_of(wide) and not left_apart(answers)

@@ -329,7 +329,7 @@ def test_requests_are_combined_beside_the_rounds_of_others(
     """Each gets what it gets alone, however many branches run at a time."""
     outline, found = outline_of(3), []
     for most in (3, 1):
-        sets = (*REUSED, layout, f"layout.max_active={most}")
+        sets = (*REUSED, layout, f"layout.max_num_branches={most}")
         run, rounds = watched(session(graphs, made, *sets, outline=outline), TEXTS)
         found.append(tokens_of(run))
         assert len(rounds.blends) >= 1
@@ -340,7 +340,7 @@ def test_requests_are_combined_beside_the_rounds_of_others(
 
 
 def test_a_later_request_runs_on_while_the_first_is_combined(made: Tiny, graphs: Graphs) -> None:
-    opened = session(graphs, made, *REUSED, "layout.max_active=4", outline=outline_of(3))
+    opened = session(graphs, made, *REUSED, "layout.max_num_branches=4", outline=outline_of(3))
     run, both = start(opened, TEXTS), 0
     while not run.finished:
         run.advance()
@@ -401,7 +401,7 @@ def test_a_refused_part_is_left_out(which: int, layout: str, made: Tiny, graphs:
     points = tuple(Point(i, 900 if i == which else 12, None, (), f"Part {i}") for i in (1, 2, 3))
     outline = Outline("plan", points, (), "ok")
     book = FoldSized(made.models.target.vocab_size, "outline", ())
-    sets = (*REUSED, layout, "layout.capacity=500")
+    sets = (*REUSED, layout, "layout.kv_slots=500")
     run = run_all(session(graphs, made, *sets, outline=outline, book=book), ["hello"])
     (request,), (answer,) = requests_of(run), run.board["answers"]
     assert request.branches[which - 1].finish is Finish.REFUSED
@@ -419,12 +419,12 @@ def test_a_fold_that_just_fits_runs_and_with_one_slot_less_the_parts_stand_alone
         drafter = ("drafter.kind=eagle3", "drafter.nodes=6", "drafter.levels=3", "drafter.top_k=4")
     sets, outline, budget = (*REUSED, layout, *drafter), outline_of(4), 60
     # As many branches side by side as take less room than the fold does.
-    sets = (*sets, "layout.max_active=1")
+    sets = (*sets, "layout.max_num_branches=1")
     wide = run_all(session(graphs, made, *sets, outline=outline, budget=budget), ["hello"])
     (request,) = requests_of(wide)
     needed = request.prefix_length + len(combined_of(request).prompt) + budget + nodes + 1
     for capacity in (needed, needed - 1):
-        fixed = (*sets, f"layout.capacity={capacity}")
+        fixed = (*sets, f"layout.kv_slots={capacity}")
         run = run_all(session(graphs, made, *fixed, outline=outline, budget=budget), ["hello"])
         (one,), answers = requests_of(run), run.board["answers"]
         if capacity == needed:

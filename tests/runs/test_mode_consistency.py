@@ -45,7 +45,7 @@ LAYOUTS = ("bim", "batching")
 SIZES = {"one": (1, 1), "short": (2, 12), "mixed": (1, 120), "long": (60, 120)}
 FACTORS: dict[str, tuple[Any, ...]] = {
     "parts": (1, 2, 3, 4, 5, 6, 7, 8),
-    "max_active": (1, 2, 3, 5, 8),
+    "max_num_branches": (1, 2, 3, 5, 8),
     "order": ("fcfs", "longest_first", "shortest_first"),
     "prompts": tuple(SIZES),
     "graph": ("plain", "eagle"),
@@ -68,7 +68,7 @@ def check_case(case: dict[str, Any], made: Tiny, graphs: Graphs, **more: Any) ->
         made.models.target.vocab_size, case.get("share", "outline"), more.pop("stops", ())
     )
     book.low, book.high = SIZES[case["prompts"]]
-    sets = [f"layout.{key}={case[key]}" for key in ("max_active", "order")]
+    sets = [f"layout.{key}={case[key]}" for key in ("max_num_branches", "order")]
     sets += [f"attention={case['attention']}", *(FIXED if case["graph"] == "eagle" else ())]
     runs = []
     for layout in LAYOUTS:
@@ -123,7 +123,7 @@ def test_layouts_agree_on_outlines_that_the_model_writes(
 def two(graph: str, made: Tiny, graphs: Graphs) -> tuple[Session, PlanBook]:
     book = PlanBook(made.models.target.vocab_size, "outline", ())
     book.text = "PLAN\n1|50|-|-|One\n2|80|-|1|Two\n3|20|-|-|Three\nEND"
-    sets = ("layout.max_active=5", *(FIXED if "eagle" in graph else ()))
+    sets = ("layout.max_num_branches=5", *(FIXED if "eagle" in graph else ()))
     return graphs.session(graph, made.models, book, budget=24, sets=sets), book
 
 

@@ -44,7 +44,7 @@ def test_a_newcomer_drafts_as_well_as_one_that_started_at_once(
     round, whether branches start together, join a running round, or follow one another."""
     made, found = tiny(family), []
     for most in (8, 3, 2, 1):
-        sets = (*FIXED, f"layout.max_active={most}")
+        sets = (*FIXED, f"layout.max_num_branches={most}")
         run = outlined(graphs, made, graph, share=share, parts=6, budget=24, sets=sets)
         found.append((accepted_of(run), tokens_of(run)))
     assert all(one == found[0] for one in found[1:])
@@ -83,7 +83,7 @@ def test_the_drafters_rows_are_those_of_one_sequence(
     book = PlanBook(130, share, ())
     book.text = "PLAN\n1|50|-|-|One\n2|50|-|1|Two\n3|50|-|-|Three\nEND"
     for budget in (16, 17, 18):
-        sets = (f"skeleton.max_tokens={budget}", "layout.max_active=2")
+        sets = (f"skeleton.max_tokens={budget}", "layout.max_num_branches=2")
         session = graphs.session(graph, made.models, book, sets=sets)
         run = start(session, ["hello", "again"])
         while not run.finished:

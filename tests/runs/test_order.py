@@ -60,7 +60,7 @@ def test_branches_start_in_the_order_asked_for_and_no_token_changes(
 ) -> None:
     found = []
     for order, expected in STARTS.items():
-        run = run_of(graph, expecting(LENGTHS), tiny, graphs, max_active=most, order=order)
+        run = run_of(graph, expecting(LENGTHS), tiny, graphs, max_num_branches=most, order=order)
         assert started(run) == expected, order
         found.append(tokens_of(run))
     assert found[0] == found[1] == found[2]
@@ -72,7 +72,7 @@ def test_a_branch_that_is_not_ready_lets_others_go_first(
 ) -> None:
     """The longest needs the shortest: it starts once that is done, before whoever still waits."""
     outline = expecting((20, 90, 50, 10, 5), {2: (4,)})
-    run = run_of(graph, outline, tiny, graphs, max_active=1, order="longest_first")
+    run = run_of(graph, outline, tiny, graphs, max_num_branches=1, order="longest_first")
     assert started(run) == [2, 0, 3, 1, 4]
 
 
@@ -83,7 +83,7 @@ def test_one_device_starts_the_schedulers_batches(
 ) -> None:
     """Longest first, as many side by side as a batch of the scheduler holds; also backwards."""
     predicted, batches = case["predicted"], case["lpt"]["0"]["batches"]
-    most = {"max_active": case["max_parallel"], "order": "longest_first"}
+    most = {"max_num_branches": case["max_parallel"], "order": "longest_first"}
     run = run_of(f"{layout}_plain", expecting(predicted), tiny, graphs, **most)
     drive(run, until=lambda run: run.state == "parallel_prefill")
     assert [b.index for b in run.board["branches"].active] == batches[0]

@@ -19,9 +19,9 @@ def test_the_policies_give_the_same_tokens(
     for policy in POLICIES:
         book = PlanBook(130, "outline", ())
         book.text = "PLAN\n1|50|-|-|One\n2|50|-|1|Two\n3|50|-|-|Three\nEND"
-        sets = ("layout.max_active=3", f"scheduler.policy={policy}")
+        sets = ("layout.max_num_branches=3", f"scheduler.policy={policy}")
         if graph in FULL and graph.startswith("bim"):
-            sets = (*sets, "layout.capacity=420")
+            sets = (*sets, "layout.kv_slots=420")
         run = start(graphs.session(graph, tiny("llama").models, book, sets=sets), TEXTS)
         order: list[str] = []
         while not run.finished:

@@ -36,7 +36,7 @@ def test_a_pool_barely_larger_than_one_request(kind: str, tiny: Make, graphs: Gr
     found, steps = [], []
     case = {"drafter": (kind, 0), "graph": "bim_plain", "layout": "bim", "share": "outline"}
     texts = [replace(one, max_new_tokens=70) for one in TEXTS[:2]]
-    for sets in (["layout.capacity=2000"], [SMALL], [SMALL, OPTIMISTIC]):
+    for sets in (["layout.kv_slots=2000"], [SMALL], [SMALL, OPTIMISTIC]):
         session = session_of(case | {"temperature": 0.0}, tiny("llama"), graphs, *sets, stops=())
         run = drive(start(session, texts), check=OPTIMISTIC in sets)
         found.append(tokens_of(run))

@@ -39,8 +39,8 @@ OFF = "scheduler.prefix_cache=false"
 GRID: dict[str, tuple[Any, ...]] = {
     "drafter": CHOICES,
     "share": ("outline", "prompt"),
-    "max_active": (1, 3, 8),
-    "capacity": (330, 2000),
+    "max_num_branches": (1, 3, 8),
+    "kv_slots": (330, 2000),
     "temperature": (0.0, 0.9),
     "attention": ("auto", "dense", "cascade"),
     "layout": ("bim", "batching", "paged"),
@@ -97,9 +97,9 @@ def test_with_and_without_it_the_tokens_are_the_same(
     book = StemBook(130, case["share"], (2,))
     book.long_half = case["long_half"]
     sets = [f"drafter.kind={kind}", *SETTINGS[kind][number], *memory_of(case)]
-    sets += [f"layout.{key}={case[key]}" for key in ("max_active", "capacity")]
+    sets += [f"layout.{key}={case[key]}" for key in ("max_num_branches", "kv_slots")]
     sets += [f"sampling.temperature={case['temperature']}"]
-    sets += [f"scheduler.max_tokens={case['chunk']}"] if case["chunk"] else []
+    sets += [f"scheduler.max_num_batched_tokens={case['chunk']}"] if case["chunk"] else []
     sets += [f"scheduler.{key}={case[key]}" for key in ("policy", "admission")]
     models = drafting(made, kind)
 
@@ -112,7 +112,7 @@ def test_with_and_without_it_the_tokens_are_the_same(
     assert tokens_of(run) == tokens_of(run_all(made_with(OFF), QUESTIONS))
     if case["temperature"] == 0.0:
         check_lossless(run, book, made.reference, plain=False)
-    least = 4 * 80 if case["capacity"] > 330 else 80  # in a small pool most of it is evicted
+    least = 4 * 80 if case["kv_slots"] > 330 else 80  # in a small pool most of it is evicted
     assert reused(run) >= least, "equal beginnings were computed again"
     pools: list[KVCache] = run.board["branches"].pools
     assert all(pool.needed_length == 0 for pool in pools)
@@ -176,7 +176,7 @@ def test_the_next_turn_of_a_chat_prefills_only_what_is_new(
 def test_a_full_pool_evicts_what_was_not_used_for_longest(tiny: Make, graphs: Graphs) -> None:
     made, book = tiny("llama"), StemBook(130, "outline", ())
     questions = [f"{stem}/{own}" for stem in "abcdef" for own in (1, 2)]
-    sets = ("layout.capacity=260", "layout.max_active=2")
+    sets = ("layout.kv_slots=260", "layout.max_num_branches=2")
     session = graphs.session("bim_eagle", made.models, book, budget=8, sets=sets)
     run = run_all(session, questions)
     check_lossless(run, book, made.reference, plain=False)
@@ -200,7 +200,7 @@ def test_other_salts_share_nothing(kind: str, together: bool, tiny: Make, graphs
     graph = "autoregressive" if kind == "none" else "eagle"
     salts = ("", "a", "b", "a", "")
     prompts = [Prompt(str(n), "a/1", cache_salt=salt) for n, salt in enumerate(salts)]
-    sets = () if together else ("layout.max_active=1",)
+    sets = () if together else ("layout.max_num_branches=1",)
     opened = graphs.session(graph, made.models, book, sets=sets)
     run = start(opened, prompts)
     cache, tops = run.board["branches"].prefixes, list[dict[str, int]]()

@@ -84,8 +84,8 @@ def answers(made: Tiny, graphs: Graphs, case: str, *sets: str) -> Counter[tuple[
             f"sampling.top_k={KEPT}",
             "sampling.accept=rejection",
             f"sampling.rule={rule}",
-            f"layout.max_active={AT_ONCE}",
-            "layout.capacity=8000",
+            f"layout.max_num_branches={AT_ONCE}",
+            "layout.kv_slots=8000",
             *sets,
         ),
     )

@@ -32,12 +32,12 @@ FIRST, SECOND = "hello", "a second question"
 
 @pytest.fixture
 def session(tiny: Make, graphs: Graphs) -> Callable[..., tuple[Session, TokenBook]]:
-    """session(graph, share, max_active): one whose requests differ in prompts and branches."""
+    """session(graph, share, max_num_branches): its requests differ in prompts and branches."""
 
     def make(graph: str, share: str = "outline", most: int = 8) -> tuple[Session, TokenBook]:
         book = PlanBook(130, share, ())
         book.text = "PLAN\n1|50|-|-|One\n2|50|-|1|Two\n3|50|-|-|Three\nEND"
-        sets = (f"layout.max_active={most}",)
+        sets = (f"layout.max_num_branches={most}",)
         return graphs.session(graph, tiny("llama").models, book, budget=12, sets=sets), book
 
     return make
@@ -160,7 +160,7 @@ def test_everybody_may_be_cancelled(graph: str, session: Any) -> None:
 
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_one_after_another_is_the_same_as_side_by_side(graph: str, session: Any) -> None:
-    """max_active 1: every request and every branch waits for the one before it."""
+    """max_num_branches 1: every request and every branch waits for the one before it."""
     most = 0
     made, _ = session(graph, most=1)
     run = start(made, [FIRST, SECOND, "a third one"])

@@ -114,7 +114,7 @@ def test_what_is_drawn_is_the_same_too(kind: str, tiny: Make, graphs: Graphs) ->
     for layout in LAYOUTS:
         session = session_of(kind, layout, made, graphs, sets=heat)
         found.append(tokens_of(run_all(session, ["hello"], check=False)))
-    sets, book = [*heat, "layout.max_active=3"], made.book(stop_ids=())
+    sets, book = [*heat, "layout.max_num_branches=3"], made.book(stop_ids=())
     outline = outline_of(5)
     plain = graphs.session("bim_plain", made.models, book, outline=outline, budget=25, sets=sets)
     found.append(tokens_of(run_all(plain, ["hello"], check=False)))

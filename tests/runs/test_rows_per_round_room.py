@@ -28,7 +28,7 @@ def test_a_pool_that_is_exactly_full_runs_all_branches_at_once(
     needed = request.prefix_length + rows + nodes
     assert needed > request_slots(request) + nodes + 1, "the request was meant to open"
     for less in (0, 1):
-        run, most = start(one(sets=[f"layout.capacity={needed - less}"]), ["hello"]), 0
+        run, most = start(one(sets=[f"layout.kv_slots={needed - less}"]), ["hello"]), 0
         while not run.finished:
             run.advance()
             most = max(most, len(run.board["branches"].active))
@@ -48,8 +48,8 @@ def test_one_branch_needs_room_for_its_own_tree_or_the_whole_round(
     book = made.book(stop_ids=())
     needed = len(book.plain("hello")) + 20 + min(nodes, most) + 1
     for capacity in (needed, needed - 1):
-        sets = [f"layout.kind={layout}", f"layout.capacity={capacity}", f"drafter.nodes={nodes}"]
-        sets += [f"drafter.rows_per_round={most}", "drafter.levels=3", "layout.max_active=1"]
+        sets = [f"layout.kind={layout}", f"layout.kv_slots={capacity}", f"drafter.nodes={nodes}"]
+        sets += [f"drafter.rows_per_round={most}", "drafter.levels=3", "layout.max_num_branches=1"]
         session = graphs.session("eagle", made.models, book, budget=20, sets=sets)
         (branch,) = branches_of(run_all(session, ["hello"]))
         if capacity == needed:
@@ -66,7 +66,7 @@ def test_whoever_starts_has_room_to_the_end(layout: str, tiny: Make, graphs: Gra
     wide, full = run_all(one(), ["hello"]), 0.0
     need = request_slots(requests_of(wide)[0]) + LONG.hoist + 13 + 90 - BRANCH_PROMPT
     for capacity in range(need, need + 220, 43):
-        run: Run = run_all(one(sets=[f"layout.capacity={capacity}"]), ["hello", "another"])
+        run: Run = run_all(one(sets=[f"layout.kv_slots={capacity}"]), ["hello", "another"])
         assert tokens_of(run)["0"] == tokens_of(wide)["0"]
         full = max(full, run.board["kv"].peak_length / run.board["kv"].slots)
     assert full > 0.75, "the pools were meant to be used up"

@@ -1,4 +1,4 @@
-"""`limits.samples`: several answers are drawn behind one prompt, each as if it were alone."""
+"""`limits.n`: several answers are drawn behind one prompt, each as if it were alone."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ from specsot.states.yaml.source import GraphError
 
 Make = Callable[..., Tiny]
 LAYOUTS = ("layout.kind=bim", "layout.kind=batching")
-DRAWN = ("sampling.temperature=2.0", "limits.samples=4")
+DRAWN = ("sampling.temperature=2.0", "limits.n=4")
 PROMPTS = {"long": [3 + n % 11 for n in range(90)], "one": [7], "two": [9, 8]}
 
 
@@ -71,13 +71,17 @@ def test_how_many_run_at_a_time_and_what_is_kept_changes_nothing(
     layout: str, made: Tiny, graphs: Graphs
 ) -> None:
     found = []
-    for sets in ((), ("layout.max_active=1",), ("layout.max_active=2", "scheduler.max_tokens=9")):
+    for sets in (
+        (),
+        ("layout.max_num_branches=1",),
+        ("layout.max_num_branches=2", "scheduler.max_num_batched_tokens=9"),
+    ):
         for cache in ("true", "false"):
             sets = (*sets, f"scheduler.prefix_cache={cache}")
             run = run_all(session(graphs, made, layout, *sets), ["long", "long", "two"])
             found.append(tokens_of(run))
     assert all(one == found[0] for one in found)
-    alone = tokens_of(run_all(session(graphs, made, layout, "limits.samples=1"), ["long"]))
+    alone = tokens_of(run_all(session(graphs, made, layout, "limits.n=1"), ["long"]))
     assert alone["0"][0] == found[0]["0"][0], "the first one is the answer without others"
 
 
@@ -139,5 +143,5 @@ def test_where_nothing_is_drawn_there_are_no_samples(
     graph: str, sets: tuple[str, ...], why: str
 ) -> None:
     with pytest.raises(GraphError) as caught:
-        open_graph(graph, (*sets, "limits.samples=3"))
+        open_graph(graph, (*sets, "limits.n=3"))
     assert any(f"3 samples, but {why}" in line for line in told(caught.value))

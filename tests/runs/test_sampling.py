@@ -35,7 +35,7 @@ CASE: dict[str, Any] = {
     "temperature": 1.0,
     "rules": "all",
     "order": "fcfs",
-    "max_active": 8,
+    "max_num_branches": 8,
     "share": "outline",
     "stops": (2,),
 }

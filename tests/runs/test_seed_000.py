@@ -99,7 +99,7 @@ def drawn(request: pytest.FixtureRequest, tiny: Make, graphs: Graphs) -> Iterato
         models,
         made.book(request.param, ()),
         outline=outline_of(BRANCHES),
-        sets=(*sets, "layout.max_active=8"),
+        sets=(*sets, "layout.max_num_branches=8"),
     )
     run = start(session, ["hello"])
     drive(run, until=lambda run: run.state == "verify")

@@ -43,9 +43,9 @@ def test_its_steps_are_those_of_a_run(
 ) -> None:
     """The same requests, one token a round: the real engine takes the very same steps."""
     prompts = {f"q{n}": [7 + n] * (6 + 13 * n % 40) for n in range(9)}
-    sets = ["limits.max_new_tokens=20", "layout.capacity=95", "layout.max_active=6"]
+    sets = ["limits.max_new_tokens=20", "layout.kv_slots=95", "layout.max_num_branches=6"]
     sets += [f"scheduler.policy={policy}", f"scheduler.admission={admission}"]
-    sets.append("scheduler.max_tokens=16")
+    sets.append("scheduler.max_num_batched_tokens=16")
     session = graphs.session("autoregressive", tiny("llama").models, FixedBook(prompts),
                              budget=None, sets=sets)  # fmt: skip
     run = start(session, [Prompt(name, name) for name in prompts])

@@ -78,7 +78,7 @@ class Writer:
                 f"skeleton.max_branches={PARTS}",
                 f"skeleton.max_tokens={outline_budget}",
                 "skeleton.direct_tokens=20",
-                "layout.capacity=3000",
+                "layout.kv_slots=3000",
             ),
         )
 
@@ -179,7 +179,9 @@ def test_a_grammar_that_allows_everything_changes_nothing(
 ) -> None:
     """Each outline follows its own scores, also where several are begun or written at once."""
     made = tiny("qwen3", seed=2)
-    session = graphs.session(graph, made.models, made.book(share), sets=("layout.max_active=2",))
+    session = graphs.session(
+        graph, made.models, made.book(share), sets=("layout.max_num_branches=2",)
+    )
     free = drive(start(session, ["one", "two", "three"]))
     session.new_matcher = lambda question: Anything()
     bound = drive(start(session, ["one", "two", "three"]))

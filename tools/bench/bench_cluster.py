@@ -23,7 +23,7 @@ LARGE = StepCost(step=0.2, forward=5.3, row=0.04, branch=0.02, slot=0.00004)
 # The embedded model on one core, as tools/bench/bench_ranks.py found it beside `loopback`.
 SMALL = StepCost(step=0.0, forward=2.5, row=0.17, branch=0.0, slot=0.0)
 EMBEDDED = ModelShape(8, 256, 2 * 8 * 2 * 64 * 4, 4096, 4)
-SETS = ("layout.max_active=64", "layout.capacity=40000", "limits.max_new_tokens=512")
+SETS = ("layout.max_num_branches=64", "layout.kv_slots=40000", "limits.max_new_tokens=512")
 ANSWERS = Workload(prompt=(50, 200), answer=(60, 250), outline=(30, 60), parts=(2, 6))
 SHORT = Workload((50, 200), (16, 64), (20, 40), (2, 6), stems=100, shared=1024)
 LONG = Workload(prompt=(4000, 4000), answer=(60, 250), outline=(30, 60), parts=(4, 4))

@@ -63,7 +63,11 @@ def forked(graph: str, models: object, args: argparse.Namespace) -> Fork:
         if isinstance(event, OpRan) and event.op == "branch.fork_":
             ops.append(event.nanos)
 
-    sets = ["skeleton.share=prompt", f"layout.max_active={args.parts}", "layout.capacity=4096"]
+    sets = [
+        "skeleton.share=prompt",
+        f"layout.max_num_branches={args.parts}",
+        "layout.kv_slots=4096",
+    ]
     session = Session(open_graph(graph, sets=sets), models, max_new_tokens=4)
     run = session.start([], see)
     branches: BranchStateManager = run.board["branches"]

@@ -50,8 +50,8 @@ class Measured:
 
     def __init__(self, layout: str, count: int, args: argparse.Namespace) -> None:
         room = args.tokens + args.new + 64
-        sets = [f"layout.kind={layout}", f"layout.max_active={count}", *args.sets]
-        sets.append(f"layout.capacity={room * (count if layout == 'bim' else 1)}")
+        sets = [f"layout.kind={layout}", f"layout.max_num_branches={count}", *args.sets]
+        sets.append(f"layout.kv_slots={room * (count if layout == 'bim' else 1)}")
         session = open_session("autoregressive", sets=sets, threads=args.threads)
         self.seconds, self.rounds, self.masks = 0.0, list[float](), 0
         self.tokens = count * args.new

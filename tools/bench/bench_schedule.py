@@ -25,7 +25,7 @@ RUNNING = 8
 
 
 def manager(policy: str) -> BranchStateManager:
-    layout = LAYOUTS["bim"](kind="bim", capacity=4096, max_active=RUNNING)  # type: ignore[call-arg]
+    layout = LAYOUTS["bim"](kind="bim", kv_slots=4096, max_num_branches=RUNNING)  # type: ignore[call-arg]
     limits = RunLimits(
         layout,  # type: ignore[arg-type]
         DRAFTERS["none"](kind="none"),  # type: ignore[arg-type]

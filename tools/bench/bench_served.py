@@ -34,7 +34,11 @@ def main() -> None:
     parser.add_argument("--graph", default="autoregressive")
     parser.add_argument("--layout", default="bim")
     args = parser.parse_args()
-    sets = [f"layout.kind={args.layout}", f"layout.max_active={AT_ONCE}", "layout.capacity=512"]
+    sets = [
+        f"layout.kind={args.layout}",
+        f"layout.max_num_branches={AT_ONCE}",
+        "layout.kv_slots=512",
+    ]
     session = open_session(args.graph, sets=sets, threads=1)
     run = session.start([Prompt("first", "?", max_new_tokens=1)], lambda event: None)
     manager, pool = run.board["branches"], requests(session, 64, 12, 4)

@@ -52,7 +52,7 @@ def serve(layout: str, count: int, args: argparse.Namespace) -> Ran:
     """So many requests under a layout."""
     own = QUESTION + args.new + 8
     rows = args.tokens + own if layout == "batching" else 2 * args.tokens + count * own
-    sets = [f"layout.kind={layout}", f"layout.max_active={count}", f"layout.capacity={rows}"]
+    sets = [f"layout.kind={layout}", f"layout.max_num_branches={count}", f"layout.kv_slots={rows}"]
     sets += ["scheduler.prefix_cache=false"] if layout == "batching" else []
     session = open_session("autoregressive", sets=[*sets, *args.sets], threads=args.threads)
     run = session.start([], lambda event: None)

@@ -83,7 +83,7 @@ def measure(
         tokens: of the documents of a prompt together, about. prompts: of each kind.
     """
     store = ChunkStore(1 << 30)
-    fixed = ("layout.max_active=1", f"limits.max_new_tokens={MOST}")
+    fixed = ("layout.max_num_branches=1", f"limits.max_new_tokens={MOST}")
     opened = {mode: session_of(mode, models, store, *fixed) for mode in modes}
     tallies = {kind: {mode.name: Tally() for mode in modes} for kind in KINDS}
     sizes: list[int] = []

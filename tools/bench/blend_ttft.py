@@ -62,8 +62,8 @@ def measure(
     admission of its one request to its first token, with the look-up of the chunks.
     """
     store = ChunkStore(1 << 32)
-    size = f"layout.capacity={tokens + 16}"
-    fixed = (size, "limits.max_new_tokens=2", "layout.max_active=1", "drafter.kind=none")
+    size = f"layout.kv_slots={tokens + 16}"
+    fixed = (size, "limits.max_new_tokens=2", "layout.max_num_branches=1", "drafter.kind=none")
     opened = {mode: session_of(mode, models, store, *fixed, prompts=NoPrompts()) for mode in modes}
     written = prompt_of(tokens, suffix, models.target.vocab_size)
     seconds: dict[Mode, list[float]] = {mode: [] for mode in modes}

@@ -21,7 +21,11 @@ from specsot.engine.run.handle import Handle
 from .soak import MOST, anonymous, mixed, slope
 
 CHECKED = 16  # steps between two checks
-SETS = ("scheduler.admission=optimistic", "scheduler.max_tokens=64", "layout.capacity=700")
+SETS = (
+    "scheduler.admission=optimistic",
+    "scheduler.max_num_batched_tokens=64",
+    "layout.kv_slots=700",
+)
 
 
 def check(engine: Engine) -> None:

@@ -54,7 +54,7 @@ def draw_states() -> str:
         if isinstance(event, Moved):
             moves.append((event.source, event.target, event.guard or ""))
 
-    watched("bim_eagle", ("layout.max_active=3",), look)
+    watched("bim_eagle", ("layout.max_num_branches=3",), look)
     title = f"bim_eagle: its states, and the {len(moves)} transitions of one run"
     return str(state_graph(title, open_graph("bim_eagle").graph, ways_of(moves)))
 
@@ -117,7 +117,7 @@ def draw_slots() -> str:
 
     rows: list[Slots] = []
     watched("bim_eagle", SMALL, look, given=True)
-    sets = (*SMALL, "layout.kind=batching", "layout.max_active=3", "layout.capacity=512")
+    sets = (*SMALL, "layout.kind=batching", "layout.max_num_branches=3", "layout.kv_slots=512")
     watched("bim_eagle", sets, look_at_rows, given=True)
     title = "The slots of a pool, whose they are, and their positions"
     return str(slot_table(title, [*moments[:6], rows]))

@@ -27,7 +27,7 @@ def kind_of(branch: Branch) -> str:
 def main() -> None:
     args = arguments(__doc__, count=16)
     prompts = drawn(args)
-    room = (f"layout.max_active={AT_ONCE}", f"layout.capacity={AT_ONCE * 1200}")
+    room = (f"layout.max_num_branches={AT_ONCE}", f"layout.kv_slots={AT_ONCE * 1200}")
     print("| graph | text | rounds | tau | 1 | 2 | 3 | 4 | 5 | 6 |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     for side in args.graph:

@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--samples", type=Path)
     parser.add_argument("--seed", type=int, default=7)
     args = parser.parse_args()
-    room = [f"layout.max_active={args.at_once}", f"layout.capacity={args.at_once * 900}"]
+    room = [f"layout.max_num_branches={args.at_once}", f"layout.kv_slots={args.at_once * 900}"]
     session = open_session(
         "bim_plain",
         profile=args.profile,

@@ -35,7 +35,7 @@ def turns(session: Session) -> Iterator[str]:
     head = str(tokenizer.apply_chat_template(asked, tokenize=False)).split(MARK)[0]
     tail = PromptTokens(tuple(tokenizer.encode(head, add_special_tokens=False)))
     run = session.start([], lambda event: None)
-    manager, most = run.board["branches"], session.program.graph.layout.max_active
+    manager, most = run.board["branches"], session.program.graph.layout.max_num_branches
     for number in count():
         if len(manager.unfinished) < 2 * most:
             one = session.request(Prompt(str(number), "?"))
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--without", type=Path, action="append", default=[])
     args = parser.parse_args()
-    room = [f"layout.max_active={args.at_once}", f"layout.capacity={args.at_once * 160}"]
+    room = [f"layout.max_num_branches={args.at_once}", f"layout.kv_slots={args.at_once * 160}"]
     session = open_session(
         "autoregressive",
         model=args.model,

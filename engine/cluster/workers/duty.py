@@ -76,7 +76,7 @@ class Duty:
         loaded = Loaded(
             os.getpid(),
             self.address,
-            self.session.program.graph.layout.max_active,
+            self.session.program.graph.layout.max_num_branches,
             (weights[0].data_ptr(), sum(one.nbytes for one in weights)),
         )
         self.tell(loaded)

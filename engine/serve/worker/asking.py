@@ -124,7 +124,7 @@ class Asking:
         """What is written of it, where an engine can go on behind that; else it begins anew."""
         graph = self.session.program.graph
         several = graph.skeleton is not None and graph.skeleton.merge != "concat"
-        one_by_one = graph.beam is None and graph.blend is None and graph.limits.samples == 1
+        one_by_one = graph.beam is None and graph.blend is None and graph.limits.n == 1
         return asked.begun if one_by_one and not several else ()
 
     def _sampling(self, asked: Submit, size: int) -> SamplingRules | None:

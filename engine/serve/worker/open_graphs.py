@@ -71,7 +71,7 @@ def _facts(job: Job, session: Session) -> GraphFacts:
         graph.initial,
         tuple(graph.states),
         ways,
-        min(target.max_positions, graph.layout.capacity),
+        min(target.max_positions, graph.layout.kv_slots),
         target.vocab_size,
         session.budget,
         tuple(session.prompts.stop_ids),

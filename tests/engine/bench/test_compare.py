@@ -397,11 +397,11 @@ def test_sides_of_one_graph_are_told_apart(
     options: RunOptions, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sides = ("bim_eagle", "bim_eagle@layout.kind=batching,drafter.nodes=4")
-    more = replace(options, sets=("layout.max_active=2",))
+    more = replace(options, sets=("layout.max_num_branches=2",))
     assert compare_command(sides, replace(more, as_json=True)) == Code.OK
     graphs = json.loads(capsys.readouterr().out)["graphs"]
     assert [graphs[letter]["layout"] for letter in "AB"] == ["bim", "batching"]
-    assert graphs["A"]["sets"] == ["layout.max_active=2"]
+    assert graphs["A"]["sets"] == ["layout.max_num_branches=2"]
     assert graphs["B"]["sets"] == [*graphs["A"]["sets"], "layout.kind=batching", "drafter.nodes=4"]
     few = replace(more, sets=("limits.max_rounds=3",))
     assert compare_command(sides, few) == Code.FAILED
@@ -435,7 +435,7 @@ def test_refused_answers_and_reached_limits_are_failures(
     options: RunOptions, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("q.jsonl").write_text('{"id": "big", "prompt": "Short?", "max_new_tokens": 1500}\n')
-    sets = ("layout.capacity=600",)
+    sets = ("layout.kv_slots=600",)
     more = replace(options, prompts=Path("q.jsonl"), sets=sets)
     assert compare_command(PAIR, more) == Code.FAILED
     assert "A bim_plain: request big" in (err := capsys.readouterr().err) and "refused" in err

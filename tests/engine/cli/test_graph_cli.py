@@ -184,7 +184,7 @@ def test_the_schema_accepts_what_ships(capsys: Printed) -> None:
         ("drafter", {"kind": "eagle3", "nodes": 0}),
         ("drafter", {"kind": "none", "nodes": 3}),
         ("layout", {"kind": "bam"}),
-        ("layout", {"kind": "bim", "capacity": None}),
+        ("layout", {"kind": "bim", "kv_slots": None}),
         ("skeleton", None),
         ("skeleton", {"tools": ["a|b"]}),
         ("limits", {"max_new": 3}),

@@ -115,7 +115,7 @@ def test_drafters_share_the_digest(shell: Any) -> None:
     digest = shell.digest
     assert shell.run(graph="bim_plain", drafter_model=None) == Code.OK
     assert shell.digest == digest
-    assert shell.run(sets=("drafter.nodes=4", "layout.max_active=2")) == Code.OK
+    assert shell.run(sets=("drafter.nodes=4", "layout.max_num_branches=2")) == Code.OK
     assert shell.digest == digest
 
 
@@ -246,7 +246,7 @@ def test_a_refused_request_is_a_failure_that_keeps_the_others(shell: Any) -> Non
         '{"id": "big", "prompt": "Short?", "max_new_tokens": 5000}\n'
     )
     options = {"prompt": None, "prompts": Path("q.jsonl"), "quiet": True}
-    assert shell.run(**options, sets=("layout.capacity=600",)) == Code.FAILED
+    assert shell.run(**options, sets=("layout.kv_slots=600",)) == Code.FAILED
     assert "request big refused: needs" in shell.err
     assert "the pool has 600" in shell.err
     lines = shell.lines("outputs.jsonl")
@@ -317,8 +317,8 @@ def test_a_pool_that_does_not_fit_is_refused_with_the_bytes(
     shell: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specsot.engine.pools.free_memory", lambda: 1_000_000)
-    assert shell.run(sets=("layout.capacity=4000000",)) == Code.GRAPH
-    assert "layout.capacity: keys and values of 4000000 slots take " in shell.err
+    assert shell.run(sets=("layout.kv_slots=4000000",)) == Code.GRAPH
+    assert "layout.kv_slots: keys and values of 4000000 slots take " in shell.err
     assert " GB, 0.0 are free" in shell.err and "fault of" not in shell.err
 
 

@@ -46,18 +46,18 @@ def test_an_answer_without_an_outline() -> None:
 
 
 def test_several_samples_of_a_prompt() -> None:
-    session = session_of("eagle", "sampling.temperature=1.0", "limits.samples=5", budget=12)
+    session = session_of("eagle", "sampling.temperature=1.0", "limits.n=5", budget=12)
     assert on_workers(session, [CAMPING]).digest == alone(session, [CAMPING])
 
 
 def test_a_pool_that_is_too_small_for_the_prefix_that_arrives() -> None:
     """What has no room is read when its turn comes; nothing waits for it."""
-    session = session_of("bim_eagle", "layout.capacity=640", "layout.max_active=2")
+    session = session_of("bim_eagle", "layout.kv_slots=640", "layout.max_num_branches=2")
     assert on_workers(session, [CAMPING, BEES]).digest == alone(session, [CAMPING, BEES])
 
 
 def test_a_prompt_that_never_fits_is_refused_as_alone() -> None:
-    session = session_of("bim_eagle", "layout.capacity=450", "layout.max_active=2")
+    session = session_of("bim_eagle", "layout.kv_slots=450", "layout.max_num_branches=2")
     long = Prompt("3", "Tell me about tea. " * 60)
     ran = on_workers(session, [long, CAMPING])
     assert ran.digest == alone(session, [long, CAMPING])
@@ -75,7 +75,7 @@ def test_parts_that_depend_on_others() -> None:
 
 def test_branches_that_nobody_has_room_for_go_to_whoever_is_free_first() -> None:
     outline = outline_of(4)
-    session = session_of("bim_plain", "layout.max_active=1", budget=12, outline=outline)
+    session = session_of("bim_plain", "layout.max_num_branches=1", budget=12, outline=outline)
     ran = on_workers(session, [CAMPING])
     assert ran.digest == alone(session, [CAMPING])
     first, *later = [one["branches"] for one in ran.told("placed")]

@@ -115,7 +115,7 @@ def test_parts_are_an_outline_of_so_many(options: RunOptions) -> None:
     asked = BenchOptions(("bim_plain", "batching_plain"), vary=("parts=1,12",))
     jobs = prepare_experiment(asked, options).jobs
     assert [len(job.outline.points) for job in jobs if job.outline] == [1, 12, 1, 12]
-    assert [job.program.graph.layout.max_active for job in jobs] == [1, 12, 1, 12]
+    assert [job.program.graph.layout.max_num_branches for job in jobs] == [1, 12, 1, 12]
 
 
 @pytest.mark.parametrize("name", experiment_names())

@@ -84,7 +84,7 @@ def alike(found: dict[str, Any], other: dict[str, Any]) -> None:
 def test_beside_running_branches_and_behind_short_answers(reading: Any, layout: str) -> None:
     """A branch that searches joins one that runs; or all end with their first token."""
     together, _ = probed(reading)
-    joined, _ = probed(reading, layout, "layout.max_active=2")
+    joined, _ = probed(reading, layout, "layout.max_num_branches=2")
     rounds = [r for r in reading.lines("trace.jsonl") if r["kind"] == "round" and r["blend"]]
     assert len(rounds) == 2 and max(rounds[1]["accepted"]) >= 0
     alike(joined, together)

@@ -162,7 +162,7 @@ def test_requests_from_many_threads_give_what_each_gives_alone(
 
 def test_many_requests_leave_nothing_behind(session: Callable[..., Session]) -> None:
     """200 of them; what is held at the end is what was held after the first 50."""
-    made = session("autoregressive", "layout.max_active=4", budget=2)
+    made = session("autoregressive", "layout.max_num_branches=4", budget=2)
     with Engine(made, threaded=False) as engine:
         held, steps = [], []
         for _ in range(4):
@@ -212,7 +212,7 @@ def test_cancelling_at_any_step_changes_nobody_else(session: Callable[..., Sessi
 
 
 def test_a_timeout_ends_a_request_with_what_it_has(session: Callable[..., Session]) -> None:
-    made = session("autoregressive", "layout.max_active=1", budget=300)
+    made = session("autoregressive", "layout.max_num_branches=1", budget=300)
     with Engine(made, threaded=False) as engine:
         first, waits = engine.submit(BEES, timeout=0.5), engine.submit(TEA, timeout=0.2)
         last = engine.submit(RAIN, max_new_tokens=3)

@@ -116,7 +116,7 @@ def test_scores_that_are_no_numbers(
     graph: str, sets: tuple[str, ...], layout: str, session: Any, embedded: Embedded,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    sets = (*sets, f"layout.kind={layout}", "layout.capacity=1024", "attention=grouped")
+    sets = (*sets, f"layout.kind={layout}", "layout.kv_slots=1024", "attention=grouped")
     target = Poisoned(embedded.models.target, 2)
     made = session(graph, *sets, target=target)
     board = made.board
@@ -192,9 +192,9 @@ class Reading:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_part_that_cannot_be_asked_for(layout: str, session: Any) -> None:
-    made = session("bim_eagle", f"layout.kind={layout}", "layout.capacity=1024")
+    made = session("bim_eagle", f"layout.kind={layout}", "layout.kv_slots=1024")
     outlined(made)
-    other = session("bim_eagle", f"layout.kind={layout}", "layout.capacity=1024")
+    other = session("bim_eagle", f"layout.kind={layout}", "layout.kv_slots=1024")
     outlined(other)
     made.reading = Reading(made.reading)
     check(made, well(other), "LookupError: no such part")
@@ -240,7 +240,7 @@ def test_an_op_that_raises_in_a_forward_of_many(
     graph: str, layout: str, session: Any, embedded: Embedded
 ) -> None:
     """Nobody knows whose fault it is: those who had begun are run again, one by one."""
-    sets = (f"layout.kind={layout}", "layout.capacity=1024", "limits.max_new_tokens=6")
+    sets = (f"layout.kind={layout}", "layout.kv_slots=1024", "limits.max_new_tokens=6")
     other = session(graph, *sets, budget=6)
     target = Raising(embedded.models.target, question_ids(other))
     made = session(graph, *sets, budget=6, target=target)

@@ -23,7 +23,7 @@ from specsot.engine.simulate.costs import StepCost
 from specsot.engine.simulate.links import LINKS, SHAPES, GroupCost, Link, ModelShape, link_of
 
 PARTS = Workload(prompt=(5, 15), answer=(5, 60), parts=(0, 6), stems=3, shared=130)
-SETS = ("layout.max_active=16", "layout.capacity=4000", "limits.max_new_tokens=64")
+SETS = ("layout.max_num_branches=16", "layout.kv_slots=4000", "limits.max_new_tokens=64")
 SLOW = Link("slow", 0.0, 0.01, 1e6)
 SHAPE = ModelShape(4, 100, 1000, 500)
 

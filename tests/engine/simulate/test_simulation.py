@@ -17,8 +17,8 @@ from specsot.states.scheduler import StepPlan
 
 WORK = Workload(prompt=(5, 40), answer=(3, 30))
 PARTS = Workload(prompt=(5, 15), answer=(5, 60), parts=(3, 6), stems=3, shared=70)
-TIGHT = ("layout.capacity=420", "scheduler.admission=optimistic", "skeleton.max_tokens=60")
-TIGHT += ("layout.max_active=24", "limits.max_new_tokens=60")
+TIGHT = ("layout.kv_slots=420", "scheduler.admission=optimistic", "skeleton.max_tokens=60")
+TIGHT += ("layout.max_num_branches=24", "limits.max_new_tokens=60")
 
 
 def graph_of(name: str, *sets: str) -> Any:
@@ -29,7 +29,7 @@ def graph_of(name: str, *sets: str) -> Any:
 def test_everything_is_answered_and_nothing_stays(policy: str) -> None:
     found = []
     for chunk in ("16", "1024"):
-        sets = (*TIGHT, f"scheduler.max_tokens={chunk}")
+        sets = (*TIGHT, f"scheduler.max_num_batched_tokens={chunk}")
         world = Simulation(graph_of("bim_plain", *sets), StepCost(), policy, seed=3)
         served = world.run(arrivals("bursts:20:10", 90, PARTS, seed=1))
         assert served.requests == 90 and served.refused == 0
@@ -45,7 +45,7 @@ def test_everything_is_answered_and_nothing_stays(policy: str) -> None:
 
 
 def test_who_begins_like_somebody_that_runs_needs_no_room_for_it() -> None:
-    sets = ("layout.capacity=400", "layout.max_active=12", "limits.max_new_tokens=10")
+    sets = ("layout.kv_slots=400", "layout.max_num_branches=12", "limits.max_new_tokens=10")
     world, ran = Simulation(graph_of("autoregressive", *sets), StepCost(), "fcfs"), list[int]()
     plan = world.manager.scheduler.plan_
 

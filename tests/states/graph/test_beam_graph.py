@@ -85,9 +85,9 @@ def test_a_search_draws_nothing(setting: str) -> None:
 def test_the_rows_of_all_beams_must_fit() -> None:
     assert refused("limits.max_new_tokens=1024") == [
         "graphs/beam.yaml:10:14: beam.num_beams: 1 prompt token + 4 beams with 1024 tokens + 1 = "
-        "4098 slots, but layout.capacity is 4096"
+        "4098 slots, but layout.kv_slots is 4096"
     ]
-    assert open_graph("beam", ("limits.max_new_tokens=1024", "layout.capacity=4098"))
+    assert open_graph("beam", ("limits.max_new_tokens=1024", "layout.kv_slots=4098"))
 
 
 def test_what_commits_single_tokens_has_no_place_in_a_search() -> None:

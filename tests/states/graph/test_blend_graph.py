@@ -68,9 +68,9 @@ def test_check_layers_and_shares_go_together(
 
 def test_bottom_right_is_for_one_sequence() -> None:
     """Whatever lets two branches be in one forward is refused before there is one."""
-    wanted = ("blend.mask=bottom_right", "layout.max_active=1")
+    wanted = ("blend.mask=bottom_right", "layout.max_num_branches=1")
     assert open_graph("blend_eagle", wanted)
-    for more in ("layout.max_active=2", "layout.kind=batching"):
+    for more in ("layout.max_num_branches=2", "layout.kind=batching"):
         (problem,) = refused(*wanted, more)
         assert "blend.mask: bottom_right is for one sequence" in problem
     (problem,) = refused(*wanted, graph="bim_blend_eagle")
@@ -111,7 +111,7 @@ def test_the_graph_without_the_block_differs_in_nothing_else(name: str) -> None:
     assert set(other) - set(one) == {"blend"} and not set(one) - set(other)
     assert {key for key in one if one[key] != other[key]} <= {"skeleton"}
     if one["skeleton"] is not None:
-        assert other["skeleton"] == one["skeleton"] | {"documents": "branches", "found": 2}
+        assert other["skeleton"] == one["skeleton"] | {"documents": "branches", "search_top_k": 2}
 
 
 def test_the_resolved_graph_shows_what_each_layer_does() -> None:

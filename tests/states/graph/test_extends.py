@@ -45,7 +45,8 @@ def test_two_lines_are_a_graph() -> None:
 def test_a_block_replaces_the_whole_block() -> None:
     """What it does not say is the default of the schema, not what the base says."""
     write(
-        base="extends: bim_eagle\nname: base\nlayout: {kind: bim, capacity: 999, max_active: 3}\n"
+        base="extends: bim_eagle\nname: base\n"
+        "layout: {kind: bim, kv_slots: 999, max_num_branches: 3}\n"
         "sampling: {temperature: 0.5}\n",
         mine="extends: base.yaml\nlayout: {kind: batching}\ndrafter: {kind: eagle3, levels: 2}\n",
     )
@@ -107,7 +108,7 @@ def test_the_whole_graph_extends_nothing_and_means_the_same(name: str) -> None:
 BASE = """\
 extends: bim_eagle
 name: base
-layout: {kind: bim, capacity: 300}
+layout: {kind: bim, kv_slots: 300}
 limits:
   max_new_tokens: 298
   max_rounds: 0

@@ -43,7 +43,7 @@ MISTAKES = [
     ("kind: eagle3", "kind: ¦[a]", "drafter.kind: must be one of: none, eagle3"),
     ("kind: eagle3", "¦knd: eagle3", "drafter: the key 'kind' is missing"),
     ("kind: bim\n", "kind: ¦bin\n", "no layout 'bin'; did you mean 'bim'?; there are: bim"),
-    ("kind: bim\n  capacity", "¦capacity", "layout: the key 'kind' is missing"),
+    ("kind: bim\n  kv_slots", "¦kv_slots", "layout: the key 'kind' is missing"),
     # keys
     ("top_k: 4", "¦topk: 4", "drafter.topk: unknown key 'topk'; did you mean 'top_k'?"),
     ("max_branches: 8", "¦max_brnches: 8", "unknown key 'max_brnches'; did you mean 'max_br"),
@@ -84,8 +84,12 @@ MISTAKES = [
     ("version: 1", "version: ¦'1'", "version: must be an integer, not the string '1'"),
     ("name: bim_eagle", "name: ¦../x", "name: '../x' must match"),
     ("name: bim_eagle", "name: ¦5", "name: must be a string, not the number 5"),
-    ("max_new_tokens: 256", "max_new_tokens: ¦5000", "= 5012 slots, but layout.capacity is 4096"),
-    ("max_active: 8", "max_active: ¦1000", "1000 branches with 3 nodes each need 5000 slots"),
+    ("max_new_tokens: 256", "max_new_tokens: ¦5000", "= 5012 slots, but layout.kv_slots is 4096"),
+    (
+        "max_num_branches: 8",
+        "max_num_branches: ¦1000",
+        "1000 branches with 3 nodes each need 5000 slots",
+    ),
     # nodes by number of branches
     (NODES, "nodes: ¦{2: 6}", "drafter.nodes: needs an entry for 1 active branch"),
     (NODES, "nodes: ¦{}", "drafter.nodes: needs an entry for 1 active branch"),

@@ -1,15 +1,16 @@
 """`--set path=value` on a shipped graph."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specsot.engine.prepare.files import open_graph
+from specsot.engine.prepare.files import SHIPPED, open_graph
 from specsot.ops.registry import OpTable
 from specsot.states.graph.drafters import Eagle3Drafter, NoDrafter
-from specsot.states.graph.load import op_table
+from specsot.states.graph.load import load_program, op_table
 from specsot.states.graph.program import Program
-from specsot.states.yaml.source import GraphError
+from specsot.states.yaml.source import GraphError, RenamedKeyWarning, Source
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def opened(table: OpTable, *sets: str, graph: str = "bim_eagle") -> Program:
         ("skeleton.share=prompt", "skeleton.share", "prompt"),
         ("sampling.temperature=0.0", "sampling.temperature", 0.0),
         ("limits={max_new_tokens: 9}", "limits.max_new_tokens", 9),
-        ("layout.max_active=1", "layout.max_active", 1),
+        ("layout.max_num_branches=1", "layout.max_num_branches", 1),
     ],
 )
 def test_a_setting_is_changed(text: str, path: str, value: Any, table: OpTable) -> None:
@@ -119,3 +120,76 @@ def test_a_change_that_breaks_something_else_points_at_that(table: OpTable) -> N
         GraphError, match=r"^graphs/bim_eagle.yaml:\d+:\d+: drafter.nodes: \d+ nodes"
     ):
         opened(table, "drafter.levels=1")
+
+
+OLD_KEYS = [
+    ("layout.capacity=600", "layout.kv_slots", 600),
+    ("layout.max_active=3", "layout.max_num_branches", 3),
+    ("skeleton.found=4", "skeleton.search_top_k", 4),
+    ("scheduler.max_tokens=64", "scheduler.max_num_batched_tokens", 64),
+    ("limits.samples=1", "limits.n", 1),
+]
+
+
+@pytest.mark.parametrize(("text", "path", "value"), OLD_KEYS)
+def test_an_old_key_is_read_with_a_warning(
+    text: str, path: str, value: Any, table: OpTable
+) -> None:
+    block, key = path.split(".")
+    old = text.partition("=")[0]
+    with pytest.warns(RenamedKeyWarning) as warned:
+        graph = opened(table, text).graph
+    assert getattr(getattr(graph, block), key) == value
+    (warning,) = warned
+    assert str(warning.message).startswith(f"--set {text}: {old} is now called {path};")
+
+
+OLD_FILE = """extends: bim_eagle
+name: old
+layout:
+  kind: bim
+  max_active: 3   # an old key
+  block_size: 4
+skeleton: {found: 3, max_branches: 4}
+"""
+
+
+def test_old_keys_of_a_file_are_one_warning_with_their_places(
+    tmp_path: Path, table: OpTable
+) -> None:
+    file = tmp_path / "old.yaml"
+    file.write_text(OLD_FILE)
+    with pytest.warns(RenamedKeyWarning) as warned:
+        graph = open_graph(str(file), ("layout.max_num_branches=5",), table).graph
+    assert graph.layout.max_num_branches == 5, "--set with the new name changes the old key's value"
+    assert graph.skeleton is not None and graph.skeleton.search_top_k == 3
+    (warning,) = warned
+    places = [line.partition(" is now")[0] for line in str(warning.message).split("\n")]
+    assert places == [f"{file}:5:3: layout.max_active", f"{file}:7:12: skeleton.found"]
+
+
+def test_problems_of_an_old_key_are_at_its_place(tmp_path: Path, table: OpTable) -> None:
+    file = tmp_path / "old.yaml"
+    file.write_text(OLD_FILE.replace("3   #", "x   #"))
+    with pytest.warns(RenamedKeyWarning), pytest.raises(GraphError) as caught:
+        open_graph(str(file), (), table)
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.column) == (5, 15)
+    assert problem.message == "must be an integer, not the string 'x'"
+
+
+def test_a_key_under_both_its_names_is_a_problem(tmp_path: Path, table: OpTable) -> None:
+    file = tmp_path / "both.yaml"
+    file.write_text(OLD_FILE.replace("block_size: 4", "max_num_branches: 4"))
+    with pytest.raises(GraphError, match=r"old name of 'max_num_branches' \[G005\]"):
+        open_graph(str(file), (), table)
+
+
+def test_a_reference_and_a_setting_of_an_op_may_have_an_old_name() -> None:
+    machine = (SHIPPED / "machines" / "skeleton.yaml").read_text()
+    own = "[{op: outline.parse_, with: {found: $skeleton.found}}]"
+    source = Source(machine.replace("[outline.parse_]", own), "m.yaml")
+    with pytest.warns(RenamedKeyWarning) as warned:
+        program = load_program(source, op_table())
+    assert program.steps["parse"][0].settings["search_top_k"] == 2
+    assert str(warned[0].message).count("is now called") == 2

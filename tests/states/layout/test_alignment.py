@@ -29,7 +29,7 @@ VOCAB = 99
 def manager(rows: int) -> BranchStateManager:
     """Pools of one layer and no models: what a forward says is said by the test."""
     kv, kv_draft = (KVCache(1, 1, 2, 400, rows) for _ in range(2))
-    shape = BatchingBlock(kind="batching", max_active=rows)
+    shape = BatchingBlock(kind="batching", max_num_branches=rows)
     limits = RunLimits(shape, Eagle3Drafter(kind="eagle3", nodes=2), True, 1000, 50)
     return BranchStateManager(kv, kv_draft, limits, lambda branch: branch.prompt)
 

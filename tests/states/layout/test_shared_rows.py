@@ -9,7 +9,7 @@ from specsot.states.yaml.source import GraphError
 
 SMALL = (
     *("limits.max_new_tokens=1", "skeleton.max_tokens=1", "skeleton.direct_tokens=1"),
-    *("layout.max_active=8", "drafter.nodes=10", "drafter.levels=5"),
+    *("layout.max_num_branches=8", "drafter.nodes=10", "drafter.levels=5"),
 )
 TREES = ("eagle3", "eagle2", "eagle1", "dflash", "ngram")
 
@@ -41,16 +41,16 @@ def test_every_drafter_of_trees_can_share(kind: str, layout: str, table: OpTable
         (["drafter.kind=vanilla", "drafter.rows_per_round=8"], "belongs to"),
         (["drafter.kind=none", "drafter.rows_per_round=8"], "belongs to"),
         (
-            [*SMALL, "drafter.rows_per_round=30", "layout.capacity=45"],
-            "8 branches with 30 nodes together need 46 slots, capacity is 45",
+            [*SMALL, "drafter.rows_per_round=30", "layout.kv_slots=45"],
+            "8 branches with 30 nodes together need 46 slots, layout.kv_slots is 45",
         ),
         (
-            [*SMALL, "drafter.rows_per_round=90", "layout.capacity=45"],
-            "8 branches with 10 nodes each need 96 slots, capacity is 45",
+            [*SMALL, "drafter.rows_per_round=90", "layout.kv_slots=45"],
+            "8 branches with 10 nodes each need 96 slots, layout.kv_slots is 45",
         ),
         (
-            [*SMALL, "drafter.rows_per_round=4", "layout.capacity=30", "limits.max_new_tokens=26"],
-            "1 prompt token + 26 new ones + 4 nodes + 1 = 32 slots, but layout.capacity is 30",
+            [*SMALL, "drafter.rows_per_round=4", "layout.kv_slots=30", "limits.max_new_tokens=26"],
+            "1 prompt token + 26 new ones + 4 nodes + 1 = 32 slots, but layout.kv_slots is 30",
         ),
     ],
 )
@@ -61,7 +61,7 @@ def test_what_does_not_fit_is_said(sets: list[str], message: str, table: OpTable
 
 
 def test_a_shared_budget_lets_more_branches_into_a_small_pool(table: OpTable) -> None:
-    sets = [*SMALL, "layout.capacity=46"]
+    sets = [*SMALL, "layout.kv_slots=46"]
     with pytest.raises(GraphError, match="need 96 slots"):
         open_graph("bim_eagle", sets, table)
     open_graph("bim_eagle", [*sets, "drafter.rows_per_round=30"], table)

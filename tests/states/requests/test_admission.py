@@ -58,8 +58,8 @@ def run_of(tiny: Make, graphs: Graphs) -> Callable[..., Run]:
             budget=BUDGET,
             sets=(
                 *sets,
-                f"layout.capacity={capacity}",
-                f"layout.max_active={most}",
+                f"layout.kv_slots={capacity}",
+                f"layout.max_num_branches={most}",
             ),
         )
         run = start(session, [])

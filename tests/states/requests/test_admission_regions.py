@@ -36,7 +36,7 @@ def test_a_region_holds_its_request(capacity: int, most: int, prompt: int, budge
 
 
 def test_beams_and_trees_are_counted() -> None:
-    block = BimBlock(kind="bim", capacity=4096, max_active=64)
+    block = BimBlock(kind="bim", kv_slots=4096, max_num_branches=64)
     fixed = RunLimits(block, manager().limits.drafter, True, 1000, 100)
     one = request(budget=40)
     plain = Admission(Room(4096, 64, 0), "fcfs", fixed)
