@@ -110,7 +110,7 @@ def _keep(outcome: Outcome) -> list[Case]:
 
 
 def _run(outcome: Outcome) -> dict[str, Any]:
-    """Tokens, work and memory of a run apart, so that one may change while another must not."""
+    """Tokens, words, work and memory of a run apart: one may change while another must not."""
     key = outcome.case.key
     said = [line for line in outcome.err.splitlines() if _steady(line)]
     if not (outcome.run / "metrics.json").exists():
@@ -125,25 +125,25 @@ def _run(outcome: Outcome) -> dict[str, Any]:
     tokens = {
         "code": outcome.code,
         "digest": digest,
-        "out": _hash(outcome.out),
-        "said": said,
         "answers": [_answer(json.loads(line)) for line in lines],
     }
+    whole = [_hash(_timeless(json.loads(line))) for line in lines]
+    words = {"out": _hash(outcome.out), "said": said, "whole": whole}
     memory = {name: metrics.pop(name) for name in MEMORY if name in metrics}
     metrics["states"] = {name: one["visits"] for name, one in metrics["states"].items()}
     metrics["way"] = _hash([_move(row) for row in moves])
-    return {f"{key}/tokens": tokens, f"{key}/work": metrics, f"{key}/memory": memory}
+    found = {"tokens": tokens, "said": words, "work": metrics, "memory": memory}
+    return {f"{key}/{name}": entry for name, entry in found.items()}
 
 
 def _answer(output: Mapping[str, Any]) -> dict[str, Any]:
-    """The hashes of an answer's text and ids, and how each part of it ended."""
+    """The hash of the token ids of every part of an answer, and how each ended."""
     parts = [
         f"{_hash([part.get('context_ids'), part.get('token_ids')])}"
         f" {len(part.get('token_ids') or [])} {part.get('finish_reason')}"
         for part in output.get("parts") or []
     ]
-    kept = {"id": output["id"], "finish": output.get("finish_reason"), "parts": parts}
-    return kept | {"whole": _hash(_timeless(output))}
+    return {"id": output["id"], "finish": output.get("finish_reason"), "parts": parts}
 
 
 def _timeless(value: Any) -> Any:
