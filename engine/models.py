@@ -58,7 +58,7 @@ def load_models(
     tokenizer = load_tokenizer(target_dir, target.config)
     stops = stop_ids(target.config, tokenizer)
     prepare_(target, Weights.of(weights), place, packed)
-    target.known = max(*tokenizer.get_vocab().values(), *stops) + 1
+    target.known_tokens = max(*tokenizer.get_vocab().values(), *stops) + 1
     models = Models(target, None, tokenizer, stops, place, number_kind)
     return models if drafter_dir is None else with_drafter(models, drafter_dir, kind)
 
@@ -97,7 +97,7 @@ def with_drafter(models: Models, folder: Path, kind: str) -> Models:
     target = models.target
     drafter = load(folder, target, dtype=models.dtype, device=models.device)
     if isinstance(drafter, torch.nn.Module) and can_pack(models.device, models.dtype):
-        pack_(drafter, lent=(target.embed, target.lm_head.weight))
+        pack_(drafter, borrowed=(target.embed, target.lm_head.weight))
         settle_(drafter)
     return replace(models, drafter=drafter)
 

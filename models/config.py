@@ -1,24 +1,46 @@
-"""The shape of a target as its config.json gives it, checked key by key; without torch."""
+"""The shape of a target or drafter in its config.json, checked key by key; without torch."""
 
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .files import Fields, ModelError, inside, read_fields, read_json
-from .rope_config import RopeConfig, rope_config, rope_notes
+from .files import Fields, ModelError
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 TRAINED = "max_position_embeddings"
 LAYER_TYPES = ("full_attention", "sliding_attention")
-DTYPES = ("", "float32", "bfloat16", "float16", "float64")
-CUSTOM_CODE = {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
-MAX_POSITIONS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
-SLIDING_DEFAULT = 4096  # Hugging Face's default of `sliding_window`
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
+RENAMED = ("rope_type", "type", "rope_theta")  # keys with a field of their own in RopeConfig
+ORIGINAL = "original_max_position_embeddings"
+PARTIAL = "partial_rotary_factor"
+THETA = 10000.0
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """How positions become angles.
+
+    kind: one of ROPE_KINDS.
+    theta: base of the frequencies.
+    settings: the other keys, under the names of transformers' `rope_parameters`.
+    trained: `max_position_embeddings` of the file.
+    """
+
+    kind: str
+    theta: float
+    settings: Mapping[str, Any]
+    trained: int
+
+    @property
+    def limit(self) -> int:
+        """Positions for which the frequencies do not depend on the sequence's length."""
+        original = self.settings.get(ORIGINAL)
+        return min(self.trained, original) if self.kind == "longrope" and original else self.trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
-    """What the layers of a target and of any drafter are made of, and their vocabulary.
+    """Sizes of the layers of a target or a drafter, and their vocabulary.
 
     qkv_bias, o_bias, mlp_bias: projections with a bias. qk_norm: queries and keys have norms.
     """
@@ -38,11 +60,11 @@ class DecoderShape:
     qk_norm: bool = False
 
     def sizes(self) -> dict[str, Any]:
-        """What a drafter of the same shape is built with: all but biases and norms."""
+        """The arguments of a drafter of the same shape: all but biases and norms."""
         return {f.name: getattr(self, f.name) for f in fields(DecoderShape) if f.default is MISSING}
 
     def shape_json(self) -> dict[str, Any]:
-        """The keys of a config.json that say it, of an untied model."""
+        """The keys of a config.json of this shape, of an untied model."""
         scaling = {"rope_type": self.rope.kind, **self.rope.settings}
         return {
             "vocab_size": self.vocab_size,
@@ -62,14 +84,16 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig(DecoderShape):
-    """The shape of a Llama, Mistral, Qwen2 or Qwen3 decoder.
+    """The shape of a decoder of one of the families.
 
+    activation: of the MLP's gate, a function of torch.nn.functional.
     sliding: for each layer whether it sees only `window` positions back.
-    dtype: what the file says its weights are; empty where it is silent.
+    dtype: of the weights as the file gives it; empty where it is silent.
     notes: what was assumed where the file is silent or ambiguous.
     """
 
     family: str
+    activation: str = "silu"
     num_layers: int
     tied: bool
     window: int
@@ -87,7 +111,7 @@ class DecoderConfig(DecoderShape):
         if positions > limit:
             why = f"; `rope_type: {kind}` changes the angles of earlier rows beyond that"
             why = why if kind in ("dynamic", "longrope") else ""
-            raise ModelError(self.path, f"{positions} positions asked, {limit} possible{why}")
+            raise ModelError(self.path, f"{positions} positions requested, {limit} possible{why}")
 
 
 def shape_fields(fields: Fields, trained: int, head_dim: int = 0) -> dict[str, Any]:
@@ -111,8 +135,8 @@ def shape_fields(fields: Fields, trained: int, head_dim: int = 0) -> dict[str, A
     }
 
 
-def check_supported(fields: Fields, layer: Fields) -> None:
-    """Raise ModelError for numbers or arithmetic that nothing is built from here.
+def check_supported(fields: Fields, layer: Fields, activation: str = "silu") -> None:
+    """Raise ModelError for quantised weights and for another activation of the MLP.
 
     Args:
         layer: the part of the file that describes its layers.
@@ -121,49 +145,8 @@ def check_supported(fields: Fields, layer: Fields) -> None:
     if quantised:
         kind = quantised.get("quant_method") if isinstance(quantised, dict) else None
         raise fields.wrong(f"quantised checkpoints are not supported ({kind or quantised!r})")
-    if layer.get("hidden_act") not in (None, "silu"):
+    if layer.get("hidden_act") not in (None, activation):
         raise fields.wrong(f"`hidden_act` {layer.get('hidden_act')!r} is not supported")
-
-
-def decoder_config(folder: Path) -> DecoderConfig:
-    """The target's config.json, checked; ModelError names the key that is wrong."""
-    fields = read_fields(folder)
-    _refuse_foreign(fields)
-    family = fields.get("model_type")
-    shape = shape_fields(fields, MAX_POSITIONS[family], 128 if family == "qwen3" else 0)
-    layers = fields.integer("num_hidden_layers")
-    window, sliding = _sliding(fields, family, layers)
-    if window >= shape["rope"].limit:  # reaches back over every sequence there can be
-        sliding = (False,) * layers
-    attention_bias = family in ("llama", "qwen3") and fields.flag("attention_bias")
-    return DecoderConfig(
-        **shape,
-        family=family,
-        num_layers=layers,
-        qkv_bias=attention_bias or family == "qwen2",
-        o_bias=attention_bias,
-        mlp_bias=family == "llama" and fields.flag("mlp_bias"),
-        qk_norm=family == "qwen3",
-        tied=fields.flag("tie_word_embeddings"),
-        window=window,
-        sliding=sliding,
-        eos_ids=_stop_ids(folder, fields, shape["vocab_size"]),
-        pad_ids=_other_ids(fields, "pad_token_id"),
-        bos_ids=_other_ids(fields, "bos_token_id"),
-        dtype=_dtype(fields),
-        notes=rope_notes(fields, MAX_POSITIONS[family]),
-    )
-
-
-def _refuse_foreign(fields: Fields) -> None:
-    family = fields.get("model_type")
-    custom = sorted(CUSTOM_CODE & set(fields.section("auto_map").values))
-    if family not in FAMILIES or custom:
-        what = f"`auto_map` for {', '.join(custom)}" if custom else f"model_type {family!r}"
-        raise fields.wrong(
-            f"{what} is not supported ({', '.join(FAMILIES)}); remote code is never executed"
-        )
-    check_supported(fields, fields)
 
 
 def head_shape(fields: Fields, default_dim: int = 0) -> tuple[int, int, int]:
@@ -173,11 +156,11 @@ def head_shape(fields: Fields, default_dim: int = 0) -> tuple[int, int, int]:
     kv_heads = fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise fields.wrong(
-            f"`num_attention_heads` {heads} is no multiple of `num_key_value_heads` {kv_heads}",
+            f"`num_attention_heads` {heads} is not a multiple of `num_key_value_heads` {kv_heads}",
         )
     if fields.get("head_dim") is None and not default_dim and hidden % heads:
         raise fields.wrong(
-            f"`hidden_size` {hidden} is no multiple of `num_attention_heads` {heads}"
+            f"`hidden_size` {hidden} is not a multiple of `num_attention_heads` {heads}"
         )
     head_dim = fields.integer("head_dim", default_dim or hidden // heads)
     if head_dim % 2:
@@ -185,17 +168,11 @@ def head_shape(fields: Fields, default_dim: int = 0) -> tuple[int, int, int]:
     return heads, kv_heads, head_dim
 
 
-def _sliding(fields: Fields, family: str, layers: int) -> tuple[int, tuple[bool, ...]]:
-    """Window and, for each layer, whether it has one, as transformers reads these files."""
-    none = 0, (False,) * layers
-    if family == "llama" or (family != "mistral" and not fields.flag("use_sliding_window")):
-        return none
+def window_size(fields: Fields) -> int:
+    """`sliding_window`, by default Hugging Face's 4096; 0 where it is null."""
     if "sliding_window" in fields.values and fields.get("sliding_window") is None:
-        return none
-    window = fields.integer("sliding_window", SLIDING_DEFAULT)
-    if family == "mistral":
-        return window, (True,) * layers
-    return window, layer_types(fields, layers)
+        return 0
+    return fields.integer("sliding_window", 4096)
 
 
 def layer_types(fields: Fields, layers: int) -> tuple[bool, ...]:
@@ -218,27 +195,55 @@ def layer_types(fields: Fields, layers: int) -> tuple[bool, ...]:
     return tuple(t == "sliding_attention" for t in types)
 
 
-def _stop_ids(folder: Path, fields: Fields, size: int) -> tuple[int, ...]:
-    """`generate` stops at the ids of generation_config.json where that file exists."""
-    path = folder / "generation_config.json"
-    if path.is_symlink() or path.exists():
-        own = Fields(inside(folder, path.name), read_json(path))
-        fields = own if own.ids("eos_token_id") else fields
-    ids = fields.ids("eos_token_id")
-    if ids and max(ids) >= size:
-        raise fields.wrong(f"`eos_token_id` is {max(ids)}, the vocabulary has {size}")
-    return ids
+def rope_config(fields: Fields, trained: int, head_dim: int) -> RopeConfig:
+    """Both spellings: `rope_theta` with `rope_scaling`, and transformers 5's `rope_parameters`."""
+    inner = _inner(fields)
+    kind = str(inner.get("rope_type") or inner.get("type") or "default")
+    if kind not in ROPE_KINDS:
+        raise fields.wrong(f"rope type {kind!r} is not supported ({', '.join(ROPE_KINDS)})")
+    if any(isinstance(value, dict) for value in inner.values.values()):
+        raise fields.wrong("rope settings per layer type are not supported")
+    theta = inner.number("rope_theta", fields.number("rope_theta", THETA))
+    settings = {k: v for k, v in inner.values.items() if k not in RENAMED}
+    if kind in ("llama3", "yarn", "longrope"):
+        fallback = inner.integer(ORIGINAL, trained)
+        settings[ORIGINAL] = fields.integer(ORIGINAL, fallback)
+    if fields.number(PARTIAL, 1.0) != 1.0 or inner.number(PARTIAL, 1.0) != 1.0:
+        raise fields.wrong(f"`{PARTIAL}` other than 1 is not supported")
+    _check_rope(Fields(fields.path, settings), kind, head_dim)
+    return RopeConfig(kind, theta, settings, trained)
 
 
-def _other_ids(fields: Fields, key: str) -> tuple[int, ...]:
-    """Ids that nothing is decoded by; old files write -1 for none."""
-    return () if fields.get(key) == -1 else fields.ids(key)
+def _check_rope(settings: Fields, kind: str, head_dim: int) -> None:
+    required = {"linear": ["factor"], "dynamic": ["factor"], "yarn": ["factor"]}
+    required["llama3"] = ["factor", "low_freq_factor", "high_freq_factor"]
+    for key in required.get(kind, []):
+        if settings.number(key, 0.0) == 0.0:
+            raise settings.wrong(f"rope type {kind!r} needs `{key}`")
+    for key in ("short_factor", "long_factor") if kind == "longrope" else ():
+        value = settings.get(key)
+        if not isinstance(value, list) or len(value) != head_dim // 2:
+            raise settings.wrong(f"`{key}` must hold {head_dim // 2} numbers")
 
 
-def _dtype(fields: Fields) -> str:
-    """`dtype` in files of transformers 5, `torch_dtype` before."""
-    key = "torch_dtype" if fields.get("dtype") is None else "dtype"
-    name = str(fields.get(key) or "").removeprefix("torch.")
-    if name not in DTYPES:
-        raise fields.wrong(f"`{key}` {name!r} is not supported ({', '.join(DTYPES[1:])})")
-    return name
+def _inner(fields: Fields) -> Fields:
+    scaling = fields.section("rope_scaling")
+    return scaling if scaling.values else fields.section("rope_parameters")
+
+
+def rope_notes(fields: Fields, trained: int) -> tuple[str, ...]:
+    """What is assumed of the angles where the file is silent or gives two bases.
+
+    Args:
+        trained: positions where the file is silent.
+    """
+    outer = fields.get("rope_theta")
+    inner = _inner(fields).get("rope_theta")
+    notes = []
+    if outer is None and inner is None:
+        notes.append(f"`rope_theta` is not given: {THETA:g} assumed")
+    elif None not in (outer, inner) and outer != inner:
+        notes.append(f"`rope_theta` is {outer} at the top and {inner} below: {inner} is used")
+    if fields.get("max_position_embeddings") is None:
+        notes.append(f"`max_position_embeddings` is not given: {trained} assumed")
+    return tuple(notes)

@@ -1,47 +1,112 @@
-"""One lean decoder for Llama, Mistral, Qwen2 and Qwen3: the target whose output counts."""
+"""One lean decoder for all families (`families/`): the target whose output counts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..ops.attention.backends import window_mask
 from ..ops.attention.metadata import AttentionMetadata
-from ..ops.blend import Blend
+from ..ops.blend import Blend, ChunkKV
 from ..ops.forward import TargetOutput
 from ..ops.kv.pool import KVCache
 from ..ops.layer_plan import LayerPlan, LayerStatus
 from .blend import Blender, check_blend
 from .config import DecoderConfig
-from .ranks import Ranks
-from .rope import rotate_back
-from .shares import Share
-from .stack import DecoderStack
+from .layers import (
+    AttentionInputs,
+    DecoderLayer,
+    LayerHook,
+    PoolModel,
+    RMSNorm,
+    rotate_back,
+    wide_logits,
+)
+from .linear import Linear
 
 COMPUTED = (LayerStatus.DECODE, LayerStatus.FULL)
-AFTER = -1  # the tap behind the last layer, before the norm
-MOST_ROWS = 2048  # side by side in a layer: of more, every row takes longer (docs/memory.md)
+MAX_ROWS = 2048  # at once in a layer: of more, every row takes longer (docs/memory.md)
 
 
-class Decoder(DecoderStack):
-    """Implements `Target`. Build it with `weights.load_target`; weights are never trained here.
+def part(size: int, index: int, count: int) -> range:
+    """Part `index` of `count` of `size` items, cut at the multiples of size / count, rounded up.
+
+    Where a count divides another one, the cuts of the coarser split are cuts of the finer one too:
+    a finer part is inside one coarser part. Parts may be uneven (3 KV heads of 2 ranks: 2 + 1) or
+    empty.
+    """
+    return range(-(-index * size // count), -(-(index + 1) * size // count))
+
+
+class Share(NamedTuple):
+    """The part of a decoder that a rank computes: KV heads (with the query heads that read them),
+    columns of the MLP and rows of the head."""
+
+    kv_heads: range
+    columns: range
+    vocabulary: range
+
+    @classmethod
+    def of(cls, config: DecoderConfig, index: int = 0, count: int = 1) -> Self:
+        """Part `index` of `count` equal ones; ValueError if there is no such part."""
+        if not 0 <= index < count:
+            raise ValueError(f"there is no part {index} of {count}")
+        sizes = (config.kv_heads, config.intermediate_size, config.vocab_size)
+        return cls(*(part(size, index, count) for size in sizes))
+
+    def within(self, other: "Share") -> "Share | None":
+        """The same, counted from the start of another share; None if it is not inside of it."""
+        pairs = list(zip(self, other, strict=True))
+        if any(len(a) and (a.start < b.start or a.stop > b.stop) for a, b in pairs):
+            return None
+        return Share(*(range(a.start - b.start, a.stop - b.start) for a, b in pairs))
+
+    def narrowed(self, config: DecoderConfig) -> DecoderConfig:
+        """A decoder's shape with the layers of this share."""
+        heads = len(self.kv_heads)
+        queries = heads * (config.heads // config.kv_heads)
+        columns = len(self.columns)
+        return replace(config, heads=queries, kv_heads=heads, intermediate_size=columns)
+
+
+class Decoder(PoolModel):
+    """Implements `Target`. Build it with `load.weights.load_target`; it is never trained here.
 
     Attributes:
         config: what config.json said.
+        share: which of the parameters are here; embedding and norms always are.
+        whole: whether all of them are here.
         max_positions: rows one sequence may have.
-        weights: how they are kept, see `quantise.Weights`.
-        whole: whether all of it is here.
-        ranks: who computes it together with this process; None if it does so alone.
+        known_tokens: ids from here on are rows of the head without a token.
+        weights: how they are stored, see `quantise.Weights`.
     """
 
     weights = "full"
-    ranks: Ranks | None = None
 
     def __init__(self, config: DecoderConfig, share: Share | None = None) -> None:
-        super().__init__(config, share)
+        near = partial(window_mask, window=config.window)
+        narrows = {slides: near if slides else None for slides in set(config.sliding)}
+        super().__init__(config, config.sliding, narrows)
+        self.config = config
         self.vocab_size = config.vocab_size
         self.max_positions = config.rope.limit
+        self.share = Share.of(config) if share is None else share
         self.whole = self.share == Share.of(config)
+        self.kv_heads = len(self.share.kv_heads)
+        self.known_tokens = config.vocab_size
+        shape = self.share.narrowed(config)
+        self.embed = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.eps)
+        self.lm_head = Linear(config.hidden_size, len(self.share.vocabulary), bias=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.dtype
 
     def forward(
         self,
@@ -57,51 +122,67 @@ class Decoder(DecoderStack):
     ) -> TargetOutput:
         """See `Target.forward`. ValueError for a plan or taps that this model cannot follow."""
         self._check(plan, taps, blend)
+        tokens_N = tokens_BQ.reshape(-1)
+        rows = tokens_N.shape[0]
         if blend is not None:
             check_blend(self, tokens_BQ, plan, taps, blend)
-            blender = Blender(self, tokens_BQ, positions_BQ, slots_BQ, attention, kv, blend)
-            return blender.forward(plan, logit_rows_R, taps)
-        place_N = [one.reshape(-1) for one in (tokens_BQ, positions_BQ, slots_BQ)]
-        rows = place_N[0].shape[0]
-        out = dict[int, Tensor]()
-        for rows_M, part in attention.parts(rows, MOST_ROWS):
-            place_M = place_N if rows_M is None else [one[rows_M] for one in place_N]
-            states = self._layers(place_M, part, kv, taps)
+            blender = Blender(
+                self,
+                plan=plan,
+                positions_BQ=positions_BQ,
+                slots_BQ=slots_BQ,
+                attention=attention,
+                kv=kv,
+                blend=blend,
+            )
+            x_NH = blender.first_rows(F.embedding(tokens_N, self.embed))
+            *tapped, x_NH = self.run_layers(x_NH, blender.inputs, kv, taps, blender)
+            row_R, dropped_R1 = blender.live_rows(logit_rows_R)
+            logits_RV = self.logits(x_NH[row_R]).masked_fill(dropped_R1, float("nan"))
+            taps_QF = torch.cat(tapped, -1) if tapped else None
+            return TargetOutput(logits_RV, taps_QF, blender.report())
+        positions_N = positions_BQ.reshape(-1)
+        slots_N = slots_BQ.reshape(-1)
+        states: list[Tensor] = []
+        for rows_M, group in attention.parts(rows, MAX_ROWS):
             if rows_M is None:
-                out = states
-                continue
-            for tap, x_MH in states.items():
-                x_NH = out.setdefault(tap, x_MH.new_zeros(rows, x_MH.shape[1]))
-                x_NH.index_copy_(0, rows_M, x_MH)
-        logits_RV = self.logits(out.pop(AFTER).index_select(0, logit_rows_R))
-        return TargetOutput(logits_RV, torch.cat(list(out.values()), -1) if out else None)
+                inputs = self.attention_inputs(positions_N, slots_N, group)
+                states = self.run_layers(F.embedding(tokens_N, self.embed), inputs, kv, taps)
+                break
+            inputs = self.attention_inputs(positions_N[rows_M], slots_N[rows_M], group)
+            x_MH = F.embedding(tokens_N[rows_M], self.embed)
+            part_states = self.run_layers(x_MH, inputs, kv, taps)
+            states = states or [x.new_zeros(rows, x.shape[1]) for x in part_states]
+            for state_NH, part_MH in zip(states, part_states, strict=True):
+                state_NH.index_copy_(0, rows_M, part_MH)
+        *tapped, x_NH = states
+        logits_RV = self.logits(x_NH.index_select(0, logit_rows_R))
+        return TargetOutput(logits_RV, torch.cat(tapped, -1) if tapped else None)
 
-    def _layers(
+    def run_layers(
         self,
-        place_M: Sequence[Tensor],
-        attention: AttentionMetadata,
+        x_NH: Tensor,
+        inputs: Mapping[bool, AttentionInputs],
         kv: KVCache,
         taps: tuple[int, ...],
-    ) -> dict[int, Tensor]:
-        """Rows through all layers -> [M, H] at each tap, in order; AFTER is behind the last.
-
-        Args:
-            place_M: tokens, positions and slots of the rows.
-        """
-        tokens_M, positions_M, slots_M = place_M
-        inputs = self.attention_inputs(positions_M, slots_M, attention)
-        x_MH = F.embedding(tokens_M, self.embed)
-        states: dict[int, Tensor] = {}
+        hook: LayerHook | None = None,
+    ) -> list[Tensor]:
+        """Embeddings through all layers -> the rows at each tap, in order, and behind the last
+        layer, before the norm. A hook may drop rows between the layers."""
+        states: list[Tensor] = []
         for index, layer in enumerate(self.layers):
             if index in taps:
-                states[index] = x_MH
-            x_MH = layer.forward(x_MH, index, inputs[self.config.sliding[index]], kv)
+                states.append(x_NH if hook is None else hook.tap(x_NH, len(states)))
+            if hook is not None:
+                inputs = hook.inputs
+            x_NH = layer.forward(x_NH, index, inputs[self.kinds[index]], kv, hook)
         if self.num_layers in taps:
-            states[self.num_layers] = self.norm.forward(x_MH)
-        return {**states, AFTER: x_MH}
+            normed_NH = self.norm.forward(x_NH)
+            states.append(normed_NH if hook is None else hook.tap(normed_NH, len(states)))
+        return [*states, x_NH]
 
     def _check(self, plan: LayerPlan, taps: tuple[int, ...], blend: Blend | None) -> None:
-        if self.ranks is None and not self.whole:
+        if not self.whole:
             raise ValueError("a share of a decoder computes nothing alone")
         if len(plan) != self.num_layers:
             raise ValueError(f"the layer plan has {len(plan)} entries for {self.num_layers} layers")
@@ -110,15 +191,90 @@ class Decoder(DecoderStack):
                 raise ValueError(
                     f"layer status {LayerStatus(status).name} (layer {layer}) needs cached rows"
                 )
-        if any(not 0 <= tap <= self.num_layers for tap in taps):
+        if blend is not None and blend.settings.mask == "bottom_right" and any(self.kinds):
+            window = self.config.window
+            raise ValueError(
+                f"`mask: bottom_right` cannot have the model's sliding window {window}"
+            )
+        if taps and not 0 <= min(taps) <= max(taps) <= self.num_layers:
             raise ValueError(f"taps {taps} must lie in 0..{self.num_layers}")
+
+    def logits(self, x_RH: Tensor) -> Tensor:
+        """[R, H] after the last layer -> [R, V]; float32, of a float64 model float64."""
+        logits_RV = wide_logits(self.norm.forward(x_RH), self.lm_head)
+        if self.known_tokens < logits_RV.shape[1]:
+            logits_RV[:, self.known_tokens :] = -torch.inf
+        return logits_RV
+
+    def collect(
+        self, token_ids: Sequence[int], bos: int | None = None, taps: tuple[int, ...] = ()
+    ) -> ChunkKV:
+        """K, V and features of one chunk on its own, behind `bos`: what a chunk store keeps for
+        CacheBlend. Touches no pool but one of its own.
+
+        The chunk's later place does not matter: keys are kept before RoPE, which is relative.
+
+        Args:
+            bos: the token in front, an attention sink whose row is not kept; None for models
+                without one, and for a prompt's prefix, whose ids begin with it.
+            taps: as in `Target.forward`.
+
+        Raises:
+            ValueError: the chunk is empty. ModelError: it is longer than the model's sequences.
+        """
+        if not token_ids:
+            raise ValueError("a chunk needs at least one token, not 0")
+        ids = [*token_ids] if bos is None else [bos, *token_ids]
+        count = len(ids)
+        self.config.check_length(count)
+        drop = count - len(token_ids)
+        device = self.embed.device
+        kv = KVCache(
+            self.num_layers, self.kv_heads, self.head_dim, count, dtype=self.dtype, device=device
+        )
+        steps_Q = torch.arange(count, device=device)
+        inputs = self.attention_inputs(steps_Q, steps_Q, AttentionMetadata.causal(count, device))
+        hook = KeyRecorder(inputs, drop)
+        x_QH = F.embedding(torch.tensor(ids, device=device), self.embed)
+        *tapped, _ = self.run_layers(x_QH, inputs, kv, taps, hook)
+        features_RF = torch.cat([x_QH[drop:] for x_QH in tapped], -1) if tapped else None
+        values_LRgd = kv.data[:, 1, :, drop:count].transpose(1, 2).contiguous()
+        return ChunkKV(torch.stack(hook.keys), values_LRgd, features_RF)
 
     def before_rope(self, keys_LRgd: Tensor, positions_R: Tensor) -> Tensor:
         """Keys from a pool, [layers, R, kv_heads, head_dim], as they were before RoPE.
 
         Args:
-            positions_R: int64, where each row stood. Narrow dtypes are computed in float32.
+            positions_R: int64, of each row. Narrow dtypes are computed in float32.
         """
         wide = torch.promote_types(self.dtype, torch.float32)
-        cos, sin = (part.to(wide) for part in self.angles(positions_R))
+        cos, sin = (angle.to(wide) for angle in self.angles(positions_R))
         return rotate_back(keys_LRgd.to(wide), cos, sin).to(self.dtype)
+
+    def published(self) -> dict[str, Tensor]:
+        """Views of all parameters under the names of a Hugging Face checkpoint."""
+        views: dict[str, Tensor] = {
+            "model.embed_tokens.weight": self.embed,
+            "model.norm.weight": self.norm.weight,
+            "lm_head.weight": self.lm_head.weight,
+        }
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            views |= {f"model.layers.{index}.{k}": v for k, v in layer.published().items()}
+        return views
+
+
+class KeyRecorder(LayerHook):
+    """Collects the keys of all layers before RoPE, [R, kv_heads, head_dim], without the first
+    `drop` rows."""
+
+    def __init__(self, inputs: Mapping[bool, AttentionInputs], drop: int) -> None:
+        self.inputs = inputs
+        self.drop = drop
+        self.keys: list[Tensor] = []
+
+    def before_attention(
+        self, index: int, x_NH: Tensor, qk_Nhd: Tensor, v_Ngd: Tensor, inputs: AttentionInputs
+    ) -> tuple[Tensor, Tensor, Tensor, AttentionInputs]:
+        self.keys.append(qk_Nhd[self.drop :, -v_Ngd.shape[1] :].clone())
+        return x_NH, qk_Nhd, v_Ngd, inputs

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -12,15 +13,91 @@ from ..ops.attention.backends import Attend, dense, to_bias, with_sums
 from ..ops.attention.metadata import AttentionMetadata
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import SlotRun
-from .config import DecoderConfig, DecoderShape
-from .linear import Linear, linear
-from .norm import RMSNorm, normed
-from .rope import Angles, inverse_frequencies, rotate, rotation
+from .config import DecoderConfig, DecoderShape, RopeConfig
+from .linear import Fused, Linear, linear
+
+Angles = tuple[Tensor, Tensor]
+"""cos and signed sin, each [N, 1, head_dim], for `rotate`."""
+
+Narrow = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(mask_GqK, positions_Gq of rows, positions_GK of slots) -> the mask of one kind of layer."""
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension, in float32 for narrower dtypes as
+    in transformers; on a CPU by one kernel for the sum of squares, where the usual way takes three.
+
+    Args:
+        weight: [D], or [heads, D] for x [N, heads, D].
+    """
+    dtype = x.dtype
+    if x.is_cpu and dtype != torch.float64:
+        norm = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
+        scale = torch.addcmul(_constant(eps), norm, norm, value=1 / x.shape[-1]).rsqrt_()
+        return (x * scale if dtype == torch.float32 else (x * scale).to(dtype)) * weight
+    if dtype == torch.float32 and weight.dim() == 1:
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
+    if dtype == torch.float32:
+        return F.rms_norm(x, x.shape[-1:], None, eps) * weight
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(dtype) * weight
+
+
+@cache
+def _constant(value: float) -> Tensor:
+    with torch.inference_mode(False):  # training may use the same tensor
+        return torch.tensor(value, dtype=torch.float32)
+
+
+class RMSNorm(nn.Module):
+    """The weight of a root-mean-square normalisation."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
+    """Frequencies float32 [head_dim / 2] and the factor on cos and sin.
+
+    `dynamic` equals `default` within the trained length, which is as far as it is used here.
+    """
+    if rope.kind in ("default", "dynamic"):
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
+        return 1.0 / (rope.theta**exponents), 1.0
+    # Slow to import and needed by scaled models only.
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    shape = LlamaConfig(
+        hidden_size=head_dim,
+        num_attention_heads=1,
+        head_dim=head_dim,
+        max_position_embeddings=rope.trained,
+        rope_parameters={"rope_theta": rope.theta, "rope_type": rope.kind, **rope.settings},
+    )
+    frequencies, scaling = ROPE_INIT_FUNCTIONS[rope.kind](shape)
+    return frequencies, float(scaling)
+
+
+def rotate(x_Nhd: Tensor, cos_N1d: Tensor, sin_N1d: Tensor) -> Tensor:
+    """x * cos + rotate_half(x) * sin; a roll with the sign inside `sin` is the cheapest form."""
+    return torch.addcmul(x_Nhd * cos_N1d, torch.roll(x_Nhd, x_Nhd.shape[-1] // 2, -1), sin_N1d)
+
+
+def rotate_back(x_Nhd: Tensor, cos_N1d: Tensor, sin_N1d: Tensor) -> Tensor:
+    """The inverse of `rotate` with the same cos and sin, for every kind of RoPE: a factor on cos
+    and sin, and their rounding, are divided out."""
+    return rotate(x_Nhd, cos_N1d, -sin_N1d) / (cos_N1d.square() + sin_N1d.square())
 
 
 class GroupInputs(NamedTuple):
-    """What a layer needs to know of an `AttentionGroup`: bias_G1qK is its mask, query groups folded
-    in, as `to_bias` makes it."""
+    """An `AttentionGroup` as a layer reads it; bias_G1qK: its mask with the query groups folded in,
+    as `to_bias` makes it."""
 
     rows_Gq: Tensor | None
     keys: SlotRun | Tensor
@@ -31,8 +108,8 @@ class GroupInputs(NamedTuple):
 class AttentionInputs:
     """What every layer of one forward needs to know about its rows.
 
-    cos, sin: [N, 1, head_dim]; slots_N: flat slots the rows are written to. merged: whether rows
-        are in several groups, see `AttentionMetadata`.
+    cos, sin: [N, 1, head_dim]. slots_N: int64, flat slots that the rows are written to. merged:
+        whether rows are in several groups, see `AttentionMetadata`.
     """
 
     groups: tuple[GroupInputs, ...]
@@ -42,10 +119,6 @@ class AttentionInputs:
     merged: bool = False
 
 
-Narrow = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""What a layer sees of mask_GqK, given positions_Gq of its rows and positions_GK of the slots."""
-
-
 def group_inputs(
     attention: AttentionMetadata,
     positions_N: Tensor,
@@ -53,10 +126,10 @@ def group_inputs(
     dtype: torch.dtype,
     narrow: Narrow | None = None,
 ) -> tuple[GroupInputs, ...]:
-    """A forward's groups for layers with so many query groups for each key head.
+    """A forward's groups for layers with `groups` query heads for each key head.
 
     Args:
-        narrow: what layers with a window leave of the masks; None leaves everything.
+        narrow: cuts the masks of layers with a window; None leaves them as they are.
     """
     inputs = []
     for group in attention.groups:
@@ -67,36 +140,25 @@ def group_inputs(
     return tuple(inputs)
 
 
-def wide_logits(x_RH: Tensor, head: Tensor | Linear) -> Tensor:
-    """[R, H] -> [R, V], float32; of a float64 model float64."""
-    logits_RV = linear(x_RH, head) if isinstance(head, Tensor) else head.forward(x_RH)
-    return logits_RV if logits_RV.dtype in (torch.float32, torch.float64) else logits_RV.float()
-
-
 def attend_pool(
     q_Nhd: Tensor, layer: int, inputs: AttentionInputs, kv: KVCache, attend: Attend = dense
 ) -> Tensor:
     """Every group attends to its own slots of one layer -> [N, heads * head_dim]."""
     if inputs.merged:
         return _attend_merged(q_Nhd, layer, inputs.groups, kv)
-    if len(inputs.groups) == 1 and inputs.groups[0].rows_Gq is None:
-        return _attend_group(q_Nhd, layer, inputs.groups[0], kv, attend)
-    out_NI = q_Nhd.new_zeros(len(q_Nhd), q_Nhd[0].numel())
+    rows, heads, dim = q_Nhd.shape
+    alone = len(inputs.groups) == 1 and inputs.groups[0].rows_Gq is None
+    out_NI = q_Nhd if alone else q_Nhd.new_zeros(rows, heads * dim)
     for group in inputs.groups:
-        assert group.rows_Gq is not None
-        rows_M = group.rows_Gq.flatten()
-        group_MI = _attend_group(q_Nhd.index_select(0, rows_M), layer, group, kv, attend)
+        rows_M = None if group.rows_Gq is None else group.rows_Gq.flatten()
+        q_Mhd = q_Nhd if rows_M is None else q_Nhd.index_select(0, rows_M)
+        keys, values = kv.get_valid(layer, group.keys)
+        q_Gqhd = q_Mhd.view(keys.shape[0], -1, heads, dim)
+        group_MI = attend(q_Gqhd, keys, values, group.bias_G1qK).reshape(q_Mhd.shape[0], -1)
+        if rows_M is None:
+            return group_MI
         out_NI.index_copy_(0, rows_M, group_MI)
     return out_NI
-
-
-def _attend_group(
-    q_Mhd: Tensor, layer: int, group: GroupInputs, kv: KVCache, attend: Attend
-) -> Tensor:
-    keys, values = kv.get_valid(layer, group.keys)
-    rows, heads, dim = q_Mhd.shape
-    q_Gqhd = q_Mhd.view(keys.shape[0], -1, heads, dim)
-    return attend(q_Gqhd, keys, values, group.bias_G1qK).reshape(rows, -1)
 
 
 def _attend_merged(q_Nhd: Tensor, layer: int, groups: Sequence[GroupInputs], kv: KVCache) -> Tensor:
@@ -120,9 +182,39 @@ def _attend_merged(q_Nhd: Tensor, layer: int, groups: Sequence[GroupInputs], kv:
     return out_Nhd.flatten(1).to(q_Nhd.dtype)
 
 
+def wide_logits(x_RH: Tensor, head: Tensor | Linear) -> Tensor:
+    """[R, H] -> [R, V], float32; of a float64 model float64."""
+    logits_RV = linear(x_RH, head) if isinstance(head, Tensor) else head.forward(x_RH)
+    return logits_RV if logits_RV.dtype in (torch.float32, torch.float64) else logits_RV.float()
+
+
+class LayerHook:
+    """Watches or changes the rows of every layer of a decoder between projections and attention.
+
+    inputs: replaces the inputs of the forward, by the kind of the layer; may change between layers.
+    """
+
+    inputs: Mapping[Any, AttentionInputs]
+
+    def before_attention(
+        self, index: int, x_NH: Tensor, qk_Nhd: Tensor, v_Ngd: Tensor, inputs: AttentionInputs
+    ) -> tuple[Tensor, Tensor, Tensor, AttentionInputs]:
+        """The arguments as the layer shall use them.
+
+        Args:
+            x_NH: the layer's input. qk_Nhd: queries and keys before RoPE [N, heads + kv_heads, d].
+            v_Ngd: values [N, kv_heads, d].
+        """
+        raise NotImplementedError
+
+    def tap(self, x_NH: Tensor, number: int) -> Tensor:
+        """The rows [M, H] at the `number`-th tap; M is the number of rows of the forward."""
+        return x_NH
+
+
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and SwiGLU, the projections fused: fewer kernels, which is what counts
-    for small models on a CPU."""
+    """Pre-norm attention and a gated MLP, the projections fused: fewer kernels, which is what
+    counts for small models on a CPU."""
 
     kind_h: Tensor
 
@@ -132,13 +224,14 @@ class DecoderLayer(nn.Module):
         self.kv_heads = config.kv_heads
         self.head_dim = config.head_dim
         self.eps = config.eps
+        self.activation = getattr(F, config.activation)
         hidden = config.hidden_size
         inner = config.intermediate_size
-        self.inner = inner
         width = self.heads * self.head_dim
-        total = self.heads + 2 * self.kv_heads
+        kv_width = self.kv_heads * self.head_dim
+        self.inner = inner
         self.input_norm = RMSNorm(hidden, config.eps)
-        self.qkv = Linear(hidden, total * self.head_dim, bias=config.qkv_bias)
+        self.qkv = Linear(hidden, width + 2 * kv_width, bias=config.qkv_bias)
         self.o = Linear(width, hidden, bias=config.o_bias)
         self.post_norm = RMSNorm(hidden, config.eps)
         self.gate_up = Linear(hidden, 2 * inner, bias=config.mlp_bias)
@@ -147,80 +240,158 @@ class DecoderLayer(nn.Module):
         with torch.device("cpu"):  # which of the two norms each head has
             kind_h = torch.tensor([0] * self.heads + [1] * self.kv_heads)
         self.register_buffer("kind_h", kind_h, persistent=False)
-        self.norm_hd: Tensor | None = None  # of each head, once the weights stay as they are
+        self.norm_hd: Tensor | None = None  # of each head, once the weights no longer change
 
     def settle_(self) -> None:
-        """The weights stay as they are from now on."""
+        """The weights no longer change."""
         if self.qk_norm is not None:
             self.norm_hd = self.qk_norm.detach().index_select(0, self.kind_h)
 
-    def forward(self, x_NH: Tensor, layer: int, inputs: AttentionInputs, kv: KVCache) -> Tensor:
-        """Write the rows' keys and values into the pool, then attend and transform."""
-        if not self.kv_heads:  # one rank of more than there are heads
-            return self.finish(x_NH, x_NH[:, :0])
-        qk_Nhd, v_Ngd = self.project(x_NH)
-        return self.finish(x_NH, self.see(qk_Nhd, v_Ngd, layer, inputs, kv))
-
-    def project(self, x_NH: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys before RoPE [N, heads + kv_heads, d], and values [N, kv_heads, d]."""
-        all_ND = self.qkv.forward(self.input_norm.forward(x_NH))
-        all_Nhd = all_ND.view(x_NH.shape[0], -1, self.head_dim)
-        sizes = self.heads + self.kv_heads, self.kv_heads
-        qk_Nhd, v_Ngd = torch.split_with_sizes(all_Nhd, sizes, 1)
-        if self.qk_norm is not None:
-            known_hd = self.norm_hd
-            norm_hd = self.qk_norm.index_select(0, self.kind_h) if known_hd is None else known_hd
-            qk_Nhd = normed(qk_Nhd, self.eps).mul_(norm_hd)
-        return qk_Nhd, v_Ngd
-
-    def see(
-        self, qk_Nhd: Tensor, v_Ngd: Tensor, layer: int, inputs: AttentionInputs, kv: KVCache
+    def forward(
+        self,
+        x_NH: Tensor,
+        index: int,
+        inputs: AttentionInputs,
+        kv: KVCache,
+        hook: LayerHook | None = None,
     ) -> Tensor:
-        """Write what `project` found into the pool and attend -> [N, heads * d]."""
-        q_Nhd = self.write_(qk_Nhd, v_Ngd, layer, inputs, kv)
-        return attend_pool(q_Nhd, layer, inputs, kv)
-
-    def write_(
-        self, qk_Nhd: Tensor, v_Ngd: Tensor, layer: int, inputs: AttentionInputs, kv: KVCache
-    ) -> Tensor:
-        """What `project` found into the pool -> the queries after RoPE, [N, heads, d]."""
-        qk_Nhd = rotate(qk_Nhd, inputs.cos_N1d, inputs.sin_N1d)
-        q_Nhd, k_Ngd = torch.split_with_sizes(qk_Nhd, (self.heads, self.kv_heads), 1)
-        kv.write_(layer, inputs.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
-        return q_Nhd
-
-    def finish(self, x_NH: Tensor, seen_NI: Tensor) -> Tensor:
-        """What a layer makes of its rows and of what they saw."""
-        x_NH = self.o.added(x_NH, seen_NI)
-        both_NI = self.gate_up.forward(self.post_norm.forward(x_NH))
+        """Write the rows' keys and values into layer `index` of the pool, then attend and transform
+        -> [N, H], of the rows that the hook leaves."""
+        attended_NI = x_NH[:, :0]
+        if self.kv_heads:  # 0: a rank of more ranks than there are heads
+            all_ND = self.qkv.forward(rms_norm(x_NH, self.input_norm.weight, self.eps))
+            all_Nhd = all_ND.view(x_NH.shape[0], -1, self.head_dim)
+            sizes = (self.heads + self.kv_heads, self.kv_heads)
+            qk_Nhd, v_Ngd = torch.split_with_sizes(all_Nhd, sizes, 1)
+            if self.qk_norm is not None:
+                norm_hd = self.norm_hd
+                if norm_hd is None:
+                    norm_hd = self.qk_norm.index_select(0, self.kind_h)
+                qk_Nhd = rms_norm(qk_Nhd, norm_hd, self.eps)
+            if hook is not None:
+                x_NH, qk_Nhd, v_Ngd, inputs = hook.before_attention(
+                    index, x_NH, qk_Nhd, v_Ngd, inputs
+                )
+            turned_Nhd = torch.roll(qk_Nhd, self.head_dim // 2, -1)  # `rotate`, without the call
+            qk_Nhd = torch.addcmul(qk_Nhd * inputs.cos_N1d, turned_Nhd, inputs.sin_N1d)
+            q_Nhd, k_Ngd = torch.split_with_sizes(qk_Nhd, (self.heads, self.kv_heads), 1)
+            kv.write_(index, inputs.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
+            attended_NI = attend_pool(q_Nhd, index, inputs, kv)
+        x_NH = self.o.forward(attended_NI, x_NH)
+        both_NI = self.gate_up.forward(rms_norm(x_NH, self.post_norm.weight, self.eps))
         gate_NI, up_NI = torch.split_with_sizes(both_NI, (self.inner, self.inner), -1)
-        return self.down.added(x_NH, F.silu(gate_NI).mul_(up_NI))
+        return self.down.forward(self.activation(gate_NI).mul_(up_NI), x_NH)
 
     def published(self) -> dict[str, Tensor]:
         """Views of the parameters under Hugging Face's names, without the layer's prefix."""
-        q, k, v = self.heads * self.head_dim, *[self.kv_heads * self.head_dim] * 2
         views: dict[str, Tensor] = {
             "input_layernorm.weight": self.input_norm.weight,
             "post_attention_layernorm.weight": self.post_norm.weight,
         }
-        parts = (
-            (self.qkv, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), (q, k, v)),
-            (self.o, ("self_attn.o_proj",), (self.o.out_features,)),
-            (self.gate_up, ("mlp.gate_proj", "mlp.up_proj"), (self.down.in_features,) * 2),
-            (self.down, ("mlp.down_proj",), (self.down.out_features,)),
+        kv_width = self.kv_heads * self.head_dim
+        parts: tuple[tuple[Linear, dict[str, int]], ...] = (
+            (self.qkv, {"q": self.heads * self.head_dim, "k": kv_width, "v": kv_width}),
+            (self.o, {"o": self.o.out_features}),
+            (self.gate_up, {"gate": self.inner, "up": self.inner}),
+            (self.down, {"down": self.down.out_features}),
         )
-        for layer, names, sizes in parts:
+        for layer, sizes in parts:
+            module = "self_attn" if layer is self.qkv or layer is self.o else "mlp"
             for kind, value in layer.named_parameters():
-                views |= zip(
-                    (f"{n}.{kind}" for n in names), torch.split(value, list(sizes)), strict=True
-                )
+                names = [f"{module}.{name}_proj.{kind}" for name in sizes]
+                views |= zip(names, torch.split(value, list(sizes.values())), strict=True)
         if self.qk_norm is not None:
-            views |= zip(
-                ("self_attn.q_norm.weight", "self_attn.k_norm.weight"),
-                self.qk_norm.unbind(),
-                strict=True,
-            )
+            views["self_attn.q_norm.weight"] = self.qk_norm[0]
+            views["self_attn.k_norm.weight"] = self.qk_norm[1]
         return views
+
+
+class DrafterAttention(nn.Module):
+    """Projections of self-attention whose input is `wide` wide: in EAGLE-3 twice its output."""
+
+    def __init__(self, shape: DecoderShape, wide: int) -> None:
+        super().__init__()
+        bias = shape.qkv_bias
+        dim = shape.head_dim
+        self.head_dim = dim
+        self.q_proj = Linear(wide, shape.heads * dim, bias=bias)
+        self.k_proj = Linear(wide, shape.kv_heads * dim, bias=bias)
+        self.v_proj = Linear(wide, shape.kv_heads * dim, bias=bias)
+        self.qkv = Fused(self.q_proj, self.k_proj, self.v_proj)
+        self.o_proj = Linear(shape.heads * dim, shape.hidden_size, bias=shape.o_bias)
+        self.q_norm = RMSNorm(dim, shape.eps) if shape.qk_norm else None
+        self.k_norm = RMSNorm(dim, shape.eps) if shape.qk_norm else None
+
+    def keys_values(self, x_NW: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+        """[N, W] -> rotated keys and values, each [N, kv_heads, d]."""
+        if self.qkv.joint is not None:
+            return self.project(x_NW, angles)[1:]
+        rows = x_NW.shape[0]
+        k_Ngd = self.k_proj.forward(x_NW).view(rows, -1, self.head_dim)
+        v_Ngd = self.v_proj.forward(x_NW).view(rows, -1, self.head_dim)
+        if self.k_norm is not None:
+            k_Ngd = self.k_norm.forward(k_Ngd)
+        return rotate(k_Ngd, *angles), v_Ngd
+
+    def project(self, x_NW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+        """[N, W] -> rotated queries [N, heads, d], and keys and values [N, kv_heads, d]."""
+        rows = x_NW.shape[0]
+        q_ND, k_ND, v_ND = self.qkv(x_NW)
+        q_Nhd = q_ND.view(rows, -1, self.head_dim)
+        k_Ngd = k_ND.view(rows, -1, self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_Nhd = self.q_norm.forward(q_Nhd)
+            k_Ngd = self.k_norm.forward(k_Ngd)
+        v_Ngd = v_ND.view(rows, -1, self.head_dim)
+        return rotate(q_Nhd, *angles), rotate(k_Ngd, *angles), v_Ngd
+
+
+class DrafterMLP(nn.Module):
+    """The parameters of a gated MLP under their published names."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        hidden = shape.hidden_size
+        inner = shape.intermediate_size
+        self.gate_proj = Linear(hidden, inner, bias=shape.mlp_bias)
+        self.up_proj = Linear(hidden, inner, bias=shape.mlp_bias)
+        self.gate_up = Fused(self.gate_proj, self.up_proj)
+        self.down_proj = Linear(inner, hidden, bias=shape.mlp_bias)
+
+
+class DrafterLayer(nn.Module):
+    """A decoder layer under its published parameter names, whose rows all attend to the pool;
+    training uses its parts.
+
+    What lies between its input and the norms in front of attention differs between drafters.
+    """
+
+    input_layernorm: RMSNorm
+    hidden_norm: RMSNorm
+    post_attention_layernorm: RMSNorm
+
+    def __init__(self, shape: DecoderShape, wide: int, *norms: str) -> None:
+        super().__init__()
+        self.self_attn = DrafterAttention(shape, wide)
+        self.mlp = DrafterMLP(shape)
+        for name in (*norms, "post_attention_layernorm"):
+            self.add_module(name, RMSNorm(shape.hidden_size, shape.eps))
+
+    def forward(
+        self, x_NW: Tensor, residual_NH: Tensor, index: int, inputs: AttentionInputs, kv: KVCache
+    ) -> Tensor:
+        """Attention's input [N, W] and the residual -> [N, H]; the rows' keys and values are
+        written into layer `index` of the pool."""
+        q, k, v = self.self_attn.project(x_NW, (inputs.cos_N1d, inputs.sin_N1d))
+        kv.write_(index, inputs.slots_N, k.transpose(0, 1), v.transpose(0, 1))
+        return self.finish(residual_NH, attend_pool(q, index, inputs, kv))
+
+    def finish(self, residual_NH: Tensor, attended_ND: Tensor) -> Tensor:
+        """Everything after attention: output projection, residual, SwiGLU."""
+        x_NH = self.self_attn.o_proj.forward(attended_ND, residual_NH)
+        norm = self.post_attention_layernorm
+        gate_NI, up_NI = self.mlp.gate_up(rms_norm(x_NH, norm.weight, norm.eps))
+        return self.mlp.down_proj.forward(F.silu(gate_NI) * up_NI, x_NH)
 
 
 class PoolModel(nn.Module):
@@ -228,19 +399,24 @@ class PoolModel(nn.Module):
 
     Attributes:
         groups: query heads of a key head.
-        narrows: what the layers leave of the masks, by the kind of the layer; None: everything.
-        notes: what the loader found worth telling, e.g. unexpected tensors.
+        kinds: the kind of each layer: layers of one kind see the same part of the masks.
+        narrows: what each kind of layer leaves of the masks; None: everything.
+        notes: what the loader assumed or ignored, e.g. unexpected tensors.
     """
 
     frequencies: Tensor
 
-    def __init__(self, shape: DecoderShape, layers: int) -> None:
+    def __init__(
+        self, shape: DecoderShape, kinds: tuple[Any, ...], narrows: Mapping[Any, Narrow | None]
+    ) -> None:
         super().__init__()
         self.groups = shape.heads // shape.kv_heads
-        self.num_layers = layers
+        self.num_layers = len(kinds)
+        self.hidden_size = shape.hidden_size
         self.kv_heads = shape.kv_heads
         self.head_dim = shape.head_dim
-        self.narrows: Mapping[Any, Narrow | None] = {False: None}
+        self.kinds = kinds
+        self.narrows = narrows
         self.notes: tuple[str, ...] = ()
         # On the CPU even inside a meta-device build: the angles are computed, not loaded.
         with torch.device("cpu"):
@@ -253,22 +429,28 @@ class PoolModel(nn.Module):
         raise NotImplementedError
 
     def angles(self, positions_N: Tensor) -> Angles:
-        """cos and signed sin of these positions."""
-        return rotation(positions_N, self.frequencies, self.rope_scaling, self.dtype)
+        """cos and signed sin of these positions, computed in float32 for every dtype, as in
+        transformers: float64 angles would be another model."""
+        angles = positions_N[:, None].float() * self.frequencies
+        cos = angles.cos()
+        sin = angles.sin()
+        if self.rope_scaling != 1:
+            cos = cos * self.rope_scaling
+            sin = sin * self.rope_scaling
+        cos = torch.cat((cos, cos), -1)[:, None]
+        sin = torch.cat((-sin, sin), -1)[:, None]
+        dtype = self.dtype
+        return (cos, sin) if dtype == torch.float32 else (cos.to(dtype), sin.to(dtype))
 
     def attention_inputs(
         self, positions_BQ: Tensor, slots_BQ: Tensor, attention: AttentionMetadata
     ) -> dict[Any, AttentionInputs]:
-        """What the layers see, by their kind; only kinds that exist."""
+        """What the layers see, by their kind."""
         positions_N = positions_BQ.flatten()
         slots_N = slots_BQ.flatten()
-        angles = self.angles(positions_N)
-        return {
-            kind: AttentionInputs(
-                group_inputs(attention, positions_N, self.groups, self.dtype, narrow),
-                *angles,
-                slots_N,
-                attention.merged,
-            )
-            for kind, narrow in self.narrows.items()
-        }
+        cos_N1d, sin_N1d = self.angles(positions_N)
+        inputs = {}
+        for kind, narrow in self.narrows.items():
+            groups = group_inputs(attention, positions_N, self.groups, cos_N1d.dtype, narrow)
+            inputs[kind] = AttentionInputs(groups, cos_N1d, sin_N1d, slots_N, attention.merged)
+        return inputs

@@ -104,18 +104,16 @@ class Int4:
         return Product(ATEN._weight_int4pack_mm_for_cpu.default, told)
 
 
-class Product(NamedTuple):
-    """A product with packed codes."""
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product with packed codes, see `linear.FewRows`."""
 
     kernel: Any
-    told: tuple[Any, ...]
+    arguments: tuple[Any, ...]
 
-    def times(self, x_NI: Tensor) -> Tensor:
-        out_NO: Tensor = self.kernel(x_NI, *self.told)
-        return out_NO
-
-    def added(self, residual_NO: Tensor, x_NI: Tensor) -> Tensor:
-        return self.times(x_NI).add_(residual_NO)
+    def __call__(self, x_NI: Tensor, added: Tensor | None) -> Tensor:
+        out_NO: Tensor = self.kernel(x_NI, *self.arguments)
+        return out_NO if added is None else out_NO.add_(added)
 
 
 def coded(weight_OI: Tensor, kind: str, head: bool) -> Int8 | Int4:

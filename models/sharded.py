@@ -1,36 +1,233 @@
 """A decoder that several ranks compute together, each with views of its own replica.
 
 A rank has some KV heads with their query heads, some columns of the MLP and some rows of the head;
-what lies between two layers, and embedding, norms and positions, every rank has whole. A layer
-takes two sums over all ranks, behind the attention and behind the MLP, a forward one more gather,
-of the logits. Nothing of a weight is copied, so whoever formed a group may form another at once.
+the rows between two layers, embedding, norms and positions are whole on every rank. A layer takes
+two sums over all ranks, behind the attention and behind the MLP, a forward one more gather, of the
+logits. Nothing of a weight is copied, so that ranks may form another group at once.
 
 All ranks must make the same forwards in the same order. They can: logits and taps are the same bits
 on each, and so is every decision that follows from them.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.blend import Blend
+from ..ops.kv.pool import KVCache
+from ..ops.kv.slots import Ints
 from ..ops.layer_plan import LayerPlan
-from .decoder import Decoder
+from .decoder import Decoder, Share, part
 from .files import ModelError
 from .layers import DecoderLayer
 from .linear import Linear, replace_
-from .ranks import Ranks
-from .shares import Share, part
-from .stack import DecoderStack
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+CAUSE = "regroup"  # in the ledgers of both pools
 
 
-def sharded(target: DecoderStack, group: Any, rank: int, ranks: int) -> Decoder:
-    """What this rank of a group computes a target with, together with the others.
+class Place(NamedTuple):
+    """A rank's number in its group when all ranks form groups of `tp`, and the group's ranks in
+    order."""
+
+    number: int
+    members: range
+
+
+def place(rank: int, ranks: int, tp: int) -> Place:
+    """The groups take every (ranks / tp)-th rank each: what a rank computes in a group of all ranks
+    is a part of what it computes in any smaller group, so regrouping moves no weight.
+
+    Raises:
+        ValueError: `tp` does not divide the number of ranks, or there is no such rank.
+    """
+    if tp < 1 or ranks % tp or not 0 <= rank < ranks:
+        raise ValueError(f"rank {rank} of {ranks} in groups of {tp}: the groups must come out even")
+    groups = ranks // tp
+    return Place(rank // groups, range(rank % groups, ranks, groups))
+
+
+def peers(rank: int, ranks: int, before: int, tp: int) -> range:
+    """The ranks that compute, in groups of `before`, a part of what this rank computes in groups of
+    `tp`, in the order of the parts: they exchange their rows when groups become smaller.
+
+    Raises:
+        ValueError: such groups are not parts of each other.
+    """
+    here = place(rank, ranks, before)
+    there = place(rank, ranks, tp)
+    if before % tp:
+        raise ValueError(f"groups of {before} do not become groups of {tp}")
+    parts = before // tp
+    return here.members[there.number * parts : (there.number + 1) * parts]
+
+
+class RankLost(RuntimeError):
+    """A collective failed: a rank is dead, hangs, or calls another collective."""
+
+
+@dataclass(slots=True)
+class Ranks:
+    """This rank's place in a process group: its collectives, counted, which fail for good once one
+    has failed.
+
+    The group's own timeout is the deadline: a rank that is dead or hangs is an error on all others
+    after it, on the CPU (gloo) at the collective itself, on GPUs (NCCL) by torch's watchdog, which
+    ends the process.
+
+    group: of torch.distributed, or a bare process group; None for all ranks of the default one.
+    sums, gathers, sent: collectives so far, and the bytes that this rank put into them.
+    lost: why the group has failed; empty while it works.
+    """
+
+    group: Any
+    index: int
+    count: int
+    sums: int = 0
+    gathers: int = 0
+    sent: int = 0
+    lost: str = ""
+
+    def sum_(self, x: Tensor) -> Tensor:
+        """Sum over all ranks, in place; the same bits everywhere. Raises RankLost."""
+        self.sums += 1
+        self._counted(x)
+        try:
+            self._members.allreduce([x]).wait()
+        except RuntimeError as error:
+            raise self._is_lost("all_reduce", error) from error
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        """[...] of each rank, of one shape -> [count, ...], everywhere. Raises RankLost."""
+        self.gathers += 1
+        self._counted(x)
+        parts = x.new_empty(self.count, *x.shape)
+        try:
+            self._members.allgather([list(parts.unbind())], [x.contiguous()]).wait()
+        except RuntimeError as error:
+            raise self._is_lost("all_gather", error) from error
+        return parts
+
+    def first(self, number: int, device: torch.device) -> int:
+        """The first rank's number. Raises RankLost.
+
+        Args:
+            device: of the group's tensors.
+        """
+        numbers: list[int] = self.gather(torch.tensor(number, device=device)).tolist()
+        return numbers[0]
+
+    def check_alike(self, numbers: Sequence[int], device: torch.device) -> None:
+        """Raise ValueError, on every rank, if their numbers differ.
+
+        Args:
+            device: of the group's tensors.
+        """
+        all_RN = self.gather(torch.tensor(numbers, dtype=torch.int64, device=device)).tolist()
+        if any(rank_N != all_RN[0] for rank_N in all_RN):
+            raise ValueError(f"the ranks are not alike: {all_RN}")
+
+    @property
+    def _members(self) -> Any:
+        return dist.group.WORLD if self.group is None else self.group
+
+    def _counted(self, x: Tensor) -> None:
+        if self.lost:
+            raise RankLost(self.lost)
+        self.sent += x.numel() * x.element_size()
+
+    def _is_lost(self, what: str, error: RuntimeError) -> RankLost:
+        """Every later collective of this group fails at once."""
+        reason = str(error).splitlines()[0]
+        self.lost = f"rank {self.index} of {self.count}: {what} failed: {reason}"
+        return RankLost(self.lost)
+
+
+def split_ranks(tp: int, seconds: float, before: int = 0) -> tuple[Ranks, Ranks]:
+    """Split all ranks of the default process group into groups of `tp`: this rank's group, and the
+    group of its `peers`, with which it exchanges the rows of groups of `before` (0: of all ranks).
+    Every rank must call it at the same time.
+
+    Args:
+        seconds: after which a collective of these groups is an error.
+
+    Raises:
+        ValueError: the groups do not come out even.
+    """
+    rank = dist.get_rank()
+    ranks = dist.get_world_size()
+    groups = [place(i, ranks, tp).members for i in range(ranks)]
+    peer_groups = [peers(i, ranks, before or ranks, tp) for i in range(ranks)]
+    limit = timedelta(seconds=seconds)
+    return _new_group(groups, rank, limit), _new_group(peer_groups, rank, limit)
+
+
+def _new_group(groups: Sequence[range], rank: int, limit: timedelta) -> Ranks:
+    """Create every group, also those without this rank, as torch requires; `groups` by rank."""
+    created = {group: dist.new_group(list(group), timeout=limit) for group in dict.fromkeys(groups)}
+    members = groups[rank]
+    return Ranks(created[members], members.index(rank), len(members))
+
+
+def gather_kv_(
+    source: KVCache, slots: Ints, whole: KVCache, *, into: Ints, peers: Ranks, heads: Sequence[int]
+) -> None:
+    """Rows of every peer's pool, each with other heads, into a pool with the heads of all: in one
+    collective over all layers. Every peer gives the same rows in the same order.
+
+    Both ledgers count them, `source` with its heads and `whole` with all: over all peers `source`
+    adds up to `regroup_bytes`. Where peers have different numbers of heads, all send as many as the
+    one with the most.
+
+    Args:
+        slots, into: of the rows in `source` and in `whole`, where the caller sets the owners.
+        heads: how many KV heads each peer has, in the order of the peers.
+
+    Raises:
+        RankLost: a peer is missing.
+    """
+    rows_L2hRd = source.take_out(slots, CAUSE)
+    index_R = torch.as_tensor(into, dtype=torch.int64, device=whole.data.device)
+    whole.data.index_copy_(3, index_R, gather_heads(rows_L2hRd, peers, heads))
+    whole.ledger.add(CAUSE, len(index_R) * whole.slot_bytes)
+
+
+def gather_heads(rows_L2hRd: Tensor, peers: Ranks, heads: Sequence[int]) -> Tensor:
+    """The same rows of every peer, each with other heads -> [L, 2, all their heads, R, head_dim].
+
+    Args:
+        heads: how many KV heads each peer has, in the order of the peers.
+
+    Raises:
+        RankLost: a peer is missing.
+    """
+    rows_hL2Rd = rows_L2hRd.permute(2, 0, 1, 3, 4)
+    padded = rows_hL2Rd.new_zeros(max(heads), *rows_hL2Rd.shape[1:])
+    padded[: len(rows_hL2Rd)] = rows_hL2Rd
+    parts = zip(peers.gather(padded), heads, strict=True)
+    return torch.cat([rows[:count] for rows, count in parts]).permute(1, 2, 0, 3, 4)
+
+
+def peer_heads(kv_heads: int, ranks: int, before: int, peers: Sequence[int]) -> list[int]:
+    """KV heads that each of these peers has in groups of `before`."""
+    numbers = [place(rank, ranks, before).number for rank in peers]
+    return [len(part(kv_heads, number, before)) for number in numbers]
+
+
+def regroup_bytes(layers: int, kv_heads: int, head_dim: int, rows: int, itemsize: int) -> int:
+    """Bytes of the keys and values of these rows: all that a rank has after a regroup."""
+    return layers * 2 * kv_heads * head_dim * rows * itemsize
+
+
+def sharded(target: Decoder, group: Any, rank: int, ranks: int) -> Decoder:
+    """The decoder of one rank of a group that computes a target together.
 
     Args:
         target: a whole replica, or a share of one that holds what this rank needs.
@@ -40,41 +237,48 @@ def sharded(target: DecoderStack, group: Any, rank: int, ranks: int) -> Decoder:
         ModelError: the weights are packed or in codes, or this rank's share is not among them.
         ValueError: the ranks have different models, dtypes or numbers of threads.
     """
-    if ranks == 1 and isinstance(target, Decoder):
-        return target
-    return ShardedDecoder(target, Ranks(group, rank, ranks))
+    return target if ranks == 1 else ShardedDecoder(target, Ranks(group, rank, ranks))
 
 
 class ShardedDecoder(Decoder):
-    """Implements `Target` on one rank; `kv_heads` are its own, and those of its pool."""
+    """Implements `Target` on one rank; `kv_heads` are those of the rank and of its pool."""
 
-    def __init__(self, replica: DecoderStack, ranks: Ranks) -> None:
+    def __init__(self, replica: Decoder, ranks: Ranks) -> None:
         config = replica.config
         share = Share.of(replica.config, ranks.index, ranks.count)
-        held = share.within(replica.share)
-        if held is None:
+        inner_share = share.within(replica.share)
+        if inner_share is None:
             reason = f"rank {ranks.index} of {ranks.count} needs weights that were not loaded here"
             raise ModelError(config.path, reason)
         with torch.device("meta"):
             super().__init__(config, share)
-        self.ranks: Ranks = ranks
-        self.known = replica.known
+        self.ranks = ranks
+        self.whole = True  # together with the other ranks
+        self.known_tokens = replica.known_tokens
         self.notes = replica.notes
-        self.weights = getattr(replica, "weights", self.weights)
+        self.weights = replica.weights
         self.register_buffer("frequencies", replica.frequencies, persistent=False)
         self.embed = replica.embed
         self.norm = replica.norm
         try:
-            for own, layer in zip(self.layers, replica.layers, strict=True):
-                assert isinstance(own, DecoderLayer) and isinstance(layer, DecoderLayer)
-                _lend_(own, layer, held, self.groups, ranks)
-            self.lm_head = _Gathered(replica.lm_head, held.vocabulary, ranks, self.vocab_size)
+            for rank_layer, layer in zip(self.layers, replica.layers, strict=True):
+                assert isinstance(rank_layer, DecoderLayer) and isinstance(layer, DecoderLayer)
+                _share_(rank_layer, layer, inner_share, self.groups, ranks)
+            rows = inner_share.vocabulary
+            self.lm_head = _Gathered(replica.lm_head, rows, ranks, self.vocab_size)
         except ValueError as error:
             raise ModelError(config.path, str(error)) from None
         self.eval()
-        sizes = (config.num_layers, config.hidden_size, config.heads, config.vocab_size, self.known)
-        kinds = DTYPES.index(self.dtype), torch.get_num_threads()
-        ranks.check_alike((*sizes, *kinds), self.embed.device)
+        numbers = (
+            config.num_layers,
+            config.hidden_size,
+            config.heads,
+            config.vocab_size,
+            self.known_tokens,
+            DTYPES.index(self.dtype),
+            torch.get_num_threads(),
+        )
+        ranks.check_alike(numbers, self.embed.device)
 
     def _check(self, plan: LayerPlan, taps: tuple[int, ...], blend: Blend | None) -> None:
         if blend is not None:
@@ -82,31 +286,32 @@ class ShardedDecoder(Decoder):
         super()._check(plan, taps, blend)
 
 
-def _lend_(own: DecoderLayer, layer: DecoderLayer, held: Share, groups: int, ranks: Ranks) -> None:
-    """Give a layer of this rank its views of one that holds more.
+def _share_(
+    rank_layer: DecoderLayer, layer: DecoderLayer, share: Share, groups: int, ranks: Ranks
+) -> None:
+    """Give a layer of this rank its views of a layer that holds more.
 
     Args:
-        held: the rank's share, counted from where the layer's begins. groups: query heads of a key
+        share: the rank's share, counted from the start of the layer's. groups: query heads of a key
             head.
     """
-    heads = held.kv_heads
+    heads = share.kv_heads
     dim = layer.head_dim
     queries = range(heads.start * groups, heads.stop * groups)
     fused = (0, queries), (layer.heads, heads), (layer.heads + layer.kv_heads, heads)
-    columns = held.columns
-    inner = layer.down.in_features
-    own.input_norm = layer.input_norm
-    own.post_norm = layer.post_norm
-    own.qk_norm = layer.qk_norm
-    own.qkv = _rows(layer.qkv, (_moved(one, first, dim) for first, one in fused))
-    own.gate_up = _rows(layer.gate_up, (columns, _moved(columns, inner)))
-    own.o = _Summed(layer.o, _moved(queries, 0, dim), ranks)
-    own.down = _Summed(layer.down, columns, ranks)
+    columns = share.columns
+    rank_layer.input_norm = layer.input_norm
+    rank_layer.post_norm = layer.post_norm
+    rank_layer.qk_norm = layer.qk_norm
+    rank_layer.qkv = _rows(layer.qkv, (_moved(span, first, dim) for first, span in fused))
+    rank_layer.gate_up = _rows(layer.gate_up, (columns, _moved(columns, layer.inner)))
+    rank_layer.o = _Summed(layer.o, _moved(queries, 0, dim), ranks)
+    rank_layer.down = _Summed(layer.down, columns, ranks)
 
 
-def _moved(some: range, first: int, times: int = 1) -> range:
-    """So many numbers for each of some, counted from another beginning."""
-    return range((first + some.start) * times, (first + some.stop) * times)
+def _moved(span: range, first: int, times: int = 1) -> range:
+    """The rows of a span of items of `times` rows each, counted from item `first`."""
+    return range((first + span.start) * times, (first + span.stop) * times)
 
 
 class _Rows(Linear):
@@ -117,12 +322,13 @@ class _Rows(Linear):
         self.register_parameter("bias", None)
         self.parts = parts
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([one.forward(x) for one in self.parts], -1)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        assert residual is None
+        return torch.cat([layer.forward(x) for layer in self.parts], -1)
 
 
 class _Summed(Linear):
-    """Some columns of a matrix: what all ranks make of theirs is added up."""
+    """Some columns of a matrix: the ranks' products are added up."""
 
     def __init__(self, whole: Linear, columns: range, ranks: Ranks) -> None:
         nn.Module.__init__(self)
@@ -130,15 +336,13 @@ class _Summed(Linear):
         self.ranks = ranks
         self.part = _view(whole, range(whole.out_features), columns, bias=not ranks.index)
 
-    def added(self, residual_NH: Tensor, x_NI: Tensor) -> Tensor:
-        """The residual, and the bias, are the first rank's to add."""
-        first = not self.ranks.index
-        part_NH = self.part.added(residual_NH, x_NI) if first else self.part.forward(x_NI)
-        return self.ranks.sum_(part_NH)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The first rank adds the residual and the bias."""
+        return self.ranks.sum_(self.part.forward(x, None if self.ranks.index else residual))
 
 
 class _Gathered(Linear):
-    """Some rows of the head: everybody gets the logits of all."""
+    """Some rows of the head: every rank gets the logits of all."""
 
     def __init__(self, whole: Linear, rows: range, ranks: Ranks, vocabulary: int) -> None:
         nn.Module.__init__(self)
@@ -147,31 +351,32 @@ class _Gathered(Linear):
         self.part = _view(whole, rows, range(whole.in_features))
         self.sizes = [len(part(vocabulary, i, ranks.count)) for i in range(ranks.count)]
 
-    def forward(self, x: Tensor) -> Tensor:
-        own_RV = self.part.forward(x)
-        if not len(x):
-            return own_RV.new_empty(0, sum(self.sizes))
-        padded_RV = F.pad(own_RV, (0, max(self.sizes) - own_RV.shape[1]))
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        assert residual is None
+        rank_RV = self.part.forward(x)
+        if not x.shape[0]:
+            return rank_RV.new_empty(0, sum(self.sizes))
+        padded_RV = F.pad(rank_RV, (0, max(self.sizes) - rank_RV.shape[1]))
         parts = zip(self.ranks.gather(padded_RV), self.sizes, strict=True)
         return torch.cat([logits_RV[:, :size] for logits_RV, size in parts], -1)
 
 
 def _rows(whole: Linear, ranges: Iterable[range]) -> Linear:
     """These ranges of a matrix's rows; neighbours become one."""
-    merged = list[range]()
-    for one in ranges:
-        if merged and merged[-1].stop == one.start:
-            one = range(merged.pop().start, one.stop)
-        merged.append(one)
-    parts = [_view(whole, one, range(whole.in_features)) for one in merged]
+    merged: list[range] = []
+    for span in ranges:
+        if merged and merged[-1].stop == span.start:
+            span = range(merged.pop().start, span.stop)
+        merged.append(span)
+    parts = [_view(whole, span, range(whole.in_features)) for span in merged]
     return parts[0] if len(parts) == 1 else _Rows(parts)
 
 
 def _view(whole: Linear, rows: range, columns: range, bias: bool = True) -> Linear:
-    """A part of a matrix, where it lies.
+    """A part of a matrix, as a view.
 
     Raises:
-        ValueError: it lies in a layout that has no parts.
+        ValueError: the matrix has a layout without parts.
     """
     view = Linear(len(columns), len(rows), False, "meta")
     weight = whole.weight.detach()

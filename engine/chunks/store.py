@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ...models.collect import collect
 from ...models.decoder import Decoder
 from ...models.files import ModelError
 from ...models.load.checkpoint import model_hash
@@ -277,7 +276,7 @@ class ChunkMaker:
         if (chunk := self.store.get(key)) is not None:
             return chunk, False
         with torch.no_grad():
-            chunk = collect(self.target, token_ids, self.bos, self.taps)
+            chunk = self.target.collect(token_ids, self.bos, self.taps)
         self.store.put(key, chunk, name)
         return chunk, True
 

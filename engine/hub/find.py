@@ -8,8 +8,7 @@ import torch
 
 from ...models.files import ModelError
 from ...models.load.checkpoint import PICKLES, WANTED, resolve
-from ...models.load.layouts import convert_layout
-from ...models.load.pickles import convert_pickles
+from ...models.load.convert import convert_layout, convert_pickles
 from ...states.yaml.source import hint
 from ..errors import UsageError
 from ..terminal import working

@@ -6,7 +6,7 @@ from threading import Lock, Thread, current_thread
 from time import monotonic
 from typing import Self, Unpack
 
-from ...models.ranks import RankLost
+from ...models.sharded import RankLost
 from ...states.machine import Run
 from ...states.manager import BranchStateManager
 from ...states.phases.outline_ops import Answer

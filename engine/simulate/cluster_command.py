@@ -6,7 +6,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from ...models.config import decoder_config
+from ...models.families import decoder_config
 from ...models.files import ModelError
 from ...states.graph.graph import Graph
 from ..errors import UsageError

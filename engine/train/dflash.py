@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ...models.drafters.config import DFlashConfig, Reach, default_layer_ids
 from ...models.drafters.dflash import DFlashDraftModel, TargetEnds
-from ...models.drafters.dflash_config import DFlashConfig, Reach, default_layer_ids
 from ..errors import UsageError
 from .data import TrainingBatch
 from .dflash_blocks import Blocks, Packing

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...models.drafters.dflash_config import Reach
+from ...models.drafters.config import Reach
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ def unroll(drafter: AnyEagle, lesson: EagleLesson, steps: int) -> Iterator[Tenso
         values.append(by_head(v.repeat_interleave(groups, 1), shape[0]))
         attended_BhSd = _attend(by_head(q, shape[0]), keys, values, bias_B1SS)
         attended_NW = attended_BhSd.transpose(1, 2).flatten(2).flatten(0, 1)
-        hidden_BSH = drafter.leave(layer.finish(residual_NH, attended_NW)).view(shape)
+        hidden_BSH = drafter.to_features(layer.finish(residual_NH, attended_NW)).view(shape)
         yield hidden_BSH
 
 

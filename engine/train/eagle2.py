@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...models.config import RopeConfig
+from ...models.drafters.config import EagleConfig
 from ...models.drafters.eagle import Eagle
-from ...models.drafters.eagle_config import EagleConfig
-from ...models.rope_config import RopeConfig
 from .eagle import AnyEagle, EagleCourse, EagleLesson, inherit, shift, untrained
 from .lessons import LessonSource
 from .loop import train

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...models.config import RopeConfig
+from ...models.drafters.config import Eagle3Config, default_taps
 from ...models.drafters.eagle import Eagle3
-from ...models.drafters.eagle_config import Eagle3Config, default_taps
-from ...models.rope_config import RopeConfig
 from ..errors import UsageError
 from .eagle import AnyEagle, EagleCourse, EagleLesson, inherit, shift, untrained
 from .files import load_checkpoint

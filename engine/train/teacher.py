@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
-from ...models.config import DecoderConfig, decoder_config
+from ...models.config import DecoderConfig
+from ...models.families import decoder_config
 from ...models.linear import has_products
 from ...models.load.tokenizer import load_tokenizer, stop_ids
 from ..prepare.environment import model_folder, set_up_torch

@@ -1,9 +1,9 @@
 """The DFlash drafter (arXiv 2602.06036), under its published parameter names.
 
 It drafts a block at once: [anchor, mask, mask, ...], every row of which sees the whole block and
-the context before it. The context has no rows of its own in the network: each layer's keys and
-values for it are projected from the target's hidden states, so it is written into the pool and
-never asked anything. Arithmetic follows z-lab/dflash.
+the context before it. The context has no rows in the network: each layer's keys and values for it
+are projected from the target's hidden states and written into the pool. Arithmetic follows
+z-lab/dflash.
 """
 
 from dataclasses import dataclass
@@ -17,11 +17,9 @@ from torch import Tensor, nn
 from ...ops.attention.backends import window_mask
 from ...ops.attention.metadata import AttentionMetadata
 from ...ops.kv.pool import KVCache
-from ..layers import wide_logits
+from ..layers import DrafterLayer, PoolModel, RMSNorm, wide_logits
 from ..linear import Linear
-from ..norm import RMSNorm
-from .dflash_config import DFlashConfig, Reach
-from .parts import DrafterLayer, DrafterModel
+from .config import DFlashConfig, Reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class TargetEnds:
     head_VH: Tensor
 
 
-class DFlashDraftModel(DrafterModel):
+class DFlashDraftModel(PoolModel):
     """Implements `BlockDrafter`. Its parameters are exactly the tensors of a published file.
 
     Attributes:
@@ -40,8 +38,9 @@ class DFlashDraftModel(DrafterModel):
     """
 
     def __init__(self, config: DFlashConfig, ends: TargetEnds) -> None:
-        super().__init__(config, config.num_layers, config.tap_ids)
-        self.narrows = {reach: partial(within, reach=reach) for reach in set(config.reaches)}
+        narrows = {reach: partial(within, reach=reach) for reach in set(config.reaches)}
+        super().__init__(config, config.reaches, narrows)
+        self.tap_ids = config.tap_ids
         self.config = config
         self.ends = ends
         self.notes = config.notes
@@ -54,6 +53,10 @@ class DFlashDraftModel(DrafterModel):
             DrafterLayer(config, hidden, "input_layernorm") for _ in range(config.num_layers)
         )
         self.norm = RMSNorm(hidden, config.eps)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.fc.weight.dtype
 
     @property
     def stack(self) -> tuple[DrafterLayer, ...]:
@@ -72,8 +75,7 @@ class DFlashDraftModel(DrafterModel):
         if order != tuple(range(len(self.tap_ids))):
             parts = taps_RF.chunk(len(self.tap_ids), -1)
             taps_RF = torch.cat([parts[tap] for tap in order], -1)
-        context_RH: Tensor = self.hidden_norm.forward(self.fc.forward(taps_RF))
-        return context_RH
+        return self.hidden_norm.forward(self.fc.forward(taps_RF))
 
     def write_context_(
         self, context_RH: Tensor, positions_R: Tensor, slots_R: Tensor, kv: KVCache
@@ -96,13 +98,17 @@ class DFlashDraftModel(DrafterModel):
         inputs_of = self.attention_inputs(positions_BQ, slots_BQ, attention)
         x_NH = self.embed(tokens_BQ.flatten())
         for index, layer in enumerate(self.stack):
-            inputs = inputs_of[self.config.reaches[index]]
+            inputs = inputs_of[self.kinds[index]]
             x_NH = layer.forward(layer.input_layernorm(x_NH), x_NH, index, inputs, kv)
         return torch.unflatten(self.norm(x_NH), 0, tokens_BQ.shape)
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """See `BlockDrafter.logits`."""
         return wide_logits(hidden_RH, self.ends.head_VH.to(hidden_RH.dtype))
+
+    def published(self) -> dict[str, Tensor]:
+        """The parameters under their published names."""
+        return dict(self.named_parameters())
 
 
 def within(

@@ -8,38 +8,44 @@ one model: they differ in the tree that is drafted with it.
 from typing import ClassVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...ops.attention.metadata import AttentionMetadata
 from ...ops.kv.pool import KVCache
 from ..config import DecoderShape
-from ..layers import AttentionInputs, wide_logits
+from ..layers import DrafterLayer, PoolModel, RMSNorm, rms_norm, wide_logits
 from ..linear import Linear
-from ..norm import RMSNorm
-from .eagle_config import Eagle3Config, EagleConfig
-from .parts import DrafterLayer, DrafterModel
+from .config import Eagle3Config, EagleConfig
 
 EMBEDDING = "embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 
 
-class EagleHead(DrafterModel):
+class EagleHead(PoolModel):
     """What all drafters of the family share; with its subclasses it implements `HiddenDrafter`.
 
     Attributes:
+        tap_ids: the target's hidden states that `fc` reads.
         ends: the parameters that are the target's, unless the drafter brings its own.
         owned: which of them came with the drafter; the others are the target's own memory.
     """
 
     ends: ClassVar[frozenset[str]]
+    fc: Linear
 
     def __init__(self, shape: DecoderShape, taps: tuple[int, ...]) -> None:
-        super().__init__(shape, 1, taps)
+        super().__init__(shape, (False,), {False: None})
+        self.tap_ids = taps
         self.owned: frozenset[str] = frozenset()
         table_VH = torch.empty(shape.vocab_size, shape.hidden_size)
         if not table_VH.is_meta:  # drawing nothing there would import torch's compiler, for seconds
             nn.init.normal_(table_VH)
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size, _weight=table_VH)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.fc.weight.dtype
 
     def forward(
         self,
@@ -51,17 +57,12 @@ class EagleHead(DrafterModel):
         kv: KVCache,
     ) -> Tensor:
         """See `HiddenDrafter.forward`."""
-        (inputs,) = self.attention_inputs(positions_BQ, slots_BQ, attention).values()
-        embedding_NH = self.embed_tokens(tokens_BQ.flatten()).to(self.dtype)
-        out_NH = self.step(embedding_NH, hidden_BQH.flatten(0, 1), inputs, kv)
-        return torch.unflatten(out_NH, 0, tokens_BQ.shape)
-
-    def step(
-        self, embedding_NH: Tensor, hidden_NH: Tensor, inputs: AttentionInputs, kv: KVCache
-    ) -> Tensor:
-        """Tokens and the features before them -> the next features, all [N, H]."""
-        mixed_NW, residual_NH = self.mix(embedding_NH, hidden_NH)
-        return self.leave(self.layer(mixed_NW, residual_NH, 0, inputs, kv))
+        inputs = self.attention_inputs(positions_BQ, slots_BQ, attention)[False]
+        embedding_NH = F.embedding(tokens_BQ.flatten(), self.embed_tokens.weight)
+        embedding_NH = embedding_NH.to(inputs.cos_N1d.dtype)
+        mixed_NW, residual_NH = self.mix(embedding_NH, hidden_BQH.flatten(0, 1))
+        out_NH = self.layer(mixed_NW, residual_NH, 0, inputs, kv)
+        return torch.unflatten(self.to_features(out_NH), 0, tokens_BQ.shape)
 
     @property
     def layer(self) -> DrafterLayer:
@@ -72,8 +73,8 @@ class EagleHead(DrafterModel):
         """Tokens and the features before them -> attention's input [N, W], the residual [N, H]."""
         raise NotImplementedError
 
-    def leave(self, out_NH: Tensor) -> Tensor:
-        """What the layer gives -> the next features."""
+    def to_features(self, out_NH: Tensor) -> Tensor:
+        """The layer's output -> the next features."""
         return out_NH
 
     def fuse(self, taps_RF: Tensor) -> Tensor:
@@ -90,8 +91,8 @@ class EagleHead(DrafterModel):
 
     def published(self) -> dict[str, Tensor]:
         """Parameters under published names; of `ends` only those it owns."""
-        lent = self.ends - self.owned
-        return {name: p for name, p in super().published().items() if name not in lent}
+        borrowed = self.ends - self.owned
+        return {name: p for name, p in self.named_parameters() if name not in borrowed}
 
 
 class Eagle(EagleHead):
@@ -131,7 +132,7 @@ class Eagle3(EagleHead):
 
     Attributes:
         d2t: int64 [draft vocabulary], offset from a draft id to its target id.
-        t2d: bool [vocabulary], True for target ids that the drafter knows.
+        t2d: bool [vocabulary], True for target ids in the draft vocabulary.
     """
 
     ends = frozenset((EMBEDDING,))
@@ -165,22 +166,23 @@ class Eagle3(EagleHead):
         if self.fc_norm is not None:
             parts = taps_RF.chunk(len(self.fc_norm), -1)
             taps_RF = torch.cat([n(p) for n, p in zip(self.fc_norm, parts, strict=True)], -1)
-        fused_RH: Tensor = self.fc.forward(taps_RF)
-        return fused_RH
+        return self.fc.forward(taps_RF)
 
     @property
     def layer(self) -> DrafterLayer:
         return self.midlayer
 
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
-        """See `EagleHead.mix`: attention reads embeddings beside features."""
+        """See `EagleHead.mix`: attention reads embeddings next to features."""
         layer = self.midlayer
-        normed_NH = layer.hidden_norm.forward(hidden_NH)
-        mixed_NW = torch.cat((layer.input_layernorm.forward(embedding_NH), normed_NH), -1)
+        eps = self.config.eps
+        normed_NH = rms_norm(hidden_NH, layer.hidden_norm.weight, eps)
+        embedding_NH = rms_norm(embedding_NH, layer.input_layernorm.weight, eps)
+        mixed_NW = torch.cat((embedding_NH, normed_NH), -1)
         return mixed_NW, normed_NH if self.config.norm_before_residual else hidden_NH
 
-    def leave(self, out_NH: Tensor) -> Tensor:
-        """See `EagleHead.leave`. Nothing is normalised, unless `norm_output`."""
+    def to_features(self, out_NH: Tensor) -> Tensor:
+        """See `EagleHead.to_features`. Nothing is normalised, unless `norm_output`."""
         return self.norm(out_NH) if self.config.norm_output else out_NH
 
     def logits(self, hidden_RH: Tensor) -> Tensor:

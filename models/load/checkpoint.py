@@ -15,8 +15,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from ..config import DecoderConfig
+from ..decoder import Share
 from ..files import Fields, ModelError, inside, read_json
-from .windows import Window
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -26,9 +27,20 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt"]
 SHOWN = 8  # names in one message
 PIECE = 1 << 18  # values that are copied at once
-NO_WINDOWS: Mapping[str, Window] = {}
 DERIVED = ".rotary_emb.inv_freq"  # old Llama files store what config.json says already
+KINDS = {
+    "target": "a language model",
+    "eagle": "an EAGLE-1 or EAGLE-2 drafter",
+    "eagle3": "an EAGLE-3 drafter",
+    "dflash": "a DFlash drafter",
+}
 MAPS = {"d2t": {"I64", "I32"}, "t2d": {"BOOL"}}  # between vocabularies; all else is floats
+
+Window = tuple[slice, ...]
+"""What to take of a stored tensor: of its rows, and of its columns, if it has any."""
+
+EVERYTHING = slice(None)
+NO_WINDOWS: Mapping[str, Window] = {}
 
 Built = TypeVar("Built", bound=nn.Module)
 
@@ -145,6 +157,52 @@ def model_hash(folder: Path) -> str:
             while block := file.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def kind_of(stored: Stored) -> str:
+    """A key of KINDS, or an empty string.
+
+    EAGLE-3's attention reads embeddings beside features: twice the width. DFlash norms queries, and
+    what it reads of the target.
+    """
+    joined = stored.get("fc.weight")
+    first = "layers.0.self_attn.q_proj.weight"
+    if joined is None:
+        return "target" if f"model.{first}" in stored else ""
+    if any(name.startswith("midlayer.") for name in stored):
+        return "eagle3"
+    if first not in stored:
+        return ""
+    if stored[first].shape[1:] == (2 * joined.shape[0],):
+        return "eagle3"
+    norms = "hidden_norm.weight", "layers.0.self_attn.q_norm.weight"
+    return "dflash" if any(name in stored for name in norms) else "eagle"
+
+
+def window(name: str, config: DecoderConfig, share: Share) -> Window:
+    """The part of a tensor, by its name in a Hugging Face checkpoint, that a share holds."""
+    words = name.split(".")
+    heads = share.kv_heads
+    dim = config.head_dim
+    layer = words[-2]
+    kind = words[-1]
+    width = dim * (config.heads // config.kv_heads)
+    rows = {
+        "q_proj": _times(heads, width),
+        "k_proj": _times(heads, dim),
+        "v_proj": _times(heads, dim),
+        "gate_proj": _times(share.columns),
+        "up_proj": _times(share.columns),
+        "lm_head": _times(share.vocabulary),
+    }
+    columns = {"o_proj": _times(heads, width), "down_proj": _times(share.columns)}
+    if layer in columns and kind == "weight":
+        return EVERYTHING, columns[layer]
+    return (rows.get(layer, EVERYTHING),)
+
+
+def _times(some: range, each: int = 1) -> slice:
+    return slice(some.start * each, some.stop * each)
 
 
 def on_meta(path: Path, build: Callable[[], Built]) -> Built:

@@ -18,9 +18,9 @@ from gguf import GGUFReader, GGUFValueType, ReaderTensor
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..config import TRAINED, decoder_config
+from ..config import ORIGINAL, TRAINED
+from ..families import decoder_config
 from ..files import Fields, ModelError
-from ..rope_config import ORIGINAL
 from .checkpoint import INDEX, SINGLE, listed
 
 ARCHITECTURES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}

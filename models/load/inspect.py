@@ -6,13 +6,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ..config import DecoderConfig, decoder_config, shape_fields
+from ..config import DecoderConfig, shape_fields
 from ..decoder import Decoder
-from ..drafters.dflash_config import STATES_KEY
-from ..drafters.eagle_config import TAPS_KEY
+from ..drafters.config import STATES_KEY, TAPS_KEY
+from ..families import decoder_config
 from ..files import Fields, ModelError, read_fields
-from .checkpoint import Stored, entries, on_meta
-from .kinds import KINDS, kind_of
+from .checkpoint import KINDS, Stored, entries, kind_of, on_meta
 from .tokenizer import cause_of, has_tokenizer, load_tokenizer, stop_ids
 from .weights import LOADERS, load_target
 

@@ -12,30 +12,29 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..config import decoder_config
-from ..decoder import Decoder
+from ..decoder import Decoder, Share
+from ..drafters.config import dflash_config, eagle3_config, eagle_config
 from ..drafters.dflash import DFlashDraftModel, TargetEnds
-from ..drafters.dflash_config import dflash_config
 from ..drafters.eagle import EMBEDDING, LM_HEAD, Eagle, Eagle3, EagleHead
-from ..drafters.eagle_config import eagle3_config, eagle_config
+from ..families import decoder_config
 from ..files import ModelError
 from ..linear import replace_
-from ..shares import Share
 from .checkpoint import (
+    KINDS,
     MAPS,
     Stored,
     StoredTensor,
     compare,
     entries,
     fill,
+    kind_of,
     listed,
     materialise,
     on_meta,
     read_tensor,
+    window,
 )
-from .kinds import KINDS, kind_of
 from .tokenizer import check_same_tokens
-from .windows import window
 
 LAYER = re.compile(r"(?:model\.)?layers\.(\d{1,6})\.")
 

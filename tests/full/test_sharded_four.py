@@ -8,8 +8,8 @@ from helpers.decoders import SHAPE, UNEVEN, save
 from helpers.ranks import run_ranks
 from helpers.sharded_work import alone, often, regrouped
 
-from specsot.models.config import decoder_config
-from specsot.models.gather_kv import regroup_bytes
+from specsot.models.families import decoder_config
+from specsot.models.sharded import regroup_bytes
 
 IDS = torch.randint(SHAPE["vocab_size"], (16,), generator=torch.Generator().manual_seed(1))
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from helpers.decoders import CASES, LAYERS, SHAPE, save
-from specsot.models.collect import collect
 from specsot.models.decoder import Decoder
 from specsot.models.load.weights import load_target
 from specsot.ops.blend import BlendRows, ChunkKV, join
@@ -75,6 +74,6 @@ def made(folder: Path, kind: str, dtype: torch.dtype, taps: tuple[int, ...] = ()
     model = load_target(folder, dtype)
     chunks = [ids_of(size, number) for number, size in enumerate((FIRST, *SIZES))]
     with torch.inference_mode():
-        parts = [collect(model, chunks[0], None, taps)]
-        parts += [collect(model, chunk, BOS, taps) for chunk in chunks[1:]]
+        parts = [model.collect(chunks[0], None, taps)]
+        parts += [model.collect(chunk, BOS, taps) for chunk in chunks[1:]]
     return Case(model, chunks, join(parts))

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specsot.models import layers
-from specsot.models import norm as norms
 from specsot.models.decoder import Decoder
 from specsot.models.load.weights import load_target
 from specsot.ops.attention.metadata import AttentionMetadata
@@ -91,11 +90,10 @@ def target(name: str, folder: Path, dtype: torch.dtype, window: int = 0) -> Deco
 def wide_norm(patch: pytest.MonkeyPatch) -> None:
     """RMSNorm in the dtype of its argument, as the vectors have it."""
 
-    def norm(x: Tensor, eps: float) -> Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+    def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
-    for module in (layers, norms):
-        patch.setattr(module, "normed", norm)
+    patch.setattr(layers, "rms_norm", norm)
 
 
 def one_prompt(

@@ -21,12 +21,9 @@ from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.api import Engine, Session
 from specsot.models.files import ModelError
-from specsot.models.gather_kv import gather_kv_, peer_heads
 from specsot.models.load.weights import load_share, load_target
 from specsot.models.quantise import Weights
-from specsot.models.ranks import RankLost, split_ranks
-from specsot.models.sharded import sharded
-from specsot.models.shares import peers
+from specsot.models.sharded import RankLost, gather_kv_, peer_heads, peers, sharded, split_ranks
 
 QUESTIONS = ("Make a plan for a weekend camping trip.", "How should I prepare a home office?")
 BUDGET = 12
@@ -194,7 +191,7 @@ def regrouped(rank: int, folder: Path, ids: Tensor, steps: Sequence[int]) -> lis
         after = Pooled(sharded(replica, own.group, own.index, own.count), slots)
         heads = peer_heads(replica.kv_heads, ranks, width, peers(rank, ranks, width, tp))
         rows = (one.slots[: len(prefix)].numpy().astype(np.int32) for one in (before, after))
-        gather_kv_(before.kv, next(rows), after.kv, next(rows), others, heads)
+        gather_kv_(before.kv, next(rows), after.kv, into=next(rows), peers=others, heads=heads)
         found.append(
             {
                 "tokens": decode(after, ids[-1], len(prefix), 6),
@@ -226,7 +223,7 @@ def often(rank: int, folder: Path, ids: Tensor, times: int) -> tuple[list[int], 
         run = Pooled(sharded(replica, own.group, own.index, own.count), torch.arange(len(ids)))
         run.forward(ids, 0)
         heads = peer_heads(replica.kv_heads, ranks, ranks, peers(rank, ranks, ranks, 1))
-        gather_kv_(run.kv, rows, whole.kv, rows, own, heads)
+        gather_kv_(run.kv, rows, whole.kv, into=rows, peers=own, heads=heads)
         own.leave_()
         if others.group is not own.group:
             others.leave_()

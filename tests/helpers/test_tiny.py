@@ -13,7 +13,7 @@ from helpers.tiny_models.tiny import (
     write_tiny_target,
     write_tiny_tokenizer,
 )
-from specsot.models.config import FAMILIES
+from specsot.models.families import families
 from specsot.models.load.checkpoint import model_hash
 from specsot.models.load.weights import load_eagle3, load_target
 
@@ -33,7 +33,7 @@ def greedy(run: Pooled, ids: list[int]) -> tuple[list[int], torch.Tensor]:
     return fresh, torch.cat(features)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 def test_text_wanders_inside_the_likely_tokens(family: str, tmp_path: Path) -> None:
     model = load_target(write_tiny_target(tmp_path, family, 1))
     likely = set(likely_ids(model.lm_head.weight).tolist())

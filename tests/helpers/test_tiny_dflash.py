@@ -6,7 +6,7 @@ import pytest
 
 from helpers.tiny_models.tiny import likely_ids, write_tiny_target
 from helpers.tiny_models.tiny_dflash import write_tiny_dflash
-from specsot.models.drafters.dflash_config import Reach
+from specsot.models.drafters.config import Reach
 from specsot.models.load.checkpoint import model_hash
 from specsot.models.load.weights import load_dflash, load_target
 

@@ -11,8 +11,7 @@ from helpers.blends import Sequence, blend, near
 from helpers.decoders import CASES, LAYERS
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specsot.models.collect import collect
-from specsot.models.rope import rotate, rotation
+from specsot.models.layers import rotate
 from specsot.ops.blend import Blend, ChunkKV, RowRole, deviation, join
 from specsot.ops.layer_plan import BlendSettings, compile_layer_plan
 
@@ -93,10 +92,10 @@ def test_layers_compute_on_exactly_what_full_prefill_has_after_the_check(case: C
 
 def test_keys_deviate_as_much_before_and_after_rope(case: Case) -> None:
     with torch.inference_mode():
-        new = collect(case.model, [int(i) for i in case.ids]).keys_LRgd[1, : case.cached.rows]
+        new = case.model.collect([int(i) for i in case.ids]).keys_LRgd[1, : case.cached.rows]
     old = case.cached.keys_LRgd[1]
     model, positions = case.model, torch.arange(100, 100 + len(old))
-    cos, sin = rotation(positions, model.frequencies, model.rope_scaling, torch.float64)
+    cos, sin = model.angles(positions)
     before = deviation((new, new), (old, old), "k")
     pair = rotate(new, cos, sin), rotate(old, cos, sin)
     after = deviation((pair[0], new), (pair[1], old), "k")
@@ -119,7 +118,7 @@ def test_the_same_chunk_twice(case: Case, settings: BlendSettings) -> None:
     """One entry at two places; with everything picked it is a full prefill again."""
     chunk = case.chunks[1]
     with torch.inference_mode():
-        first, entry = collect(case.model, case.chunks[0]), collect(case.model, chunk, BOS)
+        first, entry = case.model.collect(case.chunks[0]), case.model.collect(chunk, BOS)
     cached = join([first, entry, entry])
     twice = dataclasses.replace(case, chunks=[case.chunks[0], chunk, chunk], cached=cached)
     ran, full = twice.blended(settings), twice.full()

@@ -6,7 +6,6 @@ import pytest
 import torch
 from helpers.blends import Sequence, Vectors, blend, near, one_prompt, read, target, wide_norm
 
-from specsot.models.collect import collect
 from specsot.ops.blend import BlendReport, ChunkKV, deviation
 from specsot.ops.layer_plan import BlendSettings
 
@@ -97,8 +96,8 @@ def chunks(vectors: Vectors) -> list[ChunkKV]:
     """Every chunk collected by the target itself."""
     meta = vectors.meta
     with torch.inference_mode():
-        first = collect(vectors.model, meta["chunks"][0])
-        return [first, *(collect(vectors.model, c, meta["bos"]) for c in meta["chunks"][1:])]
+        first = vectors.model.collect(meta["chunks"][0])
+        return [first, *(vectors.model.collect(c, meta["bos"]) for c in meta["chunks"][1:])]
 
 
 def test_collected_chunks_are_the_cache(vectors: Vectors) -> None:
@@ -110,7 +109,7 @@ def test_collected_chunks_are_the_cache(vectors: Vectors) -> None:
 @pytest.mark.parametrize("metric", ["v", "k", "kv"])
 def test_deviations(vectors: Vectors, metric: Any) -> None:
     with torch.inference_mode():
-        new = collect(vectors.model, vectors["ids"].tolist())
+        new = vectors.model.collect(vectors["ids"].tolist())
     rows = slice(0, vectors.cache.rows)
     old = vectors.cache.keys_LRgd[1], vectors.cache.values_LRgd[1]
     found = deviation((new.keys_LRgd[1, rows], new.values_LRgd[1, rows]), old, metric)

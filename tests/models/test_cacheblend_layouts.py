@@ -10,7 +10,6 @@ import torch
 from helpers.blends import Sequence, blend, near, pool, read, target, wide_norm
 from torch import Tensor
 
-from specsot.models.collect import collect
 from specsot.models.decoder import Decoder
 from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.blend import Blend, BlendRows, ChunkKV, RowRole, join
@@ -75,8 +74,8 @@ def kinds(
     model = target("qwen3", tmp_path_factory.mktemp("window"), torch.float64, window=7)
     meta = branches.meta
     with torch.inference_mode():
-        prefix = collect(model, meta["prefix"])
-        docs = [collect(model, ids, meta["bos"]) for ids in meta["docs"]]
+        prefix = model.collect(meta["prefix"])
+        docs = [model.collect(ids, meta["bos"]) for ids in meta["docs"]]
     parts = [prefix]
     for branch in meta["branches"]:
         parts += [docs[number] for number in branch["docs"]]

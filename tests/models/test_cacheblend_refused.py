@@ -10,7 +10,6 @@ from helpers.blend_cases import BOS, REUSE, TAPS, Case, made
 from helpers.blends import blend
 from helpers.decoders import LAYERS, save
 
-from specsot.models.collect import collect
 from specsot.models.config import ModelError
 from specsot.models.load.weights import load_target
 from specsot.ops.blend import Blend, ChunkKV
@@ -70,10 +69,10 @@ def test_statuses_of_cached_rows_need_some(case: Case) -> None:
 
 def test_chunks_that_cannot_be_collected(case: Case) -> None:
     with pytest.raises(ValueError, match="at least one token, not 0"):
-        collect(case.model, [])
-    collect(case.model, [1] * 63, BOS)
-    with pytest.raises(ModelError, match="65 positions asked, 64 possible"):
-        collect(case.model, [1] * 64, BOS)
+        case.model.collect([])
+    case.model.collect([1] * 63, BOS)
+    with pytest.raises(ModelError, match="65 positions requested, 64 possible"):
+        case.model.collect([1] * 64, BOS)
 
 
 @pytest.mark.parametrize("kind", ["mrope", "alibi"])

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from specsot.models.config import DecoderConfig, decoder_config
+from specsot.models.config import DecoderConfig
+from specsot.models.families import decoder_config
 from specsot.models.files import ModelError
 
 GOOD = {
@@ -80,8 +81,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "true for a number": ({"num_hidden_layers": True}, "`num_hidden_layers` must be a positive"),
     "half a layer": ({"num_hidden_layers": 1.5}, "`num_hidden_layers` must be a positive"),
     "a gigantic width": ({"hidden_size": 10**15}, "`hidden_size` is 1000000000000000, more than"),
-    "indivisible heads": ({"num_attention_heads": 5}, "32 is no multiple of `num_attention_heads`"),
-    "indivisible groups": ({"num_key_value_heads": 3}, "4 is no multiple of `num_key_value_heads`"),
+    "indivisible heads": (
+        {"num_attention_heads": 5},
+        "32 is not a multiple of `num_attention_heads`",
+    ),
+    "indivisible groups": (
+        {"num_key_value_heads": 3},
+        "4 is not a multiple of `num_key_value_heads`",
+    ),
     "odd head_dim": ({"head_dim": 7}, "head_dim 7 is odd"),
     "theta 0": ({"rope_theta": 0}, "`rope_theta` must be positive and finite"),
     "theta inside 0": ({"rope_parameters": {"rope_theta": 0.0}}, "`rope_theta` must be positive"),
@@ -151,5 +158,5 @@ def test_reading_a_config_needs_no_torch() -> None:
     import subprocess
     import sys
 
-    code = "import sys, specsot.models.drafters.eagle_config; sys.exit('torch' in sys.modules)"
+    code = "import sys, specsot.models.drafters.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from specsot.models.config import FAMILIES, ModelError
+from specsot.models.config import ModelError
+from specsot.models.families import families
 from specsot.models.load.weights import load_target
 from specsot.ops.attention.metadata import AttentionGroup, AttentionMetadata
 from specsot.ops.kv.slots import SlotRun
@@ -58,7 +59,7 @@ def test_prefill_in_one_forward_and_every_tap(case: Case) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 def test_shards_as_transformers_writes_them(family: str, tied: bool, tmp_path: Path) -> None:
     save(tmp_path / "whole", family, {"tie_word_embeddings": tied})
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.float32).eval()
@@ -260,5 +261,7 @@ def test_a_longer_sequence_than_the_angles_allow_is_refused(tmp_path: Path) -> N
     model = load_target(tmp_path)
     assert model.max_positions == 32
     model.config.check_length(32)
-    with pytest.raises(ModelError, match="33 positions asked, 32 possible; `rope_type: longrope`"):
+    with pytest.raises(
+        ModelError, match="33 positions requested, 32 possible; `rope_type: longrope`"
+    ):
         model.config.check_length(33)

@@ -67,8 +67,8 @@ def test_products_with_codes_are_those_with_what_they_stand_for(
     residual_NO, product = torch.randn(rows, 96).bfloat16(), codes.product()
     assert product is not None
     wide_NO = x_NI.float() @ codes.plain().T
-    assert torch.allclose(product.times(x_NI).float(), wide_NO, rtol=0.01, atol=0.01)
-    added_NO = product.added(residual_NO, x_NI).float()
+    assert torch.allclose(product(x_NI, None).float(), wide_NO, rtol=0.01, atol=0.01)
+    added_NO = product(x_NI, residual_NO).float()
     assert torch.allclose(added_NO, wide_NO + residual_NO.float(), rtol=0.02, atol=0.05)
 
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from helpers.decoders import LLAMA3, LONG, SHAPE, YARN
 
-from specsot.models.config import decoder_config
-from specsot.models.decoder import Decoder
-from specsot.models.layers import DecoderLayer
-from specsot.models.rope import rotate, rotate_back, rotation
-from specsot.models.rope_config import ROPE_KINDS
+from specsot.models.config import ROPE_KINDS
+from specsot.models.decoder import Decoder, KeyRecorder
+from specsot.models.families import decoder_config
+from specsot.models.layers import rotate, rotate_back
+from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.kv.pool import KVCache
 
 KINDS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -42,6 +43,7 @@ def test_every_kind_is_tried() -> None:
     ("dtype", "limit"), [(torch.float64, 1e-9), (torch.float32, 1e-5), (torch.bfloat16, 0.03)]
 )
 @pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
 def test_keys_come_back_from_any_position(
     kind: str, dtype: torch.dtype, limit: float, tmp_path: Path
 ) -> None:
@@ -49,24 +51,25 @@ def test_keys_come_back_from_any_position(
     model = decoder(tmp_path, kind, dtype)
     positions_R = torch.tensor([0, 1, 2, 7, 30, 31])
     x_RH = torch.randn(6, model.hidden_size, dtype=dtype)
-    before, after = [], []
-    cos, sin = rotation(positions_R, model.frequencies, model.rope_scaling, dtype)
-    for layer in model.layers:
-        assert isinstance(layer, DecoderLayer)
-        qk_Rhd, _ = layer.project(x_RH)
-        before.append(qk_Rhd[:, layer.heads :])
-        after.append(rotate(before[-1], cos, sin))
-    found = model.before_rope(torch.stack(after), positions_R)
+    kv = KVCache(model.num_layers, model.kv_heads, model.head_dim, 6, dtype=dtype)
+    visible = AttentionMetadata.causal(6)
+    inputs = model.attention_inputs(positions_R, torch.arange(6), visible)
+    recorder = KeyRecorder(inputs, 0)
+    model.run_layers(x_RH, inputs, kv, (), recorder)
+    before = torch.stack(recorder.keys)
+    after = kv.data[:, 0, :, :6].transpose(1, 2)
+    found = model.before_rope(after, positions_R)
     assert found.dtype == dtype
-    torch.testing.assert_close(found, torch.stack(before), rtol=limit, atol=limit)
-    moved = torch.stack(after)[:, 1:]
-    assert (moved - torch.stack(before)[:, 1:]).abs().max() > 0.1, "or nothing was tested"
+    torch.testing.assert_close(found, before, rtol=limit, atol=limit)
+    moved = after[:, 1:]
+    assert (moved - before[:, 1:]).abs().max() > 0.1, "or nothing was tested"
 
 
-def test_a_factor_on_cos_and_sin_is_divided_out() -> None:
+def test_a_factor_on_cos_and_sin_is_divided_out(tmp_path: Path) -> None:
     """The angles negated and the factor kept would leave its square."""
-    x = torch.randn(4, 2, 8, dtype=torch.float64)
-    frequencies = 1 / torch.arange(1.0, 5)
+    model = decoder(tmp_path, "default", torch.float64)
+    x = torch.randn(4, 2, model.head_dim, dtype=torch.float64)
     for factor in (1.0, 0.3, 2.0):
-        cos, sin = rotation(torch.arange(4), frequencies, factor, torch.float64)
-        torch.testing.assert_close(rotate_back(rotate(x, cos, sin), cos, sin), x)
+        model.rope_scaling = factor
+        angles = model.angles(torch.arange(4))
+        torch.testing.assert_close(rotate_back(rotate(x, *angles), *angles), x)

@@ -11,15 +11,21 @@ from helpers.ranks import run_ranks
 from helpers.sharded_work import alone, forwards, from_shares, in_codes, late, regrouped, unlike
 from safetensors.torch import load_file, save_file
 
-from specsot.models.config import decoder_config
+from specsot.models.decoder import Share, part
+from specsot.models.families import decoder_config
 from specsot.models.files import ModelError
-from specsot.models.gather_kv import peer_heads, regroup_bytes
 from specsot.models.linear import pack_
+from specsot.models.load.checkpoint import window
 from specsot.models.load.weights import load_share, load_target
-from specsot.models.load.windows import window
-from specsot.models.ranks import Ranks
-from specsot.models.sharded import ShardedDecoder, sharded
-from specsot.models.shares import Share, part, peers, place
+from specsot.models.sharded import (
+    Ranks,
+    ShardedDecoder,
+    peer_heads,
+    peers,
+    place,
+    regroup_bytes,
+    sharded,
+)
 
 ALIKE = ("llama-biases-head_dim", "mistral-window", "qwen2-tied-theta", "qwen3-biases-layer_types")
 SOME = {

@@ -11,7 +11,6 @@ from helpers.support import Graphs, Tiny, drive, requests_of, run_all, start, to
 from specsot.engine.chunks.store import ChunkStore
 from specsot.engine.record.metrics import Meter, figures
 from specsot.engine.record.trace import trace_record
-from specsot.models.collect import collect
 from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.blend import Blend, BlendRows, ChunkKV, RowRole, join
 from specsot.ops.kv.pool import KVCache
@@ -117,7 +116,7 @@ def test_the_pool_holds_what_one_blended_forward_writes(
     target, taps = made.models.target, run.board["taps"]
     blending = run.board["branches"].blend
     with torch.no_grad():
-        kept = [collect(target, chunk.ids, None, taps) for chunk in chunks]
+        kept = [target.collect(chunk.ids, None, taps) for chunk in chunks]
         blend = Blend.of(rows, join(kept), blending.settings)
         kv = KVCache(target.num_layers, target.kv_heads, target.head_dim, len(ids) + 1)
         place_1Q = torch.arange(len(ids))[None]

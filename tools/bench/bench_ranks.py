@@ -21,11 +21,9 @@ import torch.distributed as dist
 from specsot.engine.models import prepare_
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.models.decoder import Decoder
-from specsot.models.gather_kv import gather_kv_, peer_heads
 from specsot.models.load.weights import load_target
 from specsot.models.quantise import Weights
-from specsot.models.ranks import Ranks, split_ranks
-from specsot.models.sharded import sharded
+from specsot.models.sharded import Ranks, gather_kv_, peer_heads, sharded, split_ranks
 from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import decode_plan
@@ -69,7 +67,7 @@ def regroup(shard: Decoder, replica: Decoder, own: Ranks, rows: int) -> str:
     heads = peer_heads(replica.kv_heads, RANKS, RANKS, range(RANKS))
     size = whole.slot_bytes * rows
     piece = torch.zeros(max(heads) * size // replica.kv_heads // 4)
-    took = milliseconds(lambda: gather_kv_(part, slots, whole, slots, own, heads))
+    took = milliseconds(lambda: gather_kv_(part, slots, whole, into=slots, peers=own, heads=heads))
     raw = milliseconds(lambda: own.gather(piece))
     told = f"{size / 1e6:.2f} MB, {took:.2f} ms, the collective alone {raw:.2f} ms"
     return f"regroup of {rows} rows: {told}"

@@ -13,8 +13,8 @@ import torch
 from specsot.engine.chunks.store import ChunkStore
 from specsot.engine.models import Models
 from specsot.engine.run.session import Session
-from specsot.models.config import decoder_config
 from specsot.models.decoder import Decoder
+from specsot.models.families import decoder_config
 from specsot.ops.layer_plan import LayerShape, blend_flops, prefill_flops
 from specsot.states.machine import Run
 from specsot.states.request import Request

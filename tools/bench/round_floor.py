@@ -31,10 +31,10 @@ from specsot.engine.prepare.options import RunOptions
 from specsot.engine.run.opening import load
 from specsot.engine.run.runner import recorded
 from specsot.engine.run.session import Session
-from specsot.models.config import decoder_config
 from specsot.models.decoder import Decoder
+from specsot.models.drafters.config import Eagle3Config, default_taps
 from specsot.models.drafters.eagle import Eagle3
-from specsot.models.drafters.eagle_config import Eagle3Config, default_taps
+from specsot.models.families import decoder_config
 from specsot.states.text.outline import Outline, Point
 
 QUESTION = "Write about the history of tea. Plan a weekend trip."

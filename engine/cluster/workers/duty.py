@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 
-from ....models.ranks import RankLost
+from ....models.sharded import RankLost
 from ....states.round import RoundSummary
 from ...errors import message_of
 from ...record.metrics import Meter

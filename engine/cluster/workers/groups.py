@@ -16,8 +16,7 @@ from typing import Any
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
-from ....models.ranks import Ranks
-from ....models.shares import peers
+from ....models.sharded import Ranks, peers
 from ...errors import UsageError
 from .messages import FormGroup
 from .units import unit_of, units_of

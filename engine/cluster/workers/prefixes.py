@@ -11,8 +11,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ....models.gather_kv import gather_heads, peer_heads
-from ....models.shares import part
+from ....models.decoder import part
+from ....models.sharded import gather_heads, peer_heads
 from ....states import migration as regroup
 from ...run.session import Session
 from .groups import Group, Grouping, timed

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ....models.decoder import Decoder
-from ....models.ranks import RankLost, Ranks
-from ....models.sharded import sharded
+from ....models.sharded import RankLost, Ranks, ShardedDecoder, sharded
 from ....states import migration as regroup
 from ....states.manager import BranchStateManager
 from ....states.request import Request
@@ -50,7 +49,7 @@ class Team:
         if ranks is not None:
             own = sharded(session.models.target, ranks.group, ranks.index, ranks.count)
             session = _over(session, own)
-            self.ranks = own.ranks
+            self.ranks = own.ranks if isinstance(own, ShardedDecoder) else None
         self.session = session
         self.engine = Engine(session, threaded=False, rounds=rounds if leads else None)
         self.works: dict[str, PartialWork] = {}

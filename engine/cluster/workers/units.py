@@ -1,6 +1,6 @@
 """Which workers of a group compute together, in integers: the same for drivers and workers."""
 
-from ....models.shares import place
+from ....models.sharded import place
 
 
 def units_of(size: int, tp: int, largest: int) -> list[tuple[int, ...]]:

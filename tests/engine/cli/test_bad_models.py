@@ -193,7 +193,7 @@ def test_ids_without_a_token_are_never_drawn(tmp_path: Path) -> None:
     x_RH = torch.randn(400, 32)
     logits_RV = models.target.logits(x_RH)
     assert (logits_RV[:, 130:] == -torch.inf).all() and logits_RV[:, :130].isfinite().all()
-    models.target.known = 140
+    models.target.known_tokens = 140
     assert (models.target.logits(x_RH).argmax(-1) >= 130).any(), "as it would be otherwise"
 
 

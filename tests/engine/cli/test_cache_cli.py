@@ -13,7 +13,6 @@ from specsot.engine.cli.main import main
 from specsot.engine.errors import Code
 from specsot.engine.prepare.inputs import read_documents
 from specsot.engine.run.api import open_session
-from specsot.models.collect import collect
 from specsot.models.load.checkpoint import model_hash
 from specsot.states.prompt_builder import chunks_of
 
@@ -92,7 +91,7 @@ def test_a_session_finds_what_was_added(cache: Cache, tiny: tuple[Path, Path]) -
     assert not found.keys_LRgd.requires_grad
     behind, made = replace(fresh, bos=7).chunk(ids)
     with torch.no_grad():
-        wanted = collect(session.models.target, ids, 7)
+        wanted = session.models.target.collect(ids, 7)
     assert made and torch.equal(behind.values_LRgd, wanted.values_LRgd), "behind its token"
     assert not torch.equal(behind.values_LRgd, found.values_LRgd)
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from specsot.engine.train.dflash_blocks import Blocks, block_mask, sample_anchors
 from specsot.engine.train.dflash_loss import OnlineDFlashModel, decay_of
 from specsot.models.decoder import Decoder
+from specsot.models.drafters.config import Reach
 from specsot.models.drafters.dflash import DFlashDraftModel
-from specsot.models.drafters.dflash_config import Reach
 
 FACTS: dict[str, Any] = json.loads((GOLDEN / "training.json").read_text())
 GAMMAS = {"gamma_none": math.inf, "gamma_4": 4.0, "gamma_7": 7.0}

@@ -8,7 +8,7 @@ from torch import Tensor
 from specsot.engine.train.data import Tokens, TrainingBatch, pack
 from specsot.engine.train.dflash_blocks import Blocks, Packing, sample_anchors
 from specsot.engine.train.dflash_loss import OnlineDFlashModel
-from specsot.models.drafters.dflash_config import Reach
+from specsot.models.drafters.config import Reach
 
 from .test_dflash_loss import varied
 

@@ -20,11 +20,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specsot.models.config import DecoderConfig, RopeConfig, decoder_config
+from specsot.models.config import DecoderConfig, RopeConfig
 from specsot.models.decoder import Decoder
+from specsot.models.drafters.config import Eagle3Config, default_taps
 from specsot.models.drafters.eagle import Eagle3
-from specsot.models.drafters.eagle_config import Eagle3Config, default_taps
-from specsot.models.drafters.parts import DrafterAttention
+from specsot.models.families import decoder_config
+from specsot.models.layers import DrafterAttention
 from specsot.models.load.checkpoint import SINGLE
 from specsot.models.load.weights import load_target
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from helpers.tiny_models.tiny import likely_ids, save, write_json
 from specsot.models.config import DecoderConfig, RopeConfig
 from specsot.models.decoder import Decoder
+from specsot.models.drafters.config import DFlashConfig, Reach
 from specsot.models.drafters.dflash import DFlashDraftModel, TargetEnds
-from specsot.models.drafters.dflash_config import DFlashConfig, Reach
-from specsot.models.drafters.parts import DrafterAttention
+from specsot.models.layers import DrafterAttention
 from specsot.models.load.weights import load_target
 
 SHARP = 6.0  # weight of the query and key norms: a head sees one distance and nearly nothing else

@@ -10,9 +10,9 @@ import torch
 
 from helpers.tiny_models.tiny import attend_to_itself_, save, write_json
 from specsot.models.config import DecoderConfig, RopeConfig
+from specsot.models.drafters.config import EagleConfig
 from specsot.models.drafters.eagle import EMBEDDING, Eagle
-from specsot.models.drafters.eagle_config import EagleConfig
-from specsot.models.drafters.parts import DrafterLayer
+from specsot.models.layers import DrafterLayer
 from specsot.models.load.weights import load_target
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specsot.models.decoder import Decoder
-from specsot.models.drafters.dflash_config import Reach, dflash_config
+from specsot.models.drafters.config import Reach, dflash_config
 from specsot.models.files import ModelError
 from specsot.models.load.weights import load_dflash, load_target
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from specsot.models.decoder import Decoder
+from specsot.models.drafters.config import Reach, default_layer_ids
 from specsot.models.drafters.dflash import DFlashDraftModel, within
-from specsot.models.drafters.dflash_config import Reach, default_layer_ids
 from specsot.models.load.weights import load_dflash
 from specsot.ops.attention.metadata import AttentionMetadata
 from specsot.ops.forward import BlockDrafter

@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specsot.models.files import ModelError
-from specsot.models.load.checkpoint import model_hash, resolve
-from specsot.models.load.kinds import KINDS
+from specsot.models.load.checkpoint import KINDS, model_hash, resolve
 from specsot.models.load.tokenizer import check_tokenizer
 from specsot.models.load.weights import (
     load_dflash,

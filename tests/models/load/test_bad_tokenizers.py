@@ -12,7 +12,7 @@ from helpers.tiny_models.tiny import write_tiny_target, write_tiny_tokenizer
 
 from specsot.engine.errors import Code, code_of
 from specsot.engine.models import load_models
-from specsot.models.config import decoder_config
+from specsot.models.families import decoder_config
 from specsot.models.files import ModelError
 from specsot.models.load import tokenizer as loader
 from specsot.models.load.tokenizer import SETTINGS, TEMPLATE, TEMPLATES, TOKENIZER, load_tokenizer

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from specsot.engine.models import Models, with_drafter
 from specsot.models.files import ModelError
-from specsot.models.load.layouts import convert_layout
+from specsot.models.load.convert import convert_layout
 from specsot.models.load.weights import load_dflash, load_eagle3, load_target
 
 WEIGHTS = "model.safetensors"

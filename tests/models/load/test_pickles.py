@@ -11,7 +11,7 @@ from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target
 from safetensors.torch import load_file
 
 from specsot.models.files import ModelError
-from specsot.models.load.pickles import convert_pickles
+from specsot.models.load.convert import convert_pickles
 from specsot.models.load.weights import load_eagle3, load_target
 
 

@@ -1,21 +1,27 @@
-"""A drafter from one published layout into the other: its authors' own, and speculators'.
-
-Tensors stay as they are stored; their names and config.json change.
-"""
+"""Checkpoints from one published form into another: pickled weights, and layouts of drafters."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from ..decoder import Decoder
-from ..drafters.dflash_config import MASK_KEY, SECTION, STATES_KEY, DFlashConfig
+from ..drafters.config import (
+    DFLASH_SECTION,
+    MASK_KEY,
+    STATES_KEY,
+    SWITCHES,
+    TAPS_KEY,
+    DFlashConfig,
+    Eagle3Config,
+)
 from ..drafters.eagle import EMBEDDING, LM_HEAD
-from ..drafters.eagle_config import SWITCHES, TAPS_KEY, Eagle3Config
-from ..files import ModelError
-from .checkpoint import SINGLE, Stored, entries, read_tensor
-from .kinds import KINDS, kind_of
+from ..files import ModelError, inside, read_fields
+from .checkpoint import KINDS, PICKLES, SINGLE, Stored, entries, kind_of, read_tensor
 from .weights import LOADERS, load_target
 
 SPECULATORS = "speculators"
@@ -23,8 +29,42 @@ VERSION = "0.8.0"  # of speculators, whose keys these are
 DRAFTS = 3  # of a round, speculators' default for EAGLE-3; programs that run one ask anyway
 OWN = {"eagle3": "safeailab", "dflash": "z-lab"}  # layouts of the authors
 LAYER = "layers.0.", "midlayer."  # speculators' name, and SafeAILab's
-ELSEWHERE = ("architectures", "num_target_layers", "block_size", "is_causal", SECTION)
+ELSEWHERE = ("architectures", "num_target_layers", "block_size", "is_causal", DFLASH_SECTION)
 NO_PLACE = (*SWITCHES, "qkv_bias", "o_bias", "mlp_bias", "qk_norm")  # in SafeAILab's layout
+BESIDE = ("*.json", "*.jinja", "tokenizer*", "*.model", "*.txt")
+
+
+def convert_pickles(folder: Path, out: Path) -> None:
+    """Write a folder's pickled weights as safetensors into ``out``, with the files beside them.
+
+    Objects other than tensors are refused, as they would run code.
+
+    Raises:
+        ModelError: there are none, or a file cannot be read so.
+    """
+    read_fields(folder)
+    names = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+    if not names:
+        raise ModelError(folder, f"holds no weights to convert ({', '.join(PICKLES)})")
+    tensors: dict[str, Tensor] = {}
+    for path in (inside(folder, name) for name in names):
+        try:
+            stored = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # whatever a damaged or hostile pickle makes of it
+            reason = str(error).strip().split("\n", 1)[0]
+            raise ModelError(
+                path, f"holds more than plain tensors, or is damaged: {reason}"
+            ) from None
+        values = stored.values() if isinstance(stored, dict) else [None]
+        if not all(isinstance(value, Tensor) for value in values):
+            raise ModelError(path, "is no mapping of names to tensors")
+        if again := sorted(tensors.keys() & stored.keys()):
+            raise ModelError(path, f"holds `{again[0]}`, and so does another file")
+        tensors |= {str(name): value.clone().contiguous() for name, value in stored.items()}
+    for path in sorted({one for pattern in BESIDE for one in folder.glob(pattern)}):
+        if path.is_file() and not path.name.endswith(".index.json"):
+            shutil.copyfile(inside(folder, path.name), out / path.name)
+    save_file(tensors, out / SINGLE, metadata={"format": "pt"})
 
 
 def convert_layout(

@@ -1,0 +1,452 @@
+"""The shapes of all drafters as their config.json files give them, checked; without torch.
+
+EAGLE-1 and EAGLE-2 share one format; EAGLE-3's and DFlash's have their authors' own layout and that
+of speculators.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..config import (
+    DecoderConfig,
+    DecoderShape,
+    check_supported,
+    layer_types,
+    rope_notes,
+    shape_fields,
+)
+from ..files import Fields, ModelError, read_fields
+
+TAPS_KEY = "eagle_aux_hidden_state_layer_ids"
+EAGLE_POSITIONS = 2048  # Llama's default of `max_position_embeddings`
+SPECULATORS_FAMILIES = ("llama", "qwen3")  # layer kinds that speculators builds drafters from
+SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+DFLASH_ARCHITECTURE = "DFlashDraftModel"
+DFLASH_SECTION = "dflash_config"
+LAYERS_KEY = "target_layer_ids"
+STATES_KEY = "aux_hidden_state_layer_ids"
+MASK_KEY = "mask_token_id"
+BLOCK_SIZE = 8  # speculators' default of `block_size`
+DFLASH_POSITIONS = 32768  # Qwen3's default of `max_position_embeddings`
+# Later drafters (Domino, DSpark, DFlash 2) keep the architecture's name and add parts to it.
+LATER_KEYS = (
+    "projector_type",
+    "shift_label",
+    "sample_from_anchor",
+    "pure_draft_prefix_len",
+    "gru_hidden_dim",
+    "markov_rank",
+    "enable_confidence_head",
+    "attention_sink_bias",
+    "conv_kernel_size",
+    "selector_rank",
+    "final_logit_softcapping",
+    "output_multiplier",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleConfig(DecoderShape):
+    """One layer that drafts for one target, in the target's own width and vocabulary.
+
+    fc_bias: whether `fc` has a bias (`bias` of the file, true where it is silent).
+    taps: the one feature, the target's last hidden state behind its final norm.
+    notes: what was assumed where the file is silent or ambiguous.
+    """
+
+    taps: tuple[int, ...]
+    fc_bias: bool = True
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """config.json in the published layout."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            **self.shape_json(),
+            "bias": self.fc_bias,
+            "qkv_bias": self.qkv_bias,
+        }
+
+
+def eagle_config(folder: Path, target: DecoderConfig) -> EagleConfig:
+    """config.json of a drafter folder, checked against its target.
+
+    Raises:
+        ModelError: not an EAGLE-1 or EAGLE-2 drafter, or one that belongs to another target.
+    """
+    fields = read_fields(folder)
+    for key in ("speculators_model_type", "draft_vocab_size"):
+        if fields.get(key) is not None:
+            raise fields.wrong(f"has `{key}`: no EAGLE-1 or EAGLE-2 drafter")
+    trained = fields.integer("max_sequence_length", EAGLE_POSITIONS)
+    config = EagleConfig(
+        **shape_fields(fields, trained),
+        notes=layer_notes(fields, fields, "EAGLE-1 and EAGLE-2", trained),
+        taps=(target.num_layers,),
+        fc_bias=fields.flag("bias", True),
+        qkv_bias=fields.flag("qkv_bias"),
+    )
+    check_target(config, target, ("target features of width", config.hidden_size))
+    return config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Config(DecoderShape):
+    """One EAGLE-3 layer that drafts for one target.
+
+    vocab_size, target_hidden_size: the target's. hidden_size: the drafter's.
+    taps: hidden_states indices of the target that feed `fc`; None until known.
+    norm_before_residual, norm_before_fc, fc_norm, norm_output: speculators' switches.
+    speculators: the layer is published as `layers.0` instead of `midlayer`.
+    notes: what was assumed where the file is silent or ambiguous.
+    """
+
+    draft_vocab_size: int
+    target_hidden_size: int
+    taps: tuple[int, ...]
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    speculators: bool = False
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """config.json in EAGLE's own layout, which knows no switches.
+
+        `target_hidden_size` stands there only where it differs: EAGLE takes the key to mean that
+        the drafter brings its own embedding.
+        """
+        other = self.target_hidden_size != self.hidden_size
+        return ({"target_hidden_size": self.target_hidden_size} if other else {}) | {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            **self.shape_json(),
+            "draft_vocab_size": self.draft_vocab_size,
+            TAPS_KEY: list(self.taps),
+        }
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """EAGLE-3's rule: 2, L // 2, L - 3 as hidden_states indices, increasing."""
+    return tuple(sorted({2, layers // 2, layers - 3}))
+
+
+def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
+    """config.json of a drafter folder, checked against its target.
+
+    Raises:
+        ModelError: not an EAGLE-3 drafter, or one that belongs to another target.
+    """
+    fields = read_fields(folder)
+    layer, speculators = layer_section(fields, "eagle3")
+    family = layer.get("model_type")
+    if speculators and family not in SPECULATORS_FAMILIES:
+        raise fields.wrong(f"a drafter layer of model_type {family!r} is not supported")
+    own = layer_notes(fields, layer, "EAGLE-3", EAGLE_POSITIONS)
+    shape = shape_fields(layer, EAGLE_POSITIONS)
+    bias = speculators and layer.flag("attention_bias")
+    taps, notes = tap_ids(fields, target)
+    switches, more = _switches(fields, speculators)
+    config = Eagle3Config(
+        **shape,
+        draft_vocab_size=fields.integer("draft_vocab_size", shape["vocab_size"]),
+        target_hidden_size=fields.integer("target_hidden_size", shape["hidden_size"]),
+        taps=taps,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=speculators and layer.flag("mlp_bias"),
+        qk_norm=speculators and family == "qwen3",
+        speculators=speculators,
+        notes=notes + more + own,
+        **switches,
+    )
+    check_target(config, target, ("target features of width", config.target_hidden_size))
+    if config.draft_vocab_size > config.vocab_size:
+        what = f"`draft_vocab_size` {config.draft_vocab_size} exceeds the vocabulary"
+        raise fields.wrong(f"{what} of {config.vocab_size}")
+    return config
+
+
+def tap_ids(fields: Fields, target: DecoderConfig) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The taps and what to note about them.
+
+    EAGLE, speculators and vLLM number taps as `hidden_states` indices (top-level key); SpecForge
+    and SGLang (key inside `eagle_config`) by the layer whose output is taken: one less.
+    """
+    rule = default_taps(target.num_layers)
+    outer = fields.ids(TAPS_KEY)
+    inner = tuple(i + 1 for i in fields.section("eagle_config").ids(TAPS_KEY))
+    taps = tuple(sorted(set(outer or inner or rule)))
+    if not 0 <= taps[0] <= taps[-1] <= target.num_layers:
+        raise fields.wrong(f"taps {taps} of a target with {target.num_layers} layers")
+    return taps, () if taps == rule else (f"taps {taps}; EAGLE-3's rule would be {rule}",)
+
+
+def _switches(fields: Fields, speculators: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+    switches = {name: fields.flag(name) for name in SWITCHES}
+    notes: list[str] = []
+    if speculators and fields.get("norm_before_residual") is None:
+        # vLLM, where such files are run, takes it as set.
+        switches["norm_before_residual"] = True
+        notes.append("norm_before_residual: true assumed, as vLLM does")
+    if switches["norm_output"] and not (speculators or switches["fc_norm"]):
+        # SpecForge uses the same key for the norm before lm_head, which is always there.
+        switches["norm_output"] = False
+        notes.append("norm_output read as SpecForge means it: features are not normalised")
+    if switches["norm_before_fc"] and switches["fc_norm"]:
+        raise fields.wrong("`norm_before_fc` and `fc_norm` exclude each other")
+    return switches, tuple(notes)
+
+
+def layer_section(fields: Fields, kind: str) -> tuple[Fields, bool]:
+    """What describes the layers of a drafter, and whether the file has speculators' layout.
+
+    Raises:
+        ModelError: speculators' layout of another kind of drafter.
+    """
+    published = fields.get("speculators_model_type")
+    if published is None:
+        return fields, False
+    if published != kind:
+        raise fields.wrong(f"speculators_model_type {published!r} is not supported ({kind})")
+    return fields.section("transformer_layer_config"), True
+
+
+def layer_notes(fields: Fields, layer: Fields, name: str, trained: int) -> tuple[str, ...]:
+    """What to note of the layer; ModelError if no drafter of the family is built from such a one.
+
+    Published files copy `num_hidden_layers` of all kinds of models; their tensors have one layer.
+    """
+    layers = layer.integer("num_hidden_layers", 1)
+    check_supported(fields, layer)
+    notes = rope_notes(layer, trained)
+    said = f"`num_hidden_layers` is {layers}: {name} drafters have one layer, and one is read"
+    return notes if layers == 1 else (said, *notes)
+
+
+def check_target(
+    config: DecoderShape,
+    target: DecoderConfig,
+    features: tuple[str, int],
+    layers: int | None = None,
+) -> None:
+    """A drafter of another target would load and draft nonsense: compare what can be compared.
+
+    Args:
+        features: what the width of the target's features is called, and as the drafter has it.
+        layers: of the target, where the drafter's file says.
+    """
+    pairs = [
+        ("a vocabulary of", config.vocab_size, target.vocab_size),
+        (*features, target.hidden_size),
+        ("a number of layers of", layers or target.num_layers, target.num_layers),
+    ]
+    for what, mine, theirs in pairs:
+        if mine != theirs:
+            reason = f"{what} {mine}, and {target.path} has {theirs}"
+            raise ModelError(config.path, f"drafts for another target: {reason}")
+
+
+class Reach(NamedTuple):
+    """How far one layer's block rows see.
+
+    window: keys `window` or more positions away are hidden; None for no limit.
+    causal: keys behind the query are hidden, so that a block is read from left to right.
+    """
+
+    window: int | None = None
+    causal: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashConfig(DecoderShape):
+    """A block drafter for one target, whose embedding and head it uses.
+
+    layer_ids: the target's layers (from 0) whose outputs are joined, in the order of `fc`.
+    reaches: one per layer of the drafter.
+    block_size: rows of a block as trained, the anchor included.
+    mask_token_id: what stands where a token is to be drafted; its embedding is the target's.
+    target_layers: layers of the target that the drafter was made for.
+    speculators: the file holds copies of the target's embedding and head.
+    notes: what was assumed where files of this kind disagree.
+    """
+
+    reaches: tuple[Reach, ...]
+    layer_ids: tuple[int, ...]
+    block_size: int
+    mask_token_id: int
+    target_layers: int
+    qk_norm: bool = True
+    speculators: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.reaches)
+
+    @property
+    def tap_ids(self) -> tuple[int, ...]:
+        """The same layers as `hidden_states` indices, increasing: what a target is asked for."""
+        return tuple(sorted({layer + 1 for layer in self.layer_ids}))
+
+    @property
+    def tap_order(self) -> tuple[int, ...]:
+        """For each part of the input of `fc`, which of the taps it is."""
+        return tuple(self.tap_ids.index(layer + 1) for layer in self.layer_ids)
+
+    def to_json(self) -> dict[str, Any]:
+        """config.json in z-lab's layout, as published for Qwen3 targets."""
+        windows = {reach.window for reach in self.reaches} - {None}
+        causal = {reach.causal for reach in self.reaches}
+        ruled = all(reach.causal == (reach.window is not None) for reach in self.reaches)
+        return ({} if ruled else {"is_causal": causal == {True}}) | {
+            "architectures": [DFLASH_ARCHITECTURE],
+            "model_type": "qwen3",
+            "num_hidden_layers": self.num_layers,
+            "num_target_layers": self.target_layers,
+            **self.shape_json(),
+            "attention_bias": self.qkv_bias,
+            "layer_types": [
+                "full_attention" if reach.window is None else "sliding_attention"
+                for reach in self.reaches
+            ],
+            "use_sliding_window": bool(windows),
+            "sliding_window": next(iter(windows), None),
+            "block_size": self.block_size,
+            DFLASH_SECTION: {MASK_KEY: self.mask_token_id, LAYERS_KEY: list(self.layer_ids)},
+        }
+
+
+def default_layer_ids(target_layers: int, layers: int) -> tuple[int, ...]:
+    """DFlash's rule: evenly from layer 1 to three before the end, halves rounded to even."""
+    if layers == 1:
+        return (target_layers // 2,)
+    step = (target_layers - 4) / (layers - 1)
+    return tuple(round(1 + i * step) for i in range(layers))
+
+
+def dflash_config(folder: Path, target: DecoderConfig) -> DFlashConfig:
+    """config.json of a drafter folder, checked against its target.
+
+    Raises:
+        ModelError: not a DFlash drafter, or one that belongs to another target.
+    """
+    fields = read_fields(folder)
+    layer, speculators = layer_section(fields, "dflash")
+    # Block size and mask id stand at the top here and inside the section there.
+    inner = Fields(fields.path, {**fields.values, **fields.section(DFLASH_SECTION).values})
+    _check_kind(fields, inner, layer)
+    shape = shape_fields(layer, DFLASH_POSITIONS, 128)
+    layers = layer.integer("num_hidden_layers")
+    target_layers = fields.integer("num_target_layers", target.num_layers)
+    reaches, notes = _reaches(layer, _said_causal(inner, speculators), layers)
+    named = fields.get("architectures")
+    if not speculators and named != [DFLASH_ARCHITECTURE]:
+        notes += (
+            f"`architectures` is {named!r}: read as {DFLASH_ARCHITECTURE}, as its tensors are",
+        )
+    if speculators and inner.get("block_size") is None:
+        notes += (f"`block_size` is not given: {BLOCK_SIZE} assumed, as speculators does",)
+    bias = layer.flag("attention_bias")
+    config = DFlashConfig(
+        **shape,
+        reaches=reaches,
+        layer_ids=_layer_ids(inner, speculators, target_layers, layers),
+        block_size=inner.integer("block_size", BLOCK_SIZE if speculators else None),
+        mask_token_id=_mask_id(inner),
+        target_layers=target_layers,
+        qkv_bias=bias,
+        o_bias=bias,
+        speculators=speculators,
+        notes=(*rope_notes(layer, DFLASH_POSITIONS), *notes),
+    )
+    _check_block(config, fields)
+    _check_dflash_target(config, target, fields)
+    return config
+
+
+def _check_kind(fields: Fields, inner: Fields, layer: Fields) -> None:
+    if later := next((key for key in LATER_KEYS if inner.get(key)), None):
+        raise fields.wrong(f"is a later kind of drafter than DFlash: `{later}` is not supported")
+    whole = layer.integer("vocab_size")
+    own = fields.get("draft_vocab_size")
+    if own not in (None, whole):
+        raise fields.wrong(f"drafts {own} of {whole} tokens, which is not supported")
+    check_supported(fields, layer)
+
+
+def _mask_id(inner: Fields) -> int:
+    ids = inner.ids(MASK_KEY)
+    if len(ids) != 1:
+        raise inner.wrong(f"`{DFLASH_SECTION}.{MASK_KEY}` must be one token id")
+    return ids[0]
+
+
+def _layer_ids(
+    inner: Fields, speculators: bool, target_layers: int, layers: int
+) -> tuple[int, ...]:
+    """speculators counts `hidden_states`, whose entry 0 is the embedding: one more."""
+    if not speculators:
+        return inner.ids(LAYERS_KEY) or default_layer_ids(target_layers, layers)
+    states = inner.ids(STATES_KEY) or (2, target_layers // 2, target_layers - 3)
+    return tuple(state - 1 for state in states)
+
+
+def _said_causal(inner: Fields, speculators: bool) -> bool | None:
+    """Whether a file says how its layers read a block; None where it does not."""
+    if speculators:
+        return False if inner.flag("sliding_window_non_causal") else None
+    key = "is_causal" if inner.get("causal") is None else "causal"
+    return None if inner.get(key) is None else inner.flag(key)
+
+
+def _reaches(
+    layer: Fields, causal: bool | None, layers: int
+) -> tuple[tuple[Reach, ...], tuple[str, ...]]:
+    """Implementations disagree on sliding layers; this is z-lab's rule: causal unless the file
+    says otherwise, for all layers at once, and a full layer sees its whole block."""
+    sliding = _sliding(layer, layers)
+    window = layer.integer("sliding_window") if any(sliding) else None
+    reaches = tuple(
+        Reach(window if slides else None, slides if causal is None else causal)
+        for slides in sliding
+    )
+    if window is None:
+        return reaches, ()
+    how = "causal" if reaches[sliding.index(True)].causal else "bidirectional"
+    return reaches, (f"sliding layers: {how} inside a block, {window} positions back",)
+
+
+def _sliding(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Named for each layer, else Qwen3's rule; a window of null means none."""
+    unnamed = fields.get("layer_types") is None
+    off = not fields.flag("use_sliding_window") or fields.get("sliding_window") is None
+    return (False,) * layers if unnamed and off else layer_types(fields, layers)
+
+
+def _check_block(config: DFlashConfig, fields: Fields) -> None:
+    """Sizes that no block could be drafted with."""
+    size = config.block_size
+    windows = [r.window for r in config.reaches if r.window is not None]
+    if size < 2:
+        raise fields.wrong(f"`block_size` is {size}; an anchor and a draft are 2 or more")
+    if windows and min(windows) < size:
+        raise fields.wrong(f"`sliding_window` {min(windows)} is shorter than a block of {size}")
+
+
+def _check_dflash_target(config: DFlashConfig, target: DecoderConfig, fields: Fields) -> None:
+    features = "hidden states of width", config.hidden_size
+    check_target(config, target, features, config.target_layers)
+    ids = config.layer_ids
+    layers = target.num_layers
+    if not 0 <= min(ids) <= max(ids) < layers:
+        raise fields.wrong(f"`{LAYERS_KEY}` {ids} of a target with {layers} layers")
+    mask = config.mask_token_id
+    size = target.vocab_size
+    if mask >= size:
+        raise fields.wrong(f"`{MASK_KEY}` is {mask}, the vocabulary has {size}")

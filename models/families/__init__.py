@@ -1,0 +1,133 @@
+"""Families of decoders, a file each: what differs between them over one `Decoder`; without torch.
+
+A new family is a file here with a subclass of `Family`, or such a subclass in any module that is
+imported before its checkpoints are read.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import ClassVar, NamedTuple
+
+from ..config import DecoderConfig, check_supported, rope_notes, shape_fields
+from ..files import Fields, inside, read_fields, read_json
+
+DTYPES = ("", "float32", "bfloat16", "float16", "float64")
+CUSTOM_CODE = {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
+
+
+class Biases(NamedTuple):
+    """The projections with a bias: of queries, keys and values; of attention's output; of the
+    MLP."""
+
+    qkv: bool = False
+    o: bool = False
+    mlp: bool = False
+
+
+class Family:
+    """One family; the defaults are those of a plain Llama.
+
+    name: `model_type` in config.json.
+    architecture: the class of transformers in `architectures`.
+    max_positions: where config.json is silent. head_dim: likewise; 0 for hidden size / heads.
+    activation: of the MLP's gate, a function of torch.nn.functional. qk_norm: queries and keys have
+        norms.
+    renamed: keys of this family's config.json with other names than Llama's -> Llama's names.
+    """
+
+    name: ClassVar[str]
+    architecture: ClassVar[str]
+    max_positions: ClassVar[int]
+    head_dim: ClassVar[int] = 0
+    activation: ClassVar[str] = "silu"
+    qk_norm: ClassVar[bool] = False
+    renamed: ClassVar[Mapping[str, str]] = {}
+
+    def biases(self, fields: Fields) -> Biases:
+        """Which projections have a bias."""
+        return Biases()
+
+    def windows(self, fields: Fields, layers: int) -> tuple[int, tuple[bool, ...]]:
+        """The sliding window, and for each layer whether it has one."""
+        return 0, (False,) * layers
+
+    def config(self, fields: Fields) -> DecoderConfig:
+        """A config.json of this family, checked; ModelError names the key that is wrong."""
+        renamed = {self.renamed.get(key, key): value for key, value in fields.values.items()}
+        fields = Fields(fields.path, renamed)
+        check_supported(fields, fields, self.activation)
+        shape = shape_fields(fields, self.max_positions, self.head_dim)
+        layers = fields.integer("num_hidden_layers")
+        biases = self.biases(fields)
+        window, sliding = self.windows(fields, layers)
+        if window >= shape["rope"].limit:  # reaches back over every possible sequence
+            sliding = (False,) * layers
+        return DecoderConfig(
+            **shape,
+            qkv_bias=biases.qkv,
+            o_bias=biases.o,
+            mlp_bias=biases.mlp,
+            family=self.name,
+            activation=self.activation,
+            num_layers=layers,
+            qk_norm=self.qk_norm,
+            tied=fields.flag("tie_word_embeddings"),
+            window=window,
+            sliding=sliding,
+            eos_ids=_stop_ids(fields, shape["vocab_size"]),
+            pad_ids=_other_ids(fields, "pad_token_id"),
+            bos_ids=_other_ids(fields, "bos_token_id"),
+            dtype=_dtype(fields),
+            notes=rope_notes(fields, self.max_positions),
+        )
+
+
+def families() -> dict[str, Family]:
+    """All families by name: those of this package, and other subclasses of `Family`."""
+    for module in iter_modules(__path__):
+        import_module(f"{__name__}.{module.name}")
+    classes = sorted(Family.__subclasses__(), key=lambda family: family.name)
+    return {family.name: family() for family in classes}
+
+
+def decoder_config(folder: Path) -> DecoderConfig:
+    """The target's config.json, checked; ModelError names the key that is wrong."""
+    fields = read_fields(folder)
+    by_name = families()
+    name = fields.get("model_type")
+    custom = sorted(CUSTOM_CODE & set(fields.section("auto_map").values))
+    if not isinstance(name, str) or name not in by_name or custom:
+        what = f"`auto_map` for {', '.join(custom)}" if custom else f"model_type {name!r}"
+        raise fields.wrong(
+            f"{what} is not supported ({', '.join(by_name)}); remote code is never executed"
+        )
+    return by_name[name].config(fields)
+
+
+def _stop_ids(fields: Fields, size: int) -> tuple[int, ...]:
+    """`generate` stops at the ids of generation_config.json where that file exists."""
+    folder = fields.path.parent
+    path = folder / "generation_config.json"
+    if path.is_symlink() or path.exists():
+        generation = Fields(inside(folder, path.name), read_json(path))
+        fields = generation if generation.ids("eos_token_id") else fields
+    ids = fields.ids("eos_token_id")
+    if ids and max(ids) >= size:
+        raise fields.wrong(f"`eos_token_id` is {max(ids)}, the vocabulary has {size}")
+    return ids
+
+
+def _other_ids(fields: Fields, key: str) -> tuple[int, ...]:
+    """Ids that do not end decoding; old files write -1 for none."""
+    return () if fields.get(key) == -1 else fields.ids(key)
+
+
+def _dtype(fields: Fields) -> str:
+    """`dtype` in files of transformers 5, `torch_dtype` before."""
+    key = "torch_dtype" if fields.get("dtype") is None else "dtype"
+    name = str(fields.get(key) or "").removeprefix("torch.")
+    if name not in DTYPES:
+        raise fields.wrong(f"`{key}` {name!r} is not supported ({', '.join(DTYPES[1:])})")
+    return name
