@@ -69,7 +69,9 @@ MAY_IMPORT = {
         "engine engine/prepare engine/record engine/run engine/bench engine/cluster states "
         "states/* models models/load ops ops/*"
     ),
-    "engine/simulate": ("engine engine/record engine/cluster/driver states states/* ops/kv models"),
+    "engine/simulate": (
+        "engine engine/record engine/cluster/driver states states/* ops/kv models models/families"
+    ),
     "engine/cluster/workers": "engine engine/prepare engine/record engine/run states models",
     "engine/cluster/driver": (
         "engine engine/prepare engine/record engine/run engine/cluster/workers states/phases states"
