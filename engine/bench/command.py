@@ -191,7 +191,7 @@ def compare_jobs(
     """
     with measuring(f"loading models for {len(jobs)} graphs ...") as show:
         # Here and not above: a mistyped graph is told at once, torch takes seconds to import.
-        from ..run.runner import Halt, Status
+        from ..run.runner import Status, StopSignal
         from .equal import pairs_of
         from .report import Comparison, judge_prompt
         from .results import ResultsFolder, setup_of
@@ -209,7 +209,7 @@ def compare_jobs(
             folder = ResultsFolder(files, {**setup, **plan.facts})
             rounds = folder.kept(prompts, pairs)
         missing = [number for number in range(len(prompts)) if number not in rounds]
-        with Halt() as halt:
+        with StopSignal() as halt:
             asked = [prompts[number] for number in missing]
             warm_up(sides, jobs[0].prompts, asked, halt, plan.warm, plan.collected)
             seeds = partial(drawn, numbers=missing)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from ...states.request import Branch, Finish, Request
-from ..run.contexts import contexts, next_order
+from ..run.scoring import contexts, next_scores
 from .sides import ComparedPrompt, Side
 
 TIE = 1e-4  # logits nearer than this may come out in either order in float32
@@ -39,7 +39,7 @@ class Difference:
 
     position: number of tokens before it in the branch's answer; before: text that ends there.
     reference, other: token ids, END or CUT. margin: the difference between them in what decides
-    (`contexts.next_order`), as the target gives it by itself; None where one side has no token.
+    (`contexts.next_scores`), as the target gives it by itself; None where one side has no token.
     """
 
     position: int
@@ -183,7 +183,7 @@ def _first_difference(
     before = side.session.prompts.decode([*context, *one.tokens[:place]][-SHOWN:])
     margin = None
     if CUT not in tokens:
-        order_V = next_order(side.session.models, one, context, place)
+        order_V = next_scores(side.session.models, one, context, place)
         stops = one.request.stop_ids
         ends = [order_V[[*stops] if token == END else token].max() for token in tokens]
         margin = abs(float(ends[0]) - float(ends[1]))

@@ -17,9 +17,8 @@ from ..prepare.environment import model_folders, set_up_torch, threads_of
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..record.report import answers_of, output_digest, refusals
-from ..run.opening import tie
-from ..run.runner import Halt, Status, perform
-from ..run.session import Session
+from ..run.runner import Status, StopSignal, perform
+from ..run.session import Session, tie
 from .costs import Cost, Moments, PoolUse
 
 WARM_UP = 2  # rounds of the first prompt that no figure counts: torch sets itself up in them
@@ -148,7 +147,7 @@ def warm_up(
     sides: Sequence[Side],
     prompts: Sequence[Prompt],
     asked: Sequence[Prompt],
-    halt: Halt,
+    halt: StopSignal,
     most: int = WARM_UP,
     every: bool = False,
 ) -> None:
@@ -170,7 +169,7 @@ def warm_up(
             continue
         blends = every and side.job.program.graph.blend is not None
         for prompt in dict.fromkeys(asked) if blends else asked[:1]:
-            perform(side.session, [prompt], halt=halt, max_rounds=most)[0].close()
+            perform(side.session, [prompt], stop=halt, max_rounds=most)[0].close()
 
 
 Order = Callable[[Sequence[Side], int], Sequence[Side]]
@@ -190,7 +189,7 @@ def drawn(sides: Sequence[Side], number: int, numbers: Sequence[int]) -> Sequenc
 def answer_all(
     sides: Sequence[Side],
     prompts: Sequence[Prompt],
-    halt: Halt,
+    halt: StopSignal,
     show: Callable[[str, float], None],
     order: Order = in_turn,
 ) -> Iterator[ComparedPrompt]:
@@ -222,11 +221,11 @@ def _words(seconds: float) -> str:
     )
 
 
-def _answer(side: Side, prompt: Prompt, halt: Halt) -> SideRun:
+def _answer(side: Side, prompt: Prompt, halt: StopSignal) -> SideRun:
     set_up_torch(threads_of(side.job), side.job.options.device)
     if side.peer is not None:
         return side.peer.answer(side, prompt, None)
-    run, recorder, status = perform(side.session, [prompt], halt=halt)
+    run, recorder, status = perform(side.session, [prompt], stop=halt)
     requests = run.board["branches"].requests
     answers = answers_of(requests, side.session.prompts)
     problems = refusals(answers)

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..record.metrics import state_figures
-from ..record.text_stream import printable
 from ..terminal import usable
+from ..text_stream import printable
 from .equal import CUT, END, TIE, BranchAnswer, BranchComparison, counts
 from .gains import COSTS, Gain, gains
 from .report import Comparison

@@ -14,7 +14,7 @@ from ..bench.equal import BranchComparison, GraphPair, compare_branches
 from ..bench.sides import ComparedPrompt, answer_all
 from ..prepare.files import SHIPPED
 from ..prepare.inputs import Prompt, read_file
-from ..run.runner import Halt
+from ..run.runner import StopSignal
 from .teacher import TeacherTally
 from .texts import FIRST_SEED, GREEDY, HEATED, equality, repeated, twin_answers
 from .workbench import Bench, Check
@@ -72,7 +72,7 @@ def _computed(bench: Bench, place: str, sets: tuple[str, ...], prompts: Sequence
     tally = TeacherTally(bench.reference, bench.dtype)
     most = bench.extent.drawn_tokens
     side = bench.side(bench.changed(*sets, "blend.plan=plain", tokens=most))
-    for answer in answer_all([side], prompts, Halt(), bench.show):
+    for answer in answer_all([side], prompts, StopSignal(), bench.show):
         repeat = repeated(bench, side, answer.prompt)
         tally.hold(side, answer.runs["A"].request, repeat)
     title = f"documents in the {place}, every row computed: greedy decoding of transformers"

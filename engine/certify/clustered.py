@@ -44,6 +44,6 @@ def _answered(side: Side, prompts: Sequence[Prompt]) -> tuple[list[Request], dic
     """What workers have written, and `cluster` of its metrics."""
     with on_workers(divided(side.job)) as (session, directed):
         run, recorder = directed(session, prompts, None)
-        while not run.finished:
-            run.advance()
+        while run.step():
+            pass
         return run.board["branches"].requests, recorder.figures(run.board)["cluster"]

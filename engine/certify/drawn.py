@@ -12,11 +12,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ...states.machine import Run
 from ...states.request import Request
 from ...states.text.prompt_tokens import PromptTokens
 from ..bench.sides import Side
-from ..run.visibility import context_segments
+from ..run.scoring import context_segments
 from .probe import Trial, probe
 from .workbench import Bench, Check
 
@@ -144,14 +143,14 @@ def _answers(bench: Bench, side: Side, ids: Sequence[int]) -> tuple[Counter[Answ
     tail = PromptTokens(tuple(ids))
     for first in range(0, answers, AT_ONCE):
         bench.tell(f"whole runs: answer {first} of {answers} ...")
-        board = side.session.board()
-        for seed in range(first, min(first + AT_ONCE, answers)):
-            alone = Request(str(seed), seed, "?", empty, tail, frozenset(), LENGTH, 0, sampling)
-            board["branches"].submit(alone)
-        run = Run(side.job.program, board, lambda event: None)
-        while not run.finished:
-            run.advance()
-        for branch in (b for request in board["branches"].requests for b in request.branches):
+        requests = [
+            Request(str(seed), seed, "?", empty, tail, frozenset(), LENGTH, 0, sampling)
+            for seed in range(first, min(first + AT_ONCE, answers))
+        ]
+        core = side.session.start(requests, lambda event: None)
+        while core.step():
+            pass
+        for branch in (b for request in core.requests for b in request.branches):
             counts[tuple(branch.tokens)] += 1
             accepted += sum(branch.accepted)
     return counts, accepted

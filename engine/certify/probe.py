@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ...states.machine import Run
 from ...states.request import Branch, Finish, Request
 from ...states.text.outline import Outline, Point
 from ...states.trace import Event, OpRan
 from ..bench.sides import Side
 from ..prepare.inputs import Prompt
-from ..run.contexts import contexts
+from ..run.core import EngineCore
+from ..run.scoring import contexts
 from .teacher import Repeat, TeacherTally, repeat_in_float64
 from .watch import Watch, drafting_sides, off_by
 from .workbench import Bench
@@ -48,7 +48,7 @@ class ProbedRun:
     bench: Bench
     trial: Trial
     side: Side
-    run: Run
+    run: EngineCore
     requests: tuple[Request, ...]
 
     @property
@@ -117,7 +117,7 @@ def probe(bench: Bench, trial: Trial, watch: Watch | None = None) -> ProbedRun:
     return ProbedRun(bench, trial, side, run, tuple(requests))
 
 
-def _drive(side: Side, requests: Sequence[Request], watch: Watch) -> Run:
+def _drive(side: Side, requests: Sequence[Request], watch: Watch) -> EngineCore:
     """To the end; looks at the run after every phase.
 
     Raises:
@@ -130,25 +130,29 @@ def _drive(side: Side, requests: Sequence[Request], watch: Watch) -> Run:
             watch.forwards += event.op == FORWARD
             ops.append(event.op)
 
-    board = side.session.board()
-    for request in requests:
-        board["branches"].submit(request)
-    run = Run(side.job.program, board, sink)
-    pools = board["branches"].pools
+    run = side.session.start(requests, sink)
+    pools = run.manager.pools
     places = [pool.data.data_ptr() for pool in pools]
-    most = watch.compared + COMPARED if board["kv_draft"] is not None else 0
-    while not run.finished:
+    most = watch.compared + COMPARED if run.draft_kv is not None else 0
+
+    def look() -> bool:
         if run.steps >= MOST_STEPS:
             raise RuntimeError(f"no end after {MOST_STEPS} transitions")
-        ops.clear()
-        run.advance()
+        if run.steps == 0:
+            return True
         watch.look(run)
         for drafts in drafting_sides(run) if DRAFTED in ops and watch.compared < most else ():
             for branch in (one for one in drafts.drafting.active if not one.reads):
                 watch.compared += 1
                 watch.worst = max(watch.worst, off_by(side, run, drafts, branch))
+        ops.clear()
+        return True
+
+    while run.step(look):
+        pass
+    look()
     watch.runs += 1
-    watch.reads += board["host"].reads
+    watch.reads += run.host.reads
     watch.forked += sum(pool.ledger.bytes["fork"] for pool in pools)
     if places != [pool.data.data_ptr() for pool in pools]:
         watch.wrong.setdefault("moved", "a pool was allocated anew during a run")

@@ -14,8 +14,7 @@ from ...states.request import Branch, Finish, Request
 from ...states.sampling import rules_of
 from ..bench.equal import END, TIE
 from ..bench.sides import Side
-from ..run.contexts import contexts, order_of
-from ..run.visibility import context_segments
+from ..run.scoring import context_segments, contexts, match_scores
 from .workbench import SHOWN, Bench, Check, Transformers, grammar_of
 
 Repeat = Callable[[], bool]
@@ -153,7 +152,7 @@ def _own_tokens(
         return
     matcher = grammar_of(branch)
     for place, logits_V in enumerate(logits_QV):
-        order_V = order_of(logits_V, branch, context, place)
+        order_V = match_scores(logits_V, branch, context, place)
         own = int(order_V.argmax())
         if matcher is not None:
             order = order_V.argsort(descending=True, stable=True).tolist()

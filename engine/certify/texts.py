@@ -14,8 +14,8 @@ from ..bench.equal import BranchAnswer, BranchComparison, GraphPair, compare_bra
 from ..bench.sides import ComparedPrompt, Side, answer_all
 from ..prepare.inputs import Prompt
 from ..record.report import answers_of
-from ..run.contexts import contexts
-from ..run.runner import Halt
+from ..run.runner import StopSignal
+from ..run.scoring import contexts
 from .teacher import Repeat, TeacherTally, repeat_in_float64
 from .workbench import SHOWN, Bench, Check
 
@@ -31,7 +31,7 @@ def greedy_checks(bench: Bench) -> Iterator[Check]:
     by_teacher, by_generate = (TeacherTally(bench.reference, bench.dtype) for _ in range(2))
     side = bench.side(bench.changed(GREEDY, tokens=bench.extent.tokens))
     requests: list[Request] = []
-    for answer in answer_all([side], bench.prompts, Halt(), bench.show):
+    for answer in answer_all([side], bench.prompts, StopSignal(), bench.show):
         requests.append(answer.runs["A"].request)
         repeat = repeated(bench, side, answer.prompt)
         by_teacher.hold(side, requests[-1], repeat)
@@ -51,7 +51,7 @@ def repeated(bench: Bench, side: Side, prompt: Prompt) -> Repeat | None:
     def rerun() -> Iterator[tuple[Side, Request]]:
         job = replace(side.job, options=replace(side.job.options, dtype="float64"))
         exact = bench.side(job)
-        for answer in answer_all([exact], [prompt], Halt(), bench.show):
+        for answer in answer_all([exact], [prompt], StopSignal(), bench.show):
             yield exact, answer.runs["A"].request
 
     return repeat_in_float64(bench, rerun)
@@ -143,7 +143,7 @@ def twin_answers(
     alone = ("drafter.kind=none", *order, "layout.order=fcfs")
     twin = bench.side(bench.changed(*sets, *alone, seed=seed, tokens=most), "A")
     graph = bench.side(bench.changed(*sets, seed=seed, tokens=most), "B")
-    for answer in answer_all([twin, graph], prompts, Halt(), bench.show):
+    for answer in answer_all([twin, graph], prompts, StopSignal(), bench.show):
         yield GraphPair(twin, graph), answer
 
 

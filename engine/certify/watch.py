@@ -21,7 +21,7 @@ from ...states.request import Branch, Request, Stage
 from ..bench.sides import Side
 from ..models import Models
 from ..pools import new_pool
-from ..run.contexts import contexts, full_prefill
+from ..run.scoring import contexts, full_prefill
 from .workbench import SHOWN, Bench, Check
 
 ROWS_OFF = {"float32": 1e-3, "float64": 1e-9}

@@ -21,7 +21,7 @@ from ...states.request import Branch
 from ..bench.sides import SharedModels, Side
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
-from ..run.visibility import Segments, visible
+from ..run.scoring import Segments, visible
 
 SHOWN = 5  # differences that are shown
 

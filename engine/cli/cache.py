@@ -43,7 +43,7 @@ def add(
 ) -> None:
     """Prefill documents, each chunk alone, and keep their K, V and drafter features."""
     with user_errors():
-        from ..run.add_documents import add_documents
+        from ..run.api import add_documents
 
         chunks = add_documents(files, options, cache_dir, max_bytes, chunk_tokens)
     if options.as_json:

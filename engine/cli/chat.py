@@ -18,15 +18,14 @@ from ..errors import Code
 from ..prepare.inputs import Prompt
 from ..prepare.job import prepare
 from ..prepare.options import SESSION, RunOptions
-from ..record.text_stream import printable
 from ..shell import complain, exit_code, put
+from ..text_stream import printable
 from .completing import graph_names_of
 from .options import takes
 
 if TYPE_CHECKING:
     from ...states.phases.outline_ops import Answer
-    from ..run.engine import Engine
-    from ..run.handle import Handle
+    from ..run.engine import Engine, Handle
 
 GRAPH = typer.Argument(
     metavar="GRAPH",
@@ -71,7 +70,7 @@ def lines() -> Iterator[str]:
 def chat_command(options: RunOptions, graph: str | None, lines: Iterator[str]) -> int:
     """Answer turn after turn until the lines end; 1 if a turn failed."""
     from ..run.engine import Engine
-    from ..run.opening import load
+    from ..run.session import load
 
     job = prepare(replace(options, graph=graph) if graph is not None else options)
     with Engine(load(job)) as engine:
@@ -123,7 +122,7 @@ class ChatSession:
         before = len(self.past)
         while True:
             prompt = Prompt(str(self.turns), text, past=tuple(self.past))
-            if not self.past or not self.engine.why_not(prompt):
+            if not self.past or not self.engine.fit(prompt).why:
                 break
             self.past.pop(0)
         if len(self.past) < before:
@@ -134,11 +133,11 @@ class ChatSession:
 
     def _stream(self, handle: "Handle") -> bool:
         """Print text as it arrives; True if there was any. Ctrl-C cancels the request."""
-        from ..run.answer_text import pieces_of
+        from ..events import text_pieces
 
         streamed = False
         try:
-            for piece in pieces_of(handle.stream(), self.engine.session.program.graph):
+            for piece in text_pieces(handle.stream(), self.engine.session.program.graph):
                 put(printable(piece))
                 streamed = True
         except KeyboardInterrupt:

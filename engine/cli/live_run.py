@@ -9,7 +9,6 @@ from functools import partial
 from rich.console import Console
 from rich.text import Text
 
-from ...states.machine import Run
 from ..errors import Code, UnequalError, code_of
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
@@ -22,7 +21,8 @@ from ..record.run_folder import OUTPUTS, BestEffortRunFolder
 from ..record.run_view import scene_of
 from ..record.trace import Write, trace_pools
 from ..run.blend_probe import probe_blends
-from ..run.runner import STATUS_CODES, Halt, Pause, Status, drive, recorded, slowed
+from ..run.core import EngineCore
+from ..run.runner import STATUS_CODES, Pause, Status, StopSignal, delay, drive, recorded
 from ..run.session import Session
 from ..run.writer import RunOutcome, RunWriter
 from ..shell import Writer, complain, deliver, json_text
@@ -36,7 +36,7 @@ SCHEMA = 1
 HALTED = {STATUS_CODES[one]: one for one in (Status.INTERRUPTED, Status.TERMINATED)}
 
 
-Starts = Callable[[Session, Sequence[Prompt], Write | None], tuple[Run, Recorder]]
+Starts = Callable[[Session, Sequence[Prompt], Write | None], tuple[EngineCore, Recorder]]
 
 
 def perform(
@@ -51,7 +51,10 @@ def perform(
     Args:
         starts: makes a run of prompts, with a recorder.
     """
-    with closing(folder), Halt() as halt:  # who stops it while it begins is heard at once, too
+    with (
+        closing(folder),
+        StopSignal() as halt,
+    ):  # who stops it while it begins is heard at once, too
         files = RunWriter(folder, job, provenance)
         files.begin(os.environ, session.models.stop_ids)
         run, recorder = starts(session, job.prompts, folder.trace)
@@ -62,7 +65,7 @@ def perform(
                 _view(job, run, recorder) as view,
                 _pause(job, run, recorder, halt, view) as pause,
             ):
-                status = drive(run, recorder, max_rounds=rounds, halt=halt, pause=pause)
+                status = drive(run, recorder, max_rounds=rounds, stop=halt, pause=pause)
         except BaseException as error:
             files.end(run, recorder, HALTED.get(code_of(error), Status.FAILED), error)
             raise
@@ -71,7 +74,7 @@ def perform(
         return outcome
 
 
-def _listen(options: RunOptions, run: Run, recorder: Recorder) -> None:
+def _listen(options: RunOptions, run: EngineCore, recorder: Recorder) -> None:
     """What was asked for beside the view."""
     if options.explain_rounds and not options.quiet:
         recorder.listeners.append(rounds_view(recorder, run, Writer(sys.stderr)))
@@ -83,13 +86,13 @@ def _listen(options: RunOptions, run: Run, recorder: Recorder) -> None:
 
 @contextmanager
 def _pause(
-    job: Job, run: Run, recorder: Recorder, halt: Halt, view: LiveView | None
+    job: Job, run: EngineCore, recorder: Recorder, halt: StopSignal, view: LiveView | None
 ) -> Iterator[Pause | None]:
     """What happens before each transition, if anything was asked for."""
     options = job.options
     pauses = list[Pause]()
     if options.slow:
-        pauses.append(slowed(options.slow, recorder, halt))
+        pauses.append(delay(options.slow, recorder, halt))
     with ExitStack() as stack:
         if _steps(options):
             halts = Halts(options.breaks)
@@ -108,12 +111,12 @@ def _steps(options: RunOptions) -> bool:
     return options.step or bool(options.breaks)
 
 
-def _stopped(halt: Halt) -> bool:
+def _stopped(halt: StopSignal) -> bool:
     return halt.status is not None
 
 
 @contextmanager
-def _view(job: Job, run: Run, recorder: Recorder) -> Iterator[LiveView | None]:
+def _view(job: Job, run: EngineCore, recorder: Recorder) -> Iterator[LiveView | None]:
     """The live view on a terminal, plain lines elsewhere, nothing under -q.
 
     Explained rounds are lines, and a live view leaves no room for lines; nor does a run that is

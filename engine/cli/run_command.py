@@ -65,8 +65,8 @@ def _opened(job: Job, stack: ExitStack) -> tuple[Job, "Session", "Starts"]:
 
         job = divided(job)
         return job, *stack.enter_context(on_workers(job))
-    from ..run.opening import load
     from ..run.runner import recorded
+    from ..run.session import load
 
     return job, load(job), recorded
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from ...states.machine import Run
 from ..models import load_models
 from ..prepare.cluster_block import ClusterBlock
 from ..prepare.environment import model_folders, set_up_torch
@@ -10,15 +9,17 @@ from ..prepare.files import open_graph
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..record.trace import Write
-from ..run.opening import tie
-from ..run.session import Session
+from ..run.core import EngineCore
+from ..run.session import Session, tie
 from .driver.director import Director
 from .driver.membership import Membership
 from .driver.ports import Launcher
 from .driver.recording import ClusterRecorder
 
 MACHINE = "machines/cluster"
-DirectedRun = Callable[[Session, Sequence[Prompt], Write | None], tuple[Run, ClusterRecorder]]
+DirectedRun = Callable[
+    [Session, Sequence[Prompt], Write | None], tuple[EngineCore, ClusterRecorder]
+]
 
 
 def driver_session(job: Job) -> Session:
@@ -44,7 +45,7 @@ def directed(
     session: Session,
     prompts: Sequence[Prompt],
     write: Write | None = None,
-) -> tuple[Run, ClusterRecorder]:
+) -> tuple[EngineCore, ClusterRecorder]:
     """A run on so many workers before its first transition, with a recorder that takes its events.
 
     Raises:
@@ -57,7 +58,7 @@ def directed(
     recorder.director = director
     director.submit(prompts)
     board = {"cluster": director, "branches": director.table, "prompts": session.prompts}
-    run = Run(open_graph(MACHINE), board, recorder)
+    run = EngineCore(open_graph(MACHINE), board, recorder)
     membership.begin_()
     recorder.attach(run)  # its time begins, as that of every run, once models are loaded
     return run, recorder

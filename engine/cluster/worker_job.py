@@ -10,8 +10,7 @@ from ..prepare.cluster_block import ClusterBlock
 from ..prepare.job import Job
 from ..prepare.options import SESSION, RunOptions
 from ..prepare.repeat import graph_yaml
-from ..run.opening import load
-from ..run.session import Session
+from ..run.session import Session, load
 
 
 def parts_of(job: Job, block: ClusterBlock) -> int:

@@ -135,10 +135,10 @@ def measure(
 def _probed(prepared: Prepared, comparison: "Comparison") -> Mapping[str, float]:
     if not prepared.experiment.probe or comparison.code:
         return {}
-    from ..run.runner import Halt
+    from ..run.runner import StopSignal
     from .probe import probe_all
 
-    with working("comparing what is blended with full prefills ..."), Halt() as halt:
+    with working("comparing what is blended with full prefills ..."), StopSignal() as halt:
         return probe_all(comparison.sides, prepared.prompts.items, halt)
 
 

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..bench.table import STYLE, WIDTH
-from ..record.text_stream import printable
 from ..terminal import usable
+from ..text_stream import printable
 from .output import cells_of, columns_of
 from .rows import Row
 from .spec import Experiment

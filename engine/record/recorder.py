@@ -12,9 +12,9 @@ from typing import Any
 from ...states.machine import Run
 from ...states.round import RoundSummary, VerifiedTree
 from ...states.trace import Event, Moved, OpRan, Sink
+from ..text_stream import Decode, Pieces, TextStream
 from .metrics import Meter, figures
 from .run_view import Move, Snapshot, branch_view, draft_tree, pool_view, request_view
-from .text_stream import Decode, Pieces, TextStream
 from .trace import Happened, Record, Write, step_record, trace_record
 
 LAST = 64  # moves, and branches with their last rounds, that are kept for viewers

@@ -15,6 +15,7 @@ from ...states.blend import BlendSummary
 from ...states.round import RoundSummary, VerifiedTree
 from ...states.trace import Moved, OpRan
 from ..errors import UsageError
+from ..text_stream import HALF
 from .metrics import NS, Meter
 from .run_folder import TRACE, SavedRun
 from .run_view import (
@@ -29,7 +30,6 @@ from .run_view import (
     Snapshot,
     draft_tree,
 )
-from .text_stream import HALF
 from .trace import COUNTS, Record, records_of, told_trees
 
 Texts = Mapping[int, str]

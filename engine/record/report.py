@@ -8,8 +8,8 @@ from typing import Any
 from ...states.phases.outline_ops import Answer, Section, answer
 from ...states.request import Request
 from ...states.text.outline import Outline, Point
+from ..text_stream import printable
 from .metrics import NS, Marks, Meter
-from .text_stream import printable
 
 Contexts = Mapping[int, Sequence[int]]
 """The token ids before the answer of each branch, by its index; `OUTLINE` that of the outline."""

@@ -1,66 +1,62 @@
-"""`--probe-blend`: what was blended is also computed in full, and the two are compared.
+"""`--probe-blend`: compare blended prompts with full prefills.
 
-The full prefills have pools of their own and draw nothing, so the run is the same with a probe and
-without. It reads values off the device and takes as long as these prefills do.
+The full prefills use pools of their own and draw no token, so the run does not change. Values are
+read off the device; a probed run takes as long as these prefills.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...engine.record.metrics import ProbeFigures, divergence, relative_errors
 from ...ops.blend import RowRole
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
 from ...ops.types import Rows
-from ...states.machine import Run
 from ...states.request import Request
 from ...states.trace import Event, OpRan
-from ..record.metrics import ProbeFigures, divergence, relative_errors
-from .contexts import full_prefill
+from .core import EngineCore
+from .scoring import full_prefill
 
 
-def probe_blends(run: Run) -> ProbeFigures:
-    """Let this run's forwards with cached rows be compared with full prefills.
-
-    What is found is returned at once, and grows with the run.
-    """
-    probed = ProbeFigures()
-    before = run.sink
+def probe_blends(core: EngineCore) -> ProbeFigures:
+    """Compare each forward of this run with cached rows; the returned figures grow with the run."""
+    figures = ProbeFigures()
+    before = core.sink
 
     def sink(event: Event) -> None:
         before(event)
-        # Before the commit: branches that end with their first token lose their rows there.
+        # Before the commit: a branch that ends with its first token releases its rows there.
         forward = isinstance(event, OpRan) and event.op == "target.forward_"
-        if forward and run.board["rows"].blend is not None:
-            _compare(probed, run.board)
+        if forward and core.board["rows"].blend is not None:
+            _compare(figures, core)
 
-    run.sink = sink
-    return probed
+    core.sink = sink
+    return figures
 
 
-def _compare(probed: ProbeFigures, board: Mapping[str, Any]) -> None:
-    rows = board["rows"]
-    kv = board["kv"]
+def _compare(figures: ProbeFigures, core: EngineCore) -> None:
+    rows = core.board["rows"]
+    kv = core.kv
     cached = _cached(rows)
-    tips = _tips(rows, board["logits"])
-    for owner, prefix, ids in _prompts(board["branches"].requests):
+    tips = _tips(rows, core.board["logits"])
+    for owner, prefix, ids in _prompts(core.requests):
         draws = owner in tips and (owner in cached or prefix in cached)
         if not (draws or owner in cached):
             continue
-        output, full = full_prefill(board["target"], ids, kv.data.dtype, kv.data.device)
+        output, full = full_prefill(core.board["target"], ids, kv.data.dtype, kv.data.device)
         if owner in cached:
             slots, positions = cached[owner]
-            probed.errors.append(relative_errors(_rows(kv, slots), _rows(full, positions)))
-            probed.rows += slots.size
+            figures.errors.append(relative_errors(_rows(kv, slots), _rows(full, positions)))
+            figures.rows += slots.size
         if draws:
-            probed.kl.append(divergence(_log(output.logits_RV[0]), _log(tips[owner])))
+            figures.kl.append(divergence(_log(output.logits_RV[0]), _log(tips[owner])))
 
 
 def _cached(rows: Rows) -> dict[int, tuple[Ints, Ints]]:
-    """Slots and positions of every owner's reused rows; of several copies those of the first."""
+    """Slots and positions of each owner's reused rows; of the first copy if there are several."""
     assert rows.blend is not None
     role_M, branch_M = (a.reshape(-1) for a in (rows.blend.rows.role_BQ, rows.blend.rows.branch_BQ))
     slot_M, position_M = (
@@ -68,19 +64,19 @@ def _cached(rows: Rows) -> dict[int, tuple[Ints, Ints]]:
     )
     reused: dict[int, tuple[Ints, Ints]] = {}
     for branch in np.unique(branch_M[role_M == RowRole.REUSED]):
-        mine = np.flatnonzero((branch_M == branch) & (role_M == RowRole.REUSED))
-        reused.setdefault(int(rows.owner_N[mine[0]]), (slot_M[mine], position_M[mine]))
+        index = np.flatnonzero((branch_M == branch) & (role_M == RowRole.REUSED))
+        reused.setdefault(int(rows.owner_N[index[0]]), (slot_M[index], position_M[index]))
     return reused
 
 
 def _tips(rows: Rows, logits_RV: Tensor) -> dict[int, Tensor]:
-    """[V] of every branch that draws its first token; they stand behind the trees' rows."""
+    """[V] logits of each branch that draws its first token; they follow the rows of the trees."""
     owners = rows.owner_N[rows.tips_R.cpu().numpy()].tolist()
     return dict(zip(owners, logits_RV[logits_RV.shape[0] - len(owners) :], strict=True))
 
 
 def _prompts(requests: Sequence[Request]) -> Iterator[tuple[int, int, list[int]]]:
-    """(owner, owner of its prefix, all token ids so far) of everybody there is."""
+    """(owner, owner of its prefix, all token ids so far) of all prefixes and branches."""
     for request in requests:
         prefix = request.prefix_owner
         yield prefix, prefix, request.context

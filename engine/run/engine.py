@@ -1,13 +1,15 @@
-"""The engine that stays: one machine of one graph, fed from any thread, for as long as it lives."""
+"""The engine: texts in, events out, from any thread, for as long as it lives."""
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count
-from threading import Lock, Thread, current_thread
+from threading import Condition, Lock, Thread, current_thread
 from time import monotonic
-from typing import Self, Unpack
+from typing import Any, Self
 
+from ...engine.record.run_view import PoolView, pool_view
 from ...models.sharded import RankLost
-from ...states.machine import Run
 from ...states.manager import BranchStateManager
 from ...states.phases.outline_ops import Answer
 from ...states.policies import PolicyError
@@ -16,28 +18,213 @@ from ...states.round import RoundSummary
 from ...states.scheduler import Inbox
 from ...states.text.documents import Document
 from ...states.trace import Event, OpRan, Sink
+from ..events import (
+    AnswerReady,
+    Detokenizer,
+    StreamEvent,
+    StreamEvents,
+    TokenEvent,
+    answer_ready,
+    finish_of,
+)
 from ..prepare.inputs import Prompt
 from ..prepare.request_settings import AS_THE_GRAPH, Fit, RequestSettings
-from ..record.report import finish_of
-from ..record.run_view import PoolView, pool_view
-from .events import StreamEvent, ready
-from .handle import EngineError, Handle
-from .opening import EngineOptions, opened
-from .session import Session
-from .stats import EngineStats, Tally
+from .core import EngineCore, EngineCounters, EngineStats
+from .session import Session, opened
+
+
+class EngineError(RuntimeError):
+    """The engine is closed, or has stopped after an error of its own."""
+
+
+class Handle:
+    """One submitted request.
+
+    Attributes:
+        prompt, settings: the submitted ones. request: its state in the engine, replaced if it is
+            computed again. deadline: moment of `time.monotonic` at which it is ended.
+    """
+
+    def __init__(
+        self,
+        engine: "Engine",
+        prompt: Prompt,
+        deadline: float | None,
+        settings: RequestSettings = AS_THE_GRAPH,
+    ) -> None:
+        self.engine = engine
+        self.prompt = prompt
+        self.deadline = deadline
+        self.settings = settings
+        self.request: Request | None = None
+        self._changed = Condition()
+        self._emitted: list[TokenEvent] = []
+        self._events = StreamEvents(settings.contexts)
+        self._error: BaseException | None = None
+        self._wakers: set[Callable[[], None]] = set()
+
+    @property
+    def key(self) -> str:
+        return self.prompt.key
+
+    @property
+    def done(self) -> bool:
+        """True once the answer is ready, or the engine has stopped."""
+        return self._error is not None or self._last is not None
+
+    @property
+    def finish(self) -> str | None:
+        """The worst finish reason of the branches; None before the end."""
+        last = self._last
+        return None if last is None else last.finish
+
+    @property
+    def _last(self) -> AnswerReady | None:
+        last = self._emitted[-1] if self._emitted else None
+        return last if isinstance(last, AnswerReady) else None
+
+    def cancel(self) -> None:
+        """End the request at the next step; the tokens written so far stay."""
+        self.engine.cancel(self)
+
+    # -- called by the engine ---------------------------------------------------------------------
+
+    def update(self, request: Request, manager: BranchStateManager, step: int) -> None:
+        """Emit what is new in the request's branches."""
+        self._emit(list(self._events.new(request, step, manager.reused)))
+
+    def deliver(self, answer: AnswerReady) -> None:
+        self._emit([answer])
+
+    def fail(self, error: BaseException) -> None:
+        """End without an answer."""
+        self._error = error
+        self._emit(())
+
+    def _emit(self, events: Iterable[TokenEvent]) -> None:
+        with self._changed:
+            before = len(self._emitted)
+            self._emitted += events
+            if len(self._emitted) == before and self._error is None:
+                return
+            self._changed.notify_all()
+            wakers = [*self._wakers]
+        for wake in wakers:
+            with suppress(RuntimeError):  # a closed event loop
+                wake()
+
+    # -- waiting ----------------------------------------------------------------------------------
+
+    def since(self, count: int) -> list[TokenEvent]:
+        """The token events after the first `count`, without waiting."""
+        return self._emitted[count:]
+
+    def result(self, timeout: float | None = None) -> Answer:
+        """Wait for the answer.
+
+        Raises:
+            TimeoutError: no answer after `timeout` seconds; the request continues.
+            EngineError: the engine has stopped.
+        """
+        until = None if timeout is None else monotonic() + timeout
+        self._await(None, until)
+        return self._answer()
+
+    def stream(self) -> Iterator[StreamEvent]:
+        """All events from the first on; several readers may stream, also after the end."""
+        detokenizer = Detokenizer(self.engine.decode)
+        position = 0
+        while True:
+            self._await(position, None)
+            events = self._emitted[position:]
+            position += len(events)
+            yield from detokenizer.events(events)
+            if self.done and position == len(self._emitted):
+                self._answer()
+                return
+
+    async def aresult(self) -> Answer:
+        """The same as `result`, awaited."""
+        async for _ in self._token_events():
+            pass
+        return self._answer()
+
+    async def astream(self) -> AsyncIterator[StreamEvent]:
+        """The same as `stream`, for `async for`."""
+        detokenizer = Detokenizer(self.engine.decode)
+        async for events in self._token_events():
+            for event in detokenizer.events(events):
+                yield event
+        self._answer()
+
+    async def _token_events(self) -> AsyncIterator[list[TokenEvent]]:
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+        position = 0
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(changed.set)
+
+        with self._woken(wake):
+            while True:
+                changed.clear()
+                events = self._emitted[position:]
+                position += len(events)
+                if events:
+                    yield events
+                if self.done and position == len(self._emitted):
+                    return
+                if self.engine.threaded:
+                    await changed.wait()
+                else:
+                    self.engine.step()
+                    await asyncio.sleep(0)
+
+    @contextmanager
+    def _woken(self, wake: Callable[[], None]) -> Iterator[None]:
+        with self._changed:
+            self._wakers.add(wake)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._wakers.discard(wake)
+
+    def _await(self, count: int | None, until: float | None) -> None:
+        """Wait for more than `count` events, or for the end."""
+
+        def ready() -> bool:
+            return self.done or (count is not None and len(self._emitted) > count)
+
+        if not self.engine.threaded:
+            while not ready():
+                if until is not None and monotonic() >= until:
+                    raise TimeoutError(f"request {self.key}: no answer yet")
+                self.engine.step()
+            return
+        with self._changed:
+            seconds = None if until is None else max(until - monotonic(), 0)
+            if not self._changed.wait_for(ready, seconds):
+                raise TimeoutError(f"request {self.key}: no answer yet")
+
+    def _answer(self) -> Answer:
+        last = self._last
+        if last is not None:
+            return last.answer
+        raise EngineError(f"request {self.key}: {self._error}") from self._error
 
 
 class Engine:
-    """Owns models, pools and one machine; forgets what has ended.
+    """Models, pools, prefix cache and one machine, as long as it lives; ended requests leave it.
 
-    One request can only fail itself: where an op raises and nobody knows for whom, the requests
-    that had begun are run again one by one, which gives the same tokens, and the one that raises
-    alone ends with the reason.
+    A failing request ends alone: after an error that no request is known to have caused, the
+    started requests are computed again one by one, with the same tokens, and the request that
+    raises alone ends as failed.
 
     Args:
-        graph: as for `open_session`, or a session that is there already.
-        threaded: a thread of its own drives it; else whoever waits does, or calls `step`.
-        sink: is called with every event of the machine. rounds: with what every forward committed.
+        graph: as for `open_session`, or an open session.
+        threaded: steps run on a thread of the engine; else in `step`, or in a waiting caller.
+        sink: is called with every event of the machine. rounds: with the summary of every forward.
         options: as for `open_session`.
     """
 
@@ -48,7 +235,7 @@ class Engine:
         threaded: bool = True,
         sink: Sink | None = None,
         rounds: Callable[[RoundSummary], None] | None = None,
-        **options: Unpack[EngineOptions],
+        **options: Any,
     ) -> None:
         if isinstance(graph, Session):
             if options:
@@ -59,20 +246,20 @@ class Engine:
         self.threaded = threaded
         self.decode = self.session.prompts.decode
         self._inbox = Inbox(stays=True, serves=True, sleeps=threaded)
-        self.machine = Run(self.session.program, self.session.board(self._inbox), self._happened)
-        self.branches: BranchStateManager = self.machine.board["branches"]
+        board = self.session.board(self._inbox)
+        self.core = EngineCore(self.session.program, board, self._on_event)
+        self.manager = self.core.manager
         self._sink = sink
         self._rounds = rounds
-        self._last: EngineStats | None = None
+        self._last_stats: EngineStats | None = None
         self._handles: dict[Request, Handle] = {}
-        self._again: set[Handle] = set()
         self._lock = Lock()
         self._keys = count(1)
-        self._tally = Tally()
-        self._died: BaseException | None = None
+        self._counters = EngineCounters()
+        self._error: BaseException | None = None
         self._thread: Thread | None = None
         if threaded:
-            self._thread = Thread(target=self._serve, name="specsot-engine", daemon=True)
+            self._thread = Thread(target=self._run, name="specsot-engine", daemon=True)
             self._thread.start()
 
     # -- requests ---------------------------------------------------------------------------------
@@ -89,24 +276,29 @@ class Engine:
         cache_salt: str = "",
         settings: RequestSettings = AS_THE_GRAPH,
     ) -> Handle:
-        """Hand a prompt over, from any thread; it is taken in at the next step.
+        """Submit a prompt, from any thread; the next step accepts it.
 
         Args:
-            prompt: a text, or a `Prompt` that says everything itself.
+            prompt: a text, or a `Prompt` with all its settings.
             key: a stable name, from which the seed follows; by default 1, 2, 3 …
             timeout: seconds after which the request is ended, finished or not.
-            cache_salt: requests of different ones never share what is kept of prompts and answers.
-            settings: what it asks for instead of what the graph says.
+            cache_salt: requests with different salts never share rows of the prefix cache.
+            settings: replace settings of the graph for this request.
 
         Raises:
             PromptError: the text cannot be a prompt.
-            GrammarError: no answer can be held to its schema.
-            EngineError: the engine takes no more requests.
+            GrammarError: no answer can match its schema.
+            EngineError: the engine accepts no more requests.
         """
         if isinstance(prompt, str):
-            name = key or str(next(self._keys))
-            own = seed, max_new_tokens, tuple(documents), cache_salt
-            prompt = Prompt(name, prompt, *own)
+            prompt = Prompt(
+                key=key or str(next(self._keys)),
+                text=prompt,
+                seed=seed,
+                max_new_tokens=max_new_tokens,
+                documents=tuple(documents),
+                cache_salt=cache_salt,
+            )
         deadline = None if timeout is None else monotonic() + timeout
         handle = Handle(self, prompt, deadline, settings)
         request = self._request(handle)
@@ -115,8 +307,8 @@ class Engine:
         if not self._inbox.submit([request]):
             with self._lock:
                 self._handles.pop(request, None)
-            raise EngineError("the engine takes no more requests") from self._died
-        self._tally.submitted += 1
+            raise EngineError("the engine takes no more requests") from self._error
+        self._counters.submitted += 1
         return handle
 
     def stream(self, handle: Handle) -> Iterator[StreamEvent]:
@@ -124,7 +316,7 @@ class Engine:
         return handle.stream()
 
     def cancel(self, handle: Handle) -> None:
-        """End a request at the next step; what it has written until then is kept."""
+        """End a request at the next step; the tokens written so far stay."""
         with self._lock:
             if handle.request is not None:
                 self._inbox.end(handle.request, Finish.CANCELLED)
@@ -134,37 +326,31 @@ class Engine:
         return self.submit(prompt, timeout=timeout).result()
 
     def stats(self) -> EngineStats:
-        """What the engine has done and holds, in host integers."""
-        return self._last or self._tally.stats(self.branches)
-
-    def why_not(self, prompt: Prompt, settings: RequestSettings = AS_THE_GRAPH) -> str:
-        """Why a prompt, or its answer behind it, can never fit; nothing if it can."""
-        return self.fit(prompt, settings).why
+        """Counters and current figures, in host integers."""
+        return self._last_stats or self._counters.stats(self.manager)
 
     def fit(self, prompt: Prompt, settings: RequestSettings = AS_THE_GRAPH) -> Fit:
         """Whether a prompt and its answer can ever fit; raises what `submit` raises."""
         request = self.session.request(prompt, settings)
-        limit = self.session.models.target.max_positions
-        admission = self.branches.admission
+        max_positions = self.session.models.target.max_positions
+        admission = self.manager.admission
         size = request.prompt_size
-        needed = request.prompt_size + request.left
-        room = min(limit, admission.room.capacity - admission.room.tree_slots(1)) - size
-        if needed > limit:
-            why = f"{needed} tokens with the answer, the model takes {limit}"
+        needed = size + request.left
+        available = admission.room.capacity - admission.room.tree_slots(1)
+        if needed > max_positions:
+            why = f"{needed} tokens with the answer, the model takes {max_positions}"
         else:
             why = admission.why_never(request)
-        return Fit(size, max(room, 0), why)
-
-    # -- what can be seen -------------------------------------------------------------------------
+        return Fit(size, max(min(max_positions, available) - size, 0), why)
 
     @property
     def state(self) -> str:
-        """The state of the graph that the machine is in."""
-        return self.machine.state
+        """The current state of the graph."""
+        return self.core.state
 
     def pool(self) -> PoolView:
-        """What the target's pool holds; between two steps, on the thread that drives them."""
-        return pool_view(self.machine.board)
+        """The contents of the target's pool; only between two steps, on the stepping thread."""
+        return pool_view(self.core.board)
 
     def _request(self, handle: Handle) -> Request:
         request = self.session.request(handle.prompt, handle.settings)
@@ -172,39 +358,39 @@ class Engine:
         handle.request = request
         return request
 
-    # -- the machine ------------------------------------------------------------------------------
+    # -- the step loop ----------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """One step by hand, from `schedule` to `schedule`; whether anybody is still there.
+        """One step, from `schedule` to `schedule`; True while requests are open.
 
         Raises:
-            EngineError: the engine has a thread of its own, or has died.
+            EngineError: the engine is threaded, or has stopped.
         """
         if self.threaded:
             raise EngineError("this engine drives itself: threaded=False for steps by hand")
-        before = self._tally.steps
-        while self._tally.steps == before and not self.machine.finished:
-            if self._died is not None:
-                raise EngineError(f"the engine died: {reason_of(self._died)}") from self._died
-            self._advance()
+        before = self._counters.steps
+        while self._counters.steps == before and not self.core.finished:
+            if self._error is not None:
+                raise EngineError(f"the engine died: {reason_of(self._error)}") from self._error
+            self._step()
         return bool(self._handles)
 
     def close(self, *, cancel: bool = False) -> None:
-        """Take no more requests and end: when all have their answers, or at once (cancel)."""
+        """Accept no more requests and end: after all answers, or at once (`cancel`)."""
         self._inbox.close()
         if cancel:
             with self._lock:
-                live = [*self._handles]
-            for request in live:
+                requests = [*self._handles]
+            for request in requests:
                 self._inbox.end(request, Finish.CANCELLED)
         if self._thread is not None and self._thread is not current_thread():
             self._thread.join()
-        while not self.threaded and not self.machine.finished and self._died is None:
-            self._advance()
-        if self._last is None:
-            self._last = self.stats()
-            del self.branches  # whoever keeps a handle does not keep the pools
-        self.machine.close()
+        if not self.threaded:
+            self._run()
+        if self._last_stats is None:
+            self._last_stats = self.stats()
+            del self.manager  # so that a handle does not keep the pools alive
+        self.core.close()
 
     def __enter__(self) -> Self:
         return self
@@ -212,29 +398,29 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.close(cancel=kind is not None)
 
-    def _serve(self) -> None:
-        while not self.machine.finished and self._died is None:
-            self._advance()
+    def _run(self) -> None:
+        while not self.core.finished and self._error is None:
+            self._step()
 
-    def _advance(self) -> None:
-        """One transition; what goes wrong in it ends one request, or the engine."""
+    def _step(self) -> None:
+        """One step of the machine; an error in it ends one request, or the engine."""
         try:
-            self.machine.advance()
+            self.core.step()
         except Exception as error:
             try:
                 self._recover(error)
-            except Exception as another:
-                another.__context__ = error
-                self._die(another)
+            except Exception as fatal:
+                fatal.__context__ = error
+                self._stop(fatal)
 
-    def _happened(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, OpRan):
             if "step" in event.results:
-                self._tally.steps += 1
-                self._publish()
+                self._counters.steps += 1
+                self._emit_tokens()
             if "committed" in event.results:
-                summary: RoundSummary = self.machine.board["committed"]
-                self._tally.count(summary)
+                summary: RoundSummary = self.core.board["committed"]
+                self._counters.count(summary)
                 if self._rounds is not None:
                     self._rounds(summary)
             if "answers" in event.results:
@@ -242,62 +428,61 @@ class Engine:
         if self._sink is not None:
             self._sink(event)
 
-    def _publish(self) -> None:
-        """Tell of everything that open requests have written since the last step."""
-        for request in self.branches.table.open.values():
+    def _emit_tokens(self) -> None:
+        """Emit what open requests have committed since the last step."""
+        for request in self.manager.table.open.values():
             if handle := self._handles.get(request):
-                handle.update(request, self._tally.steps, self.branches.reused)
+                handle.update(request, self.manager, self._counters.steps)
 
     def _deliver(self) -> None:
-        """Hand over what has ended; nothing of it stays here."""
-        answers = self.machine.board["answers"]
-        ended = self.branches.table.forget_finished()
-        for request, answer in zip(ended, answers, strict=True):
+        """Deliver the answers of finished requests, and forget these."""
+        finished = self.manager.table.forget_finished()
+        for request, answer in zip(finished, self.core.answers, strict=True):
             with self._lock:
                 handle = self._handles.pop(request, None)
-            self._tally.ended[finish_of(answer)] += 1
+            self._counters.ended[finish_of(answer)] += 1
             if handle is not None:
-                self._again.discard(handle)
-                handle.update(request, self._tally.steps, self.branches.reused)
+                handle.update(request, self.manager, self._counters.steps)
                 handle.request = None
-                handle.deliver(ready(answer, request))
+                handle.deliver(answer_ready(answer, request))
 
-    # -- what goes wrong --------------------------------------------------------------------------
+    # -- errors -----------------------------------------------------------------------------------
 
     def _recover(self, error: Exception) -> None:
-        """An op raised: everybody who had begun is run again, alone; who raises alone has failed.
+        """After an error of an op: compute the started requests again, each alone; a request that
+        was alone ends as failed.
 
         Raises:
-            Exception: the error itself, if no request can be to blame.
+            Exception: the error itself, if no request can be its cause.
         """
-        table = self.branches.table
-        lifecycle = self.branches.lifecycle
-        begun = [*table.open.values()]
-        if not begun or isinstance(error, PolicyError | RankLost):
+        table = self.manager.table
+        lifecycle = self.manager.lifecycle
+        started = [*table.open.values()]
+        if not started or isinstance(error, PolicyError | RankLost):
             raise error
-        self.machine.restart()
-        if len(begun) == 1:
-            table.end(begun[0], Finish.FAILED, reason_of(error))
+        self.core.restart()
+        if len(started) == 1:
+            table.end(started[0], Finish.FAILED, reason_of(error))
             lifecycle.abandon_()
             return
-        for request in begun:
+        for request in started:
             lifecycle.forget_(request)
         lifecycle.abandon_()
-        for request in begun:
+        for request in started:
             with self._lock:
                 handle = self._handles.pop(request)
                 again = self._request(handle)
                 again.alone = True
                 again.arrival = request.arrival
                 self._handles[again] = handle
-            self.branches.submit(again)
+            self.manager.submit(again)
             if request.cancelled:
                 table.end(again, request.finish, request.why)
-        self._tally.recovered += 1
+        self._counters.recovered += 1
 
-    def _die(self, error: BaseException) -> None:
-        """Nothing can be decoded any more: whoever waits is told."""
-        self._died = error
+    def _stop(self, error: BaseException) -> None:
+        """Stop after an error that no request has caused; every waiting handle fails with it."""
+        self._error = error
         self._inbox.close()
         with self._lock:
             handles = [*self._handles.values()]

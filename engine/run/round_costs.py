@@ -1,38 +1,38 @@
-"""What forwards of a target and its drafter cost on this machine, by their rows."""
+"""Measured durations of the target's and the drafter's forwards, by their number of rows."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...models.files import ModelError
+from ...ops.attention.metadata import AttentionMetadata
 from ...ops.draft.costs import Curve, RoundCosts
-from ...ops.layer_plan import LayerStatus
-from ...ops.masks import build
-from ...ops.types import Rows
+from ...ops.kv.pool import KVCache
 from ...states.graph.drafter_spec import Drafter
-from ...states.layout import Layout, Span
-from ...states.segments import SegmentTree
 from ..models import Models
 from ..pools import new_pool
+from .scoring import prefill
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-FIRST = (1, 16, 4, 64, 8, 2, 32)  # the order in which points are measured, while there is time
-BEHIND = 64  # tokens that stand before the rows
-SECONDS = 1.5  # for one model; two points are measured in any case
-REPEATS = 5  # of each point, of which the fastest counts: others only add to it
+# The points, in the order in which they are measured until the time is up.
+ROWS = (1, 16, 4, 64, 8, 2, 32, 3, 6, 12, 24, 48)
+MIN_POINTS = 2
+CONTEXT_ROWS = 64  # tokens before the measured rows
+MAX_SECONDS = 1.5  # for one model
+SECONDS_PER_POINT = MAX_SECONDS / 7
+REPEATS = 5  # of each point; the fastest counts, since noise only adds time
 
-Forward = Callable[[Rows, Any], Tensor]
+Forward = Callable[[KVCache, int, int], object]
+"""A forward of `count` rows after `start` rows of a pool, with the argmax of their logits."""
 
 
 def costs_of(models: Models, block: Drafter, drafter: Any) -> RoundCosts | None:
-    """As the graph says, or measured; None for a drafter that does not choose by it.
+    """The graph's figures, or measured ones; None for a drafter that does not choose by them.
 
     Raises:
-        ModelError: several ranks would measure, each for itself, and decide differently.
+        ModelError: several ranks would each measure, and decide differently.
     """
     if not block.chooses:
         return None
@@ -42,99 +42,71 @@ def costs_of(models: Models, block: Drafter, drafter: Any) -> RoundCosts | None:
     if getattr(models.target, "ranks", None) is not None:
         reason = "ranks that decode together cannot measure what forwards cost: give drafter.costs"
         raise ModelError(models.target.config.path, reason)
-    target = Curve.of(_measured(models, models.target, _text(models.target)))
-    forward = _forward_of(block, drafter)
-    if forward is None:
-        return RoundCosts(target, Curve((), ()))
-    return RoundCosts(target, Curve.of(_measured(models, drafter, forward)))
-
-
-def _forward_of(block: Drafter, drafter: Any) -> Forward | None:
-    """A forward with the logits of its rows; None for drafters without a model."""
+    target = _measured(models, models.target, _decoder_forward(models.target))
     if drafter is None or not block.has_model:
-        return None
-    if block.takes == "pairs":
-        return _hidden(drafter)
-    return _block(drafter) if block.takes == "features" else _text(drafter)
+        return RoundCosts(target, Curve((), ()))
+    reads_tokens = block.takes not in ("pairs", "features")
+    forward = (
+        _decoder_forward(drafter)
+        if reads_tokens
+        else _head_forward(drafter, block.takes == "pairs")
+    )
+    return RoundCosts(target, _measured(models, drafter, forward))
 
 
-def _text(model: Any) -> Forward:
-    def forward(rows: Rows, kv: Any) -> Tensor:
-        count = rows.tokens_BQ.numel()
-        logits_RV: Tensor = model.forward(
-            rows.tokens_BQ,
-            rows.positions_BQ,
-            rows.slots_BQ,
-            build(rows, kv),
-            kv,
-            (LayerStatus.DECODE,) * model.num_layers,
-            torch.arange(count, device=rows.tokens_BQ.device),
-            (),
-        ).logits_RV
-        return logits_RV.argmax(-1)
+def _decoder_forward(model: Any) -> Forward:
+    def forward(kv: KVCache, start: int, count: int) -> object:
+        return prefill(model, [1] * count, kv, start=start).logits_RV.argmax(-1)
 
     return forward
 
 
-def _hidden(drafter: Any) -> Forward:
+def _head_forward(drafter: Any, pairs: bool) -> Forward:
+    """Of a drafter that reads the target's hidden states, with (`pairs`) or after its tokens."""
     width = drafter.embed_tokens.weight.shape[1]
 
-    def forward(rows: Rows, kv: Any) -> Tensor:
-        hidden_BQH = drafter.embed_tokens.weight.new_zeros(*rows.tokens_BQ.shape, width)
-        places = rows.positions_BQ, rows.slots_BQ, build(rows, kv), kv
-        out_BQH = drafter.forward(rows.tokens_BQ, hidden_BQH.to(kv.data.dtype), *places)
-        logits_RV: Tensor = drafter.logits(out_BQH.flatten(0, 1))
-        return logits_RV.argmax(-1)
+    def forward(kv: KVCache, start: int, count: int) -> object:
+        end = start + count
+        device = kv.data.device
+        tokens_1Q = torch.ones(1, count, dtype=torch.int64, device=device)
+        slots_1Q = torch.arange(start, end, device=device)[None]
+        slots_1K = torch.arange(end, device=device)[None]
+        attention = AttentionMetadata.dense(slots_1Q[:, :, None] >= slots_1K[:, None], slots_1K)
+        inputs = [tokens_1Q]
+        if pairs:
+            inputs.append(torch.zeros(1, count, width, dtype=kv.data.dtype, device=device))
+        hidden_1QH = drafter.forward(*inputs, slots_1Q, slots_1Q, attention, kv)
+        return drafter.logits(hidden_1QH.flatten(0, 1)).argmax(-1)
 
     return forward
 
 
-def _block(drafter: Any) -> Forward:
-    def forward(rows: Rows, kv: Any) -> Tensor:
-        places = rows.positions_BQ, rows.slots_BQ, build(rows, kv), kv
-        out_BQH = drafter.forward(rows.tokens_BQ, *places)
-        logits_RV: Tensor = drafter.logits(out_BQH.flatten(0, 1))
-        return logits_RV.argmax(-1)
-
-    return forward
-
-
-def _measured(models: Models, model: Any, forward: Forward) -> Mapping[int, float]:
+def _measured(models: Models, model: Any, forward: Forward) -> Curve:
     """Milliseconds by rows."""
-    kv = new_pool(model, BEHIND + 2 * max(ROWS), 1, models)
-    segments = SegmentTree()
-    layout = Layout(models.device, segments)
-    owner = segments.add()
-    kv.open_(owner, BEHIND + max(ROWS))
-    found = dict[int, float]()
-    began = perf_counter()
+    kv = new_pool(model, CONTEXT_ROWS + max(ROWS), 1, models)
+    millis = dict[int, float]()
+    start = perf_counter()
     with torch.inference_mode():
-        before = layout.place_(kv, None, [Span(owner, owner, 0, [1] * BEHIND)])
-        forward(before.rows, kv)
-        kv.commit_(before.spans[0].slots_Cn[0], range(BEHIND))
-        for count in (*FIRST, *(one for one in ROWS if one not in FIRST)):
-            if len(found) >= 2 and perf_counter() - began > SECONDS:
+        forward(kv, 0, CONTEXT_ROWS)
+        for rows in ROWS:
+            if len(millis) >= MIN_POINTS and perf_counter() - start > MAX_SECONDS:
                 break
-            found[count] = _fastest(partial(_once, models, layout, kv, owner, count, forward))
-    return found
+            millis[rows] = _fastest(partial(_timed, models, forward, kv, rows))
+    return Curve.of(millis)
 
 
-def _once(
-    models: Models, layout: Layout, kv: Any, owner: int, count: int, forward: Forward
-) -> None:
-    placed = layout.place_(kv, None, [Span(owner, owner, BEHIND, [1] * count, draws=True)])
-    forward(placed.rows, kv)
-    kv.release_(placed.spans[0].slots_Cn[0])
+def _timed(models: Models, forward: Forward, kv: KVCache, rows: int) -> None:
+    forward(kv, CONTEXT_ROWS, rows)
     if models.device.type == "cuda":
         torch.cuda.synchronize(models.device)
 
 
 def _fastest(run: Callable[[], None]) -> float:
-    """Milliseconds of the fastest of some runs, the first one left out."""
+    """Milliseconds of the fastest of some runs, after one that does not count."""
     run()
     times = list[float]()
-    began = perf_counter()
-    while not times or (len(times) < REPEATS and perf_counter() - began < SECONDS / len(FIRST)):
+    first = perf_counter()
+    while not times or (len(times) < REPEATS and perf_counter() - first < SECONDS_PER_POINT):
         start = perf_counter()
         run()
         times.append(1e3 * (perf_counter() - start))

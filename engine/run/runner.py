@@ -1,4 +1,4 @@
-"""The loop of a run. It is the only place of the program that calls `advance`."""
+"""Runs: an engine over a closed list of requests, driven to its end, a limit or a stop signal."""
 
 import signal
 import threading
@@ -7,20 +7,18 @@ from contextlib import ExitStack
 from enum import StrEnum
 from time import monotonic, perf_counter_ns, sleep
 from types import FrameType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-from ...states.machine import Run
+from ...engine.record.trace import Write
+from ...states.request import Request
 from ..errors import Code
 from ..prepare.inputs import Prompt
 from ..record.recorder import Recorder
-from ..record.trace import Write
+from .core import EngineCore
+from .session import Session
 
-if TYPE_CHECKING:
-    from .session import Session
-
-
-Pause = Callable[[Run], bool]
-SLICE = 0.05  # seconds between two looks at who wants something of a run that waits
+Pause = Callable[[EngineCore], bool]
+POLL_SECONDS = 0.05  # between two looks at the stop signal and the viewer during a delay
 
 
 class Status(StrEnum):
@@ -43,13 +41,13 @@ STATUS_CODES = {
 }
 
 
-class Halt(ExitStack):
+class StopSignal(ExitStack):
     """Turns the first Ctrl-C or SIGTERM into a request to stop between two transitions.
 
-    A second Ctrl-C stops at once. Outside the main thread signals are left alone.
+    A second Ctrl-C stops at once. Outside the main thread signals keep their handlers.
 
     Attributes:
-        status: None until somebody asked to stop.
+        status: None until a signal has come.
     """
 
     status: Status | None = None
@@ -68,84 +66,85 @@ class Halt(ExitStack):
 
 
 def drive(
-    run: Run,
+    core: EngineCore,
     recorder: Recorder,
     *,
     max_rounds: int,
-    halt: Halt | None = None,
+    stop: StopSignal | None = None,
     pause: Pause | None = None,
 ) -> Status:
-    """Advance to the end, to the limit, or until somebody stops it.
+    """Step to the end, to the limit, or to a stop signal.
 
     Args:
-        max_rounds: rounds that a run may make before all its requests have ended.
-        pause: called before every transition; False stops the run. The time that it takes is not
+        max_rounds: the limit of rounds while requests are unfinished.
+        pause: is called before every transition; False stops the run. Its time does not count as
             the run's.
 
     Raises:
-        Exception: whatever an op raised; what was committed before it is still there.
+        Exception: an error of an op; what was committed before it stays.
     """
-    while not run.finished:
-        if (asked := _asked(halt)) is not None:
-            return asked
-        enough = recorder.meter.rounds >= max_rounds
-        if enough and not all(one.finished for one in run.board["branches"].requests):
-            return Status.LIMIT
-        if pause is not None:
-            began = perf_counter_ns()
-            goes_on = pause(run)
-            recorder.waited(perf_counter_ns() - began)
+    status = Status.OK
+
+    def before_phase() -> bool:
+        nonlocal status
+        if stop is not None and stop.status is not None:
+            status = stop.status
+        elif recorder.meter.rounds >= max_rounds and not all(r.finished for r in core.requests):
+            status = Status.LIMIT
+        elif pause is not None:
+            start = perf_counter_ns()
+            goes_on = pause(core)
+            recorder.waited(perf_counter_ns() - start)
             if not goes_on:
-                return Status.INTERRUPTED
-            if (asked := _asked(halt)) is not None:  # meanwhile
-                return asked
-        run.advance()
-    return Status.OK
+                status = Status.INTERRUPTED
+            elif stop is not None and stop.status is not None:  # during the pause
+                status = stop.status
+        return status is Status.OK
+
+    while core.step(before_phase):
+        pass
+    return status
 
 
-def _asked(halt: Halt | None) -> Status | None:
-    """How somebody wants the run to end."""
-    return None if halt is None else halt.status
+def delay(seconds: float, recorder: Recorder, stop: StopSignal) -> Pause:
+    """A pause that draws pictures for the viewer; a stop signal ends it."""
 
-
-def slowed(seconds: float, recorder: Recorder, halt: Halt) -> Pause:
-    """A pause of so many seconds; pictures are made meanwhile, and a halt ends it."""
-
-    def wait(run: Run) -> bool:
+    def wait(core: EngineCore) -> bool:
         until = monotonic() + seconds
         recorder.wanted = True
-        while (left := until - monotonic()) > 0 and halt.status is None:
+        while (remaining := until - monotonic()) > 0 and stop.status is None:
             recorder.serve()
-            sleep(min(left, SLICE))
+            sleep(min(remaining, POLL_SECONDS))
         return True
 
     return wait
 
 
 def perform(
-    session: "Session",
-    prompts: Sequence[Prompt],
+    session: Session,
+    prompts: Sequence[Prompt | Request],
     *,
     write: Write | None = None,
-    halt: Halt | None = None,
+    stop: StopSignal | None = None,
     max_rounds: int | None = None,
-) -> tuple[Run, Recorder, Status]:
-    """A recorded run without a view, driven to its end or until somebody stops it.
+) -> tuple[EngineCore, Recorder, Status]:
+    """A recorded run without a view, driven to its end or to a stop signal.
 
-    Without `max_rounds` it may make as many as the graph says.
+    Args:
+        max_rounds: by default the graph's limit.
     """
-    run, recorder = recorded(session, prompts, write)
-    most = max_rounds or session.program.graph.limits.max_rounds
-    status = drive(run, recorder, max_rounds=most, halt=halt)
+    core, recorder = recorded(session, prompts, write)
+    limit = max_rounds or session.program.graph.limits.max_rounds
+    status = drive(core, recorder, max_rounds=limit, stop=stop)
     recorder.flush()
-    return run, recorder, status
+    return core, recorder, status
 
 
 def recorded(
-    session: "Session", prompts: Sequence[Prompt], write: Write | None
-) -> tuple[Run, Recorder]:
-    """A run before its first transition, with a recorder that takes its events."""
+    session: Session, prompts: Sequence[Prompt | Request], write: Write | None
+) -> tuple[EngineCore, Recorder]:
+    """A run before its first step, with the recorder of its events."""
     recorder = Recorder(session.prompts.decode, write)
-    run = session.start(prompts, recorder)
-    recorder.attach(run)
-    return run, recorder
+    core = session.start(prompts, recorder)
+    recorder.attach(core)
+    return core, recorder

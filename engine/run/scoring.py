@@ -1,22 +1,240 @@
-"""How likely the target finds given tokens: forwards beside those that decode."""
+"""Forwards of the target outside a run: logits and scores of given token ids in their own pool.
 
-from collections.abc import Sequence
+A branch that combines parts in place (`merge: attend`) has a context of several texts that do not
+see each other. `ContextSegment`s list them in order, each with its position and the segments that
+it sees, so that the context can be computed again with a mask.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...ops.attention.metadata import AttentionMetadata
+from ...ops.forward import TargetOutput
 from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
 from ...ops.layer_plan import LayerStatus
+from ...ops.sampling.coins import branch_key, perturbed, token_keys
+from ...ops.sampling.processors import Past, columns, process, take_in_
+from ...states.request import Branch, Finish, Request
+from ...states.sampling import rules_of
+from ...states.text.prompts import PromptBook
 from ..models import Models
 
-ROWS = 256  # whose logits are there at once
+MAX_SCORED_ROWS = 256  # rows whose logits exist at once
+
+
+# -- the context of a branch ----------------------------------------------------------------------
+
+
+def contexts(request: Request, book: PromptBook) -> Iterator[tuple[Branch, list[int]]]:
+    """Every decoded branch, the root branch first, with the token ids before its answer.
+
+    The ids come from prompts and answers alone, not from a KV pool. A branch that never started is
+    left out. `context_segments` says what a branch sees of its context, if not everything.
+    """
+    question = [*request.prefix, *request.tail]
+    root = request.root
+    if request.outline_budget == 0:
+        yield from ((branch, question) for branch in _started(request))
+        return
+    if root is None:
+        return
+    if request.given is None:
+        yield root, question
+    if request.outline is None:
+        return
+    outlined = [*question, *(request.given_ids or root.tokens)]
+    shared = outlined if book.share == "outline" else [*request.prefix, *request.opening]
+    for branch in _started(request):
+        # Only the prompt book knows a branch's documents and the parts that it combines.
+        if request.documents or branch.combines:
+            yield branch, branch.before
+        else:
+            yield branch, [*shared, *_prompt(branch, book)]
+
+
+def _started(request: Request) -> list[Branch]:
+    """Branches that were not refused, and whose dependencies are finished."""
+    return [b for b in request.branches if len(b.prompt) and b.finish is not Finish.REFUSED]
+
+
+def _prompt(branch: Branch, book: PromptBook) -> list[int]:
+    """A branch's prompt after the shared prefix; dependencies are quoted by their token ids."""
+    point = branch.point
+    outline = branch.request.outline
+    if point is None or outline is None:
+        return list(book.direct())
+    tokens = {b.point.id: b.tokens for b in branch.request.branches if b.point is not None}
+    plan, prompt = book.branch(point, outline, [(dep, tokens[dep]) for dep in point.deps])
+    return [*plan, *prompt]
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSegment:
+    """Consecutive token ids of a context. position: of the first one; sees: numbers of the earlier
+    segments that its ids see besides their own. The answer continues the last segment."""
+
+    tokens: int
+    position: int
+    sees: tuple[int, ...] = ()
+
+
+Segments = Sequence[ContextSegment]
+"""The segments of a whole context; empty where it is one text."""
+
+
+def context_segments(branch: Branch) -> tuple[ContextSegment, ...]:
+    """The prefix, the parts that the branch reads, its own prompt; empty if it reads no parts."""
+    if not branch.reads:
+        return ()
+    prefix = ContextSegment(len(branch.request.context), 0)
+    parts = [ContextSegment(part.own, part.start, (0,)) for part in branch.reads]
+    sees = tuple(range(len(parts) + 1))
+    return prefix, *parts, ContextSegment(len(branch.prompt), branch.start, sees)
+
+
+def segments_from(document: Iterable[Sequence[object]]) -> tuple[ContextSegment, ...]:
+    """Segments of outputs.jsonl: [tokens, position, [sees]]; raises TypeError, ValueError."""
+    segments = []
+    for at, (tokens, position, sees) in enumerate(document):
+        if not (isinstance(tokens, int) and isinstance(position, int) and isinstance(sees, list)):
+            raise TypeError("a segment is not [tokens, position, [earlier segments]]")
+        if tokens < 0 or position < 0 or not all(type(n) is int and 0 <= n < at for n in sees):
+            raise ValueError("a segment has an invalid number")
+        segments.append(ContextSegment(tokens, position, tuple(sees)))
+    return tuple(segments)
+
+
+def visible(segments: Segments, count: int) -> tuple[Tensor, Tensor]:
+    """Positions int64 [Q] and visibility bool [Q, Q] of `count` ids, the last of which continue the
+    last segment; raises ValueError if there are fewer ids than the segments have."""
+    sizes = [segment.tokens for segment in segments]
+    sizes[-1] += count - sum(sizes)
+    if sizes[-1] < segments[-1].tokens:
+        raise ValueError(f"{count} ids are fewer than the segments have")
+    positions_Q = torch.cat(
+        [torch.arange(n) + segment.position for n, segment in zip(sizes, segments, strict=True)]
+    )
+    sees_SS = torch.eye(len(segments), dtype=torch.bool)
+    for at, segment in enumerate(segments):
+        sees_SS[at, list(segment.sees)] = True
+    segment_Q = torch.repeat_interleave(torch.tensor(sizes))
+    causal_QQ = positions_Q[:, None] >= positions_Q[None]
+    return positions_Q, sees_SS[segment_Q][:, segment_Q] & causal_QQ
+
+
+# -- forwards -------------------------------------------------------------------------------------
+
+
+def prefill(
+    target: Any,
+    ids: Sequence[int],
+    kv: KVCache,
+    *,
+    start: int = 0,
+    first_logits: int = 0,
+    taps: Sequence[int] = (),
+    segments: Segments = (),
+) -> TargetOutput:
+    """One forward of the target over the next ids of a sequence in slots 0, 1, 2 … of a pool.
+
+    Args:
+        start: number of ids of the sequence that the pool holds already.
+        first_logits: logits are computed from this row of `ids` on.
+        taps: hidden states to return, as for the target's `forward`.
+        segments: visibility of a whole context (`start` is 0); by default causal.
+    """
+    device = kv.data.device
+    end = start + len(ids)
+    slots_1Q = torch.arange(start, end, device=device)[None]
+    slots_1K = torch.arange(end, device=device)[None]
+    positions_1Q = slots_1Q
+    if segments:
+        positions_Q, mask_QQ = visible(segments, end)
+        positions_1Q = positions_Q.to(device)[None]
+        attention = AttentionMetadata.dense(mask_QQ.to(device)[None], positions_1Q)
+    else:
+        attention = AttentionMetadata.dense(slots_1Q[:, :, None] >= slots_1K[:, None], slots_1K)
+    with torch.inference_mode():
+        output: TargetOutput = target.forward(
+            torch.tensor([list(ids)], device=device),
+            positions_1Q,
+            slots_1Q,
+            attention,
+            kv,
+            (LayerStatus.FULL,) * target.num_layers,
+            torch.arange(first_logits, len(ids), device=device),
+            tuple(taps),
+        )
+    return output
+
+
+def full_prefill(
+    target: Any,
+    ids: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    taps: Sequence[int] = (),
+    segments: Segments = (),
+) -> tuple[TargetOutput, KVCache]:
+    """The output after these ids (logits_RV has one row), and the fresh pool that holds them."""
+    shape = (target.num_layers, target.kv_heads, target.head_dim)
+    kv = KVCache(*shape, len(ids), dtype=dtype, device=device)
+    last = len(ids) - 1
+    return prefill(target, ids, kv, first_logits=last, taps=taps, segments=segments), kv
+
+
+def next_logits(models: Models, ids: Sequence[int], segments: Segments = ()) -> Tensor:
+    """[V] the target's logits after these ids."""
+    output, _ = full_prefill(models.target, ids, models.dtype, models.device, segments=segments)
+    return output.logits_RV[0]
+
+
+def next_scores(models: Models, branch: Branch, context: Sequence[int], place: int) -> Tensor:
+    """[V] the scores whose argmax is token number `place` of an answer after `context` under
+    ``accept: match``."""
+    ids = [*context, *branch.tokens[:place]]
+    logits_V = next_logits(models, ids, context_segments(branch))
+    return match_scores(logits_V, branch, context, place)
+
+
+def match_scores(logits_V: Tensor, branch: Branch, context: Sequence[int], place: int) -> Tensor:
+    """[V] the same from the logits after the first `place` tokens of the answer.
+
+    Processed scores, plus the token's Gumbel coins if it is sampled; computed from the ids alone,
+    as plain decoding sees them.
+    """
+    rules = rules_of(branch)
+    first = branch.start + len(branch.prompt) if branch.reads else len(context)
+    logits_1V = logits_V[None]
+    size = logits_1V.shape[1]
+    device = logits_1V.device
+    row_1 = torch.zeros(1, dtype=torch.int64, device=device)
+    in_context_1V = torch.zeros(1, size, dtype=torch.bool, device=device)
+    in_context_1V[0, torch.tensor([*context], device=device)] = True
+    counts_1V = torch.zeros(1, size, dtype=torch.int32, device=device)
+    answer_C = torch.tensor(branch.tokens[:place], dtype=torch.int64, device=device)
+    take_in_(in_context_1V, counts_1V, torch.zeros_like(answer_C), answer_C)
+    empty_10 = row_1[:, None][:, :0]
+    past = Past(in_context_1V, counts_1V, row_1 + place, empty_10, empty_10.bool())
+    settings = columns([rules], [branch.request.stop_ids], size, device)
+    scores_1V = process(logits_1V, settings, row_1, past)
+    if rules.greedy:
+        return scores_1V[0]
+    key_1 = row_1 + branch_key(branch.request.seed, branch.index)
+    return perturbed(scores_1V, token_keys(key_1, row_1 + first + place))[0]
+
+
+# -- log-probabilities ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """Log-probability of a token behind all before it, of the raw logits; and the best there."""
+    """Log-probability of a token after all tokens before it, from raw logits; and the best ones."""
 
     token: int
     logprob: float
@@ -24,70 +242,55 @@ class TokenScore:
 
 
 class Scorer:
-    """Scores tokens as they are written, behind a context that only grows; its K and V are kept in
-    a pool of its own.
+    """Log-probabilities of tokens as they are written; the context's rows stay in its own pool.
 
     Args:
-        most: tokens of the context and of what is written behind it, at most.
+        max_tokens: of the context and the tokens written after it.
     """
 
-    def __init__(self, models: Models, most: int) -> None:
+    def __init__(self, models: Models, max_tokens: int) -> None:
         target = models.target
         shape = (target.num_layers, target.kv_heads, target.head_dim)
         self._models = models
-        self._kv = KVCache(*shape, most, dtype=models.dtype, device=models.device)
-        self._waiting: list[int] = []  # the last of them has no row before another one follows
-        self._done = 0
+        self._kv = KVCache(*shape, max_tokens, dtype=models.dtype, device=models.device)
+        self._pending: list[int] = []  # the last one gets its row with the next token
+        self._rows = 0
 
     def read(self, ids: Sequence[int]) -> None:
-        """Tokens that nobody wants scores of."""
-        self._waiting += ids
+        """Append tokens without scores."""
+        self._pending += ids
 
     def score(self, ids: Sequence[int], top: int) -> list[TokenScore]:
-        """The scores of the next tokens; the first of all has none. top: how many of the best are
-        wanted beside each."""
-        known = len(self._waiting)
-        rows = [*self._waiting, *ids]
-        found: list[TokenScore] = []
-        for start in range(0, len(rows) - 1, ROWS):
-            stop = min(start + ROWS, len(rows) - 1)
-            first = min(max(start, known - 1), stop - 1)
-            logits_RV = self._forward(rows[start:stop], first - start)
-            if stop > known - 1:
-                found += _read(logits_RV, self._ids(rows[first + 1 : stop + 1]), top)
-        self._waiting = rows[-1:]
-        return found
-
-    def _forward(self, ids: Sequence[int], tip: int) -> torch.Tensor:
-        """Logits [R, V] of the rows from number `tip` on; all rows stay in the pool."""
-        target = self._models.target
-        device = self._models.device
-        end = self._done + len(ids)
-        steps_1Q = torch.arange(self._done, end, device=device)[None]
-        steps_1K = torch.arange(end, device=device)[None]
-        metadata = AttentionMetadata.dense(steps_1Q[:, :, None] >= steps_1K[:, None], steps_1K)
-        statuses = (LayerStatus.FULL,) * target.num_layers
-        tips_R = torch.arange(tip, len(ids), device=device)
-        with torch.inference_mode():
-            output = target.forward(
-                self._ids(ids)[None], steps_1Q, steps_1Q, metadata, self._kv, statuses, tips_R, ()
+        """The scores of the next tokens, each with the `top` best; the very first has none."""
+        unscored = len(self._pending)
+        rows = [*self._pending, *ids]
+        scores: list[TokenScore] = []
+        for start in range(0, len(rows) - 1, MAX_SCORED_ROWS):
+            stop = min(start + MAX_SCORED_ROWS, len(rows) - 1)
+            first = min(max(start, unscored - 1), stop - 1)
+            output = prefill(
+                self._models.target,
+                rows[start:stop],
+                self._kv,
+                start=self._rows,
+                first_logits=first - start,
             )
-        self._done = end
-        logits_RV: torch.Tensor = output.logits_RV
-        return logits_RV
+            self._rows += stop - start
+            if stop > unscored - 1:
+                ids_R = torch.tensor(rows[first + 1 : stop + 1], device=self._models.device)
+                scores += _token_scores(output.logits_RV, ids_R, top)
+        self._pending = rows[-1:]
+        return scores
 
-    def _ids(self, ids: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(list(ids), device=self._models.device)
 
-
-def _read(logits_RV: torch.Tensor, ids_R: torch.Tensor, top: int) -> list[TokenScore]:
+def _token_scores(logits_RV: Tensor, ids_R: Tensor, top: int) -> list[TokenScore]:
     logs_RV = logits_RV.double().log_softmax(-1)
-    own_R1 = logs_RV.gather(1, ids_R[:, None])
+    logs_R1 = logs_RV.gather(1, ids_R[:, None])
     best = logs_RV.topk(min(max(top, 1), logs_RV.shape[1]), dim=-1)
-    numbers_RC = torch.cat([own_R1, best.values], 1).view(torch.int64)
-    flat = HostReader().read(torch.cat([ids_R[:, None], numbers_RC, best.indices], 1))
+    numbers_RC = torch.cat([logs_R1, best.values], 1).view(torch.int64)
+    rows = HostReader().read(torch.cat([ids_R[:, None], numbers_RC, best.indices], 1))
     scores = []
-    for row in flat:
+    for row in rows:
         floats = row[1 : -best.indices.shape[1]].view("float64").tolist()
         pairs = zip(row[-best.indices.shape[1] :].tolist(), floats[1:], strict=True)
         scores.append(TokenScore(int(row[0]), floats[0], tuple(pairs)[:top]))

@@ -1,13 +1,15 @@
-"""From a graph, models and prompts to a run: everything allocated once, nothing global."""
+"""From options to a session, and from a session's prompts to requests and engines."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from inspect import signature
+from typing import Any, ParamSpec
 
 import torch
 
+from ...engine.chunks.store import CHUNK_BYTES, ChunkLibrary, chunks_for
 from ...models.files import ModelError
 from ...ops.draft.costs import RoundCosts
 from ...ops.host import HostReader
@@ -15,9 +17,8 @@ from ...ops.sampling.settings import SamplingRules
 from ...states.blend import BlendState
 from ...states.drafting import Drafting, OutlineSide
 from ...states.fold import FoldState
-from ...states.graph.graph import Graph
+from ...states.graph.graph import Graph, Skeleton
 from ...states.graph.program import Program
-from ...states.machine import Run
 from ...states.manager import BranchStateManager
 from ...states.migration import go_on_, hand_over_
 from ...states.prompt_builder import PromptBuilder
@@ -30,28 +31,39 @@ from ...states.text.outline import Outline
 from ...states.text.prompt_tokens import PromptTokens
 from ...states.text.prompts import PromptBook
 from ...states.text.schema_grammar import SchemaGrammar
+from ...states.text.template import TemplateError, load_template
 from ...states.trace import Sink
 from ...states.yaml.codes import ProblemCode
-from ...states.yaml.source import GraphError
-from ..chunks.store import ChunkLibrary, ChunkStore, chunks_for
-from ..models import Models, with_drafter
+from ...states.yaml.source import GraphError, Problem
+from ..chunks.store import ChunkStore
+from ..errors import UsageError
+from ..models import Models, assumed, load_models, with_drafter
 from ..pools import RunPools
-from ..prepare.environment import model_folder
+from ..prepare.environment import (
+    embedded_folder,
+    model_folder,
+    model_folders,
+    set_up_torch,
+    threads_of,
+)
 from ..prepare.inputs import Prompt
-from ..prepare.job import EMBEDDED
+from ..prepare.job import EMBEDDED, Job, prepare
+from ..prepare.options import RunOptions, SessionOptions
 from ..prepare.request_settings import AS_THE_GRAPH, RequestSettings
-from .books import prompt_book
+from .core import EngineCore
 from .round_costs import costs_of
+
+P = ParamSpec("P")
 
 
 class Session:
-    """A checked graph with its models: makes runs, and requests for them.
+    """A checked graph with its models: builds requests and engines.
 
     Args:
-        outline: a given outline, used instead of letting the model write one.
-        prompts: how questions become token ids; by default the graph's template.
-        chunks: where chunks of documents are kept that the graph's block `blend` reuses; by default
-            in memory, for all runs of this session.
+        outline: a given outline, instead of one that the model writes.
+        prompts: encodes questions; by default with the graph's template.
+        chunks: stores the document chunks that the graph's block `blend` reuses; by default in
+            memory, for all runs of this session.
     """
 
     def __init__(
@@ -73,7 +85,7 @@ class Session:
         self.models = models
         self.seed = seed
         self.outline_drafter = self._outline_drafter()
-        self.asked = max_new_tokens
+        self.max_new_tokens = max_new_tokens
         self.budget = max_new_tokens or graph.limits.max_new_tokens
         self.outline = outline
         self.sampling = self._sampling()
@@ -83,11 +95,11 @@ class Session:
         self._measured: list[RoundCosts | None] = []
         self.maker = chunks_for(program, models, chunks)
         documents = graph.skeleton.search_top_k if graph.skeleton is not None else 0
-        most = graph.blend.chunk_tokens if graph.blend is not None else CHUNK_TOKENS
-        self.reading = PromptBuilder(self.prompts, documents, most)
+        chunk_tokens = graph.blend.chunk_tokens if graph.blend is not None else CHUNK_TOKENS
+        self.reading = PromptBuilder(self.prompts, documents, chunk_tokens)
 
     def _outline_drafter(self) -> Any:
-        """The drafter that outlines have for themselves, loaded; None without one."""
+        """The drafter of the outlines, loaded; None if they have no drafter of their own."""
         skeleton = self.program.graph.skeleton
         if skeleton is None or skeleton.drafter is None or not skeleton.drafter.has_model:
             return None
@@ -96,7 +108,7 @@ class Session:
         return with_drafter(self.models, folder, kind).drafter
 
     def _sampling(self) -> SamplingRules:
-        """The graph's rules, whose token ids the model must know."""
+        """The graph's sampling rules; raises GraphError for token ids outside the vocabulary."""
         sampling = self.program.graph.sampling
         source = self.program.source
         size = self.models.target.vocab_size
@@ -135,7 +147,7 @@ class Session:
 
         Raises:
             PromptError: the text cannot be a prompt, with the reason.
-            GrammarError: no answer can be held to the schema.
+            GrammarError: no answer can match the schema.
         """
         skeleton = None if settings.plain else self.program.graph.skeleton
         reading = self.reading
@@ -169,7 +181,7 @@ class Session:
             prompt.max_new_tokens or self.budget,
             skeleton.max_tokens if skeleton is not None else 0,
             settings.sampling or self.sampling,
-            prompt.max_new_tokens or self.asked,
+            prompt.max_new_tokens or self.max_new_tokens,
             opening=opening,
             given=outline,
             given_ids=[] if outline is None else list(self.prompts.outline_ids(outline.points)),
@@ -188,13 +200,13 @@ class Session:
         return request
 
     def _stops(self, settings: RequestSettings) -> Iterable[int]:
-        own = () if settings.ignore_eos else self.prompts.stop_ids
-        return (*own, *settings.stop_ids)
+        model_stops = () if settings.ignore_eos else self.prompts.stop_ids
+        return (*model_stops, *settings.stop_ids)
 
     def _matcher(
         self, prompt: Prompt, settings: RequestSettings
     ) -> Callable[[], OutlineMatcher] | None:
-        """What the first branch is held to, if anything."""
+        """The grammar of the first branch's text, if it has one."""
         if settings.schema is not None:
             if self._schemas is None:
                 size = self.models.target.vocab_size
@@ -205,18 +217,18 @@ class Session:
             return None
         return partial(self.new_matcher, prompt.text)
 
-    def start(self, prompts: Iterable[Prompt], sink: Sink) -> Run:
-        """A run over these prompts, not yet advanced; more can be submitted while it goes."""
-        board = self.board()
+    def start(self, prompts: Iterable[Prompt | Request], sink: Sink) -> EngineCore:
+        """An engine over a closed list of prompts or requests, before its first step."""
+        core = EngineCore(self.program, self.board(), sink)
         for prompt in prompts:
-            board["branches"].submit(self.request(prompt))
-        return Run(self.program, board, sink)
+            core.manager.submit(self.request(prompt) if isinstance(prompt, Prompt) else prompt)
+        return core
 
     def board(self, inbox: Inbox | None = None) -> dict[str, Any]:
         """A fresh blackboard: pools allocated once, at fixed addresses.
 
         Args:
-            inbox: where requests come from while the run goes; by default none come.
+            inbox: the source of requests while the engine runs; by default there is none.
         """
         graph = self.program.graph
         models = self.models
@@ -261,7 +273,7 @@ class Session:
         }
 
     def _costs(self) -> tuple[RoundCosts | None, RoundCosts | None]:
-        """What forwards cost, of each drafter that chooses by it; measured once."""
+        """Forward costs for each drafter that chooses its sizes by them; measured once."""
         skeleton = self.program.graph.skeleton
         outlines = None if skeleton is None else skeleton.drafter
         sides = (self.program.graph.drafter, self.models.drafter), (outlines, self.outline_drafter)
@@ -277,7 +289,7 @@ class Session:
 def _taps(
     draftings: Sequence[Drafting], drafters: Sequence[Any], models: Models
 ) -> tuple[int, ...]:
-    """Which of the target's hidden states the drafters read; each is told which are its own."""
+    """The target's hidden states that the drafters read; sets each drafter's columns of them."""
     wanted = [sorted(getattr(drafter, "tap_ids", ())) for drafter in drafters[: len(draftings)]]
     taps = sorted({tap for own in wanted for tap in own})
     size = torch.arange(models.target.hidden_size, device=models.device)
@@ -289,6 +301,120 @@ def _taps(
 
 
 def derive_seed(seed: int, key: str) -> int:
-    """A request's own seed from the run's seed and its stable key; never from arrival order."""
+    """A request's seed from the run's seed and its stable key; never from arrival order."""
     text = f"{seed}/{key}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
+
+
+# -- from options to a session --------------------------------------------------------------------
+
+
+def _opener(kind: Callable[P, SessionOptions]) -> Callable[P, Session]:
+    """`open_session`, with the parameters of the options class."""
+
+    def open_session(*args: P.args, **kwargs: P.kwargs) -> Session:
+        """A checked graph with its models loaded; arguments are the options of `specsot run`.
+
+        Missing options come from specsot.yaml. Sets the number of torch threads of the process.
+
+        Raises:
+            GraphError, ModelError, UsageError, OutlineError: what cannot be used, and where.
+        """
+        return load(prepare(RunOptions(**asdict(kind(*args, **kwargs)))))
+
+    open_session.__signature__ = signature(kind)  # type: ignore[attr-defined]
+    return open_session
+
+
+open_session = _opener(SessionOptions)
+
+
+def opened(graph: str | None, options: Mapping[str, Any]) -> Session:
+    """`open_session`; without a graph that of specsot.yaml."""
+    return open_session(**options) if graph is None else open_session(graph, **options)
+
+
+def load(job: Job, *, packed: bool = True, part: tuple[int, int] = (0, 1)) -> Session:
+    """Set torch up, load a job's models and tie them to its graph.
+
+    Args:
+        packed, part: as for `load_models`.
+
+    Raises:
+        UsageError, ModelError, GraphError: what cannot be used, and where.
+    """
+    options = job.options
+    set_up_torch(threads_of(job), options.device)
+    target, drafter = model_folders(job)
+    models = load_models(
+        target,
+        drafter,
+        job.program.graph.drafter.kind,
+        device=options.device,
+        dtype=options.dtype,
+        weights=options.weights,
+        scan=not options.skip_scan,
+        packed=packed,
+        part=part,
+    )
+    if options.strict and (assumptions := assumed(models)):
+        raise ModelError(target, f"--strict: {'; '.join(assumptions)}")
+    return tie(job, models)
+
+
+def tie(job: Job, models: Models) -> Session:
+    """A job's graph with loaded models; raises UsageError, ModelError."""
+    options = job.options
+    chunks = None
+    if stop_ids := options.stop_ids:
+        size = models.target.vocab_size
+        if max(stop_ids) >= size:
+            raise UsageError(f"--stop-id {max(stop_ids)}: the model has {size} tokens")
+        models = replace(models, stop_ids=tuple(sorted({*models.stop_ids, *stop_ids})))
+    if options.cache_dir is not None and job.program.graph.blend is not None:
+        chunks = ChunkStore(CHUNK_BYTES, options.cache_dir, torch.device(options.device))
+    return Session(
+        job.program,
+        models,
+        seed=options.seed,
+        max_new_tokens=options.max_new_tokens,
+        outline=job.outline,
+        chunks=chunks,
+    )
+
+
+def prompt_book(graph: Graph, models: Models) -> PromptBook:
+    """The graph's template over the model's tokenizer; raises TemplateError."""
+    skeleton = graph.skeleton
+    template = load_template(template_for(skeleton, models))
+    if skeleton is None:
+        return PromptBook(models.tokenizer, template, stop_ids=models.stop_ids)
+    if skeleton.format not in ("auto", template.format):
+        message = f"its outlines are {template.format!r}, the graph says {skeleton.format!r}"
+        where = "template.format"
+        raise TemplateError([Problem(template.name, 0, 0, where, message, ProblemCode.TEXTS)])
+    return PromptBook(
+        models.tokenizer,
+        template,
+        skeleton.share,
+        models.stop_ids,
+        max_branches=skeleton.max_branches,
+        tools=skeleton.tools,
+    )
+
+
+def template_for(skeleton: Skeleton | None, models: Models) -> str:
+    """The template that the graph names, or the default for this model.
+
+    `embedded` is for models with the embedded model's chat template. Other models get the format
+    of the graph, `list` by default.
+    """
+    if skeleton is not None and skeleton.template != "auto":
+        return skeleton.template
+    file = embedded_folder("target") / "chat_template.jinja"
+    chat = models.tokenizer.chat_template
+    embedded = bool(chat) and chat == file.read_text(encoding="utf-8")
+    outline_format = "auto" if skeleton is None else skeleton.format
+    if embedded and outline_format != "list":
+        return "embedded"
+    return "instruct" if skeleton is None or outline_format == "fields" else "list"

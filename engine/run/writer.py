@@ -1,4 +1,4 @@
-"""What of a run is kept: the files of its folder, written when it begins and when it ends."""
+"""The files of a run folder, written at the start and at the end of a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from ...models.load.checkpoint import model_hash
-from ...states.machine import Run
 from ...states.phases.outline_ops import Answer
 from ...states.request import Request
 from ..prepare.environment import machine, model_folders, redact, threads_of, versions
@@ -25,16 +24,16 @@ from ..prepare.repeat import (
 from ..record.recorder import Recorder
 from ..record.report import answers_of, output_digest, outputs, summary_page
 from ..record.run_folder import OUTPUTS, RunFolder
-from .contexts import contexts
+from .core import EngineCore
 from .runner import Status
-from .visibility import context_segments
+from .scoring import context_segments, contexts
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """A run's results, complete or as far as it got."""
+    """The results of a run, complete or partial."""
 
     status: Status
     answers: tuple[Answer, ...]
@@ -44,7 +43,7 @@ class RunOutcome:
 
 
 def made_with(job: Job) -> Provenance:
-    """Hashes, versions and settings that can change the tokens of a run; raises ModelError."""
+    """Hashes, versions and settings that can change a run's tokens; raises ModelError."""
     target, drafter = model_folders(job)
     return Provenance(
         model_hash=model_hash(target),
@@ -74,12 +73,12 @@ class RunWriter:
         """manifest.json and run.yaml, before the first step.
 
         Args:
-            stop_ids: what ends an answer, the model's own among them.
+            stop_ids: all token ids that end an answer.
         """
         graph = self.job.program.graph
         options = self.options
         provenance = self.provenance
-        # Those that changed options; no others, they can hold secrets.
+        # Only the variables of specsot: others can hold secrets.
         variables = {k: redact(v) for k, v in sorted(environ.items()) if k.startswith("SPECSOT_")}
         drafter = {"name": options.drafter_model, "hash": provenance.drafter_hash}
         settings = ["profile", "seed", "dtype", "weights", "device", "threads"]
@@ -113,11 +112,11 @@ class RunWriter:
         self._write()
 
     def _run_document(self) -> dict[str, Any]:
-        """What run.yaml says; texts that are too long for it, or not in it, are kept beside it."""
+        """run.yaml; long prompts and the user's template go into files of their own."""
         job = self.job
         document = run_document(self.options, job.program.graph, job.prompts, job.outline)
         skeleton = document["graph"].get("skeleton")
-        if skeleton is not None and Path(skeleton["template"]).is_file():  # the user's own
+        if skeleton is not None and Path(skeleton["template"]).is_file():  # a file of the user
             text = Path(skeleton["template"]).read_text(encoding="utf-8")
             self.folder.write_text(TEMPLATE_FILE, text)
             skeleton["template"] = TEMPLATE_FILE
@@ -131,19 +130,20 @@ class RunWriter:
         self.folder.write_text(FILE, to_yaml(self._document))
 
     def end(
-        self, run: Run, recorder: Recorder, status: Status, error: BaseException | None
+        self, core: EngineCore, recorder: Recorder, status: Status, error: BaseException | None
     ) -> RunOutcome:
-        """Outputs, metrics, summary and the final status, whatever has happened."""
+        """Outputs, metrics, summary and the final status, also after an error."""
         recorder.close()
-        answers = answers_of(run.board["branches"].requests, run.board["prompts"])
-        metrics = recorder.figures(run.board)
+        prompts = core.board["prompts"]
+        answers = answers_of(core.requests, prompts)
+        metrics = recorder.figures(core.board)
         digest = output_digest(answers)
-        behind = {
-            one.key: {branch.index: ids for branch, ids in contexts(one, run.board["prompts"])}
-            for one in run.board["branches"].requests
+        context_ids = {
+            request.key: {branch.index: ids for branch, ids in contexts(request, prompts)}
+            for request in core.requests
         }
-        sights = {one.key: _sights(one) for one in run.board["branches"].requests}
-        lines = outputs(answers, recorder.meter, behind, sights)
+        segments = {request.key: _segments(request) for request in core.requests}
+        lines = outputs(answers, recorder.meter, context_ids, segments)
         outcome = RunOutcome(status, answers, metrics, digest, lines)
         self.folder.write_lines(OUTPUTS, lines)
         self.folder.write_json("metrics.json", {"status": status, **metrics})
@@ -170,10 +170,11 @@ class RunWriter:
         return summary_page(f"Run {graph.name}", outcome.answers, outcome.metrics, facts)
 
 
-def _sights(request: Request) -> dict[int, list[Any]]:
-    """Of the branches that do not see all before them: segments, as outputs.jsonl has them."""
+def _segments(request: Request) -> dict[int, list[Any]]:
+    """Context segments by branch, in the format of outputs.jsonl, where a branch does not see its
+    whole context."""
     return {
-        branch.index: [[one.tokens, one.position, list(one.sees)] for one in segments]
+        branch.index: [[s.tokens, s.position, list(s.sees)] for s in segments]
         for branch in request.branches
         if (segments := context_segments(branch))
     }

@@ -20,8 +20,7 @@ from ..errors import UsageError
 from ..prepare.inputs import Prompt
 from ..prepare.job import prepare
 from ..prepare.options import RunOptions
-from ..run.opening import load
-from ..run.session import Session
+from ..run.session import Session, load
 from ..terminal import working
 from .chats import ChatCoder, Conversation, Turn, read_conversations
 from .data import GOLD, Tokens
@@ -103,7 +102,7 @@ class Answering:
         count = len(done)
         total = len(conversations)
         run = self.session.start([], lambda event: None)
-        manager = run.board["branches"]
+        manager = run.manager
         most = 2 * self.session.program.graph.layout.max_num_branches
         title = f"{self.out.name}: {{}} of {total} answers"
         with self.out.open("a", encoding="utf-8") as file, working(title.format(count)) as tell:
@@ -112,7 +111,7 @@ class Answering:
                     self._ask(manager, number, conversations[number].asked, 0, [])
                 if not manager.unfinished:
                     break
-                run.advance()
+                run.step()
                 for request in manager.table.forget_finished():
                     if line := self._take(manager, request):
                         file.write(line)

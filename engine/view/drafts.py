@@ -10,7 +10,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from ..record.run_view import BranchView, DraftTree, Mark
-from ..record.text_stream import printable
+from ..text_stream import printable
 from .panels import color_of, cut
 
 DRAFT_MARKS = {  # a mark, its style, and its name in the legend

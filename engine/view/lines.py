@@ -12,7 +12,7 @@ from ...states.request import Request
 from ...states.round import GRAMMAR, MATCH, ExplainedDraft, ExplainedRound, FinalToken, RoundSummary
 from ...states.trace import Event, Moved, OpRan, Sink
 from ..record.recorder import Recorder
-from ..record.text_stream import Decode, printable
+from ..text_stream import Decode, printable
 
 EVERY = 10.0  # seconds between two lines when nothing else happens
 LOOK = 0.1  # seconds between two looks at the branches: a run makes hundreds of moves in one

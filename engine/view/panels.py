@@ -27,7 +27,7 @@ from ..record.run_view import (
     Scene,
     Snapshot,
 )
-from ..record.text_stream import printable
+from ..text_stream import printable
 
 PALETTE = (
     *("cyan", "magenta", "green", "dodger_blue2"),

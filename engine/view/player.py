@@ -12,8 +12,8 @@ from rich.text import Text
 
 from ..record.replay import Replay
 from ..record.run_view import draft_tree
-from ..record.text_stream import printable
 from ..record.trace import Record, told_trees
+from ..text_stream import printable
 from .drafts import tree_lines
 from .keys import Keys
 from .panels import LIT

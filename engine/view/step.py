@@ -21,7 +21,7 @@ from ...states.manager import BranchStateManager
 from ...states.trace import Event, OpRan, describe
 from ..record.recorder import Recorder
 from ..record.run_view import DraftNode, DraftTree, Mark, Snapshot, shown
-from ..record.text_stream import Pieces, printable
+from ..text_stream import Pieces, printable
 from .drafts import drafts_legend, tree_lines
 from .keys import Keys
 from .panels import LIT, color_of, cut, header_line, wrapped

@@ -15,7 +15,7 @@ import pytest
 from helpers.sampled import FACTORS, Make, drawn, plain, texts, tokens
 from helpers.support import Graphs, contexts, many, named, requests_of
 
-from specsot.engine.run.contexts import next_order
+from specsot.engine.run.scoring import next_scores
 from specsot.states.request import Branch
 
 TIE = 1e-4
@@ -53,7 +53,7 @@ def _tie(exact: Any, here: Branch, there: Branch, context: list[int]) -> bool:
     """Whether the first difference is decided by less than the tie's margin in float64."""
     both = zip([*here.tokens, None], [*there.tokens, None], strict=False)
     place, (one, two) = next((i, pair) for i, pair in enumerate(both) if pair[0] != pair[1])
-    order_V = next_order(exact.models, here, context, place)
+    order_V = next_scores(exact.models, here, context, place)
     stops = list(here.request.stop_ids)
     values = [order_V[stops].max() if token is None else order_V[token] for token in (one, two)]
     return bool((values[0] - values[1]).abs() < TIE)

@@ -4,11 +4,10 @@ import random
 from dataclasses import replace
 
 from helpers.clusters import session_of
+from specsot.engine.events import AnswerReady, Committed
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.request_settings import RequestSettings
-from specsot.engine.run.engine import Engine
-from specsot.engine.run.events import AnswerReady, TokensWritten
-from specsot.engine.run.handle import Handle
+from specsot.engine.run.engine import Engine, Handle
 
 WARM = ("sampling.temperature=0.8",)
 OBJECT = '{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}'
@@ -21,8 +20,8 @@ def written(handle: Handle) -> tuple[dict[int, list[int]], AnswerReady]:
     *notes, last = handle.since(0)
     assert isinstance(last, AnswerReady)
     for one in notes:
-        if isinstance(one, TokensWritten):
-            tokens.setdefault(one.index, []).extend(one.tokens)
+        if isinstance(one, Committed):
+            tokens.setdefault(one.branch, []).extend(one.tokens)
     return tokens, last
 
 

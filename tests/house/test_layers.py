@@ -48,7 +48,9 @@ MAY_IMPORT = {
     "states/graph": "states/yaml ops ops/draft ops/sampling",
     "states/text": "states/graph states/yaml ops",
     "states/phases": "states states/text ops ops/*",
-    "engine": "models models/* states/yaml states/graph states/text ops ops/kv",
+    "engine": (
+        "models models/* states states/yaml states/graph states/text states/phases ops ops/kv"
+    ),
     "engine/hub": "engine states/yaml models models/load",
     "engine/prepare": (
         "engine engine/hub states/yaml states/graph states states/text models ops ops/sampling"
@@ -59,7 +61,7 @@ MAY_IMPORT = {
         "engine engine/prepare engine/chunks engine/record states states/* models models/* "
         "ops ops/*"
     ),
-    "engine/view": "engine/record states states/* ops ops/*",
+    "engine/view": "engine engine/record states states/* ops ops/*",
     "engine/bench": "engine engine/prepare engine/record engine/run states states/*",
     "engine/experiment": (
         "engine engine/prepare engine/record engine/run engine/bench states states/* models "
@@ -78,7 +80,7 @@ MAY_IMPORT = {
     ),
     "engine/cluster": (
         "engine engine/prepare engine/run engine/record engine/cluster/driver "
-        "engine/cluster/workers states states/graph states/yaml"
+        "engine/cluster/workers states/graph states/yaml"
     ),
     "engine/train": "engine engine/prepare engine/run states states/text models models/*",
     "engine/serve/wire": "engine engine/prepare",
@@ -93,7 +95,7 @@ MAY_IMPORT = {
         "models/load ops/sampling"
     ),
     "engine/serve": "engine engine/record engine/serve/wire engine/serve/api engine/serve/page",
-    "engine/cli": "engine engine/* states states/* models models/*",
+    "engine/cli": "engine engine/* states/* models models/*",
     "engine/cli/serving": (
         "engine engine/cli engine/cluster engine/prepare engine/record engine/serve engine/serve/*"
     ),

@@ -8,7 +8,7 @@ from helpers.tiny_models.tiny import write_tiny_target
 from transformers import AutoModelForCausalLM
 
 from specsot.engine.models import prepare_
-from specsot.engine.run.contexts import full_prefill
+from specsot.engine.run.scoring import full_prefill
 from specsot.models.files import ModelError
 from specsot.models.linear import Linear, can_pack, pack_
 from specsot.models.load.weights import load_target

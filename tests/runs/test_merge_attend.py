@@ -27,8 +27,7 @@ from helpers.support import (
 
 from specsot.engine.certify.workbench import Transformers
 from specsot.engine.record.report import finish_of, left_apart
-from specsot.engine.run.contexts import next_order
-from specsot.engine.run.visibility import context_segments
+from specsot.engine.run.scoring import context_segments, next_scores
 from specsot.states.machine import Run
 from specsot.states.request import Branch, Finish
 from specsot.states.scheduler import Does
@@ -170,7 +169,7 @@ def test_drawn_tokens_are_the_targets_own_with_their_coins(made: Tiny, graphs: G
     run = run_all(opened, TEXTS[:1])
     branch = combined_of(requests_of(run)[0])
     own = [
-        int(next_order(made.models, branch, branch.before, place).argmax())
+        int(next_scores(made.models, branch, branch.before, place).argmax())
         for place in range(len(branch.tokens))
     ]
     assert own == branch.tokens

@@ -20,7 +20,7 @@ from helpers.support import (
 from helpers.toy_graph import told
 
 from specsot.engine.prepare.files import open_graph
-from specsot.engine.run.contexts import contexts, next_order
+from specsot.engine.run.scoring import contexts, next_scores
 from specsot.engine.run.session import Session
 from specsot.states.request import Branch, Stage
 from specsot.states.yaml.source import GraphError
@@ -48,7 +48,7 @@ def drawn(made: Tiny, branch: Branch) -> list[int]:
     """What one sample draws with the coins of its number, put together from the ids alone."""
     context = [*branch.request.prefix, *branch.request.tail]
     places = range(len(branch.tokens))
-    return [int(next_order(made.models, branch, context, at).argmax()) for at in places]
+    return [int(next_scores(made.models, branch, context, at).argmax()) for at in places]
 
 
 @pytest.mark.parametrize(("kind", "layout"), taking_turns(["none", *KINDS], LAYOUTS))

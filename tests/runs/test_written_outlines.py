@@ -31,8 +31,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList
 
 from specsot.engine.prepare.files import open_graph
-from specsot.engine.run.books import prompt_book
-from specsot.engine.run.session import Session
+from specsot.engine.run.session import Session, prompt_book
 from specsot.ops.types import Proposal
 from specsot.states.machine import Run
 from specsot.states.request import Branch, Finish

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from specsot.engine.run.opening import open_session
+from specsot.engine.run.session import open_session
 from tools.bench import profile_rounds as tool
 
 SMALL = torch.ones(2, 2)

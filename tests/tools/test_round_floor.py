@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from specsot.engine.run.opening import open_session
+from specsot.engine.run.session import open_session
 from tools.bench.round_floor import rounds_of, weight_bytes, write_random
 
 

@@ -16,7 +16,7 @@ import torch
 
 from specsot.engine.models import load_models
 from specsot.engine.prepare.environment import embedded_folder
-from specsot.engine.run.contexts import full_prefill
+from specsot.engine.run.scoring import full_prefill
 from specsot.ops.kv.pool import KVCache
 
 CAPACITY, ROWS = 4096, 8  # of machines/decode.yaml

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from time import perf_counter, perf_counter_ns, sleep
 from typing import Any
 
-from specsot.engine.run.engine import Engine
-from specsot.engine.run.handle import Handle
+from specsot.engine.run.engine import Engine, Handle
 from specsot.engine.simulate.arrivals import Arrival
 from specsot.engine.simulate.costs import StepCost, fit
 from specsot.engine.simulate.figures import Served

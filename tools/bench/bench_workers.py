@@ -20,9 +20,8 @@ from specsot.engine.prepare.inputs import read_file
 from specsot.engine.prepare.job import Job, prepare
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.record.report import answers_of, output_digest
-from specsot.engine.run.opening import load
 from specsot.engine.run.runner import perform
-from specsot.engine.run.session import Session
+from specsot.engine.run.session import Session, load
 
 set_up_ray(LOCAL)
 

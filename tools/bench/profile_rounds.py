@@ -24,9 +24,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from specsot.engine.prepare.inputs import Prompt
-from specsot.engine.run.opening import open_session
 from specsot.engine.run.runner import recorded
-from specsot.engine.run.session import Session
+from specsot.engine.run.session import Session, open_session
 from specsot.states.trace import Event, OpRan
 
 MARK, OP = "round ", "op "

@@ -15,8 +15,7 @@ from itertools import cycle, islice
 from time import perf_counter
 
 from specsot.engine.prepare.inputs import Prompt
-from specsot.engine.run.engine import Engine
-from specsot.engine.run.handle import Handle
+from specsot.engine.run.engine import Engine, Handle
 
 from .soak import MOST, anonymous, mixed, slope
 

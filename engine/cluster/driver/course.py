@@ -207,7 +207,7 @@ def new_course(session: Session, table: RequestTable, prompt: Prompt) -> Request
     """
     request = session.request(prompt)
     table.add(request)
-    budget = prompt.max_new_tokens or session.asked
+    budget = prompt.max_new_tokens or session.max_new_tokens
     said = replace(prompt, seed=request.seed, max_new_tokens=budget)
     course = RequestCourse(session, table, said, request)
     course.begin_()

@@ -6,8 +6,8 @@ from typing import Any
 
 from ...record.metrics import Marks, counted_figures
 from ...record.recorder import Recorder
-from ...record.text_stream import Decode
 from ...record.trace import Write
+from ...text_stream import Decode
 from ..workers.counting import held_by_all, meter_of
 from ..workers.messages import Counted
 from .director import Director

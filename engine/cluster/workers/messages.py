@@ -227,7 +227,7 @@ def packed(message: Order | Reply) -> str:
     return json.dumps([kind, _adapter(kind).dump_python(message, mode="json")])
 
 
-def order_of(text: str) -> Order:
+def match_scores(text: str) -> Order:
     """What a worker is told; raises MessageError."""
     message: Order = _unpacked(text)
     return message

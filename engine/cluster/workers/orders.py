@@ -3,7 +3,7 @@
 from collections import deque
 from queue import Empty, SimpleQueue
 
-from .messages import Order, is_shared, order_of
+from .messages import Order, is_shared, match_scores
 
 
 class Orders:
@@ -21,7 +21,7 @@ class Orders:
         """The next one; waits so long for it. Raises MessageError for a text that is none."""
         if not self._read:
             try:
-                self._read.append(order_of(self._texts.get(timeout=seconds)))
+                self._read.append(match_scores(self._texts.get(timeout=seconds)))
             except Empty:
                 return None
         return self._read.popleft()
@@ -38,4 +38,4 @@ class Orders:
 
     def _read_all(self) -> None:
         while not self._texts.empty():
-            self._read.append(order_of(self._texts.get()))
+            self._read.append(match_scores(self._texts.get()))

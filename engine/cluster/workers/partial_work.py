@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from ....states.request import Branch, Request
-from ...run.handle import Handle
+from ...run.engine import Handle
 from .messages import Assign, BranchEnded, Committed, Reply
 
 OUTLINE = -1  # the number of the root branch

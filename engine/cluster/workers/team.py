@@ -14,8 +14,7 @@ from ....states.round import RoundSummary
 from ...errors import message_of
 from ...prepare.request_settings import RequestSettings
 from ...record.metrics import Meter, held_figures
-from ...run.engine import Engine
-from ...run.handle import EngineError
+from ...run.engine import Engine, EngineError
 from ...run.session import Session
 from .messages import Assign, BranchEnded, Reply, WorkEnded
 from .partial_work import PartialWork
@@ -65,7 +64,7 @@ class Team:
 
     @property
     def branches(self) -> BranchStateManager:
-        return self.engine.branches
+        return self.engine.manager
 
     def assign(self, order: Assign) -> None:
         """Begin with a part of a request."""
@@ -112,7 +111,7 @@ class Team:
 
     def held(self, meter: Meter) -> dict[str, Any]:
         """`held_figures` of its whole life."""
-        return held_figures(meter, self.engine.machine.board)
+        return held_figures(meter, self.engine.core.board)
 
     def close(self) -> None:
         """Let go of engine and pools; whoever waits is told nothing more."""

@@ -11,7 +11,7 @@ from ...record.run_view import runs_of
 from ...record.trace import Record, told_trees
 
 MOST = 20_000  # frames that a page is given
-# origins, as `engine.run.events.Origin`
+# origins, as `engine.events.Origin`
 PROMPT = "p"
 DRAFT = "d"
 FORCED = "f"

@@ -4,20 +4,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ...record.text_stream import TextStream
-from ...run.answer_text import ReadingOrder
-from ...run.engine import Engine
-from ...run.events import (
+from ...events import (
     AnswerReady,
+    BranchContext,
     BranchFinished,
     BranchOpened,
-    ContextKnown,
-    Noted,
+    Committed,
     OutlineRead,
+    ReadingOrder,
+    TokenEvent,
     TokensReused,
-    TokensWritten,
 )
-from ...run.handle import Handle
+from ...run.engine import Engine, Handle
+from ...text_stream import TextStream
 from ..wire.protocol import Ended, Message, Submit, Wrote
 from .scores import ScoreRows
 from .stops import StopTexts
@@ -92,7 +91,7 @@ class ServedRequest:
             if isinstance(one, AnswerReady):
                 last = one
             else:
-                step = one.step if isinstance(one, TokensWritten) else step
+                step = one.round if isinstance(one, Committed) else step
                 text += self._take(one, events)
         if last is not None:
             text += self._close(last)
@@ -110,7 +109,7 @@ class ServedRequest:
         for index, one in self._branches.items():
             yield index, one.tokens[known.get(index, 0) :]
 
-    def _take(self, one: Noted, events: list[list[Any]]) -> str:
+    def _take(self, one: TokenEvent, events: list[list[Any]]) -> str:
         """The readable text of a note; its events are appended."""
         if self._stops.found is not None:
             return ""  # it was cancelled, and the last step may have brought more
@@ -125,15 +124,15 @@ class ServedRequest:
         elif isinstance(one, TokensReused):
             decode = self.engine.decode
             events.append(["reused", one.index, [[decode(ids), how] for ids, how in one.runs]])
-        elif isinstance(one, ContextKnown):
+        elif isinstance(one, BranchContext):
             self._scores.begin(one.index, one.tokens)
-        elif isinstance(one, TokensWritten):
+        elif isinstance(one, Committed):
             return self._written(one, events)
         return ""
 
-    def _written(self, one: TokensWritten, events: list[list[Any]]) -> str:
+    def _written(self, one: Committed, events: list[list[Any]]) -> str:
         decode = self.engine.decode
-        branch = self._branches.setdefault(one.index, PartText(TextStream(decode)))
+        branch = self._branches.setdefault(one.branch, PartText(TextStream(decode)))
         pieces = []
         text = ""
         known = len(branch.tokens)
@@ -141,15 +140,15 @@ class ServedRequest:
             piece = branch.take(token, final=False)
             self._tokens += 1
             pieces.append([piece, origin])
-            text += self._through(self._order.written(one.index, piece))
+            text += self._through(self._order.written(one.branch, piece))
             if self._stopped_at(branch):
                 break
-        self._scores.score(one.index, branch.tokens[known:])
-        if one.last and (rest := branch.close()) and self._stops.found is None:
+        self._scores.score(one.branch, branch.tokens[known:])
+        if one.final and (rest := branch.close()) and self._stops.found is None:
             pieces.append([rest, one.origins[-1:] or "t"])
-            text += self._through(self._order.written(one.index, rest))
+            text += self._through(self._order.written(one.branch, rest))
         if pieces:
-            events.append(["wrote", one.index, pieces])
+            events.append(["wrote", one.branch, pieces])
         return text
 
     def _through(self, text: str) -> str:

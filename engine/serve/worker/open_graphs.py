@@ -9,8 +9,7 @@ from ...models import Models, with_drafter
 from ...prepare.environment import model_folders
 from ...prepare.job import Job
 from ...prepare.options import RunOptions
-from ...run.opening import load, tie
-from ...run.session import Session
+from ...run.session import Session, load, tie
 from ..wire.jobs import check_graphs
 
 

@@ -32,8 +32,8 @@ from specsot.engine.prepare.options import RunOptions
 from specsot.engine.prepare.repeat import graph_yaml, run_document, to_yaml
 from specsot.engine.record.metrics import Meter
 from specsot.engine.run.api import tie
-from specsot.engine.run.contexts import contexts, next_logits
 from specsot.engine.run.runner import Status
+from specsot.engine.run.scoring import contexts, next_logits
 from specsot.states.machine import Run
 from specsot.states.request import Branch, Finish
 

@@ -26,7 +26,7 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.record.metrics import Meter
 from specsot.engine.record.run_folder import RunFolder
-from specsot.engine.run.runner import Halt, Status
+from specsot.engine.run.runner import Status, StopSignal
 from specsot.states.machine import Run
 
 GRID = ("drafter.nodes=4,6", "layout.kind=bim,batching")
@@ -114,7 +114,7 @@ def test_who_begins_changes_from_prompt_to_prompt(monkeypatch: pytest.MonkeyPatc
     sides: list[Any] = [SimpleNamespace(letter=letter, name="x") for letter in "ABC"]
     prompts = [Prompt(str(number), "?") for number in range(4)]
     rounds = list(
-        answer_all(sides, prompts, Halt(), lambda text, _: asked.append(text.split()[-3]))
+        answer_all(sides, prompts, StopSignal(), lambda text, _: asked.append(text.split()[-3]))
     )
     assert "".join(asked) == "ABCBCACABABC"
     assert all(list(one.runs) == ["A", "B", "C"] for one in rounds)

@@ -24,8 +24,8 @@ from specsot.engine.certify.watch import memory_checks
 from specsot.engine.certify.workbench import Bench, Check, Extent
 from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.run.contexts import contexts
-from specsot.engine.run.runner import Halt
+from specsot.engine.run.runner import StopSignal
+from specsot.engine.run.scoring import contexts
 from specsot.engine.run.session import Session
 from specsot.models.load.checkpoint import model_hash
 from specsot.ops.sampling.settings import SamplingRules
@@ -312,7 +312,7 @@ def test_a_run_that_dies_fails_its_gate(bench: Make, monkeypatch: pytest.MonkeyP
 
 def answer(made: Bench) -> tuple[Branch, list[int]]:
     side = made.side(made.changed(GREEDY, tokens=8))
-    (one,) = answer_all([side], made.prompts[:1], Halt(), made.show)
+    (one,) = answer_all([side], made.prompts[:1], StopSignal(), made.show)
     return next(iter(contexts(one.runs["A"].request, side.session.prompts)))
 
 

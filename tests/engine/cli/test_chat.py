@@ -16,18 +16,18 @@ from helpers.embedded import Embedded
 
 from specsot.engine.cli.chat import ChatSession
 from specsot.engine.cli.main import main
-from specsot.engine.prepare.files import open_graph
-from specsot.engine.prepare.inputs import Prompt
-from specsot.engine.run.answer_text import pieces_of
-from specsot.engine.run.engine import Engine
-from specsot.engine.run.events import (
+from specsot.engine.events import (
     OUTLINE,
     BranchFinished,
     BranchOpened,
     OutlineRead,
     StreamEvent,
     TextWritten,
+    text_pieces,
 )
+from specsot.engine.prepare.files import open_graph
+from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.run.engine import Engine
 from specsot.engine.run.session import Session
 from specsot.states.text.chat_format import PastTurn
 
@@ -126,7 +126,7 @@ def test_what_no_longer_fits_is_left_out_with_a_word(session: Any, capsys: Print
         request = made.request(prompt)
         assert request.prompt_size + 300 <= limit
         longer = Prompt("1", "Is it so?", past=(*prompt.past, talk.past[0]))
-        assert engine.why_not(longer)
+        assert engine.fit(longer).why
     told = capsys.readouterr().err
     assert told.count("no longer fit") == 1 and f"the first {talk.dropped} turns" in told
 
@@ -135,7 +135,7 @@ def test_what_no_longer_fits_is_left_out_with_a_word(session: Any, capsys: Print
 
 
 def told(*events: StreamEvent, graph: str = "bim_eagle") -> list[str]:
-    return list(pieces_of(iter(events), open_graph(graph).graph))
+    return list(text_pieces(iter(events), open_graph(graph).graph))
 
 
 def test_parts_are_shown_in_reading_order_each_as_soon_as_it_can_be() -> None:
@@ -160,7 +160,7 @@ def test_what_is_shown_is_the_answer(session: Any) -> None:
     for graph, question in (("bim_eagle", "Tell me about honey bees."), ("eagle", "What is rain?")):
         with Engine(session(graph)) as engine:
             handle = engine.submit(question)
-            shown = "".join(pieces_of(handle.stream(), engine.session.program.graph))
+            shown = "".join(text_pieces(handle.stream(), engine.session.program.graph))
             assert " ".join(shown.split()) == " ".join(handle.result().text.split())
 
 

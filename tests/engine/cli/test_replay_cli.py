@@ -111,7 +111,7 @@ def test_a_halt_ends_the_wait() -> None:
             if self.looks == 2:
                 halt.status = runner.Status.INTERRUPTED
 
-    halt, recorder = runner.Halt(), Asked()
+    halt, recorder = runner.StopSignal(), Asked()
     began = monotonic()
-    assert runner.slowed(60.0, recorder, halt)(None)  # type: ignore[arg-type]
+    assert runner.delay(60.0, recorder, halt)(None)  # type: ignore[arg-type]
     assert monotonic() - began < 5 and recorder.looks == 2 and recorder.wanted

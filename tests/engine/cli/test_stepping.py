@@ -12,7 +12,7 @@ from rich.console import Console
 from specsot.engine.errors import Code
 from specsot.engine.record.run_view import Mark, scene_of
 from specsot.engine.run.api import Prompt, Recorder, open_session, token_digest
-from specsot.engine.run.runner import Halt, Status, drive
+from specsot.engine.run.runner import Status, StopSignal, drive
 from specsot.engine.view.step import Halts, Inspector, LiveStepper, Stepper, open_ways, picture
 
 
@@ -98,9 +98,9 @@ def test_a_pause_can_stop_a_run(session: Any) -> None:
     assert run.steps == 1
     assert drive(run, recorder, max_rounds=1) is Status.LIMIT
     assert recorder.meter.rounds == 1
-    halt = Halt()
+    halt = StopSignal()
     halt.status = Status.TERMINATED
-    assert drive(run, recorder, max_rounds=9, halt=halt) is Status.TERMINATED
+    assert drive(run, recorder, max_rounds=9, stop=halt) is Status.TERMINATED
     assert drive(run, recorder, max_rounds=99) is Status.OK
 
 

@@ -22,7 +22,7 @@ from specsot.engine.cluster.workers.messages import (
     Regroup,
     Regrouped,
     Reply,
-    order_of,
+    match_scores,
     packed,
 )
 from specsot.engine.errors import UsageError
@@ -203,10 +203,10 @@ def _listening(port: int) -> set[str]:
 )
 def test_what_is_no_message_is_refused(text: str) -> None:
     with pytest.raises(MessageError):
-        order_of(text)
+        match_scores(text)
 
 
 def test_messages_come_back_as_they_were() -> None:
     for order in (Assign("1", BEES, HandedOver()), Regroup(1, 2, 4, 0, (1, 2), (2, 1), "salt")):
-        assert order_of(packed(order)) == order
+        assert match_scores(packed(order)) == order
     assert packed(Loaded(1, "a", 2, (4, 5)))

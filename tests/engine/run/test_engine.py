@@ -13,11 +13,7 @@ from helpers.embedded import Embedded
 from helpers.many import sizes
 from helpers.support import tokens_of
 
-from specsot.engine.prepare.files import open_graph
-from specsot.engine.prepare.inputs import Prompt
-from specsot.engine.record.report import output_digest
-from specsot.engine.run.engine import Engine
-from specsot.engine.run.events import (
+from specsot.engine.events import (
     OUTLINE,
     AnswerReady,
     BranchFinished,
@@ -26,7 +22,10 @@ from specsot.engine.run.events import (
     StreamEvent,
     TextWritten,
 )
-from specsot.engine.run.handle import EngineError, Handle
+from specsot.engine.prepare.files import open_graph
+from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.record.report import output_digest
+from specsot.engine.run.engine import Engine, EngineError, Handle
 from specsot.engine.run.session import Session
 from specsot.states.phases.outline_ops import Answer
 from specsot.states.text.encoder import PromptError
@@ -172,7 +171,7 @@ def test_many_requests_leave_nothing_behind(session: Callable[..., Session]) -> 
                 pass
             assert all(handle.done for handle in handles)
             del handles
-            branches = engine.branches
+            branches = engine.manager
             branches.kv.check_integrity()
             assert not branches.requests and not engine._handles
             assert len(branches.table.segments) == len(branches.prefixes.kept)
@@ -205,7 +204,7 @@ def test_cancelling_at_any_step_changes_nobody_else(session: Callable[..., Sessi
             assert ended or doomed.finish == "cancelled" or doomed.finish in ("stop", "length")
             whole = wanted[doomed.key]
             assert all(any(w[: len(t)] == t for w in whole) for t in written)
-            assert engine.branches.kv.needed_length == 0
+            assert engine.manager.kv.needed_length == 0
 
 
 # -- time -----------------------------------------------------------------------------------------

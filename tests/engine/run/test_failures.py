@@ -11,8 +11,7 @@ from helpers.embedded import Embedded
 
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
-from specsot.engine.run.engine import Engine
-from specsot.engine.run.handle import EngineError, Handle
+from specsot.engine.run.engine import Engine, EngineError, Handle
 from specsot.engine.run.session import Session
 from specsot.ops.kv.pool import KVCache
 from specsot.states import policies
@@ -50,8 +49,8 @@ def served(made: Session, *texts: str) -> tuple[Engine, dict[str, Handle]]:
     handles = {text: engine.submit(text, seed=7) for text in texts}
     for handle in handles.values():
         handle.result()
-    engine.branches.kv.check_integrity()
-    assert engine.branches.kv.needed_length == 0 and not engine.branches.requests
+    engine.manager.kv.check_integrity()
+    assert engine.manager.kv.needed_length == 0 and not engine.manager.requests
     return engine, handles
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import pytest
 from helpers.embedded import Embedded
 
+from specsot.engine.events import AnswerReady, Committed
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.request_settings import RequestSettings
 from specsot.engine.run.engine import Engine
-from specsot.engine.run.events import AnswerReady, TokensWritten
 from specsot.engine.run.session import Session
 from specsot.ops.sampling.settings import SamplingRules
 from specsot.states.phases.outline_ops import Answer
@@ -100,9 +100,9 @@ def test_every_token_says_how_it_came(make: Callable[[str], Engine]) -> None:
         noted = handle.since(0)
     written: dict[int, str] = {}
     for one in noted:
-        if isinstance(one, TokensWritten):
+        if isinstance(one, Committed):
             assert len(one.origins) == len(one.tokens)
-            written[one.index] = written.get(one.index, "") + one.origins
+            written[one.branch] = written.get(one.branch, "") + one.origins
     last = noted[-1]
     assert isinstance(last, AnswerReady)
     assert last.usage.answer == len(tokens(last.answer))

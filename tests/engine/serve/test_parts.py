@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
-from specsot.engine.run.answer_text import ReadingOrder
-from specsot.engine.run.events import BranchFinished, OutlineRead, TextWritten
+from specsot.engine.events import BranchFinished, OutlineRead, ReadingOrder, TextWritten
 from specsot.engine.serve.api.gate import GateRules
 from specsot.engine.serve.server import ServeOptions, config_of
 from specsot.engine.serve.strict_http import StrictProtocol
@@ -98,17 +97,17 @@ def test_what_is_read_in_order_is_the_answer(titles: list[str], data: st.DataObj
     order, shown = ReadingOrder(), ""
     many = len(titles) > 1 or data.draw(st.booleans())
     if many:
-        shown += order.take(OutlineRead(tuple(titles)))
+        shown += order.read(OutlineRead(tuple(titles)))
     else:
         left = {0: texts[0]}
     while left:
         index = data.draw(st.sampled_from(sorted(left)))
         count = data.draw(st.integers(0, len(left[index])))
         if count:
-            shown += order.take(TextWritten(index, left[index][:count], 1))
+            shown += order.read(TextWritten(index, left[index][:count], 1))
             left[index] = left[index][count:]
         if not left[index]:
-            shown += order.take(BranchFinished(index, "stop", ""))
+            shown += order.read(BranchFinished(index, "stop", ""))
             del left[index]
     whole = [
         f"{n}. {title}\n\n{text.strip()}"

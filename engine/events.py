@@ -1,0 +1,371 @@
+"""The events of a request, from the commit of a round to every reader, in order.
+
+The engine emits token events: `Committed` and what surrounds it. A `Detokenizer` turns them into
+text events (`StreamEvent`), whose texts hold complete characters only. `ReadingOrder` puts the
+texts of the branches into the order of the answer.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import groupby
+from operator import itemgetter
+
+from ..states.blend import Reused
+from ..states.graph.graph import Graph
+from ..states.phases.outline_ops import Answer
+from ..states.request import Branch, Request, Stage
+from .text_stream import Decode, TextStream
+
+OUTLINE = -1  # the index of the root branch, which writes the outline
+
+
+class Origin(StrEnum):
+    """Where a token comes from: sampled after a prompt, an accepted draft, forced by a grammar, or
+    the target's own token after the accepted drafts."""
+
+    PROMPT = "p"
+    DRAFT = "d"
+    FORCED = "f"
+    TARGET = "t"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Token counts of a request: of its prompt, `cached` of them from the prefix cache; of the
+    outline; of the answer."""
+
+    prompt: int = 0
+    cached: int = 0
+    outline: int = 0
+    answer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OutlineRead:
+    """The outline is parsed; titles: of its parts, empty if there are no parts."""
+
+    titles: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchOpened:
+    """A branch starts; index: its place in the answer, OUTLINE for the root branch."""
+
+    index: int
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class BranchContext:
+    """The token ids before a branch's answer; emitted on request (`StreamEvents.contexts`)."""
+
+    index: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokensReused:
+    """A branch's prompt holds cached rows: its runs of token ids in order, each "r" (reused), "c"
+    (recomputed) or "n" (new)."""
+
+    index: int
+    runs: tuple[tuple[tuple[int, ...], str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReused:
+    """`TokensReused` as text."""
+
+    index: int
+    runs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The tokens that one round committed to one branch.
+
+    request: its key. branch: its index, OUTLINE for the root branch. round: the engine's step.
+    origins: an `Origin` for each token. final: the branch has ended.
+    """
+
+    request: str
+    branch: int
+    tokens: tuple[int, ...]
+    round: int
+    origins: str = ""
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TextWritten:
+    """The text that became certain with one `Committed`; step: its round."""
+
+    index: int
+    text: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class BranchFinished:
+    """A branch has ended: stop, length, refused, cancelled, timeout or failed, with the reason."""
+
+    index: int
+    finish: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReady:
+    """The last event of a request."""
+
+    answer: Answer
+    finish: str
+    usage: TokenUsage = field(default_factory=TokenUsage, compare=False)
+
+
+StreamEvent = OutlineRead | BranchOpened | PromptReused | TextWritten | BranchFinished | AnswerReady
+TokenEvent = (
+    OutlineRead
+    | BranchOpened
+    | BranchContext
+    | TokensReused
+    | Committed
+    | BranchFinished
+    | AnswerReady
+)
+NO_REUSE: Mapping[int, Reused] = {}
+
+
+@dataclass(slots=True)
+class StreamEvents:
+    """Emits the token events of one request as its branches grow.
+
+    A request that is computed again commits the same tokens again; they are emitted once.
+
+    contexts: emit `BranchContext` too.
+    """
+
+    contexts: bool = False
+    sent: dict[int, int] = field(default_factory=dict)
+    rounds: dict[int, int] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    outlined: bool = False
+
+    def new(
+        self, request: Request, step: int, reused: Mapping[int, Reused] = NO_REUSE
+    ) -> Iterator[TokenEvent]:
+        """The events since the last call. reused: cached rows by owner."""
+        if request.outline is not None and not self.outlined:
+            self.outlined = True
+            yield OutlineRead(tuple(point.title for point in request.outline.points))
+        for branch in request.all_branches():
+            index = branch.index
+            if branch.stage is Stage.WAITING or index in self.ended:
+                continue
+            if index not in self.sent:
+                self.sent[index] = 0
+                yield BranchOpened(index, branch.title)
+            sent = self.sent[index]
+            if not sent and branch.tokens:
+                yield from self._first_tokens(branch, reused)
+            if len(branch.tokens) > sent or branch.ended:
+                yield self._committed(request, branch, sent, step)
+            if branch.ended:
+                self.ended.add(index)
+                yield BranchFinished(index, str(branch.finish), branch.note)
+
+    def _first_tokens(self, branch: Branch, reused: Mapping[int, Reused]) -> Iterator[TokenEvent]:
+        if self.contexts:
+            yield BranchContext(branch.index, tuple(branch.before))
+        if reused and (runs := tuple(_prompt_runs(branch, reused))):
+            yield TokensReused(branch.index, runs)
+
+    def _committed(self, request: Request, branch: Branch, sent: int, step: int) -> Committed:
+        index = branch.index
+        tokens = tuple(branch.tokens[sent:])
+        first_round = self.rounds.get(index, 0)
+        letters = origins(branch, first_round if first_round <= len(branch.accepted) else 0)
+        self.sent[index] = max(len(branch.tokens), sent)
+        self.rounds[index] = len(branch.accepted)
+        return Committed(
+            request=request.key,
+            branch=index,
+            tokens=tokens,
+            round=step,
+            origins=letters[len(letters) - len(tokens) :],
+            final=branch.ended,
+        )
+
+
+class Detokenizer:
+    """Turns the token events of one request into text events."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._texts: dict[int, tuple[TextStream, list[int]]] = {}
+
+    def events(self, token_events: Iterable[TokenEvent]) -> Iterator[StreamEvent]:
+        for event in token_events:
+            if isinstance(event, TokensReused):
+                runs = tuple((self._decode(list(ids)), kind) for ids, kind in event.runs)
+                yield PromptReused(event.index, runs)
+            elif isinstance(event, Committed):
+                if text := self._text(event):
+                    yield TextWritten(event.branch, text, event.round)
+            elif not isinstance(event, BranchContext):
+                yield event
+
+    def _text(self, event: Committed) -> str:
+        stream, tokens = self._texts.setdefault(event.branch, (TextStream(self._decode), []))
+        tokens += event.tokens
+        before = len(stream.text)
+        return stream.update(tokens, final=event.final)[before:]
+
+
+def _prompt_runs(
+    branch: Branch, reused: Mapping[int, Reused]
+) -> Iterator[tuple[tuple[int, ...], str]]:
+    """A branch's prompt as runs of tokens with one origin; empty if no row was reused.
+
+    The shared prefix precedes the prompt of the root branch, or of the only branch.
+    """
+    request = branch.request
+    rows = [(branch.owner, list(branch.prompt), branch.start)]
+    if branch.is_root or (request.root is None and branch.index == 0):
+        rows.insert(0, (request.prefix_owner, request.context, 0))
+    for owner, ids, start in rows:
+        reuse = reused.get(owner)
+        if reuse is None or not reuse.cached:
+            continue
+        steps = range(start, start + len(ids))
+        kinds = ["c" if at in reuse.picked else "r" if at in reuse.cached else "n" for at in steps]
+        for kind, run in groupby(zip(kinds, ids, strict=True), itemgetter(0)):
+            yield tuple(token for _, token in run), kind
+
+
+def origins(branch: Branch, first_round: int = 0) -> str:
+    """An `Origin` letter for each token of a branch's rounds from `first_round` on; round 0 also
+    covers the token that was sampled after the prompt."""
+    text = ""
+    for at in range(first_round, len(branch.accepted)):
+        drafted = min(branch.accepted[at], branch.emitted[at])
+        kind = Origin.FORCED if branch.forced[at] else Origin.DRAFT
+        text += kind * drafted + Origin.TARGET * (branch.emitted[at] - drafted)
+    before = len(branch.tokens) - len(text)
+    return Origin.PROMPT * min(before, 1) + Origin.TARGET * (before - 1) + text
+
+
+def finish_of(answer: Answer) -> str:
+    """The worst finish reason of the sections, and of the combined answer if there is one."""
+    reasons = {section.finish for section in answer.sections}
+    if answer.combined is not None and answer.combined.finish != "refused":
+        reasons.add(answer.combined.finish)
+    worst_first = ("failed", "timeout", "refused", "cancelled", "length", "stop")
+    return next((reason for reason in worst_first if reason in reasons), "cancelled")
+
+
+def answer_ready(answer: Answer, request: Request) -> AnswerReady:
+    """The last event of a request, with its token counts."""
+    usage = TokenUsage(
+        prompt=request.prompt_size,
+        cached=request.reused,
+        outline=len(request.root.tokens) if request.root is not None else 0,
+        answer=sum(len(branch.tokens) for branch in request.branches),
+    )
+    return AnswerReady(answer, finish_of(answer), usage)
+
+
+@dataclass(slots=True)
+class ReadingOrder:
+    """The text of an answer in reading order, as soon as each piece of it is certain.
+
+    Branches write side by side: the text of the first unfinished one is released, the others'
+    texts wait. Where the graph combines the parts, only the combined answer is released.
+    The joined pieces are `Answer.text`; so blanks at the end of a part wait for the next text.
+
+    Args:
+        combines: the graph combines the parts into one answer. raw: keep all blanks.
+    """
+
+    combines: bool = False
+    raw: bool = False
+    titles: tuple[str, ...] = ()
+    _texts: dict[int, str] = field(default_factory=dict)
+    _ended: set[int] = field(default_factory=set)
+    _current: int = 0
+    _started: bool = False
+
+    @classmethod
+    def of(cls, graph: Graph, *, raw: bool = False) -> "ReadingOrder":
+        skeleton = graph.skeleton
+        return cls(skeleton is not None and skeleton.merge != "concat", raw)
+
+    def read(self, event: StreamEvent) -> str:
+        """The text that an event releases."""
+        if isinstance(event, OutlineRead):
+            return self.outlined(event.titles)
+        if isinstance(event, TextWritten):
+            return self.written(event.index, event.text)
+        if isinstance(event, BranchFinished):
+            return self.ended(event.index)
+        return ""
+
+    def outlined(self, titles: Sequence[str]) -> str:
+        self.titles = tuple(titles)
+        self._current = len(titles) if self.combines and len(titles) > 1 else 0
+        return ""
+
+    def written(self, index: int, text: str) -> str:
+        if index < self._current:
+            return ""
+        self._texts[index] = self._texts.get(index, "") + text
+        return self._release()
+
+    def ended(self, index: int) -> str:
+        if index < self._current:
+            return ""
+        self._ended.add(index)
+        return self._release()
+
+    def _release(self) -> str:
+        text = ""
+        while self._current in self._texts or self._current in self._ended:
+            done = self._current in self._ended
+            text += self._certain(self._texts.pop(self._current, ""), done)
+            if not done:
+                break
+            self._current += 1
+            self._started = False
+        return text
+
+    def _certain(self, text: str, done: bool) -> str:
+        """The certain text of the current part."""
+        if self.raw:
+            return text
+        heading = ""
+        if not self._started:
+            text = text.lstrip()
+            if not (text or done):
+                return ""
+            self._started = True
+            heading = self._heading(self._current)
+        certain = text.rstrip()
+        if not done and len(certain) < len(text):
+            self._texts[self._current] = text[len(certain) :]
+        return heading + certain
+
+    def _heading(self, index: int) -> str:
+        """The heading of a part, as in the whole answer."""
+        if index >= len(self.titles):
+            return ""
+        gap = "\n\n" if index > 0 else ""
+        return f"{gap}{index + 1}. {self.titles[index]}\n\n"
+
+
+def text_pieces(events: Iterator[StreamEvent], graph: Graph) -> Iterator[str]:
+    """The text of an answer in reading order."""
+    order = ReadingOrder.of(graph)
+    for event in events:
+        if text := order.read(event):
+            yield text
