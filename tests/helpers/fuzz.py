@@ -21,7 +21,7 @@ from specsot.engine.cli.main import main
 from specsot.engine.errors import Code
 from specsot.engine.prepare.files import SHIPPED, graph_names, open_graph
 from specsot.engine.prepare.repeat import graph_yaml
-from specsot.engine.run import opening, session
+from specsot.engine.run import session
 
 SECONDS = 60  # in which every command has to come to its end
 NEVER = ("Traceback", "fault of specsot", "Exception ignored")
@@ -84,7 +84,7 @@ class Tally:
 def loaded_once() -> Iterator[None]:
     """Models are loaded once for all commands of this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opening, "load_models", cache(opening.load_models))
+        patch.setattr(session, "load_models", cache(session.load_models))
         patch.setattr(session, "with_drafter", cache(session.with_drafter))
         yield
 
