@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..ops.attention.metadata import AttentionGroup, AttentionMetadata
+from ..ops.attention.backends import AttentionPlan
+from ..ops.attention.metadata import AttentionGroup
 from ..ops.blend import Blend, BlendReport, RowRole, deviation, pick, where_true
 from ..ops.kv.pool import KVCache
 from ..ops.layer_plan import LayerPlan, LayerStatus, compile_layer_plan
@@ -55,7 +56,7 @@ class Blender(LayerHook):
         plan: LayerPlan,
         positions_BQ: Tensor,
         slots_BQ: Tensor,
-        attention: AttentionMetadata,
+        attention: AttentionPlan,
         kv: KVCache,
         blend: Blend,
     ) -> None:
@@ -192,7 +193,7 @@ class Blender(LayerHook):
             group_rows = None if len(queries) == 1 else rows_GW.view(query_GW.shape)
             groups.append(replace(group, rows_Gq=group_rows, mask_GqK=mask_GWK))
         slots_N = self.slots_N[row_N].where(valid_N, self.kv.scratch)
-        attention = AttentionMetadata(tuple(groups))
+        attention = replace(self.attention, groups=tuple(groups))
         return self.model.attention_inputs(self.positions_N[row_N], slots_N, attention)
 
     def _bottom_right(self, width: int) -> Tensor:

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.attention.backends import window_mask
-from ..ops.attention.metadata import AttentionMetadata
+from ..ops.attention.backends import AttentionPlan, window_mask
 from ..ops.blend import Blend, ChunkKV
 from ..ops.forward import TargetOutput
 from ..ops.kv.pool import KVCache
@@ -113,7 +112,7 @@ class Decoder(PoolModel):
         tokens_BQ: Tensor,
         positions_BQ: Tensor,
         slots_BQ: Tensor,
-        attention: AttentionMetadata,
+        attention: AttentionPlan,
         kv: KVCache,
         plan: LayerPlan,
         logit_rows_R: Tensor,
@@ -233,7 +232,7 @@ class Decoder(PoolModel):
             self.num_layers, self.kv_heads, self.head_dim, count, dtype=self.dtype, device=device
         )
         steps_Q = torch.arange(count, device=device)
-        inputs = self.attention_inputs(steps_Q, steps_Q, AttentionMetadata.causal(count, device))
+        inputs = self.attention_inputs(steps_Q, steps_Q, AttentionPlan.causal(count, device))
         hook = KeyRecorder(inputs, drop)
         x_QH = F.embedding(torch.tensor(ids, device=device), self.embed)
         *tapped, _ = self.run_layers(x_QH, inputs, kv, taps, hook)

@@ -1,26 +1,21 @@
 """What the layers of all models are made of, on flat rows [N, ...] with N = B * Q."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.attention.backends import Attend, dense, to_bias, with_sums
-from ..ops.attention.metadata import AttentionMetadata
+from ..ops.attention.backends import AttentionPlan, LayerAttention, Narrow
 from ..ops.kv.pool import KVCache
-from ..ops.kv.slots import SlotRun
 from .config import DecoderConfig, DecoderShape, RopeConfig
 from .linear import Fused, Linear, linear
 
 Angles = tuple[Tensor, Tensor]
 """cos and signed sin, each [N, 1, head_dim], for `rotate`."""
-
-Narrow = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(mask_GqK, positions_Gq of rows, positions_GK of slots) -> the mask of one kind of layer."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -95,91 +90,18 @@ def rotate_back(x_Nhd: Tensor, cos_N1d: Tensor, sin_N1d: Tensor) -> Tensor:
     return rotate(x_Nhd, cos_N1d, -sin_N1d) / (cos_N1d.square() + sin_N1d.square())
 
 
-class GroupInputs(NamedTuple):
-    """An `AttentionGroup` as a layer reads it; bias_G1qK: its mask with the query groups folded in,
-    as `to_bias` makes it."""
-
-    rows_Gq: Tensor | None
-    keys: SlotRun | Tensor
-    bias_G1qK: Tensor
-
-
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
     """What every layer of one forward needs to know about its rows.
 
-    cos, sin: [N, 1, head_dim]. slots_N: int64, flat slots that the rows are written to. merged:
-        whether rows are in several groups, see `AttentionMetadata`.
+    attention: the plan of the forward for layers of one kind. cos, sin: [N, 1, head_dim]. slots_N:
+        int64, flat slots that the rows are written to.
     """
 
-    groups: tuple[GroupInputs, ...]
+    attention: LayerAttention
     cos_N1d: Tensor
     sin_N1d: Tensor
     slots_N: Tensor
-    merged: bool = False
-
-
-def group_inputs(
-    attention: AttentionMetadata,
-    positions_N: Tensor,
-    groups: int,
-    dtype: torch.dtype,
-    narrow: Narrow | None = None,
-) -> tuple[GroupInputs, ...]:
-    """A forward's groups for layers with `groups` query heads for each key head.
-
-    Args:
-        narrow: cuts the masks of layers with a window; None leaves them as they are.
-    """
-    inputs = []
-    for group in attention.groups:
-        mask_GqK = group.mask_GqK
-        if narrow is not None:
-            mask_GqK = narrow(mask_GqK, group.of_rows(positions_N), group.positions_GK)
-        inputs.append(GroupInputs(group.rows_Gq, group.keys, to_bias(mask_GqK, groups, dtype)))
-    return tuple(inputs)
-
-
-def attend_pool(
-    q_Nhd: Tensor, layer: int, inputs: AttentionInputs, kv: KVCache, attend: Attend = dense
-) -> Tensor:
-    """Every group attends to its own slots of one layer -> [N, heads * head_dim]."""
-    if inputs.merged:
-        return _attend_merged(q_Nhd, layer, inputs.groups, kv)
-    rows, heads, dim = q_Nhd.shape
-    alone = len(inputs.groups) == 1 and inputs.groups[0].rows_Gq is None
-    out_NI = q_Nhd if alone else q_Nhd.new_zeros(rows, heads * dim)
-    for group in inputs.groups:
-        rows_M = None if group.rows_Gq is None else group.rows_Gq.flatten()
-        q_Mhd = q_Nhd if rows_M is None else q_Nhd.index_select(0, rows_M)
-        keys, values = kv.get_valid(layer, group.keys)
-        q_Gqhd = q_Mhd.view(keys.shape[0], -1, heads, dim)
-        group_MI = attend(q_Gqhd, keys, values, group.bias_G1qK).reshape(q_Mhd.shape[0], -1)
-        if rows_M is None:
-            return group_MI
-        out_NI.index_copy_(0, rows_M, group_MI)
-    return out_NI
-
-
-def _attend_merged(q_Nhd: Tensor, layer: int, groups: Sequence[GroupInputs], kv: KVCache) -> Tensor:
-    """The same where rows are in several groups: softmax over all their slots is the mean of the
-    groups' results, weighted by the sums of their exponentials. At least float32 throughout."""
-    wide = torch.promote_types(q_Nhd.dtype, torch.float32)
-    out_Nhd = torch.zeros_like(q_Nhd, dtype=wide)
-    sums_Nh = out_Nhd.new_full(q_Nhd.shape[:2], torch.finfo(wide).min)
-    for group in groups:
-        rows_M = slice(None) if group.rows_Gq is None else group.rows_Gq.flatten()
-        keys, values = kv.get_valid(layer, group.keys)
-        q_Gqhd = q_Nhd[rows_M].view(len(keys), -1, *q_Nhd.shape[1:])
-        more_Gqhd, more_Gqh = with_sums(q_Gqhd, keys, values, group.bias_G1qK)
-        old_Mh = sums_Nh[rows_M]
-        new_Mh = more_Gqh.flatten(0, 1)
-        both_Mh = torch.logaddexp(old_Mh, new_Mh)
-        merged_Mhd = out_Nhd[rows_M] * (old_Mh - both_Mh).exp()[..., None]
-        merged_Mhd += more_Gqhd.flatten(0, 1) * (new_Mh - both_Mh).exp()[..., None]
-        out_Nhd[rows_M] = merged_Mhd
-        sums_Nh[rows_M] = both_Mh
-    return out_Nhd.flatten(1).to(q_Nhd.dtype)
 
 
 def wide_logits(x_RH: Tensor, head: Tensor | Linear) -> Tensor:
@@ -276,7 +198,8 @@ class DecoderLayer(nn.Module):
             qk_Nhd = torch.addcmul(qk_Nhd * inputs.cos_N1d, turned_Nhd, inputs.sin_N1d)
             q_Nhd, k_Ngd = torch.split_with_sizes(qk_Nhd, (self.heads, self.kv_heads), 1)
             kv.write_(index, inputs.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
-            attended_NI = attend_pool(q_Nhd, index, inputs, kv)
+            attention = inputs.attention
+            attended_NI = attention.backend.run(q_Nhd, *kv.layers[index], attention)
         x_NH = self.o.forward(attended_NI, x_NH)
         both_NI = self.gate_up.forward(rms_norm(x_NH, self.post_norm.weight, self.eps))
         gate_NI, up_NI = torch.split_with_sizes(both_NI, (self.inner, self.inner), -1)
@@ -384,7 +307,9 @@ class DrafterLayer(nn.Module):
         written into layer `index` of the pool."""
         q, k, v = self.self_attn.project(x_NW, (inputs.cos_N1d, inputs.sin_N1d))
         kv.write_(index, inputs.slots_N, k.transpose(0, 1), v.transpose(0, 1))
-        return self.finish(residual_NH, attend_pool(q, index, inputs, kv))
+        attention = inputs.attention
+        attended_ND = attention.backend.run(q, *kv.layers[index], attention)
+        return self.finish(residual_NH, attended_ND)
 
     def finish(self, residual_NH: Tensor, attended_ND: Tensor) -> Tensor:
         """Everything after attention: output projection, residual, SwiGLU."""
@@ -443,7 +368,7 @@ class PoolModel(nn.Module):
         return (cos, sin) if dtype == torch.float32 else (cos.to(dtype), sin.to(dtype))
 
     def attention_inputs(
-        self, positions_BQ: Tensor, slots_BQ: Tensor, attention: AttentionMetadata
+        self, positions_BQ: Tensor, slots_BQ: Tensor, attention: AttentionPlan
     ) -> dict[Any, AttentionInputs]:
         """What the layers see, by their kind."""
         positions_N = positions_BQ.flatten()
@@ -451,6 +376,6 @@ class PoolModel(nn.Module):
         cos_N1d, sin_N1d = self.angles(positions_N)
         inputs = {}
         for kind, narrow in self.narrows.items():
-            groups = group_inputs(attention, positions_N, self.groups, cos_N1d.dtype, narrow)
-            inputs[kind] = AttentionInputs(groups, cos_N1d, sin_N1d, slots_N, attention.merged)
+            plan = attention.for_layers(positions_N, self.groups, cos_N1d.dtype, narrow)
+            inputs[kind] = AttentionInputs(plan, cos_N1d, sin_N1d, slots_N)
         return inputs

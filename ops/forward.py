@@ -5,7 +5,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .attention.metadata import AttentionMetadata
+from .attention.backends import AttentionPlan, backend
+from .attention.metadata import AttentionMetadata, TreeMask
 from .blend import Blend, BlendReport
 from .kv.pool import KVCache
 from .layer_plan import LayerPlan, LayerStatus, compile_layer_plan
@@ -44,7 +45,7 @@ class Target(Pooled, Protocol):
         tokens_BQ: Tensor,
         positions_BQ: Tensor,
         slots_BQ: Tensor,
-        attention: AttentionMetadata,
+        attention: AttentionPlan,
         kv: KVCache,
         plan: LayerPlan,
         logit_rows_R: Tensor,
@@ -82,7 +83,7 @@ class HiddenDrafter(Pooled, Protocol):
         hidden_BQH: Tensor,
         positions_BQ: Tensor,
         slots_BQ: Tensor,
-        attention: AttentionMetadata,
+        attention: AttentionPlan,
         kv: KVCache,
     ) -> Tensor:
         """Row j: token j+1 with the feature of token j, at position j -> hidden_BQH for j+1."""
@@ -127,7 +128,7 @@ class BlockDrafter(Pooled, Protocol):
         tokens_BQ: Tensor,
         positions_BQ: Tensor,
         slots_BQ: Tensor,
-        attention: AttentionMetadata,
+        attention: AttentionPlan,
         kv: KVCache,
     ) -> Tensor:
         """Blocks -> hidden_BQH for `logits`; writes their rows, which nobody keeps, into `kv`.
@@ -144,6 +145,48 @@ class BlockDrafter(Pooled, Protocol):
         ...
 
 
+@op("mask.build", writes="attention")
+def plan_attention(rows: Rows, kv: KVCache, *, attention: str = "auto") -> AttentionPlan:
+    """Plan the attention of a forward: groups of rows, the slots that each sees, and masks.
+
+    Args:
+        attention: name of the backend.
+    """
+    readable = kv.committed.copy()
+    readable[rows.prompt_slots] = True
+    positions_BQ = rows.positions_BQ
+    tree = None
+    packed = rows.packed_trees
+    if packed is not None:
+        count = rows.node_rows_ST.size
+        tree = TreeMask(
+            rows_ST=rows.node_rows_ST.reshape(1, -1),
+            slots_ST=rows.node_slots_ST.reshape(1, -1),
+            visible_STT=packed.visible(rows.ancestors_STT)[None],
+            positions_ST=positions_BQ[:1, :count],
+            segment_R=rows.tree_segment_R,
+        )
+    elif not readable[rows.node_slots_ST].all():
+        tree = TreeMask(
+            rows_ST=rows.node_rows_ST,
+            slots_ST=rows.node_slots_ST,
+            visible_STT=rows.ancestors_STT,
+            positions_ST=rows.of_trees(positions_BQ),
+            roots_shared=rows.live is not None,
+        )
+    metadata = AttentionMetadata(
+        kv=kv,
+        sequences=rows.sequences,
+        visibility=rows.visibility,
+        segment_N=rows.segment_N,
+        positions_N=positions_BQ.view(-1),
+        readable=readable,
+        tree=tree,
+        equal_lengths=rows.blend is not None,
+    )
+    return backend(attention).plan(metadata)
+
+
 @op("plan.compile", writes="plan")
 def compile_plan(target: Target, rows: Rows) -> LayerPlan:
     """One status per layer: DECODE when trees are verified, FULL for a prefill alone; with cached
@@ -158,7 +201,7 @@ def compile_plan(target: Target, rows: Rows) -> LayerPlan:
 def forward_(
     target: Target,
     rows: Rows,
-    attention: AttentionMetadata,
+    attention: AttentionPlan,
     plan: LayerPlan,
     kv: KVCache,
     taps: tuple[int, ...],
@@ -171,7 +214,7 @@ def forward_(
     """
     if not rows.tokens_BQ.numel():  # nobody could start: everyone was refused
         return torch.zeros(0, target.vocab_size, device=rows.tokens_BQ.device), None, None
-    some = rows.live if rows.forest is None else rows.forest
+    some = rows.live if rows.packed_trees is None else rows.packed_trees
     node_rows = rows.nodes_ST.view(-1) if some is None else some.rows
     output = target.forward(
         rows.tokens_BQ,

@@ -123,7 +123,7 @@ class Frame:
         return value_BQ.index_select(0, self.index_S)
 
 
-class Forest(NamedTuple):
+class PackedTrees(NamedTuple):
     """Both ways between the nodes of trees and the first R rows of a forward.
 
     nodes_ST: int64, the row of each node, the root first; a node without a row has its root's.
@@ -189,7 +189,7 @@ class LiveNodes(NamedTuple):
         return value_RV.index_select(0, torch.cat([self.index_X, others]))
 
 
-def plant(valid_SN: Tensor, shared: int) -> Forest:
+def pack_trees(valid_SN: Tensor, shared: int) -> PackedTrees:
     """Give every valid node a row, without a look at the values from the host.
 
     Args:
@@ -205,15 +205,15 @@ def plant(valid_SN: Tensor, shared: int) -> Forest:
     none_S = torch.zeros_like(root_S1[:, 0])
     tree_M = (index_M // max(drafted, 1)).masked_fill(nobody_M, -1)
     node_M = (index_M % max(drafted, 1) + 1).masked_fill(nobody_M, -1)
-    return Forest(
+    return PackedTrees(
         torch.cat([root_S1, row_SN], dim=1),
         torch.cat([root_S1[:, 0], tree_M]),
         torch.cat([none_S, node_M]),
     )
 
 
-def places(has_ST: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """`Forest.nodes_ST` on the host, from which nodes have a row (the roots always do)."""
+def packed_places(has_ST: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """`PackedTrees.nodes_ST` on the host, from which nodes have a row (the roots always do)."""
     trees = len(has_ST)
     row_SN = trees - 1 + np.cumsum(has_ST[:, 1:]).reshape(trees, -1)
     root_S1 = np.arange(trees)[:, None]

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .attention.stacks import Lineages, Member
+from .attention.metadata import QuerySequence, Visibility
 from .blend import Blend
 from .kv.slots import NOBODY, Ints
-from .row_layout import AlignmentState, ContinuousDecodingState, Forest, Frame, LiveNodes
+from .row_layout import AlignmentState, ContinuousDecodingState, Frame, LiveNodes, PackedTrees
 from .sampling.processors import Sampler
 
 
@@ -29,10 +29,10 @@ class Rows:
 
     tokens_BQ, positions_BQ, slots_BQ: int64. Slots are flat indices into the pool; padding has
         the scratch slot.
-    lineages, segment_N: the segments of the rows, and int32, the number of each row's in it (that
+    visibility, segment_N: the segments of the rows, and int32, the number of each row's in it (that
         behind the last one for padding).
-    members: which rows may see the same part of the pool. prompt_slots: int32, the slots of rows
-        that the host knows: those of prompts, and of roots without drafts.
+    sequences: the rows that may see the same part of the pool. prompt_slots: int32, the slots of
+        rows that the host knows: those of prompts, and of roots without drafts.
     nodes_ST: int64, flat indices (b * Q + q) of each tree's nodes, the root first.
     ancestors_STT: bool, for each tree which nodes are ancestors-or-self of which.
     tips_R: int64, flat indices of the prefill rows whose logits draw a root token.
@@ -40,7 +40,7 @@ class Rows:
     node_rows_ST, node_slots_ST: int32 on the host, the flat indices and the slots of the nodes;
         int32 [R] of their rows if the device alone knows whose they are.
     alignment: how the rows are padded; None under ``bim``.
-    forest: which row is whose node, if not every node has a row and the device alone knows which;
+    packed_trees: the rows of the nodes, if only the device knows which nodes have a row;
         such a node has its root's in `nodes_ST`. tree_segment_R: int64, the number of the segment
         of each of its rows.
     live: the rows of trees that differ in size, if the host knows their sizes; a node without a row
@@ -53,9 +53,9 @@ class Rows:
     tokens_BQ: Tensor
     positions_BQ: Tensor
     slots_BQ: Tensor
-    lineages: Lineages
+    visibility: Visibility
     segment_N: Ints
-    members: tuple[Member, ...]
+    sequences: tuple[QuerySequence, ...]
     prompt_slots: Ints
     nodes_ST: Tensor
     ancestors_STT: Tensor
@@ -66,7 +66,7 @@ class Rows:
     bound_tips: tuple[int, ...] = ()
     alignment: AlignmentState | ContinuousDecodingState | None = None
     sampler: Sampler | None = None
-    forest: Forest | None = None
+    packed_trees: PackedTrees | None = None
     live: LiveNodes | None = None
     tree_segment_R: Tensor | None = None
     blend: Blend | None = None
@@ -82,7 +82,7 @@ class Rows:
     @property
     def owner_N(self) -> Ints:
         """int32, the id of each row's segment, NOBODY for padding."""
-        return np.append(self.lineages.ids_S, np.int32(NOBODY))[self.segment_N]
+        return np.append(self.visibility.ids_S, np.int32(NOBODY))[self.segment_N]
 
     def of_trees(self, value_BQ: Tensor) -> Tensor:
         """A value of every row -> [S, T], of the tree nodes alone."""
@@ -174,8 +174,8 @@ class DraftRows:
     features_NF: what the drafter needs to know of the target (its true features) at each row that
         is no padding, None for drafters that read tokens alone; index_N the flat indices
         (b * Q + q) of these rows, increasing.
-    segment_S, start_S: the number of each branch's segment in `rows.lineages`, and the position of
-        its root token (host ints); position_S, root_S: int64, the same position, and the token.
+    segment_S, start_S: the number of each branch's segment in `rows.visibility`, and the position
+        of its root token (host ints); position_S, root_S: int64, the same position, and the token.
     frame: where the branches lie in the tensors of a forward.
     sampler: how the active branches' next tokens are drawn, as in `Rows`.
     attention: the backend of the drafter's forwards, as for `mask.build`.

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..ops.attention.stacks import Member
+from ..ops.attention.metadata import QuerySequence
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import UNKNOWN, Ints
 from ..ops.row_layout import AlignmentManager, AlignmentState, ContinuousDecodingState, Frame
@@ -227,7 +227,7 @@ class Layout:
             *(() if roots is None else roots[2:]),
         )
 
-    def members(self, packed: PackedQueries, trees: int) -> tuple[Member, ...]:
+    def members(self, packed: PackedQueries, trees: int) -> tuple[QuerySequence, ...]:
         """Who sees what part of the pool: whoever goes on behind the same segments.
 
         Where the trees' rows are shared, the device alone knows whose they are: then the requests
@@ -243,7 +243,7 @@ class Layout:
             homes = drafted if shared and at < trees else run.homes
             parts.setdefault(homes, []).append(flat)
         return tuple(
-            Member(np.concatenate(flats, dtype=np.int64), 0, homes)
+            QuerySequence(np.concatenate(flats, dtype=np.int64), 0, homes)
             for homes, flats in parts.items()
         )
 
@@ -270,7 +270,7 @@ class Layout:
         order = sorted(range(len(copies)), key=lambda i: int(packed.flat[i][0]))
         features = [part for i in order if (part := copies[i][1]) is not None]
         rows = self._chains(kv, packed, [last[one[0]] for one in active])
-        number = {owner: at for at, owner in enumerate(rows.lineages.ids_S.tolist())}
+        number = {owner: at for at, owner in enumerate(rows.visibility.ids_S.tolist())}
         active_S3 = self._ids(active).view(-1, 3)
         return DraftRows(
             replace(rows, alignment=None if self.packed else packed.aligned),
@@ -425,13 +425,13 @@ class BatchingLayout(RowPerBranch):
         for pool in pools:
             pool.retire_([prefix], row)
 
-    def members(self, packed: PackedQueries, trees: int) -> tuple[Member, ...]:
+    def members(self, packed: PackedQueries, trees: int) -> tuple[QuerySequence, ...]:
         """Each row of the pool by itself, with all its padding."""
         count = packed.height
         size = packed.queries
         first = packed.first_row
         rows = np.arange(count * size).reshape(count, size)
-        return tuple(Member(rows[b], first + b, ()) for b in range(count)) if size else ()
+        return tuple(QuerySequence(rows[b], first + b, ()) for b in range(count)) if size else ()
 
     def leave_(self, owners: Iterable[int]) -> None:
         """Branches and requests that ended have no rows any more."""

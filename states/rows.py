@@ -14,7 +14,7 @@ from torch import Tensor
 from ..ops.attention.metadata import tensor
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import Ints
-from ..ops.row_layout import AlignmentManager, AlignmentState, LiveNodes, places, plant
+from ..ops.row_layout import AlignmentManager, AlignmentState, LiveNodes, pack_trees, packed_places
 from ..ops.tree import ancestors
 from ..ops.types import Proposal, Rows
 
@@ -172,7 +172,7 @@ class PlacedRows:
         padding = self.padding + self.fresh.size - int(np.count_nonzero(has_ST))
         if self.tree_rows.ndim == 2:
             return self if padding == self.padding else replace(self, padding=padding)
-        place_ST = places(has_ST)
+        place_ST = packed_places(has_ST)
         rows_ST = self.tree_rows[place_ST]
         slots_ST = self.tree_slots[place_ST]
         return replace(self, padding=padding, tree_rows=rows_ST, tree_slots=slots_ST)
@@ -239,12 +239,12 @@ def grow(rows: Rows, trees: Trees, flat: Ints, slots: Ints, shared: int | None) 
 
 def _share(rows: Rows, trees: Trees, tokens_ST: Tensor, positions_ST: Tensor, shared: int) -> Rows:
     """Rows that begin with the trees, each with the node that it belongs to."""
-    forest = plant(trees.proposal.valid_SN, shared)
+    forest = pack_trees(trees.proposal.valid_SN, shared)
     part = slice(len(forest.tree_R))
     device = tokens_ST.device
-    numbers = {segment: number for number, segment in enumerate(rows.lineages.ids_S.tolist())}
+    numbers = {segment: number for number, segment in enumerate(rows.visibility.ids_S.tolist())}
     number_S = torch.as_tensor([numbers[owner] for owner in trees.owners], device=device)
     rows.tokens_BQ[0, part] = forest.pick(tokens_ST, 0)
     rows.positions_BQ[0, part] = forest.pick(positions_ST, 0)
     segment_R = forest.pick(number_S[:, None].expand(tokens_ST.shape), len(numbers))
-    return replace(rows, nodes_ST=forest.nodes_ST, forest=forest, tree_segment_R=segment_R)
+    return replace(rows, nodes_ST=forest.nodes_ST, packed_trees=forest, tree_segment_R=segment_R)

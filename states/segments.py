@@ -10,7 +10,7 @@ from itertools import count
 
 import numpy as np
 
-from ..ops.attention.stacks import Lineages
+from ..ops.attention.metadata import Visibility
 from ..ops.kv.slots import NOBODY
 
 
@@ -32,7 +32,7 @@ class SegmentTree:
         self._reads: dict[int, tuple[int, ...]] = {}
         # what rounds ask for again and again, until the tree changes
         self._seen: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        self._told: tuple[tuple[int, ...], Lineages] | None = None
+        self._told: tuple[tuple[int, ...], Visibility] | None = None
 
     def __len__(self) -> int:
         return len(self._parent)
@@ -116,7 +116,7 @@ class SegmentTree:
             known = self._seen[segment] = lineage, homes
         return known
 
-    def lineages(self, segments: Sequence[int]) -> Lineages:
+    def lineages(self, segments: Sequence[int]) -> Visibility:
         """What attention has to know of these segments."""
         asked = tuple(segments)
         if self._told is not None and self._told[0] == asked:
@@ -126,7 +126,7 @@ class SegmentTree:
         paths = [[*path, *[NOBODY] * (most - len(path))] for path, _ in sights]
         path_SA = np.array(paths, np.int32).reshape(len(paths), most)
         homes = tuple(homes for _, homes in sights)
-        told = Lineages(np.array(segments, np.int32), path_SA, homes)
+        told = Visibility(np.array(segments, np.int32), path_SA, homes)
         self._told = asked, told
         return told
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops.attention.metadata import AttentionMetadata
+from ...ops.attention.backends import AttentionPlan
 from ...ops.kv.pool import KVCache
 from ...ops.layer_plan import LayerStatus
 from ...states.drafting import OutlineSide
@@ -137,7 +137,7 @@ def _fresh_rows(models: Models, takes: str, ids: list[int], rows: int) -> Tensor
     kv = new_pool(drafter, rows, 1, models)
     ids_1Q = torch.tensor([ids[: rows + 1]], device=device)
     steps_1Q = torch.arange(rows, device=device)[None]
-    attention = AttentionMetadata.causal(rows, device)
+    attention = AttentionPlan.causal(rows, device)
     if takes == "text":
         plan = (LayerStatus.FULL,) * drafter.num_layers
         last_1 = steps_1Q[0, -1:]

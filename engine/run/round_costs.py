@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...models.files import ModelError
-from ...ops.attention.metadata import AttentionMetadata
+from ...ops.attention.backends import AttentionPlan
 from ...ops.draft.costs import Curve, RoundCosts
 from ...ops.kv.pool import KVCache
 from ...states.graph.drafter_spec import Drafter
@@ -71,7 +71,7 @@ def _head_forward(drafter: Any, pairs: bool) -> Forward:
         tokens_1Q = torch.ones(1, count, dtype=torch.int64, device=device)
         slots_1Q = torch.arange(start, end, device=device)[None]
         slots_1K = torch.arange(end, device=device)[None]
-        attention = AttentionMetadata.dense(slots_1Q[:, :, None] >= slots_1K[:, None], slots_1K)
+        attention = AttentionPlan.dense(slots_1Q[:, :, None] >= slots_1K[:, None], slots_1K)
         inputs = [tokens_1Q]
         if pairs:
             inputs.append(torch.zeros(1, count, width, dtype=kv.data.dtype, device=device))

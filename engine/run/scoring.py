@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops.attention.metadata import AttentionMetadata
+from ...ops.attention.backends import AttentionPlan
 from ...ops.forward import TargetOutput
 from ...ops.host import HostReader
 from ...ops.kv.pool import KVCache
@@ -156,9 +156,9 @@ def prefill(
     if segments:
         positions_Q, mask_QQ = visible(segments, end)
         positions_1Q = positions_Q.to(device)[None]
-        attention = AttentionMetadata.dense(mask_QQ.to(device)[None], positions_1Q)
+        attention = AttentionPlan.dense(mask_QQ.to(device)[None], positions_1Q)
     else:
-        attention = AttentionMetadata.dense(slots_1Q[:, :, None] >= slots_1K[:, None], slots_1K)
+        attention = AttentionPlan.dense(slots_1Q[:, :, None] >= slots_1K[:, None], slots_1K)
     with torch.inference_mode():
         output: TargetOutput = target.forward(
             torch.tensor([list(ids)], device=device),

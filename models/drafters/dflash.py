@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...ops.attention.backends import window_mask
-from ...ops.attention.metadata import AttentionMetadata
+from ...ops.attention.backends import AttentionPlan, window_mask
 from ...ops.kv.pool import KVCache
 from ..layers import DrafterLayer, PoolModel, RMSNorm, wide_logits
 from ..linear import Linear
@@ -91,7 +90,7 @@ class DFlashDraftModel(PoolModel):
         tokens_BQ: Tensor,
         positions_BQ: Tensor,
         slots_BQ: Tensor,
-        attention: AttentionMetadata,
+        attention: AttentionPlan,
         kv: KVCache,
     ) -> Tensor:
         """See `BlockDrafter.forward`."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...ops.attention.metadata import AttentionMetadata
+from ...ops.attention.backends import AttentionPlan
 from ...ops.kv.pool import KVCache
 from ..config import DecoderShape
 from ..layers import DrafterLayer, PoolModel, RMSNorm, rms_norm, wide_logits
@@ -53,7 +53,7 @@ class EagleHead(PoolModel):
         hidden_BQH: Tensor,
         positions_BQ: Tensor,
         slots_BQ: Tensor,
-        attention: AttentionMetadata,
+        attention: AttentionPlan,
         kv: KVCache,
     ) -> Tensor:
         """See `HiddenDrafter.forward`."""

@@ -1,24 +1,165 @@
-"""Attention over a KV pool: backends behind one signature.
+"""Attention backends: how the rows of a forward attend to the slots of a pool.
+
+A backend is a class with a name, which a graph gives as `attention`. It makes a plan of a forward
+once, from its `AttentionMetadata`, and runs every layer by it. To add one, put a subclass of
+`AttentionBackend` into a file of this package, or into an installed package with an entry point of
+the group `specsot.attention`.
 
 Grouped-query attention folds the query groups into the query axis, so that keys and values stay
 views of the pool: [B, kv_heads, G * Q, d] against [B, kv_heads, K, d].
 """
 
-from collections.abc import Callable
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(queries_BQhd, keys_BgKd, values_BgKd, bias_B1QK) -> [B, Q, h, d], with bias from `to_bias`."""
+from ..kv.slots import SlotRun
+from .metadata import (
+    AttentionBatch,
+    AttentionGroup,
+    AttentionMetadata,
+    Bools,
+    Keys,
+    QuerySequence,
+    tensor,
+)
+
+MAX_WASTE = 1.25  # sequences share a batch if that costs at most this many times more,
+MAX_WASTED_ENTRIES = 4096  # or this many entries of the mask
+MIN_SLOTS_SAVED = 2000  # slots read less often that make up for merging (docs/memory.md)
+
+Narrow = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""What a layer sees of mask_GqK, given positions_Gq of its rows and positions_GK of the slots."""
+
+
+class LayerGroup(NamedTuple):
+    """A group as layers use it. rows_M: int64, its rows, flat; None for all. bias_G1qK: its mask,
+    query groups folded in, as `to_bias` makes it."""
+
+    rows_M: Tensor | None
+    keys: SlotRun | Tensor
+    bias_G1qK: Tensor
+
+
+class LayerAttention(NamedTuple):
+    """A plan for the layers of one kind; merged: as in `AttentionPlan`."""
+
+    backend: "AttentionBackend"
+    groups: tuple[LayerGroup, ...]
+    merged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """What a backend computes in each layer of a forward. Each row is in one group at most; padding
+    may be in none.
+
+    merged: rows may be in several groups, each with other slots; the results are merged by the
+        log-sum-exps of the scores.
+    """
+
+    backend: "AttentionBackend"
+    groups: tuple[AttentionGroup, ...]
+    merged: bool = False
+
+    @classmethod
+    def dense(
+        cls, mask_BQK: Tensor, positions_BK: Tensor, first: int = 0, stride: int = 0
+    ) -> "AttentionPlan":
+        """One group of all rows: tensor row b sees the K slots from `first + b * stride` on."""
+        keys = SlotRun(first, mask_BQK.shape[-1], stride, len(mask_BQK))
+        positions_GK = positions_BK.expand(len(mask_BQK), -1)
+        rows_BQ = np.arange(mask_BQK[..., 0].numel()).reshape(mask_BQK.shape[:2])
+        group = AttentionGroup(None, keys, mask_BQK, positions_GK, rows_BQ)
+        return cls(GroupedBackend(), (group,))
+
+    @classmethod
+    def causal(cls, rows: int, device: torch.device | str = "cpu") -> "AttentionPlan":
+        """Rows of one sequence in the first slots of a pool; each sees those up to itself."""
+        steps_1Q = torch.arange(rows, device=device)[None]
+        return cls.dense(steps_1Q[:, :, None] >= steps_1Q[:, None], steps_1Q)
+
+    def for_layers(
+        self,
+        positions_N: Tensor,
+        query_groups: int,
+        dtype: torch.dtype,
+        narrow: Narrow | None = None,
+    ) -> LayerAttention:
+        """The plan for layers with this many query heads for each key head.
+
+        Args:
+            narrow: what layers with a window leave of the masks; None leaves everything.
+        """
+        groups = []
+        for group in self.groups:
+            mask_GqK = group.mask_GqK
+            if narrow is not None:
+                mask_GqK = narrow(mask_GqK, group.of_rows(positions_N), group.positions_GK)
+            rows_M = None if group.rows_Gq is None else group.rows_Gq.flatten()
+            groups.append(LayerGroup(rows_M, group.keys, to_bias(mask_GqK, query_groups, dtype)))
+        return LayerAttention(self.backend, tuple(groups), self.merged)
+
+    def widened(
+        self, seen_SWM: Tensor, position_SM: Tensor, first_S: np.ndarray, rows: int
+    ) -> "AttentionPlan":
+        """The plan of a forward of fresh rows, see `AttentionGroup.widened`."""
+        groups = [group.widened(seen_SWM, position_SM, first_S, rows) for group in self.groups]
+        return replace(self, groups=tuple(groups))
+
+    def parts(self, rows: int, max_rows: int) -> list[tuple[Tensor | None, "AttentionPlan"]]:
+        """A forward of many rows cut into several of about `max_rows` rows, none of which sees
+        another: their flat indices (None for all) and their plans. A merged plan is not cut."""
+        if rows <= max_rows or self.merged:
+            return [(None, self)]
+        pieces = []
+        for group in self.groups:
+            sequences, queries = group.host_rows_Gq.shape
+            step = max(1, max_rows // queries)
+            cuts = range(0, sequences, step)
+            pieces += [group.cut(cut, min(cut + step, sequences)) for cut in cuts]
+        parts: list[list[AttentionGroup]] = [[]]
+        for piece in pieces:
+            if parts[-1] and sum(g.host_rows_Gq.size for g in (*parts[-1], piece)) > max_rows:
+                parts.append([])
+            parts[-1].append(piece)
+        return [self._part(part) for part in parts]
+
+    def _part(self, groups: Sequence[AttentionGroup]) -> tuple[Tensor, "AttentionPlan"]:
+        """These groups as a forward, their rows one after another."""
+        rows_M = torch.cat(
+            [group.rows_Gq.flatten() for group in groups if group.rows_Gq is not None]
+        )
+        first = 0
+        moved = []
+        for group in groups:
+            shape = group.host_rows_Gq.shape
+            last = first + group.host_rows_Gq.size
+            host_Gq = np.arange(first, last).reshape(shape)
+            rows_Gq = None if len(groups) == 1 else tensor(host_Gq, rows_M.device)
+            moved.append(replace(group, rows_Gq=rows_Gq, host_rows_Gq=host_Gq))
+            first = last
+        return rows_M, replace(self, groups=tuple(moved))
+
+
+# -- kernels --------------------------------------------------------------------------------------
 
 
 def to_bias(mask_BQK: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """bool visibility -> additive [B, 1, groups * Q, K] for `dense`.
+    """bool visibility -> additive [B, 1, groups * Q, K].
 
-    What is hidden gets the dtype's finite minimum, so that a row without any visible slot
-    (padding) yields a finite value nobody reads instead of NaN.
+    Hidden entries have the dtype's finite minimum, so that a row without any visible slot (padding)
+    has a finite result instead of NaN.
     """
     bias = torch.zeros(mask_BQK.shape, dtype=dtype, device=mask_BQK.device)
     bias.masked_fill_(~mask_BQK, torch.finfo(dtype).min)
@@ -29,44 +170,35 @@ def to_bias(mask_BQK: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
 def window_mask(
     mask_BQK: Tensor, positions_BQ: Tensor, key_positions_BK: Tensor, window: int
 ) -> Tensor:
-    """Hide keys that lie `window` or more true positions back."""
+    """Hide keys that are `window` or more true positions back."""
     distance = positions_BQ[:, :, None] - key_positions_BK[:, None, :]
     return mask_BQK & (distance < window)
 
 
-def group_queries(queries_BQhd: Tensor, kv_heads: int) -> Tensor:
+def fold_queries(queries_BQhd: Tensor, kv_heads: int) -> Tensor:
     """[B, Q, heads, d] -> [B, kv_heads, groups * Q, d]."""
     rows, queries, heads, dim = queries_BQhd.shape
     if queries == 1:
         return queries_BQhd.view(rows, kv_heads, -1, dim)
-    grouped = queries_BQhd.view(rows, queries, kv_heads, heads // kv_heads, dim)
-    return grouped.permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, dim)
+    folded = queries_BQhd.view(rows, queries, kv_heads, heads // kv_heads, dim)
+    return folded.permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, dim)
 
 
-def ungroup_queries(out_BgQd: Tensor, queries: int) -> Tensor:
+def unfold_queries(out_BgQd: Tensor, queries: int) -> Tensor:
     """[B, kv_heads, groups * Q, d] -> [B, Q, heads, d]."""
     rows, kv_heads, _, dim = out_BgQd.shape
     if queries == 1:
         return out_BgQd.reshape(rows, 1, -1, dim)
-    grouped = out_BgQd.view(rows, kv_heads, -1, queries, dim)
-    return grouped.permute(0, 3, 1, 2, 4).reshape(rows, queries, -1, dim)
-
-
-def dense(
-    queries_BQhd: Tensor, keys_BgKd: Tensor, values_BgKd: Tensor, bias_B1QK: Tensor
-) -> Tensor:
-    """Masked scaled-dot-product attention of torch: the reference."""
-    folded = group_queries(queries_BQhd, keys_BgKd.shape[1])
-    out = F.scaled_dot_product_attention(folded, keys_BgKd, values_BgKd, attn_mask=bias_B1QK)
-    return ungroup_queries(out, queries_BQhd.shape[1])
+    folded = out_BgQd.view(rows, kv_heads, -1, queries, dim)
+    return folded.permute(0, 3, 1, 2, 4).reshape(rows, queries, -1, dim)
 
 
 def with_sums(
     queries_BQhd: Tensor, keys_BgKd: Tensor, values_BgKd: Tensor, bias_B1QK: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same as `dense`, and the log-sum-exp of each query's scores, [B, Q, heads], in float32
-    at least. Where a query sees nothing, that is about the dtype's finite minimum."""
-    folded = group_queries(queries_BQhd, keys_BgKd.shape[1])
+    """Attention [B, Q, heads, d], and the log-sum-exp of each query's scores, [B, Q, heads], in
+    float32 at least. Where a query sees nothing, that is about the dtype's finite minimum."""
+    folded = fold_queries(queries_BQhd, keys_BgKd.shape[1])
     count = queries_BQhd.shape[1]
     if folded.device.type == "cpu":
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -76,4 +208,382 @@ def with_sums(
         wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
         sums = wide.logsumexp(-1)
         out = (wide - sums[..., None]).exp().to(folded.dtype) @ values_BgKd
-    return ungroup_queries(out, count), ungroup_queries(sums[..., None], count)[..., 0]
+    return unfold_queries(out, count), unfold_queries(sums[..., None], count)[..., 0]
+
+
+def slots_of(pool_hKd: Tensor, keys: SlotRun | Tensor) -> Tensor:
+    """[G, kv_heads, K, d], the keys (or values) of a layer at these slots of a pool: a view of runs
+    of slots, or a copy of the slots in an int64 tensor [G, K]."""
+    heads, _, dim = pool_hKd.shape
+    if isinstance(keys, Tensor):
+        copy = pool_hKd.index_select(1, keys.reshape(-1))
+        return copy.view(heads, *keys.shape, dim).transpose(0, 1)
+    heads_stride, slot_stride, _ = pool_hKd.stride()
+    return pool_hKd.as_strided(
+        (keys.runs, heads, keys.length, dim),
+        (keys.stride * slot_stride, heads_stride, slot_stride, 1),
+        pool_hKd.storage_offset() + keys.first * slot_stride,
+    )
+
+
+# -- backends -------------------------------------------------------------------------------------
+
+
+class AttentionBackend:
+    """A way to compute attention, without state.
+
+    `plan` is called once for each forward, `run` once in each layer. This class attends to each
+    sequence's slots by itself, with dense masks and torch's kernel; subclasses override what they
+    do otherwise. A graph names a subclass by the `name` in its class statement.
+    """
+
+    name: ClassVar[str] = ""
+
+    def __init_subclass__(cls, name: str = "") -> None:
+        cls.name = name
+
+    def plan(self, metadata: AttentionMetadata) -> AttentionPlan:
+        """The plan of a forward, of the backend that `run` is called on."""
+        batches = self.batches(metadata, metadata.sequences)
+        return AttentionPlan(self, tuple([metadata.group(batch) for batch in batches]))
+
+    def batches(
+        self, metadata: AttentionMetadata, sequences: Sequence[QuerySequence]
+    ) -> list[AttentionBatch]:
+        """Sequences as batches: side by side where that costs little more."""
+        filled = [sequence for sequence in sequences if len(sequence.rows)]
+        return arranged(metadata, filled, _keys(metadata, filled))
+
+    def run(
+        self, q_Nhd: Tensor, keys_hKd: Tensor, values_hKd: Tensor, plan: LayerAttention
+    ) -> Tensor:
+        """Attention of all rows of a forward in one layer -> [N, heads * d].
+
+        Args:
+            keys_hKd, values_hKd: those of the layer, [kv_heads, slots + 1, d].
+        """
+        if len(plan.groups) == 1 and plan.groups[0].rows_M is None:
+            return self._run_group(q_Nhd, keys_hKd, values_hKd, plan.groups[0])
+        out_NI = q_Nhd.new_zeros(len(q_Nhd), q_Nhd[0].numel())
+        for group in plan.groups:
+            assert group.rows_M is not None
+            q_Mhd = q_Nhd.index_select(0, group.rows_M)
+            group_MI = self._run_group(q_Mhd, keys_hKd, values_hKd, group)
+            out_NI.index_copy_(0, group.rows_M, group_MI)
+        return out_NI
+
+    def _run_group(
+        self, q_Mhd: Tensor, keys_hKd: Tensor, values_hKd: Tensor, group: LayerGroup
+    ) -> Tensor:
+        keys_GhKd = slots_of(keys_hKd, group.keys)
+        values_GhKd = slots_of(values_hKd, group.keys)
+        rows, heads, dim = q_Mhd.shape
+        q_Gqhd = q_Mhd.view(keys_GhKd.shape[0], -1, heads, dim)
+        return self.attend(q_Gqhd, keys_GhKd, values_GhKd, group.bias_G1qK).reshape(rows, -1)
+
+    def attend(
+        self, q_BQhd: Tensor, keys_BgKd: Tensor, values_BgKd: Tensor, bias_B1QK: Tensor
+    ) -> Tensor:
+        """Masked scaled-dot-product attention of torch -> [B, Q, heads, d]."""
+        folded = fold_queries(q_BQhd, keys_BgKd.shape[1])
+        out = F.scaled_dot_product_attention(folded, keys_BgKd, values_BgKd, attn_mask=bias_B1QK)
+        return unfold_queries(out, q_BQhd.shape[1])
+
+
+class GroupedBackend(AttentionBackend, name="grouped"):
+    """Each sequence attends to its slots."""
+
+
+class DenseBackend(AttentionBackend, name="dense"):
+    """All rows attend to the whole pool: the reference. Of a pool with several rows, sequences
+    attend to as much of each as the fullest one holds."""
+
+    def batches(
+        self, metadata: AttentionMetadata, sequences: Sequence[QuerySequence]
+    ) -> list[AttentionBatch]:
+        kv = metadata.kv
+        filled = [sequence for sequence in sequences if len(sequence.rows)]
+        extents = kv.extents()
+        if not filled:
+            return []
+        if kv.rows == 1:
+            rows = np.sort(np.concatenate([sequence.rows for sequence in filled]))
+            return arranged(metadata, [QuerySequence(rows, 0, ())], [(0, extents[0])])
+        longest = max(extents[sequence.row] for sequence in filled)
+        keys = [(sequence.row * kv.capacity, longest) for sequence in filled]
+        return arranged(metadata, filled, keys)
+
+
+class CascadeBackend(AttentionBackend, name="cascade"):
+    """Segments that several branches share are attended to once, by all rows of these branches in
+    one group; the results of a row's groups are merged by the log-sum-exps of their scores.
+
+    Cf. "Cascade Inference" (FlashInfer) and Hydragen (Juravsky et al. 2024).
+    """
+
+    min_sequences: ClassVar[int] = 1
+
+    def plan(self, metadata: AttentionMetadata) -> AttentionPlan:
+        sequences = [sequence for sequence in metadata.sequences if len(sequence.rows)]
+        can_split = metadata.kv.rows == 1 and not (metadata.equal_lengths or metadata.isolated)
+        if can_split and len(sequences) >= self.min_sequences:
+            levels = shared_parts(metadata, sequences)
+            if len(levels) > 1 and self.is_worthwhile(metadata, sequences, levels):
+                batches = [batch for level in levels for batch in self.batches(metadata, level)]
+                return AttentionPlan(self, tuple([metadata.group(one) for one in batches]), True)
+        return super().plan(metadata)
+
+    def is_worthwhile(
+        self,
+        metadata: AttentionMetadata,
+        sequences: Sequence[QuerySequence],
+        levels: Sequence[Sequence[QuerySequence]],
+    ) -> bool:
+        """Whether to read shared segments once and merge."""
+        return True
+
+    def run(
+        self, q_Nhd: Tensor, keys_hKd: Tensor, values_hKd: Tensor, plan: LayerAttention
+    ) -> Tensor:
+        """Softmax over all slots of a row is the mean of its groups' results, weighted by the sums
+        of their exponentials. At least float32 throughout."""
+        if not plan.merged:
+            return super().run(q_Nhd, keys_hKd, values_hKd, plan)
+        wide = torch.promote_types(q_Nhd.dtype, torch.float32)
+        out_Nhd = torch.zeros_like(q_Nhd, dtype=wide)
+        sums_Nh = out_Nhd.new_full(q_Nhd.shape[:2], torch.finfo(wide).min)
+        for group in plan.groups:
+            rows_M = slice(None) if group.rows_M is None else group.rows_M
+            keys_GhKd = slots_of(keys_hKd, group.keys)
+            values_GhKd = slots_of(values_hKd, group.keys)
+            q_Gqhd = q_Nhd[rows_M].view(len(keys_GhKd), -1, *q_Nhd.shape[1:])
+            group_Gqhd, group_Gqh = with_sums(q_Gqhd, keys_GhKd, values_GhKd, group.bias_G1qK)
+            old_Mh = sums_Nh[rows_M]
+            new_Mh = group_Gqh.flatten(0, 1)
+            both_Mh = torch.logaddexp(old_Mh, new_Mh)
+            merged_Mhd = out_Nhd[rows_M] * (old_Mh - both_Mh).exp()[..., None]
+            merged_Mhd += group_Gqhd.flatten(0, 1) * (new_Mh - both_Mh).exp()[..., None]
+            out_Nhd[rows_M] = merged_Mhd
+            sums_Nh[rows_M] = both_Mh
+        return out_Nhd.flatten(1).to(q_Nhd.dtype)
+
+
+class AutoBackend(CascadeBackend, name="auto"):
+    """`cascade` where it reads enough fewer slots to make up for merging, else `grouped`."""
+
+    min_sequences = 2  # one sequence reads every slot once
+
+    def is_worthwhile(
+        self,
+        metadata: AttentionMetadata,
+        sequences: Sequence[QuerySequence],
+        levels: Sequence[Sequence[QuerySequence]],
+    ) -> bool:
+        lengths = [_extent(keys)[1] for keys in _keys(metadata, sequences)]
+        total = sum(lengths)
+        if total - max(lengths) < MIN_SLOTS_SAVED:  # together they read at least the longest one
+            return False
+        shared = sum(_extent(keys)[1] for level in levels for keys in _keys(metadata, level))
+        return total - shared >= MIN_SLOTS_SAVED
+
+
+def _subclasses(cls: type[AttentionBackend]) -> Iterator[type[AttentionBackend]]:
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+@cache
+def backend(name: str) -> AttentionBackend:
+    """The backend of this name, of this package or of an installed one.
+
+    Raises:
+        ValueError: there is none.
+    """
+    package = __name__.rpartition(".")[0]
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"{package}.{module.name}")
+    for subclass in _subclasses(AttentionBackend):
+        if subclass.name == name:
+            return subclass()
+    for point in entry_points(group="specsot.attention", name=name):
+        loaded: type[AttentionBackend] = point.load()
+        return loaded()
+    raise ValueError(f"no attention backend {name!r}")
+
+
+# -- batches --------------------------------------------------------------------------------------
+
+
+class _Candidate:
+    """Sequences that are computed side by side; runs in the order of their first slots.
+
+    last: the first slot of the latest sequence's run; None of a list of slots.
+    """
+
+    def __init__(self, index: int, first: int | None, queries: int, length: int) -> None:
+        self.indices = [index]
+        self.queries = queries
+        self.length = length
+        self.entries = queries * length
+        self.last = first
+        self.stride = 0
+
+    def add(self, index: int, first: int | None, queries: int, keys: int, slots: int) -> bool:
+        """Add a sequence if its slots have the same distance as those before (or are a list, as
+        theirs), and if it costs little more than to compute it by itself."""
+        count = len(self.indices) + 1
+        stride = 0
+        max_queries = max(self.queries, queries)
+        max_keys = max(self.length, keys)
+        entries = self.entries + queries * keys
+        if first is not None and self.last is not None:
+            stride = first - self.last
+            if (count > 2 and stride != self.stride) or first + max_keys > slots:
+                return False
+        elif first is not self.last:
+            return False
+        if count * max_queries * max_keys > MAX_WASTE * entries + MAX_WASTED_ENTRIES:
+            return False
+        self.indices.append(index)
+        self.queries = max_queries
+        self.length = max_keys
+        self.entries = entries
+        self.last = first
+        self.stride = stride
+        return True
+
+
+def arranged(
+    metadata: AttentionMetadata, sequences: Sequence[QuerySequence], keys: Sequence[Keys]
+) -> list[AttentionBatch]:
+    """Sequences with these slots as batches.
+
+    Sequences of one shape whose slots lie at equal distances, or in the same place, are side by
+    side; so are those whose slots are listed, by a table.
+    """
+    isolated = min(metadata.isolated, len(sequences))
+    indices = [[index] for index in range(isolated)]
+    # a row of the pool that holds nothing has rows of padding only
+    filled = [index for index in range(isolated, len(sequences)) if _extent(keys[index])[1]]
+    if len(filled) == 1:
+        indices.append(filled)
+    elif filled:
+        candidates: list[_Candidate] = []
+        # lists by their entries, then runs by their first slots
+        order = []
+        for index in filled:
+            first, length = _extent(keys[index])
+            queries = len(sequences[index].rows)
+            place = (0, queries, length) if first is None else (1, first, 0)
+            order.append((place, index, first, queries, length))
+        order.sort(key=lambda entry: entry[0])
+        for _, index, first, queries, length in order:
+            fits = False
+            if candidates and (queries == candidates[-1].queries or not metadata.equal_lengths):
+                fits = candidates[-1].add(index, first, queries, length, metadata.kv.slots)
+            if not fits:
+                candidates.append(_Candidate(index, first, queries, length))
+        indices += [candidate.indices for candidate in candidates]
+    return [
+        _batch(metadata, [sequences[index] for index in batch], [keys[index] for index in batch])
+        for batch in indices
+    ]
+
+
+def _extent(keys: Keys) -> tuple[int | None, int]:
+    """The first slot of a run, None of a list; the number of slots."""
+    return (None, len(keys)) if isinstance(keys, np.ndarray) else keys
+
+
+def _keys(metadata: AttentionMetadata, sequences: Sequence[QuerySequence]) -> list[Keys]:
+    """The slots that each sequence attends to."""
+    kv = metadata.kv
+    extents: list[int] = []
+    keys: list[Keys] = []
+    for sequence in sequences:
+        if sequence.owners:
+            keys.append(kv.keys_of_segments(sequence.owners))
+        elif sequence.homes:
+            keys.append(kv.keys_of(sequence.homes))
+        else:
+            extents = extents or kv.extents()
+            keys.append((sequence.row * kv.capacity, extents[sequence.row]))
+    return keys
+
+
+def _batch(
+    metadata: AttentionMetadata, sequences: Sequence[QuerySequence], keys: Sequence[Keys]
+) -> AttentionBatch:
+    rows_Gq = _padded([sequence.rows for sequence in sequences], np.int64)
+    lists = [slots for slots in keys if isinstance(slots, np.ndarray)]
+    if lists:
+        slots_GK = _padded(lists, np.int32)
+        valid_GK = _valid(metadata, sequences, slots_GK)
+        lengths_G = np.array([len(slots) for slots in lists])
+        if (lengths_G < slots_GK.shape[1]).any():
+            real_GK = np.arange(slots_GK.shape[1]) < lengths_G[:, None]
+            valid_GK = real_GK if valid_GK is None else valid_GK & real_GK
+        return AttentionBatch(rows_Gq, slots_GK, slots_GK, valid_GK)
+    first = int(keys[0][0])
+    length = max(int(run[1]) for run in keys)
+    stride = int(keys[1][0]) - first if len(keys) > 1 else 0
+    run = SlotRun(first, length, stride, len(keys))
+    slots_GK = run.slots_GK
+    return AttentionBatch(rows_Gq, run, slots_GK, _valid(metadata, sequences, slots_GK))
+
+
+def _padded(lists: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
+    """[G, longest]; shorter lists repeat their last entry."""
+    if len(lists) == 1:
+        return lists[0].astype(dtype)[None]
+    table = np.empty((len(lists), max(map(len, lists))), dtype)
+    for row, values in zip(table, lists, strict=True):
+        row[: len(values)] = values
+        row[len(values) :] = values[-1]
+    return table
+
+
+def _valid(
+    metadata: AttentionMetadata, sequences: Sequence[QuerySequence], slots_GK: np.ndarray
+) -> Bools | None:
+    """The slots that belong to the segments that each sequence sees; None for all."""
+    if not sequences[0].owners:
+        return None
+    owner_GK = metadata.kv.owner[slots_GK]
+    pairs = zip(owner_GK, sequences, strict=True)
+    return np.stack([np.isin(owner_K, sequence.owners) for owner_K, sequence in pairs])
+
+
+def shared_parts(
+    metadata: AttentionMetadata, sequences: Sequence[QuerySequence]
+) -> list[list[QuerySequence]]:
+    """The rows that see each part of the pool, in levels in which every row is at most once; the
+    last level has what each segment sees alone, its rows among it."""
+    rows_M = np.sort(np.concatenate([np.zeros(0, np.int64), *[one.rows for one in sequences]]))
+    segment_M = metadata.segment_N[rows_M]
+    visibility = metadata.visibility
+    readers: dict[int, list[int]] = {}  # of each segment, the numbers of those that see it
+    for number in np.unique(segment_M).tolist():
+        if number < len(visibility.ids_S):  # not padding
+            for owner in visibility.path_SA[number].tolist():
+                if owner >= 0:
+                    readers.setdefault(owner, []).append(number)
+    parts: dict[tuple[int, ...], list[int]] = {}
+    for owner, numbers in readers.items():
+        parts.setdefault(tuple(numbers), []).append(owner)
+    levels: list[tuple[set[int], list[QuerySequence]]] = []
+    unshared = list[QuerySequence]()
+    for sharers in sorted(parts, key=len, reverse=True):
+        rows = rows_M[np.isin(segment_M, sharers)]
+        part = QuerySequence(rows, 0, (), tuple(parts[sharers]))
+        if len(sharers) == 1:
+            unshared.append(part)
+            continue
+        free = (level for level in levels if level[0].isdisjoint(sharers))
+        used, level = next(free, (set[int](), list[QuerySequence]()))
+        if not level:
+            levels.append((used, level))
+        used.update(sharers)
+        level.append(part)
+    return [*(level for _, level in levels), unshared]

@@ -1,34 +1,137 @@
-"""What attention is told by: groups of query rows, each with the slots that it may see.
+"""What attention needs to know of a forward: its sequences, what their rows see, and the masks.
 
-A group costs what its own slots cost, whoever else is in the forward. Under ``bim`` the rows of a
-request are a group, under ``paged`` those of a branch, under ``batching`` those of a row of the
-pool. A cascade has a group for every part of the pool that the same rows see.
+An `AttentionMetadata` describes a forward by its sequences of query rows, the slots that each may
+see, the visibility of segments and the small mask of its token trees. A backend arranges sequences
+in batches and makes a plan from it (`backends.py`).
 
-Further shape letters: G sequences of a group, q query rows of each.
+A row sees a committed slot if the slot's segment is on the path from the row's segment to the root
+and the slot's position is not behind the row's. Prompt rows of the same forward follow the same
+rule. Nodes of token trees are visible to their descendants alone.
+
+Further shape letters: G sequences of a batch, q query rows of each, P kinds of rows, E rows of
+trees in a batch, M fresh slots of a branch.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..kv.slots import SlotRun
+from ..kv.pool import SlotTable
+from ..kv.slots import Ints, SlotRun
+
+Keys = tuple[int, int] | Ints
+"""A run of slots (the first one, their number), or a list of slots."""
+Bools = npt.NDArray[np.bool_]
+PADDED = -9  # never the owner of a slot
+
+
+def tensor(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """An array on a device; integers as int64."""
+    is_bool = values.dtype == np.bool_
+    wide = np.ascontiguousarray(values) if is_bool else values.astype(np.int64, order="C")
+    return torch.from_numpy(wide).to(device)
+
+
+def row_index(rows_Gq: npt.NDArray[np.int64], rows: int, device: torch.device) -> Tensor | None:
+    """Row numbers on a device; None if they are all `rows` of a forward, in their order."""
+    rows_N = rows_Gq.reshape(-1)
+    if rows_N.size == rows and (rows_N == np.arange(rows)).all():
+        return None
+    return tensor(rows_Gq, device)
+
+
+class QuerySequence(NamedTuple):
+    """Query rows of a forward that may see the same part of a pool.
+
+    rows: int64, their flat indices, increasing. row: the pool's row that they attend to. homes: of
+    the segments that they belong to, empty if they may see the whole row. owners: the segments that
+    they see here, where they see other segments in other sequences.
+    """
+
+    rows: npt.NDArray[np.int64]
+    row: int
+    homes: tuple[int, ...]
+    owners: tuple[int, ...] = ()
+
+
+class Visibility(NamedTuple):
+    """The segments of a forward's rows, and the segments that each of them sees.
+
+    ids_S: int32, ids of the segments. path_SA: int32, the ids on the path from each segment to its
+    root, starting with the segment itself, then those that it reads outside its path; NOBODY after
+    the last one. homes_S: the homes of all segments that each may see, its own home first.
+    """
+
+    ids_S: Ints
+    path_SA: Ints
+    homes_S: tuple[tuple[int, ...], ...]
+
+    def sees(self, segment_P: Ints, owner_PK: Ints) -> Bools:
+        """bool [P, K]: whether a segment, by its number, sees the slots of an owner. The number
+        after the last one is that of padding, which sees nothing."""
+        nothing_1A = np.full((1, self.path_SA.shape[1]), PADDED, np.int32)
+        path_PA = np.concatenate([self.path_SA, nothing_1A])[segment_P]
+        visible_PK: Bools = owner_PK == path_PA[:, :1]
+        for above in range(1, path_PA.shape[1]):  # paths are short: faster than one comparison
+            visible_PK |= owner_PK == path_PA[:, above : above + 1]
+        return visible_PK
+
+
+class AttentionBatch(NamedTuple):
+    """G sequences that are computed side by side, of q query rows and K slots each.
+
+    rows_Gq: int64, flat indices of the query rows; a shorter sequence repeats its last row. keys: a
+    run for each sequence, or int32 [G, K], its slots in increasing order, the last one repeated in
+    shorter lists. slots_GK: int32, all slots. valid_GK: the slots that exist for the sequence; None
+    for all.
+    """
+
+    rows_Gq: npt.NDArray[np.int64]
+    keys: SlotRun | Ints
+    slots_GK: Ints
+    valid_GK: Bools | None = None
+
+    def places(self, slots_EX: Ints, sequence_E: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """int64 [E, X]: the index of each slot among the K slots of its sequence."""
+        if isinstance(self.keys, SlotRun):
+            first_E = self.keys.first + self.keys.stride * sequence_E
+            return slots_EX - first_E[:, None]
+        count, length = self.keys.shape
+        offset = int(self.keys.max(initial=0)) + int(slots_EX.max(initial=0)) + 1
+        sorted_X = (self.keys + offset * np.arange(count)[:, None]).reshape(-1)
+        index_EX = np.searchsorted(sorted_X, slots_EX + offset * sequence_E[:, None])
+        places_EX: npt.NDArray[np.int64] = index_EX - length * sequence_E[:, None]
+        return places_EX
+
+    def holds(self, slots_E: Ints, sequence_E: npt.NDArray[np.int64]) -> Bools:
+        """bool [E]: whether a slot exists for its sequence."""
+        if self.valid_GK is None:
+            return np.ones(len(slots_E), np.bool_)
+        place_E = self.places(slots_E[:, None], sequence_E)[:, 0]
+        inside_E = (place_E >= 0) & (place_E < self.slots_GK.shape[1])
+        place_E = np.where(inside_E, place_E, 0)
+        same_E = self.slots_GK[sequence_E, place_E] == slots_E
+        holds_E: Bools = inside_E & same_E & self.valid_GK[sequence_E, place_E]
+        return holds_E
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
-    """G sequences of q query rows, and the K slots that each may see.
+    """A batch with its mask.
 
-    rows_Gq: int64, flat indices (b * Q + q) of the query rows; a sequence that is shorter than
-        others repeats its last row. None: all rows of the forward, in their order.
-    keys: the slots, a run for each sequence, or int64 [G, K] where they lie apart.
+    rows_Gq: int64, flat indices (b * Q + q) of the query rows. None: all rows of the forward, in
+        their order.
+    keys: the slots, a run for each sequence, or int64 [G, K].
     mask_GqK: bool, True where a row may attend to a slot.
-    positions_GK: int64, RoPE position of each slot; only read by sliding windows and by
-        CacheBlend's mask `bottom_right`.
+    positions_GK: int64, RoPE position of each slot; only sliding windows and CacheBlend's mask
+        `bottom_right` read it.
     host_rows_Gq: the rows, on the host.
+    fresh_GqM: int64, the index among the K slots of each of a row's fresh slots
+        (`AttentionMetadata.fresh_SM`); None if the batch does not hold them.
     """
 
     rows_Gq: Tensor | None
@@ -36,14 +139,15 @@ class AttentionGroup:
     mask_GqK: Tensor
     positions_GK: Tensor
     host_rows_Gq: npt.NDArray[np.int64]
+    fresh_GqM: Tensor | None = None
 
     def of_rows(self, value_N: Tensor) -> Tensor:
-        """A value of every row of the forward -> [G, q]."""
-        shape = self.mask_GqK.shape[:2]
+        """A value of every row of the forward, [N, ...] -> [G, q, ...]."""
+        shape = *self.mask_GqK.shape[:2], *value_N.shape[1:]
         return (value_N if self.rows_Gq is None else value_N[self.rows_Gq]).view(shape)
 
-    def some(self, first: int, last: int) -> "AttentionGroup":
-        """Its sequences from number `first` to before `last`; their rows are given."""
+    def cut(self, first: int, last: int) -> "AttentionGroup":
+        """Its sequences from number `first` to before `last`, with explicit rows."""
         part = slice(first, last)
         keys = self.keys
         if isinstance(keys, SlotRun):
@@ -55,71 +159,198 @@ class AttentionGroup:
         rows_Gq = tensor(host_Gq, mask_GqK.device)
         return AttentionGroup(rows_Gq, keys, mask_GqK, self.positions_GK[part], host_Gq)
 
+    def widened(
+        self, seen_SWM: Tensor, position_SM: Tensor, first_S: npt.NDArray[np.int64], rows: int
+    ) -> "AttentionGroup":
+        """The group of W fresh rows of each of its rows, which are branches.
+
+        Args:
+            seen_SWM: bool, the fresh slots that each fresh row sees, besides its branch's history.
+            position_SM: int64, positions of the fresh slots.
+            first_S: flat index of each branch's first row in the forward, which has `rows` rows.
+        """
+        width, fresh = seen_SWM.shape[1:]
+        mask_GqWK = self.mask_GqK[:, :, None].expand(-1, -1, width, -1)
+        mask_GqWK = mask_GqWK.clone(memory_format=torch.contiguous_format)  # faster than `repeat`
+        if self.fresh_GqM is not None:
+            fresh_GqM = self.fresh_GqM[:, :, :fresh]
+            place_GqWM = fresh_GqM[:, :, None].expand(-1, -1, width, -1)
+            mask_GqWK.scatter_(3, place_GqWM, self.of_rows(seen_SWM))
+            position_GX = self.of_rows(position_SM).flatten(1)
+            self.positions_GK.scatter_(1, fresh_GqM.flatten(1), position_GX)
+        host_GqW = first_S[self.host_rows_Gq][..., None] + np.arange(width)
+        host_Gq = host_GqW.reshape(len(host_GqW), -1)
+        rows_Gq = row_index(host_Gq, rows, self.mask_GqK.device)
+        mask_GqK = mask_GqWK.flatten(1, 2)
+        return AttentionGroup(rows_Gq, self.keys, mask_GqK, self.positions_GK, host_Gq)
+
+
+class TreeMask(NamedTuple):
+    """Token trees of a forward: the rows of their nodes and the nodes that see each other.
+
+    rows_ST, slots_ST: int32 on the host, flat index and slot of each node. visible_STT: bool, the
+    nodes (columns) that each node sees. positions_ST: int64 on the device. roots_shared: whether
+    nodes without a row have their root's row and slot.
+    segment_R: if trees share their rows, the R first ones, S is 1, T is R, and this is int64, the
+    number of each row's segment, which only the device knows; else None.
+    """
+
+    rows_ST: Ints
+    slots_ST: Ints
+    visible_STT: Tensor
+    positions_ST: Tensor
+    roots_shared: bool = False
+    segment_R: Tensor | None = None
+
+    def mark_(
+        self, batch: AttentionBatch, mask_GqK: Tensor, positions_GK: Tensor, rows: int
+    ) -> None:
+        """Write what the trees' nodes see of each other into the mask of a batch of a forward of
+        `rows` rows, and the positions of their slots."""
+        device = mask_GqK.device
+        if self.segment_R is not None:
+            count = self.slots_ST.size
+            place_R = tensor(batch.places(self.slots_ST, np.zeros(1, np.int64))[0], device)
+            mask_GqK[0, :count, place_R] = self.visible_STT[0]
+            positions_GK[0, place_R] = self.positions_ST[0]
+            return
+        node_N = np.full(rows, -1, np.int64)
+        number_ST = np.arange(self.rows_ST.size).reshape(self.rows_ST.shape)
+        node_N[self.rows_ST] = number_ST
+        node_N[self.rows_ST[:, 0]] = number_ST[:, 0]  # nodes without a row have their root's
+        node_Gq = node_N[batch.rows_Gq]
+        sequence_E, query_E = np.nonzero(node_Gq >= 0)
+        if not sequence_E.size:
+            return
+        tree_E, node_E = np.divmod(node_Gq[sequence_E, query_E], self.rows_ST.shape[1])
+        here_E = batch.holds(self.slots_ST[tree_E, 0], sequence_E)
+        if not here_E.all():
+            sequence_E = sequence_E[here_E]
+            query_E = query_E[here_E]
+            tree_E = tree_E[here_E]
+            node_E = node_E[here_E]
+        place_ET = batch.places(self.slots_ST[tree_E], sequence_E)
+        index_EX = np.column_stack((sequence_E, query_E, tree_E, node_E, place_ET))
+        index = tensor(index_EX, device)
+        sequence_E1 = index[:, :1]
+        tree = index[:, 2]
+        place = index[:, 4:]
+        seen_ET = self.visible_STT[tree, index[:, 3]]
+        if self.roots_shared:  # all nodes see the root
+            at_root_ST = self.slots_ST == self.slots_ST[:, :1]
+            seen_ET = seen_ET | tensor(at_root_ST[tree_E], device)
+        mask_GqK[sequence_E1, index[:, 1:2], place] = seen_ET
+        positions_GK[sequence_E1, place] = self.positions_ST[tree]
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Everything that attention needs to know of one forward. Each row is in one group at most;
-    padding may be in none.
+    """One forward, as backends get it.
 
-    merged: rows may be in several groups, each with other slots; what they see there is put
-        together by the log-sum-exps of its scores.
+    kv: the labels of the pool's slots.
+    sequences: its query rows; each row is in one sequence. Only padding may be in none.
+    visibility, segment_N: the segments of the rows, and int32 on the host, the number of each row's
+        segment in it (the number after the last one for padding).
+    positions_N: int64 on the device, the position of each row.
+    readable: bool [slots], the slots that are history: committed ones and those of prompt rows.
+    tree: the token trees; None if there are none, or if all their slots are history.
+    fresh_SM: slots of rows in forwards to come, for each row of this one, which then stands for a
+        branch (a drafter's; `AttentionGroup.widened`).
+    equal_lengths: whether sequences with different numbers of rows must be in different batches.
     """
 
-    groups: tuple[AttentionGroup, ...]
-    merged: bool = False
+    kv: SlotTable
+    sequences: tuple[QuerySequence, ...]
+    visibility: Visibility
+    segment_N: Ints
+    positions_N: Tensor
+    readable: Bools
+    tree: TreeMask | None = None
+    fresh_SM: Ints | None = None
+    equal_lengths: bool = False
 
-    @classmethod
-    def dense(
-        cls, mask_BQK: Tensor, positions_BK: Tensor, first: int = 0, stride: int = 0
-    ) -> "AttentionMetadata":
-        """One group of all rows: tensor row b sees the K slots from `first + b * stride` on."""
-        keys = SlotRun(first, mask_BQK.shape[-1], stride, len(mask_BQK))
-        positions_GK = positions_BK.expand(len(mask_BQK), -1)
-        rows_BQ = np.arange(mask_BQK[..., 0].numel()).reshape(mask_BQK.shape[:2])
-        return cls((AttentionGroup(None, keys, mask_BQK, positions_GK, rows_BQ),))
+    @property
+    def isolated(self) -> int:
+        """The number of first sequences that must each be a batch: that of trees with shared rows,
+        whose segments only the device knows."""
+        return int(self.tree is not None and self.tree.segment_R is not None)
 
-    @classmethod
-    def causal(cls, rows: int, device: torch.device | str = "cpu") -> "AttentionMetadata":
-        """Rows of one sequence in the first slots of a pool; each sees those up to itself."""
-        steps_1Q = torch.arange(rows, device=device)[None]
-        return cls.dense(steps_1Q[:, :, None] >= steps_1Q[:, None], steps_1Q)
+    def slot_lists(self) -> tuple[Ints, Ints]:
+        """kv_indptr [sequences + 1] and kv_indices, int32: the slots in use that some row of each
+        sequence may see, those of sequence i from kv_indptr[i] to before kv_indptr[i + 1]."""
+        kv = self.kv
+        lists = []
+        for sequence in self.sequences:
+            first = sequence.row * kv.capacity
+            part = slice(first, first + kv.capacity)
+            if sequence.owners:
+                is_seen = np.isin(kv.owner[part], sequence.owners)
+            elif sequence.homes:
+                is_seen = np.isin(kv.home[part], sequence.homes)
+            else:
+                is_seen = np.ones(kv.capacity, np.bool_)
+            lists.append(first + np.flatnonzero(is_seen & (kv.owner[part] >= 0)))
+        lengths = [len(slots) for slots in lists]
+        indptr = np.cumsum([0, *lengths], dtype=np.int32)
+        return indptr, np.concatenate([np.zeros(0, np.int64), *lists]).astype(np.int32)
 
-    def parts(self, rows: int, most: int) -> list[tuple[Tensor | None, "AttentionMetadata"]]:
-        """A forward of many rows cut into several of about `most` rows, none of which sees another:
-        their flat indices (None for all) and what each of them may see. A cascade stays whole."""
-        if rows <= most or self.merged:
-            return [(None, self)]
-        pieces = []
-        for group in self.groups:
-            sequences, queries = group.host_rows_Gq.shape
-            step = max(1, most // queries)
-            cuts = range(0, sequences, step)
-            pieces += [group.some(cut, min(cut + step, sequences)) for cut in cuts]
-        parts: list[list[AttentionGroup]] = [[]]
-        for piece in pieces:
-            if parts[-1] and sum(g.host_rows_Gq.size for g in (*parts[-1], piece)) > most:
-                parts.append([])
-            parts[-1].append(piece)
-        return [_alone(part) for part in parts]
+    def history(self, batch: AttentionBatch, segment_Gq: Ints) -> tuple[Bools, Ints]:
+        """What rows of these segments (by number) see of the readable slots: bool [P, K], once for
+        every kind of row, and int32 [G, q], the kind of each row."""
+        count = len(self.visibility.ids_S) + 1
+        pairs_Gq = np.arange(len(segment_Gq))[:, None] * count + segment_Gq
+        if (pairs_Gq == pairs_Gq[:1, :1]).all():  # one kind, the usual case
+            pairs_P = pairs_Gq[0, :1]
+            index_Gq = np.zeros(pairs_Gq.shape, np.int32)
+        else:
+            pairs_P, index = np.unique(pairs_Gq, return_inverse=True)
+            index_Gq = index.reshape(pairs_Gq.shape).astype(np.int32)
+        sequence_P, segment_P = np.divmod(pairs_P, count)
+        slots_PK = batch.slots_GK[sequence_P]
+        visible_PK = self.visibility.sees(segment_P, self.kv.owner[slots_PK])
+        visible_PK &= self.readable[slots_PK]
+        if batch.valid_GK is not None:
+            visible_PK &= batch.valid_GK[sequence_P]
+        return visible_PK, index_Gq
 
+    def group(self, batch: AttentionBatch) -> AttentionGroup:
+        """The batch with its dense mask."""
+        device = self.positions_N.device
+        tree = self.tree
+        rows = len(self.positions_N)
+        segment_Gq = self.segment_N[batch.rows_Gq]
+        index_Gq = None
+        if tree is not None and tree.segment_R is not None:
+            if batch.rows_Gq[0, 0] == 0:  # a row may be of any segment
+                number_1S = np.arange(len(self.visibility.ids_S) + 1, dtype=np.int32)[None]
+                visible_PK, _ = self.history(batch, number_1S)
+                index_Gq = tensor(segment_Gq, device)
+                index_Gq[0, : len(tree.segment_R)] = tree.segment_R
+            else:
+                tree = None
+        if index_Gq is None:
+            visible_PK, kind_Gq = self.history(batch, segment_Gq)
+            if len(visible_PK) > 1:
+                index_Gq = tensor(kind_Gq, device)
+        visible = tensor(visible_PK, device)
+        positions_GK = tensor(self.kv.position[batch.slots_GK], device)
+        rows_Gq = row_index(batch.rows_Gq, rows, device)
+        positions_Gq = self.positions_N if rows_Gq is None else self.positions_N[rows_Gq]
+        positions_Gq = positions_Gq.view(segment_Gq.shape)
+        mask_GqK = positions_GK[:, None] <= positions_Gq[..., None]
+        mask_GqK &= visible if index_Gq is None else visible[index_Gq]
+        if tree is not None:
+            tree.mark_(batch, mask_GqK, positions_GK, rows)
+        keys = batch.keys if isinstance(batch.keys, SlotRun) else tensor(batch.keys, device)
+        fresh_GqM = None if self.fresh_SM is None else self._fresh(batch, self.fresh_SM)
+        return AttentionGroup(rows_Gq, keys, mask_GqK, positions_GK, batch.rows_Gq, fresh_GqM)
 
-def _alone(groups: Sequence[AttentionGroup]) -> tuple[Tensor, AttentionMetadata]:
-    """These groups as a forward of their own, their rows one after another."""
-    rows_M = torch.cat([group.rows_Gq.flatten() for group in groups if group.rows_Gq is not None])
-    first = 0
-    moved = []
-    for group in groups:
-        shape = group.host_rows_Gq.shape
-        last = first + group.host_rows_Gq.size
-        host_Gq = np.arange(first, last).reshape(shape)
-        rows_Gq = None if len(groups) == 1 else tensor(host_Gq, rows_M.device)
-        moved.append(replace(group, rows_Gq=rows_Gq, host_rows_Gq=host_Gq))
-        first = last
-    return rows_M, AttentionMetadata(tuple(moved))
-
-
-def tensor(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """An array on a device; integers as int64."""
-    is_bool = values.dtype == np.bool_
-    wide = np.ascontiguousarray(values) if is_bool else values.astype(np.int64, order="C")
-    return torch.from_numpy(wide).to(device)
+    def _fresh(self, batch: AttentionBatch, fresh_SM: Ints) -> Tensor | None:
+        """`AttentionGroup.fresh_GqM`."""
+        rows_Gq = batch.rows_Gq
+        sequence_X = np.repeat(np.arange(len(rows_Gq)), rows_Gq.shape[1])
+        slots_XM = fresh_SM[rows_Gq.reshape(-1)]
+        if not (slots_XM.size and batch.holds(slots_XM[:, 0], sequence_X).all()):
+            return None
+        place_XM = batch.places(slots_XM, sequence_X)
+        return tensor(place_XM.reshape(*rows_Gq.shape, -1), self.positions_N.device)

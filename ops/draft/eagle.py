@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..forward import HiddenDrafter
+from ..forward import HiddenDrafter, plan_attention
 from ..kv.pool import KVCache
-from ..masks import build
 from ..registry import op
 from ..tree import Candidates, rerank
 from ..types import DraftRows, Proposal
@@ -56,7 +55,7 @@ def look(drafter: HiddenDrafter, draft_rows: DraftRows, kv_draft: KVCache, top_k
     rows = draft_rows.rows
     assert draft_rows.features_NF is not None
     hidden_BQH = _placed(drafter.fuse(draft_rows.features_NF), draft_rows)
-    seen = build(rows, kv_draft, attention=draft_rows.attention)
+    seen = plan_attention(rows, kv_draft, attention=draft_rows.attention)
     out_BQH = drafter.forward(
         rows.tokens_BQ, hidden_BQH, rows.positions_BQ, rows.slots_BQ, seen, kv_draft
     )

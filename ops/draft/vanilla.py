@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..forward import Target
+from ..forward import Target, plan_attention
 from ..kv.pool import KVCache
 from ..layer_plan import LayerStatus
-from ..masks import build
 from ..tree import single_path
 from ..types import DraftRows, DraftWork, Proposal
 from .drawing import Drawing
@@ -51,7 +50,7 @@ def catch_up_(
         rows.tokens_BQ,
         rows.positions_BQ,
         rows.slots_BQ,
-        build(rows, kv, attention=draft_rows.attention),
+        plan_attention(rows, kv, attention=draft_rows.attention),
         kv,
         (LayerStatus.DECODE,) * drafter.num_layers,
         rows.tips_R,

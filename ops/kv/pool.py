@@ -27,7 +27,6 @@ from .slots import (
     Ints,
     PoolFullError,
     Region,
-    SlotRun,
     check_positions,
     check_regions,
     each,
@@ -326,6 +325,7 @@ class KVCache(SlotTable):
     """One pool `data` [layers, 2, kv_heads, slots + 1, head_dim]; the last slot is scratch.
 
     Attributes:
+        layers: the keys and the values of each layer, views [kv_heads, slots + 1, head_dim].
         ledger: every byte that was moved, by cause.
     """
 
@@ -344,9 +344,7 @@ class KVCache(SlotTable):
         super().__init__(capacity, rows, block_size)
         size = (layers, 2, kv_heads, self.slots + 1, head_dim)
         self.data = zeros(size, dtype, torch.device(device))
-        self._heads = kv_heads
-        self._parts = [layer.unbind() for layer in self.data.unbind()]
-        self._offsets = [(k.storage_offset(), v.storage_offset()) for k, v in self._parts]
+        self.layers: list[tuple[Tensor, Tensor]] = [(kv[0], kv[1]) for kv in self.data.unbind()]
         self.ledger = CopyLedger()
 
     @property
@@ -411,32 +409,14 @@ class KVCache(SlotTable):
 
     def write_(self, layer: int, slots_Q: Tensor, keys_hQd: Tensor, values_hQd: Tensor) -> None:
         """Store K and V [kv_heads, Q, head_dim] of one layer at flat slots [Q]."""
-        keys, values = self._parts[layer]
+        keys, values = self.layers[layer]
         keys.index_copy_(1, slots_Q, keys_hQd)
         values.index_copy_(1, slots_Q, values_hQd)
 
-    def get_valid(self, layer: int, keys: SlotRun | Tensor) -> tuple[Tensor, Tensor]:
-        """(K, V) of one layer, each [G, kv_heads, K, head_dim]: views of runs of slots, or a copy
-        of the slots in an int64 tensor [G, K]."""
-        if isinstance(keys, Tensor):
-            copy = self.data[layer].index_select(2, keys.reshape(-1))
-            size = (2, self._heads, *keys.shape, copy.shape[-1])
-            keys_GhKd, values_GhKd = copy.view(size).transpose(1, 2).unbind()
-            return keys_GhKd, values_GhKd
-        dim = self.data.shape[-1]
-        size = (keys.runs, self._heads, keys.length, dim)
-        stride = (keys.stride * dim, (self.slots + 1) * dim, dim, 1)
-        k, v = self._offsets[layer]
-        start = keys.first * dim
-        return (
-            self.data.as_strided(size, stride, k + start),
-            self.data.as_strided(size, stride, v + start),
-        )
-
 
 def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A pool's memory. On a CPU it comes from the system: pools come and go with runs, and malloc's
-    heap would be left with holes of their size, one after another."""
+    """A pool's memory. On a CPU it is mapped from the system: pools come and go with runs, and the
+    heap of malloc would keep holes of their size."""
     if device.type != "cpu" or not prod(size):
         return torch.zeros(size, dtype=dtype, device=device)
     pages = mmap(-1, prod(size) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)

@@ -39,7 +39,7 @@ VOCABULARY: tuple[Key, ...] = (
     Key("step", "round", "StepPlan: what this step does, and who starts in it; host ints"),
     Key("batch", "round", "Batch: rows of the forward in flight, and whose they are", linear=True),
     Key("rows", "round", "Rows: tokens, positions, slots, segments of the next target forward"),
-    Key("attention", "round", "AttentionMetadata: groups of rows, the slots each may see, masks"),
+    Key("attention", "round", "AttentionPlan: groups of rows, the slots each may see, masks"),
     Key("plan", "round", "LayerPlan: one LayerStatus per layer of the next target forward"),
     Key("logits", "round", "logits_RV float32 of the rows that asked for them"),
     Key("features", "round", "taps_QF of every row, or None when nobody reads them"),

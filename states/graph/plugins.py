@@ -2,7 +2,8 @@
 
 A graph names a function as `package.module:function`, or a package is installed with entry points:
 `specsot.ops` (a module or a package whose declared functions join the table of ops),
-`specsot.drafters` (a kind = the class of its block) and `specsot.policies` (a name = a `Policy`).
+`specsot.drafters` (a kind = the class of its block), `specsot.policies` (a name = a `Policy`) and
+`specsot.attention` (a name = a subclass of `AttentionBackend`).
 Nothing of it is imported to check a graph, but the class of a drafter that the graph names. What
 specsot has itself is never replaced.
 """
@@ -14,13 +15,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ...ops.registry import OpEntry, OpTable, RegistryError, declarations, parse
+from ...ops.registry import (
+    OpEntry,
+    OpTable,
+    RegistryError,
+    backend_names,
+    declarations,
+    parse,
+)
 from ..yaml.source import hint, quoted
 from .drafter_spec import Drafter
 
 OPS = "specsot.ops"
 DRAFTERS = "specsot.drafters"
 POLICIES = "specsot.policies"
+ATTENTION = "specsot.attention"
+OPS_FOLDER = Path(__file__).parents[2] / "ops"
 
 
 def module_file(module: str) -> Path | None:
@@ -92,6 +102,12 @@ def installed(group: str, name: str) -> Iterator[tuple[EntryPoint, Any]]:
             reason = str(error).partition("\n")[0]
             raise RegistryError(f"{title_of(point)}: {type(error).__name__}: {reason}") from error
         yield point, found
+
+
+def attention_backends() -> list[str]:
+    """The names of attention backends, specsot's and those of installed packages."""
+    names = backend_names(OPS_FOLDER / "attention")
+    return [*names, *sorted(point.name for point in entry_points(group=ATTENTION))]
 
 
 def installed_policies() -> list[str]:

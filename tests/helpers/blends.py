@@ -14,7 +14,7 @@ from torch import Tensor
 from specsot.models import layers
 from specsot.models.decoder import Decoder
 from specsot.models.load.weights import load_target
-from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.blend import Blend, BlendRows, ChunkKV, RowRole
 from specsot.ops.forward import TargetOutput
 from specsot.ops.kv.pool import KVCache
@@ -140,7 +140,7 @@ class Sequence:
         generator = torch.Generator().manual_seed(self.seed)
         self.slots = torch.randperm(capacity, generator=generator)
 
-    def visible(self, first: int, last: int) -> AttentionMetadata:
+    def visible(self, first: int, last: int) -> AttentionPlan:
         """What rows first .. last - 1 see of rows 0 .. last - 1."""
         positions = torch.full((1, self.kv.capacity), 10**6)
         allow = torch.zeros(1, last - first, self.kv.capacity, dtype=torch.bool)
@@ -151,7 +151,7 @@ class Sequence:
         if self.allow is not None:
             seen = self.allow[first:last, :last]
         allow[0, :, self.slots[:last]] = seen
-        return AttentionMetadata.dense(allow, positions)
+        return AttentionPlan.dense(allow, positions)
 
     def forward(
         self,

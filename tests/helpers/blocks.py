@@ -10,7 +10,7 @@ from torch import Tensor
 from specsot.models.decoder import Decoder
 from specsot.models.drafters.dflash import DFlashDraftModel
 from specsot.models.load.weights import load_dflash, load_target
-from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.attention.backends import AttentionPlan
 
 from .pooled import Pooled, pool
 
@@ -51,13 +51,13 @@ class Pair:
             context = self.drafter.fuse(taps_QF)
             self.drafter.write_context_(context, positions, self.slots[positions], self.kv)
 
-    def visible(self, start: int, size: int) -> AttentionMetadata:
+    def visible(self, start: int, size: int) -> AttentionPlan:
         """Everything before the block and the block itself."""
         used = self.slots[: start + size]
         extent = int(used.max()) + 1
         positions, mask = torch.full((1, extent), 10**6), torch.zeros(1, size, extent).bool()
         positions[0, used], mask[:, :, used] = torch.arange(start + size), True
-        return AttentionMetadata.dense(mask, positions)
+        return AttentionPlan.dense(mask, positions)
 
     def draft(self, anchor: int, start: int, size: int) -> Tensor:
         """hidden [size, H] of a block whose anchor stands at `start`."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specsot.ops.attention.stacks import Member
+from specsot.ops.attention.metadata import QuerySequence
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import Proposal, Rows
 from specsot.states.layout import BatchingLayout, Layout, Span
@@ -29,7 +29,7 @@ class FixedLayout(Layout):
     def rows_of(self, owner: int) -> Sequence[int]:
         return self.places[owner]
 
-    def members(self, packed: PackedQueries, trees: int) -> tuple[Member, ...]:
+    def members(self, packed: PackedQueries, trees: int) -> tuple[QuerySequence, ...]:
         if self.packed:
             return super().members(packed, trees)
         return BatchingLayout.members(self, packed, trees)  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def _nodes(one: Scene) -> dict[int, tuple[int, list[int]]]:
         above = {0: [row_ST[tree][0]]}
         found[row_ST[tree][0]] = segment, above[0]
         for node, parent in enumerate(parents):
-            if proposal.valid_SN[tree, node] or not (proposal.sizes or one.rows.forest):
+            if proposal.valid_SN[tree, node] or not (proposal.sizes or one.rows.packed_trees):
                 row = row_ST[tree][node + 1]
                 above[node + 1] = [*above[parent + 1], row]
                 found[row] = segment, above[node + 1]

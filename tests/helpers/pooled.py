@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specsot.models.decoder import Decoder
-from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.forward import TargetOutput
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import decode_plan
@@ -22,10 +22,10 @@ def pool(model: torch.nn.Module, capacity: int, dtype: torch.dtype = torch.float
     return kv
 
 
-def causal(rows: int) -> AttentionMetadata:
+def causal(rows: int) -> AttentionPlan:
     """Rows 0 .. rows - 1 at the slots of the same number."""
     positions = torch.arange(rows)[None]
-    return AttentionMetadata.dense(torch.ones(1, rows, rows, dtype=torch.bool).tril(), positions)
+    return AttentionPlan.dense(torch.ones(1, rows, rows, dtype=torch.bool).tril(), positions)
 
 
 @dataclass
@@ -39,13 +39,13 @@ class Pooled:
     def __post_init__(self) -> None:
         self.kv = pool(self.model, int(self.slots.max()) + 1, self.dtype)
 
-    def visible(self, start: int, rows: int) -> AttentionMetadata:
+    def visible(self, start: int, rows: int) -> AttentionPlan:
         used = self.slots[: start + rows]
         extent = int(used.max()) + 1
         positions = torch.full((1, extent), 10**6)
         positions[0, used] = torch.arange(start + rows)
         queries = torch.arange(start, start + rows)
-        return AttentionMetadata.dense(positions[:, None, :] <= queries[None, :, None], positions)
+        return AttentionPlan.dense(positions[:, None, :] <= queries[None, :, None], positions)
 
     def forward(self, ids: Tensor, start: int, taps: tuple[int, ...] = ()) -> TargetOutput:
         """All logits of the rows of ids [Q], the first of which stands at `start`."""

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specsot.ops.attention.metadata import AttentionMetadata
-from specsot.ops.attention.stacks import Lineages, Member
+from specsot.ops.attention.backends import AttentionPlan
+from specsot.ops.attention.metadata import QuerySequence, Visibility
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import NOBODY, UNKNOWN
-from specsot.ops.row_layout import plant
+from specsot.ops.row_layout import pack_trees
 from specsot.ops.types import Rows, no_trees
 
 
@@ -25,7 +25,7 @@ def pool(capacity: int = 64) -> KVCache:
     return KVCache(1, 1, 2, capacity)
 
 
-def lineages_of(parents: Mapping[int, int]) -> Lineages:
+def lineages_of(parents: Mapping[int, int]) -> Visibility:
     """Of segments by their parents; NOBODY is a root's."""
     paths = []
     for segment in sorted(parents):
@@ -36,7 +36,7 @@ def lineages_of(parents: Mapping[int, int]) -> Lineages:
     for row, path in zip(path_SA, paths, strict=True):
         row[: len(path)] = path
     ids = sorted(parents)
-    return Lineages(np.array(ids, np.int32), path_SA, tuple((path[-1],) for path in paths))
+    return Visibility(np.array(ids, np.int32), path_SA, tuple((path[-1],) for path in paths))
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Forward:
     ) -> None:
         """All trees of the forward, (owner, start) each: the roots, then the valid nodes' rows, and
         what is left of `shared` is nobody's."""
-        made, first = plant(valid_SN, shared), self.root(trees[0][0])
+        made, first = pack_trees(valid_SN, shared), self.root(trees[0][0])
         roots = [int(self.kv.append_([o], [0], home=self.root(o))[0]) for o, _ in trees]
         drafted = self.kv.append_([UNKNOWN] * shared, [0] * shared, home=first).tolist()
         self.slots, self.above_STT = [*roots, *drafted], list(above_STT)
@@ -100,7 +100,7 @@ class Forward:
         for tree, (owner, start) in enumerate(trees):
             rows = [r for r, one in enumerate(tree_R) if one == tree]
             self.trees.append((owner, start, rows))
-        self.forest = {"forest": made, "node_R": node_R}
+        self.forest = {"packed_trees": made, "node_R": node_R}
 
     def add_prompt(self, owner: int, positions: Sequence[int], slots: Sequence[int] = ()) -> None:
         """Rows that are in no tree; they take slots unless they have some."""
@@ -116,7 +116,7 @@ class Forward:
     def in_trees(self) -> int:
         return len(self.forest["node_R"]) if self.forest else sum(len(r) for _, _, r in self.trees)
 
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> tuple[QuerySequence, ...]:
         """The rows of a request; those of all trees if they are shared."""
         parts: dict[tuple[int, ...], list[int]] = {}
         drafted = tuple(dict.fromkeys(self.root(owner) for owner, _, _ in self.trees))
@@ -124,7 +124,7 @@ class Forward:
             shared = self.forest and row < self.in_trees
             alone = (self.root(owner),) if owner >= 0 else ()
             parts.setdefault(drafted if shared else alone, []).append(row)
-        return tuple(Member(np.array(rows), 0, roots) for roots, rows in parts.items())
+        return tuple(QuerySequence(np.array(rows), 0, roots) for roots, rows in parts.items())
 
     def rows(self) -> Rows:
         segments = {s: self.parents[s] for s in sorted({*self.owners} - {NOBODY})}
@@ -134,9 +134,9 @@ class Forward:
         nodes_ST, ancestors_STT = no_trees(torch.device("cpu"))
         more: dict[str, Any] = {}
         if self.forest:
-            count, made = self.in_trees, self.forest["forest"]
+            count, made = self.in_trees, self.forest["packed_trees"]
             nodes_ST, ancestors_STT = made.nodes_ST, torch.stack(self.above_STT)
-            more = {"forest": made, "tree_segment_R": torch.tensor(segment_N[:count]).long()}
+            more = {"packed_trees": made, "tree_segment_R": torch.tensor(segment_N[:count]).long()}
             more |= {"node_rows_ST": np.arange(count, dtype=np.int32)}
             more |= {"node_slots_ST": np.array(self.slots[:count], np.int32)}
             segment_N[len(self.trees) : count] = len(number)
@@ -162,7 +162,7 @@ class Forward:
         """The rows as those of several rows of the pool, side by side."""
         rows, size = self.rows(), len(self.owners) // height
         flat = np.arange(len(self.owners)).reshape(height, size)
-        members = tuple(Member(flat[b], first_row + b, ()) for b in range(height))
+        members = tuple(QuerySequence(flat[b], first_row + b, ()) for b in range(height))
         three = (rows.tokens_BQ, rows.positions_BQ, rows.slots_BQ)
         tokens_BQ, positions_BQ, slots_BQ = (value.view(height, size) for value in three)
         return replace(
@@ -170,7 +170,7 @@ class Forward:
             tokens_BQ=tokens_BQ,
             positions_BQ=positions_BQ,
             slots_BQ=slots_BQ,
-            members=members,
+            sequences=members,
             prompt_slots=rows.prompt_slots[rows.prompt_slots != self.kv.scratch],
         )
 
@@ -205,7 +205,7 @@ class Forward:
         return seen
 
 
-def sight(attention: AttentionMetadata, kv: KVCache, rows: int) -> tuple[np.ndarray, np.ndarray]:
+def sight(attention: AttentionPlan, kv: KVCache, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """bool [N, slots], what each row sees, whatever groups say it, and int64, the position that it
     sees each slot at (-1 where its group does not have the slot).
 

@@ -11,7 +11,7 @@ from helpers.blends import Sequence, blend, near, pool, read, target, wide_norm
 from torch import Tensor
 
 from specsot.models.decoder import Decoder
-from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.blend import Blend, BlendRows, ChunkKV, RowRole, join
 from specsot.ops.forward import TargetOutput
 from specsot.ops.layer_plan import BlendSettings, compile_layer_plan, decode_plan
@@ -131,7 +131,7 @@ class Side:
         self.kv = pool(self.branches.model, self.capacity, 1 + 2)
         self.done = 0
 
-    def visible(self, last: int) -> tuple[Tensor, Tensor, AttentionMetadata]:
+    def visible(self, last: int) -> tuple[Tensor, Tensor, AttentionPlan]:
         """Flat rows and slots of the rows from `done` on, and what they see."""
         new = [index[self.done : last] for index in self.index]
         width = max(len(rows) for rows in new)
@@ -147,7 +147,7 @@ class Side:
             mask_BQK[row, width - len(rows) :, :end] = self.branches["allow"][rows][:, seen]
             position_BK[row, :end] = self.branches["pos"][seen]
         rows = (self.capacity, self.capacity)  # the pool's row 0 is another branch's
-        return index_BQ, slots_BQ, AttentionMetadata.dense(mask_BQK, position_BK, *rows)
+        return index_BQ, slots_BQ, AttentionPlan.dense(mask_BQK, position_BK, *rows)
 
     def start(self, row: int) -> int:
         """The first slot of a tensor row; the pool's row 0 is another branch's."""

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 from specsot.models.config import ModelError
 from specsot.models.families import families
 from specsot.models.load.weights import load_target
-from specsot.ops.attention.metadata import AttentionGroup, AttentionMetadata
+from specsot.ops.attention.backends import AttentionBackend, AttentionPlan
+from specsot.ops.attention.metadata import AttentionGroup
 from specsot.ops.kv.slots import SlotRun
 from specsot.ops.layer_plan import LayerStatus, decode_plan
 
@@ -149,7 +150,7 @@ def test_a_window_counts_true_positions_not_slots(small: Pooled) -> None:
     """The same rows 100 positions later give the same logits: RoPE and window are relative."""
     before = ask(small).logits_RV
     positions = torch.arange(100, 108)[None]
-    attention = AttentionMetadata.dense(causal(8).groups[0].mask_GqK, positions)
+    attention = AttentionPlan.dense(causal(8).groups[0].mask_GqK, positions)
     late = ask(small, positions_BQ=positions, attention=attention)
     close(late.logits_RV, before, 1e-4)
 
@@ -163,13 +164,13 @@ def test_two_branches_in_one_forward_do_not_see_each_other(small: Pooled) -> Non
         tokens_BQ=torch.cat((IDS, IDS.flip(0)))[None],
         positions_BQ=positions,
         slots_BQ=torch.arange(16)[None],
-        attention=AttentionMetadata.dense(both, positions),
+        attention=AttentionPlan.dense(both, positions),
         logit_rows_R=torch.tensor([7, 2, 15, 10]),
     )
     close(out.logits_RV, torch.cat((apart[0], apart[1].logits_RV)), 1e-4)
 
 
-def groups_of(positions_Q: Tensor, *parts: tuple[Any, list[list[int]]]) -> AttentionMetadata:
+def groups_of(positions_Q: Tensor, *parts: tuple[Any, list[list[int]]]) -> AttentionPlan:
     """Causal groups: slots, a run for each sequence or a list, and the rows of the sequences."""
     groups = []
     for keys, rows in parts:
@@ -177,7 +178,7 @@ def groups_of(positions_Q: Tensor, *parts: tuple[Any, list[list[int]]]) -> Atten
         places_GK, rows_Gq = positions_Q[slots_GK.long()], torch.tensor(rows)
         mask_GqK = places_GK[:, None] <= positions_Q[rows_Gq][..., None]
         groups.append(AttentionGroup(rows_Gq, keys, mask_GqK, places_GK, rows_Gq.numpy()))
-    return AttentionMetadata(tuple(groups))
+    return AttentionPlan(AttentionBackend(), tuple(groups))
 
 
 @pytest.mark.parametrize("kind", ["side by side", "two groups", "lists of slots", "unequal"])

@@ -12,7 +12,7 @@ from specsot.models.config import ROPE_KINDS
 from specsot.models.decoder import Decoder, KeyRecorder
 from specsot.models.families import decoder_config
 from specsot.models.layers import rotate, rotate_back
-from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.kv.pool import KVCache
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -52,7 +52,7 @@ def test_keys_come_back_from_any_position(
     positions_R = torch.tensor([0, 1, 2, 7, 30, 31])
     x_RH = torch.randn(6, model.hidden_size, dtype=dtype)
     kv = KVCache(model.num_layers, model.kv_heads, model.head_dim, 6, dtype=dtype)
-    visible = AttentionMetadata.causal(6)
+    visible = AttentionPlan.causal(6)
     inputs = model.attention_inputs(positions_R, torch.arange(6), visible)
     recorder = KeyRecorder(inputs, 0)
     model.run_layers(x_RH, inputs, kv, (), recorder)

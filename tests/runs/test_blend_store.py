@@ -11,7 +11,7 @@ from helpers.support import Graphs, Tiny, drive, requests_of, run_all, start, to
 from specsot.engine.chunks.store import ChunkStore
 from specsot.engine.record.metrics import Meter, figures
 from specsot.engine.record.trace import trace_record
-from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.blend import Blend, BlendRows, ChunkKV, RowRole, join
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import compile_layer_plan
@@ -120,7 +120,7 @@ def test_the_pool_holds_what_one_blended_forward_writes(
         blend = Blend.of(rows, join(kept), blending.settings)
         kv = KVCache(target.num_layers, target.kv_heads, target.head_dim, len(ids) + 1)
         place_1Q = torch.arange(len(ids))[None]
-        visible = AttentionMetadata.dense(place_1Q[:, :, None] >= place_1Q[:, None], place_1Q)
+        visible = AttentionPlan.dense(place_1Q[:, :, None] >= place_1Q[:, None], place_1Q)
         plan = compile_layer_plan(blending.settings, target.num_layers)
         last = torch.tensor([len(ids) - 1])
         target.forward(

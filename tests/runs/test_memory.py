@@ -25,8 +25,9 @@ from helpers.support import (
 )
 
 from specsot.engine.run.session import Session
-from specsot.ops.attention.stacks import SPARE, WASTE
-from specsot.ops.kv.pool import SPREAD, KVCache
+from specsot.ops.attention import backends
+from specsot.ops.attention.backends import MAX_WASTE, MAX_WASTED_ENTRIES
+from specsot.ops.kv.pool import SPREAD
 from specsot.states.machine import Run
 from specsot.states.request import Stage
 
@@ -109,7 +110,7 @@ class Reads:
         self.entries.append(sum(group.mask_GqK.numel() for group in told.groups))
         roots, rows = np.unique(kv.home[slots.flatten().numpy()], return_counts=True)
         own = [2 * int((kv.home == root).sum()) + SPREAD for root in roots]
-        self.bounds.append(WASTE * float(rows @ own) + SPARE * len(told.groups))
+        self.bounds.append(MAX_WASTE * float(rows @ own) + MAX_WASTED_ENTRIES * len(told.groups))
         return self.inner.forward(tokens, positions, slots, told, kv, *more)
 
 
@@ -134,13 +135,12 @@ def test_what_attention_reads_is_little_more_than_each_requests_own_rows(
 
 def test_the_watch_notices_a_copy(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test of the test: a cache that hands out copies is caught."""
-    views = KVCache.get_valid
+    views = backends.slots_of
 
-    def copies(kv: KVCache, *where: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = views(kv, *where)
-        return keys.clone(), values.contiguous()
+    def copies(*where: Any) -> torch.Tensor:
+        return views(*where).clone()
 
-    monkeypatch.setattr(KVCache, "get_valid", copies)
+    monkeypatch.setattr(backends, "slots_of", copies)
     assert sum(watched(start(session("bim_eagle"), QUESTIONS)).copied.values())
 
 

@@ -32,7 +32,7 @@ from helpers.support import (
 
 from specsot.engine.record.metrics import Meter
 from specsot.engine.record.report import answers_of, finish_of, left_apart, output_digest, outputs
-from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.blend import ChunkKV
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import Ints
@@ -210,7 +210,7 @@ def features_behind(made: Tiny, ids: list[int], taps: tuple[int, ...]) -> torch.
     """[len(ids), F] of the target, by a forward of its own."""
     target, steps = made.models.target, torch.arange(len(ids))[None]
     kv = KVCache(target.num_layers, target.kv_heads, target.head_dim, len(ids))
-    visible = AttentionMetadata.dense(steps[:, :, None] >= steps[:, None], steps)
+    visible = AttentionPlan.dense(steps[:, :, None] >= steps[:, None], steps)
     with torch.inference_mode():
         rows = torch.tensor([ids])
         output = target.forward(

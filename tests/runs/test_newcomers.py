@@ -23,7 +23,7 @@ from helpers.support import (
     tokens_of,
 )
 
-from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import decode_plan
 from specsot.states.machine import Run
@@ -109,7 +109,7 @@ def _compare_drafter_rows(run: Run, branch: Branch, context: list[int]) -> None:
     ids = torch.tensor([[*context, *branch.tokens]])
     count = ids.shape[1] - 1
     assert count == branch.length
-    visible = AttentionMetadata.dense(
+    visible = AttentionPlan.dense(
         torch.ones(1, count, count).tril().bool(), torch.arange(count)[None]
     )
     slots = torch.arange(count)[None]

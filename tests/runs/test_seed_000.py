@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specsot.engine.models import Models
 from specsot.models.drafters.eagle import Eagle3
-from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.draft.eagle import Frontier
 from specsot.ops.kv.pool import KVCache
 from specsot.states.machine import Run
@@ -55,7 +55,7 @@ class Spy:
         hidden: Tensor,
         positions: Tensor,
         slots: Tensor,
-        visible: AttentionMetadata,
+        visible: AttentionPlan,
         kv: KVCache,
     ) -> Tensor:
         table = kv.owner.copy(), kv.position.copy(), kv.committed.copy()

@@ -3,8 +3,8 @@
     python -m tools.bench.bench_attention            # milliseconds of a layer, medians
     python -m tools.bench.bench_attention --blocks   # block sizes: slots read, and the time
 
-Heads are those of SmolLM2-135M. The rule of `attention: auto` (`ops/attention/cascade.py`) is what
-is left of this table.
+Heads are those of SmolLM2-135M. The rule of `attention: auto` (`AutoBackend` in
+`ops/attention/backends.py`) follows from this table.
 """
 
 import argparse
@@ -16,10 +16,9 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from specsot.models.layers import AttentionInputs, attend_pool, group_inputs
-from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.attention.backends import AttentionPlan
+from specsot.ops.forward import plan_attention
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.masks import build
 from specsot.ops.tree import single_path
 from specsot.ops.types import Rows
 from specsot.states.layout import Layout, PagedLayout
@@ -64,13 +63,12 @@ def seconds(work: Callable[[], object], repeats: int) -> float:
     return median(times)
 
 
-def layer(kv: KVCache, rows: Rows, seen: AttentionMetadata) -> Callable[[], object]:
+def layer(kv: KVCache, rows: Rows, seen: AttentionPlan) -> Callable[[], object]:
     """One layer's attention of a forward."""
     positions_N = rows.positions_BQ.view(-1)
-    groups = group_inputs(seen, positions_N, HEADS // KV_HEADS, torch.float32)
-    inputs = AttentionInputs(groups, positions_N, positions_N, positions_N, seen.merged)
+    plan = seen.for_layers(positions_N, HEADS // KV_HEADS, torch.float32)
     q_Nhd = torch.randn(len(positions_N), HEADS, DIM)
-    return lambda: attend_pool(q_Nhd, 0, inputs, kv)
+    return lambda: plan.backend.run(q_Nhd, *kv.layers[0], plan)
 
 
 def compare(kinds: Sequence[str], repeats: int) -> None:
@@ -80,7 +78,10 @@ def compare(kinds: Sequence[str], repeats: int) -> None:
             for branches in BRANCHES:
                 for nodes in NODES:
                     kv, rows = scene(kind, prefix, branches, nodes, 16)
-                    told = {name: build(rows, kv, attention=name) for name in (*BACKENDS, "auto")}
+                    told = {
+                        name: plan_attention(rows, kv, attention=name)
+                        for name in (*BACKENDS, "auto")
+                    }
                     ms = [1e3 * seconds(layer(kv, rows, told[b]), repeats) for b in BACKENDS]
                     times = " ".join(f"{one:7.3f}" for one in ms)
                     auto = "cascade" if told["auto"].merged else "grouped"
@@ -96,11 +97,11 @@ def blocks(kinds: Sequence[str], repeats: int) -> None:
             kv, rows = scene(kind, 1000, 8, 4, size)
             found = []
             for name in BACKENDS[1:]:
-                seen = build(rows, kv, attention=name)
+                seen = plan_attention(rows, kv, attention=name)
                 read = sum(group.mask_GqK[:, 0].numel() for group in seen.groups)
                 ms = 1e3 * seconds(layer(kv, rows, seen), repeats)
                 found.append(f"{read:6} {ms:6.3f}")
-            table = max(len(kv.blocks.table(one)) for one in rows.lineages.ids_S.tolist())
+            table = max(len(kv.blocks.table(one)) for one in rows.visibility.ids_S.tolist())
             waste = kv.blocks.wasted(kv.current_length)
             host = 1e6 * seconds(partial(_round, kv, rows), 20 * repeats)
             line = f"{kind:6} {size:5} | {'   '.join(found)} | {table:4} | {waste:5} | {host:6.0f}"
@@ -109,8 +110,8 @@ def blocks(kinds: Sequence[str], repeats: int) -> None:
 
 def _round(kv: KVCache, rows: Rows) -> None:
     """The pool's table in a round: slots for 8 trees of 5 nodes, 2 of each kept for a moment."""
-    owners = [owner for owner in rows.lineages.ids_S.tolist() for _ in range(5)]
-    homes = np.repeat([homes[0] for homes in rows.lineages.homes_S], 5)
+    owners = [owner for owner in rows.visibility.ids_S.tolist() for _ in range(5)]
+    homes = np.repeat([homes[0] for homes in rows.visibility.homes_S], 5)
     slots = kv.append_(owners, 9_000, home=homes)
     kept = np.arange(len(slots)) % 5 < 2
     kv.commit_(slots[kept], 9_000)

@@ -24,7 +24,7 @@ from specsot.models.decoder import Decoder
 from specsot.models.load.weights import load_target
 from specsot.models.quantise import Weights
 from specsot.models.sharded import Ranks, gather_kv_, peer_heads, sharded, split_ranks
-from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import decode_plan
 
@@ -51,7 +51,7 @@ def pool(model: Decoder) -> KVCache:
 def forward(model: Decoder, rows: int) -> Callable[[], object]:
     """A forward of so many rows, the last of which has logits."""
     kv, places = pool(model), torch.arange(rows)[None]
-    attention, plan = AttentionMetadata.causal(rows, "cpu"), decode_plan(model.num_layers)
+    attention, plan = AttentionPlan.causal(rows, "cpu"), decode_plan(model.num_layers)
     last = torch.tensor([rows - 1])
 
     def run() -> object:

@@ -43,7 +43,7 @@ from specsot.models.load.weights import (
     load_target,
     load_vanilla,
 )
-from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.kv.pool import KVCache
 
 SMALL = "--batch-tokens 256 --length 128 --threads 1 --steps 4 --held-out 2"
@@ -246,7 +246,7 @@ def chain(drafter: Eagle3, taps_SF: Tensor, ids: list[int], root: int, steps: in
     for _ in range(steps):
         rows = torch.arange(start, start + len(tokens))[None]
         keys = torch.arange(size)[None]
-        visible = AttentionMetadata.dense(keys[:, None] <= rows[..., None], keys)
+        visible = AttentionPlan.dense(keys[:, None] <= rows[..., None], keys)
         out = drafter(torch.tensor([tokens]), hidden[None], rows, rows, visible, kv)[0]
         hidden, start = out[-1:], start + len(tokens)
         tokens = [int(drafter.to_target(drafter.logits(hidden).argmax(-1)))]

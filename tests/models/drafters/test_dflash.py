@@ -14,7 +14,7 @@ from specsot.models.decoder import Decoder
 from specsot.models.drafters.config import Reach, default_layer_ids
 from specsot.models.drafters.dflash import DFlashDraftModel, within
 from specsot.models.load.weights import load_dflash
-from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.forward import BlockDrafter
 from specsot.ops.kv.pool import KVCache
 
@@ -228,10 +228,10 @@ def _two_branches(
     ids[:, 0] = torch.tensor(anchors)
     queries = torch.tensor(lengths)[:, None] + torch.arange(8)
     if not packed:
-        apart = AttentionMetadata.dense(mask, positions, stride=40)
+        apart = AttentionPlan.dense(mask, positions, stride=40)
         return drafter(ids, queries, slots, apart, kv)
     flat = (x.reshape(1, -1) for x in (ids, queries, slots))
-    seen = AttentionMetadata.dense(mask.reshape(1, 16, 40), positions[:1])
+    seen = AttentionPlan.dense(mask.reshape(1, 16, 40), positions[:1])
     return drafter(*flat, seen, kv).view(2, 8, -1)
 
 

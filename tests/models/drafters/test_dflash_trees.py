@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specsot.models.decoder import Decoder
 from specsot.models.drafters.dflash import DFlashDraftModel
-from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.draft.ddtree import tree
 from specsot.ops.layer_plan import decode_plan
 from specsot.ops.tree import ancestors
@@ -39,7 +39,7 @@ def answers(run: Pooled, root: int, start: int, drafted: Proposal) -> list[int]:
             tokens[None],
             positions[None],
             slots[None],
-            AttentionMetadata.dense(mask, torch.zeros(1, extent, dtype=torch.int64)),
+            AttentionPlan.dense(mask, torch.zeros(1, extent, dtype=torch.int64)),
             run.kv,
             decode_plan(run.model.num_layers),
             torch.arange(len(tokens)),

@@ -15,7 +15,7 @@ from specsot.models.decoder import Decoder
 from specsot.models.drafters.eagle import Eagle3
 from specsot.models.files import ModelError
 from specsot.models.load.weights import load_eagle3, load_target
-from specsot.ops.attention.metadata import AttentionMetadata
+from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.forward import HiddenDrafter, Target
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import decode_plan
@@ -52,7 +52,7 @@ def draft(
     ids: Tensor,
     hidden: Tensor,
     start: int,
-    visible: AttentionMetadata,
+    visible: AttentionPlan,
 ) -> Tensor:
     """Rows at consecutive slots from `start`, at the positions of those slots."""
     slots = torch.arange(start, start + len(ids))[None]
@@ -96,7 +96,7 @@ def test_verification_of_a_tree(golden: Golden) -> None:
             at["tree.draft_tokens"].long()[None],
             at["verify.position_ids"].long()[None],
             slots,
-            AttentionMetadata.dense(mask, torch.zeros(1, length + nodes, dtype=torch.int64)),
+            AttentionPlan.dense(mask, torch.zeros(1, length + nodes, dtype=torch.int64)),
             run.kv,
             decode_plan(golden.target.num_layers),
             torch.arange(nodes),
@@ -130,7 +130,7 @@ def test_every_level_of_the_first_tree(golden: Golden) -> None:
                 at[f"level{level}.in_hidden"][None],
                 at[f"level{level}.position_ids"].long()[None],
                 slots,
-                AttentionMetadata.dense(mask, torch.zeros(1, start + rows, dtype=torch.int64)),
+                AttentionPlan.dense(mask, torch.zeros(1, start + rows, dtype=torch.int64)),
                 kv,
             )[0]
         golden.near(out, f"level{level}.out_hidden")
@@ -142,7 +142,7 @@ def test_the_second_draft_continues_the_kept_rows(golden: Golden) -> None:
     prefill(golden, kv)
     rows, start = len(at["round1.in_ids"]), golden.length
     mask_BQK = causal(start + rows).groups[0].mask_GqK[:, start:]
-    visible = AttentionMetadata.dense(mask_BQK, torch.arange(start + rows)[None])
+    visible = AttentionPlan.dense(mask_BQK, torch.arange(start + rows)[None])
     hidden = golden.drafter.fuse(at["round1.in_hidden"])
     out = draft(golden.drafter, kv, at["round1.in_ids"], hidden, start, visible)
     golden.near(out, "round1.root.out_hidden")
@@ -241,7 +241,7 @@ def test_switches_of_speculators(name: str, tmp_path: Path) -> None:
     shifted = torch.cat((ids[1:], torch.zeros(1, dtype=ids.dtype)))
     slots = torch.arange(rows, 2 * rows)[None]
     positions = torch.arange(1, rows + 1)[None]
-    visible = AttentionMetadata.dense(mask, torch.zeros(1, 2 * rows, dtype=torch.int64))
+    visible = AttentionPlan.dense(mask, torch.zeros(1, 2 * rows, dtype=torch.int64))
     with torch.inference_mode():
         out = drafter(shifted[None], out[None], positions, slots, visible, kv)[0]
     near(kept[1], "step1.layer_out")

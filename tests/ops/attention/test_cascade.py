@@ -3,13 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from helpers.attention import plain
+from helpers.attention import attended, metadata_of
 
-from specsot.models.layers import AttentionInputs, attend_pool, group_inputs
-from specsot.ops.attention.backends import dense, to_bias, with_sums
-from specsot.ops.attention.cascade import LEAST, plan, shared_parts
-from specsot.ops.attention.metadata import AttentionMetadata, tensor
-from specsot.ops.attention.stacks import Member, group_of, history
+from specsot.ops.attention.backends import (
+    MIN_SLOTS_SAVED,
+    AttentionBackend,
+    AttentionPlan,
+    backend,
+    shared_parts,
+    to_bias,
+    with_sums,
+)
+from specsot.ops.attention.metadata import AttentionMetadata, QuerySequence
 from specsot.ops.kv.pool import KVCache
 from specsot.states.segments import SegmentTree
 
@@ -37,29 +42,22 @@ def behind(prefix: int, own: int, *shape: int, apart: bool = True) -> tuple[KVCa
     return kv, tree
 
 
+def metadata_behind(kv: KVCache, tree: SegmentTree, segments: list[int]) -> AttentionMetadata:
+    """One query row behind each segment."""
+    sequences = [
+        QuerySequence(np.array([row]), 0, tree.homes(one)) for row, one in enumerate(segments)
+    ]
+    return metadata_of(kv, sequences, tree.lineages(segments), list(range(len(segments))))
+
+
 def forward(
-    kv: KVCache, tree: SegmentTree, segments: list[int], backend: str
-) -> tuple[AttentionMetadata, torch.Tensor]:
-    """One query row behind each segment: what it is told, and what a layer makes of it."""
-    lineages = tree.lineages(segments)
-    numbers = np.arange(len(segments), dtype=np.int32)
-    members = [Member(np.array([row]), 0, tree.homes(one)) for row, one in enumerate(segments)]
-    chosen = plan(kv, members, lineages, numbers, backend)
-    groups = []
-    for stack in chosen.stacks:
-        segment_Gq = numbers[stack.rows_Gq]
-        visible_PK, index_Gq = history(kv, stack, lineages, segment_Gq, kv.committed)
-        mask = torch.from_numpy(visible_PK)[tensor(index_Gq, torch.device("cpu"))]
-        places = tensor(kv.position[stack.slots_GK], torch.device("cpu"))
-        rows_Gq = stack.rows_on(mask.device, len(segments))
-        groups.append(group_of(stack, rows_Gq, mask, places))
-    told = AttentionMetadata(tuple(groups), chosen.merged)
+    kv: KVCache, tree: SegmentTree, segments: list[int], name: str
+) -> tuple[AttentionPlan, torch.Tensor]:
+    """The plan of these rows, and what a layer makes of it."""
+    plan = backend(name).plan(metadata_behind(kv, tree, segments))
     q_Nhd = torch.randn(len(segments), HEADS, DIM, dtype=torch.float64)
     q_Nhd.normal_(generator=torch.Generator().manual_seed(2))
-    none_N = torch.zeros(len(segments), dtype=torch.int64)
-    made = group_inputs(told, none_N, HEADS // KV_HEADS, torch.float64)
-    inputs = AttentionInputs(made, none_N, none_N, none_N, told.merged)
-    return told, attend_pool(q_Nhd, 0, inputs, kv, plain)
+    return plan, attended(plan, q_Nhd, kv)
 
 
 def leaves(tree: SegmentTree) -> list[int]:
@@ -75,8 +73,8 @@ def test_what_is_shared_is_read_once_whoever_shares_it(shape: tuple[int, ...]) -
     assert told.merged
     seen = sum(int(group.mask_GqK.any(1).sum()) for group in told.groups)
     assert seen == kv.current_length, "every slot is read for somebody, once"
-    for backend in ("dense", "grouped"):
-        other, expected = forward(kv, tree, leaves(tree), backend)
+    for name in ("dense", "grouped"):
+        other, expected = forward(kv, tree, leaves(tree), name)
         assert not other.merged and torch.allclose(out, expected, atol=1e-12)
 
 
@@ -94,10 +92,12 @@ def test_nothing_is_split_where_nothing_is_shared() -> None:
     kv, tree = behind(40, 5, 1)
     told, _ = forward(kv, tree, leaves(tree), "cascade")
     assert not told.merged
-    assert not plan(kv, [], tree.lineages([]), np.zeros(0, np.int32), "cascade").merged
+    assert not backend("cascade").plan(metadata_behind(kv, tree, [])).merged
 
 
-@pytest.mark.parametrize(("prefix", "merged"), [(LEAST // 3 + 1, True), (LEAST // 4, False)])
+@pytest.mark.parametrize(
+    ("prefix", "merged"), [(MIN_SLOTS_SAVED // 3 + 1, True), (MIN_SLOTS_SAVED // 4, False)]
+)
 def test_auto_takes_it_where_enough_is_read_less_often(prefix: int, merged: bool) -> None:
     kv, tree = behind(prefix, 1, 4)
     told, out = forward(kv, tree, leaves(tree), "auto")
@@ -107,11 +107,11 @@ def test_auto_takes_it_where_enough_is_read_less_often(prefix: int, merged: bool
 
 def test_rows_of_one_sequence_already_read_the_prefix_once() -> None:
     """Under ``bim`` a request is one group: there is nothing to gain."""
-    kv, tree = behind(LEAST, 1, 4, apart=False)
-    members = [Member(np.arange(4), 0, tree.homes(leaves(tree)[0]))]
-    lineages, numbers = tree.lineages(leaves(tree)), np.arange(4, dtype=np.int32)
-    assert len(shared_parts(members, lineages, numbers)) == 2
-    assert not plan(kv, members, lineages, numbers, "auto").merged
+    kv, tree = behind(MIN_SLOTS_SAVED, 1, 4, apart=False)
+    sequences = [QuerySequence(np.arange(4), 0, tree.homes(leaves(tree)[0]))]
+    metadata = metadata_of(kv, sequences, tree.lineages(leaves(tree)), list(range(4)))
+    assert len(shared_parts(metadata, sequences)) == 2
+    assert not backend("auto").plan(metadata).merged
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -124,7 +124,9 @@ def test_sums_are_those_of_the_scores(dtype: torch.dtype) -> None:
     bias = to_bias(mask_BQK, HEADS // KV_HEADS, dtype)
     out_BQhd, sums_BQh = with_sums(q_BQhd, k, v, bias)
     seen = mask_BQK.any(-1)
-    assert torch.allclose(out_BQhd[seen], dense(q_BQhd, k, v, bias)[seen], atol=1e-6)
+    assert torch.allclose(
+        out_BQhd[seen], AttentionBackend().attend(q_BQhd, k, v, bias)[seen], atol=1e-6
+    )
     for b, q, h in np.ndindex(2, 3, HEADS):
         scores = k[b, h // 2] @ q_BQhd[b, q, h] / DIM**0.5
         told = sums_BQh[b, q, h]

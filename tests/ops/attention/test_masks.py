@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsot.ops.attention.backends import window_mask
+from specsot.ops.forward import plan_attention
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import FREE, NOBODY
-from specsot.ops.masks import build
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "specsot"
 PREFIX = 0  # segment of the shared rows; branch i is segment i + 1
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.parametrize("attention", BACKENDS)
 
 def picture(forward: Forward, attention: str) -> str:
     """What the rows of a forward see of the slots in use."""
-    told = build(forward.rows(), forward.kv, attention=attention)
+    told = plan_attention(forward.rows(), forward.kv, attention=attention)
     seen, _ = sight(told, forward.kv, len(forward.owners))
     assert not seen[:, forward.kv.owner == FREE].any()
     return drawn(seen[:, : forward.kv.extents()[0]])
@@ -119,7 +119,7 @@ def test_fresh_rows_count_with_their_true_positions_and_the_table_stays_as_it_wa
     kv = forward.kv
     forward.history([PREFIX] * 3, [0, 1, 2])
     forward.add_tree(1, 3, torch.ones(3, 3, dtype=torch.bool).tril())
-    told = build(forward.rows(), kv, attention=attention)
+    told = plan_attention(forward.rows(), kv, attention=attention)
     (group,) = told.groups
     assert group.positions_GK.tolist() == [[0, 1, 2, 3, 4, 5]]
     assert kv.position[3:6].tolist() == [0, 0, 0]
@@ -132,7 +132,7 @@ def test_what_attention_is_told_is_a_copy(attention: str) -> None:
     kv = forward.kv
     forward.history([PREFIX, 1], [0, 1])
     forward.add_prompt(1, [2])
-    for group in build(forward.rows(), kv, attention=attention).groups:
+    for group in plan_attention(forward.rows(), kv, attention=attention).groups:
         group.positions_GK.zero_()
         group.mask_GqK.zero_()
     assert kv.owner[:3].tolist() == [PREFIX, 1, 1]
@@ -145,7 +145,7 @@ def test_a_window_counts_positions_and_not_slots(attention: str) -> None:
     forward = Forward(pool(), BEHIND_PREFIX)
     forward.history([PREFIX, PREFIX, 1, 1, 2, 2], [0, 1, 2, 3, 2, 3])
     prompts(forward, [1, 2], [4, 4])
-    told = build(forward.rows(), forward.kv, attention=attention)
+    told = plan_attention(forward.rows(), forward.kv, attention=attention)
     seen = np.zeros((2, 8), bool)
     for group in told.groups:
         shape = group.mask_GqK.shape
@@ -174,7 +174,7 @@ def test_a_root_sees_neither_free_slots_nor_other_roots(attention: str) -> None:
     forward.kv.release_([0])
     forward.add_prompt(5, [0])
     forward.add_prompt(6, [0])
-    seen, _ = sight(build(forward.rows(), forward.kv, attention=attention), forward.kv, 2)
+    seen, _ = sight(plan_attention(forward.rows(), forward.kv, attention=attention), forward.kv, 2)
     assert drawn(seen[:, forward.slots]) == "#.\n.#"
     assert seen.sum() == 2
 
@@ -190,7 +190,7 @@ def test_padding_sees_nothing_and_every_row_of_the_pool_is_read_by_itself(attent
     new = [*kv.append_([1], [3], 1, PREFIX), *kv.append_([2, 2, 2], [2, 3, 4], 2, PREFIX)]
     prompts(forward, [NOBODY, NOBODY, 1, 2, 2, 2], [0, 0, 3, 2, 3, 4], [kv.scratch] * 2 + new)
     rows = forward.rows_of_pool(height=2, first_row=1)
-    told = build(rows, kv, attention=attention)
+    told = plan_attention(rows, kv, attention=attention)
     seen, _ = sight(told, kv, 6)
     dark = "........"
     assert [drawn([line[8:16]]) for line in seen] == [dark, dark, "####....", *[dark] * 3]
@@ -219,7 +219,9 @@ def test_shared_rows_of_trees_beside_another_requests_prompt(
     forward.share_trees([(drafted, 3)], above_TT[None], valid_SN, 2)
     forward.add_prompt(newcomer, [3 + i for i in range(prompt)])
     seen, _ = sight(
-        build(forward.rows(), forward.kv, attention=attention), forward.kv, len(forward.owners)
+        plan_attention(forward.rows(), forward.kv, attention=attention),
+        forward.kv,
+        len(forward.owners),
     )
     assert drawn(seen) == drawn(forward.naive())
 
@@ -229,7 +231,7 @@ def test_shared_rows_of_trees_beside_another_requests_prompt(
 def test_any_forward_is_told_what_a_naive_reading_says(attention: str, data: st.DataObject) -> None:
     """Requests, branches behind branches, trees and prompts, wherever their slots lie."""
     forward = any_forward(data)
-    told = build(forward.rows(), forward.kv, attention=attention)
+    told = plan_attention(forward.rows(), forward.kv, attention=attention)
     seen, place = sight(told, forward.kv, len(forward.owners))
     assert drawn(seen) == drawn(forward.naive())
     own = dict(zip(forward.slots, forward.positions, strict=True))

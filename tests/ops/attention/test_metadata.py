@@ -6,18 +6,17 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from helpers.attention import plain
+from helpers.attention import attended, batches
 from helpers.forwards import DIM, HEADS, KV_HEADS, attend_naively, scene
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specsot.models.layers import AttentionInputs, attend_pool, group_inputs
-from specsot.ops.attention.metadata import AttentionMetadata
-from specsot.ops.attention.stacks import Member, Stack, group_of, stacks
+from specsot.ops.attention.backends import AttentionPlan, backend
+from specsot.ops.attention.metadata import AttentionBatch, AttentionGroup, QuerySequence, row_index
+from specsot.ops.forward import plan_attention
 from specsot.ops.kv.pool import SPREAD, KVCache
 from specsot.ops.kv.slots import SlotRun
-from specsot.ops.masks import build
 
 
 def filled(shares: dict[int, tuple[int, int]], capacity: int = 4096, rows: int = 1) -> KVCache:
@@ -30,12 +29,12 @@ def filled(shares: dict[int, tuple[int, int]], capacity: int = 4096, rows: int =
     return kv
 
 
-def members(*roots: int, rows: int = 2) -> list[Member]:
+def members(*roots: int, rows: int = 2) -> list[QuerySequence]:
     """One member for each root, with so many rows."""
-    return [Member(np.arange(rows) + i * rows, 0, (r,)) for i, r in enumerate(roots)]
+    return [QuerySequence(np.arange(rows) + i * rows, 0, (r,)) for i, r in enumerate(roots)]
 
 
-def shapes(found: list[Stack]) -> list[tuple[list[int], object]]:
+def shapes(found: list[AttentionBatch]) -> list[tuple[list[int], object]]:
     """First row of each sequence, and the run of slots, or the list of them."""
     return [
         (s.rows_Gq[:, 0].tolist(), s.keys if isinstance(s.keys, SlotRun) else s.keys.tolist())
@@ -45,7 +44,7 @@ def shapes(found: list[Stack]) -> list[tuple[list[int], object]]:
 
 def test_requests_at_equal_distances_are_computed_side_by_side() -> None:
     kv = filled({1: (512, 300), 2: (512, 290), 3: (512, 300)})
-    (stack,) = stacks(kv, members(1, 2, 3), "auto")
+    (stack,) = batches(kv, members(1, 2, 3), "auto")
     assert stack.keys == SlotRun(0, 300, 512, 3)
     assert stack.rows_Gq.tolist() == [[0, 1], [2, 3], [4, 5]]
     assert stack.slots_GK[:, 0].tolist() == [0, 512, 1024]
@@ -53,12 +52,12 @@ def test_requests_at_equal_distances_are_computed_side_by_side() -> None:
 
 def test_sequences_lie_in_the_order_of_their_slots() -> None:
     kv = filled({1: (512, 300), 2: (512, 300)})
-    assert shapes(stacks(kv, members(2, 1), "grouped")) == [([2, 0], SlotRun(0, 300, 512, 2))]
+    assert shapes(batches(kv, members(2, 1), "grouped")) == [([2, 0], SlotRun(0, 300, 512, 2))]
 
 
 def test_another_distance_begins_another_group() -> None:
     kv = filled({1: (512, 300), 2: (512, 300), 3: (640, 300), 4: (512, 300)})
-    assert shapes(stacks(kv, members(1, 2, 3, 4), "auto")) == [
+    assert shapes(batches(kv, members(1, 2, 3, 4), "auto")) == [
         ([0, 2, 4], SlotRun(0, 300, 512, 3)),
         ([6], SlotRun(1664, 300, 0, 1)),
     ]
@@ -67,37 +66,37 @@ def test_another_distance_begins_another_group() -> None:
 def test_no_group_is_mostly_padding() -> None:
     """Two short requests beside a long one cost more as one group than as two."""
     kv = filled({1: (512, 30), 2: (512, 20), 3: (512, 500)})
-    found = stacks(kv, members(1, 2, 3, rows=50), "auto")
+    found = batches(kv, members(1, 2, 3, rows=50), "auto")
     assert [stack.keys for stack in found] == [SlotRun(0, 30, 512, 2), SlotRun(1024, 500)]
-    few = stacks(kv, members(1, 2, 3, rows=1), "auto")
+    few = batches(kv, members(1, 2, 3, rows=1), "auto")
     assert [stack.keys for stack in few] == [SlotRun(0, 500, 512, 3)], "a few entries are nothing"
 
 
 def test_a_group_never_reaches_behind_the_pool() -> None:
     """The last request's run cannot be as long as its neighbour's."""
     kv = filled({1: (30, 25), 2: (10, 5)}, capacity=40)
-    assert [s.keys for s in stacks(kv, members(1, 2), "auto")] == [SlotRun(0, 25), SlotRun(30, 5)]
+    assert [s.keys for s in batches(kv, members(1, 2), "auto")] == [SlotRun(0, 25), SlotRun(30, 5)]
 
 
 def test_sequences_of_unequal_numbers_of_rows_repeat_their_last_row() -> None:
     kv = filled({1: (512, 300), 2: (512, 300)})
-    two = [Member(np.arange(4), 0, (1,)), Member(np.array([4, 5]), 0, (2,))]
-    (stack,) = stacks(kv, two, "auto")
+    two = [QuerySequence(np.arange(4), 0, (1,)), QuerySequence(np.array([4, 5]), 0, (2,))]
+    (stack,) = batches(kv, two, "auto")
     assert stack.rows_Gq.tolist() == [[0, 1, 2, 3], [4, 5, 5, 5]]
-    apart = stacks(kv, two, "auto", even=True)
+    apart = batches(kv, two, "auto", equal_lengths=True)
     assert [one.rows_Gq.tolist() for one in apart] == [[[0, 1, 2, 3]], [[4, 5]]]
 
 
 def test_the_first_members_may_have_to_be_alone() -> None:
     kv = filled({1: (512, 300), 2: (512, 300), 3: (512, 300)})
-    found = stacks(kv, members(3, 1, 2), "auto", alone=1)
+    found = batches(kv, members(3, 1, 2), "auto", isolated=True)
     assert shapes(found) == [([0], SlotRun(1024, 300)), ([2, 4], SlotRun(0, 300, 512, 2))]
 
 
 def test_slots_that_lie_apart_are_a_group_alone() -> None:
     kv = filled({1: (0, 4), 2: (0, 2 * SPREAD)})
     kv.append_([1], [4], home=1)
-    found = stacks(kv, members(1, 2), "auto")
+    found = batches(kv, members(1, 2), "auto")
     assert shapes(found) == [
         ([0], [[0, 1, 2, 3, 4 + 2 * SPREAD]]),
         ([2], SlotRun(4, 2 * SPREAD)),
@@ -109,18 +108,18 @@ def test_slots_that_lie_apart_are_a_group_alone() -> None:
 
 def test_places_are_counted_from_the_first_slot_of_a_sequence() -> None:
     kv = filled({1: (512, 300), 2: (512, 300)})
-    (stack,) = stacks(kv, members(1, 2), "auto")
+    (stack,) = batches(kv, members(1, 2), "auto")
     assert stack.places(np.array([[7], [515]]), np.array([0, 1])).tolist() == [[7], [3]]
 
 
 def test_dense_is_one_group_over_the_whole_pool() -> None:
     kv = filled({1: (512, 300), 2: (512, 290)})
-    assert shapes(stacks(kv, members(2, 1), "dense")) == [([0], SlotRun(0, 512 + 290))]
+    assert shapes(batches(kv, members(2, 1), "dense")) == [([0], SlotRun(0, 512 + 290))]
     rows = KVCache(1, 1, 2, 16, rows=3)
     rows.append_([1, 1, 1, 2], [0, 1, 2, 0], row=[1, 1, 1, 2])
-    two = [Member(np.array([0, 1]), 1, ()), Member(np.array([2, 3]), 2, ())]
-    assert shapes(stacks(rows, two, "dense")) == [([0, 2], SlotRun(16, 3, 16, 2))]
-    assert shapes(stacks(rows, two, "auto")) == [([0, 2], SlotRun(16, 3, 16, 2))]
+    two = [QuerySequence(np.array([0, 1]), 1, ()), QuerySequence(np.array([2, 3]), 2, ())]
+    assert shapes(batches(rows, two, "dense")) == [([0, 2], SlotRun(16, 3, 16, 2))]
+    assert shapes(batches(rows, two, "auto")) == [([0, 2], SlotRun(16, 3, 16, 2))]
 
 
 @pytest.mark.parametrize(
@@ -135,10 +134,10 @@ def test_dense_is_one_group_over_the_whole_pool() -> None:
 def test_rows_in_their_natural_order_need_no_index(
     rows_Gq: list[list[int]], rows: int, natural: bool
 ) -> None:
-    stack = Stack(np.array(rows_Gq), SlotRun(0, 3, 3, 2), SlotRun(0, 3, 3, 2).slots_GK)
+    host_Gq = np.array(rows_Gq)
     mask_GqK = torch.ones(2, 2, 3, dtype=torch.bool)
-    own_Gq = stack.rows_on(mask_GqK.device, rows)
-    group = group_of(stack, own_Gq, mask_GqK, torch.zeros(2, 3, dtype=torch.int64))
+    index_Gq = row_index(host_Gq, rows, mask_GqK.device)
+    group = AttentionGroup(index_Gq, SlotRun(0, 3, 3, 2), mask_GqK, torch.zeros(2, 3), host_Gq)
     assert (group.rows_Gq is None) == natural
     value_N = torch.arange(10, 10 + rows)
     assert group.of_rows(value_N[: 4 if natural else rows]).tolist() == [
@@ -149,14 +148,6 @@ def test_rows_in_their_natural_order_need_no_index(
 # -- what comes out ------------------------------------------------------------------------------
 
 
-def attended(metadata: AttentionMetadata, q_Nhd: Tensor, kv: KVCache) -> Tensor:
-    """What a layer's rows get, by the attention of this metadata -> [N, heads * d]."""
-    none_N = torch.zeros(len(q_Nhd), dtype=torch.int64)
-    groups = group_inputs(metadata, none_N, HEADS // KV_HEADS, q_Nhd.dtype)
-    inputs = AttentionInputs(groups, none_N, none_N, none_N, metadata.merged)
-    return attend_pool(q_Nhd, 0, inputs, kv, plain)
-
-
 def queries(rows: int) -> Tensor:
     draw = torch.Generator().manual_seed(rows)
     return torch.randn(rows, HEADS, DIM, generator=draw, dtype=torch.float64)
@@ -165,16 +156,18 @@ def queries(rows: int) -> Tensor:
 def test_a_repeated_row_changes_nothing() -> None:
     kv = filled({1: (512, 300), 2: (512, 300)})
     kv.data.normal_(generator=torch.Generator().manual_seed(0))
-    two = [Member(np.arange(3), 0, (1,)), Member(np.array([3]), 0, (2,))]
+    two = [QuerySequence(np.arange(3), 0, (1,)), QuerySequence(np.array([3]), 0, (2,))]
     outs = []
     for even in (False, True):
         groups = []
-        for stack in stacks(kv, two, "auto", even):
-            mask_GqK = torch.ones(*stack.rows_Gq.shape, 300, dtype=torch.bool)
-            rows_Gq = stack.rows_on(mask_GqK.device, 4)
-            groups.append(group_of(stack, rows_Gq, mask_GqK, torch.zeros(len(mask_GqK), 300)))
-        outs.append(attended(AttentionMetadata(tuple(groups)), queries(4), kv))
-    assert [len(stacks(kv, two, "auto", even)) for even in (False, True)] == [1, 2]
+        for batch in batches(kv, two, "auto", equal_lengths=even):
+            mask_GqK = torch.ones(*batch.rows_Gq.shape, 300, dtype=torch.bool)
+            rows_Gq = row_index(batch.rows_Gq, 4, mask_GqK.device)
+            none_GK = torch.zeros(len(mask_GqK), 300)
+            groups.append(AttentionGroup(rows_Gq, batch.keys, mask_GqK, none_GK, batch.rows_Gq))
+        outs.append(attended(AttentionPlan(backend("auto"), tuple(groups)), queries(4), kv))
+    sizes = [len(batches(kv, two, "auto", equal_lengths=even)) for even in (False, True)]
+    assert sizes == [1, 2]
     assert torch.allclose(*outs, atol=1e-12)
 
 
@@ -198,7 +191,7 @@ def test_all_backends_attend_to_what_the_rule_allows(case: str, even: bool, draw
     rows = replace(one.rows, blend=object() if even else None)  # type: ignore[arg-type]
     q_Nhd = queries(rows.tokens_BQ.numel())
     expected = attend_naively(one, q_Nhd)
-    for backend in ("dense", "grouped", "cascade"):
-        out_NI = attended(build(rows, one.kv, attention=backend), q_Nhd, one.kv)
+    for name in ("dense", "grouped", "cascade"):
+        out_NI = attended(plan_attention(rows, one.kv, attention=name), q_Nhd, one.kv)
         for row, expected_I in expected.items():
-            assert torch.allclose(out_NI[row], expected_I, atol=1e-9), (backend, row)
+            assert torch.allclose(out_NI[row], expected_I, atol=1e-9), (name, row)

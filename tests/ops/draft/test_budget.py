@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsot.ops.draft.proposals import share
-from specsot.ops.row_layout import places, plant
+from specsot.ops.row_layout import pack_trees, packed_places
 from specsot.ops.tree import ancestors
 from specsot.ops.types import Proposal
 
@@ -158,7 +158,7 @@ def test_every_valid_node_has_a_row_of_its_own(
     valid_SN = torch.tensor(valid)
     count, trees = int(valid_SN.sum()), len(valid)
     spare = data.draw(st.integers(0, 20 - count if trees == 5 else 3))
-    forest = plant(valid_SN, count + spare)
+    forest = pack_trees(valid_SN, count + spare)
     assert len(forest.tree_R) == len(forest.rows) == trees + count + spare
     nodes = [
         (tree, node) for tree, row in enumerate(valid) for node, is_in in enumerate(row) if is_in
@@ -172,11 +172,11 @@ def test_every_valid_node_has_a_row_of_its_own(
     own_root_ST = torch.arange(trees)[:, None].expand_as(without)
     assert (forest.nodes_ST[without] == own_root_ST[without]).all()
     has_ST = torch.nn.functional.pad(valid_SN, (1, 0), value=True)
-    assert places(has_ST.numpy()).tolist() == forest.nodes_ST.tolist()
+    assert packed_places(has_ST.numpy()).tolist() == forest.nodes_ST.tolist()
 
 
 def test_values_find_their_rows_and_back() -> None:
-    forest = plant(torch.tensor([[True, False], [True, True]]), 4)
+    forest = pack_trees(torch.tensor([[True, False], [True, True]]), 4)
     by_node = torch.tensor([[10, 11, 12], [20, 21, 22]])
     assert forest.pick(by_node, -7).tolist() == [10, 20, 11, 21, 22, -7]
     logits_RV = torch.tensor([[10.0], [20.0], [11.0], [21.0], [22.0], [0.0], [99.0]])
@@ -190,7 +190,7 @@ def test_a_row_sees_its_own_ancestors_and_no_other_tree(
 ) -> None:
     kept = share(proposal_of(*made), most)
     assert kept.shared is not None
-    forest = plant(kept.valid_SN, kept.shared)
+    forest = pack_trees(kept.valid_SN, kept.shared)
     above_STT = ancestors(kept.parents_SN, kept.levels)
     sees_RR = forest.visible(above_STT)
     for row, (tree, node) in enumerate(zip(forest.tree_R, forest.node_R, strict=True)):

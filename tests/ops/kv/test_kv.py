@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.pools import DIM, HEADS, LAYERS, commit, content, mark_, pool
 
+from specsot.ops.attention.backends import slots_of
 from specsot.ops.kv.slots import FREE, NOBODY, PoolFullError, SlotRun
 
 
@@ -124,7 +125,7 @@ def test_what_a_layer_reads_is_a_view_of_the_pool() -> None:
     kv = pool()
     mark_(kv, 2, 5.0)
     for first, length, at in ((0, 3, 2), (1, 4, 1), (2, 1, 0)):
-        keys, values = kv.get_valid(1, SlotRun(first, length))
+        keys, values = (slots_of(part, SlotRun(first, length)) for part in kv.layers[1])
         assert keys.shape == values.shape == (1, HEADS, length, DIM)
         for part in (keys, values):
             assert part.untyped_storage().data_ptr() == kv.data.untyped_storage().data_ptr()
@@ -136,7 +137,7 @@ def test_slots_that_lie_apart_are_gathered() -> None:
     kv = pool()
     for slot in range(8):
         mark_(kv, slot, float(slot))
-    keys, values = kv.get_valid(1, torch.tensor([[1, 4, 6]]))
+    keys, values = (slots_of(part, torch.tensor([[1, 4, 6]])) for part in kv.layers[1])
     assert keys.shape == values.shape == (1, HEADS, 3, DIM)
     assert keys[0, 0, :, 0].tolist() == [1.125, 4.125, 6.125]
     assert values[0, 2, :, 3].tolist() == [-1.125, -4.125, -6.125]

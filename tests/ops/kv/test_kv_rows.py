@@ -5,6 +5,7 @@ import pytest
 import torch
 from helpers.pools import DIM, HEADS, commit, content, mark_, pool
 
+from specsot.ops.attention.backends import slots_of
 from specsot.ops.kv.slots import FREE, NOBODY, PoolFullError, SlotRun
 
 
@@ -110,7 +111,7 @@ def test_what_a_layer_reads_is_a_view_of_a_range_of_rows() -> None:
     kv = pool(4, 3)
     mark_(kv, 6, 5.0)  # slot 2 of row 1
     for first, rows, at in ((0, 3, 1), (1, 2, 0), (1, 1, 0)):
-        keys, values = kv.get_valid(1, SlotRun(first * 4, 3, 4, rows))
+        keys, values = (slots_of(part, SlotRun(first * 4, 3, 4, rows)) for part in kv.layers[1])
         assert keys.shape == values.shape == (rows, HEADS, 3, DIM)
         for part in (keys, values):
             assert part.untyped_storage().data_ptr() == kv.data.untyped_storage().data_ptr()
@@ -124,10 +125,10 @@ def test_runs_may_lie_at_any_equal_distance_and_a_list_of_slots_may_cross_rows()
         mark_(kv, slot, float(slot))
     run = SlotRun(1, 2, 5, 3)
     assert run.slots_GK.tolist() == [[1, 2], [6, 7], [11, 12]], "12 is the scratch slot"
-    keys, values = kv.get_valid(0, run)
+    keys, values = (slots_of(part, run) for part in kv.layers[0])
     assert keys[:, 1, :, 2].tolist() == [[1.0, 2.0], [6.0, 7.0], [11.0, 0.0]]
     assert torch.equal(values, -keys)
-    keys, values = kv.get_valid(0, torch.tensor([[3, 8, 9]]))
+    keys, values = (slots_of(part, torch.tensor([[3, 8, 9]])) for part in kv.layers[0])
     assert keys[0, 2, :, 0].tolist() == [3.0, 8.0, 9.0] and torch.equal(values, -keys)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specsot.ops.attention.stacks import Lineages
+from specsot.ops.attention.metadata import Visibility
 from specsot.ops.forward import compile_plan
 from specsot.ops.layer_plan import LayerStatus
 from specsot.ops.tree import ancestors
@@ -59,7 +59,7 @@ def rows_of(proposal: Proposal, tips: int = 0, bound: tuple[int, ...] = ()) -> R
         whole,
         index,
         index,
-        Lineages(np.zeros(1, np.int32), np.zeros((1, 1), np.int32), ((0,),)),
+        Visibility(np.zeros(1, np.int32), np.zeros((1, 1), np.int32), ((0,),)),
         np.zeros(count, np.int32),
         (),
         np.arange(count - tips, count, dtype=np.int32),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsot.ops.attention.stacks import Lineages
+from specsot.ops.attention.metadata import Visibility
 from specsot.ops.kv.slots import FREE, NOBODY, UNKNOWN
 from specsot.states.segments import SegmentTree
 
@@ -107,10 +107,10 @@ def test_lineages_are_the_paths(forest: tuple[SegmentTree, list[int]]) -> None:
     assert lineages.homes_S == tuple((path[-1],) for path in paths)
 
 
-def seen(lineages: Lineages, numbers: list[int], owners: list[int]) -> Picture:
+def seen(lineages: Visibility, numbers: list[int], owners: list[int]) -> Picture:
     """Row by row whether each slot of a pool is seen."""
     owner_PK = np.tile(np.array(owners, np.int32), (len(numbers), 1))
-    picture: Picture = lineages.visible(np.array(numbers, np.int32), owner_PK).tolist()
+    picture: Picture = lineages.sees(np.array(numbers, np.int32), owner_PK).tolist()
     return picture
 
 

@@ -380,7 +380,7 @@ def test_attention_stands_at_the_top_of_a_graph() -> None:
     own = text.replace("toy.attend", "{op: toy.attend, with: {attention: dense}}")
     assert settings(f"{own}attention: grouped\n") == {"attention": "dense"}
     assert problems(f"{text}attention: sparse\n") == [
-        "g.yaml:16:12: attention: must be 'auto', 'dense', 'grouped' or 'cascade', not 'sparse'"
+        "g.yaml:16:12: attention: must be 'auto', 'cascade', 'dense' or 'grouped', not 'sparse'"
     ]
 
 

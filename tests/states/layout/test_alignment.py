@@ -137,7 +137,7 @@ def test_each_row_has_its_own_tokens_features_and_slots(unequal: DraftRows) -> N
     ]
     padding_N = ~rows.alignment.padding_mask.reshape(-1)
     assert (rows.owner_N[padding_N] == NOBODY).all() and (rows.owner_N[~padding_N] >= 0).all()
-    assert (rows.segment_N[padding_N] == len(rows.lineages.ids_S)).all(), "which sees nothing"
+    assert (rows.segment_N[padding_N] == len(rows.visibility.ids_S)).all(), "which sees nothing"
     assert len(set(rows.owner_N.tolist())) == 4
 
 

@@ -64,8 +64,8 @@ def test_two_requests_begin_in_one_forward() -> None:
     assert [branch.name for branch in batch.newcomers] == ["a/1", "b/1"]
     assert [one.key for one in batch.opened] == ["a", "b"]
     assert batch.rows.tokens_BQ.tolist() == [[5, 6, 5, 6]]
-    assert [m.rows.tolist() for m in batch.rows.members] == [[0, 1], [2, 3]]
-    assert [m.homes for m in batch.rows.members] == [(r.prefix_owner,) for r in batch.opened]
+    assert [m.rows.tolist() for m in batch.rows.sequences] == [[0, 1], [2, 3]]
+    assert [m.homes for m in batch.rows.sequences] == [(r.prefix_owner,) for r in batch.opened]
 
 
 def test_in_rows_of_their_own_shorter_prompts_are_padded_on_the_left() -> None:

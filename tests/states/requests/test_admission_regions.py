@@ -5,8 +5,8 @@ from helpers.managers import chain, manager, open_requests_, proposal, request, 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specsot.ops.forward import plan_attention
 from specsot.ops.kv.slots import SlotRun
-from specsot.ops.masks import build
 from specsot.states.admission import REGION, Admission, Room, request_slots
 from specsot.states.graph.layouts import BimBlock
 from specsot.states.request_table import RunLimits
@@ -49,7 +49,7 @@ def test_requests_that_run_together_are_one_group() -> None:
     made = manager(drafter="ngram", capacity=512, most=4)
     running(made, *(request(key, prefix=[5] * 9) for key in "abcd"))
     batch = tree_rows_(made, proposal(*[chain(50)] * 4))
-    (group,) = build(batch.rows, made.kv).groups
+    (group,) = plan_attention(batch.rows, made.kv).groups
     assert group.keys == SlotRun(0, 13, 128, 4)
 
 

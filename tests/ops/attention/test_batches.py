@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from helpers.attention import batches
 from helpers.sight import drawn, lineages_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsot.ops.attention.metadata import AttentionMetadata
-from specsot.ops.attention.stacks import SPARE, WASTE, Member, Stack, stacks
+from specsot.ops.attention.backends import MAX_WASTE, MAX_WASTED_ENTRIES, AttentionPlan
+from specsot.ops.attention.metadata import AttentionBatch, QuerySequence
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import FREE, NOBODY, SlotRun
 
@@ -25,16 +26,16 @@ def pool_of(sizes: Sequence[int], region: int, capacity: int = 4096) -> KVCache:
     return kv
 
 
-def members_of(queries: Sequence[int]) -> list[Member]:
+def members_of(queries: Sequence[int]) -> list[QuerySequence]:
     """Member i has so many rows, and sees what root i has."""
     ends = np.cumsum(queries)
     return [
-        Member(np.arange(end - count, end), 0, (root,))
+        QuerySequence(np.arange(end - count, end), 0, (root,))
         for root, (count, end) in enumerate(zip(queries, ends.tolist(), strict=True))
     ]
 
 
-def check(kv: KVCache, members: Sequence[Member], made: Sequence[Stack]) -> None:
+def check(kv: KVCache, members: Sequence[QuerySequence], made: Sequence[AttentionBatch]) -> None:
     """Every member is one sequence of one group, with all of its slots among the group's."""
     found: dict[int, np.ndarray] = {}
     for stack in made:
@@ -52,13 +53,13 @@ def check(kv: KVCache, members: Sequence[Member], made: Sequence[Stack]) -> None
         assert slots_K.max(initial=0) < kv.slots
 
 
-def cost(made: Sequence[Stack]) -> int:
+def cost(made: Sequence[AttentionBatch]) -> int:
     return sum(stack.rows_Gq.size * stack.slots_GK.shape[1] for stack in made)
 
 
 def test_equal_requests_at_equal_distances_are_computed_side_by_side() -> None:
     kv = pool_of([40] * 5, 64)
-    (stack,) = stacks(kv, members_of([6] * 5), "grouped")
+    (stack,) = batches(kv, members_of([6] * 5), "grouped")
     assert stack.keys == SlotRun(0, 40, 64, 5)
     assert stack.rows_Gq.tolist() == np.arange(30).reshape(5, 6).tolist()
     check(kv, members_of([6] * 5), [stack])
@@ -66,17 +67,17 @@ def test_equal_requests_at_equal_distances_are_computed_side_by_side() -> None:
 
 def test_a_shorter_sequence_repeats_its_last_row() -> None:
     kv = pool_of([10, 12, 11], 64)
-    (stack,) = stacks(kv, members_of([2, 4, 1]), "grouped")
+    (stack,) = batches(kv, members_of([2, 4, 1]), "grouped")
     assert stack.rows_Gq.tolist() == [[0, 1, 1, 1], [2, 3, 4, 5], [6, 6, 6, 6]]
     assert stack.keys == SlotRun(0, 12, 64, 3)
-    even = stacks(kv, members_of([2, 4, 1]), "grouped", even=True)
+    even = batches(kv, members_of([2, 4, 1]), "grouped", equal_lengths=True)
     assert [one.rows_Gq.tolist() for one in even] == [[[0, 1]], [[2, 3, 4, 5]], [[6]]]
     check(kv, members_of([2, 4, 1]), even)
 
 
 def test_a_long_request_is_not_computed_beside_short_ones() -> None:
     kv = pool_of([300, 2000, 300, 300], 2048, 8192)
-    made = stacks(kv, members_of([20] * 4), "grouped")
+    made = batches(kv, members_of([20] * 4), "grouped")
     assert [stack.keys for stack in made] == [
         SlotRun(0, 300),
         SlotRun(2048, 2000),
@@ -87,14 +88,14 @@ def test_a_long_request_is_not_computed_beside_short_ones() -> None:
 def test_rows_that_lie_at_other_distances_begin_a_new_group() -> None:
     kv = pool_of([10] * 5, 64)
     members = [one for one in members_of([2] * 5) if one.homes != (2,)]
-    made = stacks(kv, members, "grouped")
+    made = batches(kv, members, "grouped")
     assert [stack.keys for stack in made] == [SlotRun(0, 10, 64, 2), SlotRun(192, 10, 64, 2)]
 
 
 def test_slots_that_lie_too_far_apart_are_a_list_of_their_own() -> None:
     kv = pool_of([4, 200, 4], 0)
     kv.append_([0] * 2, [4, 5], home=0)
-    made = stacks(kv, members_of([1, 1, 1]), "grouped")
+    made = batches(kv, members_of([1, 1, 1]), "grouped")
     lists = [one for one in made if not isinstance(one.keys, SlotRun)]
     assert [one.keys.tolist() for one in lists] == [[[0, 1, 2, 3, 208, 209]]]
     check(kv, members_of([1, 1, 1]), made)
@@ -104,9 +105,9 @@ def test_slots_that_lie_too_far_apart_are_a_list_of_their_own() -> None:
 
 def test_the_dense_backend_reads_the_whole_pool_once() -> None:
     kv = pool_of([10, 20, 5], 64)
-    (stack,) = stacks(kv, members_of([2, 3, 1])[::-1], "dense")
+    (stack,) = batches(kv, members_of([2, 3, 1])[::-1], "dense")
     assert stack.keys == SlotRun(0, 133) and stack.rows_Gq.tolist() == [[0, 1, 2, 3, 4, 5]]
-    assert stacks(kv, members_of([2, 3, 1]), "auto")[0].keys == SlotRun(0, 20, 64, 3)
+    assert batches(kv, members_of([2, 3, 1]), "auto")[0].keys == SlotRun(0, 20, 64, 3)
 
 
 @pytest.mark.parametrize("backend", ["dense", "grouped"])
@@ -115,8 +116,8 @@ def test_rows_of_a_pool_are_read_as_far_as_they_are_used(backend: str) -> None:
     for row, size in ((1, 30), (2, 50), (3, 40)):
         kv.append_([row] * size, range(size), row, row)
     rows = np.arange(6).reshape(3, 2)
-    members = [Member(rows[b], b + 1, ()) for b in range(3)]
-    (stack,) = stacks(kv, members, backend)
+    members = [QuerySequence(rows[b], b + 1, ()) for b in range(3)]
+    (stack,) = batches(kv, members, backend)
     assert stack.keys == SlotRun(100, 50, 100, 3) and stack.rows_Gq.tolist() == rows.tolist()
 
 
@@ -126,10 +127,10 @@ def test_an_empty_row_of_a_pool_is_in_no_group() -> None:
     for row in (0, 2):
         kv.append_([row] * 5, range(5), row, row)
     rows = np.arange(6).reshape(3, 2)
-    members = [Member(rows[b], b, ()) for b in range(3)]
-    (stack,) = stacks(kv, members, "grouped")
+    members = [QuerySequence(rows[b], b, ()) for b in range(3)]
+    (stack,) = batches(kv, members, "grouped")
     assert stack.keys == SlotRun(0, 5, 200, 2) and stack.rows_Gq.tolist() == [[0, 1], [4, 5]]
-    (stack,) = stacks(kv, members, "dense")
+    (stack,) = batches(kv, members, "dense")
     assert stack.keys == SlotRun(0, 5, 100, 3)
 
 
@@ -139,8 +140,8 @@ def test_rows_of_a_pool_come_in_any_order_and_with_gaps(backend: str) -> None:
     kv = KVCache(1, 1, 2, 400, 5)
     for row in range(5):
         kv.append_([row] * 300, range(300), row, row)
-    members = [Member(np.array([s]), row, ()) for s, row in enumerate((4, 0, 2, 3))]
-    made = stacks(kv, members, backend)
+    members = [QuerySequence(np.array([s]), row, ()) for s, row in enumerate((4, 0, 2, 3))]
+    made = batches(kv, members, backend)
     found = {
         (int(rows[0]), int(slots[0] // 400))
         for stack in made
@@ -166,20 +167,20 @@ def test_every_row_is_in_one_group_which_costs_little_more_than_its_own_slots(
         kv.append_([root] * 3, range(3), home=root)
     members = members_of(queries[: len(sizes)])
     for even in (False, True):
-        made = stacks(kv, members, "grouped", even=even)
+        made = batches(kv, members, "grouped", equal_lengths=even)
         check(kv, members, made)
-        alone = sum(cost(stacks(kv, [one], "grouped")) for one in members)
-        assert cost(made) <= WASTE * alone + SPARE * len(made)
+        alone = sum(cost(batches(kv, [one], "grouped")) for one in members)
+        assert cost(made) <= MAX_WASTE * alone + MAX_WASTED_ENTRIES * len(made)
         for stack in made if even else ():
             firsts = stack.rows_Gq[:, 0].tolist()
             assert len({one.rows.size for one in members if one.rows[0] in firsts}) == 1
 
 
 def test_a_forward_by_hand_is_one_group() -> None:
-    causal = AttentionMetadata.causal(3)
+    causal = AttentionPlan.causal(3)
     assert drawn(causal.groups[0].mask_GqK[0]) == "#..\n##.\n###"
     mask_BQK = torch.ones(2, 3, 4, dtype=torch.bool)
-    told = AttentionMetadata.dense(mask_BQK, torch.arange(4)[None], first=5, stride=7)
+    told = AttentionPlan.dense(mask_BQK, torch.arange(4)[None], first=5, stride=7)
     assert told.groups[0].mask_GqK is mask_BQK and told.groups[0].rows_Gq is None
     assert told.groups[0].keys.slots_GK.tolist() == [[5, 6, 7, 8], [12, 13, 14, 15]]
     assert told.groups[0].positions_GK.tolist() == [[0, 1, 2, 3]] * 2
@@ -188,5 +189,5 @@ def test_a_forward_by_hand_is_one_group() -> None:
 def test_a_lineage_is_the_way_to_the_root() -> None:
     lineages = lineages_of({1: NOBODY, 2: 1, 3: 2, 4: NOBODY})
     owner_PK = np.array([[1, 2, 3, 4, FREE]] * 5, np.int32)
-    seen = lineages.visible(np.arange(5, dtype=np.int32), owner_PK)
+    seen = lineages.sees(np.arange(5, dtype=np.int32), owner_PK)
     assert drawn(seen) == "#....\n##...\n###..\n...#.\n.....", "padding sees nothing"

@@ -1,0 +1,166 @@
+"""Attention backends against a loop over single queries and keys, and a backend of one file."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.attention import plain
+from helpers.packages import install
+from helpers.pool_watch import branching
+from helpers.support import Graphs, drive, start, tokens_of
+from torch import Tensor
+
+from specsot.ops.attention.backends import (
+    AttentionBackend,
+    AttentionPlan,
+    LayerAttention,
+    backend,
+    fold_queries,
+    to_bias,
+    unfold_queries,
+    window_mask,
+)
+from specsot.ops.attention.metadata import AttentionBatch, AttentionMetadata
+from specsot.states.graph.plugins import attention_backends
+
+Attend = Callable[..., Tensor]
+HEADS, KV_HEADS, DIM, QUERIES, KEYS, ROWS = 6, 2, 8, 5, 11, 2
+
+
+def tensors(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    q = torch.randn(ROWS, QUERIES, HEADS, DIM, generator=draw).to(dtype)
+    k, v = torch.randn(2, ROWS, KV_HEADS, KEYS, DIM, generator=draw).to(dtype)
+    mask = torch.rand(ROWS, QUERIES, KEYS, generator=draw) < 0.4
+    mask[:, :, 3] = True
+    return q, k, v, mask
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    out = torch.zeros_like(q)
+    for b in range(ROWS):
+        for i in range(QUERIES):
+            seen = mask[b, i]
+            for h in range(HEADS):
+                keys, values = k[b, h // (HEADS // KV_HEADS)][seen], v[b, h // (HEADS // KV_HEADS)]
+                scores = keys @ q[b, i, h] / math.sqrt(DIM)
+                out[b, i, h] = scores.softmax(0) @ values[seen]
+    return out
+
+
+@pytest.mark.parametrize("attend", [AttentionBackend().attend, plain])
+def test_equal_to_a_loop(attend: Attend) -> None:
+    q, k, v, mask = tensors(torch.float64)
+    out = attend(q, k, v, to_bias(mask, HEADS // KV_HEADS, q.dtype))
+    assert torch.allclose(out, by_hand(q, k, v, mask), atol=1e-12)
+
+
+@pytest.mark.parametrize("attend", [AttentionBackend().attend, plain])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_that_sees_nothing_is_finite_and_harms_no_other(
+    attend: Attend, dtype: torch.dtype
+) -> None:
+    q, k, v, mask = tensors(dtype)
+    before = attend(q, k, v, to_bias(mask, HEADS // KV_HEADS, dtype))
+    mask[1, 4] = False
+    after = attend(q, k, v, to_bias(mask, HEADS // KV_HEADS, dtype))
+    assert after.isfinite().all()
+    assert torch.equal(after[0], before[0]) and torch.equal(after[1, :4], before[1, :4])
+
+
+@pytest.mark.parametrize("attend", [AttentionBackend().attend, plain])
+def test_what_is_hidden_has_no_influence_at_all(attend: Attend) -> None:
+    q, k, v, mask = tensors()
+    mask[:, :, 7] = False
+    bias = to_bias(mask, HEADS // KV_HEADS, q.dtype)
+    before = attend(q, k, v, bias)
+    k[:, :, 7], v[:, :, 7] = 50.0, -1e4
+    assert torch.equal(attend(q, k, v, bias), before)
+
+
+def test_fold_and_unfold_are_inverse_and_share_a_kv_head() -> None:
+    q = tensors()[0]
+    folded = fold_queries(q, KV_HEADS)
+    assert folded.shape == (ROWS, KV_HEADS, 3 * QUERIES, DIM)
+    assert torch.equal(folded[1, 1, 2 * QUERIES + 4], q[1, 4, 5])
+    assert torch.equal(unfold_queries(folded, QUERIES), q)
+
+
+def drawn(mask_QK: Tensor) -> list[str]:
+    return ["".join(".#"[int(cell)] for cell in row) for row in mask_QK]
+
+
+def test_a_window_hides_by_position_wherever_the_slots_lie() -> None:
+    mask = torch.ones(1, 3, 5, dtype=torch.bool)
+    mask[0, 0, 4] = False
+    keys = torch.tensor([[6, 2, 5, 3, 4]])  # the slots' positions, out of order
+    near = window_mask(mask, torch.tensor([[5, 6, 6]]), keys, 3)
+    assert drawn(near[0]) == ["#.##.", "#.#.#", "#.#.#"]
+
+
+class ListedBackend(AttentionBackend, name="listed"):
+    """A toy: a group for each sequence, over the list of its slots; softmax query by query."""
+
+    plans = 0
+    layers = 0
+
+    def plan(self, metadata: AttentionMetadata) -> AttentionPlan:
+        ListedBackend.plans += 1
+        indptr, indices = metadata.slot_lists()
+        groups = []
+        for number, sequence in enumerate(metadata.sequences):
+            slots_1K = indices[None, indptr[number] : indptr[number + 1]]
+            if len(sequence.rows) and slots_1K.size:
+                batch = AttentionBatch(sequence.rows[None].astype(np.int64), slots_1K, slots_1K)
+                groups.append(metadata.group(batch))
+        return AttentionPlan(self, tuple(groups))
+
+    def run(
+        self, q_Nhd: Tensor, keys_hKd: Tensor, values_hKd: Tensor, plan: LayerAttention
+    ) -> Tensor:
+        ListedBackend.layers += 1
+        rows, heads, dim = q_Nhd.shape
+        out_Nhd = torch.zeros_like(q_Nhd)
+        share = heads // len(keys_hKd)
+        for group in plan.groups:
+            assert isinstance(group.keys, Tensor)
+            rows_M = torch.arange(rows) if group.rows_M is None else group.rows_M
+            folded = group.bias_G1qK[0, 0].view(share, len(rows_M), -1)
+            for place, row in enumerate(rows_M.tolist()):
+                for head in range(heads):
+                    keys_Kd = keys_hKd[head // share, group.keys[0]]
+                    values_Kd = values_hKd[head // share, group.keys[0]]
+                    scores_K = keys_Kd @ q_Nhd[row, head] / math.sqrt(dim)
+                    weights_K = (scores_K + folded[head % share, place]).softmax(0)
+                    out_Nhd[row, head] = weights_K @ values_Kd
+        return out_Nhd.flatten(1)
+
+
+@pytest.mark.parametrize("graph", ["bim_eagle", "batching_eagle", "paged_eagle"])
+def test_a_backend_of_one_file_runs_a_whole_graph(
+    graph: str,
+    tiny: Callable[..., object],
+    graphs: Graphs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path, "specsot.attention", f"{__name__}:ListedBackend", point="listed")
+    assert "listed" in attention_backends() and isinstance(backend("listed"), ListedBackend)
+    session = branching(tiny, graphs)
+    runs = [
+        drive(start(session(graph, sets=(f"attention={name}",)), ["hello"]))
+        for name in ("grouped", "listed")
+    ]
+    assert ListedBackend.plans and ListedBackend.layers > ListedBackend.plans
+    assert tokens_of(runs[0]) == tokens_of(runs[1])
+
+
+def test_backends_have_the_names_that_graphs_give() -> None:
+    assert attention_backends() == ["auto", "cascade", "dense", "grouped"]
+    assert [type(backend(name)).name for name in attention_backends()] == attention_backends()
+    with pytest.raises(ValueError, match="no attention backend 'sparse'"):
+        backend("sparse")
