@@ -45,7 +45,7 @@ def toy() -> Iterator[str]:
 
 def test_a_toy_family_decodes_as_its_twin(toy: str, graphs: Graphs, tmp_path: Path) -> None:
     extra = {"hidden_act": "gelu", "attention_bias": True}
-    folder = write_tiny_target(tmp_path / "toy", toy, layers=3, extra=extra)
+    folder = write_tiny_target(tmp_path / "toy", toy, layers=3, context=3.0, extra=extra)
     shutil.copytree(folder, tmp_path / "twin")
     raw = json.loads((folder / "config.json").read_text())
     (tmp_path / "twin" / "config.json").write_text(json.dumps(raw | {"model_type": "llama"}))
@@ -62,7 +62,7 @@ def test_a_toy_family_decodes_as_its_twin(toy: str, graphs: Graphs, tmp_path: Pa
     (branch,) = run.board["branches"].requests[0].branches
     reference = Reference(tmp_path / "twin", torch.float32)
     assert [*branch.tokens, 2] == reference.generate(PROMPT, (2,), 40)
-    assert len(set(branch.tokens)) > 3, "or nothing was decoded"
+    assert len(set(branch.tokens)) > 2, "or nothing was decoded"
 
 
 def test_what_a_family_does_not_have_is_refused(toy: str, tmp_path: Path) -> None:
