@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-LARGEST = 1 << 24  # of any size in a config.json
+MAX_SIZE = 1 << 24  # of any size in a config.json
+# Of a repository of the Hub.
+MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt")
 
 
 class ModelError(ValueError):
@@ -45,8 +47,8 @@ class Fields:
             raise self.wrong(f"`{key}` is missing")
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise self.wrong(f"`{key}` must be a positive integer, not {value!r}")
-        if value > LARGEST:
-            raise self.wrong(f"`{key}` is {value}, more than {LARGEST}")
+        if value > MAX_SIZE:
+            raise self.wrong(f"`{key}` is {value}, more than {MAX_SIZE}")
         return value
 
     def number(self, key: str, default: float) -> float:
@@ -131,7 +133,7 @@ def _instead(folder: Path) -> str:
 def read_fields(folder: Path) -> Fields:
     """config.json of a checkpoint folder."""
     if not folder.is_dir():
-        raise ModelError(folder, "is no folder")
+        raise ModelError(folder, "is not a folder")
     if not (folder / "config.json").is_file():
         raise ModelError(folder, f"holds no config.json{_instead(folder)}")
     path = inside(folder, "config.json")

@@ -14,7 +14,7 @@ import torch
 from helpers.support import GOLDEN, SEED, Graphs, Reference, Tally, Tiny, tiny_models
 from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target
 
-from specsot.engine.hub.shelf import Shelf
+from specsot.engine.hub.cache import ModelCache
 
 TOOLS = Path(__file__).parents[1] / "tools"
 EAGLE = GOLDEN / "eagle"
@@ -98,8 +98,8 @@ def golden(pytestconfig: pytest.Config) -> Callable[[str], Tiny]:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The folder of SmolLM2, kept from an earlier run or fetched now; for tests of `real_model`."""
-    shelf = Shelf.of()
-    if not shelf.has("smollm2"):
+    cached = ModelCache.of()
+    if not cached.has("smollm2"):
         command, environment = [sys.executable, "-c", FETCH], os.environ | IMPATIENT
         try:
             done = subprocess.run(
@@ -108,9 +108,9 @@ def smollm2() -> Path:
             reason = (done.stderr.splitlines() or ["?"])[-1]
         except subprocess.TimeoutExpired:
             reason = f"not here after {FETCHING:g} s"
-        if not shelf.has("smollm2"):
-            pytest.skip(f"no SmolLM2 in {shelf.folder}: {reason}")
-    return shelf.path("smollm2")
+        if not cached.has("smollm2"):
+            pytest.skip(f"no SmolLM2 in {cached.folder}: {reason}")
+    return cached.path("smollm2")
 
 
 def _tiny(target: Path, drafter: Path, dtype: str, tally: Tally) -> Tiny:

@@ -9,7 +9,7 @@ import typer
 
 from ...states.graph.load import op_table
 from ..errors import Code, UsageError
-from ..hub.shelf import DEFAULT, VARIABLE, Shelf
+from ..hub.cache import DEFAULT, VARIABLE, ModelCache
 from ..prepare.files import graph_names, open_graph
 from ..shell import complain, print_json, user_errors
 from .options import Json
@@ -43,24 +43,24 @@ Target = Annotated[
 @models.command("list")
 def list_models(cache: Cache = None, as_json: Json = False) -> None:
     """What can be named: models that are known, and those that are here."""
-    shelf = Shelf.of(cache)
+    model_cache = ModelCache.of(cache)
     with user_errors():
-        rows = list(_rows(shelf))
+        rows = list(_rows(model_cache))
     if as_json:
-        print_json(folder=str(shelf.folder), models=rows)
+        print_json(folder=str(model_cache.folder), models=rows)
         return
     width = max(len(row["name"]) for row in rows)
     for row in rows:
         print(f"{row['name']:{width}} {_size(row['bytes']):>8}  {row['state']:12} {row['doc']}")
-    print(f"in {shelf.folder}")
+    print(f"in {model_cache.folder}")
 
 
-def _rows(shelf: Shelf) -> Iterator[dict[str, Any]]:
-    from ..hub.known import KNOWN, shipped
+def _rows(model_cache: ModelCache) -> Iterator[dict[str, Any]]:
+    from ..hub.cache import KNOWN, shipped
 
-    kept = {one.name: one for one in shelf.kept()}
-    for name in (*KNOWN, *(name for name in kept if name not in KNOWN)):
-        here = kept.get(name)
+    cached = {model.name: model for model in model_cache.models()}
+    for name in (*KNOWN, *(name for name in cached if name not in KNOWN)):
+        here = cached.get(name)
         known = KNOWN.get(name)
         yield {
             "name": name,
@@ -88,9 +88,9 @@ def get(
     Examples: `specsot models get smollm2`, then `specsot run bim_plain --profile smollm2`.
     """
     with user_errors():
-        from ..hub.known import get_model
+        from ..hub.cache import get_model
 
-        folder = get_model(name, Shelf.of(cache), complain, source)
+        folder = get_model(name, ModelCache.of(cache), complain, source)
     _print_folder(folder, as_json)
 
 
@@ -102,7 +102,7 @@ def remove(
 ) -> None:
     """Delete a model that `specsot models list` shows, and what is half made of it."""
     with user_errors():
-        size = Shelf.of(cache).remove(name)
+        size = ModelCache.of(cache).remove(name)
     if as_json:
         print_json(removed=name, bytes=size)
     else:

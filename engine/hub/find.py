@@ -1,44 +1,42 @@
 """From what a user calls a model to its folder."""
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import torch
 
-from ...models.files import ModelError
-from ...models.load.checkpoint import PICKLES, WANTED, resolve
+from ...models.files import MODEL_FILES, ModelError
+from ...models.load.checkpoint import PICKLES, resolve
 from ...models.load.convert import convert_layout, convert_pickles
 from ...states.yaml.source import hint
 from ..errors import UsageError
 from ..terminal import working
-from .known import KNOWN, shipped
-from .shelf import WORK, Shelf, sha256_of
+from .cache import KNOWN, WORK, ModelCache, Report, sha256_of, shipped
 
 GGUF = ".gguf"
 
 
 def find_model(ref: str, dtype: str = "float32") -> Path:
-    """A folder, a .gguf file (converted once), a known, kept or shipped name, or a Hub id.
+    """A folder, a .gguf file (converted once), a known, cached or shipped name, or a Hub id.
 
     Args:
-        dtype: in which a .gguf file is kept: bfloat16, or else float32.
+        dtype: of a converted .gguf file: bfloat16, or else float32.
 
     Raises:
-        ModelError, UsageError: there is no such model, or it cannot be had.
+        ModelError, UsageError: there is no such model, or it cannot be read or fetched.
     """
     path = Path(ref).expanduser()
-    shelf = Shelf.of()
+    models = ModelCache.of()
     if path.suffix.lower() == GGUF or path.is_file():
         return gguf_folder(path, dtype)
     if path.is_dir():
         return path
-    if shelf.has(ref):
-        return shelf.path(ref)
-    if (own := shipped().get(ref)) is not None:
-        return own
+    if models.has(ref):
+        return models.path(ref)
+    if (folder := shipped().get(ref)) is not None:
+        return folder
     if ref in KNOWN:
-        raise ModelError(ref, f"is not in {shelf.folder} yet: specsot models get {ref}")
+        raise ModelError(ref, f"is not in {models.folder} yet: specsot models get {ref}")
     try:
         folder = resolve(ref)
         if not list(folder.glob("*.safetensors")):
@@ -51,45 +49,45 @@ def find_model(ref: str, dtype: str = "float32") -> Path:
 
 
 def gguf_folder(file: Path, dtype: str = "float32") -> Path:
-    """The folder that is made of a GGUF file, by its content; raises ModelError, UsageError."""
+    """The converted folder of a GGUF file, by its content; raises ModelError, UsageError."""
     if not file.is_file():
-        raise ModelError(file, "is no file")
+        raise ModelError(file, "is not a file")
     with file.open("rb") as stream:
         if stream.read(4) != b"GGUF":
-            raise ModelError(file, "is no GGUF file; a model is a folder or a .gguf file")
-    kept = "bfloat16" if dtype == "bfloat16" else "float32"
-    name = f"gguf-{_digest(file, file.stat().st_mtime_ns)[:16]}-{kept}"
-    shelf = Shelf.of()
-    if shelf.has(name):
-        return shelf.path(name)
-    # Here and not above: what reads such files is not needed by those who have none.
+            raise ModelError(file, "is not a GGUF file; a model is a folder or a .gguf file")
+    stored_dtype = "bfloat16" if dtype == "bfloat16" else "float32"
+    name = f"gguf-{_digest(file, file.stat().st_mtime_ns)[:16]}-{stored_dtype}"
+    models = ModelCache.of()
+    if models.has(name):
+        return models.path(name)
+    # Here and not above: the reader of such files is slow to import.
     from ...models.load.gguf import convert_gguf
 
-    with working(f"converting {file.name} ...") as tell:
+    with working(f"converting {file.name} ...") as report:
 
         def build(folder: Path) -> dict[str, str]:
-            convert_gguf(file, folder, getattr(torch, kept), tell)
-            return {"file": file.name, "dtype": kept}
+            convert_gguf(file, folder, getattr(torch, stored_dtype), report)
+            return {"file": file.name, "dtype": stored_dtype}
 
-        return shelf.make(name, "gguf", build)
+        return models.make(name, "gguf", build)
 
 
 def convert(
     ref: str,
     out: Path | None,
     dtype: str,
-    tell: Callable[[str], None],
+    report: Report,
     layout: tuple[str, str] | None = None,
 ) -> Path:
     """A GGUF file, or pickled weights in a folder or on the Hub, as a folder of safetensors.
 
     Args:
-        out: the folder, which must not be there; without one it is kept on the shelf, where
-            `find_model` finds it under the same ``ref``.
+        out: the folder, which must not exist; without one the model is cached, and `find_model`
+            returns it for the same ``ref``.
         layout: of a drafter, see `convert_layout`; and the target that it is for.
 
     Raises:
-        ModelError, UsageError: what cannot be converted, and why.
+        ModelError, UsageError: the reason why it cannot be converted.
     """
     path = Path(ref).expanduser()
     target = None if layout is None else find_model(layout[1])
@@ -98,17 +96,18 @@ def convert(
         if path.is_file():
             from ...models.load.gguf import convert_gguf
 
-            convert_gguf(path, folder, getattr(torch, dtype), tell)
+            convert_gguf(path, folder, getattr(torch, dtype), report)
             return {"file": ref}
-        source = path if path.is_dir() else resolve(ref, (*WANTED, *(f"*{p}" for p in PICKLES)))
+        patterns = (*MODEL_FILES, *(f"*{suffix}" for suffix in PICKLES))
+        source = path if path.is_dir() else resolve(ref, patterns)
         if layout is None or not list(source.glob("*.safetensors")):
-            tell(f"{ref}: reading pickled weights as plain tensors")
+            report(f"{ref}: reading pickled weights as plain tensors")
             plain = folder if layout is None else folder / WORK
             convert_pickles(source, plain)
             source = plain
         if layout is not None and target is not None:
-            named = target.name if Path(layout[1]).is_dir() else layout[1]
-            convert_layout(source, target, layout[0], folder, named)
+            verifier = target.name if Path(layout[1]).is_dir() else layout[1]
+            convert_layout(source, target, layout[0], folder, verifier)
         return {"file": ref}
 
     if layout is not None and path.is_file():
@@ -117,9 +116,11 @@ def convert(
         raise UsageError(f"{ref}: name the folder to make, OUT")
     if out is not None:
         if out.exists():
-            raise UsageError(f"{out}: is there already")
-        return Shelf(out.absolute().parent).make(out.name, "converted", build)
-    return gguf_folder(path, dtype) if path.is_file() else Shelf.of().make(ref, "converted", build)
+            raise UsageError(f"{out}: exists already")
+        return ModelCache(out.absolute().parent).make(out.name, "converted", build)
+    if path.is_file():
+        return gguf_folder(path, dtype)
+    return ModelCache.of().make(ref, "converted", build)
 
 
 @cache

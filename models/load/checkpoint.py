@@ -17,14 +17,13 @@ from torch import Tensor, nn
 
 from ..config import DecoderConfig
 from ..decoder import Share
-from ..files import Fields, ModelError, inside, read_json
+from ..files import MODEL_FILES, Fields, ModelError, inside, read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FLOATS = {"F64", "F32", "F16", "BF16"}
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt"]
 SHOWN = 8  # names in one message
 PIECE = 1 << 18  # values that are copied at once
 DERIVED = ".rotary_emb.inv_freq"  # old Llama files store what config.json says already
@@ -57,7 +56,7 @@ class StoredTensor:
 Stored = Mapping[str, StoredTensor]
 
 
-def resolve(model: str | Path, wanted: Sequence[str] = WANTED) -> Path:
+def resolve(model: str | Path, wanted: Sequence[str] = MODEL_FILES) -> Path:
     """A local folder as it is; `org/name` through the Hub's cache or a download of what is wanted.
 
     Raises:
@@ -67,21 +66,21 @@ def resolve(model: str | Path, wanted: Sequence[str] = WANTED) -> Path:
     if folder.is_dir():
         return folder
     if not HUB_ID.fullmatch(str(model)):
-        raise ModelError(folder, "is no folder")
+        raise ModelError(folder, "is not a folder")
     try:
         from huggingface_hub import snapshot_download
 
         return Path(snapshot_download(str(model), allow_patterns=list(wanted)))
     except Exception as error:  # the Hub client raises a dozen unrelated kinds
         cause = f"{type(error).__name__}: {error}".splitlines()[0]
-        reason = f"is no folder, and the model cannot be had from the Hub ({cause})"
+        reason = f"is not a folder, and the model cannot be fetched from the Hub ({cause})"
         raise ModelError(str(model), reason) from None
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The folder's safetensors files, in the order of their names; nothing is opened but JSON."""
     if not folder.is_dir():
-        raise ModelError(folder, "is no folder")
+        raise ModelError(folder, "is not a folder")
     if (folder / SINGLE).is_symlink() or (folder / SINGLE).exists():
         return [inside(folder, SINGLE)]
     if (folder / INDEX).exists():
@@ -135,7 +134,7 @@ def _header(path: Path) -> dict[str, StoredTensor]:
                 for name, s in slices.items()
             }
     except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(path, f"is no intact safetensors file: {error}") from None
+        raise ModelError(path, f"is not a valid safetensors file: {error}") from None
 
 
 def read_tensor(path: Path, name: str) -> Tensor:

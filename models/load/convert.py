@@ -57,7 +57,7 @@ def convert_pickles(folder: Path, out: Path) -> None:
             ) from None
         values = stored.values() if isinstance(stored, dict) else [None]
         if not all(isinstance(value, Tensor) for value in values):
-            raise ModelError(path, "is no mapping of names to tensors")
+            raise ModelError(path, "is not a mapping of names to tensors")
         if again := sorted(tensors.keys() & stored.keys()):
             raise ModelError(path, f"holds `{again[0]}`, and so does another file")
         tensors |= {str(name): value.clone().contiguous() for name, value in stored.items()}

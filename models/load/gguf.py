@@ -82,7 +82,7 @@ def convert_gguf(
         arrays = [GGUFValueType.ARRAY]
         plain = {k: f.contents() for k, f in reader.fields.items() if f.types[:1] != arrays}
     except FAULTS as error:
-        raise ModelError(file, f"is no intact GGUF file: {error}") from None
+        raise ModelError(file, f"is not a valid GGUF file: {error}") from None
     config = _config(file, reader, plain)
     names = {t.name: name for t in reader.tensors if (name := _name_of(t.name))}
     strange = [t.name for t in reader.tensors if t.name not in {*names, LLAMA3_FREQS}]

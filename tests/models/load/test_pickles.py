@@ -53,8 +53,8 @@ class Evil:
     ("stored", "says"),
     [
         ({"a": Evil()}, "holds more than plain tensors"),
-        ([torch.zeros(2)], "is no mapping of names to tensors"),
-        ({"a": "text"}, "is no mapping of names to tensors"),
+        ([torch.zeros(2)], "is not a mapping of names to tensors"),
+        ({"a": "text"}, "is not a mapping of names to tensors"),
         (None, "holds more than plain tensors, or is damaged"),
     ],
 )
