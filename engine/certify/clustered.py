@@ -5,8 +5,9 @@ from typing import Any
 
 from ...states.request import Request
 from ..bench.sides import Side
-from ..cluster.on_workers import divided, on_workers
+from ..cluster.on_workers import on_workers
 from ..prepare.inputs import Prompt
+from ..workers.start import divided
 from .teacher import TeacherTally, number_of
 from .texts import FIRST_SEED, GREEDY, MATCH, repeated
 from .workbench import Bench, Check

@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..limits import usable_cpus
 from ..prepare.cluster_block import ClusterBlock
-from ..prepare.environment import threads_of
 from ..prepare.job import Job, read_cluster
-from .ray_environment import set_up_ray
+from ..workers.ray_cluster import set_up_ray
 
 if TYPE_CHECKING:
     from ..run.session import Session
@@ -62,16 +59,6 @@ def checked(job: Job) -> ClusterBlock:
     check_groups(job, block)
     set_up_ray(block.address)
     return block
-
-
-def divided(job: Job) -> Job:
-    """The job with the threads of one of its workers: those of the machine, divided."""
-    workers = job.options.workers or 1
-    options = job.options
-    threads = max((options.threads or usable_cpus()) // workers, 1)
-    if options.threads is None:
-        threads = min(threads, threads_of(job))
-    return replace(job, options=replace(options, threads=threads))
 
 
 @contextmanager

@@ -7,28 +7,23 @@ interfaces of the machine, whatever it is told: docs/cluster.md.
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from ipaddress import ip_address
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from ..errors import ClusterError
-from ..prepare.cluster_block import LOCAL, ClusterBlock
+from ..prepare.cluster_block import ClusterBlock
 from ..prepare.job import Job
+from ..workers.ray_cluster import ray_driver
 from .driver.membership import Membership
 from .driver.ports import WorkerPort
-from .ray_connection import connect, disconnect
-from .standing import STORE
 from .worker_job import job_text, loaded, parts_of
 from .workers.messages import Greet, packed
 from .workers.worker import ClusterWorker
@@ -166,7 +161,7 @@ class RayLauncher:
         self.parts = parts_of(job, block)
         self._ports: list[RayPort] = []
         self._number = 0
-        self._folder: Path | None = None
+        self._stack = ExitStack()
         self._local = ip_address(block.interface).is_loopback
         self._connect()
         groups = {"orders": 1, "replies": 1}
@@ -176,16 +171,7 @@ class RayLauncher:
         )
 
     def _connect(self) -> None:
-        if self.block.address != LOCAL:
-            connect(self.block.address)
-            return
-        self._folder = Path(tempfile.mkdtemp(prefix="specsot-"))
-        size = {"num_cpus": self.block.workers, "object_store_memory": STORE}
-        try:
-            connect(LOCAL, include_dashboard=False, _temp_dir=str(self._folder), **size)
-        except ClusterError:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
+        self._stack.enter_context(ray_driver(self.block.address, self.block.workers))
 
     def start(self, name: str, part: int) -> RayPort:
         text = job_text(self.job, self.block, self._number, part)
@@ -244,9 +230,7 @@ class RayLauncher:
                 port.lost = port.lost or "closed"
                 port.kill()
         self.release()
-        disconnect()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._stack.close()
 
 
 def _reserved(actor: Any, who: str, deadline: float) -> bool:
@@ -279,10 +263,7 @@ def load_workers(job: Job, block: ClusterBlock, token: str) -> None:
 
 def states_of(address: str, patience: float = 5.0) -> Iterator[tuple[str, str]]:
     """The workers of a cluster, and whether they are in use; raises ClusterError."""
-    connect(address)
-    try:
+    with ray_driver(address):
         for name in sorted(ray.util.list_named_actors(all_namespaces=False)):
             with suppress(RayError, GetTimeoutError, ValueError):
                 yield name, str(ray.get(ray.get_actor(name).state.remote(), timeout=patience))
-    finally:
-        disconnect()

@@ -3,7 +3,7 @@
 `specsot.yaml` has what a run uses when the command line does not say otherwise.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -171,6 +171,16 @@ def prepare(options: RunOptions, folder: Path = Path(), prompts: Prompts | None 
         result=None if saved is None or options.changes_a_run else saved.result,
         notes=prompts.notes,
     )
+
+
+def prepare_graphs(graphs: Sequence[str], options: RunOptions) -> list[Job]:
+    """Jobs of all graphs, specsot.yaml's if none is named; raises what `prepare` raises."""
+    options = replace(options, prompt="?")
+    jobs = [prepare(replace(options, graph=name)) for name in graphs] or [prepare(options)]
+    names = [job.program.graph.name for job in jobs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"graph {twice!r} is named twice")
+    return jobs
 
 
 def _check(options: RunOptions) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...ops.sampling.settings import SamplingRules
-from ...states.migration import HandedOver
+from ...states.migrated_request import MigratedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class RequestSettings:
     ignore_eos: bool = False
     schema: str | None = None
     contexts: bool = False
-    handed: HandedOver | None = None
+    handed: MigratedRequest | None = None
     begun: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     @property

@@ -20,7 +20,7 @@ from ...states.fold import FoldState
 from ...states.graph.graph import Graph, Skeleton
 from ...states.graph.program import Program
 from ...states.manager import BranchStateManager
-from ...states.migration import go_on_, hand_over_
+from ...states.migrated_request import go_on_, hand_over_
 from ...states.prompt_builder import PromptBuilder
 from ...states.request import Request
 from ...states.request_table import RunLimits

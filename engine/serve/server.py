@@ -15,12 +15,12 @@ import uvicorn
 
 from ..errors import Code, UsageError
 from ..shell import complain
+from ..workers.router import Router, lower_priority
 from .api.app import Api, ServerLimits, build_app
 from .api.gate import HEADER_BYTES, LOOPBACK, Gate, GateRules
 from .api.meters import Meters
 from .page.routes import PageRoutes
 from .strict_http import StrictProtocol
-from .wire.engines import Engines, give_way
 
 CONNECTIONS = 2048
 UNSENT = 64 << 10  # bytes that the system keeps for a client who does not read; else megabytes
@@ -128,7 +128,7 @@ def listen(options: ServeOptions) -> socket.socket:
     return listener
 
 
-async def serve(link: Engines, options: ServeOptions) -> int:
+async def serve(link: Router, options: ServeOptions) -> int:
     """Serve until a signal ends it, or no engine can start; the exit code."""
     listener = listen(options)
     meters = Meters(link, vllm=options.vllm_names)
@@ -139,7 +139,7 @@ async def serve(link: Engines, options: ServeOptions) -> int:
     server = DrainingServer(config_of(gate, options.patience), api, options.grace)
     where = address_of(listener)
     complain(f"listening on {where}; the models are being loaded")
-    give_way()
+    lower_priority()
     running = asyncio.create_task(link.run())
     told = asyncio.create_task(_tell_ready(link, where))
     running.add_done_callback(lambda task: setattr(server, "should_exit", True))
@@ -168,7 +168,7 @@ async def run_alone(config: uvicorn.Config, listener: socket.socket) -> None:
         await server.serve(sockets=[listener])
 
 
-async def _tell_ready(link: Engines, where: str) -> None:
+async def _tell_ready(link: Router, where: str) -> None:
     while not link.ready:
         await link.changed.wait()
     names = ", ".join(f"specsot/{name}" for name in link.graphs)

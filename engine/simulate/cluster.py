@@ -12,8 +12,8 @@ from heapq import heappop, heappush
 from typing import Any
 
 from ...states.graph.graph import Graph
-from ..cluster.driver.placement import (
-    READ,
+from ..workers.placement import (
+    TOKENS_READ_PER_WRITTEN,
     Loads,
     PrefixIndex,
     candidates,
@@ -96,7 +96,11 @@ class ClusterSimulation:
         keys = prefix_keys(job.ids[: one.shared])
         outlines = bool(one.outline) and not self.setup.together
         first = Arrival(one.at, one.prompt, (one.outline,), budget=one.outline) if outlines else one
-        tokens = one.prompt // READ + sum(first.texts) + (0 if outlines else one.outline)
+        tokens = (
+            one.prompt // TOKENS_READ_PER_WRITTEN
+            + sum(first.texts)
+            + (0 if outlines else one.outline)
+        )
         if outlines and self.groups:
             chosen = route(one.prompt, self.group_beginnings.find(keys), self.group_loads)
             self.group_beginnings.note_(keys, chosen)

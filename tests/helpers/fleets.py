@@ -3,20 +3,19 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 from typing import Any
 
+from helpers.thread_hosts import ThreadHost
 from specsot.engine.cli.serving.serve import plain_options
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.serve.fleet.fleet import Fleet
-from specsot.engine.serve.fleet.members import Berth
-from specsot.engine.serve.wire.engines import Engines
-from specsot.engine.serve.wire.hosts import Pipe
-from specsot.engine.serve.wire.link import EngineLink
-from specsot.engine.serve.wire.protocol import MOST, Ended, Message, Start, Submit, Wrote
-from specsot.engine.serve.worker.process import Worker
+from specsot.engine.workers.link import WorkerSpec
+from specsot.engine.workers.membership import WorkerSource
+from specsot.engine.workers.process import WorkerProcess
+from specsot.engine.workers.protocol import Ended, Message, Start, Submit, Wrote
+from specsot.engine.workers.router import Router
 
 LOADS = Lock()
 GRAPHS, BUDGET, DEADLINE = ("bim_dflash", "dflash"), 24, 2.0
@@ -26,72 +25,25 @@ def start_of(*graphs: str, budget: int = BUDGET) -> Start:
     return Start(graphs or GRAPHS, plain_options(RunOptions(threads=1, max_new_tokens=budget)))
 
 
-class ThreadHost:
-    """The same worker and the same messages, in a thread.
+def engine_host() -> ThreadHost:
+    """The engine process of a server in a thread. Models are loaded in one thread at a time: until
+    the first message says that they are loaded."""
+    loading = Event()
 
-    Attributes:
-        goes: what it says arrives; cleared, it hangs.
-    """
-
-    pid: int | None = None
-
-    def __init__(self) -> None:
-        self.goes = Event()
-        self._ends: list[socket.socket] = []
-        self._loads = False
-        self._worker: Thread | None = None
-
-    async def start(self) -> Pipe:
-        ours, relay = socket.socketpair()
-        back, theirs = socket.socketpair()
-        self._ends = ends = [ours, relay, back, theirs]
-        self.goes.set()
-        self._worker = Thread(target=self._work, args=(theirs,), daemon=True)
-        self._worker.start()
-        for source, sink in ((back, relay), (relay, back)):
-            Thread(target=self._pump, args=(source, sink, ends), daemon=True).start()
-        return await asyncio.open_connection(sock=ours, limit=MOST)
-
-    def _work(self, pipe: socket.socket) -> None:
-        """Models are loaded in one thread at a time: until it says that it has them."""
+    def serve(connection: socket.socket) -> None:
         LOADS.acquire()
-        self._loads = True
+        loading.set()
         try:
-            Worker(pipe).run()
+            WorkerProcess().serve(connection)
         finally:
-            self._loaded()
+            loaded()
 
-    def _loaded(self) -> None:
-        if self._loads:
-            self._loads = False
+    def loaded() -> None:
+        if loading.is_set():
+            loading.clear()
             LOADS.release()
 
-    def _pump(
-        self, source: socket.socket, sink: socket.socket, ends: Sequence[socket.socket]
-    ) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                if source is ends[2]:
-                    self._loaded()
-                self.goes.wait()
-                sink.sendall(data)
-        _shut(ends)
-
-    def end(self) -> None:
-        """Lose it, whatever it does."""
-        _shut(self._ends)
-
-    async def reap(self) -> None:
-        self.goes.set()
-        self.end()
-        if self._worker is not None:
-            await asyncio.to_thread(self._worker.join, 10)
-
-
-def _shut(ends: Sequence[socket.socket]) -> None:
-    for one in ends:
-        with suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
+    return ThreadHost(serve, loaded)
 
 
 @dataclass
@@ -130,7 +82,7 @@ class Heard:
         return self.text, self.pieces, sorted(self.once, key=repr), self.scores, ended
 
 
-async def hear(engines: Engines, asked: Submit, into: list[Heard] | None = None) -> Heard:
+async def hear(engines: Router, asked: Submit, into: list[Heard] | None = None) -> Heard:
     """All that is said of a request; it is in the list from its beginning."""
     heard, ticket = Heard(), engines.ask(asked)
     if into is not None:
@@ -142,14 +94,14 @@ async def hear(engines: Engines, asked: Submit, into: list[Heard] | None = None)
 
 
 async def hear_all(
-    engines: Engines, asked: Sequence[Submit], into: list[Heard] | None = None
+    engines: Router, asked: Sequence[Submit], into: list[Heard] | None = None
 ) -> list[Heard]:
     return [*await asyncio.gather(*(hear(engines, one, into) for one in asked))]
 
 
 @asynccontextmanager
-async def running(engines: Engines, replicas: int = 1) -> AsyncIterator[None]:
-    """Engines while they run, from when so many are ready."""
+async def running(engines: Router, replicas: int = 1) -> AsyncIterator[None]:
+    """Router while they run, from when so many are ready."""
     running = asyncio.create_task(engines.run())
     try:
         await until(lambda: sum(one.state == "ready" for one in engines.replicas) == replicas)
@@ -166,14 +118,14 @@ async def until(holds: Any, seconds: float = 60.0) -> None:
             await asyncio.sleep(0.01)
 
 
-def one_engine(start: Start) -> EngineLink:
-    """What an ordinary server has."""
-    return EngineLink(start, ThreadHost())
+def one_engine(start: Start) -> Router:
+    """What a server without replicas has."""
+    return Router(WorkerSource(lambda number, part: WorkerSpec(start, engine_host())), single=True)
 
 
 @dataclass
 class ThreadFleet:
-    """A fleet, and where its replicas run, by number."""
+    """A router, and where its replicas run, by number."""
 
     start: Start
     count: int = 2
@@ -181,11 +133,11 @@ class ThreadFleet:
     hosts: dict[int, ThreadHost] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.fleet = Fleet(self._berth, self.count, self.deadline)
+        self.fleet = Router(WorkerSource(self._spec), self.count, self.deadline)
 
-    def _berth(self, number: int) -> Berth:
-        self.hosts[number] = ThreadHost()
-        return Berth(self.start, self.hosts[number])
+    def _spec(self, number: int, part: int) -> WorkerSpec:
+        self.hosts[number] = engine_host()
+        return WorkerSpec(self.start, self.hosts[number])
 
     @property
     def busiest(self) -> int:

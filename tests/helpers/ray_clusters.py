@@ -14,12 +14,12 @@ import pytest
 from helpers.clusters import Chaos, Ran, on_workers
 from specsot.engine.cluster.driver.director import Director
 from specsot.engine.cluster.driver.members import ClusterMember
-from specsot.engine.cluster.ray_environment import set_up_ray
 from specsot.engine.prepare.cluster_block import LOCAL, ClusterBlock, GroupSize
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.job import Job, prepare
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.run.session import Session
+from specsot.engine.workers.ray_cluster import set_up_ray
 from specsot.states.machine import Run
 
 if find_spec("ray") is None:

@@ -11,7 +11,7 @@ from specsot.engine.cluster.workers.messages import Assign, BranchEnded, Committ
 from specsot.engine.cluster.workers.team import Team
 from specsot.engine.prepare.cluster_block import ClusterBlock, GroupSize
 from specsot.states.machine import Run
-from specsot.states.migration import HandedOver
+from specsot.states.migrated_request import MigratedRequest
 
 
 def outline_begun(director: Director, run: Run) -> bool:
@@ -44,7 +44,7 @@ class Together:
         keep of it, and its rows."""
         self.membership.form_(lambda member, reply: None)
         self._works += 1
-        handed = HandedOver(outline=tuple(self._written[:-2]))
+        handed = MigratedRequest(outline=tuple(self._written[:-2]))
         self.membership.tell_all(Assign(f"{self._works}", BEES, handed, 2, 0))
         (ended,) = self.until(BranchEnded, 1)
         assert isinstance(ended, BranchEnded) and ended.rows

@@ -68,36 +68,32 @@ MAY_IMPORT = {
         "models/load"
     ),
     "engine/certify": (
-        "engine engine/prepare engine/record engine/run engine/bench engine/cluster states "
-        "states/* models models/load ops ops/*"
+        "engine engine/prepare engine/record engine/run engine/bench engine/cluster engine/workers "
+        "states states/* models models/load ops ops/*"
     ),
     "engine/simulate": (
-        "engine engine/record engine/cluster/driver states states/* ops/kv models models/families"
+        "engine engine/record engine/workers states states/* ops/kv models models/families"
     ),
     "engine/cluster/workers": "engine engine/prepare engine/record engine/run states models",
     "engine/cluster/driver": (
-        "engine engine/prepare engine/record engine/run engine/cluster/workers states/phases states"
+        "engine engine/prepare engine/record engine/run engine/workers engine/cluster/workers "
+        "states/phases states"
     ),
     "engine/cluster": (
         "engine engine/prepare engine/run engine/record engine/cluster/driver "
-        "engine/cluster/workers states/graph states/yaml"
+        "engine/cluster/workers engine/workers states/graph states/yaml"
     ),
     "engine/train": "engine engine/prepare engine/run states states/text models models/*",
-    "engine/serve/wire": "engine engine/prepare",
-    "engine/serve/api": "engine engine/serve/wire states/text",
-    "engine/serve/page": "engine engine/record engine/serve/wire engine/serve/api",
-    "engine/serve/fleet": (
-        "engine engine/cluster engine/cluster/driver engine/prepare engine/serve/wire "
-        "engine/serve/worker"
+    "engine/workers": (
+        "engine engine/prepare engine/run engine/record states states/text models/load ops/sampling"
     ),
-    "engine/serve/worker": (
-        "engine engine/serve/wire engine/prepare engine/run engine/record states states/text "
-        "models/load ops/sampling"
-    ),
-    "engine/serve": "engine engine/record engine/serve/wire engine/serve/api engine/serve/page",
+    "engine/serve/api": "engine engine/workers states/text",
+    "engine/serve/page": "engine engine/record engine/workers engine/serve/api",
+    "engine/serve": "engine engine/record engine/workers engine/serve/api engine/serve/page",
     "engine/cli": "engine engine/* states/* models models/*",
     "engine/cli/serving": (
-        "engine engine/cli engine/cluster engine/prepare engine/record engine/serve engine/serve/*"
+        "engine engine/cli engine/cluster engine/prepare engine/record engine/serve "
+        "engine/serve/* engine/workers"
     ),
 }
 

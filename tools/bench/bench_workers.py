@@ -14,7 +14,6 @@ from statistics import median
 from time import perf_counter
 
 from specsot.engine.cluster.driver.director import Director
-from specsot.engine.cluster.ray_environment import set_up_ray
 from specsot.engine.prepare.cluster_block import LOCAL, ClusterBlock
 from specsot.engine.prepare.inputs import read_file
 from specsot.engine.prepare.job import Job, prepare
@@ -22,6 +21,7 @@ from specsot.engine.prepare.options import RunOptions
 from specsot.engine.record.report import answers_of, output_digest
 from specsot.engine.run.runner import perform
 from specsot.engine.run.session import Session, load
+from specsot.engine.workers.ray_cluster import set_up_ray
 
 set_up_ray(LOCAL)
 

@@ -7,15 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
-from ...cluster.on_workers import check, check_groups, divided
-from ...cluster.ray_environment import set_up_ray
-from ...cluster.standing import StandingCluster, end, standing, start_head
+from ...cluster.on_workers import check, check_groups
 from ...errors import ClusterError
 from ...prepare.cluster_block import LOCAL
 from ...prepare.job import prepare, read_cluster
 from ...prepare.options import SESSION, OptionText, RunOptions
-from ...serve.fleet.control import ask_fleet
 from ...shell import complain, put, user_errors
+from ...workers.control import ask_router
+from ...workers.ray_cluster import (
+    StandingCluster,
+    end_cluster,
+    set_up_ray,
+    standing_cluster,
+    start_head,
+)
+from ...workers.start import divided
 from ..options import takes
 
 cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -49,7 +55,7 @@ def up(options: RunOptions, workers: Workers = None) -> None:
 
             load_workers(job, block.model_copy(update={"address": head.address}), head.token)
         except BaseException:
-            end(head)
+            end_cluster(head)
             raise
         put(f"{head.address}\n")
 
@@ -62,7 +68,7 @@ def status() -> None:
     """
     with user_errors():
         there = _alive()
-        fleet = ask_fleet("state", put)
+        fleet = ask_router("state", put)
         if there is None and fleet is None:
             raise ClusterError(NONE)
         if there is not None:
@@ -81,7 +87,7 @@ def scale(
     end with the last answer that they write. Exit code 1 if nobody serves with --workers.
     """
     with user_errors():
-        fleet = ask_fleet("scale", lambda line: put(f"{line}\n"), count=count)
+        fleet = ask_router("scale", lambda line: put(f"{line}\n"), count=count)
         if fleet is None:
             raise ClusterError(NONE if _alive() is None else NOBODY)
         _put_replicas(fleet)
@@ -93,18 +99,18 @@ def down() -> None:
     uses it. Exit code 1 if none is up.
     """
     with user_errors():
-        there = standing()
+        there = standing_cluster()
         if there is None:
             raise ClusterError(NONE)
-        fleet = ask_fleet("state", put)
+        fleet = ask_router("state", put)
         if fleet is not None and fleet["address"] == there.address:
-            ask_fleet("end", put)
-        end(there)
+            ask_router("end", put)
+        end_cluster(there)
         complain(f"{there.address} is down")
 
 
 def _alive() -> StandingCluster | None:
-    there = standing()
+    there = standing_cluster()
     return there if there is not None and there.alive else None
 
 

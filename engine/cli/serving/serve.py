@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import UsageError
-from ...prepare.job import Job, read_cluster
+from ...prepare.job import Job, prepare_graphs, read_cluster
 from ...prepare.options import SESSION, OptionText, RunOptions
 from ...record.run_folder import LATEST, find_run
 from ...shell import user_errors
@@ -19,8 +19,8 @@ from ..completing import graph_names_of
 from ..options import RUNS_DIR, Runs, Which, takes
 
 if TYPE_CHECKING:
-    from ...serve.wire.engines import Engines
-    from ...serve.wire.protocol import Start
+    from ...workers.protocol import Start
+    from ...workers.router import Router
 
 GRAPHS = typer.Argument(
     metavar="[GRAPH...]",
@@ -73,8 +73,7 @@ def serve(
             from ...serve.api.app import ServerLimits
             from ...serve.server import ServeOptions
             from ...serve.server import serve as run
-            from ...serve.wire.jobs import check_graphs
-            from ...serve.wire.protocol import Start
+            from ...workers.protocol import Start
         if metrics_compat not in (None, "vllm"):
             raise UsageError(f"--metrics-compat {metrics_compat}: there is only `vllm`")
         limits = ServerLimits(max_queue, timeout, stall)
@@ -86,26 +85,23 @@ def serve(
             host, port, keys, insecure, max_body, limits, grace, vllm, runs, patience
         )
         listens.check()
-        jobs = check_graphs(names, options)
+        jobs = prepare_graphs(names, options)
         start = Start(names, plain_options(options))
-        with _engines(jobs, start, options) as engines:
-            code = asyncio.run(run(engines, listens))
+        with _router(jobs, start, options) as router:
+            code = asyncio.run(run(router, listens))
     raise typer.Exit(code)
 
 
 @contextmanager
-def _engines(jobs: Sequence[Job], start: "Start", options: RunOptions) -> Iterator["Engines"]:
+def _router(jobs: Sequence[Job], start: "Start", options: RunOptions) -> Iterator["Router"]:
     """One engine in a process of its own, or several on a cluster."""
+    from ...workers.start import engine_router, replica_router
+
     if options.workers is None and options.cluster is None:
-        from ...serve.wire.hosts import LocalProcess
-        from ...serve.wire.link import EngineLink
-
-        yield EngineLink(start, LocalProcess())
+        yield engine_router(start)
         return
-    from ...serve.fleet.opened import opened_fleet
-
-    with opened_fleet(jobs, start, read_cluster(options)) as fleet:
-        yield fleet
+    with replica_router(jobs, start, read_cluster(options)) as router:
+        yield router
 
 
 @contextmanager

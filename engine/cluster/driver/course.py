@@ -3,7 +3,7 @@
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ....states.migration import HandedBranch, HandedOver
+from ....states.migrated_request import MigratedBranch, MigratedRequest
 from ....states.phases.outline_ops import fan_out_
 from ....states.request import ENDS, Branch, Finish, Request, move
 from ....states.request_table import RequestTable
@@ -82,20 +82,20 @@ class RequestCourse:
         """All that its branches stand behind."""
         return (*self.request.body.ids, *self.request.hoist.ids)
 
-    def outline_work(self) -> HandedOver:
+    def outline_work(self) -> MigratedRequest:
         """The outline, as far as it is not written."""
         assert self.request.root is not None
         written = tuple(self.request.root.tokens)
         arrival = self.request.arrival
-        return HandedOver(outline=written, arrival=arrival)
+        return MigratedRequest(outline=written, arrival=arrival)
 
-    def branch_work(self, branches: Sequence[Branch]) -> HandedOver:
+    def branch_work(self, branches: Sequence[Branch]) -> MigratedRequest:
         """Branches, as far as they are not written."""
         handed = [
-            HandedBranch(one.index, one.prompt.ids, tuple(one.tokens), one.budget)
+            MigratedBranch(one.index, one.prompt.ids, tuple(one.tokens), one.budget)
             for one in branches
         ]
-        return HandedOver(self.prefix, tuple(handed), arrival=self.request.arrival)
+        return MigratedRequest(self.prefix, tuple(handed), arrival=self.request.arrival)
 
     # -- what has been done -----------------------------------------------------------------------
 

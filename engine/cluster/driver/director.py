@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ....states.migration import HandedOver
+from ....states.migrated_request import MigratedRequest
 from ....states.request import Branch, Finish, Request
 from ....states.request_table import RequestTable, RunLimits
 from ...prepare.inputs import Prompt
 from ...run.session import Session
+from ...workers.placement import assign_branches, expected_length
 from ..workers.messages import (
     Assign,
     BranchEnded,
@@ -28,7 +29,6 @@ from ..workers.messages import (
 from .course import OUTLINE, RequestCourse, new_course
 from .members import ClusterMember, Unit
 from .membership import HEARING, Membership, Tell
-from .placing import expected_length, placed
 from .regrouping import Regrouping
 
 
@@ -180,7 +180,9 @@ class Director:
 
     def _place_(self, course: RequestCourse) -> None:
         units = self.membership.decoders
-        chosen = placed(course.wanted, self._loads(units), self._room(units), course.holders)
+        chosen = assign_branches(
+            course.wanted, self._loads(units), self._room(units), course.holders
+        )
         for branch, unit in chosen:
             course.at[branch.index] = unit
         if chosen:
@@ -195,7 +197,7 @@ class Director:
         self,
         course: RequestCourse,
         unit: Unit,
-        handed: HandedOver,
+        handed: MigratedRequest,
         branches: tuple[int, ...],
     ) -> None:
         self._works += 1

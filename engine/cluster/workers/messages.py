@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ....states.migration import HandedOver
+from ....states.migrated_request import MigratedRequest
 from ...prepare.inputs import Prompt
 
 
@@ -52,7 +52,7 @@ class Assign:
 
     work: str
     prompt: Prompt
-    handed: HandedOver
+    handed: MigratedRequest
     tp: int = 1
     unit: int = 0
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from starlette.requests import Request
 
-from ..wire.engines import Engines
-from ..wire.protocol import Admitted, Ended, Message, Refused, Submit, Wrote
-from ..wire.tickets import EngineGoneError, StalledError, Ticket
+from ...workers.link import WorkerGoneError
+from ...workers.protocol import Admitted, Ended, Message, Refused, Submit, Wrote
+from ...workers.router import Router
+from ...workers.tickets import StalledError, Ticket
 from .fields import SamplingFields
 from .meters import Meters, Stopwatch
 from .problems import ApiError, engine_gone, invalid
@@ -66,7 +67,7 @@ class Answers:
 
 
 async def begin(
-    link: Engines,
+    link: Router,
     meters: Meters,
     submits: Sequence[Submit],
     shape: Shape,
@@ -86,7 +87,7 @@ async def begin(
                 raise invalid(first.message, first.param, first.code)
             assert isinstance(first, Admitted)
             one.prompt_tokens = first.prompt_tokens
-    except EngineGoneError:
+    except WorkerGoneError:
         answers.close()
         raise engine_gone() from None
     except BaseException:
@@ -133,7 +134,7 @@ async def whole(answers: Answers, request: Request, prompts: Sequence[str]) -> d
         if not work.done():
             raise ApiError(499, "the client has left", kind="client_closed")
         work.result()
-    except EngineGoneError:
+    except WorkerGoneError:
         raise engine_gone() from None
     finally:
         for task in (work, left):
@@ -198,7 +199,7 @@ async def streamed(answers: Answers) -> AsyncIterator[str]:
             usage = usage_of(ends, answers.prompts)
             metrics = speculation_of(ends, detailed=answers.fields.specsot.trace)
             yield json.dumps(answers.shape.last(usage, metrics=metrics))
-    except (ApiError, EngineGoneError, StalledError) as error:
+    except (ApiError, WorkerGoneError, StalledError) as error:
         told = error if isinstance(error, ApiError) else engine_gone(str(error))
         yield json.dumps(told.body)
     finally:
@@ -217,7 +218,7 @@ async def _forward(
             while not isinstance(message, Ended):
                 message = await one.ticket.next()
                 merged.put_nowait((one, message))
-        except (EngineGoneError, StalledError) as error:
+        except (WorkerGoneError, StalledError) as error:
             merged.put_nowait((one, error))
 
 

@@ -13,9 +13,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from ..wire.engines import Engines, LinkState
-from ..wire.protocol import Decode, Decoded, Encode, Encoded, Refused
-from ..wire.tickets import EngineGoneError
+from ...workers.link import LinkState, WorkerGoneError
+from ...workers.protocol import Decode, Decoded, Encode, Encoded, Refused
+from ...workers.router import Router
 from .answers import Answers, begin, streamed, whole
 from .fields import (
     ChatRequest,
@@ -48,7 +48,7 @@ class ServerLimits:
 class Api:
     """What the routes share. draining: no new requests are taken."""
 
-    def __init__(self, link: Engines, meters: Meters, limits: ServerLimits) -> None:
+    def __init__(self, link: Router, meters: Meters, limits: ServerLimits) -> None:
         self.link = link
         self.meters = meters
         self.limits = limits
@@ -147,7 +147,7 @@ class Api:
     async def _ask(self, message: Encode | Decode) -> Any:
         try:
             answer = await self.link.answer(message)
-        except EngineGoneError:
+        except WorkerGoneError:
             raise engine_gone() from None
         if isinstance(answer, Refused):
             raise invalid(answer.message, answer.param)

@@ -12,8 +12,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ..wire.engines import DRAINING, Engines, LinkState
-from ..wire.protocol import Ended
+from ...workers.link import LinkState
+from ...workers.protocol import Ended
+from ...workers.router import DRAINING, Router
 
 SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 LONG = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640, 2560)
@@ -41,7 +42,7 @@ COUNTERS = {
 class EngineCollector:
     """What the engines count themselves, as it was told last."""
 
-    def __init__(self, link: Engines, prefix: str) -> None:
+    def __init__(self, link: Router, prefix: str) -> None:
         self._link = link
         self._prefix = prefix
         self._vllm = prefix == "vllm"
@@ -109,7 +110,7 @@ class Meters:
         link: None where there is no engine. vllm: the same under vLLM's names too.
     """
 
-    def __init__(self, link: Engines | None, *, vllm: bool = False) -> None:
+    def __init__(self, link: Router | None, *, vllm: bool = False) -> None:
         self.registry = CollectorRegistry()
         if link is not None:
             self.registry.register(EngineCollector(link, "specsot"))

@@ -5,7 +5,7 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from ..wire.protocol import Ended
+from ...workers.protocol import Ended
 
 FINISHED = {"stop": "stop", "length": "length", "refused": "length"}
 

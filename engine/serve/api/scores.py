@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..wire.protocol import Wrote
+from ...workers.protocol import Wrote
 
 LOWEST = -9999.0  # what JSON can say: there is no -inf in it
 

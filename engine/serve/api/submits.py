@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ....states.text.schema_grammar import ANY_OBJECT
-from ..wire.protocol import Submit
+from ...workers.protocol import Submit
 from .fields import (
     ChatMessage,
     ChatRequest,

@@ -14,9 +14,9 @@ from starlette.responses import JSONResponse, Response
 
 from ...errors import UsageError
 from ...record.run_folder import SavedRun, saved_runs
+from ...workers.protocol import encode
+from ...workers.router import Router
 from ..api.problems import ApiError, overloaded
-from ..wire.engines import Engines
-from ..wire.protocol import packed
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 MOST_RUNS = 200
@@ -38,7 +38,7 @@ def page_files() -> dict[str, tuple[bytes, str]]:
 class PageRoutes:
     """What the page is given. link: None where runs are only played back; only: the run then."""
 
-    def __init__(self, link: Engines | None, runs: Path, only: SavedRun | None = None) -> None:
+    def __init__(self, link: Router | None, runs: Path, only: SavedRun | None = None) -> None:
         self._link = link
         self._runs = runs
         self._only = only
@@ -115,6 +115,6 @@ def _playback(run: SavedRun) -> dict[str, Any]:
     return playback_of(run)
 
 
-async def _told(link: Engines) -> AsyncIterator[dict[str, Any]]:
+async def _told(link: Router) -> AsyncIterator[dict[str, Any]]:
     async for picture in link.pictures():
-        yield {"data": packed(picture).decode().strip()}
+        yield {"data": encode(picture).decode().strip()}

@@ -11,9 +11,9 @@ from helpers.processes import ended
 
 from specsot.engine.certify.command import certify_command
 from specsot.engine.cli.run_command import run_command
-from specsot.engine.cluster import ray_environment
 from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions
+from specsot.engine.workers import ray_cluster
 
 BEES = "Tell me about honey bees."
 
@@ -34,7 +34,7 @@ def test_a_certificate_says_at_once_what_workers_do_not_do(
 def test_without_ray_one_line_says_how_to_have_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_environment, "find_spec", lambda name: None)
+    monkeypatch.setattr(ray_cluster, "find_spec", lambda name: None)
     line = "specsot: workers are Ray actors: pip install 'specsot[ray]'\n"
     assert refused(capsys, tmp_path) == line
 

@@ -5,18 +5,18 @@ from time import perf_counter
 
 import pytest
 
-from specsot.engine.cluster.driver.placement import (
-    HOLDERS,
-    NOBODY,
+from specsot.engine.workers.placement import (
+    MAX_HOLDERS,
+    NO_WORKER,
     Holders,
     Loads,
     PrefixIndex,
+    assign_branches,
     candidates,
     place_branches,
     prefix_keys,
     route,
 )
-from specsot.engine.cluster.driver.placing import placed
 from specsot.states.request import Branch, Request
 from specsot.states.text.prompt_tokens import PromptTokens
 
@@ -64,7 +64,7 @@ def test_who_has_a_beginning() -> None:
     assert index.find(prefix_keys([*ids[:4], 99, 98, 97, 96], 4)) == Holders(4, (8, 7))
     for worker in range(20):
         index.note_(keys, worker)
-    assert index.find(keys) == Holders(20, (19, 18, 17, 16)) and HOLDERS == 4
+    assert index.find(keys) == Holders(20, (19, 18, 17, 16)) and MAX_HOLDERS == 4
     for number in range(100):
         index.note_(prefix_keys([number] * 8, 4), 1)
     assert index.find(keys) == Holders(0, ()) and len(index._workers) == 40
@@ -108,7 +108,7 @@ def test_a_prefix_that_costs_too_much_to_bring_stays() -> None:
     loads = Loads(range(10))
     loads.add_(3, 40)
     assert candidates([3], 2, 25, loads) == {3: 40, 0: 25, 1: 25}
-    assert candidates([3, 99], 5, 25, loads, most=1) == {3: 40, 0: 25}
+    assert candidates([3, 99], 5, 25, loads, max_others=1) == {3: 40, 0: 25}
     near = place_branches([60, 60], candidates([3], 2, 25, loads))
     far = place_branches([60, 60], candidates([3], 2, 1000, loads))
     assert near == [0, 1] and far == [3, 3]
@@ -130,14 +130,14 @@ def test_ten_thousand_workers_cost_hardly_more_than_ten() -> None:
 
 def test_whoever_has_no_room_gets_no_more() -> None:
     room = {0: 1, 1: 2, 2: 0}
-    assert place_branches([5, 9, 7, 1], {0: 0, 1: 3, 2: 0}, room) == [1, 0, 1, NOBODY]
+    assert place_branches([5, 9, 7, 1], {0: 0, 1: 3, 2: 0}, room) == [1, 0, 1, NO_WORKER]
     assert room == {0: 1, 1: 2, 2: 0}, "what the caller has stays as it is"
-    assert place_branches([5], {2: 0}, {2: 0}) == [NOBODY]
+    assert place_branches([5], {2: 0}, {2: 0}) == [NO_WORKER]
 
 
 def test_of_equals_the_one_that_has_the_prefix_is_taken() -> None:
     branch = Branch(Request("1", 0, "", PromptTokens(), PromptTokens(), frozenset(), 9, 0), 0, 0, 9)
     loads, room = dict.fromkeys("abc", 4), dict.fromkeys("abc", 1)
-    assert placed([branch], loads, room, {"b"}) == [(branch, "b")]
-    assert placed([branch], {**loads, "c": 3}, room, {"b"}) == [(branch, "c")]
-    assert placed([branch], {}, {}, set()) == []
+    assert assign_branches([branch], loads, room, {"b"}) == [(branch, "b")]
+    assert assign_branches([branch], {**loads, "c": 3}, room, {"b"}) == [(branch, "c")]
+    assert assign_branches([branch], {}, {}, set()) == []

@@ -27,7 +27,8 @@ from specsot.engine.cluster.workers.messages import (
 )
 from specsot.engine.errors import UsageError
 from specsot.engine.prepare.cluster_block import ClusterBlock
-from specsot.states.migration import CAUSE, HandedOver
+from specsot.states.migrated_request import MigratedRequest
+from specsot.states.migration import CAUSE
 
 SLOT = {"bim_eagle": (8192, 1024), "bim_dflash": (8192, 2048), "bim_plain": (8192,)}
 """layers x 2 x kv heads x head_dim x 4 bytes of each pool of the embedded models."""
@@ -90,7 +91,7 @@ def test_a_hundred_regroups_leave_nothing_behind(pair: Pair) -> None:
     pair.form()
     first, second = pair.membership.group
     weights = [one.loaded.weights for one in (first, second) if one.loaded]
-    first.ask(Assign("1", BEES, HandedOver()))
+    first.ask(Assign("1", BEES, MigratedRequest()))
     (ended,) = pair.until(BranchEnded, 1)
     assert isinstance(ended, BranchEnded) and ended.rows
     ids = _kept_ids(pair, ended.rows[0])
@@ -207,6 +208,9 @@ def test_what_is_no_message_is_refused(text: str) -> None:
 
 
 def test_messages_come_back_as_they_were() -> None:
-    for order in (Assign("1", BEES, HandedOver()), Regroup(1, 2, 4, 0, (1, 2), (2, 1), "salt")):
+    for order in (
+        Assign("1", BEES, MigratedRequest()),
+        Regroup(1, 2, 4, 0, (1, 2), (2, 1), "salt"),
+    ):
         assert match_scores(packed(order)) == order
     assert packed(Loaded(1, "a", 2, (4, 5)))

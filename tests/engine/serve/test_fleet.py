@@ -9,7 +9,7 @@ import pytest
 from helpers.fleets import (
     Heard,
     ThreadFleet,
-    ThreadHost,
+    engine_host,
     hear,
     hear_all,
     one_engine,
@@ -19,11 +19,10 @@ from helpers.fleets import (
 )
 from helpers.servers import BEES, RAIN
 
-from specsot.engine.serve.fleet.routed import LIVES
-from specsot.engine.serve.fleet.router import Replica, Router
-from specsot.engine.serve.fleet.told import DiffersError, ToldAnswer
-from specsot.engine.serve.wire.link import EngineLink
-from specsot.engine.serve.wire.protocol import Submit, Wrote
+from specsot.engine.workers.link import WorkerLink, WorkerSpec
+from specsot.engine.workers.protocol import Submit, Wrote
+from specsot.engine.workers.routing_table import Replica, RoutingTable
+from specsot.engine.workers.tickets import MAX_LOSSES, DeliveredStream, DiffersError
 
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
 WARM = {"temperature": 0.9}
@@ -40,9 +39,14 @@ REQUESTS = (
 # -- who gets what --------------------------------------------------------------------------------
 
 
-def replicas(count: int) -> tuple[Router, list[Replica]]:
-    router = Router()
-    members = [Replica(f"{i}", EngineLink(start_of(), ThreadHost())) for i in range(count)]
+def link(name: str) -> WorkerLink:
+    spec = WorkerSpec(start_of(), engine_host())
+    return WorkerLink(name, spec, on_message=lambda *_: None, on_state=lambda _: None)
+
+
+def replicas(count: int) -> tuple[RoutingTable, list[Replica]]:
+    router = RoutingTable()
+    members = [Replica(link(f"{i}")) for i in range(count)]
     for one in members:
         router.attach_(one)
     return router, members
@@ -153,13 +157,13 @@ def test_a_second_run_says_what_the_first_has_not_said() -> None:
     dice = random.Random(1)
     text, pieces = "a long answer, in parts", {-1: [*"outline"], 0: [*"one"], 1: [*"and two"]}
     for _ in range(200):
-        told, heard = ToldAnswer(), list[Wrote]()
+        told, heard = DeliveredStream(), list[Wrote]()
         for lives in range(3):
             steps = said(dice, text, pieces)
             for one in steps[: dice.randrange(len(steps))] if lives < 2 else steps:
-                if more := told.more(one):
+                if more := told.new_part(one):
                     heard.append(more)
-            told.again_()
+            told.restart_()
         assert "".join(one.text for one in heard) == text
         events = [event for one in heard for event in one.events]
         assert sum(event[0] == "opened" for event in events) == 3
@@ -168,11 +172,11 @@ def test_a_second_run_says_what_the_first_has_not_said() -> None:
             assert [piece for _, _, more in wrote for piece, _ in more] == some
             rows = [row[2] for one in heard for row in one.scores if row[0] == branch]
             assert rows == some
-    told = ToldAnswer()
-    told.more(Wrote("r", "a lo", (), 0, 1))
-    told.again_()
+    told = DeliveredStream()
+    told.new_part(Wrote("r", "a lo", (), 0, 1))
+    told.restart_()
     with pytest.raises(DiffersError):
-        told.more(Wrote("r", "a s", (), 0, 1))
+        told.new_part(Wrote("r", "a s", (), 0, 1))
 
 
 # -- real engines ---------------------------------------------------------------------------------
@@ -192,7 +196,7 @@ def test_a_lost_replica_changes_no_answer() -> None:
                 await until(lambda begun=begun: any(one.tokens for one in begun))
                 lost = own.hosts[own.busiest]
                 if way == "hung":
-                    lost.goes.clear()
+                    lost.flows.clear()
                 else:
                     lost.end()
                 heard = await hearing
@@ -217,13 +221,17 @@ def test_replicas_come_and_go_under_load_and_a_request_that_kills_fails_alone() 
             await own.fleet.scale(3, lines.append)
             assert [one.result for one in await hearing] == [one.result for one in wanted]
             bad = asyncio.create_task(hear(own.fleet, Submit("bad", "dflash", BEES)))
-            for _ in range(LIVES):
+            for _ in range(MAX_LOSSES):
                 await until(lambda: any(one.open for one in own.fleet.replicas))
                 again = own.fleet.reruns + 1
                 own.hosts[own.busiest].end()
                 await until(lambda again=again: own.fleet.reruns == again or bad.done())
             told = (await bad).ended
-            assert told is not None and told.finish == "failed" and f"{LIVES} replicas" in told.note
+            assert (
+                told is not None
+                and told.finish == "failed"
+                and f"{MAX_LOSSES} replicas" in told.note
+            )
             await until(lambda: sum(one.state == "ready" for one in own.fleet.replicas) == 3)
             hearing, reruns = asyncio.create_task(hear_all(own.fleet, many)), own.fleet.reruns
             await until(lambda: all(one.open for one in own.fleet.replicas))

@@ -2,10 +2,11 @@
 
 import asyncio
 import socket
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from functools import partial
-from typing import Any, get_args
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -13,19 +14,22 @@ from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from specsot.engine.events import BranchFinished, OutlineRead, ReadingOrder, TextWritten
+from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.serve.api.gate import GateRules
 from specsot.engine.serve.server import ServeOptions, config_of
 from specsot.engine.serve.strict_http import StrictProtocol
-from specsot.engine.serve.wire.protocol import (
-    Message,
+from specsot.engine.workers.protocol import (
+    KINDS,
     Picture,
     ProtocolError,
     Submit,
+    Text,
     Wrote,
-    packed,
-    unpacked,
+    decode,
+    encode,
 )
-from specsot.engine.serve.worker.stops import StopTexts
+from specsot.engine.workers.served_request import StopTexts
+from specsot.states.migrated_request import MigratedRequest
 
 FEW = st.text("abc", max_size=30)
 
@@ -37,46 +41,58 @@ def test_stop_texts_do_not_depend_on_how_the_text_is_cut(
     text: str, stops: list[str], cuts: list[int]
 ) -> None:
     whole = StopTexts(stops)
-    expected = whole.take(text) + whole.rest() if not any(s in text for s in stops) else None
+    expected = whole.feed(text) + whole.rest() if not any(s in text for s in stops) else None
     pieces, rest = [], text
     for cut in [*cuts, len(text)]:
         pieces.append(rest[:cut])
         rest = rest[cut:]
     parts = StopTexts(stops)
-    shown = "".join(parts.take(piece) for piece in pieces)
-    shown += parts.rest() if parts.found is None else ""
+    shown = "".join(parts.feed(piece) for piece in pieces)
+    shown += parts.rest() if parts.match is None else ""
     if expected is not None:
-        assert shown == expected == text and parts.found is None
+        assert shown == expected == text and parts.match is None
         return
     single = StopTexts(stops)
-    assert shown == "".join(single.take(c) for c in text) and parts.found == single.found
+    assert shown == "".join(single.feed(c) for c in text) and parts.match == single.match
     ends = (end for end in range(len(text) + 1) if any(text[:end].endswith(s) for s in stops))
     first = text[: next(ends)]
-    assert parts.found is not None and first == shown + parts.found
+    assert parts.match is not None and first == shown + parts.match
+
+
+def example(kind: Any) -> Any:
+    """A value of a field's type."""
+    plain = {str: "x", Text: "\ud83d ü\n", int: 7, float: 0.5, bool: True, Any: ["x", [1]]}
+    plain |= {Prompt: Prompt("1", "Hi"), MigratedRequest: MigratedRequest((1, 2), outline=(3,))}
+    if kind in plain:
+        return plain[kind]
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin is tuple:
+        return tuple(example(one) for one in inside if one is not ...)
+    if origin in (list, Sequence):
+        return [example(inside[0])]
+    if origin in (dict, Mapping):
+        return {"x": example(inside[1])}
+    return example(inside[0])  # of a union
 
 
 def test_every_message_comes_through_as_it_was() -> None:
-    values: dict[Any, Any] = {str: "\ud83d ü\n", int: 7, float: 0.5}
-    for kind in get_args(Message):
-        given = {
-            one.name: values.get(one.type, "x") if one.type in values else ["x", [1]]
-            for one in fields(kind)
-        }
-        message = kind(**given)
-        line = packed(message)
-        assert line.count(b"\n") == 1 and unpacked(line) == message
+    for kind in KINDS.values():
+        hints = get_type_hints(kind, include_extras=True)
+        message = kind(**{one.name: example(hints[one.name]) for one in fields(kind)})
+        line = encode(message)
+        assert line.count(b"\n") == 1 and decode(line) == message
 
 
-@pytest.mark.parametrize("line", [b"", b"{}", b'{"kind":"Nobody"}', b'{"kind":"Cancel"}', b"[]"])
+@pytest.mark.parametrize("line", [b"", b"{}", b'{"kind":"Nobody"}', b'{"kind":"Decode"}', b"[]"])
 def test_anything_else_is_no_message(line: bytes) -> None:
     with pytest.raises(ProtocolError):
-        unpacked(line)
+        decode(line)
 
 
 def test_messages_have_defaults_where_little_is_asked() -> None:
-    asked = unpacked(packed(Submit("r1", "dflash", question="Hi")))
+    asked = decode(encode(Submit("r1", "dflash", question="Hi")))
     assert isinstance(asked, Submit) and asked.skeleton and asked.logprobs == -1
-    assert {Wrote, Picture} <= set(get_args(Message))
+    assert {Wrote, Picture} <= {*KINDS.values()}
 
 
 def test_keys_are_compared_as_hashes() -> None:

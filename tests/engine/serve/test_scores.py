@@ -12,8 +12,8 @@ from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.run.engine import Engine
 from specsot.engine.run.scoring import Scorer
 from specsot.engine.serve.api.scores import Scores
-from specsot.engine.serve.wire.protocol import Submit, Wrote
-from specsot.engine.serve.worker.asking import Asking, Refusal
+from specsot.engine.workers.protocol import Submit, Wrote
+from specsot.engine.workers.served_request import Refusal, RequestBuilder
 
 
 def content_of(chunks: list[Any]) -> list[Any]:
@@ -107,8 +107,8 @@ def test_parts_are_told_in_reading_order() -> None:
 def test_parts_that_are_read_where_they_lie_have_none() -> None:
     with Engine("bim_attend_merge", threaded=False) as engine:
         asked = Submit("r1", "bim_attend_merge", BEES, max_tokens=4, logprobs=0)
-        with pytest.raises(Refusal, match="where they lie") as told:
-            Asking(engine).ready(asked)
+        with pytest.raises(Refusal, match="in place") as told:
+            RequestBuilder(engine).build(asked)
         assert told.value.param == "logprobs"
         plain = replace(asked, skeleton=False)
-        assert Asking(engine).ready(plain).settings.contexts
+        assert RequestBuilder(engine).build(plain).settings.contexts

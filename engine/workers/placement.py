@@ -1,0 +1,206 @@
+"""Placement of requests and branches on workers, as functions of host integers.
+
+Work is counted in tokens to be written; a token to be read counts a sixteenth of that, as in the
+scheduler's policies. No function looks at all workers: heaps hold those with the least work, and an
+index those that have the rows of a prompt's beginning.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple, TypeVar
+
+from ...states.request import Branch
+
+BLOCK = 64  # tokens of a prompt that are looked up as one
+TOKENS_READ_PER_WRITTEN = 16  # in the same time
+MAX_HOLDERS = 4  # workers that are remembered for a beginning: the latest
+MAX_BEGINNINGS = 1 << 16
+NO_WORKER = -1
+Worker = TypeVar("Worker")
+
+
+def prefix_keys(ids: Sequence[int], block: int = BLOCK) -> list[int]:
+    """A key for each beginning of whole blocks, the shortest first: equal for equal ids."""
+    keys = list[int]()
+    key = 0
+    for end in range(block, len(ids) + 1, block):
+        key = hash((key, tuple(ids[end - block : end])))
+        keys.append(key)
+    return keys
+
+
+class Loads:
+    """Tokens that each worker will write: a heap whose outdated entries are dropped when they come
+    up."""
+
+    def __init__(self, workers: Iterable[int] = ()) -> None:
+        self._tokens = dict.fromkeys(workers, 0)
+        self._heap = [(0, worker) for worker in self._tokens]
+        heapify(self._heap)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __contains__(self, worker: int) -> bool:
+        return worker in self._tokens
+
+    def of(self, worker: int) -> int:
+        """Tokens of one worker; KeyError if it is not attached."""
+        return self._tokens[worker]
+
+    def attach_(self, worker: int, tokens: int = 0) -> None:
+        """Add a worker."""
+        self._tokens[worker] = 0
+        self.add_(worker, tokens)
+
+    def detach_(self, worker: int) -> None:
+        """Remove a worker; the caller drains or moves its requests."""
+        del self._tokens[worker]
+
+    def add_(self, worker: int, tokens: int) -> None:
+        """Add tokens to a worker's work, or subtract them; ignored if it is not attached."""
+        if worker not in self._tokens:
+            return
+        self._tokens[worker] += tokens
+        heappush(self._heap, (self._tokens[worker], worker))
+        if len(self._heap) > 4 * len(self._tokens) + 64:
+            self._heap = [(tokens, worker) for worker, tokens in self._tokens.items()]
+            heapify(self._heap)
+
+    def least(self, count: int) -> list[int]:
+        """The `count` workers with the least work, in this order; fewer if there are fewer."""
+        loads = dict[int, int]()
+        while self._heap and len(loads) < count:
+            tokens, worker = heappop(self._heap)
+            if self._tokens.get(worker) == tokens:
+                loads[worker] = tokens
+        for worker, tokens in loads.items():
+            heappush(self._heap, (tokens, worker))
+        return list(loads)
+
+
+class Holders(NamedTuple):
+    """Workers that have the rows of a prompt's first `tokens` tokens, the latest first."""
+
+    tokens: int
+    workers: tuple[int, ...]
+
+
+class PrefixIndex:
+    """Which workers have read which beginnings last; the least recently used are forgotten."""
+
+    def __init__(self, block: int = BLOCK, size: int = MAX_BEGINNINGS) -> None:
+        self.block = block
+        self.size = size
+        self._workers = OrderedDict[int, tuple[int, ...]]()
+
+    def note_(self, keys: Sequence[int], worker: int) -> None:
+        """A worker reads a prompt of these `prefix_keys`."""
+        for key in keys:
+            others = (other for other in self._workers.pop(key, ()) if other != worker)
+            self._workers[key] = (worker, *others)[:MAX_HOLDERS]
+        while len(self._workers) > self.size:
+            self._workers.popitem(last=False)
+
+    def find(self, keys: Sequence[int]) -> Holders:
+        """The holders of the longest known beginning of a prompt."""
+        low = 0
+        high = len(keys)
+        while low < high:  # a worker with a beginning has, or had, all shorter ones
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if keys[middle] in self._workers else (low, middle)
+        return Holders(low * self.block, self._workers[keys[low - 1]] if low else ())
+
+
+def route(prompt: int, holders: Holders, loads: Loads) -> int:
+    """The worker that would have read a prompt of `prompt` tokens first, among the holders of its
+    beginning and the worker with the least work.
+
+    Raises:
+        ValueError: no worker is attached.
+    """
+    (least,) = loads.least(1) or (None,)
+    if least is None:
+        raise ValueError("no worker is attached")
+    waits = {least: loads.of(least) * TOKENS_READ_PER_WRITTEN + prompt}
+    for worker in holders.workers:
+        if worker in loads:
+            unread = max(prompt - holders.tokens, 1)
+            waits[worker] = loads.of(worker) * TOKENS_READ_PER_WRITTEN + unread
+    return min(waits, key=lambda worker: (waits[worker], worker))
+
+
+def candidates(
+    holders: Iterable[int], count: int, fee: int, loads: Loads, max_others: int = 0
+) -> dict[int, int]:
+    """Tokens that each worker would write before it could start a branch: holders of its prefix,
+    and as many others as there are branches, which receive the prefix first.
+
+    Args:
+        fee: cost of sending the prefix, in tokens. max_others: 0 for as many as branches.
+    """
+    waits = {worker: loads.of(worker) for worker in holders if worker in loads}
+    for worker in loads.least(min(count, max_others) if max_others else count):
+        waits.setdefault(worker, loads.of(worker) + fee)
+    return waits
+
+
+def place_branches(
+    lengths: Sequence[int], waits: Mapping[int, int], capacity: Mapping[int, int] | None = None
+) -> list[int]:
+    """A worker for each branch: the longest first, each to the worker that is free first, of equals
+    the one with the smallest number; NO_WORKER where all are full.
+
+    Args:
+        lengths: expected tokens of each branch. waits: see `candidates`. capacity: branches that
+            each worker can take; None for any number.
+
+    Raises:
+        ValueError: there are no workers.
+    """
+    if not waits:
+        raise ValueError("no worker is attached")
+    free = None if capacity is None else dict(capacity)
+    heap = [(tokens, worker) for worker, tokens in waits.items() if free is None or free[worker]]
+    heapify(heap)
+    workers = [NO_WORKER] * len(lengths)
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        if not heap:
+            break
+        tokens, worker = heappop(heap)
+        workers[index] = worker
+        if free is not None:
+            free[worker] -= 1
+        if free is None or free[worker]:
+            heappush(heap, (tokens + lengths[index], worker))
+    return workers
+
+
+def expected_length(branch: Branch) -> int:
+    """Tokens that a branch is expected to write still: as the outline says, else its budget."""
+    whole = branch.point.length if branch.point is not None else branch.budget
+    return max(min(whole, branch.budget) - len(branch.tokens), 1)
+
+
+def assign_branches(
+    branches: Sequence[Branch],
+    loads: Mapping[Worker, int],
+    capacity: Mapping[Worker, int],
+    holders: Collection[Worker],
+) -> list[tuple[Branch, Worker]]:
+    """Branches with their workers, without those that no worker has capacity for.
+
+    Of workers with equal loads the holders of the prefix come first.
+
+    Args:
+        loads: tokens that each worker will write; capacity: branches that it can take.
+    """
+    workers = sorted(loads, key=lambda worker: worker not in holders)
+    if not workers:
+        return []
+    waits = {number: loads[worker] for number, worker in enumerate(workers)}
+    free = {number: max(capacity[worker], 0) for number, worker in enumerate(workers)}
+    numbers = place_branches([expected_length(branch) for branch in branches], waits, free)
+    pairs = zip(branches, numbers, strict=True)
+    return [(branch, workers[number]) for branch, number in pairs if number != NO_WORKER]

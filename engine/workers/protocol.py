@@ -1,0 +1,455 @@
+"""The messages between a worker and its user, the router of a server or the director of a run.
+
+A message is one line of JSON: `kind` is one of these classes, the other keys are its fields, which
+are checked when the line is read. Nothing is unpickled. KV rows travel separately, in collectives.
+"""
+
+import json
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from threading import Lock
+from typing import Annotated, Any
+
+from pydantic import SkipValidation, TypeAdapter, ValidationError
+
+from ...states.migrated_request import MigratedRequest
+from ..prepare.inputs import Prompt
+
+MAX_LINE_BYTES = 64 << 20
+Text = Annotated[str, SkipValidation()]  # may hold lone surrogates, which pydantic refuses
+
+
+class ProtocolError(ValueError):
+    """A line that is not a message."""
+
+
+# -- to the engine process of a server ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """First message: graphs by name, and the options of `specsot run` that decide on models."""
+
+    graphs: Sequence[Text]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A request.
+
+    question: the last turn; past: [question, answer] of earlier turns; rules: the system text;
+    or text: a raw prompt; or token_ids: its ids. sampling: differences from the graph's
+    `SamplingRules`. seed: as of `specsot run --seed`. stop: texts that end the answer.
+    logprobs: number of alternatives per token, -1 for no scores; echo: score the prompt as well.
+    documents: [title, text]. resumed: [branch, token ids] that another engine has written.
+    """
+
+    id: str
+    graph: Text
+    question: Text = ""
+    past: Sequence[Sequence[Text]] = ()
+    rules: Text = ""
+    text: Text | None = None
+    token_ids: Sequence[int] = ()
+    max_tokens: int | None = None
+    seed: int = 0
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    skeleton: bool = True
+    stop: Sequence[Text] = ()
+    stop_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    schema: Text | None = None
+    documents: Sequence[Sequence[Text]] = ()
+    cache_salt: Text = ""
+    timeout: float | None = None
+    logprobs: int = -1
+    echo: bool = False
+    resumed: Sequence[Sequence[Any]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End a request, or an assignment; an empty id ends all of them."""
+
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Tokenize a text; with `chat`, the whole prompt that the conversation makes."""
+
+    id: str
+    graph: Text
+    text: Text
+    chat: bool = False
+    past: Sequence[Sequence[Text]] = ()
+    rules: Text = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Detokenize."""
+
+    id: str
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRequest:
+    """Start (`on`) or stop sending `Picture`s."""
+
+    on: bool
+
+
+# -- from the engine process of a server ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The models are loaded. graphs: a `GraphFacts` as a mapping, by name."""
+
+    graphs: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The worker cannot start; code: exit code of the program."""
+
+    code: int
+    message: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request is in the engine's queue."""
+
+    id: str
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that cannot run, and why; param: the field to blame."""
+
+    id: str
+    message: Text
+    param: Text | None = None
+    code: Text | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """Output of one step for one request.
+
+    text: new readable text of the answer. events: (name, branch, details) of its branches: outline
+    (titles), opened (title), reused ([run of its prompt, how]), wrote ([piece, origin]), ended
+    (finish). tokens: written so far. scores: [branch, token id, text, log-probability,
+    [[id, text, log-probability]]] where requested. ids: [branch, new token ids].
+    """
+
+    id: str
+    text: Text
+    events: Sequence[Sequence[Any]]
+    step: int
+    tokens: int
+    scores: Sequence[Any] = ()
+    ids: Sequence[Sequence[Any]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """End of a request.
+
+    text: the whole answer. finish: as of `specsot run`; stop: the text or id that ended it.
+    usage: as `TokenUsage`. accepted, drafted: tokens of each of its rounds.
+    """
+
+    id: str
+    text: Text
+    finish: str
+    stop: Text | None
+    note: Text
+    usage: Mapping[str, int]
+    accepted: Sequence[int]
+    drafted: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Answer to `Encode`; pieces: text of each token."""
+
+    id: str
+    token_ids: Sequence[int]
+    pieces: Sequence[Text]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Answer to `Decode`."""
+
+    id: str
+    text: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Counters of each graph's engine (`EngineStats`), several times a second."""
+
+    graphs: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One engine at one moment: its state, runs of equal slots as (code, length), the transitions
+    since the last picture, running and waiting requests."""
+
+    graph: str
+    state: str
+    runs: Sequence[Sequence[int]]
+    used: int
+    capacity: int
+    moves: Sequence[Sequence[Any]]
+    running: int
+    waiting: int
+
+
+# -- to a worker of a run -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """First message: load the models of a job (`worker_job.job_values`), or keep them loaded."""
+
+    job: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FormGroup:
+    """Join a process group, which replaces the one before, and the smaller groups inside it.
+
+    epoch: its number. rank, size: in it. host, port: of the store where its members meet.
+    deadline: seconds of every collective. skeleton, branches: ranks that write an outline
+    together, and a branch (`ranks_of_groups`).
+    """
+
+    epoch: int
+    rank: int
+    size: int
+    host: str
+    port: int
+    deadline: float
+    skeleton: int = 1
+    branches: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Decode a part of a request: its outline, or some of its branches.
+
+    id: what replies name. prompt: of the request, with its seed. tp, group: the worker group that
+    decodes it: number `group` among those of `tp` workers; with tp 1 the worker itself.
+    """
+
+    id: str
+    prompt: Prompt
+    part: MigratedRequest
+    tp: int = 1
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Regroup:
+    """Send the rows of a prefix from the group that has them to all workers, in one collective.
+
+    number: what replies name. tp, group: the source. ids: of the target's rows. rows: per pool.
+    """
+
+    number: int
+    epoch: int
+    tp: int
+    group: int
+    ids: tuple[int, ...]
+    rows: tuple[int, ...]
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CountWork:
+    """Report the counters since the last report."""
+
+    number: int
+
+
+# -- from a worker of a run -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The models are loaded. max_branches: decoded concurrently. weights: address of the first
+    parameter, and bytes of all parameters."""
+
+    pid: int
+    max_branches: int
+    weights: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The process is alive, whatever its engine computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """The process group is formed, unless there is an `error`."""
+
+    epoch: int
+    seconds: float
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLost:
+    """A collective failed: work of the group is dropped, until there is another group."""
+
+    epoch: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Tokens of a branch that are final, from number `start` of its answer on."""
+
+    id: str
+    branch: int
+    start: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchEnded:
+    """A branch has ended; all of its tokens were sent. rows: of each pool that the worker retains
+    of an outline and its prompt, and can send to others."""
+
+    id: str
+    branch: int
+    finish: str
+    note: str
+    rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentEnded:
+    """Nothing of an assignment remains."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Regrouped:
+    """A collective is over. bytes: received; stored: they were needed and had space. seconds: of
+    the whole order, and of the collective. error: why it failed. rows: what the source has, where
+    it no longer has the requested rows: then none were sent."""
+
+    number: int
+    bytes: int
+    stored: bool
+    seconds: float
+    collective: float
+    error: str = ""
+    rows: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkCounts:
+    """Answer to `CountWork`. counts: of the worker's `Meter`; memory: `held_figures` of each of its
+    engines. peak_memory: largest resident size (KB on Linux)."""
+
+    number: int
+    counts: dict[str, Any]
+    memory: list[dict[str, Any]]
+    open_files: int
+    peak_memory: int
+
+
+Request = Submit | Encode | Decode
+Order = FormGroup | Assign | Regroup | Cancel | CountWork
+Reply = (
+    Loaded
+    | Grouped
+    | GroupLost
+    | Committed
+    | BranchEnded
+    | AssignmentEnded
+    | Regrouped
+    | WorkCounts
+)
+EngineMessage = (
+    Ready | Failed | Admitted | Refused | Wrote | Ended | Encoded | Decoded | Counts | Picture
+)
+Message = Start | Load | Request | SnapshotRequest | Order | Reply | EngineMessage | Heartbeat
+KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Message.__args__}
+
+
+@cache
+def _adapter(kind: str) -> TypeAdapter[Any]:
+    return TypeAdapter(KINDS[kind])
+
+
+def encode(message: Message) -> bytes:
+    """A message as a line."""
+    values = {one.name: getattr(message, one.name) for one in fields(message)}
+    values = {"kind": type(message).__name__, **values}
+    return json.dumps(values, separators=(",", ":"), default=asdict).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """A line as a message; raises ProtocolError."""
+    try:
+        values = json.loads(line)
+        message: Message = _adapter(values.pop("kind")).validate_python(values)
+    except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
+        raise ProtocolError(f"not a message: {error}") from None
+    return message
+
+
+class WorkerSocket:
+    """The worker's end of its connection; any thread may send.
+
+    Attributes:
+        closed: the other end is gone.
+    """
+
+    def __init__(self, pipe: socket.socket) -> None:
+        self._pipe = pipe
+        self._sending = Lock()
+        self._lines = pipe.makefile("rb")
+        self.closed = False
+
+    def send(self, message: Message) -> None:
+        with self._sending:
+            try:
+                self._pipe.sendall(encode(message))
+            except OSError:
+                self.closed = True
+
+    def receive(self) -> Message | None:
+        """The next message, None at the end; raises ProtocolError."""
+        with suppress(OSError):
+            if line := self._lines.readline():
+                return decode(line)
+        self.closed = True
+        return None
+
+    def __iter__(self) -> Iterator[Message]:
+        while (message := self.receive()) is not None:
+            yield message
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._pipe.shutdown(socket.SHUT_RDWR)
+        self._lines.close()
+        self._pipe.close()

@@ -1,0 +1,200 @@
+"""Workers as Ray actors: a process each. `set_up_ray` must precede the import of this module."""
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Thread
+from time import monotonic, sleep
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayError
+
+from .link import ConnectedWorker, HostError, Pipe, WorkerListener, connect_to
+
+START_DEADLINE = 120.0  # seconds until a worker's process has to connect
+END_DEADLINE = 1.0  # seconds that a process has to end after it was killed by Ray
+POLL_INTERVAL = 0.02
+Result = TypeVar("Result")
+
+
+class RayWorker:
+    """The actor: its process serves one connection after another on one thread."""
+
+    def __init__(self, folder: str) -> None:
+        with suppress(OSError):  # another machine may not have it
+            os.chdir(folder)
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported
+        self._connections: SimpleQueue[socket.socket] = SimpleQueue()
+        self._busy = False
+        Thread(target=self._live, name="specsot-worker", daemon=True).start()
+
+    def connect(self, address: str, port: int, secret: str) -> bool:
+        """Connect to a driver, unless there is one."""
+        if self._busy:
+            return False
+        self._busy = True
+        try:
+            self._connections.put(connect_to(address, port, secret))
+        except OSError:
+            self._busy = False
+            raise
+        return True
+
+    def state(self) -> str:
+        return "in use" if self._busy else "free"
+
+    def _live(self) -> None:
+        from .process import WorkerProcess
+
+        process = WorkerProcess()
+        while True:
+            process.serve(self._connections.get())
+            self._busy = False
+
+
+class RayHost:
+    """Runs a worker as an actor of the cluster that this process is a driver of.
+
+    Args:
+        caller: the thread that calls Ray. gpus: of the actor. job: digest of what the worker loads;
+            a free actor of the same job is used before one is started. detached: the actor
+            outlives this driver. deadline: seconds in which a free actor has to answer.
+
+    Without a job the actor ends with its connection; else only if it is lost.
+    """
+
+    def __init__(
+        self,
+        listener: WorkerListener,
+        caller: ThreadPoolExecutor,
+        *,
+        gpus: int = 0,
+        job: str = "",
+        detached: bool = False,
+        deadline: float = 10.0,
+    ) -> None:
+        self._listener = listener
+        self._caller = caller
+        self._job = job
+        self._deadline = deadline
+        self._settings: dict[str, Any] = {
+            # No processor of Ray's count, which would limit the number of workers; over the
+            # machines of a cluster, as Ray would fill one first.
+            **{"num_cpus": 0, "num_gpus": gpus, "scheduling_strategy": "SPREAD"},
+            **{"max_restarts": 0, "max_task_retries": 0},
+        }
+        if detached:
+            self._settings["lifetime"] = "detached"
+        self._adopted = False
+        self._ended = False
+        self._actor: Any = None
+        self._worker: ConnectedWorker | None = None
+        self._expected: asyncio.Future[ConnectedWorker] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._worker is None else self._worker.local_pid
+
+    async def start(self) -> Pipe:
+        self._ended = False
+        secret, expected = self._listener.expect()
+        self._expected = expected
+        connecting = asyncio.ensure_future(self._connect(secret))
+        try:
+            async with asyncio.timeout(START_DEADLINE):
+                either: set[asyncio.Future[Any]] = {expected, connecting}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if not expected.done():
+                    connecting.result()
+                self._worker = await expected
+        except TimeoutError:
+            raise HostError(f"it has not connected within {START_DEADLINE:g} s") from None
+        except (RayError, OSError, RuntimeError, ValueError) as error:
+            raise error if isinstance(error, HostError) else HostError(_reason(error)) from None
+        finally:
+            connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self._listener.withdraw(secret)
+        return self._worker.pipe
+
+    async def _connect(self, secret: str) -> None:
+        """Have a free actor of the same job connect, else a new one."""
+        for actor in await self._call(self._present) if self._job else ():
+            with suppress(RayError, TimeoutError):
+                if await self._ask(actor, secret, self._deadline):
+                    self._actor = actor
+                    self._adopted = True
+                    return
+        self._adopted = False
+        self._actor = await self._call(self._create)
+        await self._ask(self._actor, secret, START_DEADLINE)
+
+    async def _ask(self, actor: Any, secret: str, seconds: float) -> bool:
+        address = self._listener.address
+        port = self._listener.port
+        answer = await self._call(lambda: actor.connect.remote(address, port, secret).future())
+        return bool(await asyncio.wait_for(asyncio.wrap_future(answer), seconds))
+
+    def _present(self) -> list[Any]:
+        actors = []
+        for name in ray.util.list_named_actors(all_namespaces=False):
+            if name.startswith(f"{self._job}-"):
+                with suppress(ValueError):
+                    actors.append(ray.get_actor(name))
+        return actors
+
+    def _create(self) -> Any:
+        kind: Any = ray.remote(RayWorker)
+        settings = self._settings
+        if self._job:
+            settings = {**settings, "name": f"{self._job}-{secrets.token_hex(8)}"}
+        return kind.options(**settings).remote(os.getcwd())
+
+    async def _call(self, function: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._caller, function)
+
+    def end(self) -> None:
+        """Its process is free, or ends, once the connection is closed."""
+        self._ended = True
+        if self._expected is not None and not self._expected.done():
+            self._expected.set_exception(HostError("it is not needed any longer"))
+
+    async def reap(self) -> None:
+        if self._job and self._ended:
+            return
+        await self._call(self.kill)
+
+    def kill(self) -> None:
+        """End the actor's process; on the thread that calls Ray."""
+        actor = self._actor
+        pid = self.pid
+        self._actor = None
+        self._worker = None
+        if actor is not None:
+            with suppress(RayError, ValueError, RuntimeError):
+                ray.kill(actor, no_restart=True)
+        if pid is not None:
+            deadline = monotonic() + END_DEADLINE
+            while _lives(pid) and monotonic() < deadline:
+                sleep(POLL_INTERVAL)
+            with suppress(OSError):  # a stopped process does not react to Ray
+                os.kill(pid, signal.SIGKILL)
+
+
+def _lives(pid: int) -> bool:
+    with suppress(OSError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def _reason(error: Exception) -> str:
+    cause = getattr(error, "cause", None) or error
+    lines = str(cause).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
