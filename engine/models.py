@@ -86,16 +86,14 @@ def prepare_(target: Decoder, weights: Weights, place: torch.device, packed: boo
 
 def with_drafter(models: Models, folder: Path, kind: str) -> Models:
     """The same target with the drafter of this folder; raises ModelError."""
-    block = drafter_class(kind)
-    if block is None:
+    drafter_type = drafter_class(kind)
+    if drafter_type is None:
         raise ModelError(folder, f"there is no drafter {kind!r}")
-    try:
-        load = block.load_function()
-    except (ImportError, AttributeError, ValueError) as error:
-        reason = f"the drafter {kind!r} has no loader {block.loader!r}: {error}"
-        raise ModelError(folder, reason) from error
     target = models.target
-    drafter = load(folder, target, dtype=models.dtype, device=models.device)
+    try:
+        drafter = drafter_type.load(folder, target, models.dtype, models.device)
+    except (ImportError, NotImplementedError) as error:
+        raise ModelError(folder, f"the drafter {kind!r} has no loader: {error}") from error
     if isinstance(drafter, torch.nn.Module) and can_pack(models.device, models.dtype):
         pack_(drafter, borrowed=(target.embed, target.lm_head.weight))
         settle_(drafter)

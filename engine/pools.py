@@ -7,7 +7,7 @@ from typing import Any
 from ..models.drafters.eagle import Eagle3
 from ..ops.forward import Target
 from ..ops.kv.pool import KVCache
-from ..states.graph.drafter_spec import Drafter
+from ..states.graph.drafter_settings import DrafterSettings
 from ..states.graph.program import Program
 from ..states.yaml.codes import ProblemCode
 from ..states.yaml.source import GraphError
@@ -49,7 +49,7 @@ class RunPools:
         rows = layout.max_num_branches if batches else 1
         size = 1 if layout.kind == "batching" else layout.block_size
 
-        def drafting(block: Drafter | None, drafter: Any) -> KVCache | None:
+        def drafting(block: DrafterSettings | None, drafter: Any) -> KVCache | None:
             """With room for the rows that it throws away."""
             if block is None or drafter is None or not block.has_model:
                 return None

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..ops.draft.eagle import nodes_for
+from .graph.drafter_settings import nodes_for
 from .graph.layouts import Order
 from .prefix_cache import PrefixCache
 from .request import Branch, Finish, Request, Stage

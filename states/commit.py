@@ -7,18 +7,17 @@ import numpy as np
 from torch import Tensor
 
 from ..ops.blend import BlendReport
-from ..ops.draft.gamma import GammaRecord
 from ..ops.host import HostReader
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import Ints
 from ..ops.verify.verify import BROKEN, Accepted, FirstTokens
 from .blend import BlendState, picked_rows
-from .draft_state import CommittedRows
-from .drafting import Drafting
+from .drafter import Drafter
 from .fold import FoldState
 from .layout import Batch
 from .request import Branch, Finish, Stage, failing
 from .round import (
+    CommittedRows,
     RoundResult,
     RoundSummary,
     Walk,
@@ -39,7 +38,7 @@ class Committer:
 
     pools: Sequence[KVCache]
     segments: SegmentTree
-    draftings: Sequence[Drafting]
+    drafter: Drafter
     fold: FoldState | None
     blend: BlendState | None
 
@@ -69,7 +68,7 @@ class Committer:
             self._keep(branch, slots, rows, features_QF)
         kv.release_(placed.fresh[~kv.committed[placed.fresh]])
         self._commit_spans(batch, result, roots, features_QF, host)
-        gamma = self._learn(batch.ran, result, [walk.nodes for walk in walks])
+        gamma = self.drafter.learn(batch.ran, result, [walk.nodes for walk in walks])
         blend = None
         if report is not None and self.blend is not None and batch.rows.blend is not None:
             blend = self.blend.mark_(report, batch.spans, placed, batch.rows.blend, result.picked_P)
@@ -88,17 +87,8 @@ class Committer:
             blend,
             verified_trees(batch.ran, walks, result, batch.forced),
             batch.work,
-            tuple(one.choice for one in self.draftings if one.choice is not None),
+            self.drafter.choices,
         )
-
-    def _learn(
-        self, ran: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
-    ) -> tuple[GammaRecord, ...]:
-        """Every drafter is told of its own trees."""
-        records: list[GammaRecord] = []
-        for drafting in self.draftings:
-            records += drafting.learn(ran, result, paths)
-        return tuple(records)
 
     def _keep(self, branch: Branch, slots: Ints, rows: Ints, features_QF: Tensor | None) -> None:
         """Commit the rows of a path; the branch's counts move on."""
@@ -109,7 +99,9 @@ class Committer:
         positions = range(position, branch.length)
         self.pools[0].commit_(slots, positions, branch.owner, self.segments.home(branch.owner))
         tokens = branch.tokens[first : branch.kept]
-        part = CommittedRows.of_branch(branch, position, tokens, rows, features_QF, is_path=True)
+        part = CommittedRows.of_branch(
+            branch, position, tokens, rows, features_QF=features_QF, is_path=True
+        )
         self._hand_on(branch, part)
 
     def _commit_spans(
@@ -132,8 +124,21 @@ class Committer:
             for slots_n in slots.slots_Cn:
                 self.pools[0].commit_(slots_n, span.positions)
             if owner not in by_owner:
-                part = CommittedRows(owner, owner, position, tokens, (), slots.rows, features_QF)
-                self._hand_on_ended(parts.get(owner), part)
+                ended = parts.get(owner)
+                if ended is not None:
+                    ended.kept += len(tokens)
+                    ended.length += len(tokens)
+                part = CommittedRows(
+                    owner=owner,
+                    prefix=owner,
+                    position=position,
+                    tokens=tokens,
+                    rows=slots.rows,
+                    features_QF=features_QF,
+                    branch=ended,
+                )
+                if part.matter:
+                    self.drafter.observe(part)
                 continue
             branch = by_owner[owner]
             branch.length += len(tokens)
@@ -149,23 +154,15 @@ class Committer:
             else:
                 take(branch, [int(result.drawn_R[tip])])
             tip += span.draws
-            part = CommittedRows.of_branch(branch, position, tokens, slots.rows, features_QF)
+            part = CommittedRows.of_branch(
+                branch, position, tokens, slots.rows, features_QF=features_QF
+            )
             self._hand_on(branch, part)
 
-    def _hand_on_ended(self, branch: Branch | None, part: CommittedRows) -> None:
-        """Tell the drafters of a prefix's rows, or of the last one of a part that has ended."""
-        if branch is not None:
-            branch.kept += len(part.tokens)
-            branch.length += len(part.tokens)
-        for drafting in self.draftings:
-            if branch is None or drafting.reads(branch):
-                drafting.memory.take_in(part)
-
     def _hand_on(self, branch: Branch, part: CommittedRows) -> None:
-        """Tell the drafters of a branch's rows, and the fold, if the drafter wants features."""
-        for drafting in self.draftings:
-            if drafting.reads(branch):
-                drafting.memory.take_in(part)
+        """Pass a branch's rows to the drafter and to the fold."""
+        if part.matter:
+            self.drafter.observe(part)
         if self.fold is not None:
             self.fold.remember_(branch, part.features())
 

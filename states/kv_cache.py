@@ -7,7 +7,7 @@ import numpy as np
 
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import NOBODY, Ints
-from .drafting import Drafting
+from .drafter import Drafter
 from .layout import BatchingLayout
 from .prefix_cache import PrefixCache, shared_length
 from .request import Branch, Request, Stage
@@ -24,7 +24,7 @@ class Keeper:
 
     table: RequestTable
     cache: PrefixCache
-    draftings: Sequence[Drafting]
+    drafter: Drafter
     borrowers: dict[int, Request] = field(default_factory=dict)
     _prompts: dict[int, Ints] = field(default_factory=dict)
     _asked: set[int] = field(default_factory=set)
@@ -145,9 +145,8 @@ class Keeper:
     def _read(self, request: Request) -> bool:
         """Whether the drafters have read its prompt, as far as the target has."""
         owners = {request.prefix_owner, *(b.owner for b in request.all_branches())}
-        pending = (one for d in self.draftings for one in d.memory.inbox if one.owner in owners)
         end = len(self._prompt(request))
-        return all(one.position >= end for one in pending)
+        return all(position >= end for position in self.drafter.unread(owners))
 
     def _publish_(self, request: Request, end: int, more: Sequence[int] = ()) -> None:
         """The rows of a request before position `end` become kept ones."""
@@ -207,8 +206,7 @@ class Keeper:
         request = root.request
         segments = self.cache.segments
         owner = request.prefix_owner
-        for drafting in self.draftings:
-            drafting.memory.forget([owner])
+        self.drafter.forget([owner])
         for pool in self.cache.pools:
             pool.truncate_(owner, 0)
         self.cache.release_(owner)

@@ -10,7 +10,7 @@ from ..ops.kv.slots import NOBODY
 from .admission import Admission
 from .beam import BeamState
 from .blend import BlendState
-from .drafting import Drafting
+from .drafter import Drafter
 from .fold import FoldState
 from .kv_cache import Keeper
 from .layout import Layout
@@ -37,7 +37,7 @@ class Lifecycle:
     samplers: Samplers
     blend: BlendState | None
     beams: BeamState | None
-    draftings: Sequence[Drafting]
+    drafter: Drafter
     fold: FoldState | None
     build_prompt: BuildPrompt
     keeper: Keeper | None = None
@@ -119,8 +119,7 @@ class Lifecycle:
         self.retire_and_prepare_()
 
     def _give_back_(self, request: Request, *, wipe: bool) -> None:
-        for drafting in self.draftings:
-            drafting.memory.close(request)
+        self.drafter.close(request)
         if self.fold is not None:
             self.fold.forget_(request)
         branches = list(request.all_branches())
@@ -247,8 +246,7 @@ class Lifecycle:
         """Owners that are no part of the run any more, whether their rows are kept or not."""
         self.layout.leave_(owners)
         self.samplers.forget(owners)
-        for drafting in self.draftings:
-            drafting.forget(owners)
+        self.drafter.forget(owners)
         if self.blend is not None:
             self.blend.forget_(owners)
 
@@ -267,8 +265,7 @@ class Lifecycle:
                 self.keeper.shorten_(request, length)
             for pool in self.pools:
                 pool.truncate_(request.prefix_owner, length)
-            for drafting in self.draftings:
-                drafting.memory.cut(request.prefix_owner, length)
+            self.drafter.truncate(request.prefix_owner, length)
             request.narrow(length)
         self._return_([root])
         self.retire_([root.owner])
@@ -288,8 +285,7 @@ class Lifecycle:
         for pool in self.pools:
             pool.relabel_(root.owner, request.prefix_owner, home)
         self.layout.leave_([root.owner])
-        for drafting in self.draftings:
-            drafting.memory.promote(root)
+        self.drafter.promote(root)
         self.table.segments.absorb(root.owner, request.prefix_owner)
         request.grown.append(root.rows)
         request.read(root.rows.ids)

@@ -5,11 +5,12 @@ are laid out by the layout, and the drafter's rows derive from the target's.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
 from ..ops.blend import BlendReport
-from ..ops.draft.eagle import nodes_for
 from ..ops.host import HostReader
 from ..ops.kv.pool import KVCache
 from ..ops.verify.verify import Accepted, FirstTokens
@@ -18,28 +19,20 @@ from .batch import Placer
 from .beam import BeamState
 from .blend import BlendState, Reused
 from .commit import Committer
-from .draft_state import DraftState, FeatureState, PairState, TextState
-from .drafting import Drafting, chooser_of
+from .drafter import DraftContext, Drafter, TwoDrafters
 from .fold import FoldState
 from .graph.blocks import BeamBlock
+from .graph.drafter_settings import nodes_for
+from .graph.drafters import drafter_class
 from .kv_cache import CopyingKeeper, Keeper
 from .layout import Batch, BatchingLayout, Layout, PagedLayout
 from .lifecycle import BuildPrompt, Lifecycle, Preemption
-from .ngram_state import NgramState
 from .prefix_cache import PrefixCache
 from .request import Branch, Request
 from .request_table import RequestTable, RunLimits
 from .round import RoundSummary
 from .sampling import Samplers
 from .scheduler import Does, Inbox, Scheduler, StepPlan
-
-DRAFT_STATES: dict[str, type[DraftState]] = {
-    "nothing": DraftState,
-    "pairs": PairState,
-    "features": FeatureState,
-    "text": TextState,
-    "history": NgramState,
-}
 
 
 class BranchStateManager:
@@ -50,14 +43,15 @@ class BranchStateManager:
         blend: how cached chunks are used; None computes every row.
         fold: how finished parts are combined; None leaves them as they are.
         beam: every branch is a beam search.
-        kv_outline: the pool of a drafter that outlines have for themselves.
+        kv_outline: the pool of the outlines' own drafter. draft_models: the networks of the
+            drafter and of the outlines' own drafter; None for a kind without one.
         kept: pools of one row for what stays of prompts and answers, in the order of the others;
             without them it stays in these, if branches share them.
 
     Attributes:
         table: who there is. placer: lays out the next forward. committer: reads what came of it.
         preemption: takes rows from those who make way.
-        draftings: the drafters' parts of the run; `draft` is what the first one remembers.
+        drafter: proposes the trees of a round; two drafters behind one if outlines have their own.
         prefixes: what is kept of prompts and answers for whoever begins alike; None without it.
     """
 
@@ -72,6 +66,7 @@ class BranchStateManager:
         beam: BeamBlock | None = None,
         kv_outline: KVCache | None = None,
         kept: Sequence[KVCache] = (),
+        draft_models: Sequence[Any] = (None, None),
     ) -> None:
         self.kv = kv
         self.kv_draft = kv_draft
@@ -98,16 +93,7 @@ class BranchStateManager:
             nodes = {n: min(nodes_for(nodes, n), shared) for n in counts}
             shared = None
         self.room = Room(kv.capacity, most, nodes, rows, shared, width)
-        whole = (self.table, self.layout, self.samplers)
-        self.draft = DRAFT_STATES[limits.drafter.takes]()
-        second = limits.outline_drafter
-        parts_only = None if second is None else False
-        chooser = chooser_of(limits.drafter, limits.costs)
-        self.draftings = [Drafting(*whole, self.draft, kv_draft, parts_only, chooser)]
-        if second is not None:
-            memory = DRAFT_STATES[second.takes]()
-            chooser = chooser_of(second, limits.outline_costs)
-            self.draftings.append(Drafting(*whole, memory, kv_outline, True, chooser))
+        self.drafter = self._drafter(kv_outline, draft_models)
         self.beams = None if beam is None else BeamState(beam.num_beams, self.table, kv)
         self.prefixes = self._prefixes(kept or (() if rows else self.pools))
         beside = None if rows else self.prefixes
@@ -115,11 +101,33 @@ class BranchStateManager:
         keeper = self._keeper()
         parts = (self.table, self.layout, self.pools, self.admission, self.samplers, blend)
         self.placer = Placer(*parts, self.beams, keeper)
-        self.committer = Committer(self.pools, segments, self.draftings, fold, blend)
-        self.lifecycle = Lifecycle(*parts, self.beams, self.draftings, fold, build_prompt, keeper)
+        self.committer = Committer(self.pools, segments, self.drafter, fold, blend)
+        self.lifecycle = Lifecycle(*parts, self.beams, self.drafter, fold, build_prompt, keeper)
         self.preemption = Preemption(self.table, self.pools, self.lifecycle, fold, keeper)
         deciding = self.table, self.admission, limits.scheduler
         self.scheduler = Scheduler(*deciding, keeper, self.preemption)
+
+    def _drafter(self, kv_outline: KVCache | None, models: Sequence[Any]) -> Drafter:
+        limits = self.limits
+        first = limits.drafter
+        second = limits.outline_drafter
+        context = DraftContext(
+            table=self.table,
+            layout=self.layout,
+            samplers=self.samplers,
+            model=models[0],
+            kv=self.kv_draft,
+            accept=limits.accept,
+            costs=limits.costs,
+            outlines=None if second is None else False,
+        )
+        main: Drafter = drafter_class(first.kind)(first, context)
+        if second is None:
+            return main
+        context = replace(
+            context, model=models[1], kv=kv_outline, costs=limits.outline_costs, outlines=True
+        )
+        return TwoDrafters(main, drafter_class(second.kind)(second, context))
 
     def _prefixes(self, pools: Sequence[KVCache]) -> PrefixCache | None:
         """What is kept of prompts and answers; None where nothing can be: blended rows are no
@@ -127,13 +135,12 @@ class BranchStateManager:
         exact = self.blend is None and self.beams is None
         if not (pools and exact and self.limits.scheduler.prefix_cache):
             return None
-        back = max(drafting.memory.back for drafting in self.draftings)
-        return PrefixCache(pools, self.table.segments, back)
+        return PrefixCache(pools, self.table.segments, self.drafter.lookback)
 
     def _keeper(self) -> Keeper | None:
         if self.prefixes is None:
             return None
-        whole = self.table, self.prefixes, self.draftings
+        whole = self.table, self.prefixes, self.drafter
         if isinstance(self.layout, BatchingLayout):
             return CopyingKeeper(*whole, layout=self.layout, rows=self.pools)
         return Keeper(*whole)

@@ -7,8 +7,7 @@ from itertools import count
 from time import monotonic
 
 from ..ops.draft.costs import RoundCosts
-from ..ops.draft.eagle import nodes_for
-from .graph.drafter_spec import Drafter
+from .graph.drafter_settings import DrafterSettings, nodes_for
 from .graph.graph import SchedulerBlock
 from .graph.layouts import AnyLayout
 from .request import ENDS, Branch, Finish, Request, move
@@ -22,19 +21,20 @@ class RunLimits:
     """What a graph fixes for all requests of a run.
 
     holds_parts: finished parts stay until one more branch has read them (`merge: attend`).
-    costs: of either drafter, if it chooses how much to draft.
+    costs: of either drafter, if it chooses how much to draft. accept: the rule of acceptance.
     """
 
     layout: AnyLayout
-    drafter: Drafter
+    drafter: DrafterSettings
     share_outline: bool
     max_positions: int
     vocabulary: int
-    outline_drafter: Drafter | None = None
+    outline_drafter: DrafterSettings | None = None
     scheduler: SchedulerBlock = field(default_factory=lambda: SchedulerBlock.model_validate({}))
     holds_parts: bool = False
     costs: RoundCosts | None = None
     outline_costs: RoundCosts | None = None
+    accept: str = "match"
 
     @property
     def nodes(self) -> int | Mapping[int, int]:

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from ..ops.draft.gamma import GammaRecord
 from ..ops.host import HostReader
+from ..ops.kv.slots import Ints
 from ..ops.row_layout import AlignmentState, ContinuousDecodingState
 from ..ops.types import NO_WORK, DraftSize, DraftWork
 from ..ops.verify.verify import BROKEN, Accepted, DraftFigures, FirstTokens, GrammarRows, unpacked
 from .blend import BlendSummary
-from .request import Branch, Finish, Matcher
+from .request import Branch, Finish, Matcher, Stage
 
 Ids = npt.NDArray[np.int64]
 NO_NUMBERS = "the model's scores are no numbers (NaN)"
@@ -28,6 +29,74 @@ class BrokenRequest(ValueError):
 
 def _no_trees() -> Ids:
     return np.zeros((0, 1), np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedRows:
+    """Rows of one segment that a forward of the target committed.
+
+    owner: the segment. prefix: the segment that it continues, or itself. position: of the first
+        row. tokens: of the rows; following: known tokens behind them without a row.
+    rows: int32, flat indices in the forward. features_QF: the target's features of the whole
+        forward, None without taps.
+    is_path: the root and the accepted nodes of a tree, not a part of a prompt; its first token was
+        in `following` before.
+    branch: None for the rows of a prefix.
+    """
+
+    owner: int
+    prefix: int
+    position: int
+    tokens: Sequence[int]
+    following: Sequence[int] = ()
+    rows: Ints
+    features_QF: Tensor | None
+    is_path: bool = False
+    branch: Branch | None = None
+
+    @classmethod
+    def of_branch(
+        cls,
+        branch: Branch,
+        position: int,
+        tokens: Sequence[int],
+        rows: Ints,
+        *,
+        features_QF: Tensor | None,
+        is_path: bool = False,
+    ) -> "CommittedRows":
+        """The rows of a branch whose counts have advanced; nothing follows an ended branch."""
+        prefix = branch.request.prefix_owner
+        if branch.reads:  # it continues the longest part
+            prefix = max(branch.reads, key=lambda part: part.start + part.own).owner
+        return cls(
+            owner=branch.owner,
+            prefix=prefix,
+            position=position,
+            tokens=tokens,
+            following=branch.pending if branch.stage is Stage.RUNNING else [],
+            rows=rows,
+            features_QF=features_QF,
+            is_path=is_path,
+            branch=branch,
+        )
+
+    @property
+    def matter(self) -> bool:
+        """Whether later tokens may depend on these rows: those of a prefix, an outline, a running
+        branch, or a part that will be combined."""
+        branch = self.branch
+        if branch is None or branch.is_root:
+            return True
+        return branch.stage is Stage.RUNNING or branch.stays
+
+    def features(self, columns_F: Tensor | None = None) -> Tensor | None:
+        """[R, F] of these rows, all columns or some."""
+        if self.features_QF is None:
+            return None
+        index = torch.tensor(self.rows, dtype=torch.int64, device=self.features_QF.device)
+        features_RF = self.features_QF.index_select(0, index)
+        return features_RF if columns_F is None else features_RF.index_select(1, columns_F)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from ..prepare.inputs import Prompt
 from ..run.core import EngineCore
 from ..run.scoring import contexts
 from .teacher import Repeat, TeacherTally, repeat_in_float64
-from .watch import Watch, drafting_sides, off_by
+from .watch import Watch, off_by, pooled_drafters
 from .workbench import Bench
 
 MOST_STEPS = 100_000  # transitions after which a run counts as hanging
@@ -141,10 +141,10 @@ def _drive(side: Side, requests: Sequence[Request], watch: Watch) -> EngineCore:
         if run.steps == 0:
             return True
         watch.look(run)
-        for drafts in drafting_sides(run) if DRAFTED in ops and watch.compared < most else ():
-            for branch in (one for one in drafts.drafting.active if not one.reads):
+        for drafter in pooled_drafters(run) if DRAFTED in ops and watch.compared < most else ():
+            for branch in (branch for branch in drafter.active if not branch.reads):
                 watch.compared += 1
-                watch.worst = max(watch.worst, off_by(side, run, drafts, branch))
+                watch.worst = max(watch.worst, off_by(side, run, drafter, branch))
         ops.clear()
         return True
 

@@ -6,16 +6,14 @@ over the branch's ids alone, and held against what the pool has.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...ops.attention.backends import AttentionPlan
 from ...ops.kv.pool import KVCache
-from ...ops.layer_plan import LayerStatus
-from ...states.drafting import OutlineSide
+from ...states.drafter import Drafter
 from ...states.machine import Run
 from ...states.request import Branch, Request, Stage
 from ..bench.sides import Side
@@ -94,61 +92,41 @@ def _slots(book: Any, pool: KVCache, branch: Branch) -> list[int]:
     return [slot for owner in path for slot in pool.slots_of(owner, row).tolist()]
 
 
-def drafting_sides(run: Run) -> list[OutlineSide]:
-    """The drafters that keep rows, each with its pool: the graph's, and the outline's own."""
-    board = run.board
-    sides = [OutlineSide(board["drafter"], board["kv_draft"], board["drafting"])]
-    sides += [board["outline_side"]] if board["outline_side"] is not None else []
-    return [side for side in sides if side.kv_draft is not None]
+def pooled_drafters(run: Run) -> list[Drafter]:
+    """The drafters of a run that keep rows."""
+    return [drafter for drafter in run.board["drafter"].parts if drafter.has_pool]
 
 
-def off_by(side: Side, run: Run, drafts: OutlineSide, branch: Branch) -> float:
+def off_by(side: Side, run: Run, drafter: Drafter, branch: Branch) -> float:
     """The largest difference of any number in a branch's rows of a drafter's pool, as a share of
     the largest number; inf if rows are missing or too many.
 
-    Asked right after that drafter took in what was committed.
+    Valid right after that drafter read what was committed.
     """
-    pool = drafts.kv_draft
+    pool = drafter.kv
     book = run.board["branches"]
-    limits = run.board["branches"].limits
-    assert pool is not None
+    models = side.session.models
     context = dict(contexts(branch.request, side.session.prompts))[branch]
-    first = drafts.drafting is run.board["drafting"]
-    takes = (limits.drafter if first else limits.outline_drafter).takes
-    rows = branch.length + (takes == "text")  # such a drafter has read the root token too
+    rows = branch.length + drafter.reads_root
     slots = _slots(book, pool, branch)
     if pool.position[slots].tolist() != list(range(rows)):
         return float("inf")
     with torch.inference_mode():
-        models = replace(side.session.models, drafter=drafts.drafter)
-        fresh = _fresh_rows(models, takes, [*context, *branch.tokens], rows)
+        fresh = _fresh_rows(models, drafter, [*context, *branch.tokens], rows)
     off = (pool.data[:, :, :, slots] - fresh).abs().max() / fresh.abs().max()
     return float(off.nan_to_num(nan=torch.inf))
 
 
-def _fresh_rows(models: Models, takes: str, ids: list[int], rows: int) -> Tensor:
-    """[layers, 2, kv_heads, rows, head_dim]: what the drafter keeps of the first rows of a text.
-
-    Args:
-        takes: of the drafter (`drafter_spec.Drafter`). ids: one more than rows, if it pairs.
-    """
-    drafter = models.drafter
-    device = models.device
-    kv = new_pool(drafter, rows, 1, models)
-    ids_1Q = torch.tensor([ids[: rows + 1]], device=device)
-    steps_1Q = torch.arange(rows, device=device)[None]
-    attention = AttentionPlan.causal(rows, device)
-    if takes == "text":
-        plan = (LayerStatus.FULL,) * drafter.num_layers
-        last_1 = steps_1Q[0, -1:]
-        drafter.forward(ids_1Q[:, :rows], steps_1Q, steps_1Q, attention, kv, plan, last_1, ())
-    else:
-        output, _ = full_prefill(models.target, ids[:rows], models.dtype, device, drafter.tap_ids)
-        fused_QH = drafter.fuse(output.taps_QF)
-        if takes == "features":
-            drafter.write_context_(fused_QH, steps_1Q[0], steps_1Q[0], kv)
-        else:
-            drafter.forward(ids_1Q[:, 1:], fused_QH[None], steps_1Q, steps_1Q, attention, kv)
+def _fresh_rows(models: Models, drafter: Drafter, ids: list[int], rows: int) -> Tensor:
+    """[layers, 2, kv_heads, rows, head_dim]: what a drafter keeps of the first rows of a text."""
+    kv = new_pool(drafter.model, rows, 1, models)
+    taps = getattr(drafter.model, "tap_ids", ())
+    features_QF = None
+    if taps:
+        output, _ = full_prefill(models.target, ids[:rows], models.dtype, models.device, taps)
+        features_QF = output.taps_QF
+    ids_1Q = torch.tensor([ids[: rows + 1]], device=models.device)
+    drafter.write_rows_(ids_1Q, rows, features_QF, kv)
     return kv.data[:, :, :, :rows]
 
 

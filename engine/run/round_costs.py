@@ -6,12 +6,14 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...models.files import ModelError
 from ...ops.attention.backends import AttentionPlan
 from ...ops.draft.costs import Curve, RoundCosts
 from ...ops.kv.pool import KVCache
-from ...states.graph.drafter_spec import Drafter
+from ...states.graph.drafter_settings import DrafterSettings
+from ...states.graph.drafters import drafter_class
 from ..models import Models
 from ..pools import new_pool
 from .scoring import prefill
@@ -28,7 +30,7 @@ Forward = Callable[[KVCache, int, int], object]
 """A forward of `count` rows after `start` rows of a pool, with the argmax of their logits."""
 
 
-def costs_of(models: Models, block: Drafter, drafter: Any) -> RoundCosts | None:
+def costs_of(models: Models, block: DrafterSettings, drafter: Any) -> RoundCosts | None:
     """The graph's figures, or measured ones; None for a drafter that does not choose by them.
 
     Raises:
@@ -42,29 +44,21 @@ def costs_of(models: Models, block: Drafter, drafter: Any) -> RoundCosts | None:
     if getattr(models.target, "ranks", None) is not None:
         reason = "ranks that decode together cannot measure what forwards cost: give drafter.costs"
         raise ModelError(models.target.config.path, reason)
-    target = _measured(models, models.target, _decoder_forward(models.target))
+    target = _measured(models, models.target, _target_forward(models.target))
     if drafter is None or not block.has_model:
         return RoundCosts(target, Curve((), ()))
-    reads_tokens = block.takes not in ("pairs", "features")
-    forward = (
-        _decoder_forward(drafter)
-        if reads_tokens
-        else _head_forward(drafter, block.takes == "pairs")
-    )
-    return RoundCosts(target, _measured(models, drafter, forward))
+    logits = partial(drafter_class(block.kind).logits, drafter)
+    return RoundCosts(target, _measured(models, drafter, _drafter_forward(logits)))
 
 
-def _decoder_forward(model: Any) -> Forward:
+def _target_forward(model: Any) -> Forward:
     def forward(kv: KVCache, start: int, count: int) -> object:
         return prefill(model, [1] * count, kv, start=start).logits_RV.argmax(-1)
 
     return forward
 
 
-def _head_forward(drafter: Any, pairs: bool) -> Forward:
-    """Of a drafter that reads the target's hidden states, with (`pairs`) or after its tokens."""
-    width = drafter.embed_tokens.weight.shape[1]
-
+def _drafter_forward(logits: Callable[..., Tensor]) -> Forward:
     def forward(kv: KVCache, start: int, count: int) -> object:
         end = start + count
         device = kv.data.device
@@ -72,11 +66,7 @@ def _head_forward(drafter: Any, pairs: bool) -> Forward:
         slots_1Q = torch.arange(start, end, device=device)[None]
         slots_1K = torch.arange(end, device=device)[None]
         attention = AttentionPlan.dense(slots_1Q[:, :, None] >= slots_1K[:, None], slots_1K)
-        inputs = [tokens_1Q]
-        if pairs:
-            inputs.append(torch.zeros(1, count, width, dtype=kv.data.dtype, device=device))
-        hidden_1QH = drafter.forward(*inputs, slots_1Q, slots_1Q, attention, kv)
-        return drafter.logits(hidden_1QH.flatten(0, 1)).argmax(-1)
+        return logits(tokens_1Q, slots_1Q, attention, kv).argmax(-1)
 
     return forward
 

@@ -1,7 +1,7 @@
 """From options to a session, and from a session's prompts to requests and engines."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from inspect import signature
@@ -15,7 +15,7 @@ from ...ops.draft.costs import RoundCosts
 from ...ops.host import HostReader
 from ...ops.sampling.settings import SamplingRules
 from ...states.blend import BlendState
-from ...states.drafting import Drafting, OutlineSide
+from ...states.drafter import Drafter
 from ...states.fold import FoldState
 from ...states.graph.graph import Graph, Skeleton
 from ...states.graph.program import Program
@@ -233,18 +233,20 @@ class Session:
         graph = self.program.graph
         models = self.models
         drafter = models.drafter if graph.drafter.has_model else None
-        outlines = graph.skeleton.drafter if graph.skeleton is not None else None
         pools = RunPools.of(self.program, models, self.outline_drafter)
+        costs, outline_costs = self._costs()
         limits = RunLimits(
             graph.layout,
             graph.drafter,
             graph.skeleton is None or graph.skeleton.share == "outline",
             models.target.max_positions,
             models.target.vocab_size,
-            outlines,
-            graph.scheduler,
-            graph.skeleton is not None and graph.skeleton.merge == "attend",
-            *self._costs(),
+            outline_drafter=graph.outline_drafter,
+            scheduler=graph.scheduler,
+            holds_parts=graph.skeleton is not None and graph.skeleton.merge == "attend",
+            costs=costs,
+            outline_costs=outline_costs,
+            accept=graph.sampling.accept,
         )
         blend = None
         if self.maker is not None and graph.blend is not None:
@@ -254,29 +256,37 @@ class Session:
         if graph.skeleton is not None and graph.skeleton.merge in ("plain", "blend"):
             blends = graph.skeleton.merge == "blend"
             fold = FoldState(self.prompts, models.target.before_rope if blends else None)
-        more = blend, fold, graph.beam, pools.kv_outline, pools.kept
-        branches = BranchStateManager(pools.kv, pools.kv_draft, limits, self.reading.branch, *more)
-        drafting, *others = branches.draftings
-        side = OutlineSide(self.outline_drafter, pools.kv_outline, others[0]) if others else None
+        branches = BranchStateManager(
+            pools.kv,
+            pools.kv_draft,
+            limits,
+            self.reading.branch,
+            blend=blend,
+            fold=fold,
+            beam=graph.beam,
+            kv_outline=pools.kv_outline,
+            kept=pools.kept,
+            draft_models=(drafter, self.outline_drafter),
+        )
         return {
             "branches": branches,
             "inbox": inbox or Inbox(),
-            "drafting": drafting,
-            "outline_side": side,
+            "drafter": branches.drafter,
             "target": models.target,
-            "drafter": drafter,
             "kv": pools.kv,
             "kv_draft": pools.kv_draft,
             "host": HostReader(),
             "prompts": self.prompts,
-            "taps": _taps(branches.draftings, (drafter, self.outline_drafter), models),
+            "taps": _taps(branches.drafter, models),
         }
 
     def _costs(self) -> tuple[RoundCosts | None, RoundCosts | None]:
-        """Forward costs for each drafter that chooses its sizes by them; measured once."""
-        skeleton = self.program.graph.skeleton
-        outlines = None if skeleton is None else skeleton.drafter
-        sides = (self.program.graph.drafter, self.models.drafter), (outlines, self.outline_drafter)
+        """What forwards cost, of each drafter that chooses by it; measured once."""
+        graph = self.program.graph
+        sides = (
+            (graph.drafter, self.models.drafter),
+            (graph.outline_drafter, self.outline_drafter),
+        )
         if not self._measured:
             self._measured += [
                 None if block is None else costs_of(self.models, block, drafter)
@@ -286,17 +296,15 @@ class Session:
         return first, second
 
 
-def _taps(
-    draftings: Sequence[Drafting], drafters: Sequence[Any], models: Models
-) -> tuple[int, ...]:
-    """The target's hidden states that the drafters read; sets each drafter's columns of them."""
-    wanted = [sorted(getattr(drafter, "tap_ids", ())) for drafter in drafters[: len(draftings)]]
-    taps = sorted({tap for own in wanted for tap in own})
+def _taps(drafter: Drafter, models: Models) -> tuple[int, ...]:
+    """Which of the target's hidden states the drafters read; sets the columns that each reads."""
+    wanted = [sorted(getattr(part.model, "tap_ids", ())) for part in drafter.parts]
+    taps = sorted({tap for ids in wanted for tap in ids})
     size = torch.arange(models.target.hidden_size, device=models.device)
-    for drafting, own in zip(draftings, wanted, strict=True):
-        if own and own != taps:
-            columns = [size + taps.index(tap) * len(size) for tap in own]
-            drafting.memory.columns_F = torch.cat(columns)
+    for part, ids in zip(drafter.parts, wanted, strict=True):
+        if ids and ids != taps:
+            columns = [size + taps.index(tap) * len(size) for tap in ids]
+            part.columns_F = torch.cat(columns)
     return tuple(taps)
 
 

@@ -4,32 +4,21 @@ A block is the root token and masks behind it. Its rows see the branch's context
 drafter keeps as keys and values made of the target's features, and each other in both directions.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..forward import BlockDrafter
 from ..kv.pool import KVCache
-from ..registry import op
 from ..types import DraftRows, DraftWork, Proposal
 from .ddtree import chain, tree
 from .drawing import Drawing
-from .eagle import nodes_for
-from .proposals import nothing
 from .workspace import Workspace
 
 
-@op("draft.expand_root_", drafters="dflash", writes="frontier", drops="draft_rows")
-def expand_root_(
-    drafter: BlockDrafter, draft_rows: DraftRows | tuple[object, ...], kv_draft: KVCache
-) -> DraftRows | tuple[object, ...]:
-    """Write the context of what was committed; the block itself is drafted by grow_tree. Where a
-    round drafts nothing, that waits."""
-    if isinstance(draft_rows, tuple):
-        return draft_rows
+def write_context_(drafter: BlockDrafter, draft_rows: DraftRows, kv_draft: KVCache) -> None:
+    """Write the keys and values of the committed rows of all branches."""
     assert draft_rows.features_NF is not None
     rows = draft_rows.rows
     index_N = draft_rows.index_N
@@ -39,34 +28,34 @@ def expand_root_(
         rows.slots_BQ.view(-1)[index_N],
         kv_draft,
     )
-    return draft_rows
 
 
-@op("draft.grow_tree_", drafters="dflash", writes="proposal", drops="frontier")
-def grow_tree_(
+def draft_tree_(
+    drafter: BlockDrafter, draft_rows: DraftRows, kv_draft: KVCache, *, size: int, nodes: int
+) -> Proposal:
+    """The `nodes` most probable prefixes of each branch's block (DDTree).
+
+    Args:
+        size: rows of a block, the root's included.
+    """
+    logits_SDV, work = _block(drafter, draft_rows, kv_draft, size)
+    return replace(tree(logits_SDV.log_softmax(-1), nodes), work=work)
+
+
+def draft_chain_(
     drafter: BlockDrafter,
-    frontier: DraftRows | tuple[object, ...],
+    draft_rows: DraftRows,
     kv_draft: KVCache,
     *,
-    block_size: int,
-    grow: Literal["chain", "ddtree"],
-    nodes: int | Mapping[int, int] | str,
+    size: int,
     draws: str,
     accept: str = "match",
 ) -> Proposal:
-    """One block forward for all branches; its guesses as one path, or as the best tree."""
-    if isinstance(frontier, tuple):
-        return nothing(len(frontier), kv_draft.data.device)
-    if frontier.choice is not None and not frontier.choice.size:
-        return nothing(len(frontier.root_S), kv_draft.data.device)
-    logits_SDV, work = _block(drafter, frontier, kv_draft, block_size)
+    """One path through each branch's block: the best token of every position, or draws."""
+    logits_SDV, work = _block(drafter, draft_rows, kv_draft, size)
     log_probs_SDV = logits_SDV.log_softmax(-1)
-    drawing = Drawing.of(frontier, draws, accept)
-    if grow == "ddtree":
-        choice = frontier.choice
-        count = nodes_for(nodes, len(log_probs_SDV)) if choice is None else choice.size
-        drafted = tree(log_probs_SDV, count)
-    elif drawing is None:
+    drawing = Drawing.of(draft_rows, draws, accept)
+    if drawing is None:
         drafted = chain(log_probs_SDV, log_probs_SDV.argmax(-1))
     else:
         drafted = _drawn_chain(drawing, logits_SDV, log_probs_SDV)

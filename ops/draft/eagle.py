@@ -4,7 +4,6 @@ Drafter row j pairs the target's feature of token j with token j + 1, at positio
 expand_root writes stay in the drafter's pool; those of grow_tree are given back.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,10 +11,8 @@ from torch import Tensor
 
 from ..forward import HiddenDrafter, plan_attention
 from ..kv.pool import KVCache
-from ..registry import op
 from ..tree import Candidates, rerank
 from ..types import DraftRows, Proposal
-from .proposals import nothing
 from .workspace import Workspace
 
 
@@ -35,23 +32,13 @@ class Frontier:
     draft_rows: DraftRows
 
 
-@op("draft.expand_root_", drafters="eagle3 eagle2", writes="frontier", drops="draft_rows")
-def expand_root_(
-    drafter: HiddenDrafter,
-    draft_rows: DraftRows | tuple[object, ...],
-    kv_draft: KVCache,
-    *,
-    top_k: int,
-) -> Frontier | tuple[object, ...]:
-    """Take in what was committed, for all branches in one forward, and propose the first level;
-    where a round drafts nothing, that waits."""
-    if isinstance(draft_rows, tuple):
-        return draft_rows
-    return look(drafter, draft_rows, kv_draft, top_k)
+def first_level(
+    drafter: HiddenDrafter, draft_rows: DraftRows, kv_draft: KVCache, top_k: int
+) -> Frontier:
+    """Read the committed rows of all branches in one forward and propose the first level.
 
-
-def look(drafter: HiddenDrafter, draft_rows: DraftRows, kv_draft: KVCache, top_k: int) -> Frontier:
-    """The first level of all trees; the rows that are written for it stay."""
+    The rows that it writes stay in the pool.
+    """
     rows = draft_rows.rows
     assert draft_rows.features_NF is not None
     hidden_BQH = _placed(drafter.fuse(draft_rows.features_NF), draft_rows)
@@ -78,49 +65,32 @@ def _placed(hidden_NH: Tensor, draft_rows: DraftRows) -> Tensor:
     return out_RH.index_copy_(0, draft_rows.index_N, hidden_NH).view(height, queries, -1)
 
 
-@op("draft.grow_tree_", drafters="eagle3 eagle2", writes="proposal", drops="frontier")
 def grow_tree_(
     drafter: HiddenDrafter,
-    frontier: Frontier | tuple[object, ...],
+    frontier: Frontier,
     kv_draft: KVCache,
     *,
-    nodes: int | Mapping[int, int] | str,
+    nodes: int,
     levels: int,
+    ranked: bool = False,
 ) -> Proposal:
-    """Deepen all trees level by level, then keep the best nodes of each, if there are to be any.
+    """Deepen all trees level by level, then keep the best `nodes` of each.
 
-    The best `count` nodes can be neither deeper nor wider than `count`: what could not be kept is
-    not drafted.
+    These can be neither deeper nor wider than `nodes`: what could not be kept is not drafted.
+
+    Args:
+        nodes: drafted nodes of each tree, at least one.
+        ranked: number the nodes of a tree by their ranks.
     """
-    if isinstance(frontier, tuple):
-        return nothing(len(frontier), kv_draft.data.device)
-    choice = frontier.draft_rows.choice
-    if choice is not None and not choice.size:
-        return nothing(len(frontier.tokens_SK), kv_draft.data.device, frontier.draft_rows.work)
-    if choice is None:
-        count = nodes_for(nodes, frontier.tokens_SK.shape[0])
-        ranked = False
-    else:  # nodes in the order of their ranks, which the choice of the next rounds depends on
-        count = choice.size
-        ranked = True
-        levels = choice.levels
-    levels = min(levels, count)
-    growth = _Growth(drafter, frontier, kv_draft, levels, count)
+    levels = min(levels, nodes)
+    growth = _Growth(drafter, frontier, kv_draft, levels, nodes)
     for level in range(1, levels):
         if level > 1:
             growth.choose_()
         growth.deepen_(level)
     growth.work.close_()
-    proposal = rerank(Candidates.joined(growth.created), count, ranked).proposal(levels)
+    proposal = rerank(Candidates.joined(growth.created), nodes, ranked).proposal(levels)
     return replace(proposal, work=frontier.draft_rows.work.plus(growth.work.spent))
-
-
-def nodes_for(nodes: int | Mapping[int, int] | str, active: int) -> int:
-    """Drafted tokens per branch when `active` branches share the round."""
-    assert not isinstance(nodes, str), "what is chosen comes with the round"
-    if isinstance(nodes, int):
-        return nodes
-    return nodes[max(least for least in nodes if least <= max(active, 1))]
 
 
 def top_children(drafter: HiddenDrafter, hidden_RH: Tensor, top_k: int) -> tuple[Tensor, Tensor]:

@@ -5,47 +5,29 @@ go through the drafter. Further shape letters: W nodes of a level, E those of th
 M all nodes with children so far, C children that are looked at.
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..forward import HiddenDrafter
 from ..kv.pool import KVCache
-from ..registry import op
-from ..types import DraftRows, Proposal
+from ..types import Proposal
 from .drawing import Drawing
-from .eagle import Frontier, look, top_children
-from .static_tree import Level, StaticTree, lay_out
+from .eagle import Frontier, top_children
+from .static_tree import Level, StaticTree
 from .workspace import Workspace
 
 
-@op("draft.expand_root_", drafters="eagle1", writes="frontier", drops="draft_rows")
-def expand_root_(
-    drafter: HiddenDrafter,
-    draft_rows: DraftRows,
-    kv_draft: KVCache,
-    *,
-    tree: Sequence[Sequence[int]],
-) -> Frontier:
-    """Take in what was committed, and look at as many first tokens as the tree has use for."""
-    breadth = lay_out(tuple(map(tuple, tree))).levels[0].breadth
-    return look(drafter, draft_rows, kv_draft, breadth)
-
-
-@op("draft.grow_tree_", drafters="eagle1", writes="proposal", drops="frontier")
 def grow_tree_(
     drafter: HiddenDrafter,
     frontier: Frontier,
     kv_draft: KVCache,
     *,
-    tree: Sequence[Sequence[int]],
+    plan: StaticTree,
     draws: str,
     accept: str = "match",
 ) -> Proposal:
     """Draft the tree of all branches level by level; each node takes the token of its rank."""
-    plan = lay_out(tuple(map(tuple, tree)))
     drawing = Drawing.of(frontier.draft_rows, draws, accept)
     growth = _Growth(drafter, frontier, kv_draft, plan, drawing, draws)
     levels = [growth.deepen_(level) for level in plan.levels]

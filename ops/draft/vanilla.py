@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..attention.backends import AttentionPlan
 from ..forward import Target, plan_attention
 from ..kv.pool import KVCache
 from ..layer_plan import LayerStatus
@@ -37,25 +38,35 @@ class ChainStart:
         return max(self.lengths, default=0)
 
 
+def logits_of(
+    drafter: Target,
+    tokens_BQ: Tensor,
+    positions_BQ: Tensor,
+    slots_BQ: Tensor,
+    seen: AttentionPlan,
+    kv: KVCache,
+    logit_rows_R: Tensor,
+) -> Tensor:
+    """float32 [R, V]: the logits of some rows (flat indices) of one forward."""
+    plan = (LayerStatus.DECODE,) * drafter.num_layers
+    return drafter.forward(
+        tokens_BQ, positions_BQ, slots_BQ, seen, kv, plan, logit_rows_R, ()
+    ).logits_RV
+
+
 def catch_up_(
-    drafter: Target, draft_rows: DraftRows, kv: KVCache, lengths: Sequence[int], looks: bool = False
+    drafter: Target, draft_rows: DraftRows, kv: KVCache, lengths: Sequence[int], *, looks: bool
 ) -> ChainStart:
-    """Read what was committed, for all branches in one forward.
+    """Read the committed rows of all branches in one forward.
 
     Args:
         lengths: drafts of each branch (host ints).
     """
     rows = draft_rows.rows
-    logits_SV = drafter.forward(
-        rows.tokens_BQ,
-        rows.positions_BQ,
-        rows.slots_BQ,
-        plan_attention(rows, kv, attention=draft_rows.attention),
-        kv,
-        (LayerStatus.DECODE,) * drafter.num_layers,
-        rows.tips_R,
-        (),
-    ).logits_RV
+    seen = plan_attention(rows, kv, attention=draft_rows.attention)
+    logits_SV = logits_of(
+        drafter, rows.tokens_BQ, rows.positions_BQ, rows.slots_BQ, seen, kv, rows.tips_R
+    )
     return ChainStart(logits_SV, tuple(lengths), looks, draft_rows)
 
 
@@ -122,14 +133,11 @@ class _Growth:
         device = self.logits_SV.device
         step_M = torch.arange(1, step + 1, device=device)
         seen_S1M = torch.ones(len(self.branch_S), 1, step, dtype=torch.bool, device=device)
-        return self.drafter.forward(
-            frame.spread(self.tokens[-1]),
-            *self.work.fresh(seen_S1M, self.start.draft_rows.position_S[:, None] + step_M),
-            self.work.kv,
-            (LayerStatus.DECODE,) * self.drafter.num_layers,
-            frame.index_S,
-            (),
-        ).logits_RV
+        tokens_BQ = frame.spread(self.tokens[-1])
+        position_SM = self.start.draft_rows.position_S[:, None] + step_M
+        positions_BQ, slots_BQ, seen = self.work.fresh(seen_S1M, position_SM)
+        kv = self.work.kv
+        return logits_of(self.drafter, tokens_BQ, positions_BQ, slots_BQ, seen, kv, frame.index_S)
 
     def proposal(self) -> Proposal:
         start = self.start

@@ -8,7 +8,7 @@ from ...ops.sampling.settings import Draws, fitting_rules
 from ..yaml.codes import ProblemCode
 from ..yaml.source import Problem, Source
 from .blocks import BeamBlock, BlendBlock, Sampling
-from .drafter_spec import Drafter
+from .drafter_settings import DrafterSettings
 from .graph import Graph, Skeleton
 
 FOLD = "branch.fold_"
@@ -20,8 +20,8 @@ def check_blocks(graph: Graph, src: Source, table: OpTable) -> Iterator[Problem]
     """Every check of this module."""
     yield from _check_sampling(graph, src)
     yield from _check_samples(graph, src)
-    if graph.outline_graph is not None:
-        yield from _check_two_drafters(graph, graph.outline_graph.drafter, src)
+    if graph.outline_drafter is not None:
+        yield from _check_two_drafters(graph, graph.outline_drafter, src)
     if graph.skeleton is not None:
         yield from _check_skeleton(graph, graph.skeleton, src)
     if graph.blend is not None:
@@ -166,7 +166,7 @@ def _check_samples(graph: Graph, src: Source) -> Iterator[Problem]:
         yield src.problem(("limits", "n"), message, ProblemCode.SAMPLES)
 
 
-def _check_two_drafters(graph: Graph, outlines: Drafter, src: Source) -> Iterator[Problem]:
+def _check_two_drafters(graph: Graph, outlines: DrafterSettings, src: Source) -> Iterator[Problem]:
     """What outlines and parts that are drafted for by different drafters cannot have."""
     at = ("skeleton", "drafter")
     code = ProblemCode.TWO_DRAFTERS

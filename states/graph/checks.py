@@ -11,7 +11,7 @@ from ...ops.registry import OpEntry, OpSetting, OpTable, RegistryError
 from ..yaml.codes import ProblemCode
 from ..yaml.source import Problem, Source, hint, quoted
 from ..yaml.yaml12 import Path
-from .drafter_spec import Drafter, most_of
+from .drafter_settings import DrafterSettings, largest, nodes_for
 from .graph import SETTING_BLOCKS, TOP_SETTINGS, Call, Graph
 from .plugins import named_function
 from .schema import kind_of
@@ -179,9 +179,10 @@ def check_sizes(graph: Graph, src: Source) -> Iterator[Problem]:
     drafter = graph.drafter
     layout = graph.layout
     outline = graph.skeleton
-    most, (room, shape) = most_of(drafter.offered), drafter.room
+    most = largest(drafter.offered)
+    limit, shape = drafter.largest_tree
     first = _drafted(drafter, 1, 1)
-    if most > room:
+    if most > limit:
         message = f"{most} nodes are too many: {shape}"
         yield src.problem(("drafter", "nodes"), message, ProblemCode.TREE_SIZE)
     budgets = {("limits", "max_new_tokens"): graph.limits.max_new_tokens}
@@ -194,7 +195,7 @@ def check_sizes(graph: Graph, src: Source) -> Iterator[Problem]:
             size = f"1 prompt token + {budget} new ones + {first} nodes + 1 = {need} slots"
             message = f"{size}, but layout.kv_slots is {layout.kv_slots}"
             yield src.problem(path, message, ProblemCode.BUDGET)
-    side = _per_active(drafter.offered, layout.max_num_branches)
+    side = nodes_for(drafter.offered, layout.max_num_branches)
     rows = 1 if layout.kind == "batching" else layout.max_num_branches  # trees in a row of the pool
     together = 1 if layout.kind == "paged" else rows  # trees that share a round's rows
     drafted = rows // together * _drafted(drafter, layout.max_num_branches, together)
@@ -210,14 +211,7 @@ def check_sizes(graph: Graph, src: Source) -> Iterator[Problem]:
         yield src.problem(("layout", "block_size"), message, ProblemCode.BLOCK_SIZE)
 
 
-def _drafted(drafter: Drafter, active: int, trees: int) -> int:
+def _drafted(drafter: DrafterSettings, active: int, trees: int) -> int:
     """Most drafted tokens of so many trees when `active` branches are active."""
-    most = trees * _per_active(drafter.offered, active)
+    most = trees * nodes_for(drafter.offered, active)
     return most if drafter.shared is None else min(most, drafter.shared)
-
-
-def _per_active(nodes: int | Mapping[int, int], active: int) -> int:
-    """Nodes of a tree when `active` branches are active."""
-    if isinstance(nodes, int):
-        return nodes
-    return nodes[max(k for k in nodes if k <= active)]

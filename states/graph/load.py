@@ -1,7 +1,6 @@
 """From a parsed file to a `Program`: schema, checks stage by stage, ops resolved."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from ...ops.registry import OpTable, Room, read_table
@@ -15,8 +14,6 @@ from .overrides import Change, override
 from .plugins import with_installed
 from .program import OpStep, Program
 from .schema import validate
-
-OF_DRAFTERS = {"drafting", "draft_rows", "frontier"}  # an op that reads one works for a drafter
 
 
 def rooms() -> tuple[Room, ...]:
@@ -51,14 +48,10 @@ def load_program(
     graph = validate(source)
     table, unread = with_named_functions(graph, source, table)
     _report(check_schedule(graph, source, table))
-    graphs = filter(None, (graph, graph.outline_graph))
-    names = (problem for one in graphs for problem in check_names(one, source, table))
+    names = check_names(graph, source, table)
     _report(unread, names, check_sizes(graph, source), check_blocks(graph, source, table))
     _report(check_shape(graph, source))
     steps = _resolve(graph, source, table)
-    if graph.outline_graph is not None:
-        twins = _resolve(graph.outline_graph, source, table)
-        steps = {name: tuple(map(_paired, own, twins[name])) for name, own in steps.items()}
     if given is None:
         read = {key for own in steps.values() for step in own for key in step.entry.reads}
         given = CLUSTER_KEYS if "cluster" in read else RUN_KEYS
@@ -83,8 +76,3 @@ def _resolve(graph: Graph, source: Source, table: OpTable) -> dict[str, tuple[Op
         state = str(at[1])
         steps[state] += (OpStep(state, entry, settings, source.at(at)),)
     return steps
-
-
-def _paired(step: OpStep, twin: OpStep) -> OpStep:
-    """The same, for a drafter of outlines too if it belongs to a drafter."""
-    return step if OF_DRAFTERS.isdisjoint(step.entry.reads) else replace(step, outline=twin)

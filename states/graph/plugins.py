@@ -2,7 +2,7 @@
 
 A graph names a function as `package.module:function`, or a package is installed with entry points:
 `specsot.ops` (a module or a package whose declared functions join the table of ops),
-`specsot.drafters` (a kind = the class of its block), `specsot.policies` (a name = a `Policy`) and
+`specsot.drafters` (a kind = its `Drafter` class), `specsot.policies` (a name = a `Policy`) and
 `specsot.attention` (a name = a subclass of `AttentionBackend`).
 Nothing of it is imported to check a graph, but the class of a drafter that the graph names. What
 specsot has itself is never replaced.
@@ -24,7 +24,7 @@ from ...ops.registry import (
     parse,
 )
 from ..yaml.source import hint, quoted
-from .drafter_spec import Drafter
+from .drafter_settings import DrafterSettings
 
 OPS = "specsot.ops"
 DRAFTERS = "specsot.drafters"
@@ -120,19 +120,21 @@ def installed_kinds() -> list[str]:
     return sorted({point.name for point in entry_points(group=DRAFTERS)})
 
 
-def installed_drafter(kind: str) -> type[Drafter] | None:
-    """The class that an installed package has for this kind, imported; None if there is none.
+def installed_drafter(kind: str) -> Any:
+    """The `Drafter` class of an installed package for this kind, imported; None without one.
 
     Raises:
         RegistryError: it cannot be used; says which entry point of which distribution it is.
     """
-    for point, model in installed(DRAFTERS, kind):
-        if not (isinstance(model, type) and issubclass(model, Drafter)):
-            raise RegistryError(f"{title_of(point)}: {point.value} is no subclass of Drafter")
-        if model.kind_name() != kind:
-            word = model.kind_name()
+    for point, drafter in installed(DRAFTERS, kind):
+        settings = getattr(drafter, "Settings", None)
+        if not (isinstance(settings, type) and issubclass(settings, DrafterSettings)):
+            reason = f"{point.value} is not a subclass of Drafter with Settings"
+            raise RegistryError(f"{title_of(point)}: {reason}")
+        word = settings.kind_name()
+        if word != kind:
             raise RegistryError(f"{title_of(point)}: the kind of {point.value} is {quoted(word)}")
-        return model
+        return drafter
     return None
 
 

@@ -14,14 +14,12 @@ class OpStep:
     """One op of a state: the variant that its kinds select, and its settings.
 
     at: `file:line` of the op in the graph.
-    outline: the same op for the drafter of `skeleton.drafter`, if that drafts for outlines.
     """
 
     state: str
     entry: OpEntry
     settings: Mapping[str, Any]
     at: str
-    outline: "OpStep | None" = None
 
 
 @dataclass(frozen=True, slots=True)

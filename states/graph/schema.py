@@ -10,7 +10,7 @@ from ..yaml.codes import ProblemCode
 from ..yaml.source import MOST, GraphError, Problem, Source, hint, quoted
 from ..yaml.spec import Spec
 from ..yaml.yaml12 import Path
-from .drafters import drafter_class
+from .drafters import settings_class
 from .graph import EXTENDS, KINDS, VERSION, Call, Graph, StateSpec
 from .layouts import LAYOUTS
 from .plugins import installed_kinds
@@ -137,7 +137,7 @@ def model_at(loc: Path, data: Any) -> type[BaseModel] | None:
         kind = _kind_at(loc[:2] if loc[:2] == OUTLINE_DRAFTER else loc[:1], data)
         if not isinstance(kind, str):
             return None
-        return LAYOUTS.get(kind) if loc[0] == "layout" else drafter_class(kind)
+        return LAYOUTS.get(kind) if loc[0] == "layout" else settings_class(kind)
     if loc[0] == "states":
         return StateSpec if len(loc) == 2 else Call
     field = Graph.model_fields.get(str(loc[0]))

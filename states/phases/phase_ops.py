@@ -9,13 +9,11 @@ from ...ops.blend import BlendReport
 from ...ops.draft.proposals import share
 from ...ops.host import HostReader
 from ...ops.registry import op
-from ...ops.types import DraftRows, Proposal, Rows
+from ...ops.types import Proposal, Rows
 from ...ops.verify.verify import Accepted, FirstTokens
 from ..beam import BeamState
-from ..drafting import Drafting
 from ..layout import Batch
 from ..manager import BranchStateManager
-from ..request import Branch
 from ..round import RoundSummary
 from ..scheduler import StepPlan
 
@@ -114,15 +112,6 @@ def commit_(
 ) -> RoundSummary:
     """The round's one host read; commit accepted rows in place, advance tips, finish branches."""
     return branches.commit_(batch, host, features, accepted, roots, blended)
-
-
-@op("branch.intake_", writes="draft_rows")
-def intake_(drafting: Drafting, *, attention: str = "auto") -> DraftRows | tuple[Branch, ...]:
-    """Everything committed since the drafter's last forward, of all branches, as its rows.
-
-    A drafter without a pool takes no rows in: it gets the active branches.
-    """
-    return drafting.intake_(attention)
 
 
 # -- beam search ----------------------------------------------------------------------------------

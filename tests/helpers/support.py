@@ -377,8 +377,8 @@ def _check_draft_rows(run: Run) -> None:
             alive.add(request.root.owner)
         alive |= {b.owner for b in _in_pools(request)}
     assert set(pool.owner[pool.owner >= 0].tolist()) <= alive, "rows of a finished branch"
-    assert {s.owner for s in book.draft.inbox} <= alive, "queued rows of a finished branch"
-    choice = book.draftings[0].choice
+    assert {s.owner for s in book.drafter.inbox} <= alive, "queued rows of a finished branch"
+    choice = book.drafter.choice
     if run.state == "expand_root" and (choice is None or choice.size):
         for branch in book.active:
             held = _positions(run, pool, branch)

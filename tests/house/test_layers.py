@@ -47,6 +47,7 @@ MAY_IMPORT = {
     "states/yaml": "",
     "states/graph": "states/yaml ops ops/draft ops/sampling",
     "states/text": "states/graph states/yaml ops",
+    "states/drafters": "states states/graph states/yaml ops ops/* models/load",
     "states/phases": "states states/text ops ops/*",
     "engine": (
         "models models/* states states/yaml states/graph states/text states/phases ops ops/kv"

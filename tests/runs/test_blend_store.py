@@ -38,7 +38,7 @@ def test_the_drafter_reads_cached_features_of_rows_that_are_not_computed(
     (branch,) = request.branches
     rows = {
         segment.position + i: segment.features[i]
-        for segment in run.board["branches"].draft.inbox
+        for segment in run.board["branches"].drafter.inbox
         for i in range(len(segment.tokens))
         if segment.features is not None
     }

@@ -156,7 +156,7 @@ def test_the_first_draft_is_the_recorded_one_level_by_level(case: Case) -> None:
 def _spied(run: Run) -> list[dict[str, Tensor]]:
     """Every forward of the drafter of this run: what went in and what came out."""
     calls: list[dict[str, Tensor]] = []
-    drafter = run.board["drafter"]
+    drafter = run.board["drafter"].model
 
     class Spy:
         def __getattr__(self, name: str) -> Any:
@@ -168,7 +168,7 @@ def _spied(run: Run) -> list[dict[str, Tensor]]:
             calls.append(given | {"mask": rest[1].groups[0].mask_GqK, "out": out})
             return out
 
-    run.board["drafter"] = Spy()
+    run.board["drafter"].model = Spy()
     return calls
 
 

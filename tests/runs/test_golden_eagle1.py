@@ -90,7 +90,7 @@ def test_the_first_draft_sees_the_recorded_best_tokens(
     """`ss_token`, `ss_logit`: the ten best of the root and of every node with children."""
     first = load_file(EAGLE / "e1_llama" / "eagle1_first_round.safetensors")
     run, logits = opened(0), []
-    drafter = run.board["drafter"]
+    drafter = run.board["drafter"].model
 
     def kept(hidden_RH: Tensor) -> Tensor:
         logits.append(type(drafter).logits(drafter, hidden_RH))

@@ -69,7 +69,7 @@ def test_both_pools_hold_what_the_table_says(
         target=says_text,
         drafter=drafter_of(wrong),
     )
-    target, drafter = run.board["target"], run.board["drafter"]
+    target, drafter = run.board["target"], run.board["drafter"].model
     pools, length, read = (run.board["kv"], run.board["kv_draft"]), first["length"], 0
     table = iter(rounds)
     for state in states_of(run):
@@ -125,7 +125,7 @@ def test_lengths_follow_the_heuristic_schedule(
     table = iter(rows)
     for state in states_of(run):
         if state == "verify" and (row := next(table, None)):
-            summary, lengths = run.board["committed"], run.board["branches"].draft.lengths
+            summary, lengths = run.board["committed"], run.board["branches"].drafter.lengths
             memory = lengths[branch_of(run).owner]
             assert (summary.drafted, summary.accepted) == (row["gamma"], (row["matches"],))
             assert memory is not None and memory.gamma == row["next"]

@@ -108,7 +108,7 @@ def test_count_tables_learn_and_draft_as_the_trace_says(
 
 def counts(run: Run) -> list[Any]:
     """The tables as the trace shows them, without the token that ended the run."""
-    table = run.board["branches"].draft.tables.requests["0"]
+    table = run.board["branches"].drafter.tables.requests["0"]
     found = []
     for key, one in sorted(table.followers.items()):
         real = sorted([token, count] for token, count in one.counts.items() if token != 99)

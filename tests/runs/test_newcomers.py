@@ -105,7 +105,9 @@ def _context(branch: Branch, book: TokenBook) -> list[int]:
 
 def _compare_drafter_rows(run: Run, branch: Branch, context: list[int]) -> None:
     """The pool's rows of a branch against a fresh target and drafter over its ids alone."""
-    target, drafter, pool = (run.board[key] for key in ("target", "drafter", "kv_draft"))
+    target = run.board["target"]
+    drafter = run.board["drafter"].model
+    pool = run.board["kv_draft"]
     ids = torch.tensor([[*context, *branch.tokens]])
     count = ids.shape[1] - 1
     assert count == branch.length

@@ -111,7 +111,7 @@ def test_cancelling_frees_a_requests_rows_and_leaves_the_other_unchanged(
         for pool in (run.board["kv"], run.board["kv_draft"]):
             idle = set(book.prefixes.kept) if book.prefixes is not None else set[int]()
             assert not owners & set(pool.owner.tolist()) - idle, "its rows are given back"
-        assert not owners & {s.owner for s in book.draft.inbox}
+        assert not owners & {s.owner for s in book.drafter.inbox}
         assert not owners & {b.owner for b in book.active}
         written = [list(b.tokens) for b in doomed.all_branches()]
         drive(run)

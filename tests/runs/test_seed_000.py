@@ -147,7 +147,7 @@ def test_expand_root_sees_its_own_branch_and_the_prefix_alone(drawn: Drawn) -> N
 
 
 def test_each_branchs_first_level_is_the_top_k_of_its_own_row(drawn: Drawn) -> None:
-    drafter, out_SH = drawn.run.board["drafter"], drawn.root.out[0]
+    drafter, out_SH = drawn.run.board["drafter"].model, drawn.root.out[0]
     best = drafter.logits(out_SH).topk(TOP_K).indices
     assert drawn.frontier.tokens_SK.tolist() == drafter.to_target(best).tolist()
     assert torch.equal(drawn.frontier.hidden_SKH[:, 0], out_SH)

@@ -33,8 +33,9 @@ from specsot.ops.verify import rejection as accept_rejection
 from specsot.ops.verify import verify
 from specsot.ops.verify.rejection import Acceptance
 from specsot.states import commit as committer
-from specsot.states.draft_state import CommittedRows, PairState
+from specsot.states.drafters.eagle import PairingDrafter
 from specsot.states.request import Branch, Finish
+from specsot.states.round import CommittedRows
 
 TINY = Extent(2, 8, 1, 1, 1, 6, 400, 12)
 REJECTING = ("sampling.temperature=1.0", "sampling.accept=rejection")
@@ -198,9 +199,9 @@ def test_a_stale_drafter_row_is_caught(
     layout: str, bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each accepted token's feature is the one of the token before it: worse drafts, same text."""
-    good = PairState.take_in
+    good = PairingDrafter.observe
 
-    def stale(self: PairState, part: CommittedRows) -> None:
+    def stale(self: PairingDrafter, part: CommittedRows) -> None:
         good(self, part)
         last = self.inbox[-1] if self.inbox else None
         if part.is_path and last is not None and len(last.tokens) > 1:
@@ -208,7 +209,7 @@ def test_a_stale_drafter_row_is_caught(
             kept = torch.cat([last.features[:1], last.features[:-1]])
             self.inbox[-1] = replace(last, features=kept)
 
-    monkeypatch.setattr(PairState, "take_in", stale)
+    monkeypatch.setattr(PairingDrafter, "observe", stale)
     rig = Rig(bench(f"{layout}_eagle"))
     assert not GATES["nothing but the budget"](rig)[2], "the text is the same"
     assert failed(list(memory_checks(rig.bench, rig.watch))) == {"memory/the drafter's rows"}
@@ -217,15 +218,15 @@ def test_a_stale_drafter_row_is_caught(
 def test_a_drafter_row_that_is_missing_is_caught(
     bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = PairState.take_in
+    good = PairingDrafter.observe
 
-    def missing(self: PairState, part: CommittedRows) -> None:
+    def missing(self: PairingDrafter, part: CommittedRows) -> None:
         good(self, part)
         last = self.inbox[-1] if self.inbox else None
         if part.is_path and last is not None:
             self.inbox[-1] = replace(last, position=last.position + 1)
 
-    monkeypatch.setattr(PairState, "take_in", missing)
+    monkeypatch.setattr(PairingDrafter, "observe", missing)
     rig = Rig(bench())
     GATES["budgets"](rig)
     checks = {check.name: check for check in memory_checks(rig.bench, rig.watch)}

@@ -89,10 +89,9 @@ def test_show_resolved_names_states_and_ways(capsys: Printed) -> None:
 
 def test_show_resolved_names_the_functions(capsys: Printed) -> None:
     assert run("show", "bim_eagle", "--resolved", "--set", "drafter.kind=eagle3") == 0
-    with_drafter = capsys.readouterr().out
-    assert "ops.draft.eagle.grow_tree_(nodes=10, levels=5)" in with_drafter
-    assert run("show", "bim_eagle", "--resolved", "--set", "drafter.kind=none") == 0
-    assert "states.phases.draft_ops.grow_nothing()" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "states.phases.draft.grow_tree_()" in text
+    assert "states.phases.draft.intake_(attention=auto)" in text
 
 
 def test_show_resolved_tells_a_long_setting_once_and_folded(capsys: Printed) -> None:
@@ -101,11 +100,14 @@ def test_show_resolved_tells_a_long_setting_once_and_folded(capsys: Printed) -> 
     text = capsys.readouterr().out
     tree = open_graph("eagle", [change]).graph.model_dump()["drafter"]["tree"]
     assert len(tree) == 25 and text.count("[0,0,0,0,1]") == 1
-    assert f"expand_root_(tree=[{len(tree)} of them])" in text
     (shown,) = re.findall(r"^ +tree=(.*?)^\w", text, re.MULTILINE | re.DOTALL)
     assert 2 <= len(shown.strip().split("\n")) <= 4
     written = Source(f"tree: {shown}", "shown").data["tree"]  # YAML as it stands
     assert written == [list(path) for path in tree]
+    tools = ", ".join(f"Tool{number}" for number in range(25))
+    assert run("show", "bim_plain", "--resolved", "--set", f"skeleton.tools=[{tools}]") == 0
+    text = capsys.readouterr().out
+    assert text.count("Tool24") == 1 and "tools=[25 of them]" in text
 
 
 def test_show_a_bad_graph(capsys: Printed) -> None:

@@ -8,7 +8,7 @@ from helpers.toy_graph import told
 
 from specsot.engine.prepare.files import graph_names, open_graph, open_source
 from specsot.engine.prepare.repeat import graph_yaml
-from specsot.states.graph.drafters import Eagle3Drafter
+from specsot.states.drafters.eagle import Eagle3Settings
 from specsot.states.graph.layouts import BatchingBlock
 from specsot.states.graph.load import load_program, op_table
 from specsot.states.yaml.source import GraphError, Source
@@ -52,7 +52,7 @@ def test_a_block_replaces_the_whole_block() -> None:
     )
     graph = open_graph("mine.yaml").graph
     assert graph.layout == BatchingBlock(kind="batching")
-    assert graph.drafter == Eagle3Drafter(kind="eagle3", levels=2)
+    assert graph.drafter == Eagle3Settings(kind="eagle3", levels=2)
     assert graph.name == "base" and graph.sampling.temperature == 0.5
 
 
@@ -91,7 +91,7 @@ def test_changes_come_after_the_base() -> None:
     assert graph.refer("drafter.nodes") == 5 and graph.refer("drafter.levels") == 2
     assert graph.limits.max_rounds == 9
     swapped = open_graph("mine.yaml", ["drafter.kind=eagle3"]).graph
-    assert swapped.drafter == Eagle3Drafter(kind="eagle3")
+    assert swapped.drafter == Eagle3Settings(kind="eagle3")
 
 
 @pytest.mark.parametrize("name", graph_names())

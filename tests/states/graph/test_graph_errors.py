@@ -14,6 +14,7 @@ from specsot.states.yaml.source import GraphError, Source
 
 MARK = "¦"
 GROW = "[draft.grow_tree_, outline.force]"
+PARSE = "[outline.parse_]"
 NODES = "nodes: {1: 10, 2: 6, 4: 3}"
 DRAFTER = f"drafter:\n  kind: eagle3\n  {NODES}\n  levels: 4\n  top_k: 4\n"
 SIX = "[skeleton, verify, continuous_decode, parse, parallel_prefill, merge]"
@@ -112,14 +113,19 @@ MISTAKES = [
     ("    final: true", "    final: ¦yes", "must be true or false, not the string 'yes'"),
     ("  done:\n    final: true", "  done:¦", "states.done: must not be null"),
     # settings of an op
-    (GROW, "[{op: draft.grow_tree_, with: {¦levls: 3}}]", "no setting 'levls'; did you mean 'lev"),
-    (GROW, "[{op: draft.grow_tree_, with: {levels: ¦true}}]", "must be an integer, not true"),
-    (GROW, "[{op: draft.grow_tree_, with: {levels: ¦null}}]", "must be an integer, not null"),
-    (GROW, "[{op: draft.grow_tree_, with: {levels: ¦$drafter.levles}}]", "names nothing in this"),
-    (GROW, "[{op: draft.grow_tree_, with: {levels: ¦$drafter.__class__}}]", "names nothing in"),
-    (GROW, "[{op: draft.grow_tree_, with: {levels: ¦$drafter.model_copy}}]", "names nothing in"),
-    (GROW, "[{op: draft.grow_tree_, with: {levels: ¦$states}}]", "names nothing in this graph"),
-    (GROW, "[{op: draft.grow_tree_, with: {levels: ¦$skeleton.tools}}]", "an integer, not a list"),
+    (PARSE, "[{op: outline.parse_, with: {¦direct_tokn: 3}}]", "no setting 'direct_tokn'; did you"),
+    (PARSE, "[{op: outline.parse_, with: {direct_tokens: ¦true}}]", "must be an integer, not true"),
+    (PARSE, "[{op: outline.parse_, with: {direct_tokens: ¦null}}]", "must be an integer, not null"),
+    (PARSE, "[{op: outline.parse_, with: {direct_tokens: ¦$drafter.levles}}]",
+     "names nothing in this"),
+    (PARSE, "[{op: outline.parse_, with: {direct_tokens: ¦$drafter.__class__}}]",
+     "names nothing in"),
+    (PARSE, "[{op: outline.parse_, with: {direct_tokens: ¦$drafter.model_copy}}]",
+     "names nothing in"),
+    (PARSE, "[{op: outline.parse_, with: {direct_tokens: ¦$states}}]",
+     "names nothing in this graph"),
+    (PARSE, "[{op: outline.parse_, with: {direct_tokens: ¦$skeleton.tools}}]",
+     "an integer, not a list"),
     (GROW, "[{op: draft.grow_tree_, ¦wth: {levels: 1}}]", "unknown key 'wth'; did you mean 'with'"),
     (GROW, "[¦3]", "states.grow_tree.ops.0: must be a mapping, not the number 3"),
     (GROW, "¦draft.grow_tree_", "must be a list, not the string 'draft.grow_tree_'"),

@@ -7,7 +7,8 @@ import pytest
 
 from specsot.engine.prepare.files import SHIPPED, open_graph
 from specsot.ops.registry import OpTable
-from specsot.states.graph.drafters import Eagle3Drafter, NoDrafter
+from specsot.states.drafters.eagle import Eagle3Settings
+from specsot.states.drafters.none import NoDrafterSettings
 from specsot.states.graph.load import load_program, op_table
 from specsot.states.graph.program import Program
 from specsot.states.yaml.source import GraphError, RenamedKeyWarning, Source
@@ -56,8 +57,8 @@ def test_the_last_of_several_wins(table: OpTable) -> None:
 
 def test_a_kind_replaces_its_block_by_defaults_before_the_others(table: OpTable) -> None:
     drafter = opened(table, "drafter.levels=3", "drafter.kind=eagle3").graph.drafter
-    assert drafter == Eagle3Drafter(kind="eagle3", levels=3)
-    assert opened(table, "drafter.kind=none").graph.drafter == NoDrafter(kind="none")
+    assert drafter == Eagle3Settings(kind="eagle3", levels=3)
+    assert opened(table, "drafter.kind=none").graph.drafter == NoDrafterSettings(kind="none")
     assert opened(table, "drafter.kind=eagle3", graph="bim_plain").graph.refer("drafter.top_k") == 4
 
 

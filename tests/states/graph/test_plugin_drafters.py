@@ -14,22 +14,32 @@ from specsot.engine.prepare.files import open_graph
 from specsot.engine.view.diagram import describe_graph
 from specsot.models.files import ModelError
 from specsot.ops.registry import RegistryError
+from specsot.states.drafter import Drafter
 from specsot.states.graph.drafters import DRAFTERS, drafter_class
 from specsot.states.graph.graph import Graph, json_schema
 from specsot.states.yaml.source import GraphError
 
 DRAFTER = """\
 from typing import Literal
-from specsot.states.graph.drafter_spec import Drafter
+from specsot.states.drafter import Drafter
+from specsot.states.graph.drafter_settings import DrafterSettings
 from specsot.states.yaml.spec import Int
 
-class Echo(Drafter):
+class EchoSettings(DrafterSettings):
     kind: Literal["echo"]
+    has_model = True
     nodes: Int = 4
-    loader = "{loader}"
+
+class Echo(Drafter):
+    Settings = EchoSettings
+
+    @classmethod
+    def load(cls, *args):
+        from {module} import load
+        return load(*args)
 
 class Nameless(Drafter):
-    pass
+    Settings = DrafterSettings
 
 NUMBER = 1
 """
@@ -37,32 +47,23 @@ NUMBER = 1
 
 @pytest.fixture
 def echo(write: Write) -> Path:
-    """A drafter `echo` with its ops, installed."""
-    ops = "\n".join(
-        f'@op("draft.{name}_", drafters="echo", writes="{new}", drops="{old}")\n'
-        f"def {name}({old}: object, *, nodes: int) -> object: ..."
-        for name, old, new in (
-            ("expand_root", "draft_rows", "frontier"),
-            ("grow_tree", "frontier", "proposal"),
-        )
-    )
-    block = DRAFTER.format(loader=".model:load")
-    folder = write({"own/block": block, "own/ops": ops, "own/model": "load = print"})
+    """A drafter `echo`, installed."""
+    block = DRAFTER.format(module="own.model")
+    folder = write({"own/block": block, "own/model": "load = print", "own/ops": OPS})
     install(folder, "specsot.drafters", "own.block:Echo")
-    install(folder, "specsot.ops", "own.ops", name="other")
     return folder
 
 
 def test_a_kind_of_an_installed_package(echo: Path) -> None:
     program = open_graph("eagle", ["drafter.kind=echo", "drafter.nodes=7"])
     drafter = program.graph.drafter
-    assert type(drafter).__name__ == "Echo" and drafter.has_model
-    assert [s.settings for s in program.steps["grow_tree"]] == [{"nodes": 7}]
+    assert type(drafter).__name__ == "EchoSettings" and drafter.has_model
+    assert drafter.offered == 7
     assert program.graph.model_dump()["drafter"] == {"kind": "echo", "nodes": 7}
     again = Graph.model_validate(program.graph.model_dump(by_alias=True, exclude_none=True))
     assert again == program.graph
     assert "drafter echo" in describe_graph(program)
-    assert "own.ops" not in sys.modules
+    assert "own.model" not in sys.modules
 
 
 def test_its_module_is_imported_only_for_its_kind(echo: Path) -> None:
@@ -74,19 +75,13 @@ def test_its_module_is_imported_only_for_its_kind(echo: Path) -> None:
     assert set(kinds) == set(DRAFTERS)
 
 
-def test_its_loader_is_named_as_in_an_import(echo: Path, write: Write) -> None:
-    block = drafter_class("echo")
-    assert block is not None and block.load_function() is print
-    write({"own/far": DRAFTER.format(loader="own.model:load"), "own/near": "from own.far import *"})
-    install(echo, "specsot.drafters", "own.near:Echo", name="third", point="far")
-    from own.near import Echo  # type: ignore[import-not-found]
-
-    assert Echo.load_function() is print
-    assert type("Derived", (Echo,), {"__module__": "elsewhere.x"}).load_function() is print
-    for kind, built_in in DRAFTERS.items():
-        assert built_in.kind_name() == kind
-        if built_in.loader:
-            assert built_in.load_function().__module__.startswith("specsot.models.load.")
+def test_every_kind_has_its_settings() -> None:
+    for kind, settings in DRAFTERS.items():
+        assert settings.kind_name() == kind
+        assert drafter_class(kind).Settings is settings
+        assert settings.has_model == (
+            drafter_class(kind).load.__func__ is not Drafter.load.__func__
+        )
 
 
 @dataclass
@@ -100,10 +95,10 @@ class Loaded:
 
 
 def test_its_loader_makes_the_model_of_a_run(echo: Path, write: Write) -> None:
-    write({"own/model": "def load(*args, **kwargs): return args, kwargs"})
+    write({"own/model": "def load(*args): return args"})
     models: Any = Loaded()
     made = with_drafter(models, Path("there"), "echo").drafter
-    assert made == ((Path("there"), "target"), {"dtype": "dtype", "device": "device"})
+    assert made == (Path("there"), "target", "dtype", "device")
     with pytest.raises(ModelError, match="no drafter 'eco'"):
         with_drafter(models, Path("there"), "eco")
 
@@ -111,7 +106,7 @@ def test_its_loader_makes_the_model_of_a_run(echo: Path, write: Write) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("", "module 'own.model' has no attribute 'load'"),
+        ("", "cannot import name 'load' from 'own.model'"),
         ("import no_such_module", "No module named 'no_such_module'"),
     ],
 )
@@ -120,7 +115,7 @@ def test_a_loader_that_is_not_there(model: str, message: str, echo: Path, write:
     models: Any = Loaded()
     with pytest.raises(ModelError) as caught:
         with_drafter(models, Path("there"), "echo")
-    expected = f"there: the drafter 'echo' has no loader '.model:load': {message}"
+    expected = f"there: the drafter 'echo' has no loader: {message}"
     assert str(caught.value).startswith(expected)
 
 
@@ -146,14 +141,14 @@ def test_mistakes_in_its_block(sets: str, message: str, echo: Path) -> None:
         ("own.blok:Echo", "ModuleNotFoundError: No module named 'own.blok'"),
         ("own.block:Eco", "AttributeError: module 'own.block' has no attribute 'Eco'"),
         ("own.ops:count", "RuntimeError: imported"),
-        ("own.block:NUMBER", "own.block:NUMBER is no subclass of Drafter"),
-        ("own.block", "own.block is no subclass of Drafter"),
+        ("own.block:NUMBER", "own.block:NUMBER is not a subclass of Drafter with Settings"),
+        ("own.block", "own.block is not a subclass of Drafter with Settings"),
         ("own.block:Nameless", "the kind of own.block:Nameless is ''"),
         ("own.block:Echo", "the kind of own.block:Echo is 'echo'"),
     ],
 )
 def test_a_drafter_that_cannot_be_used(value: str, message: str, write: Write) -> None:
-    folder = write({"own/block": DRAFTER.format(loader=""), "own/ops": OPS})
+    folder = write({"own/block": DRAFTER.format(module="own.model"), "own/ops": OPS})
     install(folder, "specsot.drafters", value, point="other")
     assert open_graph("eagle").graph.drafter.kind == "eagle3"
     text = changed(("kind: eagle3", "kind: other"))
@@ -173,5 +168,5 @@ def test_two_packages_with_one_kind(echo: Path) -> None:
 
 def test_what_specsot_has_itself_is_never_replaced(echo: Path) -> None:
     install(echo, "specsot.drafters", "own.block:Echo", point="eagle3", name="third")
-    assert drafter_class("eagle3") is DRAFTERS["eagle3"]
+    assert drafter_class("eagle3").Settings is DRAFTERS["eagle3"]
     assert type(open_graph("eagle").graph.drafter) is DRAFTERS["eagle3"]

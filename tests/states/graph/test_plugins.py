@@ -174,12 +174,12 @@ def test_installed_ops_join_the_table(write: Write) -> None:
 
 
 def test_installed_variants_are_found_by_their_kinds(write: Write) -> None:
-    text = '@op("draft.grow_tree_", drafters="echo", layouts="{}")\ndef {}(x): ...\n'
+    text = '@op("own.grow_tree_", drafters="echo", layouts="{}")\ndef {}(x): ...\n'
     folder = write({"own_ops": "".join(text.format(kind, kind) for kind in ("bim", "batching"))})
     install(folder, "specsot.ops", "own_ops")
     table = op_table()
     for layout in ("bim", "batching"):
-        entry = table.find("draft.grow_tree_", layout, "echo")
+        entry = table.find("own.grow_tree_", layout, "echo")
         assert entry is not None and (entry.module, entry.function) == ("own_ops", layout)
     shipped = table.find("draft.grow_tree_", "bim", "eagle3")
     assert shipped is not None and shipped.module.startswith("specsot.")

@@ -12,7 +12,7 @@ from specsot.ops.kv.slots import NOBODY
 from specsot.ops.row_layout import AlignmentManager, AlignmentState, ContinuousDecodingState
 from specsot.ops.types import DraftRows, Proposal
 from specsot.ops.verify.verify import accept, root
-from specsot.states.graph.drafters import Eagle3Drafter
+from specsot.states.drafters.eagle import Eagle3Settings
 from specsot.states.graph.layouts import BatchingBlock
 from specsot.states.layout import Batch
 from specsot.states.manager import BranchStateManager
@@ -30,7 +30,7 @@ def manager(rows: int) -> BranchStateManager:
     """Pools of one layer and no models: what a forward says is said by the test."""
     kv, kv_draft = (KVCache(1, 1, 2, 400, rows) for _ in range(2))
     shape = BatchingBlock(kind="batching", max_num_branches=rows)
-    limits = RunLimits(shape, Eagle3Drafter(kind="eagle3", nodes=2), True, 1000, 50)
+    limits = RunLimits(shape, Eagle3Settings(kind="eagle3", nodes=2), True, 1000, 50)
     return BranchStateManager(kv, kv_draft, limits, lambda branch: branch.prompt)
 
 
@@ -81,7 +81,7 @@ def opened(lengths: list[int], prefix: int = 0) -> BranchStateManager:
         submit(book, str(i), prefix, length - prefix)
     commit(book, open_requests_(book), [7 + i for i in range(len(lengths))])
     assert [b.length for b in book.active] == lengths
-    book.draftings[0].intake_()
+    book.drafter.intake_()
     return book
 
 
@@ -100,7 +100,7 @@ def unequal() -> DraftRows:
     summary = commit(book, batch, [], proposal, (3, 1, 2))
     assert summary.committed == (3, 1, 2) and summary.accepted == (2, 0, 1)
     assert [b.length for b in book.active] == [103, 99, 101]
-    return book.draftings[0].intake_()
+    return book.drafter.intake_()
 
 
 def test_rows_of_unequal_acceptance_are_left_padded(unequal: DraftRows) -> None:
@@ -157,7 +157,7 @@ def joined() -> tuple[Batch, BranchStateManager]:
         if index == 1:
             commit(book, fork_(book), [8])
     assert [b.length for b in book.active] == [150, 150]
-    book.draftings[0].intake_()
+    book.drafter.intake_()
     return admit_(book, chains(2, 1)), book
 
 

@@ -219,7 +219,7 @@ def test_what_a_round_committed_waits_for_the_drafter(layout: str) -> None:
     made = manager(layout, "vanilla")
     (branch,) = running(made, request(prefix=[5, 6], tail=[7]))
     verify_(made, proposal(chain(50, 51)), [[1]], [90])
-    queued = [(one.owner, one.position, [*one.tokens]) for one in made.draft.inbox]
+    queued = [(one.owner, one.position, [*one.tokens]) for one in made.drafter.inbox]
     prefix = branch.request.prefix_owner
     assert queued == [
         (prefix, 0, [5, 6]),
@@ -228,6 +228,6 @@ def test_what_a_round_committed_waits_for_the_drafter(layout: str) -> None:
     ]
     assert made.kv_draft is not None
     tips = [(branch.owner, branch.length, branch.tokens[-1])]
-    rows = made.layout.place_draft_(made.kv_draft, made.draft.inbox, tips)
+    rows = made.layout.place_draft_(made.kv_draft, made.drafter.inbox, tips)
     assert made.kv_draft.slots_of(branch.owner).size == 4
     assert rows.start_S.tolist() == [branch.length] and rows.root_S.tolist() == [90]

@@ -1,23 +1,30 @@
 """What each kind of drafter has yet to take in after every step of a branch's life."""
 
-from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers.managers import request
 
-from specsot.ops.draft.gamma_settings import GammaPolicy, GammaSettings
 from specsot.ops.kv.slots import Ints
-from specsot.states.draft_state import CommittedRows, DraftState, FeatureState, PairState, TextState
-from specsot.states.drafting import Drafting
-from specsot.states.ngram_state import NgramState
+from specsot.states.drafter import DraftContext, Drafter
+from specsot.states.graph.drafters import DRAFTERS, drafter_class
 from specsot.states.request import Branch, Finish, Stage
-from specsot.states.round import RoundResult
+from specsot.states.round import CommittedRows, RoundResult
 from specsot.states.text.prompt_tokens import PromptTokens
 
 PREFIX, OWNER = 7, 8  # segments of the request and of its branch
-POOLED = pytest.mark.parametrize("kind", [PairState, FeatureState, TextState])
+POOLED = pytest.mark.parametrize("kind", ["eagle3", "dflash", "vanilla"])
+
+
+def new_drafter(kind: str, **settings: Any) -> Any:
+    """A drafter without a network and a run."""
+    model = SimpleNamespace(vocab_size=100)
+    nothing: Any = None
+    context = DraftContext(table=nothing, layout=nothing, samplers=nothing, model=model)
+    return drafter_class(kind)(DRAFTERS[kind].model_validate({"kind": kind, **settings}), context)
 
 
 def features(*values: float) -> torch.Tensor:
@@ -47,22 +54,31 @@ def after_path(branch: Branch, path: tuple[int, ...], bonus: int) -> Branch:
 
 def prefix(*tokens: int, position: int, flat: Ints, of: torch.Tensor | None) -> CommittedRows:
     """Rows that all branches share."""
-    return CommittedRows(PREFIX, PREFIX, position, list(tokens), (), flat, of)
+    return CommittedRows(
+        owner=PREFIX,
+        prefix=PREFIX,
+        position=position,
+        tokens=list(tokens),
+        rows=flat,
+        features_QF=of,
+    )
 
 
 def take_in_path(
-    state: DraftState, branch: Branch, flat: Ints, features_QF: torch.Tensor | None
+    state: Drafter, branch: Branch, flat: Ints, features_QF: torch.Tensor | None
 ) -> None:
     """As it is committed: the root and the accepted nodes of a tree."""
     position, first = branch.length, branch.kept
     branch.kept += len(flat)
     tokens = branch.tokens[first : branch.kept]
-    part = CommittedRows.of_branch(branch, position, tokens, flat, features_QF, is_path=True)
-    if Drafting(*[None] * 3, state, None).reads(branch):  # type: ignore[arg-type]
-        state.take_in(part)
+    part = CommittedRows.of_branch(
+        branch, position, tokens, flat, features_QF=features_QF, is_path=True
+    )
+    if part.matter:
+        state.observe(part)
 
 
-def queued(state: DraftState) -> list[tuple[int, int, list[int], list[float] | None]]:
+def queued(state: Drafter) -> list[tuple[int, int, list[int], list[float] | None]]:
     """(owner, position, tokens, the first number of each row's feature)."""
     for one in state.inbox:
         assert one.owner in (PREFIX, OWNER)
@@ -77,11 +93,12 @@ def queued(state: DraftState) -> list[tuple[int, int, list[int], list[float] | N
     ]
 
 
-def started(kind: type[DraftState], branch: Branch) -> DraftState:
+def started(kind: str, branch: Branch) -> Any:
     """After the forward of a whole prompt: flat rows 0 to 4, with the features 10 to 14."""
-    state, given = kind(), features(10, 11, 12, 13, 14)
-    state.take_in(prefix(1, 2, 3, position=0, flat=rows(0, 1, 2), of=given))
-    state.take_in(CommittedRows.of_branch(branch, 3, branch.prompt.ids, rows(3, 4), given))
+    state, given = new_drafter(kind), features(10, 11, 12, 13, 14)
+    state.observe(prefix(1, 2, 3, position=0, flat=rows(0, 1, 2), of=given))
+    prompt = branch.prompt.ids
+    state.observe(CommittedRows.of_branch(branch, 3, prompt, rows(3, 4), features_QF=given))
     return state
 
 
@@ -92,7 +109,7 @@ def test_features_of_a_forward_are_picked_by_row() -> None:
 
 
 def test_a_drafter_without_a_pool_takes_nothing_in() -> None:
-    state = started(DraftState, branch_of())
+    state = started("none", branch_of())
     assert not state.inbox and state.learn((), result(1), ()) == ()
 
 
@@ -102,8 +119,7 @@ def test_a_drafter_without_a_pool_takes_nothing_in() -> None:
 def test_eagle_pairs_every_feature_with_the_token_after_it() -> None:
     """The prefix's last feature meets the first token of each branch behind it."""
     branch = branch_of()
-    state = started(PairState, branch)
-    assert isinstance(state, PairState)
+    state = started("eagle3", branch)
     assert queued(state) == [
         (PREFIX, 0, [2, 3], [10, 11]),
         (OWNER, 2, [4], [12]),
@@ -114,32 +130,31 @@ def test_eagle_pairs_every_feature_with_the_token_after_it() -> None:
 
 def test_eagle_joins_the_parts_of_a_prefix() -> None:
     branch = branch_of()
-    state = started(PairState, branch)
+    state = started("eagle3", branch)
     state.inbox.clear()
-    state.take_in(prefix(30, 31, position=3, flat=rows(0, 1), of=features(50, 51)))
+    state.observe(prefix(30, 31, position=3, flat=rows(0, 1), of=features(50, 51)))
     assert queued(state) == [(PREFIX, 2, [30], [12]), (PREFIX, 3, [31], [50])]
-    assert isinstance(state, PairState) and state.last[PREFIX][1][0] == 51
+    assert state.last[PREFIX][1][0] == 51
 
 
 def test_eagle_takes_a_path_in_up_to_the_next_root() -> None:
     branch = branch_of()
-    state = started(PairState, branch)
+    state = started("eagle3", branch)
     state.inbox.clear()
     take_in_path(state, after_path(branch, (21, 22), 23), rows(0, 2, 1), features(60, 61, 62))
     assert queued(state) == [(OWNER, 5, [21, 22, 23], [60, 62, 61])]
-    assert isinstance(state, PairState) and state.last[OWNER][1][0] == 61
+    assert state.last[OWNER][1][0] == 61
 
 
 def test_eagle_keeps_the_last_feature_of_an_outline_that_ended() -> None:
     """Its last token has no row; whoever goes on there pairs the feature before it."""
     root = branch_of(-1)
-    state = started(PairState, root)
+    state = started("eagle3", root)
     state.inbox.clear()
     after_path(root, (21,), 22).end(Finish.LENGTH)
     take_in_path(state, root, rows(0, 2), features(60, 61, 62))
     assert queued(state) == [(OWNER, 5, [21], [60])]
     state.promote(root)
-    assert isinstance(state, PairState)
     assert OWNER not in state.last and state.last[PREFIX][1][0] == 62
     assert [one.owner for one in state.inbox] == [PREFIX]
 
@@ -149,7 +164,7 @@ def test_eagle_keeps_the_last_feature_of_an_outline_that_ended() -> None:
 
 def test_dflash_takes_every_token_with_its_own_feature() -> None:
     branch = branch_of()
-    state = started(FeatureState, branch)
+    state = started("dflash", branch)
     assert queued(state) == [
         (PREFIX, 0, [1, 2, 3], [10, 11, 12]),
         (OWNER, 3, [4, 5], [13, 14]),
@@ -164,7 +179,7 @@ def test_dflash_takes_every_token_with_its_own_feature() -> None:
 
 def test_a_language_model_reads_the_text_with_the_next_root() -> None:
     branch = branch_of()
-    state = started(TextState, branch)
+    state = started("vanilla", branch)
     assert queued(state) == [(PREFIX, 0, [1, 2, 3], None), (OWNER, 3, [4, 5, 20], None)]
     state.inbox.clear()
     take_in_path(state, after_path(branch, (21,), 22), rows(0, 1), features(60, 61))
@@ -173,7 +188,7 @@ def test_a_language_model_reads_the_text_with_the_next_root() -> None:
 
 def test_of_an_outline_that_ended_it_reads_what_has_rows() -> None:
     root = branch_of(-1)
-    state = started(TextState, root)
+    state = started("vanilla", root)
     state.inbox.clear()
     after_path(root, (21,), 22).end(Finish.LENGTH)
     take_in_path(state, root, rows(0, 1), None)
@@ -189,27 +204,26 @@ def result(trees: int, side: list[list[int]] | None = None, nodes: int = 3) -> R
 
 
 def test_a_length_policy_learns_what_became_of_its_drafts() -> None:
-    settings = GammaSettings(gamma=4, gamma_policy=GammaPolicy.HEURISTIC, gamma_max=9)
     branches = [branch_of(), branch_of()]
     branches[1].owner = 9
-    state = TextState()
+    state = new_drafter("vanilla", gamma=4, gamma_policy="heuristic", gamma_max=9)
     for one in branches:
         one.budget = 50
-    assert state.plan_(branches, settings, 100) == (4, 4)
+    assert state.plan_(branches) == (4, 4)
     records = state.learn(branches, result(2), [[0, 1, 2, 3, 4], [0, 1]])
     assert [(one.gamma, one.accepted) for one in records] == [(4, 4), (4, 1)]
-    assert state.plan_(branches, settings, 100) == (6, 3)
+    assert state.plan_(branches) == (6, 3)
     state.forget([OWNER])
-    assert state.plan_(branches, settings, 100) == (4, 3)
+    assert state.plan_(branches) == (4, 3)
     branches[0].budget = 3
-    assert state.plan_(branches, settings, 100) == (1, 3), "one of two tokens is the target's own"
+    assert state.plan_(branches) == (1, 3), "one of two tokens is the target's own"
 
 
 # -- all that have a pool ------------------------------------------------------------------------
 
 
 @POOLED
-def test_the_rows_of_an_answer_that_ended_are_not_taken_in(kind: type[DraftState]) -> None:
+def test_the_rows_of_an_answer_that_ended_are_not_taken_in(kind: str) -> None:
     branch = branch_of()
     state = started(kind, branch)
     before = queued(state)
@@ -219,7 +233,7 @@ def test_the_rows_of_an_answer_that_ended_are_not_taken_in(kind: type[DraftState
 
 
 @POOLED
-def test_an_outline_becomes_a_part_of_the_prefix(kind: type[DraftState]) -> None:
+def test_an_outline_becomes_a_part_of_the_prefix(kind: str) -> None:
     root = branch_of(-1)
     state = started(kind, root)
     before = queued(state)
@@ -228,7 +242,7 @@ def test_an_outline_becomes_a_part_of_the_prefix(kind: type[DraftState]) -> None
 
 
 @POOLED
-def test_nothing_of_segments_that_are_given_back_stays(kind: type[DraftState]) -> None:
+def test_nothing_of_segments_that_are_given_back_stays(kind: str) -> None:
     state = started(kind, branch_of())
     state.forget([OWNER])
     assert {one.owner for one in state.inbox} == {PREFIX}
@@ -246,24 +260,26 @@ def repeated(tokens: tuple[int, ...] = (1, 2)) -> Branch:
 
 
 def test_lookup_drafts_what_followed_in_the_branchs_own_text() -> None:
-    state, branch = NgramState(), repeated()
-    tree = state.lookup_(branch, nodes=3, levels=3, longest=2, width=1)
+    state, branch = new_drafter("ngram", levels=3, longest=2, width=1), repeated()
+    tree = state.lookup_(branch, 3)
     assert tree.tokens == (3, 4, 5)
     branch.tokens += [3, 9, 1, 2, 3]
-    assert state.lookup_(branch, nodes=2, levels=1, longest=2, width=2).tokens == (4, 9)
+    state.settings = state.settings.model_copy(update={"levels": 1, "width": 2})
+    assert state.lookup_(branch, 2).tokens == (4, 9)
     assert len(state.indices[OWNER]) == branch.size, "only what is new is read"
 
 
 def test_counts_of_a_request_know_its_prompt() -> None:
-    state, branch = NgramState(), repeated()
-    tree = state.count_(branch, nodes=2, levels=2, longest=2, width=1, scope="request")
+    state, branch = new_drafter("ngram", levels=2, longest=2, width=1), repeated()
+    tree = state.count_(branch, 2)
     assert tree.tokens == (3, 4)
 
 
 def test_nothing_is_counted_twice() -> None:
-    state, branch = NgramState(), repeated()
+    branch = repeated()
+    state = new_drafter("ngram", levels=1, longest=2, width=1, scope="branch")
     for _ in range(2):
-        state.count_(branch, nodes=1, levels=1, longest=2, width=1, scope="branch")
+        state.count_(branch, 1)
     assert state.tables is not None
     *_, own = state.tables.tables_(branch.request.key, OWNER)
     assert [own.followers[(a,)].counts[b] for a, b in ((4, 5), (5, 1), (1, 2))] == [1] * 3
@@ -271,24 +287,24 @@ def test_nothing_is_counted_twice() -> None:
 
 def test_what_else_the_target_found_likely_is_counted_along_the_path() -> None:
     """In the places of the path's own tokens; those before them came without any."""
-    state, branch, other = NgramState(), repeated((9,)), repeated()
+    branch, other = repeated((9,)), repeated()
     other.owner = OWNER + 1
-    count = partial(state.count_, nodes=2, levels=1, longest=1, width=2, scope="branch")
-    count(other)  # tables are there from the first round on
+    state = new_drafter("ngram", levels=1, longest=1, width=2, scope="branch")
+    state.count_(other, 2)  # tables are there from the first round on
     side = [[60, 61, 62, 63, 64, 65]]  # two best tokens after each of three nodes
     state.learn([branch], result(1, side), [[0, 2]])
     branch.tokens += [60, 64]
-    count(branch)
+    state.count_(branch, 2)
     branch.tokens += [9]
-    assert set(count(branch).tokens) == {60, 61}, "61 was likely where 60 was taken"
+    assert set(state.count_(branch, 2).tokens) == {60, 61}, "61 was likely where 60 was taken"
     branch.tokens += [60]
-    assert set(count(branch).tokens) == {64, 65}, "the second node of the path was number 2"
+    assert set(state.count_(branch, 2).tokens) == {64, 65}, "node 2 was the second of the path"
 
 
 def test_a_request_that_ended_leaves_nothing_behind() -> None:
-    state, branch = NgramState(), repeated()
-    state.lookup_(branch, nodes=3, levels=3, longest=2, width=1)
-    state.count_(branch, nodes=2, levels=2, longest=2, width=1, scope="request")
+    state, branch = new_drafter("ngram", levels=3, longest=2, width=1), repeated()
+    state.lookup_(branch, 3)
+    state.count_(branch, 2)
     side = [[60, 61, 62, 63, 64, 65]]
     state.learn([branch], result(1, side), [[0]])
     state.close(branch.request)

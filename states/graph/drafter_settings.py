@@ -1,12 +1,11 @@
-"""What the block `drafter` of a graph is made of, whatever its kind.
+"""Base classes of the block `drafter` of a graph, without torch.
 
-Every kind says what the pools have to hold for it: `offered`, the tokens that a branch's tree may
-have (the root not counted), and `scratch`, the drafter's temporary rows of a branch in a round.
+The settings of a kind also give the sizes that the pools need: `offered`, the drafted tokens of a
+branch's tree (root not counted), and `scratch`, the temporary drafter rows of a branch in a round.
 """
 
-from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
@@ -18,10 +17,9 @@ from ..yaml.spec import Int, Spec
 AUTO = "auto"
 MAX_NODES = 4096
 MAX_SHARED = 1 << 16
-Takes = Literal["nothing", "pairs", "features", "text", "history"]
 
 
-def _sane_nodes(value: Any) -> Any:
+def _valid_nodes(value: Any) -> Any:
     """An int, `auto`, or {active branches: int} with an entry for one branch."""
     context = {"most": MAX_NODES}
     if value == AUTO:
@@ -47,85 +45,79 @@ def _count(value: Any, most: int = MAX_NODES) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
 
 
-_ONE_SIZE = {"type": "integer", "minimum": 1, "maximum": MAX_NODES}
+_TREE_SIZE = {"type": "integer", "minimum": 1, "maximum": MAX_NODES}
 _BY_ACTIVE = {
     "type": "object",
-    "patternProperties": {"^[1-9][0-9]*$": _ONE_SIZE},
+    "patternProperties": {"^[1-9][0-9]*$": _TREE_SIZE},
     "required": ["1"],
     "additionalProperties": False,
 }
 Nodes = Annotated[
     int | dict[int, int] | Literal["auto"],
-    BeforeValidator(_sane_nodes),
-    WithJsonSchema({"anyOf": [_ONE_SIZE, _BY_ACTIVE, {"const": "auto"}]}),
+    BeforeValidator(_valid_nodes),
+    WithJsonSchema({"anyOf": [_TREE_SIZE, _BY_ACTIVE, {"const": "auto"}]}),
 ]
 
 
-def most_of(nodes: int | Mapping[int, int]) -> int:
-    """The largest tree that `nodes` asks for."""
+def largest(nodes: int | Mapping[int, int]) -> int:
+    """The largest tree size in `nodes`."""
     return nodes if isinstance(nodes, int) else max(nodes.values())
 
 
-class Drafter(Spec):
-    """What all kinds have. A kind is known by the words of its `kind`, a Literal of one string.
+def nodes_for(nodes: int | Mapping[int, int], active: int) -> int:
+    """Drafted tokens per branch while `active` branches share the round."""
+    if isinstance(nodes, int):
+        return nodes
+    return nodes[max(least for least in nodes if least <= max(active, 1))]
 
-    takes: what it takes in of what the target commits (`states/requests/draft_state.py`).
-    drafts: whether anything is ever drafted.
-    loader: the function that loads its model, "module:function", leading dots as in an import of
-        the module that says so; empty without a model.
+
+class DrafterSettings(Spec):
+    """Settings of a kind of drafter; the kind is the only value of the Literal field `kind`.
+
+    Attributes:
+        drafts: whether the kind ever drafts a token.
+        has_model: whether it has a network, and so a checkpoint and a KV pool.
     """
 
-    takes: ClassVar[Takes] = "nothing"
     drafts: ClassVar[bool] = True
-    loader: ClassVar[str] = ""
+    has_model: ClassVar[bool] = False
+    if TYPE_CHECKING:
+        kind: str
 
     @classmethod
     def kind_name(cls) -> str:
-        """The word of its `kind`; empty if it has none."""
+        """The value of `kind`; empty without that field."""
         field = cls.model_fields.get("kind")
         return next(iter(get_args(field.annotation)), "") if field else ""
 
-    @classmethod
-    def load_function(cls) -> Callable[..., Any]:
-        """Import what `loader` names; raises ImportError, AttributeError or ValueError."""
-        home = next(one for one in cls.__mro__ if "loader" in vars(one)).__module__
-        module, _, function = cls.loader.partition(":")
-        loader: Callable[..., Any]
-        loader = getattr(import_module(module, home.rpartition(".")[0]), function)
-        return loader
-
-    @property
-    def has_model(self) -> bool:
-        return bool(self.loader)
-
     @property
     def offered(self) -> int | Mapping[int, int]:
-        """Drafted tokens of a tree, or by number of active branches: a setting `nodes`, if any."""
+        """Drafted tokens of a tree, or a map {active branches: tokens}."""
         nodes: int | Mapping[int, int] | str = getattr(self, "nodes", 0)
         return getattr(self, "most_nodes", 0) if isinstance(nodes, str) else nodes
 
     @property
     def chooses(self) -> bool:
-        """Whether each round drafts what is expected to pay most (`ops/draft/choice.py`)."""
+        """Whether the size of each round's drafts is chosen at run time (`ops/draft/sizes.py`)."""
         return getattr(self, "nodes", 0) == AUTO
 
     def forward_rows(self, nodes: int, levels: int) -> tuple[int, ...]:
-        """Rows of a branch in each of the drafter's forwards in a round, for such a tree."""
+        """Rows of a branch in each drafter forward of a round, for a tree of this size."""
         return ()
 
     @property
     def is_chain(self) -> bool:
-        """Whether its trees have one path only."""
+        """Whether a tree has one path only."""
         return False
 
     @property
     def draws_as(self) -> Draws:
-        """How the children of a node are chosen: as a setting `draws` says, if there is one."""
+        """How the children of a node are chosen: the setting `draws`, if there is one."""
         return Draws(getattr(self, "draws", Draws.BEST))
 
     @property
     def shared(self) -> int | None:
-        """Drafted tokens of all branches of a round together; None if each has its own number."""
+        """Drafted tokens of a round over all branches; None if each tree has its own size."""
         together: int | None = getattr(self, "rows_per_round", None)
         return together
 
@@ -136,28 +128,28 @@ class Drafter(Spec):
 
     @property
     def lengths(self) -> GammaSettings | None:
-        """How many drafts a branch gets, where that differs from round to round."""
+        """The draft-length policy of a chain drafter."""
         return None
 
     @property
-    def room(self) -> tuple[int, str]:
-        """The largest tree that can be drafted at all, and the settings that say so."""
-        return most_of(self.offered), ""
+    def largest_tree(self) -> tuple[int, str]:
+        """Nodes of the largest tree that can be drafted, and the settings that limit it."""
+        return largest(self.offered), ""
 
 
 Milliseconds = Annotated[float, Field(ge=0, le=1e7)]
 
 
 class MeasuredCosts(Spec):
-    """Milliseconds of forwards by their rows, and of all else in a round, the smallest of trees."""
+    """Milliseconds of forwards by rows; `overhead`: of all else in a round of the smallest tree."""
 
     target: Annotated[dict[int, Milliseconds], Field(min_length=1)]
     drafter: dict[int, Milliseconds] = Field(default_factory=dict)
     overhead: Milliseconds = 0.0
 
 
-class ChoosingDrafter(Drafter):
-    """A drafter that can be asked to draft what pays most."""
+class ChoosingSettings(DrafterSettings):
+    """Settings of a drafter that can choose the size of its drafts by measured costs."""
 
     costs: MeasuredCosts | None = Field(
         None,
@@ -166,8 +158,8 @@ class ChoosingDrafter(Drafter):
     )
 
 
-class TreeDrafter(ChoosingDrafter):
-    """A drafter whose branches may share the rows of a round."""
+class TreeSettings(ChoosingSettings):
+    """Settings of a tree drafter, whose branches may share the rows of a round."""
 
     most_nodes: Annotated[Int, Field(ge=1, le=MAX_NODES)] = Field(
         32, description="most drafted tokens of a tree with `nodes: auto`"

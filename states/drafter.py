@@ -1,0 +1,346 @@
+"""What a drafter is: one object that proposes a token tree for every branch of a run.
+
+A round calls `intake_` (lay out the rows committed since the drafter's last forward), `root` (one
+forward over these rows, which proposes the first level) and `grow` (deepen, return the proposal).
+Commits reach it through `observe`, the outcome of its proposals through `learn`.
+
+Modules of this package import torch inside methods only, since `specsot check` reads the settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .graph.drafter_settings import DrafterSettings, largest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+    from torch import Tensor
+
+    from ..ops.attention.backends import AttentionPlan
+    from ..ops.draft.choice import Chooser
+    from ..ops.draft.costs import RoundCosts
+    from ..ops.draft.gamma import GammaRecord
+    from ..ops.kv.pool import KVCache
+    from ..ops.types import DraftRows, DraftSize, DraftWork, Proposal
+    from .layout import Layout, PendingRows
+    from .request import Branch, Request
+    from .request_table import RequestTable
+    from .round import CommittedRows, RoundResult
+    from .sampling import Samplers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftContext:
+    """What a drafter uses of its run.
+
+    model, kv: its network and KV pool; None for a kind without a network.
+    accept: the acceptance rule of the target, `match` or `rejection`.
+    costs: of forwards, for a drafter that chooses the size of its drafts.
+    outlines: True drafts for outlines only, False for all other branches, None for every branch.
+    """
+
+    table: RequestTable
+    layout: Layout
+    samplers: Samplers
+    model: Any = None
+    kv: KVCache | None = None
+    accept: str = "match"
+    costs: RoundCosts | None = None
+    outlines: bool | None = None
+
+
+class Drafter:
+    """Base of all drafters. A kind overrides `grow`, and what it needs of the rest.
+
+    Attributes:
+        Settings: the block `drafter` of a graph, whose `kind` registers the class.
+        lookback: how many tokens after a row determine it besides those before (`PrefixCache`).
+        reads_root: whether the root token has a row before the round, besides all before it.
+        inbox: committed rows that the drafter's next forward reads.
+        columns_F: int64, which columns of the target's features are its own; None for all.
+        chooser: chooses the size of each round's drafts; None where the settings fix it.
+    """
+
+    Settings: ClassVar[type[DrafterSettings]]
+    lookback: int = 0
+    reads_root: ClassVar[bool] = False
+
+    def __init__(self, settings: DrafterSettings, context: DraftContext) -> None:
+        self.settings = settings
+        self.context = context
+        self.model = context.model
+        self.inbox: list[PendingRows] = []
+        self.columns_F: Tensor | None = None
+        self.chooser = _chooser(settings, context.costs)
+
+    # -- the network ------------------------------------------------------------------------------
+
+    @classmethod
+    def load(cls, folder: Path, target: Any, dtype: torch.dtype, device: torch.device) -> Any:
+        """The network of a checkpoint, for a kind with `has_model`.
+
+        Raises:
+            ModelError: the checkpoint is refused; the message names the file and the reason.
+        """
+        raise NotImplementedError(f"{cls.__name__} has a model, but no method `load`")
+
+    @classmethod
+    def logits(
+        cls, model: Any, tokens_1Q: Tensor, slots_1Q: Tensor, seen: AttentionPlan, kv: KVCache
+    ) -> Tensor:
+        """float32 [Q, V]: one forward over rows of one text, to measure its cost.
+
+        Args:
+            slots_1Q: int64, the slots and the positions of the rows.
+        """
+        raise NotImplementedError(f"{cls.__name__} has a model, but no method `logits`")
+
+    def write_rows_(
+        self, tokens_1Q: Tensor, rows: int, features_QF: Tensor | None, kv: KVCache
+    ) -> None:
+        """Write the first rows of a text into an empty pool, as the rounds of a run write them.
+
+        Args:
+            tokens_1Q: int64, the text, at least one token longer than `rows` where there is one.
+            features_QF: the target's features of these rows, for a model with `tap_ids`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} keeps rows, but has no `write_rows_`")
+
+    @property
+    def kv(self) -> KVCache:
+        """Its KV pool."""
+        assert self.context.kv is not None, "this kind has a model"
+        return self.context.kv
+
+    @property
+    def has_pool(self) -> bool:
+        return self.context.kv is not None
+
+    # -- a round ----------------------------------------------------------------------------------
+
+    def serves(self, branch: Branch) -> bool:
+        """Whether it drafts for this branch."""
+        return self.context.outlines in (None, branch.is_root)
+
+    @property
+    def active(self) -> list[Branch]:
+        """The running branches that it drafts for, in the order of its [S, ...] tensors."""
+        active = self.context.table.active
+        if self.context.outlines is None:
+            return active
+        return [branch for branch in active if self.serves(branch)]
+
+    @property
+    def choice(self) -> DraftSize | None:
+        """The chosen size of this round's drafts; None where the settings fix it."""
+        return None if self.chooser is None else self.chooser.choice
+
+    def intake_(self, *, attention: str = "auto") -> DraftRows | tuple[Branch, ...]:
+        """The rows committed since its last forward, of all branches, in its pool.
+
+        Only the active branches where no forward is needed: without a pool, and in a round without
+        drafts whose rows no other branch continues.
+        """
+        active = self.active
+        if self.chooser is not None and active:
+            remaining = [branch.budget - len(branch.tokens) - 1 for branch in active]
+            unread = sum(len(rows.tokens) for rows in self.inbox)
+            self.chooser.choose_([branch.owner for branch in active], remaining, unread)
+        context = self.context
+        choice = self.choice
+        if context.kv is None or (choice is not None and self._can_wait(active, choice)):
+            return tuple(active)
+        pending = self.inbox
+        self.inbox = []
+        tips = [(branch.owner, branch.length, branch.tokens[-1]) for branch in active]
+        rows = context.layout.place_draft_(context.kv, pending, tips)
+        sampler = context.samplers.of(active)
+        return replace(rows, sampler=sampler, attention=attention, choice=choice)
+
+    def _can_wait(self, active: Sequence[Branch], choice: DraftSize) -> bool:
+        """Whether nothing is drafted and every row follows a prompt."""
+        if choice.size or not active:
+            return False
+        starts = {branch.owner: branch.start + len(branch.prompt) for branch in active}
+        return all(
+            rows.owner in starts and rows.position >= starts[rows.owner] for rows in self.inbox
+        )
+
+    def root(self, batch: DraftRows | tuple[Branch, ...]) -> Any:
+        """Read the committed rows in one forward and propose the first level of every tree.
+
+        Args:
+            batch: the result of `intake_`.
+
+        Returns:
+            The frontier, which `grow` takes.
+        """
+        return batch
+
+    def grow(self, frontier: Any) -> Proposal:
+        """Deepen the trees of all active branches; the temporary rows are given back."""
+        raise NotImplementedError
+
+    def no_drafts(self, branches: int, work: DraftWork | None = None) -> Proposal:
+        """Trees [S, 0]: verifying them is one ordinary decoding step of all branches."""
+        from ..ops.draft.proposals import nothing
+        from ..ops.types import NO_WORK
+
+        return nothing(branches, self.context.layout.device, work or NO_WORK)
+
+    # -- what a forward of the target committed ---------------------------------------------------
+
+    def observe(self, rows: CommittedRows) -> None:
+        """Committed rows of a segment that later tokens depend on."""
+
+    def learn(
+        self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
+    ) -> tuple[GammaRecord, ...]:
+        """The outcome of its proposal.
+
+        Args:
+            branches: those that it drafted for, in the order of the proposal.
+            paths: the accepted nodes of each tree, the root first.
+
+        Returns:
+            What the trace reports of each branch; nothing for most kinds.
+        """
+        if self.chooser is not None and branches:
+            self.chooser.learn_([branch.owner for branch in branches], paths)
+        return ()
+
+    # -- segments and requests --------------------------------------------------------------------
+
+    def promote(self, root: Branch) -> None:
+        """The rows of an outline become rows of its request's prefix."""
+        prefix = root.request.prefix_owner
+        self.inbox = [
+            replace(rows, owner=prefix) if rows.owner == root.owner else rows for rows in self.inbox
+        ]
+
+    def truncate(self, owner: int, length: int) -> None:
+        """A segment ends at position `length` from now on."""
+        self.inbox = [rows if rows.owner != owner else rows.before(length) for rows in self.inbox]
+
+    def forget(self, owners: Sequence[int]) -> None:
+        """The rows of these segments are given back."""
+        self.inbox = [rows for rows in self.inbox if rows.owner not in owners]
+        if self.chooser is not None:
+            self.chooser.forget_(owners)
+
+    def close(self, request: Request) -> None:
+        """A request has ended."""
+
+    # -- one or two drafters ----------------------------------------------------------------------
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        """Itself, or the drafters that it consists of."""
+        return (self,)
+
+    @property
+    def choices(self) -> tuple[DraftSize, ...]:
+        """The chosen sizes of the last round, of each drafter that chooses."""
+        return tuple(part.chooser.choice for part in self.parts if part.chooser is not None)
+
+    def unread(self, owners: set[int]) -> list[int]:
+        """Positions of the committed rows of these segments that no forward has read yet."""
+        return [rows.position for part in self.parts for rows in part.inbox if rows.owner in owners]
+
+    def queue(
+        self, owner: int, position: int, tokens: Sequence[int], features_RF: Tensor | None = None
+    ) -> None:
+        """Add rows to the inbox: tokens[i] with features_RF[i] at `position + i`."""
+        from .layout import PendingRows
+
+        if tokens:
+            features_RF = None if features_RF is None else features_RF[: len(tokens)]
+            self.inbox.append(PendingRows(owner, position, tokens, features_RF))
+
+
+def _chooser(settings: DrafterSettings, costs: RoundCosts | None) -> Chooser | None:
+    """Chooses the size of each round's drafts, if the graph leaves it open."""
+    if not settings.chooses or costs is None:
+        return None
+    from ..ops.draft.choice import ChainChooser, TreeChooser
+
+    if settings.lengths is not None:
+        return ChainChooser(costs, settings.lengths.most)
+    levels: int = getattr(settings, "levels", 1)
+    return TreeChooser(costs, largest(settings.offered), levels, settings.forward_rows)
+
+
+class TwoDrafters(Drafter):
+    """Splits the branches between its drafters and joins their proposals.
+
+    Between the ops of a round a value is a pair, with None for a drafter without active branches.
+    """
+
+    def __init__(self, main: Drafter, outlines: Drafter) -> None:
+        super().__init__(main.settings, replace(main.context, costs=None))
+        self.main = main
+        self.outlines = outlines
+        self.lookback = max(main.lookback, outlines.lookback)
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        return (self.main, self.outlines)
+
+    def intake_(self, *, attention: str = "auto") -> Any:
+        return tuple(
+            part.intake_(attention=attention) if part.active else None for part in self.parts
+        )
+
+    def root(self, batch: Any) -> Any:
+        pairs = zip(self.parts, batch, strict=True)
+        return tuple(None if rows is None else part.root(rows) for part, rows in pairs)
+
+    def grow(self, frontier: Any) -> Proposal:
+        from ..ops.draft.proposals import join
+
+        pairs = zip(self.parts, frontier, strict=True)
+        proposals = [None if value is None else part.grow(value) for part, value in pairs]
+        active = self.context.table.active
+        places = [
+            [at for at, branch in enumerate(active) if part.serves(branch)] for part in self.parts
+        ]
+        return join(proposals, places)
+
+    def observe(self, rows: CommittedRows) -> None:
+        self.main.observe(rows)
+        if rows.branch is None or rows.branch.is_root:
+            self.outlines.observe(rows)
+
+    def learn(
+        self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
+    ) -> tuple[GammaRecord, ...]:
+        records: list[GammaRecord] = []
+        for part in self.parts:
+            trees = [tree for tree, branch in enumerate(branches) if part.serves(branch)]
+            records += part.learn(
+                [branches[tree] for tree in trees],
+                result.some(trees),
+                [paths[tree] for tree in trees],
+            )
+        return tuple(records)
+
+    def promote(self, root: Branch) -> None:
+        for part in self.parts:
+            part.promote(root)
+
+    def truncate(self, owner: int, length: int) -> None:
+        for part in self.parts:
+            part.truncate(owner, length)
+
+    def forget(self, owners: Sequence[int]) -> None:
+        for part in self.parts:
+            part.forget(owners)
+
+    def close(self, request: Request) -> None:
+        for part in self.parts:
+            part.close(request)

@@ -1,0 +1,133 @@
+"""DFlash: a model fills a block of masks per branch in one forward; a chain or a tree of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from ...ops.sampling.settings import Draws
+from ..drafter import Drafter
+from ..graph.drafter_settings import Nodes, TreeSettings, nodes_for
+from ..yaml.spec import Int, Text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+    from torch import Tensor
+
+    from ...ops.attention.backends import AttentionPlan
+    from ...ops.kv.pool import KVCache
+    from ...ops.types import DraftRows, Proposal
+    from ..request import Branch
+    from ..round import CommittedRows
+
+
+class DFlashSettings(TreeSettings):
+    """A DFlash model fills a block of masks per branch in one forward (arXiv 2602.06036)."""
+
+    kind: Literal["dflash"]
+    has_model: ClassVar[bool] = True
+    block_size: Int = Field(8, ge=2, le=1024, description="rows of a block, with its root token")
+    grow: Literal["chain", "ddtree"] = Field(
+        "chain", description="one path through the block, or its best tree (DDTree)"
+    )
+    draws: Literal["best", "sampled"] = Field(
+        "best",
+        description="tokens of a chain: the best, as published, or drawn, if the target's are; a "
+        "DDTree is made of the best",
+    )
+    nodes: Nodes = Field(
+        16,
+        description="drafted tokens of a DDTree, or a map {active branches: nodes}; a chain has "
+        "block_size - 1",
+    )
+    model: Text | None = Field(None, description="checkpoint of the drafter")
+
+    @property
+    def offered(self) -> int | Mapping[int, int]:
+        return self.block_size - 1 if self.is_chain else super().offered
+
+    @property
+    def chooses(self) -> bool:
+        return not self.is_chain and super().chooses
+
+    @property
+    def levels(self) -> int:
+        """Drafted levels of a tree."""
+        return self.block_size - 1
+
+    def forward_rows(self, nodes: int, levels: int) -> tuple[int, ...]:
+        return (self.block_size,)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.grow == "chain"
+
+    @property
+    def draws_as(self) -> Draws:
+        return Draws(self.draws) if self.is_chain else Draws.BEST
+
+    @property
+    def scratch(self) -> int:
+        return self.block_size
+
+
+class DFlashDrafter(Drafter):
+    """Keeps every committed token's own feature as context; drafts in one block forward."""
+
+    Settings = DFlashSettings
+    settings: DFlashSettings
+
+    @classmethod
+    def load(cls, folder: Path, target: Any, dtype: torch.dtype, device: torch.device) -> Any:
+        from ...models.load.weights import load_dflash
+
+        return load_dflash(folder, target, dtype=dtype, device=device)
+
+    @classmethod
+    def logits(
+        cls, model: Any, tokens_1Q: Tensor, slots_1Q: Tensor, seen: AttentionPlan, kv: KVCache
+    ) -> Tensor:
+        out_1QH = model.forward(tokens_1Q, slots_1Q, slots_1Q, seen, kv)
+        logits_QV: Tensor = model.logits(out_1QH.flatten(0, 1))
+        return logits_QV
+
+    def write_rows_(
+        self, tokens_1Q: Tensor, rows: int, features_QF: Tensor | None, kv: KVCache
+    ) -> None:
+        import torch
+
+        steps_Q = torch.arange(rows, device=tokens_1Q.device)
+        self.model.write_context_(self.model.fuse(features_QF), steps_Q, steps_Q, kv)
+
+    def observe(self, rows: CommittedRows) -> None:
+        self.queue(rows.owner, rows.position, rows.tokens, rows.features(self.columns_F))
+
+    def root(self, batch: DraftRows | tuple[Branch, ...]) -> DraftRows | tuple[Branch, ...]:
+        from ...ops.draft.dflash import write_context_
+
+        if not isinstance(batch, tuple):
+            write_context_(self.model, batch, self.kv)
+        return batch
+
+    def grow(self, frontier: DraftRows | tuple[Branch, ...]) -> Proposal:
+        from ...ops.draft.dflash import draft_chain_, draft_tree_
+
+        if isinstance(frontier, tuple):
+            return self.no_drafts(len(frontier))
+        branches = len(frontier.root_S)
+        choice = frontier.choice
+        size = self.settings.block_size
+        if choice is not None and not choice.size:
+            return self.no_drafts(branches)
+        if self.settings.is_chain:
+            draws = self.settings.draws
+            accept = self.context.accept
+            return draft_chain_(
+                self.model, frontier, self.kv, size=size, draws=draws, accept=accept
+            )
+        nodes = nodes_for(self.settings.offered, branches) if choice is None else choice.size
+        return draft_tree_(self.model, frontier, self.kv, size=size, nodes=nodes)

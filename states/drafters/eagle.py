@@ -1,0 +1,188 @@
+"""EAGLE-2 and EAGLE-3: a head on the target's features drafts a dynamic token tree per branch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from ..drafter import DraftContext, Drafter
+from ..graph.drafter_settings import DrafterSettings, Nodes, TreeSettings, nodes_for
+from ..yaml.spec import Int, Text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+    from torch import Tensor
+
+    from ...ops.attention.backends import AttentionPlan
+    from ...ops.draft.eagle import Frontier
+    from ...ops.kv.pool import KVCache
+    from ...ops.types import DraftRows, Proposal
+    from ..request import Branch
+    from ..round import CommittedRows
+
+
+class DynamicTreeSettings(TreeSettings):
+    """A dynamic token tree per branch: the nodes with the highest probability under the drafter."""
+
+    has_model: ClassVar[bool] = True
+    nodes: Nodes = Field(
+        10,
+        description="drafted tokens of a tree, root not counted; a map {active branches: nodes} "
+        "applies the entry with the largest key that is not above the number of active branches",
+    )
+    levels: Int = Field(5, ge=1, le=64, description="drafted levels of a tree")
+    top_k: Int = Field(4, ge=1, le=256, description="children per node while drafting")
+    model: Text | None = Field(None, description="checkpoint of the head")
+
+    @property
+    def offered(self) -> int | Mapping[int, int]:
+        nodes = super().offered
+        return min(self.most_nodes, self.largest_tree[0]) if self.chooses else nodes
+
+    @property
+    def scratch(self) -> int:
+        return self.top_k * (self.levels - 1)
+
+    def forward_rows(self, nodes: int, levels: int) -> tuple[int, ...]:
+        return (2, *[min(self.top_k, nodes)] * (min(levels, nodes) - 1))
+
+    @property
+    def largest_tree(self) -> tuple[int, str]:
+        nodes = self.top_k + (self.levels - 1) * self.top_k**2
+        return nodes, f"levels {self.levels} and top_k {self.top_k} draft at most {nodes}"
+
+
+class Eagle3Settings(DynamicTreeSettings):
+    """An EAGLE-3 head drafts a dynamic token tree per branch."""
+
+    kind: Literal["eagle3"]
+
+
+class Eagle2Settings(DynamicTreeSettings):
+    """A head of EAGLE-1 or EAGLE-2 (one format) drafts a dynamic token tree per branch."""
+
+    kind: Literal["eagle2"]
+
+
+class PairingDrafter(Drafter):
+    """Row j pairs the target's feature of token j with token j + 1, at position j.
+
+    A prefix ends with a feature whose token is unknown; each continuation pairs it with its own
+    first token.
+
+    Attributes:
+        last: by segment, the position and the feature [F] of its last committed row.
+    """
+
+    lookback = 1
+
+    def __init__(self, settings: DrafterSettings, context: DraftContext) -> None:
+        super().__init__(settings, context)
+        self.last: dict[int, tuple[int, Tensor]] = {}
+
+    @classmethod
+    def logits(
+        cls, model: Any, tokens_1Q: Tensor, slots_1Q: Tensor, seen: AttentionPlan, kv: KVCache
+    ) -> Tensor:
+        embedding = model.embed_tokens.weight
+        hidden_1QH = embedding.new_zeros(*tokens_1Q.shape, embedding.shape[1]).to(kv.data.dtype)
+        out_1QH = model.forward(tokens_1Q, hidden_1QH, slots_1Q, slots_1Q, seen, kv)
+        logits_QV: Tensor = model.logits(out_1QH.flatten(0, 1))
+        return logits_QV
+
+    def write_rows_(
+        self, tokens_1Q: Tensor, rows: int, features_QF: Tensor | None, kv: KVCache
+    ) -> None:
+        import torch
+
+        from ...ops.attention.backends import AttentionPlan
+
+        steps_1Q = torch.arange(rows, device=tokens_1Q.device)[None]
+        hidden_1QH = self.model.fuse(features_QF)[None]
+        attention = AttentionPlan.causal(rows, tokens_1Q.device)
+        next_1Q = tokens_1Q[:, 1 : rows + 1]
+        self.model.forward(next_1Q, hidden_1QH, steps_1Q, steps_1Q, attention, kv)
+
+    def observe(self, rows: CommittedRows) -> None:
+        features_RF = rows.features(self.columns_F)
+        assert features_RF is not None, "this drafter's taps are the target's features"
+        last = None if rows.is_path else self.last.get(rows.prefix)
+        position = rows.position
+        if last is not None and last[0] == position - 1:
+            self.queue(rows.owner, position - 1, rows.tokens[:1], last[1][None])
+        self.queue(rows.owner, position, [*rows.tokens[1:], *rows.following], features_RF)
+        self.last[rows.owner] = position + len(rows.tokens) - 1, features_RF[-1]
+
+    def promote(self, root: Branch) -> None:
+        super().promote(root)
+        if root.owner in self.last:
+            self.last[root.request.prefix_owner] = self.last.pop(root.owner)
+
+    def truncate(self, owner: int, length: int) -> None:
+        super().truncate(owner, length)
+        self.last.pop(owner, None)
+
+    def forget(self, owners: Sequence[int]) -> None:
+        super().forget(owners)
+        for owner in owners:
+            self.last.pop(owner, None)
+
+
+class EagleDrafter(PairingDrafter):
+    """Grows the trees of all branches level by level, then keeps the best nodes of each."""
+
+    settings: DynamicTreeSettings
+
+    def root(self, batch: DraftRows | tuple[Branch, ...]) -> Frontier | tuple[Branch, ...]:
+        from ...ops.draft.eagle import first_level
+
+        if isinstance(batch, tuple):
+            return batch
+        return first_level(self.model, batch, self.kv, self.settings.top_k)
+
+    def grow(self, frontier: Frontier | tuple[Branch, ...]) -> Proposal:
+        from ...ops.draft.eagle import grow_tree_
+
+        if isinstance(frontier, tuple):
+            return self.no_drafts(len(frontier))
+        branches = len(frontier.tokens_SK)
+        rows = frontier.draft_rows
+        choice = rows.choice
+        levels = self.settings.levels
+        if choice is None:
+            count = nodes_for(self.settings.offered, branches)
+            return grow_tree_(self.model, frontier, self.kv, nodes=count, levels=levels)
+        if not choice.size:
+            return self.no_drafts(branches, rows.work)
+        levels = choice.levels
+        return grow_tree_(
+            self.model, frontier, self.kv, nodes=choice.size, levels=levels, ranked=True
+        )
+
+
+class Eagle3Drafter(EagleDrafter):
+    """EAGLE-3: the head reads features of several layers of the target."""
+
+    Settings = Eagle3Settings
+
+    @classmethod
+    def load(cls, folder: Path, target: Any, dtype: torch.dtype, device: torch.device) -> Any:
+        from ...models.load.weights import load_eagle3
+
+        return load_eagle3(folder, target, dtype=dtype, device=device)
+
+
+class Eagle2Drafter(EagleDrafter):
+    """EAGLE-2: the head reads the target's last hidden state."""
+
+    Settings = Eagle2Settings
+
+    @classmethod
+    def load(cls, folder: Path, target: Any, dtype: torch.dtype, device: torch.device) -> Any:
+        from ...models.load.weights import load_eagle
+
+        return load_eagle(folder, target, dtype=dtype, device=device)

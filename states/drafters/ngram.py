@@ -1,0 +1,142 @@
+"""N-grams: drafts are what followed the last tokens of a branch before; no model, no forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from ..drafter import DraftContext, Drafter
+from ..graph.drafter_settings import Nodes, TreeSettings, nodes_for
+from ..yaml.spec import Int
+
+if TYPE_CHECKING:
+    from ...ops.draft.gamma import GammaRecord
+    from ...ops.draft.host_tree import HostTree
+    from ...ops.draft.lookup import SuffixIndex
+    from ...ops.draft.ngram import CountTable, CountTables
+    from ...ops.types import Proposal
+    from ..request import Branch, Request
+    from ..round import RoundResult
+
+
+class NgramSettings(TreeSettings):
+    """Drafts are what followed the last tokens before: no model, no forward."""
+
+    kind: Literal["ngram"]
+    method: Literal["lookup", "nasd"] = Field(
+        "lookup", description="prompt lookup, or count tables filled as the target speaks"
+    )
+    nodes: Nodes = Field(6, description="drafted tokens of a tree, or {active branches: nodes}")
+    levels: Int = Field(6, ge=1, le=256, description="drafted levels of a tree")
+    longest: Int = Field(3, ge=1, le=32, description="most context tokens that must match")
+    width: Int = Field(2, ge=1, le=64, description="continuations side by side; 1 drafts a chain")
+    scope: Literal["branch", "request", "session"] = Field(
+        "request", description="whose text NASD counts together"
+    )
+    filler_top_k: Int = Field(
+        1, ge=1, le=64, description="NASD also counts the target's best tokens, if above 1"
+    )
+
+
+class NgramDrafter(Drafter):
+    """Drafts from committed tokens: those that a branch has read or written, or their counts.
+
+    Attributes:
+        indices: by branch, the places of n-grams in its context (prompt lookup).
+        tables: counts of what followed each n-gram, of a branch, a request or the session (NASD);
+            None before the first round.
+    """
+
+    Settings = NgramSettings
+    settings: NgramSettings
+
+    def __init__(self, settings: NgramSettings, context: DraftContext) -> None:
+        super().__init__(settings, context)
+        self.indices: dict[int, SuffixIndex] = {}
+        self.tables: CountTables | None = None
+        self._counted: dict[int, int] = {}  # tokens of its context that a branch has counted
+        self._fillers: dict[int, list[Sequence[int]]] = {}
+        self._open: set[int] = set()
+
+    def grow(self, frontier: tuple[Branch, ...]) -> Proposal:
+        from ...ops.draft.host_tree import pack
+
+        choice = self.choice
+        branches = len(frontier)
+        if choice is not None and not choice.size:
+            return self.no_drafts(branches)
+        nodes = nodes_for(self.settings.offered, branches) if choice is None else choice.size
+        draft = self.lookup_ if self.settings.method == "lookup" else self.count_
+        return pack([draft(branch, nodes) for branch in frontier], self.context.layout.device)
+
+    def lookup_(self, branch: Branch, nodes: int) -> HostTree:
+        """Prompt lookup: what followed the last tokens of the branch before."""
+        from ...ops.draft.lookup import SuffixIndex, lookup_tree
+
+        index = self.indices.setdefault(branch.owner, SuffixIndex(self.settings.longest))
+        index.append_(branch.context(len(index)))
+        return lookup_tree(
+            index,
+            nodes=nodes,
+            levels=self.settings.levels,
+            matches=self.settings.width,
+            stop_ids=branch.request.stop_ids,
+        )
+
+    def count_(self, branch: Branch, nodes: int) -> HostTree:
+        """NASD: what mostly followed, by the counts of the settings' scope."""
+        from ...ops.draft.ngram import CountTables, Scope, count_tree
+
+        longest = self.settings.longest
+        width = self.settings.width
+        if self.tables is None:
+            self.tables = CountTables(Scope(self.settings.scope), longest + 1, 1, width)
+        tables = self._tables_(branch, self.tables)
+        self._count_committed_(branch, tables[-1], longest)
+        return count_tree(
+            tables,
+            branch.context(branch.size - longest),
+            nodes=nodes,
+            levels=self.settings.levels,
+            width=width,
+            stop_ids=branch.request.stop_ids,
+        )
+
+    def _count_committed_(self, branch: Branch, table: CountTable, longest: int) -> None:
+        """Count what the branch has committed since the last time."""
+        start = self._counted[branch.owner]
+        fillers = self._fillers.pop(branch.owner, [])
+        missing = branch.size - start - len(fillers)  # a root token was drawn without any
+        first = max(start - longest, 0)  # contexts of what follows
+        padded = [*[()] * missing, *fillers] if fillers else ()
+        table.learn_(branch.context(first), start - first, padded)
+        self._counted[branch.owner] = branch.size
+
+    def _tables_(self, branch: Branch, tables: CountTables) -> tuple[CountTable, ...]:
+        """Count the shared prompt of a request once, and each branch's own tokens once."""
+        request = branch.request
+        if request.prefix_owner not in self._open:
+            self._open.add(request.prefix_owner)
+            tables.open_(request.key, request.context)
+        self._counted.setdefault(branch.owner, len(request.context))
+        return tables.tables_(request.key, branch.owner)
+
+    def learn(
+        self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
+    ) -> tuple[GammaRecord, ...]:
+        """Also keep the target's other likely tokens at each accepted position."""
+        if self.tables is not None and result.side_outputs_SC.size:
+            nodes = result.tokens_ST.shape[1]
+            for branch, row, path in zip(branches, result.side_outputs_SC, paths, strict=True):
+                self._fillers[branch.owner] = row.reshape(nodes, -1)[list(path)].tolist()
+        return super().learn(branches, result, paths)
+
+    def close(self, request: Request) -> None:
+        self._open.discard(request.prefix_owner)
+        if self.tables is not None:
+            self.tables.close_(request.key)
+        for branch in request.all_branches():
+            for memory in (self.indices, self._counted, self._fillers):
+                memory.pop(branch.owner, None)

@@ -1,0 +1,203 @@
+"""A small language model of the target's tokenizer drafts a chain of tokens per branch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from math import nan
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from ...ops.draft.gamma_settings import LOOKING, GammaPolicy, GammaSettings
+from ..drafter import DraftContext, Drafter
+from ..graph.drafter_settings import ChoosingSettings
+from ..yaml.spec import Count, Int, Text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+    from torch import Tensor
+
+    from ...ops.attention.backends import AttentionPlan
+    from ...ops.draft.gamma import GammaRecord, GammaState, Length
+    from ...ops.draft.vanilla import ChainStart
+    from ...ops.kv.pool import KVCache
+    from ...ops.types import DraftRows, Proposal
+    from ..request import Branch
+    from ..round import CommittedRows, RoundResult
+
+
+class VanillaSettings(ChoosingSettings):
+    """A small language model of the target's tokenizer drafts a chain per branch."""
+
+    kind: Literal["vanilla"]
+    has_model: ClassVar[bool] = True
+    gamma: Int = Field(5, ge=0, le=1024, description="drafts per branch and round")
+    gamma_policy: Literal["fixed", "egag", "heuristic", "svip", "confidence", "adaedl", "cost"] = (
+        Field("fixed", description="who decides how many drafts a branch gets")
+    )
+    gamma_min: Int = Field(1, ge=0, le=1024, description="fewest drafts of a policy")
+    gamma_max: Count | None = Field(None, description="most drafts of a policy; gamma if not given")
+    gamma_limit: Annotated[float, Field(strict=True, ge=0, le=10)] | None = Field(
+        None,
+        description="threshold of svip (0.3 if not given), confidence (0.4) and, at the start, "
+        "adaedl (0.4)",
+    )
+    egag_mode: Literal["linear", "seed"] = Field(
+        "linear", description="from entropy to length, between the bounds or up to gamma_max"
+    )
+    egag_ema_beta: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
+        0.0, description="share of the past in EGAG's moving average"
+    )
+    egag_h_ref: Annotated[float, Field(strict=True, gt=0)] | None = Field(
+        None, description="entropy in nats that counts as no confidence; ln V if not given"
+    )
+    draws: Literal["best", "sampled"] = Field(
+        "best", description="drafts are the best tokens, or drawn, if the target's are"
+    )
+    model: Text | None = Field(None, description="checkpoint of the small model")
+
+    @model_validator(mode="after")
+    def _lengths_are_valid(self) -> Self:
+        try:
+            _ = self.lengths
+        except ValueError as error:
+            raise PydanticCustomError("gamma", "{why}", {"why": str(error)}) from None
+        return self
+
+    @property
+    def lengths(self) -> GammaSettings:
+        """The draft-length policy."""
+        return GammaSettings(**{f.name: getattr(self, f.name) for f in fields(GammaSettings)})
+
+    @property
+    def offered(self) -> int | Mapping[int, int]:
+        return self.lengths.most
+
+    @property
+    def chooses(self) -> bool:
+        return self.lengths.gamma_policy == GammaPolicy.COST
+
+    @property
+    def is_chain(self) -> bool:
+        return True
+
+    @property
+    def scratch(self) -> int:
+        return max(self.lengths.most - 1, 0)
+
+
+class VanillaDrafter(Drafter):
+    """Reads token ids alone, the next root included, and writes on.
+
+    Attributes:
+        planned: the length of each active branch's chain in this round.
+        lengths: by branch, the state of the length policy.
+    """
+
+    Settings = VanillaSettings
+    settings: VanillaSettings
+    reads_root = True
+
+    def __init__(self, settings: VanillaSettings, context: DraftContext) -> None:
+        super().__init__(settings, context)
+        self.policy = settings.lengths
+        self.planned: list[Length] = []
+        self.lengths: dict[int, GammaState] = {}
+
+    @classmethod
+    def load(cls, folder: Path, target: Any, dtype: torch.dtype, device: torch.device) -> Any:
+        from ...models.load.weights import load_vanilla
+
+        return load_vanilla(folder, target, dtype=dtype, device=device)
+
+    @classmethod
+    def logits(
+        cls, model: Any, tokens_1Q: Tensor, slots_1Q: Tensor, seen: AttentionPlan, kv: KVCache
+    ) -> Tensor:
+        from ...ops.draft.vanilla import logits_of
+
+        every_Q = slots_1Q[0] - slots_1Q[0, 0]
+        return logits_of(model, tokens_1Q, slots_1Q, slots_1Q, seen, kv, every_Q)
+
+    def write_rows_(
+        self, tokens_1Q: Tensor, rows: int, features_QF: Tensor | None, kv: KVCache
+    ) -> None:
+        import torch
+
+        from ...ops.attention.backends import AttentionPlan
+        from ...ops.draft.vanilla import logits_of
+
+        steps_1Q = torch.arange(rows, device=tokens_1Q.device)[None]
+        seen = AttentionPlan.causal(rows, tokens_1Q.device)
+        last_R = steps_1Q[0, -1:]
+        logits_of(self.model, tokens_1Q[:, :rows], steps_1Q, steps_1Q, seen, kv, last_R)
+
+    def observe(self, rows: CommittedRows) -> None:
+        first = 1 if rows.is_path else 0  # the root was read when it was drawn
+        self.queue(rows.owner, rows.position + first, [*rows.tokens[first:], *rows.following])
+
+    def root(self, batch: DraftRows | tuple[Branch, ...]) -> ChainStart | tuple[Branch, ...]:
+        """Plan the lengths of all chains, and read the committed tokens in one forward."""
+        from ...ops.draft.vanilla import catch_up_
+
+        lengths = self.plan_(self.active)
+        if isinstance(batch, tuple):
+            return batch
+        looks = self.policy.gamma_policy in LOOKING
+        return catch_up_(self.model, batch, self.kv, lengths, looks=looks)
+
+    def grow(self, frontier: ChainStart | tuple[Branch, ...]) -> Proposal:
+        from ...ops.draft.drawing import Drawing
+        from ...ops.draft.vanilla import write_chain_
+
+        if isinstance(frontier, tuple):
+            return self.no_drafts(len(frontier))
+        drawing = Drawing.of(frontier.draft_rows, self.settings.draws, self.context.accept)
+        return write_chain_(self.model, frontier, self.kv, drawing)
+
+    def plan_(self, branches: Sequence[Branch]) -> tuple[int, ...]:
+        """How many drafts each branch gets in this round."""
+        from ...ops.draft.gamma import Length, plan
+
+        if self.choice is not None and branches:
+            lengths = self.choice.lengths
+            self.planned = [Length(nan, nan, count, nan, count, count) for count in lengths]
+            return lengths
+        vocabulary = self.model.vocab_size
+        self.planned = [
+            plan(self.policy, self._state(branch), vocabulary, branch.budget - len(branch.tokens))
+            for branch in branches
+        ]
+        return tuple(length.gamma_eff for length in self.planned)
+
+    def _state(self, branch: Branch) -> GammaState:
+        from ...ops.draft.gamma import first_state
+
+        return self.lengths.get(branch.owner) or first_state(self.policy)
+
+    def learn(
+        self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
+    ) -> tuple[GammaRecord, ...]:
+        from ...ops.draft.gamma import GammaRecord, next_state, unpacked
+
+        super().learn(branches, result, paths)
+        if not (branches and self.planned):
+            return ()
+        records = []
+        width = max(1, *(length.gamma_eff for length in self.planned))
+        seen = unpacked(result.side_outputs_SC, width)
+        for branch, length, laws, path in zip(branches, self.planned, seen, paths, strict=True):
+            accepted = len(path) - 1
+            state = next_state(self.policy, self._state(branch), length, accepted, laws)
+            self.lengths[branch.owner] = state
+            records.append(GammaRecord(**asdict(length), accepted=accepted))
+        return tuple(records)
+
+    def forget(self, owners: Sequence[int]) -> None:
+        super().forget(owners)
+        for owner in owners:
+            self.lengths.pop(owner, None)
