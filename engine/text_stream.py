@@ -43,7 +43,7 @@ class TextStream:
         return self.text
 
 
-class Pieces:
+class TokenTexts:
     """The text of single tokens inside a text, each decoded once."""
 
     def __init__(self, decode: Decode) -> None:

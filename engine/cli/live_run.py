@@ -79,7 +79,7 @@ def _listen(options: RunOptions, run: EngineCore, recorder: Recorder) -> None:
     if options.explain_rounds and not options.quiet:
         recorder.listeners.append(rounds_view(recorder, run, Writer(sys.stderr)))
     if options.trace == "kv":
-        trace_pools(run.board, recorder.tell)
+        trace_pools(run.board, recorder.write_record)
     if options.probe_blend:
         recorder.meter.probed = probe_blends(run)
 
@@ -103,7 +103,10 @@ def _pause(
             else:
                 keys = stack.enter_context(Keys(sys.stdin))
                 stopped = partial(_stopped, halt)
-                pauses.append(LiveStepper(job.program, view, keys, halts, inspector, stopped))
+                stepper = LiveStepper(
+                    job.program, view, keys, halts=halts, inspector=inspector, stopped=stopped
+                )
+                pauses.append(stepper)
         yield (lambda run: all(pause(run) for pause in pauses)) if pauses else None
 
 

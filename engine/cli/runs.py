@@ -191,7 +191,7 @@ def replay(
         if not MIN_SPEED <= speed <= MAX_SPEED:
             raise UsageError(f"--speed takes {MIN_SPEED:g} to {MAX_SPEED:g}")
         replayed = Replay(find_run(run, runs_dir))
-        for missing in replayed.lacks:
+        for missing in replayed.missing:
             complain(f"note: {replayed.run.path.name}: {missing} are not in this run folder")
         if step is not None or svg is not None:
             _print_picture(replayed, -1 if step is None else step, _size(size), svg)

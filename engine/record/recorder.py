@@ -1,188 +1,182 @@
-"""The sink of a run: counts, writes the trace, and makes pictures for whoever looks.
+"""The sink of a run: folds its events into a `RunView`, writes the trace, serves snapshots.
 
-It reads host integers only. Pictures are made on the run's own thread, and only when a viewer has
-asked for one since the last event; a viewer never touches the run.
+It reads host integers only. Snapshots are made on the run's own thread, and only if a viewer
+requested one since the last event; a viewer never touches the run.
 """
 
-from collections import deque
 from collections.abc import Mapping
 from time import perf_counter_ns
 from typing import Any
 
 from ...states.machine import Run
-from ...states.round import RoundSummary, VerifiedTree
+from ...states.request import Branch
+from ...states.round import RoundSummary
 from ...states.trace import Event, Moved, OpRan, Sink
-from ..text_stream import Decode, Pieces, TextStream
-from .metrics import Meter, figures
-from .run_view import Move, Snapshot, branch_view, draft_tree, pool_view, request_view
-from .trace import Happened, Record, Write, step_record, trace_record
+from ..text_stream import Decode, TextStream, TokenTexts
+from .metrics import NS, Meter, figures
+from .run_view import (
+    RunView,
+    Snapshot,
+    branch_view,
+    pool_view,
+    request_view,
+    visible_branches,
+)
+from .trace import Record, Recordable, Write, step_record, trace_record
 
-LAST = 64  # moves, and branches with their last rounds, that are kept for viewers
-BATCH = 256  # trace records that are written together
+BATCH_SIZE = 256  # trace records that are written together
 
 
 class Recorder:
     """Takes every event of one run; without `write` there is no trace.
 
     Attributes:
-        wanted: set by a viewer; the next event then leaves a new `snapshot`.
-        listeners: are called with each event when it has been counted.
+        snapshot_requested: set by a viewer; the next event then leaves a new `snapshot`.
+        listeners: called with each event after it was folded into `view`.
+        start_time: perf_counter_ns at the start of the run, moved on by its pauses.
     """
 
     def __init__(self, decode: Decode, write: Write | None = None) -> None:
         self.decode = decode
         self.write = write
-        self.meter = Meter()
-        self.wanted = False
+        self.view = RunView()
+        self.snapshot_requested = False
         self.snapshot: Snapshot | None = None
-        self.state = "start"
-        self.before = ""
         self.listeners: list[Sink] = []
-        self.moves: deque[Move] = deque(maxlen=LAST)
-        self.began = perf_counter_ns()
+        self.start_time = perf_counter_ns()
         self._run: Run | None = None
-        self._committed = 0
         self._streams: dict[int, TextStream] = {}
-        self._pieces = Pieces(decode)
-        self._trees: dict[str, tuple[int, VerifiedTree]] = {}
+        self._texts = TokenTexts(decode)
         self._tokens: set[int] = set()
-        self._pending: list[tuple[int, Happened, int]] = []
+        self._pending: list[tuple[int, Recordable, int]] = []
+
+    @property
+    def meter(self) -> Meter:
+        return self.view.meter
+
+    @property
+    def now(self) -> int:
+        """Nanoseconds since the start of the run, without its pauses."""
+        return perf_counter_ns() - self.start_time
 
     def attach(self, run: Run) -> None:
-        """Say which run the events come from; call it before the first advance."""
+        """Set the run that the events come from; call it before the first transition."""
         self._run = run
-        self.began = perf_counter_ns()
-        self.look()
+        self.start_time = perf_counter_ns()
+        self.take_snapshot()
+
+    # -- events -----------------------------------------------------------------------------------
 
     def __call__(self, event: Event) -> None:
         at = self.now
         if self.write is not None:
-            self._keep(at, event)
+            self._record(at, event)
         if isinstance(event, Moved):
-            self._moved(event, at)
+            self.view.moved(event, at)
         else:
-            self.meter.op_ran(event)
-            if "step" in event.results and self._run is not None:
-                self._planned(at, self._run.board)
-            if "committed" in event.results and self._run is not None:
-                self._forward_done(self._run.board, at)
+            self.view.op_ran(event)
+            if self._run is not None:
+                if "step" in event.results:
+                    self._planned(at, self._run.board)
+                if "committed" in event.results:
+                    self._round_done(at, self._run.board)
         for listener in self.listeners:
             listener(event)
-        if self.wanted:
-            self.serve()
+        if self.snapshot_requested:
+            self.serve_snapshot()
 
     def _planned(self, at: int, board: Mapping[str, Any]) -> None:
-        """What a step decided; who starts is told by name."""
-        self.meter.preempted += len(board["step"].preempted)
+        step = board["step"]
+        starting: list[str] = []
+        chunks: dict[str, int] = {}
+        if self.write is not None or self.view.preempted:
+            table = board["branches"]
+            requests = table.beginning(step)
+            first = [request.first for request in requests if request.first is not None]
+            starting = [item.name for item in (*table.starting(step), *requests, *first)]
+            chunks = {request.key: count for request, count in table.reading(step)}
+        self.view.planned(step.preempted, (*starting, *chunks))
         if self.write is not None:
-            step = board["step"]
-            branches = board["branches"]
-            begin = branches.beginning(step)
-            first = [request.first for request in begin if request.first is not None]
-            starts = [*branches.starting(step), *begin, *first]
-            chunks = {request.key: count for request, count in branches.reading(step)}
-            self._keep(at, step_record(step, [one.name for one in starts], chunks))
+            self._record(at, step_record(step, starting, chunks))
 
-    def _forward_done(self, board: Mapping[str, Any], at: int) -> None:
+    def _round_done(self, at: int, board: Mapping[str, Any]) -> None:
         summary: RoundSummary = board["committed"]
-        if not summary.rows:  # nobody could start, so nothing was computed
+        if not summary.rows:  # no branch could start, so no forward was computed
             return
-        self._committed += sum(summary.committed)
-        self.meter.forward_done(summary, at)
-        for tree in summary.trees:
-            if self.write is not None:
+        self.view.round_done(summary, at)
+        if self.write is not None:
+            for tree in summary.trees:
                 self._tokens.update((*tree.tokens[1:], tree.root, tree.final))
-            self._trees.pop(tree.branch, None)  # the latest stands last
-            self._trees[tree.branch] = (self.meter.forwards, tree)
-        for name in list(self._trees)[:-LAST]:
-            del self._trees[name]
         for request in board["branches"].requests:
             root = request.root
             marks = self.meter.marks.get(request.key)
             if root is not None and root.ended and marks and marks.outline is None:
                 marks.outline = at
-        self._keep(at, summary, self.meter.forwards)
+        self._record(at, summary, self.meter.forwards)
 
-    def _moved(self, event: Moved, at: int) -> None:
-        self.meter.moved(event, at)
-        move = Move(event.source, event.target, event.guard, event.nanos / 1e6, self._committed)
-        self.moves.append(move)
-        self.state = event.target
-        self.before = event.source
-        self._committed = 0
+    # -- the trace --------------------------------------------------------------------------------
 
-    def tell(self, record: Record) -> None:
-        """A trace record of somebody else's, in its place among the events."""
-        self._keep(self.now, record)
+    def write_record(self, record: Record) -> None:
+        """Add a trace record of another source among the events."""
+        self._record(self.now, record)
 
-    def _keep(self, at: int, happened: Happened, number: int = 0) -> None:
+    def _record(self, at: int, item: Recordable, number: int = 0) -> None:
         if self.write is not None:
-            kept = happened.described() if isinstance(happened, OpRan) else happened
-            self._pending.append((at, kept, number or self._committed))
-            if len(self._pending) >= BATCH:
+            stored = item.described() if isinstance(item, OpRan) else item
+            self._pending.append((at, stored, number or self.view.committed))
+            if len(self._pending) >= BATCH_SIZE:
                 self.flush()
 
     def flush(self) -> None:
-        """Write what is still kept; encoding many records at once costs a fraction of each."""
+        """Write the pending records; encoding many at once costs a fraction of one by one."""
         if self.write is not None:
-            for at, happened, number in self._pending:
-                self.write(trace_record(at, happened, number))
+            for at, item, number in self._pending:
+                self.write(trace_record(at, item, number))
         self._pending.clear()
+
+    def close(self) -> None:
+        """End the trace with the text of every token in it, so that it is readable by itself."""
+        if self.write is not None and self._run is not None:
+            for request in self._run.board["branches"].requests:
+                for branch in request.all_branches():
+                    self._tokens.update(branch.tokens)
+            tokens = sorted(token for token in self._tokens if token >= 0)
+            texts = {str(token): self._texts(token) for token in tokens}
+            self.write_record({"kind": "texts", "texts": texts})
+        self.flush()
 
     def figures(self, board: Mapping[str, Any]) -> dict[str, Any]:
         """metrics.json, as far as the run got."""
         return figures(self.meter, board)
 
-    def close(self) -> None:
-        """End the trace: the text of every token that it tells of, so that it can be read alone."""
-        if self.write is not None and self._run is not None:
-            for request in self._run.board["branches"].requests:
-                for branch in request.all_branches():
-                    self._tokens.update(branch.tokens)
-            told = sorted(token for token in self._tokens if token >= 0)
-            self.tell({"kind": "texts", "texts": {str(one): self._pieces(one) for one in told}})
-        self.flush()
+    # -- pauses and snapshots ---------------------------------------------------------------------
 
-    def waited(self, nanos: int) -> None:
-        """Somebody let the run wait; that is no time of its own."""
-        self.began += nanos
+    def exclude(self, nanos: int) -> None:
+        """Exclude a pause from the run's time."""
+        self.start_time += nanos
         if self._run is not None and self._run.moved_at:
             self._run.moved_at += nanos
 
-    @property
-    def now(self) -> int:
-        """Nanoseconds since the run began, without what it has waited."""
-        return perf_counter_ns() - self.began
+    def serve_snapshot(self) -> None:
+        """Take a snapshot if one was requested; only on the run's own thread."""
+        if self.snapshot_requested:
+            self.snapshot_requested = False
+            self.take_snapshot()
 
-    def serve(self) -> None:
-        """A new picture, if somebody has asked for one; only on the run's own thread."""
-        if self.wanted:
-            self.wanted = False
-            self.look()
-
-    def look(self) -> None:
-        """Make a new picture; only on the run's own thread."""
+    def take_snapshot(self) -> None:
+        """Leave a new `snapshot`; only on the run's own thread."""
         if self._run is None or not self._run.board:
             return
         board = self._run.board
-        meter = Meter()
-        meter.add(self.meter)
         requests = board["branches"].requests
-        # An outline's root branch is shown only until its branches are there.
-        shown = [b for request in requests for b in request.branches or request.all_branches()]
-        self.snapshot = Snapshot(
-            self.state,
-            self.before,
-            tuple(self.moves),
-            tuple(branch_view(branch, self._text(branch)) for branch in shown),
+        self.snapshot = self.view.snapshot(
+            [branch_view(branch, self._text(branch)) for branch in visible_branches(requests)],
+            [request_view(request) for request in requests],
             pool_view(board),
-            meter,
-            self.now / 1e9,
-            self.meter.blends[-1] if self.meter.blends else None,
-            tuple(map(request_view, requests)),
-            tuple(draft_tree(*of, self._pieces) for of in self._trees.values()),
+            seconds=self.now / NS,
+            text=self._texts,
         )
 
-    def _text(self, branch: Any) -> str:
+    def _text(self, branch: Branch) -> str:
         stream = self._streams.setdefault(branch.owner, TextStream(self.decode))
         return stream.update(branch.tokens, final=branch.ended)

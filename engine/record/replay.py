@@ -1,46 +1,56 @@
-"""A saved run as a sequence of snapshots, without a model."""
+"""A saved run, transition by transition and without a model, from its trace, outputs and manifest.
+
+A trace does not say which branch a slot belongs to: the strip of a replayed run shows the number
+of slots of each owner.
+"""
 
 from bisect import bisect_right
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from ...states.blend import BlendSummary
-from ...states.round import RoundSummary, VerifiedTree
+from ...states.round import RoundSummary
 from ...states.trace import Moved, OpRan
 from ..errors import UsageError
+from ..events import BranchFinished, BranchOpened, Committed, Origin, OutlineRead, TokenEvent
 from ..text_stream import HALF
-from .metrics import NS, Meter
+from .metrics import NS
 from .run_folder import TRACE, SavedRun
 from .run_view import (
     BRANCH,
     OUTLINE,
+    PARSE_OP,
     PREFIX,
     BranchView,
-    Move,
     PoolView,
     RequestView,
+    RunView,
     Scene,
     Snapshot,
-    draft_tree,
+    model_label,
 )
-from .trace import COUNTS, Record, records_of, told_trees
+from .trace import ROUND_FIELDS, Record, records_of, trees_of
+
+CHECKPOINT_INTERVAL = 256  # records between two states that are retained for going back
 
 Texts = Mapping[int, str]
+
+
+# -- requests and branches of a saved run ---------------------------------------------------------
 
 
 @dataclass(eq=False)
 class ReplayedBranch:
     """One branch as it ended.
 
-    name: as rounds have it. rounds: how many forwards it was in; last: the number of the last one.
-    text: None for an outline, which is not kept as text. texts: of single tokens.
+    name: as in the trace. text: None for an outline, whose text is not saved. texts: of single
+    tokens. rounds: number of its forwards; last_round: number of the last one.
     """
 
     name: str
@@ -52,31 +62,43 @@ class ReplayedBranch:
     text: str | None
     texts: Texts
     rounds: int = 0
-    last: int = 0
+    last_round: int = 0
 
-    def view(self, rounds: int, tokens: int, preempted: Set[str] = frozenset()) -> BranchView:
-        """It after so many forwards and tokens; `preempted` are those who make way."""
-        stage = self.stage(rounds)
-        finish = self.finish if stage == "done" else ""
+    def view(self, run: RunView) -> BranchView:
+        """The branch at the moment of a view."""
+        stage = self.stage(run)
         request = self.name.rpartition("/")[0]
-        if stage == "running" and {self.name, request} & preempted:
-            stage = "preempted"
-        facts = (request, self.index, self.title, stage, finish, tokens, self.budget)
-        return BranchView(*facts, self.text_at(tokens))
+        tokens = run.tokens[self.name]
+        return BranchView(
+            request=request,
+            index=self.index,
+            title=self.title,
+            stage="preempted"
+            if stage == "running" and {self.name, request} & run.preempted
+            else stage,
+            finish=self.finish if stage == "done" else "",
+            tokens=tokens,
+            budget=self.budget,
+            text=self.text_at(tokens),
+        )
 
-    def stage(self, rounds: int) -> str:
+    def stage(self, run: RunView) -> str:
+        rounds = run.rounds[self.name]
         if not rounds:
             return "done" if self.finish == "refused" else "waiting"
         return "done" if rounds >= self.rounds else "running"
 
-    def holds(self, rounds: int) -> bool:
-        """Whether it has slots of its own after so many forwards; to the end, if it was halted."""
-        halted = self.finish == "cancelled" and rounds > 0
-        return halted or self.stage(rounds) == "running"
+    def holds_slots(self, run: RunView) -> bool:
+        """Whether the branch has slots; a cancelled one keeps them to the end of the trace."""
+        cancelled = self.finish == "cancelled" and run.rounds[self.name] > 0
+        return cancelled or self.stage(run) == "running"
 
     def text_at(self, tokens: int) -> str:
-        """What its first tokens say; a share of the whole where single tokens do not add up to it,
-        or their texts are not known."""
+        """The text of the first tokens.
+
+        If single tokens do not add up to the text, or their texts are unknown, it is a
+        proportional share of the whole.
+        """
         whole, ends = self._pieces
         if tokens >= len(self.ids) and self.text is not None:
             return self.text
@@ -86,14 +108,14 @@ class ReplayedBranch:
 
     @cached_property
     def _pieces(self) -> tuple[str, list[int]]:
-        """All tokens' texts joined, and where each ends."""
+        """The joined texts of all tokens, and where each ends."""
         pieces = [self.texts.get(token, "") for token in self.ids]
         return "".join(pieces), [0, *accumulate(map(len, pieces))]
 
 
 @dataclass(eq=False)
 class ReplayedRequest:
-    """One request: its outline, if it wrote one, and its parts; what combines them stands last."""
+    """One request: its outline, if it wrote one, and its parts; a combined answer is the last."""
 
     key: str
     question: str
@@ -106,42 +128,37 @@ class ReplayedRequest:
             yield self.outline
         yield from self.parts
 
-    def shown(self, rounds: Mapping[str, int], parsed: int) -> list[ReplayedBranch]:
-        """Its parts once they are there, before that its outline.
-
-        Args:
-            rounds: of each branch so far. parsed: how many forwards were done when outlines were
-                last read into parts.
-        """
+    def visible(self, run: RunView) -> list[ReplayedBranch]:
+        """The parts once they exist, before that the outline."""
         root = self.outline
-        if root is None or root.last <= parsed:
+        if root is None or root.last_round <= run.parsed:
             return self.parts
-        if any(rounds.get(part.name) for part in self.parts):
+        if any(run.rounds[part.name] for part in self.parts):
             return self.parts
-        return [root] if rounds.get(root.name) else []
+        return [root] if run.rounds[root.name] else []
 
-    def view(
-        self,
-        rounds: Mapping[str, int],
-        parsed: int,
-        tokens: Mapping[str, int],
-        preempted: Set[str] = frozenset(),
-    ) -> RequestView:
-        """It after so many rounds and tokens of its branches."""
-        parts = self.parts if self.shown(rounds, parsed) is self.parts else []
-        stages = [one.stage(rounds.get(one.name, 0)) for one in parts]
-        done = stages.count("done")
+    def view(self, run: RunView) -> RequestView:
+        """The request at the moment of a view."""
+        parts = self.parts if self.visible(run) is self.parts else []
+        done = sum(part.stage(run) == "done" for part in parts)
         if parts and done == len(parts):
             stage = "done"
-        elif self.key in preempted:
+        elif self.key in run.preempted:
             stage = "preempted"
-        elif any(rounds.get(one.name) for one in self.branches):
+        elif any(run.rounds[branch.name] for branch in self.branches):
             stage = "running" if parts else "outlining"
         else:
             stage = "waiting"
-        count = sum(tokens.get(one.name, 0) for one in self.branches)
-        refused = stage == "done" and any(one.finish == "refused" for one in self.branches)
-        return RequestView(self.key, self.question, stage, len(parts), done, count, refused)
+        refused = any(branch.finish == "refused" for branch in self.branches)
+        return RequestView(
+            key=self.key,
+            question=self.question,
+            stage=stage,
+            parts=len(parts),
+            done=done,
+            tokens=sum(run.tokens[branch.name] for branch in self.branches),
+            refused=stage == "done" and refused,
+        )
 
 
 def replayed_requests(
@@ -153,30 +170,37 @@ def replayed_requests(
     """The requests of a run in its order.
 
     Args:
-        outputs: lines of outputs.jsonl by key; without any, what rounds tell: names alone.
+        outputs: lines of outputs.jsonl by key; without them, branches have names alone.
         rounds: records of the trace. budgets: of outlines, and of parts.
     """
-    found = {key: _request(key, line, texts, budgets) for key, line in outputs.items()}
-    known = {one.name: one for request in found.values() for one in request.branches}
+    requests = {key: _request(key, line, texts, budgets) for key, line in outputs.items()}
+    branches = {b.name: b for request in requests.values() for b in request.branches}
     for record in rounds:
         for name in record["branches"]:
-            if name not in known:
+            if name not in branches:
                 key = name.rpartition("/")[0]
-                request = found.setdefault(key, ReplayedRequest(key, ""))
-                known[name] = _nameless(request, name, texts, budgets)
-            known[name].rounds += 1
-            known[name].last = record["round"]
-    return list(found.values())
+                request = requests.setdefault(key, ReplayedRequest(key, ""))
+                branches[name] = _unsaved_branch(request, name, texts, budgets)
+            branches[name].rounds += 1
+            branches[name].last_round = record["round"]
+    return list(requests.values())
 
 
-def _nameless(
+def _unsaved_branch(
     request: ReplayedRequest, name: str, texts: Texts, budgets: tuple[int, int]
 ) -> ReplayedBranch:
-    """A branch of which nothing but rounds was kept."""
+    """A branch that the outputs do not have; added to its request."""
     is_outline = name.endswith("/outline")
-    index, budget = (-1, budgets[0]) if is_outline else (len(request.parts), budgets[1])
-    title = name.rpartition("/")[2]
-    branch = ReplayedBranch(name, index, title, budget, "", [], "", texts)
+    branch = ReplayedBranch(
+        name=name,
+        index=-1 if is_outline else len(request.parts),
+        title=name.rpartition("/")[2],
+        budget=budgets[0] if is_outline else budgets[1],
+        finish="",
+        ids=[],
+        text="",
+        texts=texts,
+    )
     if is_outline:
         request.outline = branch
     else:
@@ -187,99 +211,59 @@ def _nameless(
 def _request(
     key: str, line: Mapping[str, Any], texts: Texts, budgets: tuple[int, int]
 ) -> ReplayedRequest:
-    made = ReplayedRequest(key, line.get("question", ""))
+    request = ReplayedRequest(key, line.get("question", ""))
     ids = line.get("outline_token_ids") or []
     finish = line.get("outline_finish_reason") or ""
     if ids or finish:
-        facts = (f"{key}/outline", -1, "outline", budgets[0], finish)
-        made.outline = ReplayedBranch(*facts, ids, None, texts)
+        request.outline = ReplayedBranch(
+            name=f"{key}/outline",
+            index=-1,
+            title="outline",
+            budget=budgets[0],
+            finish=finish,
+            ids=ids,
+            text=None,
+            texts=texts,
+        )
     parts = [(f"{key}/{part['index'] + 1}", part) for part in line.get("parts", ())]
     if line.get("combined") is not None:
         parts.append((f"{key}/combined", line["combined"]))
-    for at, (name, part) in enumerate(parts):
-        facts = (name, at, part["title"] or "answer", budgets[1], part["finish_reason"])
-        made.parts.append(ReplayedBranch(*facts, part["token_ids"], part["text"], texts))
-    return made
+    request.parts = [
+        ReplayedBranch(
+            name=name,
+            index=index,
+            title=part["title"] or "answer",
+            budget=budgets[1],
+            finish=part["finish_reason"],
+            ids=part["token_ids"],
+            text=part["text"],
+            texts=texts,
+        )
+        for index, (name, part) in enumerate(parts)
+    ]
+    return request
 
 
-LAST = 64  # moves, and branches with their last rounds, that a picture has
-PARSE = "outline.parse_"  # the op that makes parts of outlines
-APART = 256  # frames between two moments that are kept, for going back
-
-
-@dataclass
-class _Moment:
-    """What is true after some records."""
-
-    taken: int = 0
-    at: int = 0
-    state: str = "start"
-    before: str = ""
-    kv: tuple[int, int] = (0, 0)
-    parsed: int = 0
-    meter: Meter = field(default_factory=Meter)
-    moves: deque[Move] = field(default_factory=lambda: deque(maxlen=LAST))
-    rounds: Counter[str] = field(default_factory=Counter)
-    tokens: Counter[str] = field(default_factory=Counter)
-    trees: dict[str, tuple[int, VerifiedTree]] = field(default_factory=dict)
-    preempted: set[str] = field(default_factory=set)
-    starting: set[str] = field(default_factory=set)  # they do with the next forward
-
-    def take(self, record: Record) -> None:
-        self.at = record["t"]
-        if record["kind"] == "move":
-            self._moved(record)
-        elif record["kind"] == "op":
-            self.meter.op_ran(OpRan(record["state"], record["op"], record["ns"], {}))
-            self.parsed = self.meter.forwards if record["op"] == PARSE else self.parsed
-        elif record["kind"] == "round":
-            self._round(record)
-        elif record["kind"] == "step":
-            self._planned(record)
-
-    def _moved(self, record: Record) -> None:
-        way = (record["from"], record["to"], record["guard"])
-        self.meter.moved(Moved(*way, record["step"], record["ns"]), record["t"])
-        self.moves.append(Move(*way, record["ns"] / 1e6, record["committed"]))
-        self.before, self.state = way[:2]
-
-    def _planned(self, record: Record) -> None:
-        """Who makes way, and who goes on; older traces know of neither."""
-        names = record.get("preempted", ())
-        self.meter.preempted += len(names)
-        self.preempted |= set(names)
-        self.starting = {*record["starts"], *record["chunks"]}
-
-    def _round(self, record: Record) -> None:
-        self.preempted -= self.starting
-        self.meter.forward_done(_summary(record), record["t"])
-        self.kv = record["kv"], record["kv_draft"]
-        self.rounds.update(record["branches"])
-        self.tokens.update(dict(zip(record["branches"], record["committed"], strict=True)))
-        for tree in told_trees(record):
-            self.trees.pop(tree.branch, None)
-            self.trees[tree.branch] = (record["round"], tree)
-        for name in list(self.trees)[:-LAST]:
-            del self.trees[name]
+# -- the run --------------------------------------------------------------------------------------
 
 
 class Replay:
-    """The frames of a kept run: one for each state that it was in, with what was done there.
+    """The frames of a saved run: one for each state that it was in.
 
     Attributes:
-        scene: what never changes. times: nanoseconds of the run at the end of each frame.
-        lacks: what the run folder has not, in words.
+        scene: the constants of the run. times: nanoseconds of the run at the end of each frame.
+        missing: what the run folder lacks, in words.
 
     Raises:
-        UsageError: there is no trace of a run.
+        UsageError: the folder has no trace of a run.
     """
 
     def __init__(self, run: SavedRun) -> None:
         self.run = run
-        self.lacks: list[str] = []
+        self.missing: list[str] = []
         records = list(records_of(run))
-        self.records = [one for one in records if one["kind"] != "texts"]
-        moves = [at for at, one in enumerate(self.records) if one["kind"] == "move"]
+        self.records = [record for record in records if record["kind"] != "texts"]
+        moves = [at for at, record in enumerate(self.records) if record["kind"] == "move"]
         if not moves:
             raise UsageError(f"{run.path / TRACE}: no transition in it, nothing to replay")
         self._ends = [*moves[1:], len(self.records)]
@@ -289,131 +273,216 @@ class Replay:
             self._texts = self._read_texts(records)
             self.requests = self._read_requests()
             self._sizes = self._read_sizes()
-            self._moment = _Moment()
-            self._kept = {0: _Moment()}
+            self._view = RunView()
+            self._position = 0  # records that `_view` has folded
+            self._checkpoints = {0: RunView()}
             self.snapshot(0)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
-            raise UsageError(f"{run.path}: not as a run leaves it: {reason}") from None
+            raise UsageError(f"{run.path}: not a valid run folder: {reason}") from None
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def frame_at(self, nanos: float) -> int:
-        """The frame that is over at that moment of the run."""
+        """The frame that has ended at a moment of the run."""
         return max(bisect_right(self.times, nanos) - 1, 0)
 
     def text_of(self, token: int) -> str:
-        """The text of a single token; empty if it is not known."""
+        """The text of a single token; empty if it is unknown."""
         return self._texts.get(token, "")
 
     def records_of(self, frame: int) -> list[Record]:
-        """The records of one frame."""
+        """The trace records of one frame."""
         return self.records[self._ends[frame - 1] if frame else 0 : self._ends[frame]]
 
     def snapshot(self, frame: int) -> Snapshot:
-        """The picture at the end of a frame."""
-        moment = self._at(frame)
-        shown = [
-            one for request in self.requests for one in request.shown(moment.rounds, moment.parsed)
-        ]
-        meter = Meter()
-        meter.add(moment.meter)
-        return Snapshot(
-            moment.state,
-            moment.before,
-            tuple(moment.moves),
-            tuple(
-                one.view(moment.rounds[one.name], moment.tokens[one.name], moment.preempted)
-                for one in shown
-            ),
-            self._pool(moment),
-            meter,
-            moment.at / NS,
-            moment.meter.blends[-1] if moment.meter.blends else None,
-            tuple(
-                one.view(moment.rounds, moment.parsed, moment.tokens, moment.preempted)
-                for one in self.requests
-            ),
-            tuple(draft_tree(*of, self.text_of) for of in moment.trees.values()),
+        """The run at the end of a frame."""
+        view = self.view(frame)
+        return view.snapshot(
+            [branch.view(view) for request in self.requests for branch in request.visible(view)],
+            [request.view(view) for request in self.requests],
+            self.pool(view),
+            seconds=self.times[frame] / NS,
+            text=self.text_of,
         )
 
-    def _at(self, frame: int) -> _Moment:
-        """The moment at the end of a frame, from the nearest one that is known before it."""
+    def view(self, frame: int) -> RunView:
+        """The view at the end of a frame, folded from the nearest one before it; not a copy."""
         end = self._ends[frame]
-        if end < self._moment.taken:
-            near = max(taken for taken in self._kept if taken <= end)
-            self._moment = deepcopy(self._kept[near])
-        moment = self._moment
-        while moment.taken < end:
-            moment.take(self.records[moment.taken])
-            moment.taken += 1
-            if moment.taken % APART == 0 and moment.taken not in self._kept:
-                self._kept[moment.taken] = deepcopy(moment)
-        return moment
+        if end < self._position:
+            self._position = max(position for position in self._checkpoints if position <= end)
+            self._view = deepcopy(self._checkpoints[self._position])
+        while self._position < end:
+            fold_record(self._view, self.records[self._position])
+            self._position += 1
+            if self._position % CHECKPOINT_INTERVAL == 0:
+                self._checkpoints.setdefault(self._position, deepcopy(self._view))
+        return self._view
+
+    def pool(self, view: RunView) -> PoolView:
+        """The pool at the moment of a view."""
+        used, draft_used = view.kv
+        capacity, slot_bytes, draft_capacity = self._sizes
+        parts = [
+            (OUTLINE if branch.index < 0 else BRANCH + branch.index, view.tokens[branch.name] - 1)
+            for request in self.requests
+            for branch in request.branches
+            if branch.holds_slots(view)
+        ]
+        counts = [max(count, 0) for _, count in parts]
+        kinds = np.array([PREFIX, *(kind for kind, _ in parts)], np.int16)
+        codes = np.zeros(max(capacity, used), np.int16)
+        codes[:used] = np.repeat(kinds, [max(used - sum(counts), 0), *counts])[:used]
+        return PoolView(
+            codes=codes,
+            used=used,
+            capacity=len(codes),
+            bytes=used * slot_bytes,
+            draft_used=draft_used,
+            draft_capacity=draft_capacity,
+            moved=None,
+        )
 
     def _read_texts(self, records: list[Record]) -> dict[int, str]:
-        told = next((one["texts"] for one in records if one["kind"] == "texts"), None)
-        if told is None:
-            self.lacks.append("the texts of single tokens")
-        return {int(token): text for token, text in (told or {}).items()}
+        texts = next((record["texts"] for record in records if record["kind"] == "texts"), None)
+        if texts is None:
+            self.missing.append("the texts of single tokens")
+        return {int(token): text for token, text in (texts or {}).items()}
 
     def _read_requests(self) -> list[ReplayedRequest]:
-        rounds = [one for one in self.records if one["kind"] == "round"]
-        verified = [one for one in rounds if max(one["accepted"], default=-1) >= 0]
-        if verified and not any("trees" in one or "explained" in one for one in verified):
-            self.lacks.append("drafts")
+        rounds = [record for record in self.records if record["kind"] == "round"]
+        verified = [record for record in rounds if max(record["accepted"], default=-1) >= 0]
+        if verified and not any("trees" in r or "explained" in r for r in verified):
+            self.missing.append("drafts")
         try:
             outputs = self.run.outputs
         except UsageError:
             outputs = {}
-            self.lacks.append("outputs")
+            self.missing.append("outputs")
         graph = self.run.manifest["graph"]["resolved"]
-        most = self.run.manifest.get("max_new_tokens") or graph["limits"]["max_new_tokens"]
-        budgets = ((graph.get("skeleton") or {}).get("max_tokens", 0), most)
-        return replayed_requests(outputs, rounds, self._texts, budgets)
+        budget = self.run.manifest.get("max_new_tokens") or graph["limits"]["max_new_tokens"]
+        outline_budget = (graph.get("skeleton") or {}).get("max_tokens", 0)
+        return replayed_requests(outputs, rounds, self._texts, (outline_budget, budget))
 
     def _read_sizes(self) -> tuple[int, int, int]:
-        """Slots of the target's pool, bytes of one, slots of the drafter's pool."""
+        """Slots of the target's pool, bytes of a slot, slots of the drafter's pool."""
         try:
             pools = self.run.metrics["kv"]
         except UsageError:
-            self.lacks.append("metrics")
-            return self.run.manifest["graph"]["resolved"]["layout"]["capacity"], 0, 0
+            self.missing.append("metrics")
+            layout = self.run.manifest["graph"]["resolved"]["layout"]
+            # Earlier versions called it `capacity`.
+            return layout["kv_slots" if "kv_slots" in layout else "capacity"], 0, 0
         target = pools["target"]
         drafter = pools["drafter"] or {}
         return target["capacity_slots"], target["slot_bytes"], drafter.get("capacity_slots", 0)
 
-    def _pool(self, moment: _Moment) -> PoolView:
-        used, draft = moment.kv
-        capacity, slot_bytes, draft_capacity = self._sizes
-        parts = [(PREFIX, 0)]
-        for request in self.requests:
-            for one in request.branches:
-                if one.holds(moment.rounds[one.name]):
-                    code = OUTLINE if one.index < 0 else BRANCH + one.index
-                    parts.append((code, max(moment.tokens[one.name] - 1, 0)))
-        parts[0] = PREFIX, max(used - sum(count for _, count in parts), 0)
-        kinds, counts = np.array(parts, np.int16).T
-        codes = np.zeros(max(capacity, used), np.int16)
-        codes[:used] = np.repeat(kinds, counts)[:used]
-        sizes = (used, len(codes), used * slot_bytes, draft, draft_capacity)
-        return PoolView(codes, *sizes, moved=None)
+
+def fold_record(view: RunView, record: Record) -> None:
+    """Fold a trace record into a view, as the live run folded its event."""
+    match record["kind"]:
+        case "move":
+            event = Moved(
+                source=record["from"],
+                target=record["to"],
+                guard=record["guard"],
+                step=record["step"],
+                nanos=record["ns"],
+            )
+            view.committed = record["committed"]
+            view.moved(event, record["t"])
+        case "op":
+            view.op_ran(OpRan(record["state"], record["op"], record["ns"], {}))
+        case "step":  # older traces have no preemptions
+            view.planned(record.get("preempted", ()), (*record["starts"], *record["chunks"]))
+        case "round":
+            view.round_done(_summary(record), record["t"])
+
+
+class ReplayedEvents:
+    """The token events of a saved run, as its engine would stream them, record by record.
+
+    view: the run after the records so far.
+    """
+
+    def __init__(self, replay: Replay) -> None:
+        self.view = RunView()
+        self._requests = replay.requests
+        self._branches = {
+            branch.name: (request.key, branch)
+            for request in replay.requests
+            for branch in request.branches
+        }
+        self._parsed: set[str] = set()
+
+    def of(self, record: Record) -> Iterator[tuple[str, TokenEvent]]:
+        """Fold a record into the view; yield its events with the key of their request."""
+        fold_record(self.view, record)
+        if record["kind"] == "op" and record["op"] == PARSE_OP:
+            yield from self._outlines()
+        elif record["kind"] == "round":
+            forced = {tree.branch for tree in trees_of(record) if tree.forced}
+            columns = (record[name] for name in ("branches", "committed", "accepted"))
+            for name, count, accepted in zip(*columns, strict=True):
+                if name not in self._branches:
+                    continue
+                key, branch = self._branches[name]
+                first = self.view.tokens[name] - count
+                tokens = tuple(branch.ids[first : first + count])
+                committed = Committed(
+                    request=key,
+                    branch=branch.index,
+                    tokens=tokens,
+                    round=record["round"],
+                    origins=_origins(len(tokens), accepted, forced=name in forced),
+                    final=self.view.rounds[name] >= branch.rounds,
+                )
+                for event in self._branch_events(branch, committed):
+                    yield key, event
+
+    def _outlines(self) -> Iterator[tuple[str, TokenEvent]]:
+        for request in self._requests:
+            root = request.outline
+            if root is None or request.key in self._parsed:
+                continue
+            if self.view.rounds[root.name] >= root.rounds:
+                self._parsed.add(request.key)
+                titles = [part.title for part in request.parts if part.title != "combined"]
+                yield request.key, OutlineRead(tuple(titles) if len(titles) > 1 else ())
+
+    def _branch_events(self, branch: ReplayedBranch, committed: Committed) -> Iterator[TokenEvent]:
+        if self.view.rounds[branch.name] == 1:
+            yield BranchOpened(branch.index, branch.title)
+        if committed.tokens:
+            yield committed
+        if committed.final:
+            yield BranchFinished(branch.index, branch.finish, "")
+
+
+def _origins(count: int, accepted: int, *, forced: bool) -> str:
+    """An `Origin` for each token of a branch's round."""
+    if accepted < 0:
+        return Origin.PROMPT * count
+    drafts = min(accepted, count)
+    return (Origin.FORCED if forced else Origin.DRAFT) * drafts + Origin.TARGET * (count - drafts)
 
 
 def _summary(record: Record) -> RoundSummary:
-    """What the meter counts of a round."""
-    branches, committed, accepted, drafted, rows, padding = (record[name] for name in COUNTS)
-    lists = (tuple(branches), tuple(committed), tuple(accepted))
-    sizes = (drafted, record["kv"], record["kv_draft"], rows, padding)
-    blend = None
-    told = cast(dict[str, Any], record.get("blend"))
-    if told:
-        numbers: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in told.items()
-        }
-        blend = BlendSummary(**numbers)
-    return RoundSummary(*lists, *sizes, blend=blend)
+    """The round of a record, as far as a view needs it."""
+    blend: Any = record.get("blend")
+    return RoundSummary(
+        **_with_tuples({name: record[name] for name in ROUND_FIELDS}),
+        target_length=record["kv"],
+        draft_length=record["kv_draft"],
+        trees=tuple(trees_of(record)),
+        blend=BlendSummary(**_with_tuples(blend)) if blend else None,
+    )
+
+
+def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of JSON with tuples for lists."""
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
 
 
 def _scene(manifest: dict[str, Any]) -> Scene:
@@ -423,6 +492,12 @@ def _scene(manifest: dict[str, Any]) -> Scene:
         sources = edge["from"] if isinstance(edge["from"], list | tuple) else [edge["from"]]
         for source in sources:
             ways[source] = (*ways.get(source, ()), edge["to"])
-    model = manifest["models"]["target"]["name"].rstrip("/").rpartition("/")[2]
-    kinds = (graph["layout"]["kind"], graph["drafter"]["kind"])
-    return Scene(graph["name"], *kinds, model, tuple(graph["states"]), ways, manifest["requests"])
+    return Scene(
+        graph=graph["name"],
+        layout=graph["layout"]["kind"],
+        drafter=graph["drafter"]["kind"],
+        model=model_label(manifest["models"]["target"]["name"]),
+        states=tuple(graph["states"]),
+        ways=ways,
+        requests=manifest["requests"],
+    )

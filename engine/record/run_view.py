@@ -1,7 +1,13 @@
-"""What a viewer shows of a run: an immutable snapshot."""
+"""The state of a run as viewers show it, folded from the run's events.
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+`RunView` is the one state behind the live view, the step view, the replay player and the page's
+playback. It takes the same events whether a run is live or read from trace.jsonl, and makes
+immutable `Snapshot`s of them.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any
@@ -13,17 +19,28 @@ from ...states.blend import BlendSummary, Reused
 from ...states.graph.graph import Graph
 from ...states.prefix_cache import KeptSegment
 from ...states.request import Branch, Finish, Request
-from ...states.round import VerifiedTree
+from ...states.round import RoundSummary, VerifiedTree
+from ...states.trace import Moved, OpRan
 from .metrics import Meter
+
+Codes = npt.NDArray[np.int16]
+
+# What a slot of the pool holds; the code of a branch is BRANCH + its index.
+FREE, PREFIX, TREE, OUTLINE, PADDING, REUSED, PICKED, KEPT, BRANCH = range(9)
+MAX_ENTRIES = 64  # moves, and branches with their last trees, that a view retains
+PARSE_OP = "outline.parse_"  # the op that turns outlines into branches
+
+
+# -- trees of drafts ------------------------------------------------------------------------------
 
 
 class Mark(StrEnum):
-    """What became of a drafted token, or how a token of the target's came about.
+    """The outcome of a drafted token, or the origin of a token of the target's.
 
     UNREACHED: its parent was not accepted, or the answer ended before it.
-    FORCED: accepted, and a grammar left nothing else.
-    BONUS: the target's token behind drafts that were accepted to the end of a path.
-    OWN: the target's token where no draft had it.
+    FORCED: accepted, as the only token that a grammar allows.
+    BONUS: the target's token after a path that was accepted to its end.
+    OWN: the target's token where no draft matched.
     OFFERED: not verified yet.
     """
 
@@ -39,7 +56,7 @@ class Mark(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DraftNode:
-    """One token of a tree; parent: a node's place in the tree, -1 for the root's."""
+    """One token of a tree; parent: index of its parent in the tree, -1 for the root."""
 
     text: str
     parent: int
@@ -48,10 +65,10 @@ class DraftNode:
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """A branch's last round: parents stand before children, the path that was taken before others.
+    """The tree of a branch's last round: parents before children, the accepted path first.
 
-    request, name: of the branch: `outline`, `combined` or its number from 1. round: its number
-        among target forwards. position: of the root. drafted, accepted: tokens.
+    request: key of the request. name: `outline`, `combined` or the branch's number from 1.
+    round: number of the target forward. position: of the root. drafted, accepted: token counts.
     """
 
     request: str
@@ -64,31 +81,34 @@ class DraftTree:
 
 
 def draft_tree(number: int, tree: VerifiedTree, text: Callable[[int], str]) -> DraftTree:
-    """A round's tree with texts; text: of a single token."""
+    """The tree of round `number`; text: the text of a single token."""
     request, _, name = tree.branch.rpartition("/")
-    there = [n for n in range(1, len(tree.tokens)) if tree.tokens[n] >= 0]
-    final = DraftNode(shown(tree.final, text), len(tree.path) - 1, _final_mark(tree, there))
+    drafts = [node for node in range(1, len(tree.tokens)) if tree.tokens[node] >= 0]
+    path_length = len(tree.path)
     place = {0: 0}
-    nodes = [DraftNode(shown(tree.root, text), -1, Mark.ROOT)]
-    for node in _in_order(tree, there):
+    nodes = [DraftNode(token_text(tree.root, text), -1, Mark.ROOT)]
+    for node in (*tree.path[1:], *(node for node in drafts if node not in tree.path)):
         place[node] = len(nodes)
         parent = place[tree.parents[node]]
-        nodes.append(DraftNode(shown(tree.tokens[node], text), parent, _mark(tree, node)))
-    nodes.insert(len(tree.path), final)
-    moved = [n if n.parent < len(tree.path) else _behind(n) for n in nodes]
-    counts = len(there), len(tree.path) - 1
-    return DraftTree(request, name, number, tree.position, tuple(moved), *counts)
-
-
-def _behind(node: DraftNode) -> DraftNode:
-    """A node whose parent moved one place on."""
-    return DraftNode(node.text, node.parent + 1, node.mark)
-
-
-def _in_order(tree: VerifiedTree, there: list[int]) -> Iterator[int]:
-    """The accepted path, then the others as they were drafted."""
-    yield from tree.path[1:]
-    yield from (node for node in there if node not in tree.path)
+        nodes.append(DraftNode(token_text(tree.tokens[node], text), parent, _mark(tree, node)))
+    # The final token comes after the path and moves every later node by one.
+    final = DraftNode(token_text(tree.final, text), path_length - 1, _final_mark(tree, drafts))
+    nodes.insert(path_length, final)
+    shifted = tuple(
+        node
+        if node.parent < path_length
+        else DraftNode(text=node.text, parent=node.parent + 1, mark=node.mark)
+        for node in nodes
+    )
+    return DraftTree(
+        request=request,
+        name=name,
+        round=number,
+        position=tree.position,
+        nodes=shifted,
+        drafted=len(drafts),
+        accepted=path_length - 1,
+    )
 
 
 def _mark(tree: VerifiedTree, node: int) -> Mark:
@@ -99,27 +119,24 @@ def _mark(tree: VerifiedTree, node: int) -> Mark:
     return Mark.FORCED if tree.forced else Mark.ACCEPTED
 
 
-def _final_mark(tree: VerifiedTree, there: list[int]) -> Mark:
+def _final_mark(tree: VerifiedTree, drafts: Sequence[int]) -> Mark:
     if len(tree.path) - 1 > tree.taken:
         return Mark.UNREACHED
-    leads_on = any(tree.parents[node] == tree.path[-1] for node in there)
-    return Mark.OWN if leads_on or not there else Mark.BONUS
+    has_children = any(tree.parents[node] == tree.path[-1] for node in drafts)
+    return Mark.OWN if has_children or not drafts else Mark.BONUS
 
 
-def shown(token: int, text: Callable[[int], str]) -> str:
-    """A token's text, or its number where it has none."""
+def token_text(token: int, text: Callable[[int], str]) -> str:
+    """The text of a token, or its id in angle brackets if the text is empty."""
     return text(token) or f"<{token}>"
 
 
-Codes = npt.NDArray[np.int16]
-
-# What a slot of the pool holds; a branch's code is BRANCH + its index.
-FREE, PREFIX, TREE, OUTLINE, PADDING, REUSED, PICKED, KEPT, BRANCH = range(9)
+# -- snapshots ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A transition that was taken: milliseconds spent in `source`, tokens committed there."""
+    """A transition: milliseconds spent in `source`, tokens committed there."""
 
     source: str
     target: str
@@ -144,7 +161,7 @@ class BranchView:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """One request; `parts` that it has so far, `done` of them ended; tokens of all its branches."""
+    """One request: number of its parts, of ended parts, and of tokens of all branches."""
 
     key: str
     question: str
@@ -157,11 +174,11 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """A KV pool; `codes` tells for every slot what it holds (FREE, PREFIX, TREE, ...).
+    """A KV pool; `codes` has the content of every slot (FREE, PREFIX, TREE, ...).
 
-    rows: of the pool, one behind the other in `codes`; `capacity` slots in all.
-    moved: bytes moved inside both pools, as their ledgers have it; None if that is not known.
-    reused: tokens of prompts whose rows were there already.
+    rows: of the pool, one after the other in `codes`; `capacity` slots in all.
+    moved: bytes moved inside both pools by their ledgers; None if unknown.
+    reused: prompt tokens whose rows came from the prefix cache.
     """
 
     codes: Codes
@@ -177,7 +194,7 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What never changes during a run: the title line and the graph's ways."""
+    """The constants of a run: the title line, the graph's states and transitions."""
 
     graph: str
     layout: str
@@ -190,10 +207,10 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The whole picture at one moment; `seconds` since the run began.
+    """A run at one moment; `seconds` since its start.
 
-    meter: a copy of the run's, without requests and moments. blend: the last forward with cached
-    rows, None if there was none. trees: of the last rounds of branches, one for each.
+    meter: a copy without requests and marks. blend: the last forward with cached rows, None if
+    there was none. trees: of the last rounds, one for each branch.
     """
 
     state: str
@@ -208,24 +225,180 @@ class Snapshot:
     trees: tuple[DraftTree, ...] = ()
 
 
+# -- the fold -------------------------------------------------------------------------------------
+
+
+@dataclass
+class RunView:
+    """The state of a run after its events so far.
+
+    state, before: the present and the previous state. meter: all counts.
+    kv: slots in use in both pools after the last forward.
+    parsed: number of forwards at the last parse of outlines.
+    rounds, tokens: forwards and committed tokens of each branch.
+    trees: (round, tree) of the last round of each branch, the latest last.
+    preempted: names of preempted branches and requests; `starting` resume with the next forward.
+    """
+
+    state: str = "start"
+    before: str = ""
+    meter: Meter = field(default_factory=Meter)
+    kv: tuple[int, int] = (0, 0)
+    parsed: int = 0
+    moves: deque[Move] = field(default_factory=lambda: deque(maxlen=MAX_ENTRIES))
+    rounds: Counter[str] = field(default_factory=Counter)
+    tokens: Counter[str] = field(default_factory=Counter)
+    trees: dict[str, tuple[int, VerifiedTree]] = field(default_factory=dict)
+    preempted: set[str] = field(default_factory=set)
+    starting: frozenset[str] = frozenset()
+    committed: int = 0  # tokens committed in the present state
+
+    def op_ran(self, event: OpRan) -> None:
+        self.meter.op_ran(event)
+        if event.op == PARSE_OP:
+            self.parsed = self.meter.forwards
+
+    def moved(self, event: Moved, at: int) -> None:
+        """A transition; `at`: nanoseconds since the start of the run."""
+        self.meter.moved(event, at)
+        millis = event.nanos / 1e6
+        self.moves.append(
+            Move(event.source, event.target, event.guard, millis=millis, committed=self.committed)
+        )
+        self.before = event.source
+        self.state = event.target
+        self.committed = 0
+
+    def planned(self, preempted: Collection[str], starting: Iterable[str]) -> None:
+        """The plan of a step: names of what it preempts and of what it starts or resumes."""
+        self.meter.preempted += len(preempted)
+        self.preempted.update(preempted)
+        self.starting = frozenset(starting)
+
+    def round_done(self, summary: RoundSummary, at: int) -> None:
+        """A committed forward of the target; `at`: nanoseconds since the start of the run."""
+        self.preempted -= self.starting
+        self.meter.forward_done(summary, at)
+        self.committed += sum(summary.committed)
+        self.kv = (summary.target_length, summary.draft_length)
+        self.rounds.update(summary.branches)
+        self.tokens.update(dict(zip(summary.branches, summary.committed, strict=True)))
+        for tree in summary.trees:
+            self.trees.pop(tree.branch, None)  # the latest tree is the last entry
+            self.trees[tree.branch] = (self.meter.forwards, tree)
+        for name in list(self.trees)[:-MAX_ENTRIES]:
+            del self.trees[name]
+
+    def snapshot(
+        self,
+        branches: Iterable[BranchView],
+        requests: Iterable[RequestView],
+        pool: PoolView,
+        *,
+        seconds: float,
+        text: Callable[[int], str],
+    ) -> Snapshot:
+        """An immutable copy; text: the text of a single token."""
+        meter = Meter()
+        meter.add(self.meter)
+        return Snapshot(
+            state=self.state,
+            before=self.before,
+            moves=tuple(self.moves),
+            branches=tuple(branches),
+            pool=pool,
+            meter=meter,
+            seconds=seconds,
+            blend=self.meter.blends[-1] if self.meter.blends else None,
+            requests=tuple(requests),
+            trees=tuple(draft_tree(number, tree, text) for number, tree in self.trees.values()),
+        )
+
+
+# -- a live run's parts ---------------------------------------------------------------------------
+
+
 def scene_of(graph: Graph, model: str, requests: int) -> Scene:
-    """The unchanging part for a graph."""
-    ways = {name: tuple(e.to for e in graph.edges_from(name)) for name in graph.states}
-    kinds = (graph.layout.kind, graph.drafter.kind)
-    name = model.rstrip("/").rpartition("/")[2]
-    return Scene(graph.name, *kinds, name, tuple(graph.states), ways, requests)
+    """The constants of a run of a graph."""
+    return Scene(
+        graph=graph.name,
+        layout=graph.layout.kind,
+        drafter=graph.drafter.kind,
+        model=model_label(model),
+        states=tuple(graph.states),
+        ways={name: tuple(e.to for e in graph.edges_from(name)) for name in graph.states},
+        requests=requests,
+    )
+
+
+def model_label(path: str) -> str:
+    """The last part of a model's path."""
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def branch_view(branch: Branch, text: str) -> BranchView:
+    return BranchView(
+        request=branch.request.key,
+        index=branch.index,
+        title=branch.title,
+        stage="done" if branch.ended else str(branch.stage),
+        finish=str(branch.finish or ""),
+        tokens=len(branch.tokens),
+        budget=branch.budget,
+        text=text,
+    )
+
+
+def request_view(request: Request) -> RequestView:
+    branches = list(request.all_branches())
+    return RequestView(
+        key=request.key,
+        question=request.question,
+        stage="done" if request.finished else str(request.stage),
+        parts=len(request.branches),
+        done=sum(branch.ended for branch in request.branches),
+        tokens=sum(len(branch.tokens) for branch in branches),
+        refused=any(branch.finish is Finish.REFUSED for branch in branches),
+    )
+
+
+def visible_branches(requests: Iterable[Request]) -> Iterator[Branch]:
+    """The branches to show: an outline's root branch only until its branches exist."""
+    for request in requests:
+        yield from request.branches or request.all_branches()
+
+
+def pool_view(board: Mapping[str, Any]) -> PoolView:
+    """Both pools of a run."""
+    kv = board["kv"]
+    draft = board["kv_draft"]
+    table = board["branches"]
+    prefixes = table.prefixes
+    segments = prefixes.kept if prefixes is not None else None
+    moved = sum(sum(pool.ledger.bytes.values()) for pool in (kv, draft) if pool is not None)
+    return PoolView(
+        codes=slot_codes(kv, table.requests, table.reused, segments),
+        used=kv.needed_length,
+        capacity=kv.slots,
+        bytes=kv.needed_length * kv.slot_bytes,
+        draft_used=draft.needed_length if draft is not None else 0,
+        draft_capacity=draft.slots if draft is not None else 0,
+        rows=kv.rows,
+        moved=moved,
+        reused=prefixes.figures.reused if prefixes is not None else 0,
+    )
 
 
 def slot_codes(
     pool: Any,
     requests: Iterable[Request],
     reused: Mapping[int, Reused] | None = None,
-    kept: Mapping[int, KeptSegment] | None = None,
+    segments: Mapping[int, KeptSegment] | None = None,
 ) -> Codes:
-    """What each slot of a pool (ops.kv.KVCache) holds, from its slot table and the branch table.
+    """The content of each slot of a pool (ops.kv.KVCache).
 
     Args:
-        kept: segments that stay for other requests; those that some go on from are prefixes.
+        segments: of the prefix cache, by owner; those in use count as prefixes.
     """
     owner = np.asarray(pool.owner)
     code_of: dict[int, int] = {}
@@ -233,21 +406,21 @@ def slot_codes(
         code_of[request.prefix_owner] = PREFIX
         for branch in request.all_branches():
             code_of[branch.owner] = OUTLINE if branch.is_root else BRANCH + branch.index
-    for segment, one in (kept or {}).items():
-        code_of[segment] = PREFIX if one.pins else KEPT
-    numbers = range(int(owner.max(initial=0)) + 1)  # a beam's rows have owners of their own
+    for number, segment in (segments or {}).items():
+        code_of[number] = PREFIX if segment.pins else KEPT
+    numbers = range(int(owner.max(initial=0)) + 1)  # rows of a beam have other owners: TREE
     table = np.array([code_of.get(number, TREE) for number in numbers], np.int16)
     codes: Codes = table[np.maximum(owner, 0)]
-    for whose, rows in (reused or {}).items():
+    for number, rows in (reused or {}).items():
         for positions, code in ((rows.cached, REUSED), (rows.picked, PICKED)):
-            codes[(owner == whose) & np.isin(pool.position, list(positions))] = code
+            codes[(owner == number) & np.isin(pool.position, list(positions))] = code
     codes[(owner >= 0) & ~np.asarray(pool.committed)] = TREE
     codes[owner < 0] = FREE
     return _with_padding(codes.reshape(pool.rows, -1)).reshape(-1) if pool.rows > 1 else codes
 
 
 def _with_padding(codes_RC: Codes) -> Codes:
-    """Rows of a batch are as long as the longest: what is behind a shorter one is padding."""
+    """Mark the free end of a row as padding, up to the length of the longest row."""
     used = codes_RC != FREE
     longest = int(np.flatnonzero(used.any(0)).max(initial=-1)) + 1
     short = ~used & used.any(1)[:, None]
@@ -256,44 +429,6 @@ def _with_padding(codes_RC: Codes) -> Codes:
 
 
 def runs_of(codes: Codes) -> list[list[int]]:
-    """Equal neighbours as [code, how many]."""
+    """Run-length encoding: [code, count] of equal neighbours."""
     cuts = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
     return [[int(codes[a]), b - a] for a, b in pairwise(cuts) if b > a]
-
-
-def pool_view(board: Mapping[str, Any]) -> PoolView:
-    """Both pools of a run."""
-    kv = board["kv"]
-    draft = board["kv_draft"]
-    book = board["branches"]
-    used = kv.needed_length
-    prefixes = book.prefixes
-    kept = prefixes.kept if prefixes is not None else None
-    return PoolView(
-        slot_codes(kv, book.requests, book.reused, kept),
-        used,
-        kv.slots,
-        used * kv.slot_bytes,
-        draft.needed_length if draft is not None else 0,
-        draft.slots if draft is not None else 0,
-        kv.rows,
-        sum(sum(pool.ledger.bytes.values()) for pool in (kv, draft) if pool is not None),
-        prefixes.figures.reused if prefixes is not None else 0,
-    )
-
-
-def branch_view(branch: Branch, text: str) -> BranchView:
-    name = (branch.request.key, branch.index, branch.title)
-    stage = "done" if branch.ended else str(branch.stage)
-    finish = str(branch.finish or "")
-    return BranchView(*name, stage, finish, len(branch.tokens), branch.budget, text)
-
-
-def request_view(request: Request) -> RequestView:
-    branches = request.branches
-    done = sum(branch.ended for branch in branches)
-    tokens = sum(len(branch.tokens) for branch in request.all_branches())
-    refused = any(branch.finish is Finish.REFUSED for branch in request.all_branches())
-    stage = "done" if request.finished else str(request.stage)
-    facts = (request.key, request.question, stage)
-    return RequestView(*facts, len(branches), done, tokens, refused)

@@ -15,41 +15,39 @@ from ...states.round import RoundSummary, VerifiedTree
 from ...states.scheduler import StepPlan
 from ...states.trace import Event, Moved, OpRan
 from ..errors import UsageError
-from .run_folder import SavedRun
+from .run_folder import TRACE, SavedRun
 
 Record = dict[str, Any]
 Write = Callable[[Record], None]
-Happened = Event | RoundSummary | Record
+Recordable = Event | RoundSummary | Record
 
-COUNTS = ("branches", "committed", "accepted", "drafted", "rows", "padding")  # of a round
+ROUND_FIELDS = ("branches", "committed", "accepted", "drafted", "rows", "padding")
+MAX_TREE_NODES = 512  # of all trees of a round together, in its record
 
-NODES = 512  # of all trees of a round together, in its record
-
-OPERATIONS = ("append_", "commit_", "release_", "retire_", "relabel_", "truncate_", "copy_")
-OF_ROWS = ("append_", "commit_", "copy_")  # whose first argument has an entry for each row
+# -- writing --------------------------------------------------------------------------------------
 
 
-def trace_record(at: int, happened: Happened, number: int) -> Record:
+def trace_record(at: int, item: Recordable, number: int) -> Record:
     """One record.
 
     Args:
-        at: nanoseconds since the run began.
-        number: of a move the tokens committed in its source, of a round its own number.
+        at: nanoseconds since the start of the run.
+        number: of a move, the tokens committed in its source; of a round, its own number.
     """
-    match happened:
+    match item:
         case OpRan(state, op, nanos):
-            about = {"state": state, "op": op, "ns": nanos, "shapes": happened.shapes}
-            return {"kind": "op", "t": at, **about}
+            values = {"state": state, "op": op, "ns": nanos, "shapes": item.shapes}
+            return {"kind": "op", "t": at, **values}
         case Moved(source, target, guard, step, nanos):
-            way = {"step": step, "from": source, "to": target, "guard": guard}
-            return {"kind": "move", "t": at, **way, "ns": nanos, "committed": number}
+            values = {"step": step, "from": source, "to": target, "guard": guard}
+            return {"kind": "move", "t": at, **values, "ns": nanos, "committed": number}
         case RoundSummary():
-            return {"kind": "round", "t": at, "round": number, **_round(happened)}
-    return {**happened, "t": at}
+            return {"kind": "round", "t": at, "round": number, **_round(item)}
+    return {**item, "t": at}
 
 
 def step_record(step: StepPlan, starts: Sequence[str], chunks: Mapping[str, int]) -> Record:
-    """What a step does and why; who starts, and why the first who waits does not."""
+    """The plan of a step: what starts, and why the first waiting item does not."""
     return {
         "kind": "step",
         "step": step.number,
@@ -65,29 +63,35 @@ def step_record(step: StepPlan, starts: Sequence[str], chunks: Mapping[str, int]
 
 
 def _round(summary: RoundSummary) -> Record:
-    explained = {"explained": [asdict(one) for one in summary.explained]}
-    return {
-        **{name: getattr(summary, name) for name in COUNTS},
+    record = {
+        **{name: getattr(summary, name) for name in ROUND_FIELDS},
         "drafting": summary.work._asdict(),
-        **({"choices": [asdict(one) for one in summary.choices]} if summary.choices else {}),
+        "choices": [asdict(choice) for choice in summary.choices],
         "alignment": _alignment(summary.alignment),
         "gamma": [asdict(record) for record in summary.gamma],
         "blend": None if summary.blend is None else asdict(summary.blend),
         "kv": summary.target_length,
         "kv_draft": summary.draft_length,
-        **(explained if summary.explained else {}),
-        **({"trees": list(_trees(summary.trees))} if summary.trees else {}),
+        "explained": [asdict(entry) for entry in summary.explained],
+        "trees": list(_tree_records(summary.trees)) if summary.trees else None,
     }
+    if not summary.choices:
+        del record["choices"]
+    if not summary.explained:
+        del record["explained"]
+    if not summary.trees:
+        del record["trees"]
+    return record
 
 
-def _trees(trees: Sequence[VerifiedTree]) -> Iterator[Record]:
-    """Short, since there are some in every round: the root is left out of the lists, padding at the
-    end as well, and the parents of a chain. Trees beyond `NODES` nodes in all are not told of."""
-    room = NODES
+def _tree_records(trees: Sequence[VerifiedTree]) -> Iterator[Record]:
+    """The trees of a round in short form: lists without the root and without padding at the end,
+    no parents for a chain; trees beyond `MAX_TREE_NODES` nodes in all are left out."""
+    total = 0
     for tree in trees:
         end = max((n for n, token in enumerate(tree.tokens) if token >= 0 and n), default=0) + 1
-        room -= end - 1
-        if room < 0:
+        total += end - 1
+        if total > MAX_TREE_NODES:
             return
         parents = list(tree.parents[1:end])
         yield {
@@ -101,54 +105,79 @@ def _trees(trees: Sequence[VerifiedTree]) -> Iterator[Record]:
         }
 
 
-def told_trees(record: Record) -> Iterator[VerifiedTree]:
-    """The trees of a round's record; a trace that was made before they were told has those of
-    `--explain-rounds`, or none."""
-    places = {name: at for at, name in enumerate(record["branches"])}
-    for at, one in enumerate(record.get("trees", ())):
-        parents = one.get("parents", range(len(one["tokens"])))
-        yield VerifiedTree(
-            record["branches"][at],
-            one["at"],
-            one["root"],
-            (-1, *one["tokens"]),
-            (0, *parents),
-            (0, *one["path"]),
-            one["final"],
-            record["committed"][at],
-            one.get("forced", False),
-        )
-    for one in () if "trees" in record else record.get("explained", ()):
-        taken = record["committed"][places[one["branch"]]]
-        yield _told_in_full(one, taken)
-
-
-def _told_in_full(one: Record, taken: int) -> VerifiedTree:
-    drafts = one["drafts"]
-    count = max((draft["node"] for draft in drafts), default=0) + 1
-    tokens = [-1] * count
-    parents = [0] * count
-    for draft in drafts:
-        tokens[draft["node"]] = draft["token"]
-        parents[draft["node"]] = draft["parent"]
-    path = (0, *(draft["node"] for draft in drafts if draft["accepted"]))
-    tree = tuple(tokens), tuple(parents), path
-    return VerifiedTree(one["branch"], one["position"], one["root"], *tree, one["final"], taken)
-
-
 def _alignment(state: AlignmentState | ContinuousDecodingState | None) -> Record | None:
-    """The lengths of each tensor row, under the names of the state; None under ``bim``."""
+    """The lengths of each tensor row, under the field names of the state; None under ``bim``."""
     if state is None:
         return None
     numbers = {f.name: getattr(state, f.name) for f in fields(state) if f.compare}  # no tensors
     return {"state": type(state).__name__, **numbers}
 
 
+# -- reading --------------------------------------------------------------------------------------
+
+
+def records_of(run: SavedRun) -> Iterator[Record]:
+    """The lines of trace.jsonl; raises UsageError."""
+    for number, line in enumerate(run.text(TRACE).splitlines(), 1):
+        try:
+            record = json.loads(line)
+            yield {"kind": record["kind"], "t": record["t"], **record}
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(f"{run.path / TRACE}:{number}: not a record of a trace") from None
+
+
+def trees_of(record: Record) -> Iterator[VerifiedTree]:
+    """The trees of a round's record.
+
+    Traces of earlier versions have those of `--explain-rounds`, or none.
+    """
+    for at, tree in enumerate(record.get("trees", ())):
+        parents = tree.get("parents", range(len(tree["tokens"])))
+        yield VerifiedTree(
+            branch=record["branches"][at],
+            position=tree["at"],
+            root=tree["root"],
+            tokens=(-1, *tree["tokens"]),
+            parents=(0, *parents),
+            path=(0, *tree["path"]),
+            final=tree["final"],
+            taken=record["committed"][at],
+            forced=tree.get("forced", False),
+        )
+    if "trees" not in record:
+        places = {name: at for at, name in enumerate(record["branches"])}
+        for entry in record.get("explained", ()):
+            yield _explained_tree(entry, record["committed"][places[entry["branch"]]])
+
+
+def _explained_tree(entry: Record, committed: int) -> VerifiedTree:
+    drafts = entry["drafts"]
+    count = max((draft["node"] for draft in drafts), default=0) + 1
+    tokens = [-1] * count
+    parents = [0] * count
+    for draft in drafts:
+        tokens[draft["node"]] = draft["token"]
+        parents[draft["node"]] = draft["parent"]
+    return VerifiedTree(
+        branch=entry["branch"],
+        position=entry["position"],
+        root=entry["root"],
+        tokens=tuple(tokens),
+        parents=tuple(parents),
+        path=(0, *(draft["node"] for draft in drafts if draft["accepted"])),
+        final=entry["final"],
+        taken=committed,
+    )
+
+
 # -- `--trace kv` ---------------------------------------------------------------------------------
+
+POOL_OPERATIONS = ("append_", "commit_", "release_", "retire_", "relabel_", "truncate_", "copy_")
+ROW_OPERATIONS = ("append_", "commit_", "copy_")  # their first argument has an entry for each row
 
 
 def trace_pools(board: Mapping[str, Any], write: Write) -> None:
-    """Let both pools of a run write a record of each operation; nothing else changes."""
+    """Make both pools of a run write a record of each operation; nothing else changes."""
     for key, name in (("kv", "target"), ("kv_draft", "drafter")):
         if board[key] is not None:
             _trace_pool(board[key], name, write)
@@ -157,8 +186,8 @@ def trace_pools(board: Mapping[str, Any], write: Write) -> None:
 def _trace_pool(pool: Any, name: str, write: Write) -> None:
     """Trace one pool (ops.kv.KVCache).
 
-    An operation that another one uses (`retire_` releases rows) has no record of its own. `rows`
-    are those that it was about; of what frees rows, how many became free.
+    An operation inside another one (`retire_` releases rows) has no record of its own. `rows` is
+    the number of rows that an operation gets, or the number of rows that it frees.
     """
     inside: list[str] = []
 
@@ -175,57 +204,58 @@ def _trace_pool(pool: Any, name: str, write: Write) -> None:
                 inside.pop()
             if not inside:
                 length = pool.current_length
-                moved = sum(pool.ledger.bytes.values())
-                counts = operation in OF_ROWS and args
-                rows = np.asarray(args[0]).size if counts else abs(length - before)
-                record = {"kind": "kv", "pool": name, "op": operation, "rows": rows}
-                write({**record, "length": length, "ledger_bytes": moved})
+                by_row = operation in ROW_OPERATIONS and args
+                record = {
+                    "kind": "kv",
+                    "pool": name,
+                    "op": operation,
+                    "rows": np.asarray(args[0]).size if by_row else abs(length - before),
+                    "length": length,
+                    "ledger_bytes": sum(pool.ledger.bytes.values()),
+                }
+                write(record)
             return result
 
         return run
 
-    for operation in OPERATIONS:
+    for operation in POOL_OPERATIONS:
         setattr(pool, operation, traced(operation))
 
 
-# tracks
-STATES = 1
-OPS = 2
-FIRST_BRANCH = 10
+# -- export ---------------------------------------------------------------------------------------
+
+# tracks of Chrome's trace event format
+STATES_TRACK = 1
+OPS_TRACK = 2
+FIRST_BRANCH_TRACK = 10
 COLUMNS = [
     *("kind", "t", "step", "round", "from", "to", "guard", "state", "op", "ns", "branches"),
     *("committed", "accepted", "drafted", "rows", "padding", "kv", "kv_draft"),
 ]
 
 
-def records_of(run: SavedRun) -> Iterator[dict[str, Any]]:
-    """The lines of trace.jsonl; raises UsageError."""
-    for number, line in enumerate(run.text("trace.jsonl").splitlines(), 1):
-        try:
-            record = json.loads(line)
-            yield {"kind": record["kind"], "t": record["t"], **record}
-        except (ValueError, KeyError, TypeError):
-            raise UsageError(f"{run.path / 'trace.jsonl'}:{number}: no record of a trace") from None
-
-
-def as_csv(records: Iterable[dict[str, Any]]) -> str:
-    """A line per record; what a record has several of stands behind each other, apart by spaces."""
+def as_csv(records: Iterable[Record]) -> str:
+    """A line per record; the items of a list are separated by spaces."""
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
     table.writerow(COLUMNS)
     for record in records:
-        table.writerow(_cell(record.get(name)) for name in COLUMNS)
+        values = (record.get(name) for name in COLUMNS)
+        table.writerow(" ".join(map(str, v)) if isinstance(v, list) else v for v in values)
     return out.getvalue()
 
 
-def _cell(value: Any) -> Any:
-    return " ".join(map(str, value)) if isinstance(value, list) else value
+def as_perfetto(records: Iterable[Record], title: str) -> str:
+    """States, their ops, and a track for each branch; tokens and slots of the pools as counters.
 
-
-def as_perfetto(records: Iterable[dict[str, Any]], title: str) -> str:
-    """States, their ops, and a track for each branch; tokens and slots of the pools as counters."""
-    events = [_named(0, "process_name", title), _named(STATES, "thread_name", "states")]
-    events.append(_named(OPS, "thread_name", "ops"))
+    The format is Chrome's trace event format, JSON: complete events (`ph: X`) with times in
+    microseconds, counters (`ph: C`), names of tracks (`ph: M`).
+    """
+    events = [
+        _track_name(0, "process_name", title),
+        _track_name(STATES_TRACK, "thread_name", "states"),
+        _track_name(OPS_TRACK, "thread_name", "ops"),
+    ]
     tracks: dict[str, int] = {}
     before = 0
     for record in records:
@@ -233,20 +263,21 @@ def as_perfetto(records: Iterable[dict[str, Any]], title: str) -> str:
         t = record["t"]
         if kind == "move" and record["step"] > 1:
             args = {"to": record["to"], "guard": record["guard"], "committed": record["committed"]}
-            events.append(_span(STATES, record["from"], t - record["ns"], record["ns"], args))
+            events.append(_span(STATES_TRACK, record["from"], t - record["ns"], t, args))
         elif kind == "op":
             args = {"state": record["state"], "shapes": record["shapes"]}
-            events.append(_span(OPS, record["op"], t - record["ns"], record["ns"], args))
+            events.append(_span(OPS_TRACK, record["op"], t - record["ns"], t, args))
         elif kind == "round":
             for at, branch in enumerate(record["branches"]):
                 if branch not in tracks:
-                    tracks[branch] = FIRST_BRANCH + len(tracks)
-                    events.append(_named(tracks[branch], "thread_name", f"branch {branch}"))
+                    tracks[branch] = FIRST_BRANCH_TRACK + len(tracks)
+                    label = f"branch {branch}"
+                    events.append(_track_name(tracks[branch], "thread_name", label))
                 committed = record["committed"][at]
                 accepted = record["accepted"][at]
                 args = {"round": record["round"], "committed": committed, "accepted": accepted}
                 name = "prefill" if accepted < 0 else f"{committed} tokens"
-                events.append(_span(tracks[branch], name, before, t - before, args))
+                events.append(_span(tracks[branch], name, before, t, args))
             before = t
             for name in ("drafted", "rows", "kv", "kv_draft"):
                 value = {name: record[name]}
@@ -254,10 +285,10 @@ def as_perfetto(records: Iterable[dict[str, Any]], title: str) -> str:
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}) + "\n"
 
 
-def _named(track: int, what: str, name: str) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": 1, "tid": track, "args": {"name": name}}
+def _track_name(track: int, kind: str, name: str) -> Record:
+    return {"name": kind, "ph": "M", "pid": 1, "tid": track, "args": {"name": name}}
 
 
-def _span(track: int, name: str, start: float, nanos: float, args: Any) -> dict[str, Any]:
-    times = {"ts": start / 1e3, "dur": nanos / 1e3}
+def _span(track: int, name: str, start: int, end: int, args: Any) -> Record:
+    times = {"ts": start / 1e3, "dur": (end - start) / 1e3}
     return {"name": name, "ph": "X", "pid": 1, "tid": track, **times, "args": args}

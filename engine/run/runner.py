@@ -94,7 +94,7 @@ def drive(
         elif pause is not None:
             start = perf_counter_ns()
             goes_on = pause(core)
-            recorder.waited(perf_counter_ns() - start)
+            recorder.exclude(perf_counter_ns() - start)
             if not goes_on:
                 status = Status.INTERRUPTED
             elif stop is not None and stop.status is not None:  # during the pause
@@ -111,9 +111,9 @@ def delay(seconds: float, recorder: Recorder, stop: StopSignal) -> Pause:
 
     def wait(core: EngineCore) -> bool:
         until = monotonic() + seconds
-        recorder.wanted = True
+        recorder.snapshot_requested = True
         while (remaining := until - monotonic()) > 0 and stop.status is None:
-            recorder.serve()
+            recorder.serve_snapshot()
             sleep(min(remaining, POLL_SECONDS))
         return True
 

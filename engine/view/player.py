@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..record.replay import Replay
 from ..record.run_view import draft_tree
-from ..record.trace import Record, told_trees
+from ..record.trace import Record, trees_of
 from ..text_stream import printable
 from .drafts import tree_lines
 from .keys import Keys
@@ -162,7 +162,7 @@ def replay_lines(replay: Replay, width: int = 100) -> Iterator[str]:
 
 
 def _round_lines(record: Record, text: Callable[[int], str], width: int) -> Iterator[str]:
-    trees = {tree.branch: tree for tree in told_trees(record)}
+    trees = {tree.branch: tree for tree in trees_of(record)}
     longest = max(map(len, record["branches"]), default=0)
     for name, count in zip(record["branches"], record["committed"], strict=True):
         shown = printable(name, "").ljust(longest)

@@ -90,7 +90,7 @@ class LiveView(Live):
             pause = max(1 / FRAMES, (thread_time() - began) / SHARE)
 
     def _frame(self) -> RenderableType:
-        self.recorder.wanted = True
+        self.recorder.snapshot_requested = True
         snap = self.recorder.snapshot
         size = self.console.size
         if snap is None:
@@ -106,7 +106,7 @@ class LiveView(Live):
             self._over.set()
             self._painter.join()
             super().stop()
-            self.recorder.look()
+            self.recorder.take_snapshot()
             self._leave_last_frame()
 
     def _leave_last_frame(self) -> None:

@@ -102,7 +102,7 @@ def test_what_is_counted_is_what_was_answered(rig: Any) -> None:
     recorder.attach(run)
     while not run.finished:
         run.advance()
-        recorder.wanted = True
+        recorder.snapshot_requested = True
     meter, branches = recorder.meter, branches_of(run)
     assert meter.tokens == sum(len(branch.tokens) for branch in branches)
     assert min(meter.lengths) == 0 and meter.accepted == meter.drafted == 0

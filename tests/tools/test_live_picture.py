@@ -34,7 +34,7 @@ def test_its_run_is_of_the_graph_as_it_is() -> None:
 
 def test_it_shows_the_method() -> None:
     found = Replay(SavedRun(RUN))
-    assert found.lacks == [] and found.snapshot(STEP - 1).state == "verify"
+    assert found.missing == [] and found.snapshot(STEP - 1).state == "verify"
     marks = {node.mark for tree in found.snapshot(STEP - 1).trees for node in tree.nodes}
     assert {"accepted", "rejected", "bonus", "own"} <= marks
 

@@ -26,7 +26,7 @@ class ClusterRecorder(Recorder):
         self.director: Director | None = None
         self.held: list[Mapping[str, Any]] = []
 
-    def look(self) -> None:
+    def take_snapshot(self) -> None:
         """No pictures."""
 
     def happened(self, record: Mapping[str, Any]) -> None:
@@ -36,7 +36,7 @@ class ClusterRecorder(Recorder):
         elif record["event"] == "outline":
             self.meter.marks.setdefault(str(record["request"]), Marks()).outline = self.now
         else:
-            self.tell({"kind": "cluster", **record})
+            self.write_record({"kind": "cluster", **record})
 
     def _mark(self, key: str) -> None:
         marks = self.meter.marks.setdefault(key, Marks())

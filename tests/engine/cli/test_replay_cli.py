@@ -104,9 +104,10 @@ def test_slow_takes_seconds(shell: Any, slow: float) -> None:
 
 def test_a_halt_ends_the_wait() -> None:
     class Asked:
-        wanted, looks = False, 0
+        snapshot_requested = False
+        looks = 0
 
-        def serve(self) -> None:
+        def serve_snapshot(self) -> None:
             self.looks += 1
             if self.looks == 2:
                 halt.status = runner.Status.INTERRUPTED
@@ -114,4 +115,4 @@ def test_a_halt_ends_the_wait() -> None:
     halt, recorder = runner.StopSignal(), Asked()
     began = monotonic()
     assert runner.delay(60.0, recorder, halt)(None)  # type: ignore[arg-type]
-    assert monotonic() - began < 5 and recorder.looks == 2 and recorder.wanted
+    assert monotonic() - began < 5 and recorder.looks == 2 and recorder.snapshot_requested

@@ -157,12 +157,12 @@ def halted_in(session: Any, state: str, nth: int = 2) -> tuple[Any, Recorder, In
 
 def test_rows_have_their_positions_and_see_their_ancestors(session: Any) -> None:
     _, recorder, inspector = halted_in(session, "verify")
-    view = inspector.look().forward
+    view = inspector.inspect().forward
     assert view is not None and view.number == recorder.meter.forwards
-    tree = {t.branch: t for _, t in recorder._trees.values()}["1/1"]
+    tree = {t.branch: t for _, t in recorder.view.trees.values()}["1/1"]
     rows = [at for at, row in enumerate(view.rows) if row.name == "1/1"]
     assert [view.rows[at].node for at in rows] == list(range(len(rows))) and len(rows) > 2
-    own = view.sees_NK[:, -view.fresh :]
+    own = view.visible_NK[:, -view.fresh :]
     place = {slot: at for at, slot in enumerate(view.slots[-view.fresh :])}
     depth = {0: 0}
     for at in rows:
@@ -176,22 +176,22 @@ def test_rows_have_their_positions_and_see_their_ancestors(session: Any) -> None
         seen = [n for n in range(len(rows)) if own[at, place[view.rows[rows[n]].slot]]]
         assert seen == sorted(line), node
         assert own[at].sum() == len(line), "of no other branch"
-    cached = view.sees_NK[rows[0], : -view.fresh]
+    cached = view.visible_NK[rows[0], : -view.fresh]
     assert cached.sum() == tree.position, "the prefix and its own rows"
 
 
 def test_what_is_offered_is_what_is_verified(session: Any) -> None:
     run, recorder, inspector = halted_in(session, "grow_tree")
-    offered = {tree.name: tree for tree in inspector.look().offered}
+    offered = {tree.name: tree for tree in inspector.inspect().offered}
     run.advance()
-    recorder.look()
+    recorder.take_snapshot()
     assert recorder.snapshot is not None and run.state == "verify" and len(offered) == 2
     for tree in recorder.snapshot.trees:
         before = Counter(node.text for node in offered[tree.name].nodes)
         assert before < Counter(node.text for node in tree.nodes), "the final token is new"
         assert {node.mark for node in offered[tree.name].nodes} == {Mark.ROOT, Mark.OFFERED}
         assert offered[tree.name].drafted == tree.drafted
-    assert inspector.look().offered == ()
+    assert inspector.inspect().offered == ()
 
 
 class Screen:
@@ -219,8 +219,8 @@ class Typed:
 def test_keys_turn_pages_inside_the_view(session: Any) -> None:
     run, recorder, inspector = halted_in(session, "verify")
     screen, keys = Screen(session, recorder), Typed("1", "4", "down", "tab", "3", "enter")
-    parts: Any = (session.program, screen, keys, Halts(()), inspector, lambda: False)
-    stepper = LiveStepper(*parts)
+    parts: Any = {"halts": Halts(()), "inspector": inspector, "stopped": lambda: False}
+    stepper = LiveStepper(session.program, screen, keys, **parts)
     assert stepper(run) and not keys.keys
     picture, board, rows, lower, again, tree = screen.shown
     assert "drafts" in picture and "‖" in picture and "[0 picture]" in picture
@@ -237,5 +237,5 @@ def test_keys_turn_pages_inside_the_view(session: Any) -> None:
 def test_who_stops_a_run_need_not_press_a_key(session: Any) -> None:
     run, recorder, inspector = halted_in(session, "skeleton", 1)
     screen = Screen(session, recorder)
-    parts: Any = (session.program, screen, Typed(), Halts(()), inspector, lambda: True)
-    assert LiveStepper(*parts)(run)
+    parts: Any = {"halts": Halts(()), "inspector": inspector, "stopped": lambda: True}
+    assert LiveStepper(session.program, screen, Typed(), **parts)(run)

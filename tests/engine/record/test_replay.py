@@ -17,7 +17,7 @@ from specsot.engine.record import trace
 from specsot.engine.record.replay import Replay, ReplayedBranch
 from specsot.engine.record.run_folder import SavedRun
 from specsot.engine.record.run_view import BRANCH, FREE, PREFIX, Mark, Snapshot
-from specsot.engine.record.trace import told_trees, trace_record
+from specsot.engine.record.trace import trace_record, trees_of
 from specsot.engine.view.player import still
 from specsot.states.round import RoundSummary, VerifiedTree
 
@@ -41,7 +41,7 @@ def watched(
         before(run)
 
         def pause(run: Any) -> bool:
-            recorder.look()
+            recorder.take_snapshot()
             seen.append(recorder.snapshot)
             return most is None or recorder.meter.rounds < most
 
@@ -58,7 +58,7 @@ def test_every_frame_is_the_picture_of_the_run(
 ) -> None:
     seen = watched(shell, monkeypatch, outline=outline)
     found = Replay(SavedRun(shell.latest))
-    assert found.lacks == [] and len(found) == len(seen) + 1
+    assert found.missing == [] and len(found) == len(seen) + 1
     back = [found.snapshot(at) for at in reversed(range(len(seen)))][::-1]
     for live, again in zip(seen, back, strict=True):
         for name in ("state", "before", "moves", "requests", "trees", "blend"):
@@ -141,17 +141,17 @@ def test_trees_are_told_in_few_words_and_read_back() -> None:
         "final": 66,
         "forced": True,
     }
-    (first, second) = told_trees(json.loads(json.dumps(record)))
+    (first, second) = trees_of(json.loads(json.dumps(record)))
     assert second == CHAIN
     assert first == replace(TREE, tokens=TREE.tokens[:-1], parents=TREE.parents[:-1])
     assert "trees" not in trace_record(5, summary, 1)
 
 
 def test_a_round_tells_of_so_many_nodes_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "NODES", 4)
+    monkeypatch.setattr(trace, "MAX_TREE_NODES", 4)
     summary = RoundSummary(("1/1", "1/2"), (2, 3), (1, 2), 5, 9, 9, 6, trees=(TREE, CHAIN))
     record = trace_record(5, summary, 1)
-    assert [tree.branch for tree in told_trees(record)] == ["1/1"]
+    assert [tree.branch for tree in trees_of(record)] == ["1/1"]
 
 
 def test_old_traces_are_replayed_as_far_as_they_go(shell: Any) -> None:
@@ -163,7 +163,7 @@ def test_old_traces_are_replayed_as_far_as_they_go(shell: Any) -> None:
     assert records[-1]["kind"] == "texts"
     path.write_text("".join(f"{json.dumps(one)}\n" for one in old))
     explained = Replay(SavedRun(shell.latest))
-    assert explained.lacks == ["the texts of single tokens"]
+    assert explained.missing == ["the texts of single tokens"]
     last = len(whole) - 1
     trees, again = whole.snapshot(last).trees, explained.snapshot(last).trees
     assert [tree.accepted for tree in again] == [tree.accepted for tree in trees]
@@ -174,7 +174,7 @@ def test_old_traces_are_replayed_as_far_as_they_go(shell: Any) -> None:
     for name in ("outputs.jsonl", "metrics.json"):
         (shell.latest / name).unlink()
     bare = Replay(SavedRun(shell.latest))
-    assert bare.lacks == ["the texts of single tokens", "drafts", "outputs", "metrics"]
+    assert bare.missing == ["the texts of single tokens", "drafts", "outputs", "metrics"]
     snap = bare.snapshot(last)
     assert snap.trees == () and snap.meter.tokens == whole.snapshot(last).meter.tokens
     assert {one.stage for one in snap.branches} == {"done"}
@@ -185,9 +185,9 @@ def test_old_traces_are_replayed_as_far_as_they_go(shell: Any) -> None:
     [
         ("", None, "nothing to replay"),
         ('{"kind": "op", "t": 1}\n', None, "nothing to replay"),
-        ('{"kind": "move", "t": 1}\n', None, "not as a run leaves it"),
-        ("x\n", None, "trace.jsonl:1: no record"),
-        (None, "{}", "not as a run leaves it"),
+        ('{"kind": "move", "t": 1}\n', None, "not a valid run folder"),
+        ("x\n", None, "trace.jsonl:1: not a record"),
+        (None, "{}", "not a valid run folder"),
     ],
 )
 def test_what_is_no_run_is_said(
@@ -223,4 +223,4 @@ def kept(tmp_path: Path) -> Path:
 def test_the_smallest_run(kept: Path) -> None:
     found = Replay(SavedRun(kept))
     assert len(found) == 1 and found.snapshot(0).state == "a"
-    assert found.lacks == ["the texts of single tokens", "outputs", "metrics"]
+    assert found.missing == ["the texts of single tokens", "outputs", "metrics"]

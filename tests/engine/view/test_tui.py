@@ -249,7 +249,7 @@ def test_the_view_only_asks_and_reads() -> None:
     )
     with LiveView(recorder, scene(), console):
         sleep(0.5)
-    assert recorder.wanted and FRAMES <= 8
+    assert recorder.snapshot_requested and FRAMES <= 8
     assert "bim_eagle" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
