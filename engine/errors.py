@@ -5,7 +5,7 @@ from enum import IntEnum
 from traceback import walk_tb
 
 from ..models.files import ModelError
-from ..states.text.outline_file import OutlineError
+from ..states.text.outline import OutlineError
 from ..states.yaml.source import GraphError
 from .signals import Terminated
 
@@ -42,8 +42,8 @@ class UnequalError(ValueError):
 
 def code_of(error: BaseException) -> Code:
     """The exit code that an error ends the program with."""
-    from ..states.text.encoder import PromptError
     from ..states.text.template import TemplateError
+    from ..states.text.tokens import PromptError
 
     kinds: list[tuple[type[BaseException] | tuple[type[BaseException], ...], Code]] = [
         ((UsageError, PromptError, OutlineError), Code.USAGE),

@@ -9,8 +9,7 @@ from ..ops.forward import Target
 from ..ops.kv.pool import KVCache
 from ..states.graph.drafter_settings import DrafterSettings
 from ..states.graph.program import Program
-from ..states.yaml.codes import ProblemCode
-from ..states.yaml.source import GraphError
+from ..states.yaml.source import GraphError, ProblemCode
 from .limits import free_memory
 from .models import Models
 

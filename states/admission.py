@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .graph.drafter_settings import nodes_for
-from .graph.layouts import Order
+from .graph.graph import Order
 from .prefix_cache import PrefixCache
 from .request import Branch, Finish, Request, Stage
 from .request_table import RunLimits

@@ -14,7 +14,7 @@ from .request import Branch, Finish, Request, Stage, move
 from .request_table import RequestTable
 from .rows import Trees
 from .sampling import Samplers
-from .text.prompt_tokens import PromptTokens
+from .text.tokens import PromptTokens
 
 
 @dataclass(eq=False, slots=True)

@@ -16,7 +16,7 @@ from ..ops.blend import Blend, BlendReport, BlendRows, ChunkKV, Ints, RowRole, j
 from ..ops.layer_plan import BlendSettings
 from .layout import Span
 from .rows import PlacedRows
-from .text.prompt_tokens import Chunk
+from .text.tokens import Chunk
 
 
 class Library(Protocol):

@@ -16,8 +16,8 @@ from ..ops.blend import ChunkKV
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import Ints
 from .request import Branch, Finish, Request
-from .text.prompt_tokens import Chunk, PromptTokens
 from .text.prompts import PromptBook
+from .text.tokens import Chunk, PromptTokens
 
 BeforeRope = Callable[[Tensor, Tensor], Tensor]  # keys [L, R, g, d] and positions [R]
 FINISHED = (Finish.STOP, Finish.LENGTH)

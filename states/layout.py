@@ -21,7 +21,7 @@ from ..ops.types import NO_WORK, DraftRows, DraftWork, Rows, no_trees
 from .request import Branch, Request
 from .rows import PackedQueries, PlacedRows, QueryRun, Roots, SpanSlots, Trees, by_node, grow, stand
 from .segments import SegmentTree
-from .text.prompt_tokens import Chunk
+from .text.tokens import Chunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from .layout import Layout
 from .request import Branch, Finish, Request, Stage, failing, move
 from .request_table import RequestTable
 from .sampling import Samplers
-from .text.prompt_tokens import PromptTokens
+from .text.tokens import PromptTokens
 
 BuildPrompt = Callable[[Branch], PromptTokens]
 

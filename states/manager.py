@@ -21,9 +21,9 @@ from .blend import BlendState, Reused
 from .commit import Committer
 from .drafter import DraftContext, Drafter, TwoDrafters
 from .fold import FoldState
-from .graph.blocks import BeamBlock
 from .graph.drafter_settings import nodes_for
 from .graph.drafters import drafter_class
+from .graph.graph import BeamBlock
 from .kv_cache import CopyingKeeper, Keeper
 from .layout import Batch, BatchingLayout, Layout, PagedLayout
 from .lifecycle import BuildPrompt, Lifecycle, Preemption

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .request import Branch, Request
-from .text.prompt_tokens import PromptTokens
+from .text.tokens import PromptTokens
 
 
 @dataclass(frozen=True, slots=True)

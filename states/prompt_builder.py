@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from .request import Branch, Request
 from .text.documents import CHUNK_TOKENS, Document, DocumentSearch, split_ids
 from .text.outline import Point
-from .text.prompt_tokens import PromptTokens
 from .text.prompts import PromptBook
+from .text.tokens import PromptTokens
 
 SEARCH = "Search"  # the tool of an outline's part that is to be answered from what is found
 

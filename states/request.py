@@ -17,7 +17,7 @@ from transitions import Machine
 from ..ops.sampling.settings import SamplingRules
 from .text.documents import Document
 from .text.outline import Outline, Point
-from .text.prompt_tokens import PromptTokens
+from .text.tokens import PromptTokens
 
 logging.getLogger("transitions").setLevel(logging.WARNING)  # it tells of each step, at a price
 

@@ -8,8 +8,7 @@ from time import monotonic
 
 from ..ops.draft.costs import RoundCosts
 from .graph.drafter_settings import DrafterSettings, nodes_for
-from .graph.graph import SchedulerBlock
-from .graph.layouts import AnyLayout
+from .graph.graph import AnyLayout, SchedulerBlock
 from .request import ENDS, Branch, Finish, Request, move
 from .segments import SegmentTree
 

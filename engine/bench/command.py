@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...states.text.outline_file import OutlineError
+from ...states.text.outline import OutlineError
 from ...states.yaml.source import GraphError, Problem
 from ..errors import Code, UsageError
 from ..limits import disturbance

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...states.request import Request
-from ...states.text.prompt_tokens import PromptTokens
+from ...states.text.tokens import PromptTokens
 from ..bench.sides import Side
 from ..run.scoring import context_segments
 from .probe import Trial, probe

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...states.graph.blocks import Sampling
+from ...states.graph.graph import Sampling
 from ..bench.equal import TIE
 from ..errors import Code, UsageError, first_line
 from ..prepare.environment import model_folder, set_up_torch

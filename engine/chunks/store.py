@@ -18,12 +18,10 @@ from ...models.files import ModelError
 from ...models.load.checkpoint import model_hash
 from ...ops.blend import ChunkKV
 from ...ops.layer_plan import compile_layer_plan
-from ...states.graph.blocks import BlendBlock
+from ...states.graph.graph import BlendBlock
 from ...states.graph.program import Program
-from ...states.text.chat_format import leading_id
-from ...states.text.prompt_tokens import Chunk
-from ...states.yaml.codes import ProblemCode
-from ...states.yaml.source import GraphError
+from ...states.text.tokens import Chunk, leading_id
+from ...states.yaml.source import GraphError, ProblemCode
 from ..errors import UsageError
 from .files import ChunkFiles, ChunkInfo, ChunkKey, DamagedChunk
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...states.text.chat_format import PastTurn
-from ...states.text.encoder import PromptError
+from ...states.text.prompts import PastTurn
+from ...states.text.tokens import PromptError
 from ..errors import Code
 from ..prepare.inputs import Prompt
 from ..prepare.job import prepare

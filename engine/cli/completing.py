@@ -170,7 +170,7 @@ def _settings(graph: str, sets: Iterable[str], incomplete: str) -> Iterator[Offe
 def _fields(graph: str, sets: Iterable[str]) -> Iterator[tuple[str, Any, Any]]:
     """Paths, values and pydantic fields of a graph's settings; its kinds are those of `sets`."""
     from ...states.graph.graph import SETTING_BLOCKS, TOP_SETTINGS, Graph
-    from ...states.graph.overrides import override
+    from ...states.graph.load import override
     from ...states.graph.schema import validate
     from ..prepare.files import open_source
 

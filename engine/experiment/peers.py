@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
 from ...models.quantise import Weights, quantise_
-from ...states.graph.blocks import Sampling
+from ...states.graph.graph import Sampling
 from ..bench.sides import Peer, Side, SideRun
 from ..errors import UsageError
 from ..prepare.environment import model_folders

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...states.graph.schema import check_mapping, validated
-from ...states.yaml.codes import ProblemCode
-from ...states.yaml.source import GraphError, Problem, Source, hint
+from ...states.yaml.source import GraphError, Problem, ProblemCode, Source, hint
 from ..bench.command import read_side
 from ..errors import UsageError
 from ..prepare.files import FOLDER, SHIPPED, graph_names, is_graph, read_source

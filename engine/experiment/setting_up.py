@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...states.text.outline import Outline, Point
-from ...states.text.outline_file import OutlineError
+from ...states.text.outline import Outline, OutlineError, Point
 from ...states.yaml.source import GraphError, Problem, Source, hint
 from ..bench.command import at_commas
 from ..errors import LacksDrafterError, UsageError

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...states.graph.schema import validated
-from ...states.yaml.codes import ProblemCode
-from ...states.yaml.source import Source
+from ...states.yaml.source import ProblemCode, Source
 from ...states.yaml.spec import Spec, Text
 
 FILE = Path(__file__).with_name("explained.yaml")

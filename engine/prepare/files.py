@@ -10,12 +10,18 @@ from typing import NamedTuple
 
 from ...ops.registry import OpTable
 from ...states.graph.graph import EXTENDS
-from ...states.graph.load import load_program, op_table
-from ...states.graph.overrides import base_of, extend
+from ...states.graph.load import base_of, extend, load_program, op_table
 from ...states.graph.program import Program
-from ...states.yaml.codes import ProblemCode
-from ...states.yaml.source import GraphError, Problem, Source, decode, hint, quoted
-from ...states.yaml.yaml12 import MAX_BYTES
+from ...states.yaml.source import (
+    MAX_BYTES,
+    GraphError,
+    Problem,
+    ProblemCode,
+    Source,
+    decode,
+    hint,
+    quoted,
+)
 
 PACKAGE = __name__.split(".")[0]
 FOLDER = "graphs"

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...states.text.chat_format import PastTurn
 from ...states.text.documents import Document, check_document
-from ...states.text.encoder import PromptError, check_question
+from ...states.text.prompts import PastTurn
+from ...states.text.tokens import PromptError, check_question
 from ..errors import UsageError
 
 MAX_BYTES = 64 << 20  # of a file

@@ -12,12 +12,10 @@ from typing import Any, get_args
 
 from pydantic import ValidationError, create_model
 
-from ...states.graph.load import load_program, op_table
-from ...states.graph.overrides import parse_change
+from ...states.graph.load import load_program, op_table, parse_change
 from ...states.graph.program import Program
 from ...states.graph.schema import check_mapping, validated
-from ...states.text.outline import Outline, parse_outline
-from ...states.text.outline_file import OutlineError, load_outline
+from ...states.text.outline import Outline, OutlineError, load_outline, parse_outline
 from ...states.yaml.source import GraphError, Source, decode
 from ...states.yaml.spec import Spec
 from ..errors import LacksDrafterError, UsageError
@@ -206,7 +204,7 @@ def _with_requests(program: Program, options: RunOptions) -> Program:
         raise UsageError(f"--probe-blend: graph {name!r} has no block `blend`")
     if not options.explain_rounds:
         return program
-    explaining = program.asking("verify.accept", explain=True)
+    explaining = program.with_settings("verify.accept", {"explain": True})
     if explaining is None:
         raise UsageError(f"--explain-rounds: graph {name!r} has no rounds that verify drafts")
     return explaining

@@ -7,10 +7,9 @@ from pydantic import BeforeValidator, Field
 
 from ...states.graph.drafters import DRAFTERS
 from ...states.graph.graph import Graph
-from ...states.graph.overrides import Change
+from ...states.graph.load import Change
 from ...states.graph.plugins import installed_kinds
-from ...states.yaml.codes import ProblemCode
-from ...states.yaml.source import GraphError, Source, hint
+from ...states.yaml.source import GraphError, ProblemCode, Source, hint
 from ...states.yaml.spec import Spec, Text
 from ..errors import LacksDrafterError, UsageError
 from .options import Dtype, Kept, TokenIds

@@ -16,9 +16,8 @@ from ...states.graph.graph import KINDS, Graph
 from ...states.graph.schema import validated
 from ...states.text.documents import Document
 from ...states.text.outline import Outline, render_outline
-from ...states.yaml.source import Source
+from ...states.yaml.source import Source, plain_scalar
 from ...states.yaml.spec import Int, Spec
-from ...states.yaml.yaml12 import plain_scalar
 from .inputs import Prompt, read_file
 from .options import SETTINGS, RunOptions
 

@@ -9,7 +9,7 @@ from ...engine.chunks.store import ChunkMaker, chunk_maker
 from ...models.load.checkpoint import model_hash
 from ...states.phases.outline_ops import Answer
 from ...states.prompt_builder import chunks_of
-from ...states.text.prompt_tokens import PromptTokens
+from ...states.text.tokens import PromptTokens
 from ..chunks.files import ChunkFiles, ChunkInfo
 from ..chunks.store import ChunkStore
 from ..errors import UsageError

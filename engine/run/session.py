@@ -26,15 +26,13 @@ from ...states.request import Request
 from ...states.request_table import RunLimits
 from ...states.scheduler import Inbox
 from ...states.text.documents import CHUNK_TOKENS
-from ...states.text.grammar import GrammarError, OutlineGrammar, OutlineMatcher
+from ...states.text.grammar import GrammarError, OutlineGrammar, OutlineMatcher, SchemaGrammar
 from ...states.text.outline import Outline
-from ...states.text.prompt_tokens import PromptTokens
 from ...states.text.prompts import PromptBook
-from ...states.text.schema_grammar import SchemaGrammar
 from ...states.text.template import TemplateError, load_template
+from ...states.text.tokens import PromptTokens
 from ...states.trace import Sink
-from ...states.yaml.codes import ProblemCode
-from ...states.yaml.source import GraphError, Problem
+from ...states.yaml.source import GraphError, Problem, ProblemCode
 from ..chunks.store import ChunkStore
 from ..errors import UsageError
 from ..models import Models, assumed, load_models, with_drafter

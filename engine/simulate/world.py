@@ -18,7 +18,7 @@ from ...states.request import Branch, Finish, Request, move
 from ...states.request_table import RunLimits
 from ...states.scheduler import Does, Inbox, StepPlan
 from ...states.text.outline import Point
-from ...states.text.prompt_tokens import PromptTokens
+from ...states.text.tokens import PromptTokens
 from ..errors import UsageError
 from .arrivals import Arrival
 from .costs import StepCost

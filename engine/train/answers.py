@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...states.request import Branch, Finish, Request
-from ...states.text.prompt_tokens import PromptTokens
+from ...states.text.tokens import PromptTokens
 from ..errors import UsageError
 from ..prepare.inputs import Prompt
 from ..prepare.job import prepare

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ...models.files import ModelError
-from ...states.text.chat_format import NO_THINKING
-from ...states.text.encoder import PromptError, check_question
+from ...states.text.prompts import NO_THINKING
+from ...states.text.tokens import PromptError, check_question
 from ..errors import UsageError
 from ..prepare.inputs import json_object
 from .data import GOLD, Tokens

@@ -5,10 +5,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ...ops.registry import OpEntry, OpTable
-from ...states.graph.blocks import BlendBlock
-from ...states.graph.board import VOCABULARY
-from ...states.graph.graph import Graph
-from ...states.graph.program import Program
+from ...states.graph.graph import BlendBlock, Graph
+from ...states.graph.program import VOCABULARY, Program
 
 # Words that Mermaid reads as its own where a state's name is expected.
 TAKEN = frozenset({"state", "note", "end", "direction", "class", "style", "default", "as", "click"})

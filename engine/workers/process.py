@@ -16,7 +16,7 @@ from typing import Any
 
 from ...models.load.checkpoint import model_hash
 from ...states.round import RoundSummary
-from ...states.text.encoder import PromptError
+from ...states.text.tokens import PromptError
 from ...states.trace import Event as TraceEvent
 from ...states.trace import Moved, Sink
 from ..errors import Code, code_of, message_of

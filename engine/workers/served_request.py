@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ...ops.sampling.settings import SamplingRules
-from ...states.text.chat_format import PastTurn, leading_id
 from ...states.text.documents import Document
-from ...states.text.encoder import Encoder, check_question
 from ...states.text.grammar import GrammarError
+from ...states.text.prompts import PastTurn
+from ...states.text.tokens import Encoder, check_question, leading_id
 from ..events import (
     AnswerReady,
     BranchContext,

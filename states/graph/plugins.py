@@ -1,11 +1,11 @@
-"""What a user's own package adds: ops and guards, read by their source, drafters and policies.
+"""Extensions: ops, guards, drafters and policies of other packages.
 
-A graph names a function as `package.module:function`, or a package is installed with entry points:
-`specsot.ops` (a module or a package whose declared functions join the table of ops),
+A graph names a function as `package.module:function`, or a package has entry points:
+`specsot.ops` (a module or package whose declared functions join the table of ops),
 `specsot.drafters` (a kind = its `Drafter` class), `specsot.policies` (a name = a `Policy`) and
 `specsot.attention` (a name = a subclass of `AttentionBackend`).
-Nothing of it is imported to check a graph, but the class of a drafter that the graph names. What
-specsot has itself is never replaced.
+Checking a graph reads the sources of ops and guards and imports only the class of the graph's
+drafter. Extensions cannot replace what specsot has.
 """
 
 import ast
@@ -38,7 +38,7 @@ def module_file(module: str) -> Path | None:
     top, *inner = parts = module.split(".")
     try:
         spec = find_spec(top) if all(map(str.isidentifier, parts)) else None
-    except (ImportError, ValueError):  # what is imported already may lack its spec
+    except (ImportError, ValueError):  # an imported module may lack its spec
         return None
     if spec is None:
         return None
@@ -53,7 +53,7 @@ def named_function(kind: str, reference: str) -> OpEntry:
     """The op or guard behind `package.module:function`.
 
     Raises:
-        RegistryError: there is no such module or function, or it is declared wrongly or not at all.
+        RegistryError: the module or function does not exist, or is not declared correctly.
     """
     module, _, function = reference.partition(":")
     file = _source(module)
@@ -67,7 +67,7 @@ def named_function(kind: str, reference: str) -> OpEntry:
 
 
 def with_installed(table: OpTable) -> OpTable:
-    """With the ops and guards of installed packages; a package that has faults adds none."""
+    """The table with the ops and guards of installed packages, except of faulty ones."""
     faults = []
     for point in sorted(entry_points(group=OPS)):
         try:
@@ -87,21 +87,21 @@ def _source(module: str) -> Path:
 
 
 def installed(group: str, name: str) -> Iterator[tuple[EntryPoint, Any]]:
-    """What an installed package has under this name, imported; nothing if none has it.
+    """The entry point of this name in a group, imported; no item if no package has it.
 
     Raises:
-        RegistryError: it cannot be imported, or two packages have it.
+        RegistryError: the import fails, or two packages have it.
     """
     points = [*entry_points(group=group, name=name)]
     if len(points) > 1:
         raise RegistryError(f"more than one package has it: {', '.join(map(title_of, points))}")
     for point in points:
         try:
-            found = point.load()
-        except Exception as error:  # whatever a module of somebody else raises
+            value = point.load()
+        except Exception as error:  # a module of another package may raise anything
             reason = str(error).partition("\n")[0]
             raise RegistryError(f"{title_of(point)}: {type(error).__name__}: {reason}") from error
-        yield point, found
+        yield point, value
 
 
 def attention_backends() -> list[str]:
@@ -111,12 +111,12 @@ def attention_backends() -> list[str]:
 
 
 def installed_policies() -> list[str]:
-    """The names of policies that installed packages have."""
+    """Names of the policies of installed packages."""
     return sorted({point.name for point in entry_points(group=POLICIES)})
 
 
 def installed_kinds() -> list[str]:
-    """The kinds of drafters that installed packages have."""
+    """Kinds of the drafters of installed packages."""
     return sorted({point.name for point in entry_points(group=DRAFTERS)})
 
 
@@ -124,7 +124,7 @@ def installed_drafter(kind: str) -> Any:
     """The `Drafter` class of an installed package for this kind, imported; None without one.
 
     Raises:
-        RegistryError: it cannot be used; says which entry point of which distribution it is.
+        RegistryError: it cannot be used; the message names entry point and distribution.
     """
     for point, drafter in installed(DRAFTERS, kind):
         settings = getattr(drafter, "Settings", None)
@@ -139,5 +139,6 @@ def installed_drafter(kind: str) -> Any:
 
 
 def title_of(point: EntryPoint) -> str:
+    """The entry point and its distribution, for messages."""
     owner = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
     return f"entry point {point.name!r} ({point.group}){owner}"

@@ -1,8 +1,13 @@
-"""A graph that passed every check, with each op resolved to a function and its settings."""
+"""A checked graph: its ops with their settings, and the blackboard that they read and write.
+
+`VOCABULARY` is the table of all blackboard keys. Keys of a run, or of a cluster if the machine
+directs workers, exist before the first op and stay. Keys of a round are written by ops, and dropped
+by the ops that use them up. `ops/__init__.py` explains shape letters.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from ...ops.registry import OpEntry
 from ..yaml.source import Source
@@ -10,8 +15,57 @@ from .graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
+class Key:
+    """A blackboard key, its lifetime and its content.
+
+    linear: each value is used exactly once: an op may write the key only where no earlier value can
+        exist, or if it reads that value itself.
+    """
+
+    name: str
+    lifetime: Literal["run", "cluster", "round"]
+    holds: str
+    linear: bool = False
+
+
+VOCABULARY: tuple[Key, ...] = (
+    Key("branches", "run", "BranchStateManager: requests, owners, tips, outputs, budgets"),
+    Key("target", "run", "Target: the model whose output counts"),
+    Key("drafter", "run", "Drafter: proposes the trees of the branches, stores what it needs"),
+    Key("kv", "run", "KVCache: the target's pool and slot table"),
+    Key("kv_draft", "run", "KVCache: the drafter's pool, None for drafters without one"),
+    Key("host", "run", "HostReader: reads device values into host ints, and counts the reads"),
+    Key("prompts", "run", "PromptBook: templates and tokenizer, the text side of a run"),
+    Key("taps", "run", "which of the target's hidden states the drafter reads (HF indices)"),
+    Key("inbox", "run", "Inbox: requests that arrive during the run"),
+    Key("cluster", "cluster", "ClusterDirector: workers and their assignments"),
+    Key("step", "round", "StepPlan: what is ready, and what starts in this step; host ints"),
+    Key("batch", "round", "Batch: rows of the coming forward and their branches", linear=True),
+    Key("rows", "round", "Rows: tokens, positions, slots, segments of the next target forward"),
+    Key("attention", "round", "AttentionPlan: groups of rows, the slots each may see, masks"),
+    Key("plan", "round", "LayerPlan: one LayerStatus per layer of the next target forward"),
+    Key("logits", "round", "logits_RV float32 of the rows that need them"),
+    Key("features", "round", "taps_QF of every row, or None if no op reads them"),
+    Key("blended", "round", "BlendReport of a forward with cached rows, else None"),
+    Key("roots", "round", "FirstTokens: the tokens drawn at the prefill tips"),
+    Key("draft_rows", "round", "committed tokens and their features, for the drafter"),
+    Key("frontier", "round", "the first drafted level of every branch"),
+    Key("proposal", "round", "Proposal: a token tree per branch, everything [S, ...]", linear=True),
+    Key("accepted", "round", "Accepted: the accepted path of each tree"),
+    Key("searches", "round", "Searches: the state of every beam search of a forward"),
+    Key("chosen", "round", "Chosen: the selected beams and finished hypotheses"),
+    Key("committed", "round", "RoundSummary: the tokens that the round added, host ints"),
+    Key("answers", "round", "the finished answers in reading order"),
+)
+
+RUN_KEYS = frozenset(k.name for k in VOCABULARY if k.lifetime == "run")
+CLUSTER_KEYS = frozenset({"cluster", "branches", "prompts"})  # branches: a RequestTable alone
+LINEAR_KEYS = frozenset(k.name for k in VOCABULARY if k.linear)
+
+
+@dataclass(frozen=True, slots=True)
 class OpStep:
-    """One op of a state: the variant that its kinds select, and its settings.
+    """One op of a state: the variant for the graph's kinds, and its settings.
 
     at: `file:line` of the op in the graph.
     """
@@ -24,9 +78,9 @@ class OpStep:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a machine runs.
+    """A graph for a machine to run.
 
-    given: the blackboard keys that must be there before the first op.
+    given: the blackboard keys that must exist before the first op.
     """
 
     graph: Graph
@@ -35,21 +89,22 @@ class Program:
     guards: Mapping[str, OpEntry]
     given: frozenset[str]
 
-    def asking(self, op: str, **settings: Any) -> "Program | None":
-        """The same with these settings wherever this op takes them; None if it stands nowhere.
+    def with_settings(self, op: str, settings: Mapping[str, Any]) -> "Program | None":
+        """The program with these settings in every use of this op; None if no state uses it so.
 
-        The graph stays as it is: such settings are no part of what a run is repeated from.
+        The graph does not change, so such settings are not repeated with the run.
         """
 
-        def takes(step: OpStep) -> bool:
+        def has_settings(step: OpStep) -> bool:
             names = {setting.name for setting in step.entry.settings}
             return step.entry.name == op and settings.keys() <= names
 
         def changed(step: OpStep) -> OpStep:
-            return replace(step, settings={**step.settings, **settings}) if takes(step) else step
+            if not has_settings(step):
+                return step
+            return replace(step, settings={**step.settings, **settings})
 
-        if not any(takes(step) for own in self.steps.values() for step in own):
+        if not any(has_settings(step) for ops in self.steps.values() for step in ops):
             return None
-
-        steps = {state: tuple(map(changed, own)) for state, own in self.steps.items()}
+        steps = {state: tuple(map(changed, ops)) for state, ops in self.steps.items()}
         return replace(self, steps=steps)

@@ -1,4 +1,4 @@
-"""From plain data to a `Graph`, with every problem of the schema said in plain words."""
+"""From plain data to a `Graph`; pydantic's errors become problems in plain words."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -6,16 +6,22 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from ..yaml.codes import ProblemCode
-from ..yaml.source import MOST, GraphError, Problem, Source, hint, quoted
+from ..yaml.source import (
+    MAX_PROBLEMS,
+    GraphError,
+    KeyPath,
+    Problem,
+    ProblemCode,
+    Source,
+    hint,
+    quoted,
+)
 from ..yaml.spec import Spec
-from ..yaml.yaml12 import Path
 from .drafters import settings_class
-from .graph import EXTENDS, KINDS, VERSION, Call, Graph, StateSpec
-from .layouts import LAYOUTS
+from .graph import EXTENDS, KINDS, LAYOUTS, VERSION, Call, Graph, StateSpec
 from .plugins import installed_kinds
 
-OUTLINE_DRAFTER: Path = ("skeleton", "drafter")
+OUTLINE_DRAFTER: KeyPath = ("skeleton", "drafter")
 
 Block = TypeVar("Block", bound=BaseModel)
 
@@ -34,7 +40,7 @@ def validate(source: Source) -> Graph:
         graph = Graph.model_validate(data)
     except ValidationError as error:
         places = {p.place for p in problems}
-        errors = error.errors(include_url=False)[: 10 * MOST]
+        errors = error.errors(include_url=False)[: 10 * MAX_PROBLEMS]
         rest = (schema_problem(source, e, model_at) for e in errors)
         problems += [p for p in rest if p.place not in places]
     if problems:
@@ -43,7 +49,7 @@ def validate(source: Source) -> Graph:
 
 
 def validated(model: type[Block], source: Source) -> Block:
-    """A file that is no graph as its model; raises GraphError with every problem."""
+    """A file other than a graph as a model; raises GraphError with every problem."""
     try:
         return model.model_validate(source.data)
     except ValidationError as error:
@@ -52,16 +58,16 @@ def validated(model: type[Block], source: Source) -> Block:
     raise GraphError(schema_problem(source, e, inside) for e in errors)
 
 
-def _inside(model: type[BaseModel], loc: Path, _: Any) -> type[BaseModel] | None:
-    """The model at a place: the file's, or one of those that a mapping of its fields holds."""
+def _inside(model: type[BaseModel], loc: KeyPath, _: Any) -> type[BaseModel] | None:
+    """The model at a path: the file's, or that of the values of one of its mappings."""
     field = model.model_fields.get(str(loc[0])) if len(loc) == 2 else None
     kinds = get_args(field.annotation) if field else ()
-    inner = (one for one in kinds if isinstance(one, type) and issubclass(one, Spec))
+    inner = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Spec))
     return next(inner, None) if loc else model
 
 
 def check_mapping(source: Source, what: str) -> None:
-    """Raise unless the text holds a mapping at its top."""
+    """Raise GraphError unless the top level is a mapping."""
     if not isinstance(source.data, dict):
         empty = source.data is None
         reason = "the file is empty" if empty else f"{kind_of(source.data)} at the top"
@@ -69,17 +75,17 @@ def check_mapping(source: Source, what: str) -> None:
         raise GraphError([source.problem((), message, ProblemCode.TOP)])
 
 
-def flatten_edges(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Path, Path]]:
-    """A graph's data with an edge for each state under `from`, and where its file has each edge.
+def flatten_edges(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[KeyPath, KeyPath]]:
+    """A graph's data with an edge for each state under `from`, and the file's path of each edge.
 
-    Edges are sorted by the state that they leave; those of one state keep the order of the file.
+    Edges are sorted by the state that they leave; those of one state keep the file's order.
     """
     edges = data.get("transitions")
     if not isinstance(edges, list):
         return dict(data), {}
     order = list(states) if isinstance(states := data.get("states"), dict) else []
-    flat = sorted(_single_edges(edges), key=lambda one: _rank(order, one[0]))
-    origins: dict[Path, Path] = {}
+    flat = sorted(_single_edges(edges), key=lambda item: _rank(order, item[0]))
+    origins: dict[KeyPath, KeyPath] = {}
     for i, (_, at) in enumerate(flat):
         origins["transitions", i] = ("transitions", at[0])
         if at[1:]:
@@ -87,8 +93,8 @@ def flatten_edges(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Path, P
     return {**data, "transitions": [edge for edge, _ in flat]}, origins
 
 
-def _single_edges(edges: list[Any]) -> Iterator[tuple[Any, Path]]:
-    """Edges with one state under `from`, and the place of each, or of its state in a list."""
+def _single_edges(edges: list[Any]) -> Iterator[tuple[Any, KeyPath]]:
+    """Edges with one state under `from`, and the path of each, or of its state in a list."""
     for i, edge in enumerate(edges):
         states = edge.get("from") if isinstance(edge, dict) else None
         if isinstance(states, list) and states:
@@ -103,7 +109,7 @@ def _rank(order: list[str], edge: Any) -> int:
 
 
 def check_version(source: Source) -> None:
-    """Raise if a later version of specsot wrote the file."""
+    """Raise GraphError if the file needs a later version of specsot."""
     version = source.data.get("version")
     if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
         message = f"the graph needs format {quoted(version)}, this specsot reads {VERSION}: upgrade"
@@ -111,8 +117,8 @@ def check_version(source: Source) -> None:
         raise GraphError([newer])
 
 
-def _nulls(source: Source, value: Any, path: Path) -> Iterator[Problem]:
-    """No setting of a graph may be null, except what an op is given under `with`."""
+def _nulls(source: Source, value: Any, path: KeyPath) -> Iterator[Problem]:
+    """No setting of a graph may be null, except settings of ops under `with`."""
     if value is None:
         yield source.problem(path, "must not be null", ProblemCode.NULL)
     elif isinstance(value, dict | list):
@@ -122,15 +128,15 @@ def _nulls(source: Source, value: Any, path: Path) -> Iterator[Problem]:
                 yield from _nulls(source, inner, (*path, key))
 
 
-def _kind_at(place: Path, data: Any) -> Any:
-    """What a block says under `kind`, None if it says nothing."""
+def _kind_at(place: KeyPath, data: Any) -> Any:
+    """The value of `kind` in a block, or None."""
     for key in (*place, "kind"):
         data = data.get(key) if isinstance(data, dict) else None
     return data
 
 
-def model_at(loc: Path, data: Any) -> type[BaseModel] | None:
-    """The model that a mapping at `loc` of a graph becomes."""
+def model_at(loc: KeyPath, data: Any) -> type[BaseModel] | None:
+    """The model of a mapping at `loc` of a graph."""
     if not loc:
         return Graph
     if loc[0] in KINDS or loc[:2] == OUTLINE_DRAFTER:
@@ -142,12 +148,12 @@ def model_at(loc: Path, data: Any) -> type[BaseModel] | None:
         return StateSpec if len(loc) == 2 else Call
     field = Graph.model_fields.get(str(loc[0]))
     kinds = (field.annotation, *get_args(field.annotation)) if field else ()
-    return next((one for one in kinds if isinstance(one, type) and issubclass(one, Spec)), None)
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, Spec)), None)
 
 
 def schema_problem(source: Source, error: Any, model_at: Any) -> Problem:
-    """One pydantic error as a problem: where it is in the file, in plain words."""
-    loc: Path = error["loc"]
+    """A pydantic error as a problem with its place in the file."""
+    loc: KeyPath = error["loc"]
     kind: str = error["type"]
     if kind == "extra_forbidden":
         parent = source.nearest(loc[:-1])
@@ -171,56 +177,57 @@ def schema_problem(source: Source, error: Any, model_at: Any) -> Problem:
 
 
 def _code(kind: str) -> ProblemCode:
-    if kind in _OWN:
-        return _OWN[kind]
-    return ProblemCode.WRONG_TYPE if kind in _WANTED else ProblemCode.WRONG_VALUE
+    if kind in _CODES:
+        return _CODES[kind]
+    return ProblemCode.WRONG_TYPE if kind in _TYPES else ProblemCode.WRONG_VALUE
 
 
 def _no_kind(block: str, kind: Any) -> str:
-    """About an unknown kind of layout or drafter; pydantic's own words name its internals."""
+    """The message for an unknown kind of layout or drafter."""
     known = [*KINDS[block], *(installed_kinds() if block == "drafter" else ())]
     if not isinstance(kind, str):
         return f"must be one of: {', '.join(known)}"
     return f"no {block} {quoted(kind)}{hint(kind, known)}; there are: {', '.join(known)}"
 
 
-def _extra(key: str, parent: Path, model_at: Any, data: Any) -> tuple[str, ProblemCode]:
+def _extra(key: str, parent: KeyPath, model_at: Any, data: Any) -> tuple[str, ProblemCode]:
     model: type[BaseModel] | None = model_at(parent, data)
     known = [f.alias or name for name, f in model.model_fields.items()] if model else []
     known += [EXTENDS] if model is Graph else []
     block = str(parent[-1]) if len(parent) == 1 or parent == OUTLINE_DRAFTER else ""
-    other = [kind for kind, one in KINDS.get(block, {}).items() if key in one.model_fields]
+    models = KINDS.get(block, {})
+    other = [kind for kind, other in models.items() if key in other.model_fields]
     if other:
-        mine = _kind_at(parent, data)
-        message = f"{quoted(key)} belongs to the {block} {' or '.join(other)}, this is {mine}"
+        kind = _kind_at(parent, data)
+        message = f"{quoted(key)} belongs to the {block} {' or '.join(other)}, this is {kind}"
         return message, ProblemCode.OTHER_KIND
     return f"unknown key {quoted(key)}{hint(key, known)}", ProblemCode.UNKNOWN_KEY
 
 
 def _plain(error: Any) -> str:
-    """Pydantic's message without Python's words for things."""
+    """Pydantic's message without names of Python types."""
     kind = error["type"]
-    given = error["input"]
+    value = error["input"]
     context = error.get("ctx", {})
-    if kind in _WANTED:
-        return f"must be {_WANTED[kind]}, not {kind_of(given)}"
+    if kind in _TYPES:
+        return f"must be {_TYPES[kind]}, not {kind_of(value)}"
     if kind == "literal_error":
-        return f"must be {context['expected']}, not {quoted(given)}"
+        return f"must be {context['expected']}, not {quoted(value)}"
     for side, bound in (("at least", "ge"), ("at most", "le"), ("below", "lt"), ("above", "gt")):
         if bound in context:
-            return f"must be {side} {context[bound]}, not {quoted(given)}"
+            return f"must be {side} {context[bound]}, not {quoted(value)}"
     if kind in ("string_too_short", "too_short"):
         return "must not be empty"
     if kind == "finite_number":
-        return f"must be a finite number, not {given}"
+        return f"must be a finite number, not {value}"
     if kind == "string_pattern_mismatch":
-        return f"{quoted(given)} must match {context['pattern']}"
+        return f"{quoted(value)} must match {context['pattern']}"
     message: str = error["msg"]
     return message[:1].lower() + message[1:]
 
 
-_OWN = {"state_key": ProblemCode.STATE_NAME, "drafter": ProblemCode.NO_FUNCTION}
-_WANTED = {
+_CODES = {"state_key": ProblemCode.STATE_NAME, "drafter": ProblemCode.NO_FUNCTION}
+_TYPES = {
     "int_type": "an integer",
     "float_type": "a number",
     "string_type": "a string",
@@ -231,7 +238,7 @@ _WANTED = {
 
 
 def kind_of(value: Any) -> str:
-    """A value's kind in the words of YAML, with the value itself when it is short."""
+    """A value's kind in YAML's terms, with the value itself if it is a scalar."""
     if value is None:
         return "null"
     if isinstance(value, bool):

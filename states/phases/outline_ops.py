@@ -15,8 +15,8 @@ from ..request import Branch, Finish, Request, failing, move, reason_of
 from ..request_table import RequestTable
 from ..text.documents import CHUNK_TOKENS
 from ..text.outline import Outline
-from ..text.prompt_tokens import PromptTokens
 from ..text.prompts import PromptBook
+from ..text.tokens import PromptTokens
 
 
 @dataclass(frozen=True, slots=True)

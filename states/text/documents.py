@@ -1,17 +1,17 @@
-"""Documents that questions are answered from: what may be one, their chunks, a search in them."""
+"""Documents that a request brings: validity, chunks, and a search in them."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .encoder import PromptError, check_question
+from .tokens import PromptError, check_question
 
 MAX_TITLE = 200
 WORD = re.compile(r"\w+")
 K1 = 1.5
 B = 0.75
-CHUNK_TOKENS = 512  # most tokens of a chunk; what cuts otherwise finds other chunks in a cache
+CHUNK_TOKENS = 512  # maximum tokens of a chunk; another value gives other chunks in a cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,10 @@ class Document:
 
 
 def check_document(document: Document) -> None:
-    """Refuse what cannot stand in a prompt; needs no tokenizer.
+    """Refuse a document that cannot be part of a prompt; needs no tokenizer.
 
     Raises:
-        PromptError: as of `check_question`, or a title that is blank, longer than MAX_TITLE or not
+        PromptError: as for `check_question`, or a title that is blank, longer than MAX_TITLE or not
             printable.
     """
     check_question(document.text, "document")
@@ -37,11 +37,11 @@ def check_document(document: Document) -> None:
 
 
 def split_ids(token_ids: Sequence[int], most: int) -> tuple[tuple[int, ...], ...]:
-    """Token ids cut into the fewest chunks of at most ``most``, their lengths at most one apart.
+    """Token ids cut into as few chunks as possible, of even lengths up to ``most``.
 
-    Ids and not text: what is cut, put together or cached is always what stands in the prompt. The
-    cuts depend on these ids alone, so a document has the same chunks in every prompt. Even lengths,
-    because a chunk of a few tokens would be all seam.
+    Ids are cut, not text, so that the chunks are exactly the prompt's ids. The cuts depend on these
+    ids alone, so a document has the same chunks in every prompt. Lengths are even, because the
+    first rows of a chunk are the least exact.
     """
     if most < 1:
         raise ValueError(f"chunks of at most {most} tokens")
@@ -52,7 +52,7 @@ def split_ids(token_ids: Sequence[int], most: int) -> tuple[tuple[int, ...], ...
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A document that was found: its index among those searched, and its score above 0."""
+    """A search result: the document's index among those searched, and its score, above 0."""
 
     index: int
     score: float
@@ -60,21 +60,20 @@ class Hit:
 
 
 class DocumentSearch:
-    """The tool `Search`; nothing leaves the machine.
-
-    Ranks documents by BM25 in Lucene's form (bm25s, arXiv 2407.03618) with k1 1.5 and b 0.75.
+    """The tool `Search`, on this machine. It ranks documents by BM25 in Lucene's form (bm25s, arXiv
+    2407.03618) with k1 1.5 and b 0.75.
 
     A word is a run of letters, digits and underscores (Unicode), in folded case; there are no stop
-    words and no stems, so nothing depends on a language. Titles are searched as well. A word that
-    a query repeats counts once for each time.
+    words and no stems, so the search does not depend on a language. Titles are searched as
+    well. Repeated words of a query count repeatedly.
     """
 
     def __init__(self, documents: Sequence[Document]) -> None:
         self.documents = tuple(documents)
-        words = [words_of(f"{one.title}\n{one.text}") for one in self.documents]
+        words = [words_of(f"{document.title}\n{document.text}") for document in self.documents]
         self._index = None
         if any(words):
-            # Here and not above: only runs that search pay for it (0.1 s).
+            # Imported here, because it takes 0.1 s and few runs search.
             import bm25s  # type: ignore[import-untyped]
 
             self._index = bm25s.BM25(k1=K1, b=B, method="lucene", backend="numpy")

@@ -1,26 +1,27 @@
-"""The outline's grammar as token masks: which token may come next, given those before.
+"""Grammars as token masks: of the outline, and of answers under a JSON schema.
 
-A mask looks at the whole text of every token, as bytes (llguidance): a token is legal if some
-outline goes on with its text. Where the text that must follow is fixed, only the token with which
-the tokenizer itself would write it is legal, so that drafting `forced()` is never in vain. Every
-state has a legal token: where a tokenizer has no way on (some lack single bytes, or a line's end of
-its own), the turn may end. The language is finite, so an outline always comes to an end. What the
-grammar allows in full, `parse_outline` and `parse_list` read without skipping or mending anything.
+A mask is over whole tokens, as bytes (llguidance): a token is legal if some outline continues with
+its text. Where the text is fixed, only the token with which the tokenizer would write it is legal,
+so that drafts from `forced()` are never rejected. Every state has a legal token: where a tokenizer
+cannot continue (some lack single bytes, or a token for a line's end), the turn may end. The
+language is finite, so every outline ends. `parse_outline` and `parse_list` read every text of the
+grammar without skipping or mending anything.
 
 llguidance is imported when a grammar is built, not before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .outline import BIDI, MAX_TITLE, TOOL_NAME, WORDS, OutlineFormat
-from .outline_list import repeats
+from .outline import BIDI, MAX_TITLE, TOOL_NAME, WORDS, OutlineFormat, repeats
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -30,10 +31,10 @@ class GrammarError(ValueError):
     """A grammar cannot be built from these settings, or not for this tokenizer."""
 
 
-# Every blank that Python's strip() takes off, and that is not excluded from titles altogether.
+# Every blank that Python's strip() removes and that titles may contain.
 _BLANKS = r" \u{a0}\u{1680}\u{2000}-\u{200a}\u{202f}\u{205f}\u{3000}"
-# All markers begin with `<` or `[`, so a title without these cannot hold one. (Subtracting the
-# markers themselves multiplies the lexer's states, beyond what llguidance allows for one mask.)
+# All markers begin with `<` or `[`, so a title without these contains none. (Subtracting the
+# markers themselves multiplies the lexer's states, beyond llguidance's limit for one mask.)
 _BARRED = r"\x00-\x1f\x7f-\x9f|<\[\u{2028}\u{2029}\u{fffd}" + "".join(
     f"\\u{{{ord(c):x}}}" for c in sorted(BIDI)
 )
@@ -41,7 +42,7 @@ _TITLE = (
     rf"/[\p{{L}}\p{{N}}]([^{_BARRED}]{{0,{MAX_TITLE - 2}}}[^{_BARRED}{_BLANKS}])?/"
     rf" & ~/{'|'.join(WORDS)}/"
 )
-NO_WAY_ON = "NoExtensionBias"  # llguidance: the grammar goes on, the tokenizer cannot
+NO_EXTENSION = "NoExtensionBias"  # llguidance: no token continues the grammar
 
 
 def outline_grammar(max_branches: int, tools: Sequence[str] = ()) -> str:
@@ -80,9 +81,9 @@ def _tool(name: str) -> str:
 
 
 def list_grammar(max_branches: int) -> str:
-    """The grammar of the format `list`: two lines at least, if so many are allowed.
+    """The grammar of the format `list`: at least two lines, if max_branches allows it.
 
-    That no title stands there twice is the matcher's business.
+    The matcher prevents repeated titles.
     """
     if max_branches < 1:
         raise GrammarError("max_branches must be at least 1")
@@ -101,11 +102,11 @@ class OutlineGrammar:
         vocab_size: width of the model's logits; ids that the tokenizer lacks are never legal.
         eos_ids: the tokens that end a turn, all of them legal after the end and nowhere else.
         max_branches: most lines of an outline.
-        tools: names that a line may give beside `-`; a list has none.
-        form: how an outline looks.
+        tools: names that a line may give instead of `-`; unused for lists.
+        form: the format of outlines.
 
     Raises:
-        GrammarError: bad settings, or a tokenizer that cannot begin an outline.
+        GrammarError: bad settings, or a tokenizer without a token that begins an outline.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class OutlineGrammar:
         if self._first.is_error():
             raise GrammarError(self._first.get_error())
         if set(self.eos_ids) == set(np.flatnonzero(self.matcher().legal_mask()).tolist()):
-            raise GrammarError("the tokenizer has no token that an outline could begin with")
+            raise GrammarError("the tokenizer has no token that can begin an outline")
 
     def matcher(self, question: str = "") -> OutlineMatcher:
         """A fresh state at the outline's beginning; no title of a list repeats the question."""
@@ -139,7 +140,7 @@ class OutlineGrammar:
 
 
 class Vocabulary:
-    """The bytes of every token, as a trie; and the tokens that may end a title of a list."""
+    """The bytes of every token, as a trie, and the tokens that can end a title of a list."""
 
     def __init__(
         self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int], *, titles_once: bool
@@ -154,7 +155,7 @@ class Vocabulary:
             self.closing_C = np.concatenate([np.flatnonzero(ends), self.eos_ids])
 
     def before_end(self, token: int) -> bytes:
-        """What a token adds to the line that it ends."""
+        """The bytes of a token that belong to the line that it ends."""
         return b"" if token in self.eos_ids else self.table.decode_bytes([token]).split(b"\n")[0]
 
 
@@ -162,7 +163,7 @@ def _token_table(tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> LLT
     from llguidance import LLTokenizer
 
     backend = copy(getattr(tokenizer, "backend_tokenizer", tokenizer))
-    backend.no_padding()  # both would touch the forced tokens, which the table tokenizes itself
+    backend.no_padding()  # both would change the forced tokens, which the table tokenizes itself
     backend.no_truncation()
     if (size := backend.get_vocab_size(with_added_tokens=True)) > vocab_size:
         raise GrammarError(f"the tokenizer has {size} tokens, the model's logits {vocab_size}")
@@ -173,10 +174,10 @@ def _token_table(tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> LLT
 
 
 class OutlineMatcher:
-    """Where one outline stands. Changed in place by `advance` and `rollback`.
+    """The state of one outline in the grammar; `advance` and `rollback` change it in place.
 
-    The grammar's end is kept here and not in llguidance, which does not count an end-of-turn token
-    that follows a complete outline and would roll back one token too many.
+    This class records the end, not llguidance, which does not count an end-of-turn token after a
+    complete outline and would roll back one token too many.
     """
 
     def __init__(self, first: LLMatcher, vocabulary: Vocabulary, question: str) -> None:
@@ -186,7 +187,7 @@ class OutlineMatcher:
         self._question = question
         self._legal_V: NDArray[np.bool_] | None = None
         self._tokens: list[int] = []
-        self.finished = False  # an end-of-turn token was consumed; nothing is legal any more
+        self.finished = False  # an end-of-turn token was consumed; no token is legal
 
     @property
     def consumed(self) -> int:
@@ -210,11 +211,11 @@ class OutlineMatcher:
         if self.finished:
             return legal_V
         if not self._inner.is_stopped():
-            # Not `validate_tokens`: where the text is fixed it takes every spelling, this only one.
+            # Not `validate_tokens`: it accepts every spelling of a fixed text, the mask one.
             bits = np.frombuffer(self._inner.compute_bitmask(), dtype=np.uint8)
             if not self._inner.is_error():
                 legal_V |= np.unpackbits(bits, count=size, bitorder="little").view(np.bool_)
-            elif not self._inner.get_error().startswith(NO_WAY_ON):  # a limit of llguidance's
+            elif not self._inner.get_error().startswith(NO_EXTENSION):  # a limit of llguidance's
                 raise GrammarError(self._inner.get_error())
             else:  # what has stopped cannot be rolled back
                 self._inner = self._first.deep_copy()
@@ -225,7 +226,7 @@ class OutlineMatcher:
         return legal_V
 
     def _bar_repeats_(self, legal_V: NDArray[np.bool_]) -> None:
-        """A title of a list may not end as one that stood before, nor as the question."""
+        """Forbid ends that would make a list's title equal to an earlier one or to the question."""
         closing_C = self._vocabulary.closing_C
         if closing_C is None or not legal_V[closing_C].any():
             return
@@ -236,7 +237,7 @@ class OutlineMatcher:
             legal_V[token] = not repeats(title, titles, self._question)
 
     def advance(self, token: int) -> None:
-        """Take a token; ValueError if it is not legal, the state then stays as it was."""
+        """Consume a token; raises ValueError, with the state unchanged, if it is not legal."""
         if not self.is_legal(token):
             raise ValueError(f"token {token} is not legal here")
         if token in self._vocabulary.eos_ids:
@@ -247,9 +248,9 @@ class OutlineMatcher:
         self._tokens.append(token)
 
     def rollback(self, count: int) -> None:
-        """Take the last `count` tokens back."""
+        """Undo the last `count` tokens."""
         if not 0 <= count <= self.consumed:
-            raise ValueError(f"cannot take {count} of {self.consumed} tokens back")
+            raise ValueError(f"cannot undo {count} of {self.consumed} tokens")
         if count == 0:
             return
         self._inner.rollback(count - self.finished)
@@ -258,7 +259,7 @@ class OutlineMatcher:
         self.finished = False
 
     def forced(self) -> list[int]:
-        """The tokens that come next whatever the model says; empty where there is a choice.
+        """The tokens that must come next; empty where there is a choice.
 
         Each is the only legal token of its state. An end-of-turn token is never among them.
         """
@@ -266,5 +267,58 @@ class OutlineMatcher:
 
 
 def _title_of(line: bytes) -> str:
-    """What stands behind the number."""
+    """The text after the number."""
     return line.decode("utf-8", errors="replace").partition(". ")[2]
+
+
+MAX_SCHEMA = 16_384  # characters
+MAX_DEPTH = 32  # objects and lists inside each other
+ANY_OBJECT = '{"type": "object"}'
+DENSE: Any = {"whitespace_flexible": False}  # else small models write blanks up to their budget
+
+
+class SchemaGrammar:
+    """Makes matchers of schemas for one tokenizer, whose tokens are read once.
+
+    Args:
+        tokenizer, vocab_size, eos_ids: as for `OutlineGrammar`.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        self._vocabulary = Vocabulary(tokenizer, vocab_size, eos_ids, titles_once=False)
+
+    def matchers(self, schema: str) -> Callable[[], OutlineMatcher]:
+        """A function that makes matchers at the beginning of an answer under this schema.
+
+        Raises:
+            GrammarError: it is too large, or llguidance does not support it.
+        """
+        from llguidance import LLMatcher
+
+        check_schema(schema)
+        first: Any
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(schema, defaults=DENSE)
+            first = LLMatcher(self._vocabulary.table, grammar, log_level=0)
+        except ValueError as error:
+            raise GrammarError(str(error)) from None
+        if first.is_error():
+            raise GrammarError(first.get_error().strip().split("\n", 1)[0])
+        return partial(OutlineMatcher, first, self._vocabulary, "")
+
+
+def check_schema(schema: str) -> None:
+    """Raise GrammarError for a schema that is too large to compile."""
+    if len(schema) > MAX_SCHEMA:
+        raise GrammarError(f"the schema has {len(schema)} characters, at most {MAX_SCHEMA} fit")
+    try:
+        depth = _depth(json.loads(schema))
+    except (ValueError, RecursionError):
+        raise GrammarError("the schema is not valid JSON") from None
+    if depth > MAX_DEPTH:
+        raise GrammarError(f"the schema is {depth} deep, at most {MAX_DEPTH} is allowed")
+
+
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner), default=0) if isinstance(value, dict | list) else 0

@@ -1,6 +1,6 @@
-"""The outline that a model writes before its answer: the format, its reader and its writer.
+"""The outline that a model writes before its answer: its two formats, their readers and writers.
 
-The format is line by line, made to be read without guessing::
+Format `fields`, one line per part::
 
     PLAN                                    DIRECT
     1|60|-|-|How rain forms
@@ -8,37 +8,64 @@ The format is line by line, made to be read without guessing::
     END
 
 A line is id|expected length in tokens|tool|dependencies|title, with `-` for no tool and for no
-dependencies. `DIRECT` alone says that the answer needs no outline. `END` counts as a whole line
+dependencies. `DIRECT` alone means that the answer needs no outline. `END` counts as a whole line
 only, so a title may contain the word.
 
-The reader takes the text of *generated* ids only, and never raises:
+Format `list`, a numbered list of titles, for small models. Parts have no tools and no dependencies,
+and the turn ends after the last title::
+
+    1. What bicycles cost
+    2. How fast they are in traffic
+
+Both readers take the text of *generated* ids only, and never raise. `parse_outline`:
 
 ======================================================  ===========================================
-what stands there                                       what becomes of it
+text                                                    result
 ======================================================  ===========================================
-blank lines, blanks around a field, CR before the LF    nothing is reported
-one <think>...</think> block in front                   dropped; mended
-first line neither PLAN nor DIRECT, nothing at all      unparsable
-text behind DIRECT or behind END                        skipped; the status stays
+blank lines, blanks around a field, CR before the LF    not reported
+one <think>...</think> block at the beginning           dropped; mended
+first line neither PLAN nor DIRECT, empty text          unparsable
+text after DIRECT or END                                skipped; the status does not change
 no END                                                  partial; a last line without LF is mended
 fewer or more than five fields, an id that is not       the line is skipped; partial
-ASCII digits, an id seen before, a length that is not
+ASCII digits, a repeated id, a length that is not
 ASCII digits, an empty title, a title with control
 characters, undecodable bytes or marker text
 lines beyond max_branches                               skipped; partial
 ids with gaps, from 0 or 5, or out of order             numbered 1.. as written; mended
-length outside 10..max_length                           moved to the nearer end; mended
+length outside 10..max_length                           moved to the nearer bound; mended
 a tool that is not allowed                              no tool; mended
-a dependency that is no earlier kept point              dropped; mended
+a dependency that is not an earlier retained point      dropped; mended
 a title of more than 60 characters                      cut; mended
 ======================================================  ===========================================
+
+`parse_list`:
+
+======================================================  ===========================================
+blank lines, blanks around a title, `1)` for `1.`       not reported
+one <think>...</think> block at the beginning           dropped; mended
+numbers with gaps, or out of order                      numbered 1.. as written; mended
+`**bold**` or quotes around a title, a colon after it   dropped; mended
+a title of more than 60 characters                      cut; mended
+a line without a number, an empty title, a title with   the line is skipped; partial
+control characters, undecodable bytes or marker text,
+a repeated title, lines beyond max_branches
+======================================================  ===========================================
+
+An outline file of a user (`load_outline`) is read strictly: everything that the readers would skip
+or mend is an error with its place.
 """
 
+import json
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from ..yaml.source import Source, hint
 
 OutlineFormat = Literal["fields", "list"]
 Mode = Literal["plan", "direct"]
@@ -47,7 +74,7 @@ Status = Literal["ok", "partial", "direct", "unparsable"]
 MIN_LENGTH = 10
 MAX_LENGTH = 990
 MAX_TITLE = 60
-# Texts that chat formats use as control tokens; none of them may reach an answer by way of a title.
+# Texts that chat formats use as control tokens; a title may contain none of them.
 MARKERS = (
     *("<s>", "</s>", "<bos>", "<eos>", "<pad>", "<unk>", "<think>", "</think>"),
     *("<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]"),
@@ -57,7 +84,7 @@ WORDS = ("PLAN", "DIRECT", "END")
 
 _NUMBER = re.compile(r"[0-9]+")
 BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
-_SHOWN = 80  # characters of a line that a report repeats
+MAX_SHOWN = 80  # characters of a line in a note
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +114,13 @@ class LineNote:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What was read.
+    """An outline as it was read.
 
     Attributes:
-        mode: `plan` if the text began with PLAN, else `direct`.
+        mode: `plan` or `direct`.
         points: in order; dependencies point backwards, so they form a DAG.
-        status: `ok`: END was there and every line became a point; `partial`: it was not, or a line
-            in front of it was skipped; `direct`: DIRECT; `unparsable`: no usable point.
+        status: `ok`: every line became a point (of `fields` up to END); `partial`: END is missing,
+            or a line was skipped; `direct`: DIRECT; `unparsable`: no usable point.
     """
 
     mode: Mode
@@ -109,7 +136,7 @@ class Unusable(Exception):
 
 @dataclass(slots=True)
 class OutlineReader:
-    """What was read so far, line by line."""
+    """The points and notes of the lines read so far."""
 
     max_branches: int
     tools: Sequence[str] | None
@@ -120,21 +147,21 @@ class OutlineReader:
     mended: list[LineNote] = field(default_factory=list)
 
     def skip(self, line: int, text: str, reason: str) -> None:
-        self.skipped.append(LineNote(line, text[:_SHOWN], reason))
+        self.skipped.append(LineNote(line, text[:MAX_SHOWN], reason))
 
     def mend(self, line: int, text: str, reasons: Iterable[str]) -> None:
-        self.mended += [LineNote(line, text[:_SHOWN], reason) for reason in reasons]
+        self.mended += [LineNote(line, text[:MAX_SHOWN], reason) for reason in reasons]
 
     def outline(self, mode: Mode, status: Status) -> Outline:
         return Outline(mode, tuple(self.points), tuple(self.skipped), status, tuple(self.mended))
 
     def lines_of(self, text: str) -> list[tuple[int, str]]:
-        """The lines that hold something, with their numbers, behind a reasoning block if any."""
+        """The lines that are not blank, with their numbers, after a reasoning block if any."""
         lines = text.split("\n")  # splitlines() would let Unicode's line ends cut a title in two
-        opened = next((i for i, content in enumerate(lines) if content.strip()), 0)
-        if lines[opened].lstrip().startswith("<think>") and "</think>" in text:
+        first = next((i for i, content in enumerate(lines) if content.strip()), 0)
+        if lines[first].lstrip().startswith("<think>") and "</think>" in text:
             before, _, after = text.partition("</think>")
-            self.mend(opened + 1, lines[opened], ["reasoning block dropped"])
+            self.mend(first + 1, lines[first], ["reasoning block dropped"])
             lines = [""] * before.count("\n") + after.split("\n")
         return [(i, content) for i, content in enumerate(lines, 1) if content.strip()]
 
@@ -170,7 +197,7 @@ class OutlineReader:
         if number is None:
             raise Unusable("the id is not a number")
         if number in self.numbers:
-            raise Unusable(f"the id {number} was given before")
+            raise Unusable(f"the id {number} is repeated")
         if number != len(self.points) + 1:
             changes.append(f"id {number} became {len(self.points) + 1}")
         return number
@@ -213,7 +240,7 @@ def _number(text: str) -> int | None:
 
 
 def title_problem(title: str) -> str | None:
-    """Why a title cannot stand in an outline, None if it can; its length is not looked at."""
+    """Why a title cannot be part of an outline, else None; its length is not checked."""
     if not title.strip():
         return "the title is empty"
     if any(c in BIDI or unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in title):
@@ -226,11 +253,11 @@ def title_problem(title: str) -> str | None:
 
 
 def read_title(text: str, changes: list[str]) -> str:
-    """A title, cut to its most; raises Unusable."""
+    """A title, cut to MAX_TITLE; raises Unusable."""
     if problem := title_problem(text):
         raise Unusable(problem)
     title = text[:MAX_TITLE].rstrip()
-    if title in WORDS:  # what is left of "END", sixty blanks and a letter
+    if title in WORDS:  # of "END", sixty blanks and a letter
         raise Unusable("marker text in the title")
     if title != text:
         changes.append(f"title cut to {len(title)} characters")
@@ -244,21 +271,24 @@ def parse_outline(
     tools: Sequence[str] | None = None,
     max_length: int = MAX_LENGTH,
 ) -> Outline:
-    """Read an outline. Never raises; the module's table lists every outcome.
+    """Read an outline in the format `fields`. Never raises; the module's table lists every outcome.
 
-    `text` is the decoded text of generated ids, special tokens left out. At most `max_branches`
-    points are kept. `tools` are the names that a line may give (None for any, () for none),
-    `max_length` is the upper end of the expected lengths.
+    Args:
+        text: the decoded text of generated ids, without special tokens.
+        max_branches: maximum number of points.
+        tools: the names that a line may give; None for any, () for none.
+        max_length: upper bound of the expected lengths.
     """
     reader = OutlineReader(max_branches, tools, max_length)
     lines = reader.lines_of(text)
     if not lines:
-        reader.skip(1, "", "nothing was written")
+        reader.skip(1, "", "the text is empty")
         return reader.outline("direct", "unparsable")
-    (number, first), rest = lines[0], lines[1:]
+    number, first = lines[0]
+    rest = lines[1:]
     if first.strip() == "DIRECT":
         for line, content in rest:
-            reader.skip(line, content, "behind DIRECT")
+            reader.skip(line, content, "after DIRECT")
         return reader.outline("direct", "direct")
     if first.strip() != "PLAN":
         reader.skip(number, first, "the first line is neither PLAN nor DIRECT")
@@ -273,7 +303,7 @@ def _read_plan(reader: OutlineReader, lines: list[tuple[int, str]], *, closed: b
         reader.read_line(line, content)
     complete = bool(ends) and not reader.skipped
     for line, content in lines[stop + 1 :]:
-        reader.skip(line, content, "behind END")
+        reader.skip(line, content, "after END")
     if not reader.points:
         return reader.outline("plan", "unparsable")
     if not ends and not closed and lines[-1][0] not in {s.line for s in reader.skipped}:
@@ -282,9 +312,194 @@ def _read_plan(reader: OutlineReader, lines: list[tuple[int, str]], *, closed: b
 
 
 def render_outline(points: Sequence[Point]) -> str:
-    """The text of an outline as a model would write it, without the end of its turn."""
+    """The text of an outline in the format `fields`, without the end of the turn."""
     lines = [
         f"{p.id}|{p.length}|{p.tool or '-'}|{','.join(map(str, p.deps)) or '-'}|{p.title}"
         for p in points
     ]
     return "\n".join(["PLAN", *lines, "END"]) if lines else "DIRECT"
+
+
+USUAL_LENGTH = 60  # expected tokens of a part whose outline gives no length
+_LINE = re.compile(r"\s*([0-9]{1,9})[.)]\s+(.*)")
+_WRAPPED = re.compile(r"""(\*\*|\*|__|"|“)(.+?)(\*\*|\*|__|"|”):?""")
+
+
+def same(title: str) -> str:
+    """A title's letters and digits, case folded; equal for titles that say the same."""
+    return "".join(c for c in title.casefold() if c.isalnum())
+
+
+def repeats(title: str, earlier: Sequence[str], question: str) -> bool:
+    """Whether a title repeats an earlier one, the question, or more than half of its beginning."""
+    title_key = same(title)
+    question_key = same(question)
+    begins = question_key.startswith(title_key) and 2 * len(title_key) > len(question_key)
+    return begins or title_key in map(same, earlier)
+
+
+def parse_list(text: str, *, max_branches: int) -> Outline:
+    """Read a list of titles. Never raises; the module's table lists every outcome.
+
+    `text` is the decoded text of generated ids, without special tokens.
+    """
+    reader = OutlineReader(max_branches, (), MAX_LENGTH)
+    for number, content in reader.lines_of(text):
+        changes: list[str] = []
+        try:
+            title = _title(content, reader, changes)
+        except Unusable as why:
+            reader.skip(number, content, str(why))
+            continue
+        reader.points.append(Point(len(reader.points) + 1, USUAL_LENGTH, None, (), title))
+        reader.mend(number, content, changes)
+    if not reader.points:
+        reader.skipped[:] = reader.skipped or [LineNote(1, "", "the text is empty")]
+        return reader.outline("direct", "unparsable")
+    return reader.outline("plan", "partial" if reader.skipped else "ok")
+
+
+def _title(content: str, reader: OutlineReader, changes: list[str]) -> str:
+    line = _LINE.fullmatch(content)
+    if line is None:
+        raise Unusable("the line does not begin with a number")
+    if len(reader.points) >= reader.max_branches:
+        raise Unusable(f"more than {reader.max_branches} points")
+    if int(line[1]) != len(reader.points) + 1:
+        changes.append(f"number {line[1]} became {len(reader.points) + 1}")
+    text = line[2].strip()
+    if wrapped := _WRAPPED.match(text):
+        changes.append(f"{wrapped[1]} and what follows the title dropped")
+        text = wrapped[2].strip().rstrip(":")
+    title = read_title(text, changes)
+    if repeats(title, [point.title for point in reader.points], ""):
+        raise Unusable("the title is repeated")
+    return title
+
+
+def render_list(points: Sequence[Point]) -> str:
+    """The text of an outline in the format `list`, without the end of the turn."""
+    return "\n".join(f"{point.id}. {point.title}" for point in points)
+
+
+MAX_BYTES = 1_000_000
+KEYS = ("title", "length", "tool", "deps")
+
+Place = Callable[[int], str]  # number of an outline line -> its place in the file
+
+
+class OutlineError(ValueError):
+    """A file that is not an outline; one `file:line: reason` per problem."""
+
+
+def load_outline(
+    path: str | Path,
+    *,
+    max_branches: int,
+    tools: Sequence[str] | None = None,
+    max_length: int = MAX_LENGTH,
+) -> Outline:
+    """Read an outline file.
+
+    Either the outline format itself (its first line is PLAN or DIRECT) or a list of
+    {title, length?, tool?, deps?}, `deps` being numbers of earlier items, counted from 1;
+    JSON if the name ends in .json, else YAML.
+
+    Raises:
+        OutlineError: the file cannot be read, or is not a valid outline.
+    """
+    text = _read(Path(path))
+    name = str(path)
+    if text.lstrip().split("\n", 1)[0].strip() in ("PLAN", "DIRECT"):
+        place: Place = partial("{}:{}".format, name)
+    else:
+        items, place = _items(text, name)
+        if problems := [f"{place(i)}: {p}" for i, x in enumerate(items, 2) for p in _wrong(x)]:
+            raise OutlineError("\n".join(problems))
+        text = render_outline([_point(i, item) for i, item in enumerate(items, 1)])
+    outline = parse_outline(text, max_branches=max_branches, tools=tools, max_length=max_length)
+    if problems := list(_problems(outline, name, place)):
+        raise OutlineError("\n".join(problems))
+    return outline
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise OutlineError(f"{path}: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise OutlineError(f"{path}: more than {MAX_BYTES} bytes")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise OutlineError(f"{path}:{line}: not UTF-8") from None
+
+
+def _items(text: str, name: str) -> tuple[list[Any], Place]:
+    """The items of a list, and a function from outline lines to the places of their items."""
+    try:
+        source = None if name.lower().endswith(".json") else Source(text, name)
+        data = json.loads(text) if source is None else source.data
+    except json.JSONDecodeError as error:
+        raise OutlineError(f"{name}:{error.lineno}:{error.colno}: {error.msg}") from None
+    except RecursionError:
+        raise OutlineError(f"{name}: nested too deeply") from None
+    except ValueError as error:  # of the YAML reader, with the place
+        raise OutlineError(str(error)) from None
+    if not isinstance(data, list) or not data:
+        raise OutlineError(f"{name}:1: neither PLAN, nor DIRECT, nor a list of points")
+
+    def place(line: int) -> str:
+        if source is None:
+            return f"{name}: item {line - 1}"
+        _, row, column = source.place((line - 2,))
+        return f"{name}:{row}:{column}: item {line - 1}"
+
+    return data, place
+
+
+def _wrong(item: Any) -> Iterator[str]:
+    """Problems of one item's shape; the reader checks the ranges of values."""
+    if not isinstance(item, dict):
+        yield f"a point is a mapping with the keys {', '.join(KEYS)}"
+        return
+    for key in item:
+        if key not in KEYS:
+            yield f"no key {key!r}{hint(str(key), KEYS)}"
+    title = item.get("title")
+    if not isinstance(title, str):
+        yield "title is missing" if title is None else "title is not a text"
+    elif problem := title_problem(title):
+        yield problem
+    elif len(title.strip()) > MAX_TITLE:
+        yield f"the title has more than {MAX_TITLE} characters"
+    if not _is_count(item.get("length", USUAL_LENGTH)):
+        yield "length is not a positive number"
+    tool = item.get("tool") or ""
+    if not isinstance(tool, str) or "|" in tool or "\n" in tool:
+        yield "tool is not a name"
+    deps = item.get("deps") or []
+    if not isinstance(deps, list) or not all(map(_is_count, deps)):
+        yield "deps is not a list of numbers of earlier points"
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 10**9
+
+
+def _point(number: int, item: dict[str, Any]) -> Point:
+    length = item.get("length", USUAL_LENGTH)
+    deps = tuple(item.get("deps") or ())
+    return Point(number, length, item.get("tool"), deps, item["title"].strip())
+
+
+def _problems(outline: Outline, name: str, place: Place) -> Iterator[str]:
+    """Everything that was skipped or mended, and a missing END."""
+    notes = sorted((*outline.skipped, *outline.mended), key=lambda note: note.line)
+    for note in notes:
+        yield f"{place(note.line)}: {note.reason}"
+    if not notes and outline.status not in ("ok", "direct"):
+        yield f"{name}: " + ("no END line" if outline.points else "no points")

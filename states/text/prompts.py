@@ -1,26 +1,166 @@
 """From questions, outlines and results to token ids, and back to text.
 
-A template is rendered once, with marks where its slots are, through the model's own chat format.
-What stands between the marks is encoded with special tokens, what is filled in is encoded as plain
-text, results of other branches are quoted by their ids, and the ids are joined. So no text that a
-user or a model wrote can become a special token or part of the template: it never meets either.
+A template is rendered once through the model's chat format, with a mark at each slot. The text
+between marks is encoded with special tokens, slot values are encoded as plain text, results of
+other branches are quoted by their ids, and the ids are joined. So text of a user or a model can
+become neither a special token nor a part of the template.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from .chat_format import RULES, ChatWriter, Ids, Message, PastTurn, past_slots
-from .encoder import Encoder, check_question
-from .outline import Outline, OutlineFormat, Point, parse_outline, render_outline
-from .outline_list import USUAL_LENGTH, parse_list, render_list
-from .prompt_tokens import PromptTokens
-from .template import OF_A_BRANCH, Piece, Template, pieces
+from ..yaml.source import Problem, ProblemCode
+from .outline import (
+    USUAL_LENGTH,
+    Outline,
+    OutlineFormat,
+    Point,
+    parse_list,
+    parse_outline,
+    render_list,
+    render_outline,
+)
+from .template import OF_A_BRANCH, Piece, Template, TemplateError, Turns, pieces
+from .tokens import Encoder, Ids, PromptTokens, check_question, leading_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+
+RULES = "said_rules"  # the slot of the rules at the beginning of a conversation
+Message = dict[str, str]
+NO_THINKING: dict[str, Any] = {"enable_thinking": False, "thinking": False}  # both names for it
+
+
+@dataclass(frozen=True, slots=True)
+class PastTurn:
+    """An earlier question and its answer; tokens: the answer's ids, if they are known."""
+
+    question: str
+    answer: str
+    tokens: tuple[int, ...] = ()
+
+
+def past_slots(turns: int) -> list[str]:
+    """Slot names of this many turns, question and answer alternating; letters only."""
+    digits = str.maketrans("0123456789", "abcdefghij")
+    return [f"past_{what}_{str(n).translate(digits)}" for n in range(turns) for what in ("q", "a")]
+
+
+class ChatWriter:
+    """Renders conversations in the model's chat format and cuts them at their slots.
+
+    examples: turns before the question, in conversations with `examples=True`.
+    past: number of turns before every first question; each of their texts is a slot
+        (`past_slots`).
+    rules: whether conversations begin with rules (slot `RULES`).
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        template: Template,
+        examples: Sequence[Message] = (),
+        past: int = 0,
+        *,
+        rules: bool = False,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._past = past_slots(past)
+        self._rules = [RULES] if rules else []
+        self._template = template
+        self._examples = [*examples]
+        chat = template.chat and bool(tokenizer.chat_template)
+        self._turns: Turns | None = None if chat else template.turns
+        if self._turns is None and not chat:
+            raise self._error("the model has no chat format, and the template no 'turns'")
+        # Any text that occurs neither in the template nor in the chat format.
+        texts = f"{template.model_dump()}{tokenizer.chat_template}"
+        self._mark = next(m for n in range(10**6) if (m := f"Slot{n}Mark") not in texts)
+
+    def opening(self, text: str, *, system: bool = True, examples: bool = False) -> list[Piece]:
+        """A conversation with this first user turn, up to the start of the answer."""
+        messages = self._conversation(text, system=system, examples=examples, past=True)
+        return self._cut(text, messages, slots=[*self._rules, *self._past])
+
+    def following(self, text: str) -> list[Piece]:
+        """The text from the end of an answer's turn, when this is the next user turn."""
+        answer = f"{self._mark}Answer"
+        before = self._conversation("Question")
+        turns = [*before, {"role": "assistant", "content": answer}]
+        turn = self._cut(text, [*turns, {"role": "user", "content": text}], answer)
+        if not turn or turn[0][1]:
+            raise self._error("the model's chat format has no text after an answer")
+        return turn
+
+    def _conversation(
+        self, text: str, *, system: bool = True, examples: bool = False, past: bool = False
+    ) -> list[Message]:
+        """Rules, earlier turns and examples, as the arguments say, and a user's turn."""
+        messages = [*(self._earlier() if past else ()), *(self._examples if examples else ())]
+        messages.append({"role": "user", "content": text})
+        rule_texts = [self._template.system.strip()] if system and self._template.system else []
+        rule_texts += [f"{self._mark}{name}Mark" for name in self._rules if past]
+        if not (rules := "\n\n".join(rule_texts)):
+            return messages
+        with_rules = [{"role": "system", "content": rules}, *messages]
+        try:
+            if rules in self._render(with_rules):
+                return with_rules
+        except Exception:  # chat formats raise various errors for unknown roles
+            pass
+        first = messages[0] | {"content": f"{rules}\n\n{messages[0]['content']}"}
+        return [first, *messages[1:]]
+
+    def _earlier(self) -> Iterator[Message]:
+        """The earlier turns, each text a mark; questions use the wording of `plain`."""
+        plain = pieces(self._template.plain)
+        for number, name in enumerate(self._past):
+            mark = f"{self._mark}{name}Mark"
+            question = "".join(mark if is_slot else piece for piece, is_slot in plain)
+            is_question = number % 2 == 0
+            role = "user" if is_question else "assistant"
+            yield {"role": role, "content": question if is_question else mark}
+
+    def _cut(
+        self, text: str, messages: list[Message], after: str = "", slots: Sequence[str] = ()
+    ) -> list[Piece]:
+        """Render the conversation with marks in the last turn, and cut it at the marks."""
+        cut = pieces(text)
+        marked = "".join(f"{self._mark}{piece}Mark" if is_slot else piece for piece, is_slot in cut)
+        last = messages[-1]["content"].removesuffix(text) + marked
+        rendered = self._render([*messages[:-1], {"role": "user", "content": last}])
+        if after:
+            rendered = rendered.partition(after)[2]
+        parts = re.split(f"{self._mark}([a-z_]+)Mark", rendered)
+        if parts[1::2] != [*slots, *(name for name, is_slot in cut if is_slot)]:
+            raise self._error("the model's chat format drops or moves text of a user's turn")
+        return [(part, i % 2 == 1) for i, part in enumerate(parts) if part]
+
+    def _render(self, messages: list[Message]) -> str:
+        if self._turns is None:
+            text = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **NO_THINKING
+            )
+            return str(text)
+        turns: Mapping[str, str] = self._turns.model_dump()
+        beginning = "" if leading_id(self._tokenizer) is None else str(self._tokenizer.bos_token)
+        texts = [self._turn(turns[m["role"]], m["content"]) for m in messages]
+        return "".join([beginning, *texts, self._turn(turns["generation"], "")])
+
+    def _turn(self, turn: str, content: str) -> str:
+        return "".join(content if is_slot else piece for piece, is_slot in pieces(turn))
+
+    def _error(self, message: str) -> TemplateError:
+        return TemplateError(
+            [Problem(self._template.name, 0, 0, "template", message, ProblemCode.TEXTS)]
+        )
+
 
 Share = Literal["outline", "prompt"]
 
@@ -34,10 +174,9 @@ class PromptBook:
         tokenizer: a fast tokenizer of transformers.
         template: the texts.
         share: what the branches of a request share, the outline or the prompt.
-        stop_ids: tokens that end a turn, beside those that tokenizer and template name.
-        max_branches, tools: told to the model where the template has slots for them.
-        past: turns that stand before every question. rules: what the conversation is told before
-            the first of them; nothing if empty.
+        stop_ids: further tokens that end a turn, besides those of tokenizer and template.
+        max_branches, tools: values of the template's slots of these names.
+        past: turns before every question. rules: text before the first of them, may be empty.
 
     Raises:
         TemplateError: the model's chat format and the template do not go together.
@@ -62,12 +201,13 @@ class PromptBook:
         self._tokenizer = tokenizer
         self._encoder = Encoder(tokenizer)
         self._facts = {"max_branches": str(max_branches), "tools": ", ".join(tools) or "none"}
-        said = [ids for turn in past for ids in self._said(turn)]
-        self._past = dict(zip(past_slots(len(past)), said, strict=True))
+        past_ids = [ids for turn in past for ids in self._past_ids(turn)]
+        self._past = dict(zip(past_slots(len(past)), past_ids, strict=True))
         if rules:
             self._past[RULES] = self._question(rules)
-        more = {"rules": bool(rules)}
-        writer = ChatWriter(tokenizer, template, self._examples(), len(past), **more)
+        writer = ChatWriter(
+            tokenizer, template, self._examples(), past=len(past), rules=bool(rules)
+        )
         texts: dict[str, list[Piece]] = {
             "plain": writer.opening(template.plain, system=False),
             "skeleton": writer.opening(template.skeleton, examples=True),
@@ -77,8 +217,8 @@ class PromptBook:
             "prompt.branch": writer.opening(template.prompt.branch),
             "prompt.direct": writer.opening(template.prompt.direct),
             "outline.shared": writer.following(f"{{documents}}{template.outline.branch}"),
-            "outline.found": writer.following(f"{template.outline.direct}{{documents}}"),
-            "prompt.found": writer.opening(f"{template.prompt.direct}{{documents}}"),
+            "outline.documents": writer.following(f"{template.outline.direct}{{documents}}"),
+            "prompt.documents": writer.opening(f"{template.prompt.direct}{{documents}}"),
             "dependency": pieces(template.dependency),
             "document": pieces(template.document),
             "document_gap": pieces(template.document_gap),
@@ -88,43 +228,43 @@ class PromptBook:
         self.stop_ids = self._stop_ids(tokenizer, stop_ids)
 
     def behind(self, past: Sequence[PastTurn], rules: str = "") -> PromptBook:
-        """The same for a question that follows these turns, under these rules."""
-        most, tools = self._limits
+        """The prompts of a question that follows these turns, under these rules."""
+        max_branches, tools = self._limits
         return PromptBook(
             self._tokenizer,
             self._template,
             self.share,
             self._more_stops,
-            max_branches=most,
+            max_branches=max_branches,
             tools=tools,
             past=past,
             rules=rules,
         )
 
     def plain(self, question: str, documents: PromptTokens = NOTHING) -> PromptTokens:
-        """The whole prompt of a plain answer; documents stand right before the question."""
+        """The whole prompt of a plain answer; documents come right before the question."""
         return self._fill(self._turns["plain"], question=documents + self._question(question))
 
     def skeleton(
         self, question: str, documents: PromptTokens = NOTHING
     ) -> tuple[PromptTokens, PromptTokens]:
-        """The prompt that asks for an outline: what parts' prompts share with it, and the rest.
+        """The prompt for an outline: the half that prompts of parts share, and the rest.
 
-        They share all up to and including the question; under a template with examples, which stand
-        before the outline's question only, what the chat format begins with. Documents stand right
+        The shared half ends with the question. Under a template with examples, which come before
+        the outline's question only, it is the beginning of the chat format. Documents come right
         before the question.
         """
         before, after = self._split("skeleton")
-        if self._apart:
+        if self._repeats_question:
             first, *rest = before
             before = [first[: self._common]]
             after = [first[self._common :], *rest, *after]
-        asked = documents + self._question(question)
-        return self._fill(before, question=asked), self._fill(after, question=asked)
+        question_ids = documents + self._question(question)
+        return self._fill(before, question=question_ids), self._fill(after, question=question_ids)
 
     def opening(self, question: str, documents: PromptTokens = NOTHING) -> PromptTokens:
-        """What stands between the first half of `skeleton` and the prompts of the parts."""
-        if not self._apart:
+        """The ids between the first half of `skeleton` and the prompts of the parts."""
+        if not self._repeats_question:
             return NOTHING
         first, *rest = self._split("prompt.branch")[0]
         turn = [first[self._common :], *rest]
@@ -138,17 +278,17 @@ class PromptBook:
         shared: PromptTokens = NOTHING,
         own: PromptTokens = NOTHING,
     ) -> tuple[PromptTokens, PromptTokens]:
-        """The prompt of one part: what all branches of the request have in common, and the rest.
+        """The prompt of one part: the ids that all branches of the request share, and the rest.
 
-        It continues after the outline's generated ids without their stop token (share: outline;
-        it begins with the end of that turn) or after the first half of `skeleton` and the `opening`
-        (share: prompt).
+        With share `outline` it continues after the outline's generated ids without their stop
+        token, and begins with the end of that turn. With share `prompt` it continues after the
+        first half of `skeleton` and the `opening`.
 
         Args:
             dep_ids: id and generated ids of each point that this one depends on.
-            shared: documents of all branches, before everything that the turn says (share:
-                outline) or right behind the question (share: prompt).
-            own: those of this branch, right before what it quotes of others.
+            shared: documents of all branches, at the beginning of the turn (share `outline`) or
+                right after the question (share `prompt`).
+            own: documents of this branch, right before the quoted results of other branches.
         """
         turn = self._turns["outline.shared" if shared.ids else "outline.branch"]
         if self.share == "prompt":
@@ -164,7 +304,7 @@ class PromptBook:
         shared: PromptTokens,
         deps: PromptTokens,
     ) -> tuple[PromptTokens, PromptTokens]:
-        """A turn that asks for a part, cut before the first slot that differs between parts."""
+        """The turn of a part, cut before the first slot that differs between parts."""
         first = next(i for i, piece in enumerate(turn) if str(piece) in OF_A_BRANCH)
         plan = "\n".join(
             self._template.plan_line.format(id=p.id, title=p.title) for p in outline.points
@@ -172,38 +312,38 @@ class PromptBook:
         plan_ids = self._encoder.text(plan)
         values = {"id": str(point.id), "title": point.title, "length": str(point.length)}
         filled = {name: self._encoder.text(value) for name, value in values.items()}
-        hoist = self._fill(turn[:first], plan=plan_ids, documents=shared)
-        return hoist, self._fill(turn[first:], plan=plan_ids, deps=deps, **filled)
+        common = self._fill(turn[:first], plan=plan_ids, documents=shared)
+        return common, self._fill(turn[first:], plan=plan_ids, deps=deps, **filled)
 
     def next_part(self, point: Point, outline: Outline) -> tuple[PromptTokens, PromptTokens]:
-        """What asks for a part behind another part's answer, cut where `branch` cuts it.
+        """The turn of a part after another part's answer, cut where `branch` cuts it.
 
-        Neither documents nor other parts' results stand in it.
+        It contains neither documents nor results of other parts.
         """
         return self._part(self._turns["outline.branch"], point, outline, NOTHING, NOTHING)
 
     def combine(self) -> PromptTokens:
-        """What asks for one answer behind the finished parts."""
+        """The turn for one combined answer after the finished parts."""
         return self._fill(self._turns["outline.combine"])
 
     def direct(self, share: Share | None = None, documents: PromptTokens = NOTHING) -> PromptTokens:
-        """What follows when there is no outline to follow; continues where `branch` does.
+        """The turn for an answer without an outline; continues where `branch` does.
 
-        Documents stand behind it, each behind its gap.
+        Documents come after it, each after its gap.
         """
-        name = "found" if documents.ids else "direct"
+        name = "documents" if documents.ids else "direct"
         whole = (share or self.share) == "outline"
         turn = self._turns[f"outline.{name}"] if whole else self._split(f"prompt.{name}")[1]
         return self._fill(turn, documents=documents)
 
     def document(self, title: str, text: str) -> Ids:
-        """A document as it stands in a prompt, without what separates it from its neighbours."""
+        """A document as in a prompt, without the gap between it and its neighbours."""
         values = {"title": self._encoder.text(title), "text": self._encoder.text(text)}
         return list(self._fill(self._turns["document"], **values))
 
     @property
     def form(self) -> OutlineFormat:
-        """How outlines look."""
+        """The format of outlines."""
         return self._template.format
 
     def outline_ids(self, points: Sequence[Point]) -> Ids:
@@ -220,7 +360,7 @@ class PromptBook:
         return parse_outline(self.decode(ids), max_branches=max_branches, tools=tools)
 
     def _examples(self) -> list[Message]:
-        """The template's examples as turns, in the words in which a question is asked."""
+        """The template's examples as turns with the wording of `skeleton` and `outline.branch`."""
         turns = []
         for example in self._template.examples:
             points = [
@@ -244,8 +384,8 @@ class PromptBook:
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return str(self._tokenizer.decode(list(ids), **options))
 
-    def _said(self, turn: PastTurn) -> tuple[Ids, Ids]:
-        """A turn's question and answer; ids that the model wrote itself stay as they are."""
+    def _past_ids(self, turn: PastTurn) -> tuple[Ids, Ids]:
+        """A turn's question and answer; ids that the model generated are not encoded again."""
         return self._question(turn.question), list(turn.tokens) or self._encoder.text(turn.answer)
 
     def _question(self, question: str) -> Ids:
@@ -258,19 +398,19 @@ class PromptBook:
         return list(self._fill(self._turns["dependency"], id=number, text=text))
 
     @property
-    def _apart(self) -> bool:
-        """Whether the question is asked again for the parts: examples stood before it."""
+    def _repeats_question(self) -> bool:
+        """Whether prompts of parts repeat the question: examples came before it."""
         return self.share == "prompt" and bool(self._template.examples)
 
     @property
     def _common(self) -> int:
-        """How many ids the prompts of outline and parts begin with alike."""
+        """Length of the common prefix of the prompts of outline and parts."""
         firsts = (self._turns[name][0] for name in ("skeleton", "prompt.branch"))
-        own = len(self._turns["prompt.branch"][0])
-        return next((i for i, (a, b) in enumerate(zip_longest(*firsts)) if a != b), own)
+        length = len(self._turns["prompt.branch"][0])
+        return next((i for i, (a, b) in enumerate(zip_longest(*firsts)) if a != b), length)
 
     def _split(self, name: str) -> tuple[list[Ids | str], list[Ids | str]]:
-        """A turn cut behind its question."""
+        """A turn cut after its question."""
         turn = self._turns[name]
         cut = turn.index("question") + 1
         return turn[:cut], turn[cut:]
@@ -289,7 +429,7 @@ class PromptBook:
         return prompt
 
     def _stop_ids(self, tokenizer: PreTrainedTokenizerFast, more: Sequence[int]) -> tuple[int, ...]:
-        """The tokenizer's end, the template's end of turn, and what the model's files add."""
+        """The end tokens of the tokenizer, the template's turns and the model's files."""
         stops = {int(i) for i in (*more, tokenizer.eos_token_id) if i is not None}
         end = self._turns["outline.direct"][0][:1]
         return tuple(sorted(stops | self._encoder.special.intersection(end)))

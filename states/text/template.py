@@ -1,7 +1,4 @@
-"""Prompt templates: data in YAML, checked with the place of every mistake.
-
-A model's own chat format makes conversations of them, cut into literal text and slots.
-"""
+"""Prompt templates: YAML files, checked with the place of every mistake."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from ..graph.schema import check_mapping, schema_problem
-from ..yaml.codes import ProblemCode
-from ..yaml.source import GraphError, Problem, Source, decode, hint
+from ..yaml.source import GraphError, Problem, ProblemCode, Source, decode, hint
 from ..yaml.spec import Int, Spec
 from .outline import OutlineFormat
 
@@ -26,7 +22,7 @@ MAX_BYTES = 100_000
 
 Text = Annotated[str, Field(max_length=20_000)]
 
-# Slots that differ between the branches of a request; what stands before them is shared.
+# Slots that differ between the branches of a request; the text before them is shared.
 OF_A_BRANCH = frozenset({"id", "title", "length", "deps"})
 # For each text: the slots it must have, and those it may have. Each at most once.
 SLOTS = {
@@ -53,14 +49,14 @@ class TemplateError(GraphError):
 
 
 class TurnPair(Spec):
-    """What follows for one part of an outline, and what follows when there is no outline."""
+    """The turn of one part of an outline, and the turn of an answer without an outline."""
 
     branch: Text
     direct: Text
 
 
 class Turns(Spec):
-    """How a conversation is written for a model that brings no chat template."""
+    """The format of conversations for a model without a chat template."""
 
     system: Text = "{text}\n\n"
     user: Text
@@ -69,7 +65,7 @@ class Turns(Spec):
 
 
 class Example(Spec):
-    """A conversation that stands before the question: what an outline and a part look like."""
+    """A conversation before the question that shows an outline and a part."""
 
     question: Text
     titles: Annotated[tuple[Text, ...], Field(min_length=1, max_length=64)]
@@ -80,12 +76,12 @@ class Example(Spec):
 class Template(Spec):
     """The texts of a run's prompts; slots in braces are filled in, `{{` is a brace.
 
-    plain, skeleton, prompt.branch and prompt.direct are user turns that begin a conversation;
-    outline.branch and outline.direct are the user turns after the outline. `combine` is the user
-    turn after the finished parts, each with its own `outline.branch` before it. `system` stands
-    before all but `plain`. The `examples` stand before `skeleton`, as turns in the same words: a
-    question, its outline, one of its parts. `format` is how an outline looks. `document_gap` stands
-    between a document and what comes before or after it.
+    `plain`, `skeleton`, `prompt.branch` and `prompt.direct` are user turns that begin a
+    conversation; `outline.branch` and `outline.direct` are user turns after the outline. `combine`
+    is the user turn after the finished parts, each with its `outline.branch` before it. `system`
+    comes before all but `plain`. The `examples` come before `skeleton`, as turns with the same
+    wording: a question, its outline, one of its parts. `format` is the format of an outline.
+    `document_gap` separates a document from the text before or after it.
     """
 
     version: Literal[1]
@@ -120,7 +116,7 @@ def pieces(text: str) -> list[Piece]:
             cut.append((literal, False))
         if slot is not None:
             if spec or conversion or not slot.isidentifier():
-                raise ValueError(f"{{{slot}...}} is no slot; a slot is a name in braces")
+                raise ValueError(f"{{{slot}...}} is not a slot; a slot is a name in braces")
             cut.append((slot, True))
     return cut
 
@@ -129,7 +125,7 @@ def load_template(name: str | Path) -> Template:
     """Read a shipped template by its name, or a template file by its path.
 
     Raises:
-        TemplateError: no such file, or a file that is no template, with every problem's place.
+        TemplateError: no such file, or not a template, with the place of every problem.
     """
     path = FOLDER / f"{name}.yaml" if str(name) in SHIPPED else Path(name)
     try:
@@ -147,8 +143,10 @@ def load_template(name: str | Path) -> Template:
     try:
         return _template(Source(decode(data, str(path)), str(path)))
     except GraphError as error:
-        own = (replace(p, where="template") if p.where == "graph" else p for p in error.problems)
-        raise TemplateError(own) from None
+        problems = error.problems
+        raise TemplateError(
+            replace(p, where="template") if p.where == "graph" else p for p in problems
+        ) from None
 
 
 def _template(source: Source) -> Template:
@@ -187,14 +185,14 @@ def _wrong_slots(template: Template, source: Source) -> Iterator[Problem]:
                 message = f"no slot {{{slot}}} here{hint(slot, known)}"
                 yield source.problem(where, message, ProblemCode.SLOTS)
             if slots.count(slot) > 1:
-                message = f"the slot {{{slot}}} stands here twice"
+                message = f"the slot {{{slot}}} is used twice here"
                 yield source.problem(where, message, ProblemCode.SLOTS)
         for slot in sorted(set(needed) - set(slots)):
             yield source.problem(where, f"the slot {{{slot}}} is missing", ProblemCode.SLOTS)
 
 
 def _wrong_parts(template: Template, source: Source) -> Iterator[Problem]:
-    """A part is named by its number or its title; parts of `fields` may quote others."""
+    """A part has a slot for its number or title, and under `fields` one for its dependencies."""
     fields = ("deps",) if template.format == "fields" else ()
     for name in ("outline", "prompt"):
         slots = [slot for slot, is_slot in pieces(getattr(template, name).branch) if is_slot]
@@ -212,17 +210,17 @@ def _wrong_parts(template: Template, source: Source) -> Iterator[Problem]:
 
 
 def _wrong_chat(template: Template, source: Source) -> Iterator[Problem]:
-    """What needs more than one text to be seen."""
+    """Checks that involve more than one text."""
     if not template.chat and template.turns is None:
-        message = "without a chat format, 'turns' must say how turns look"
+        message = "without a chat format, 'turns' must give the format of turns"
         yield source.problem(("chat",), message, ProblemCode.TEXTS)
     for where in ("branch", "direct"):
         if _opening(getattr(template.prompt, where)) != _opening(template.skeleton):
-            message = "what stands before {question} differs from 'skeleton', so nothing is shared"
+            message = "the text before {question} differs from 'skeleton', so nothing is shared"
             yield source.problem(("prompt", where), message, ProblemCode.TEXTS)
 
 
 def _opening(text: str) -> list[Piece]:
-    """What stands before the question."""
+    """The pieces before the question."""
     cut = pieces(text)
     return cut[: cut.index(("question", True))]

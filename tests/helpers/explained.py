@@ -43,7 +43,7 @@ class Heard:
 
 
 def explaining(session: Session) -> Session:
-    program = session.program.asking("verify.accept", explain=True)
+    program = session.program.with_settings("verify.accept", {"explain": True})
     assert program is not None
     session.program = program
     return session

@@ -10,8 +10,8 @@ from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.session import Session
 from specsot.states.request import Branch, Finish, Request
 from specsot.states.text.outline import Outline, Point
-from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.text.prompts import NOTHING
+from specsot.states.text.tokens import PromptTokens
 
 GRAPH = "bim_blend_merge"
 REUSED = ("blend.ratios=[0.3]",)

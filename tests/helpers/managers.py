@@ -11,15 +11,14 @@ from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import Proposal
 from specsot.ops.verify.verify import Accepted, FirstTokens, GrammarRows
 from specsot.states.graph.drafters import DRAFTERS
-from specsot.states.graph.graph import SchedulerBlock
-from specsot.states.graph.layouts import LAYOUTS
+from specsot.states.graph.graph import LAYOUTS, SchedulerBlock
 from specsot.states.layout import Batch
 from specsot.states.manager import BranchStateManager
 from specsot.states.phases import phase_ops
 from specsot.states.request import Branch, Request, Stage
 from specsot.states.request_table import RunLimits
 from specsot.states.scheduler import Inbox
-from specsot.states.text.prompt_tokens import PromptTokens
+from specsot.states.text.tokens import PromptTokens
 
 STOP = 2
 VOCABULARY = 100

@@ -15,8 +15,8 @@ from specsot.states.machine import Run
 from specsot.states.round import RoundSummary
 from specsot.states.text.documents import Document
 from specsot.states.text.outline import Outline, Point
-from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.text.prompts import NOTHING
+from specsot.states.text.tokens import PromptTokens
 from specsot.states.trace import OpRan
 
 BLENDED = ("blend_eagle", "bim_blend_eagle")

@@ -24,8 +24,8 @@ from specsot.states.graph.load import op_table
 from specsot.states.machine import Run
 from specsot.states.request import OPEN, Branch, Finish, Request, Stage
 from specsot.states.text.outline import Outline, Point, parse_outline
-from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.text.prompts import NOTHING
+from specsot.states.text.tokens import PromptTokens
 
 SEED = int(os.environ.get("SPECSOT_TEST_SEED", "20"))  # what the grids' parts are drawn by
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -32,7 +32,7 @@ from specsot.ops.kv.slots import FREE, PoolFullError
 from specsot.states.admission import request_slots
 from specsot.states.request import Finish
 from specsot.states.text.outline import Outline, Point
-from specsot.states.text.prompt_tokens import PromptTokens
+from specsot.states.text.tokens import PromptTokens
 
 Make = Callable[..., Tiny]
 

@@ -168,7 +168,7 @@ def test_explained_rounds_read_no_more_often(
     sets = (f"drafter.kind={kind}", "sampling.temperature=0.9", f"sampling.accept={accept}")
     book, outline = made.book(stop_ids=()), outline_of(4, {3: (1,)})
     session = graphs.session("bim_plain", made.models, book, outline=outline, sets=sets)
-    program = session.program.asking("verify.accept", explain=True)
+    program = session.program.with_settings("verify.accept", {"explain": True})
     assert program is not None
     session.program = program
     run, told = start(session, ["hello"]), 0

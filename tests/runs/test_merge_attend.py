@@ -32,7 +32,7 @@ from specsot.states.machine import Run
 from specsot.states.request import Branch, Finish
 from specsot.states.scheduler import Does
 from specsot.states.text.outline import Outline, Point
-from specsot.states.text.prompt_tokens import PromptTokens
+from specsot.states.text.tokens import PromptTokens
 
 Make = Callable[..., Tiny]
 TEXTS = ("hello", "another question", "a third")

@@ -41,7 +41,7 @@ from specsot.states.fold import NEW, matched, runs
 from specsot.states.machine import Run
 from specsot.states.request import Branch, Finish, Request, Stage
 from specsot.states.text.outline import Outline, Point
-from specsot.states.text.prompt_tokens import PromptTokens
+from specsot.states.text.tokens import PromptTokens
 
 Make = Callable[..., Tiny]
 TEXTS = ("hello", "another question", "a third")

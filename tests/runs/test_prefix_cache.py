@@ -29,8 +29,8 @@ from specsot.engine.run.session import Session
 from specsot.ops.kv.pool import KVCache
 from specsot.states.machine import Run
 from specsot.states.text.outline import Outline
-from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.text.prompts import NOTHING
+from specsot.states.text.tokens import PromptTokens
 
 Make = Callable[..., Tiny]
 CHOICES = tuple((kind, SEED % len(SETTINGS[kind])) for kind in KINDS)

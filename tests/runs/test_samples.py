@@ -134,9 +134,9 @@ def test_the_answer_shows_all_of_them(made: Tiny, graphs: Graphs) -> None:
 @pytest.mark.parametrize(
     ("graph", "sets", "why"),
     [
-        ("eagle", (), "temperature 0 draws the same one every time"),
+        ("eagle", (), "temperature 0 gives the same answer every time"),
         ("bim_eagle", ("sampling.temperature=1",), "`skeleton` answers each prompt once"),
-        ("beam", ("sampling.temperature=1",), "`beam` draws nothing"),
+        ("beam", ("sampling.temperature=1",), "`beam` draws no tokens"),
     ],
 )
 def test_where_nothing_is_drawn_there_are_no_samples(

@@ -222,7 +222,7 @@ def test_rejection_at_temperature_0_is_greedy(
         (["accept=sometimes"], "sampling.accept"),
         (["accept=rejection", "rule=chain"], "rule 'chain' does not fit: eagle3 drafts trees of"),
         (["accept=rejection", "rule=without_replacement"], "best tokens, which takes topk"),
-        (["skip_sample_adjustment=true"], "means something with accept: rejection only"),
+        (["skip_sample_adjustment=true"], "skip_sample_adjustment needs accept: rejection"),
     ],
 )
 def test_wrong_settings_are_said_before_anything_runs(

@@ -57,11 +57,11 @@ def test_the_tokens_are_those_of_plain_decoding(
         (["skeleton.drafter={nodes: 3}"], "the key 'kind' is missing"),
         (
             ["skeleton.drafter.kind=eagle3", "drafter.rows_per_round=4"],
-            "drafter.rows_per_round: must be left out where outlines have a drafter of their own",
+            "drafter.rows_per_round: must be omitted if outlines have another drafter",
         ),
         (
             ["skeleton.drafter.kind=eagle3", "sampling={accept: rejection, temperature: 1}"],
-            "a second drafter takes `sampling.accept: match`",
+            "a second drafter needs `sampling.accept: match`",
         ),
     ],
 )

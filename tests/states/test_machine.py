@@ -9,8 +9,8 @@ import pytest
 from helpers.toy_graph import GIVEN, GRAPH, changed, load
 
 from specsot.states import machine
-from specsot.states.graph.board import RUN_KEYS
 from specsot.states.graph.graph import PREFIXES, RESERVED
+from specsot.states.graph.program import RUN_KEYS
 from specsot.states.machine import START, Run, RunError
 from specsot.states.trace import Event, Moved, OpRan, describe
 

@@ -26,7 +26,7 @@ from specsot.states.batch import Placer
 from specsot.states.manager import BranchStateManager
 from specsot.states.request import Request
 from specsot.states.text.outline import Outline, Point
-from specsot.states.text.prompt_tokens import PromptTokens
+from specsot.states.text.tokens import PromptTokens
 from specsot.states.trace import Event, OpRan
 
 LAYOUTS = ("bim", "paged", "batching")

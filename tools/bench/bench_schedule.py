@@ -12,14 +12,13 @@ from time import process_time_ns
 
 from specsot.ops.kv.pool import KVCache
 from specsot.states.graph.drafters import DRAFTERS
-from specsot.states.graph.graph import SchedulerBlock
-from specsot.states.graph.layouts import LAYOUTS
+from specsot.states.graph.graph import LAYOUTS, SchedulerBlock
 from specsot.states.manager import BranchStateManager
 from specsot.states.policies import POLICIES
 from specsot.states.request import Request, Stage
 from specsot.states.request_table import RunLimits
 from specsot.states.scheduler import Inbox
-from specsot.states.text.prompt_tokens import PromptTokens
+from specsot.states.text.tokens import PromptTokens
 
 RUNNING = 8
 

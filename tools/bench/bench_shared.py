@@ -20,7 +20,7 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.api import open_session
 from specsot.engine.run.session import Session
 from specsot.states.request import Request
-from specsot.states.text.prompt_tokens import PromptTokens
+from specsot.states.text.tokens import PromptTokens
 
 LAYOUTS = ("bim", "paged", "batching")
 QUESTION = 8  # tokens

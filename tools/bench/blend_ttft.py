@@ -19,7 +19,7 @@ from specsot.ops.layer_plan import LayerShape, blend_flops, prefill_flops
 from specsot.states.machine import Run
 from specsot.states.request import Request
 from specsot.states.text.documents import CHUNK_TOKENS, split_ids
-from specsot.states.text.prompt_tokens import PromptTokens
+from specsot.states.text.tokens import PromptTokens
 
 from .blend_modes import FULL, Mode, collected, session_of
 

@@ -22,7 +22,7 @@ from specsot.engine.prepare.inputs import Prompt, read_file
 from specsot.engine.run.api import open_session
 from specsot.engine.run.session import Session
 from specsot.states.request import Finish
-from specsot.states.text.prompt_tokens import PromptTokens
+from specsot.states.text.tokens import PromptTokens
 
 MARK = "HereTheUserSpeaks"
 LEAST = 12  # characters of a question

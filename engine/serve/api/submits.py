@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ....states.text.schema_grammar import ANY_OBJECT
+from ....states.text.grammar import ANY_OBJECT
 from ...workers.protocol import Submit
 from .fields import (
     ChatMessage,

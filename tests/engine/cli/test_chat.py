@@ -29,7 +29,7 @@ from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.engine import Engine
 from specsot.engine.run.session import Session
-from specsot.states.text.chat_format import PastTurn
+from specsot.states.text.prompts import PastTurn
 
 PROGRAM = "from specsot.engine.cli.main import main; main()"
 PATIENCE = 180.0

@@ -11,7 +11,7 @@ from specsot.engine.cli.completing import BEFORE, join_words
 from specsot.engine.cli.main import COMMANDS
 from specsot.engine.prepare.files import graph_names
 from specsot.states.graph.graph import KINDS
-from specsot.states.yaml.codes import ProblemCode
+from specsot.states.yaml.source import ProblemCode
 
 ASK = """
 import sys

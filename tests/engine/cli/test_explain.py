@@ -15,8 +15,7 @@ from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import RunOptions
 from specsot.states.graph.load import op_table
 from specsot.states.text.template import FOLDER, load_template
-from specsot.states.yaml.codes import ProblemCode
-from specsot.states.yaml.source import GraphError
+from specsot.states.yaml.source import GraphError, ProblemCode
 
 KNOWN = explanations()
 HEAD = "version: 1\nname: mine\nextends: {base}\n\n"

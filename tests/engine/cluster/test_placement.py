@@ -18,7 +18,7 @@ from specsot.engine.workers.placement import (
     route,
 )
 from specsot.states.request import Branch, Request
-from specsot.states.text.prompt_tokens import PromptTokens
+from specsot.states.text.tokens import PromptTokens
 
 
 def test_keys_of_beginnings() -> None:

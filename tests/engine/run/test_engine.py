@@ -28,7 +28,7 @@ from specsot.engine.record.report import output_digest
 from specsot.engine.run.engine import Engine, EngineError, Handle
 from specsot.engine.run.session import Session
 from specsot.states.phases.outline_ops import Answer
-from specsot.states.text.encoder import PromptError
+from specsot.states.text.tokens import PromptError
 
 BEES, TEA, RAIN = "Tell me about honey bees.", "How do I make tea?", "What is rain?"
 PATIENCE = 120.0

@@ -13,7 +13,7 @@ from specsot.states.drafter import DraftContext, Drafter
 from specsot.states.graph.drafters import DRAFTERS, drafter_class
 from specsot.states.request import Branch, Finish, Stage
 from specsot.states.round import CommittedRows, RoundResult
-from specsot.states.text.prompt_tokens import PromptTokens
+from specsot.states.text.tokens import PromptTokens
 
 PREFIX, OWNER = 7, 8  # segments of the request and of its branch
 POOLED = pytest.mark.parametrize("kind", ["eagle3", "dflash", "vanilla"])

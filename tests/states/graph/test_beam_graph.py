@@ -78,7 +78,7 @@ def test_a_search_draws_nothing(setting: str) -> None:
     name = setting.partition("=")[0]
     (problem,) = refused(f"sampling.{setting}")
     assert problem.startswith(
-        f"--set sampling.{setting}: sampling.{name}: beam search draws nothing: {name} must be "
+        f"--set sampling.{setting}: sampling.{name}: beam search draws no tokens: {name} must be "
     )
 
 
@@ -93,7 +93,7 @@ def test_the_rows_of_all_beams_must_fit() -> None:
 def test_what_commits_single_tokens_has_no_place_in_a_search() -> None:
     problem = changed("[beam.gather,", "[branch.root, branch.start_, beam.gather,")[0]
     assert problem.endswith(
-        "states.select_beams.ops.1: 'branch.start_' has no place in a beam search: "
+        "states.select_beams.ops.1: 'branch.start_' cannot be part of a beam search: "
         "it commits single tokens"
     )
 

@@ -12,7 +12,7 @@ from helpers.toy_graph import GRAPH, changed, load, problems
 
 from specsot.engine.prepare.files import graph_names, open_graph, open_source
 from specsot.states.graph.drafters import DRAFTERS
-from specsot.states.graph.layouts import LAYOUTS
+from specsot.states.graph.graph import LAYOUTS
 from specsot.states.graph.load import load_program, op_table
 from specsot.states.yaml.source import GraphError, Source
 
@@ -106,7 +106,7 @@ def test_the_last_way_out_has_no_guard() -> None:
         ("  - {from: verify, to: draft}", "  - {from: verify, to: draft, when: toy_any}")
     )
     assert problems(text) == [
-        "g.yaml:15:5: transitions.3: the last way out of 'verify' must have no `when`"
+        "g.yaml:15:5: transitions.3: the last transition from 'verify' must have no `when`"
     ]
 
 
@@ -147,7 +147,8 @@ def test_a_problem_of_one_of_several_edges_points_at_its_state() -> None:
     text = changed(
         ("{from: verify, to: draft}", "{from: [verify, draft], to: draft, when: toy_any}")
     )
-    assert "g.yaml:15:13: transitions.3.from.0: the last way out of 'verify'" in problems(text)[0]
+    place = "g.yaml:15:13: transitions.3.from.0"
+    assert f"{place}: the last transition from 'verify'" in problems(text)[0]
 
 
 def test_one_mistake_in_several_edges_is_one_problem() -> None:
@@ -247,7 +248,7 @@ def test_an_update_reads_what_it_replaces() -> None:
 
 def test_an_op_that_runs_again_on_what_it_has_seen() -> None:
     """Below is one that may: something was changed in place in between."""
-    reason = "'toy.open' has just run (g.yaml:7): nothing has changed"
+    reason = "'toy.open' has just run (g.yaml:7) on the same values"
     found = problems(changed(("[toy.open]", "[toy.open, toy.open]")))
     assert found == [f"g.yaml:7:29: states.prefill.ops.1: {reason}"]
 
@@ -305,7 +306,7 @@ def test_a_cycle_that_commits_nothing() -> None:
     text = changed(("to: draft}", "to: draft, when: toy_any}\n  - {from: prefill, to: prefill}"))
     assert problems(text) == [
         "g.yaml:13:5: transitions.1: the cycle prefill > prefill commits no token: "
-        "a run could stay in it for ever"
+        "a run could stay in it forever"
     ]
 
 
@@ -317,7 +318,7 @@ def test_a_longer_cycle_is_told_once() -> None:
     text += "  - {from: a, to: b}\n  - {from: b, to: prefill}\n"
     assert problems(text) == [
         "g.yaml:15:5: transitions.1: the cycle prefill > a > b > prefill commits no token: "
-        "a run could stay in it for ever"
+        "a run could stay in it forever"
     ]
 
 
@@ -354,7 +355,7 @@ def test_a_block_that_nobody_reads() -> None:
         ("{times: 1.0}", "'times' must be null or an integer, not the number 1.0"),
         ("{times: 'x'}", "'times' must be null or an integer, not the string 'x'"),
         ("{tims: 1}", "'toy.say' has no setting 'tims'; did you mean 'times'?"),
-        ("{times: $limits.max_new}", "'$limits.max_new' names nothing in this graph; did you"),
+        ("{times: $limits.max_new}", "'$limits.max_new' names no setting of this graph; did you"),
     ],
 )
 def test_the_kind_of_a_literal_setting(with_: str, message: str) -> None:

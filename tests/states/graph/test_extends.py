@@ -9,7 +9,7 @@ from helpers.toy_graph import told
 from specsot.engine.prepare.files import graph_names, open_graph, open_source
 from specsot.engine.prepare.repeat import graph_yaml
 from specsot.states.drafters.eagle import Eagle3Settings
-from specsot.states.graph.layouts import BatchingBlock
+from specsot.states.graph.graph import BatchingBlock
 from specsot.states.graph.load import load_program, op_table
 from specsot.states.yaml.source import GraphError, Source
 
@@ -144,7 +144,7 @@ def test_a_key_that_is_nearly_extends() -> None:
 
 # -- what cannot be extended -----------------------------------------------------------------------
 
-OTHER = "a graph that extends another replaces blocks only: states stand in machine files"
+OTHER = "a graph that extends another replaces blocks only; states belong in machine files"
 NO_NAME = "extends: must be the name of a graph or the path of a file, not"
 
 

@@ -11,9 +11,9 @@ from specsot.engine.prepare.files import open_graph
 from specsot.states.fold import FoldState
 from specsot.states.request import Branch, Finish, Request
 from specsot.states.text.outline import parse_outline
-from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.text.prompts import PromptBook
 from specsot.states.text.template import TemplateError, load_template
+from specsot.states.text.tokens import PromptTokens
 from specsot.states.yaml.source import GraphError
 from tools.embedded.documents import combined_facts_sample
 from tools.embedded.pieces import END, Pieces
@@ -35,7 +35,7 @@ def test_parts_must_be_folded_somewhere(merge: str) -> None:
     assert found[1:] == (
         []
         if merge != "blend"
-        else [f"{place}blend needs the block `blend`, which says what is recomputed"]
+        else [f"{place}blend needs the block `blend`, which says which rows are recomputed"]
     )
     assert open_graph("bim_eagle", ("skeleton.merge=concat",))
 

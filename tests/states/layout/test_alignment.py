@@ -13,13 +13,13 @@ from specsot.ops.row_layout import AlignmentManager, AlignmentState, ContinuousD
 from specsot.ops.types import DraftRows, Proposal
 from specsot.ops.verify.verify import accept, root
 from specsot.states.drafters.eagle import Eagle3Settings
-from specsot.states.graph.layouts import BatchingBlock
+from specsot.states.graph.graph import BatchingBlock
 from specsot.states.layout import Batch
 from specsot.states.manager import BranchStateManager
 from specsot.states.request import Request
 from specsot.states.request_table import RunLimits
 from specsot.states.round import RoundSummary
-from specsot.states.text.prompt_tokens import PromptTokens
+from specsot.states.text.tokens import PromptTokens
 
 VOCAB = 99
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from specsot.ops.forward import plan_attention
 from specsot.ops.kv.slots import SlotRun
 from specsot.states.admission import REGION, Admission, Room, request_slots
-from specsot.states.graph.layouts import BimBlock
+from specsot.states.graph.graph import BimBlock
 from specsot.states.request_table import RunLimits
 
 

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import specsot
-from specsot.states.text.chat_format import leading_id
 from specsot.states.text.documents import Document, check_document, split_ids
-from specsot.states.text.encoder import PromptError
 from specsot.states.text.prompts import PromptBook
 from specsot.states.text.template import load_template
+from specsot.states.text.tokens import PromptError, leading_id
 from tools.embedded.documents import opening
 from tools.embedded.pieces import USER
 

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from specsot.states.text.outline import (
     MAX_TITLE,
     Outline,
+    OutlineError,
     Point,
+    load_outline,
     parse_outline,
     render_outline,
     title_problem,
 )
-from specsot.states.text.outline_file import OutlineError, load_outline
 
 UPSTREAM = Path(__file__).parents[2] / "golden" / "specsot" / "parse_upstream_behaviour.json"
 
@@ -62,7 +63,7 @@ def test_direct() -> None:
     chatty = read("DIRECT\n42\nEND")
     assert (chatty.status, skipped(chatty)) == (
         "direct",
-        [(2, "behind DIRECT"), (3, "behind DIRECT")],
+        [(2, "after DIRECT"), (3, "after DIRECT")],
     )
 
 
@@ -75,8 +76,8 @@ def test_blanks_and_carriage_returns_do_not_matter() -> None:
 @pytest.mark.parametrize(
     ("text", "mode", "reason"),
     [
-        ("", "direct", "nothing was written"),
-        (" \n\t\n", "direct", "nothing was written"),
+        ("", "direct", "the text is empty"),
+        (" \n\t\n", "direct", "the text is empty"),
         ("hello there", "direct", "the first line is neither PLAN nor DIRECT"),
         ("END\nPLAN\n1|60|-|-|A\nEND", "direct", "the first line is neither PLAN nor DIRECT"),
         ("plan\n1|60|-|-|A\nEND", "direct", "the first line is neither PLAN nor DIRECT"),
@@ -116,7 +117,7 @@ def test_only_a_whole_line_terminates(last: str) -> None:
 def test_text_behind_the_terminator_is_reported_and_harmless() -> None:
     outline = read(GOOD + "\n4|60|-|-|Late\nbye")
     assert outline.status == "ok"
-    assert (len(outline.points), skipped(outline)) == (3, [(6, "behind END"), (7, "behind END")])
+    assert (len(outline.points), skipped(outline)) == (3, [(6, "after END"), (7, "after END")])
 
 
 @pytest.mark.parametrize(
@@ -131,8 +132,8 @@ def test_text_behind_the_terminator_is_reported_and_harmless() -> None:
         ("-2|60|-|-|A", "the id is not a number"),
         ("٢|60|-|-|A", "the id is not a number"),
         ("²|60|-|-|A", "the id is not a number"),
-        ("1|60|-|-|A", "the id 1 was given before"),
-        ("01|60|-|-|A", "the id 1 was given before"),
+        ("1|60|-|-|A", "the id 1 is repeated"),
+        ("01|60|-|-|A", "the id 1 is repeated"),
         ("2||-|-|A", "the length is not a number"),
         ("2|-60|-|-|A", "the length is not a number"),
         ("2|6e1|-|-|A", "the length is not a number"),
@@ -424,11 +425,11 @@ def test_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("o.txt", "PLAN\n1|60|-|-|A\n1|60|-|-|B\nEND", "o.txt:3: the id 1 was given before"),
+        ("o.txt", "PLAN\n1|60|-|-|A\n1|60|-|-|B\nEND", "o.txt:3: the id 1 is repeated"),
         ("o.txt", "\nPLAN\n1|5|-|-|A\nEND", "o.txt:3: length 5 became 10"),
         ("o.txt", "PLAN\n1|60|-|-|A\n", "o.txt: no END line"),
         ("o.txt", "PLAN\nEND\n", "o.txt: no points"),
-        ("o.txt", "DIRECT\nmore\n", "o.txt:2: behind DIRECT"),
+        ("o.txt", "DIRECT\nmore\n", "o.txt:2: after DIRECT"),
         ("o.txt", "1|60|-|-|A\n", "o.txt:1: neither PLAN, nor DIRECT, nor a list of points"),
         ("o.txt", "", "o.txt:1: neither PLAN, nor DIRECT, nor a list of points"),
         ("o.txt", b"PLAN\n1|60|-|-|\xff\nEND", "o.txt:2: not UTF-8"),

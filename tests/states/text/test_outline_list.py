@@ -7,8 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from specsot.states.text.grammar import OutlineGrammar, OutlineMatcher, list_grammar
-from specsot.states.text.outline import Point
-from specsot.states.text.outline_list import USUAL_LENGTH, parse_list, render_list, repeats
+from specsot.states.text.outline import USUAL_LENGTH, Point, parse_list, render_list, repeats
 
 SPECIAL = ["<pad>", "<s>", "<end>"]
 END = 2

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from specsot.states.text.encoder import MAX_CHARACTERS, PromptError, check_question
 from specsot.states.text.outline import Outline, Point, parse_outline
-from specsot.states.text.prompt_tokens import PromptTokens
 from specsot.states.text.prompts import PromptBook, Share
 from specsot.states.text.template import SHIPPED, TemplateError, load_template, pieces
+from specsot.states.text.tokens import MAX_CHARACTERS, PromptError, PromptTokens, check_question
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>", "<s>", "</s>"]
 CONTROL = ["<think>", "</think>", "[INST]", "[/INST]"]  # added, but not special
@@ -451,12 +450,12 @@ def test_a_template_of_ones_own(tmp_path: Path) -> None:
         ('plain: "{question}"', "plain: 3", "own.yaml:6:8: plain: must be a string"),
         ('plain: "{question}"', 'plain: ""', "the slot {question} is missing"),
         ('plain: "{question}"', 'plain: "{q}"', "no slot {q} here"),
-        ('plain: "{question}"', 'plain: "{question}{question}"', "stands here twice"),
+        ('plain: "{question}"', 'plain: "{question}{question}"', "is used twice here"),
         ('plain: "{question}"', 'plain: "{question"', "own.yaml:6:8: plain: expected '}'"),
-        ('plain: "{question}"', 'plain: "{question!r}"', "is no slot"),
-        ('plain: "{question}"', 'plain: "{question:>9}"', "is no slot"),
-        ('plain: "{question}"', 'plain: "{question.x}"', "is no slot"),
-        ('plain: "{question}"', 'plain: "{}"', "is no slot"),
+        ('plain: "{question}"', 'plain: "{question!r}"', "is not a slot"),
+        ('plain: "{question}"', 'plain: "{question:>9}"', "is not a slot"),
+        ('plain: "{question}"', 'plain: "{question.x}"', "is not a slot"),
+        ('plain: "{question}"', 'plain: "{}"', "is not a slot"),
         ('{title}{deps}"\n  direct: "Answer', '{titel}{deps}"\n  direct: "Answer', "mean 'title'"),
         ("says: {text}", "says", "dependency: the slot {text} is missing"),
         ('skeleton: "{question}', 'skeleton: "Q: {question}', "so nothing is shared"),
@@ -472,7 +471,7 @@ def test_bad_templates(tmp_path: Path, old: str, new: str, message: str) -> None
 
 def test_a_template_without_any_chat_format(tmp_path: Path) -> None:
     text = GOOD[: GOOD.index("turns:")]
-    with pytest.raises(TemplateError, match="'turns' must say"):
+    with pytest.raises(TemplateError, match="'turns' must give"):
         load(tmp_path, text.replace("chat: true", "chat: false"))
     load(tmp_path, text)
     with pytest.raises(TemplateError, match="no chat format"):
@@ -513,7 +512,7 @@ def test_pieces() -> None:
 
 def test_torch_is_not_imported() -> None:
     code = (
-        "import sys; from specsot.states.text import outline, outline_file, grammar, prompts;"
+        "import sys; from specsot.states.text import outline, grammar, prompts;"
         "from specsot.states.text import template;"
         "template.load_template('instruct'); print('torch' in sys.modules, "
         "'transformers' in sys.modules, 'llguidance' in sys.modules)"

@@ -1,0 +1,147 @@
+"""Text to token ids, and the token ids of prompts.
+
+Text of a user or a model is encoded so that no part of it becomes a control token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from .template import Piece
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from ...ops.blend import ChunkKV
+
+
+Ids = list[int]
+
+
+def leading_id(tokenizer: PreTrainedTokenizerFast) -> int | None:
+    """The beginning-of-text token that this tokenizer puts before every text; None if it does not.
+
+    A chunk is prefilled behind it, so that it has the attention sink that the model expects.
+    """
+    first = tokenizer.encode("a")[:1]
+    bos = tokenizer.bos_token
+    return first[0] if bos and first == tokenizer.encode(str(bos))[:1] else None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A document's token ids, or a part of them, at a place in a prompt.
+
+    at: number of ids of the prompt before the chunk. name: its name in lists.
+    kept: its KV rows, if the caller has them. is_exact: a forward of the prompt would compute the
+        same rows.
+    """
+
+    at: int
+    ids: tuple[int, ...]
+    name: str = ""
+    kept: ChunkKV | None = field(default=None, repr=False, compare=False)
+    is_exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """Token ids and the chunks among them, in reading order. Iterating gives the ids."""
+
+    ids: tuple[int, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ids)
+
+    def __getitem__(self, part: slice) -> tuple[int, ...]:
+        return self.ids[part]
+
+    def __add__(self, more: PromptTokens | Sequence[int]) -> PromptTokens:
+        """Concatenation; plain ids have no chunks."""
+        tail = more if isinstance(more, PromptTokens) else PromptTokens(tuple(more))
+        moved = (replace(chunk, at=chunk.at + len(self.ids)) for chunk in tail.chunks)
+        return PromptTokens(self.ids + tail.ids, (*self.chunks, *moved))
+
+    def behind(self, count: int) -> PromptTokens:
+        """The ids after the first `count`, without chunks; for count 0 everything."""
+        return self if count <= 0 else PromptTokens(self.ids[count:])
+
+    @classmethod
+    def chunk(cls, ids: Sequence[int], name: str) -> PromptTokens:
+        """A prompt that is one chunk."""
+        return cls(tuple(ids), (Chunk(0, tuple(ids), name),))
+
+
+MAX_CHARACTERS = 200_000
+
+
+class PromptError(ValueError):
+    """A text that cannot be a prompt; the message gives the reason."""
+
+
+def check_question(text: str, what: str = "prompt") -> None:
+    """Refuse a text that cannot be a prompt; needs no tokenizer. `what` names it in messages.
+
+    Raises:
+        PromptError: longer than MAX_CHARACTERS, empty, blank, or with a NUL or a lone surrogate.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise PromptError(f"the {what} has {len(text)} characters, at most {MAX_CHARACTERS} fit")
+    if not text.strip():
+        raise PromptError(f"the {what} is {'blank' if text else 'empty'}")
+    if "\x00" in text:
+        raise PromptError(f"the {what} has a NUL character at {text.index(chr(0))}")
+    if lone := re.search("[\ud800-\udfff]", text):
+        raise PromptError(f"the {what} has a lone surrogate at {lone.start()}: not valid Unicode")
+
+
+class Encoder:
+    """Encodes template text with control tokens and any other text without."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder
+        self.special = frozenset(tokenizer.all_special_ids) | {
+            i for i, token in added.items() if token.special
+        }
+        # Some control tokens (`<think>`, `<tool_call>`) are added tokens that are not special.
+        self._control = self.special | {i for i, t in added.items() if str(t).strip()}
+
+    def literals(self, cut: Sequence[Piece]) -> list[Ids | str]:
+        """A template's pieces: literals as ids with special tokens, slots as their names."""
+        return [
+            piece if is_slot else self._encode(piece, split_special_tokens=False)
+            for piece, is_slot in cut
+        ]
+
+    def text(self, text: str) -> Ids:
+        """Text of a user or a model; no part of it becomes a control token."""
+        ids = self._encode(text, split_special_tokens=True)
+        if self._control.isdisjoint(ids):
+            return ids
+        ids = self._without_added_tokens(text)
+        if not self.special.isdisjoint(ids):
+            raise PromptError("the text holds a control token that this tokenizer cannot write out")
+        return ids
+
+    def _encode(self, text: str, **options: bool) -> Ids:
+        # Not verbose: the length of whole prompts is checked elsewhere.
+        more = {"add_special_tokens": False, "verbose": False}
+        return list(self._tokenizer.encode(text, **more, **options))
+
+    def _without_added_tokens(self, text: str) -> Ids:
+        """The tokenizer's steps without the search for added tokens."""
+        backend = self._tokenizer.backend_tokenizer
+        if backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        parts = [text]
+        if backend.pre_tokenizer is not None:
+            parts = [part for part, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+        return [token.id for part in parts for token in backend.model.tokenize(part)]
