@@ -1,4 +1,4 @@
-"""What a run decodes with: models and a tokenizer, loaded once and shared by any number of runs."""
+"""The models and the tokenizer of a run, loaded once and shared by any number of runs."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,14 +11,14 @@ from ..models.files import ModelError
 from ..models.layers import DecoderLayer
 from ..models.linear import can_pack, has_products, pack_, settle_
 from ..models.load.tokenizer import load_tokenizer, stop_ids
-from ..models.load.weights import load_share
+from ..models.load.weights import load_target
 from ..models.quantise import FULL, Weights, check_widths, multiply_, quantise_
 from ..states.graph.drafters import drafter_class
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """What a run decodes with: loaded once, shared by any number of runs."""
+    """The models and the tokenizer of a run."""
 
     target: Any
     drafter: Any
@@ -44,33 +44,39 @@ def load_models(
 
     Args:
         weights: of the target, as for `Weights.of`.
-        scan: the target's weights for values that are not finite.
+        scan: refuse a target whose weights are not all finite.
         packed: the target's weights may be packed for this processor; not if ranks share them.
-        part: of so many ranks that compute the target together, what this one needs alone.
+        part: index and count of the ranks that compute the target together.
 
     Raises:
         ModelError: a folder or checkpoint that cannot be used, with the file and the reason.
     """
     place = torch.device(device)
-    number_kind = getattr(torch, dtype)
-    head = drafter_dir is not None
-    target = load_share(target_dir, *part, number_kind, place, scan=scan, head=head)
+    torch_dtype = getattr(torch, dtype)
+    target = load_target(
+        target_dir,
+        torch_dtype,
+        place,
+        part=part,
+        scan=scan,
+        whole_head=drafter_dir is not None,
+    )
     tokenizer = load_tokenizer(target_dir, target.config)
     stops = stop_ids(target.config, tokenizer)
     prepare_(target, Weights.of(weights), place, packed)
     target.known_tokens = max(*tokenizer.get_vocab().values(), *stops) + 1
-    models = Models(target, None, tokenizer, stops, place, number_kind)
+    models = Models(target, None, tokenizer, stops, place, torch_dtype)
     return models if drafter_dir is None else with_drafter(models, drafter_dir, kind)
 
 
 def has_parts(weights: str) -> bool:
-    """Whether parts of a target can be loaded alone: not of one in codes, made of whole rows."""
+    """Whether parts of a target can be loaded: codes are made of whole rows."""
     return Weights.of(weights).kind == FULL
 
 
 def prepare_(target: Decoder, weights: Weights, place: torch.device, packed: bool = True) -> None:
-    """Quantise a target, if that is asked for, and bring its weights into the layout in which they
-    are multiplied (`packed`); raises ModelError."""
+    """Quantise a target unless `weights` is FULL, and bring its weights into the layout in which
+    they are multiplied (`packed`); raises ModelError."""
     check_widths(target.config.path, weights.kind, target)
     codes = quantise_(target, weights.kind)
     target.weights = weights.kind
@@ -101,7 +107,7 @@ def with_drafter(models: Models, folder: Path, kind: str) -> Models:
 
 
 def notes_of(models: Models) -> tuple[str, ...]:
-    """What the loaders found worth telling, and whether the dtype is slow where they are."""
+    """The notes of the loaders, and whether the dtype is slow on this processor."""
     if has_products(models.device, models.dtype):
         return assumed(models)
     dtype = str(models.dtype).removeprefix("torch.")
@@ -110,6 +116,6 @@ def notes_of(models: Models) -> tuple[str, ...]:
 
 
 def assumed(models: Models) -> tuple[str, ...]:
-    """What the loaders took to be so."""
-    both = (models.target, models.drafter)
-    return tuple(note for model in both if model is not None for note in model.notes)
+    """The notes of the loaders."""
+    loaded = (models.target, models.drafter)
+    return tuple(note for model in loaded if model is not None for note in model.notes)

@@ -265,8 +265,11 @@ class DrafterAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q_Nhd = self.q_norm.forward(q_Nhd)
             k_Ngd = self.k_norm.forward(k_Ngd)
-        v_Ngd = v_ND.view(rows, -1, self.head_dim)
-        return rotate(q_Nhd, *angles), rotate(k_Ngd, *angles), v_Ngd
+        cos_N1d, sin_N1d = angles
+        half = self.head_dim // 2  # what follows is `rotate`, without the calls
+        q_Nhd = torch.addcmul(q_Nhd * cos_N1d, torch.roll(q_Nhd, half, -1), sin_N1d)
+        k_Ngd = torch.addcmul(k_Ngd * cos_N1d, torch.roll(k_Ngd, half, -1), sin_N1d)
+        return q_Nhd, k_Ngd, v_ND.view(rows, -1, self.head_dim)
 
 
 class DrafterMLP(nn.Module):

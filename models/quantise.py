@@ -1,7 +1,7 @@
 """Weights in eight or four bits, and the products of torch that read them as they are.
 
-A quantised model is a model of its own: its weights are what the codes stand for, wherever they
-are multiplied. `int8` has a scale for each row of a matrix, `int4` a scale and an offset for each
+A quantised model is another model than the original: its weights are the values of the codes,
+wherever they are multiplied. `int8` has a scale for each row of a matrix, `int4` a scale and an offset for each
 32 numbers of one, and int8 for the head. Embeddings, norms and biases stay as they are.
 """
 
@@ -21,18 +21,18 @@ from .linear import Linear, replace_
 FULL = "full"
 INT8 = "int8"
 INT4 = "int4"
-GROUP = 32  # numbers of a row that share a scale in int4
-WIDTH = 32  # rows of a matrix that the product in four bits takes a multiple of
-TRIED = (1, 2, 4, 8, 16, 32)  # rows of a forward
-MEASURED = 8  # layers
+GROUP_SIZE = 32  # numbers of a row that share a scale in int4
+INT4_ROWS = 32  # the product in four bits takes a multiple of as many rows of a matrix
+MEASURED_ROWS = (1, 2, 4, 8, 16, 32)  # of a forward
+MEASURED_LAYERS = 8
 ATEN: Any = torch.ops.aten
 
 
 class Weights(NamedTuple):
-    """How a model's weights are kept. kind: FULL, INT8 or INT4.
+    """How a model's weights are stored. kind: FULL, INT8 or INT4.
 
-    rows: most rows of a forward that are multiplied with the codes; None for what was measured to
-        be faster so.
+    rows: forwards of up to as many rows are multiplied with the codes; None to measure for how many
+        that is faster.
     """
 
     kind: str = FULL
@@ -40,7 +40,7 @@ class Weights(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> "Weights":
-        """`int8`, or with the number of rows `int8@4`; the options check what is written."""
+        """`int8`, or with the number of rows `int8@4`; checked with the options."""
         kind, _, rows = text.partition("@")
         return cls(kind, int(rows) if rows else None)
 
@@ -54,17 +54,17 @@ class Int8:
 
     @classmethod
     def of(cls, weight_OI: Tensor) -> "Int8":
-        most_O = weight_OI.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
-        scale_O = (most_O / 127).bfloat16().float()
+        max_O = weight_OI.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
+        scale_O = (max_O / 127).bfloat16().float()
         codes_OI = (weight_OI / scale_O[:, None]).round().clamp(-127, 127)
         return cls(codes_OI.to(torch.int8), scale_O)
 
     def plain(self) -> Tensor:
-        """float32 [O, I], what the codes stand for."""
+        """The values of the codes, float32 [O, I]."""
         return self.codes_OI.float() * self.scale_O[:, None]
 
     def product(self) -> "Product | None":
-        """What multiplies with the codes in bfloat16."""
+        """The product with the codes in bfloat16."""
         return Product(ATEN._weight_int8pack_mm.default, (self.codes_OI, self.scale_O.bfloat16()))
 
 
@@ -79,29 +79,29 @@ class Int4:
 
     @classmethod
     def of(cls, weight_OI: Tensor) -> "Int4":
-        groups_OGg = weight_OI.unflatten(1, (-1, GROUP))  # type: ignore[no-untyped-call]
+        groups_OGg = weight_OI.unflatten(1, (-1, GROUP_SIZE))  # type: ignore[no-untyped-call]
         low_OG = groups_OGg.amin(-1)
         high_OG = groups_OGg.amax(-1)
-        least = torch.finfo(torch.float32).tiny
-        scale_OG = ((high_OG - low_OG) / 15).clamp(min=least).bfloat16().float()
+        tiny = torch.finfo(torch.float32).tiny
+        scale_OG = ((high_OG - low_OG) / 15).clamp(min=tiny).bfloat16().float()
         offset_OG = (low_OG + 8 * scale_OG).bfloat16().float()
         codes_OGg = (groups_OGg - offset_OG[..., None]) / scale_OG[..., None] + 8
         codes_OI = codes_OGg.round().clamp(0, 15).flatten(1).to(torch.int32)
         return cls(codes_OI, scale_OG, offset_OG)
 
     def plain(self) -> Tensor:
-        """float32 [O, I], what the codes stand for."""
-        codes_OGg = (self.codes_OI - 8).float().view(*self.scale_OG.shape, GROUP)
+        """The values of the codes, float32 [O, I]."""
+        codes_OGg = (self.codes_OI - 8).float().view(*self.scale_OG.shape, GROUP_SIZE)
         return (codes_OGg * self.scale_OG[..., None] + self.offset_OG[..., None]).flatten(1)
 
     def product(self) -> "Product | None":
-        """What multiplies with the codes in bfloat16; None where the matrix has not its shape."""
-        if len(self.codes_OI) % WIDTH:
+        """The product with the codes in bfloat16; None for matrices that it does not support."""
+        if len(self.codes_OI) % INT4_ROWS:
             return None
         packed = ATEN._convert_weight_to_int4pack_for_cpu(self.codes_OI, 1)
         both_GO2 = torch.stack((self.scale_OG, self.offset_OG), -1).transpose(0, 1)
-        told = (packed, GROUP, both_GO2.contiguous().bfloat16())
-        return Product(ATEN._weight_int4pack_mm_for_cpu.default, told)
+        arguments = (packed, GROUP_SIZE, both_GO2.contiguous().bfloat16())
+        return Product(ATEN._weight_int4pack_mm_for_cpu.default, arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Product:
 
 
 def coded(weight_OI: Tensor, kind: str, head: bool) -> Int8 | Int4:
-    """A matrix in codes, whatever other matrices it is joined with."""
+    """A matrix in codes, which do not depend on matrices that it is joined with."""
     codes: type[Int8 | Int4] = Int8 if kind == INT8 or head else Int4
     return codes.of(weight_OI.detach().float())
 
@@ -125,70 +125,71 @@ def coded(weight_OI: Tensor, kind: str, head: bool) -> Int8 | Int4:
 def check_widths(path: Path, kind: str, model: nn.Module) -> None:
     """Raise ModelError where a row cannot be cut into groups."""
     for name, layer in layers_of(model):
-        if kind == INT4 and not _is_head(name) and layer.in_features % GROUP:
-            reason = f"int4 needs rows of a multiple of {GROUP} numbers"
+        if kind == INT4 and not _is_head(name) and layer.in_features % GROUP_SIZE:
+            reason = f"int4 needs rows of a multiple of {GROUP_SIZE} numbers"
             raise ModelError(path, f"{reason}, `{name}` has {layer.in_features}: take int8")
 
 
 def quantise_(model: nn.Module, kind: str) -> dict[str, Int8 | Int4]:
-    """Give every linear layer of a model, ours or of transformers, the weights that its codes stand
-    for; returns the codes by the layers' names, none of `full`. A head that is an embedding too
-    becomes one of its own."""
-    found: dict[str, Int8 | Int4] = {}
+    """Replace the weights of every linear layer of a model, ours or of transformers, by the values
+    of their codes; returns the codes by the layers' names, none for FULL. A head that is tied to
+    the embedding gets its own weights."""
+    codes: dict[str, Int8 | Int4] = {}
     if kind == FULL:
-        return found
+        return codes
     with torch.no_grad():
         for name, layer in layers_of(model):
-            found[name] = coded(layer.weight, kind, _is_head(name))
-            plain = found[name].plain().to(layer.weight.dtype)
+            codes[name] = coded(layer.weight, kind, _is_head(name))
+            plain = codes[name].plain().to(layer.weight.dtype)
             replace_(layer, "weight", nn.Parameter(plain, requires_grad=False))
-    return found
+    return codes
 
 
 def multiply_(model: nn.Module, codes: Mapping[str, Int8 | Int4], rows: int | None) -> None:
     """Let a packed model in bfloat16 multiply few rows with its codes.
 
     Args:
-        rows: how many at most; None for as many as are faster so.
+        rows: the most rows; None to measure.
     """
-    able = list[Linear]()
+    supported: list[Linear] = []
     for name, layer in layers_of(model):
         product = codes[name].product()
         if product is not None and isinstance(layer, Linear):
             layer.few = product
-            able.append(layer)
-    found = faster(able) if rows is None else rows
-    for layer in able:
-        layer.few_rows = found
+            supported.append(layer)
+    few_rows = faster_rows(supported) if rows is None else rows
+    for layer in supported:
+        layer.few_rows = few_rows
 
 
 @torch.inference_mode()
-def faster(layers: Sequence[Linear]) -> int:
-    """So many rows are multiplied faster with the codes than with the weights: measured with
-    layers of the commonest shape, one after another, so that no weight is in a cache."""
+def faster_rows(layers: Sequence[Linear]) -> int:
+    """Up to how many rows are multiplied faster with the codes than with the weights: measured with
+    several layers of the largest group of one shape, in turn, so that no weight is in a cache."""
     sizes = Counter((layer.in_features, layer.out_features) for layer in layers)
-    most = max(sizes, key=lambda size: sizes[size] * size[0] * size[1], default=None)
-    some = [one for one in layers if (one.in_features, one.out_features) == most][:MEASURED]
-    least = 0
-    for rows in TRIED if some else ():
-        x_NI = torch.ones(rows, some[0].in_features, dtype=torch.bfloat16)
-        if _seconds(some, x_NI, rows) > _seconds(some, x_NI, 0):
+    shape = max(sizes, key=lambda size: sizes[size] * size[0] * size[1], default=None)
+    alike = [layer for layer in layers if (layer.in_features, layer.out_features) == shape]
+    alike = alike[:MEASURED_LAYERS]
+    fastest = 0
+    for rows in MEASURED_ROWS if alike else ():
+        x_NI = torch.ones(rows, alike[0].in_features, dtype=torch.bfloat16)
+        if _seconds(alike, x_NI, rows) > _seconds(alike, x_NI, 0):
             break
-        least = rows
-    return least
+        fastest = rows
+    return fastest
 
 
 def _seconds(layers: Sequence[Linear], x_NI: Tensor, few_rows: int) -> float:
-    """The shortest time of a few for all of them."""
+    """The shortest of three times for all of them."""
     for layer in layers:
         layer.few_rows = few_rows
-    took = []
+    times = []
     for _ in range(3):
-        began = perf_counter()
+        start = perf_counter()
         for layer in layers:
             layer.forward(x_NI)
-        took.append(perf_counter() - began)
-    return min(took)
+        times.append(perf_counter() - start)
+    return min(times)
 
 
 def layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:

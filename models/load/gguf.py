@@ -1,7 +1,7 @@
 """GGUF files, as llama.cpp writes them, into Hugging Face folders: dequantised, once.
 
-Of the families that specsot decodes. Everything in the file has to be known: a tensor or a kind of
-scaling that nothing is made of here would be a model that is silently another one.
+Only of the families that specsot decodes. Every tensor and every kind of scaling in the file must be
+known: to ignore one would silently make another model.
 """
 
 import json
@@ -24,8 +24,8 @@ from ..files import Fields, ModelError
 from .checkpoint import INDEX, SINGLE, listed
 
 ARCHITECTURES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-SHARD = 2 << 30  # bytes of one weight file, and so of memory
-LONGEST_ARRAY = 1 << 22
+SHARD_BYTES = 2 << 30  # bytes of one weight file, and so of memory
+MAX_ARRAY = 1 << 22
 ENDS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -47,7 +47,7 @@ FAULTS = (ValueError, KeyError, IndexError, TypeError, OverflowError, OSError, N
 
 
 class _Reader(GGUFReader):
-    """Notices that a file ends too early, and counts that no file can mean."""
+    """Raises ValueError for a file that ends too early, and for impossible counts."""
 
     def _get(self, offset: Any, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
         if count < 0 or offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
@@ -57,7 +57,7 @@ class _Reader(GGUFReader):
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
         if raw_type == GGUFValueType.ARRAY:
             count = int(self._get(orig_offs + 4, np.uint64)[0])
-            if count > LONGEST_ARRAY:
+            if count > MAX_ARRAY:
                 raise ValueError(f"an array of {count} values")
         return super()._get_field_parts(orig_offs, raw_type)
 
@@ -66,16 +66,16 @@ def convert_gguf(
     file: Path,
     out: Path,
     dtype: torch.dtype = torch.float32,
-    tell: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Write a file's weights, config and tokenizer into the folder ``out``, which exists.
 
     Args:
-        dtype: of the weights; float32 says exactly what the file does.
-        tell: is given a line of progress now and then.
+        dtype: of the weights; float32 loses nothing.
+        report: takes lines of progress.
 
     Raises:
-        ModelError: it is damaged, of another family, or cannot be dequantised or tokenised with.
+        ModelError: it is damaged, of another family, or its weights or tokenizer cannot be read.
     """
     try:
         reader = _Reader(file)
@@ -91,13 +91,13 @@ def convert_gguf(
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     decoder_config(out)
     _save_tokenizer(file, out)
-    kept = [t for t in reader.tensors if t.name in names]
-    shards = list(_shards(kept, dtype.itemsize))
+    weights = [t for t in reader.tensors if t.name in names]
+    shards = list(_shards(weights, dtype.itemsize))
     files = (
         [SINGLE] if len(shards) == 1 else [f"model-{i:05}.safetensors" for i in range(len(shards))]
     )
     for shard, name in zip(shards, files, strict=True):
-        tell(f"dequantising {name} ({len(shard)} tensors)")
+        report(f"dequantising {name} ({len(shard)} tensors)")
         tensors = {names[t.name]: _tensor(file, t, config).to(dtype) for t in shard}
         save_file(tensors, out / name, metadata={"format": "pt"})
     if len(files) > 1:
@@ -116,11 +116,11 @@ def _name_of(name: str) -> str | None:
 
 def _shards(tensors: list[ReaderTensor], width: int) -> Iterator[list[ReaderTensor]]:
     shard: list[ReaderTensor] = []
-    for one in tensors:
-        if shard and sum(t.n_elements for t in [*shard, one]) * width > SHARD:
+    for tensor in tensors:
+        if shard and sum(t.n_elements for t in [*shard, tensor]) * width > SHARD_BYTES:
             yield shard
             shard = []
-        shard.append(one)
+        shard.append(tensor)
     yield shard
 
 
@@ -143,20 +143,22 @@ def _tensor(file: Path, stored: ReaderTensor, config: dict[str, Any]) -> Tensor:
 
 
 def _config(file: Path, reader: GGUFReader, plain: dict[str, Any]) -> dict[str, Any]:
-    """config.json of the model in a file; plain: the fields that are no lists."""
+    """config.json of the model in a file; plain: the fields that are not lists."""
     arch = plain.get("general.architecture")
     name = str(plain.get("general.name", ""))
     if arch not in ARCHITECTURES:
         raise ModelError(file, f"is of the family {arch!r}, not one of: {', '.join(ARCHITECTURES)}")
-    own = {k.removeprefix(f"{arch}."): v for k, v in plain.items() if k.startswith(f"{arch}.")}
-    fields = Fields(file, own)
+    arch_fields = {
+        k.removeprefix(f"{arch}."): v for k, v in plain.items() if k.startswith(f"{arch}.")
+    }
+    fields = Fields(file, arch_fields)
     tokens = Fields(file, plain)
     shapes = {t.name: [int(n) for n in t.shape] for t in reader.tensors}
-    if own.get("expert_count"):
+    if arch_fields.get("expert_count"):
         raise fields.wrong("is a mixture of experts, which is not supported")
     if len(shapes.get("token_embd.weight", ())) != 2:
         raise fields.wrong("holds no table `token_embd.weight`")
-    window = own.get("attention.sliding_window") or None
+    window = arch_fields.get("attention.sliding_window") or None
     family = "mistral" if arch == "llama" and (window or "mistral" in name.lower()) else arch
     if window and family != "mistral":
         raise fields.wrong(f"a sliding window in the family {family} is not supported")
@@ -164,12 +166,12 @@ def _config(file: Path, reader: GGUFReader, plain: dict[str, Any]) -> dict[str, 
     hidden = fields.integer("embedding_length")
     head_dim = fields.integer("attention.key_length", max(hidden // heads, 1))
     for key in ("attention.value_length", "rope.dimension_count"):
-        if (found := fields.integer(key, head_dim)) != head_dim:
-            raise fields.wrong(f"`{key}` is {found}, heads have {head_dim}: not supported")
+        if (actual := fields.integer(key, head_dim)) != head_dim:
+            raise fields.wrong(f"`{key}` is {actual}, heads have {head_dim}: not supported")
     trained = fields.integer("context_length")
     layers = fields.integer("block_count")
-    if layers != (found := len({m[1] for name in shapes if (m := PART.fullmatch(name))})):
-        raise fields.wrong(f"`block_count` is {layers}, the tensors are those of {found} layers")
+    if layers != (actual := len({m[1] for name in shapes if (m := PART.fullmatch(name))})):
+        raise fields.wrong(f"`block_count` is {layers}, the tensors are those of {actual} layers")
     biased = "blk.0.attn_q.bias" in shapes
     ends = {i for kind in ("eos", "eot") for i in tokens.ids(f"tokenizer.ggml.{kind}_token_id")}
     return {
@@ -196,7 +198,7 @@ def _config(file: Path, reader: GGUFReader, plain: dict[str, Any]) -> dict[str, 
 
 
 def _rope(fields: Fields, reader: GGUFReader, trained: int, head_dim: int) -> dict[str, Any]:
-    """How positions become angles: by a kind of scaling, or by Llama 3's factors in a tensor."""
+    """The kind of RoPE scaling, or Llama 3's factors in a tensor."""
     theta = fields.number("rope.freq_base", 10000.0)
     kind = fields.get("rope.scaling.type")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
@@ -214,15 +216,15 @@ def _rope(fields: Fields, reader: GGUFReader, trained: int, head_dim: int) -> di
 
 def _llama3(fields: Fields, factors: Any, theta: float, head_dim: int) -> dict[str, Any]:
     """The settings behind the factors, which are published with all Llama 3 models."""
-    found = np.asarray(factors, dtype=np.float64).reshape(-1)
-    factor = float(found.max(initial=1.0))
+    given_factors = np.asarray(factors, dtype=np.float64).reshape(-1)
+    factor = float(given_factors.max(initial=1.0))
     low = 1.0
     high = 4.0
     original = 8192
     waves = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     smooth = np.clip((original / waves - low) / (high - low), 0.0, 1.0)
     expected = 1 / ((1 - smooth) / factor + smooth)
-    if found.shape != expected.shape or not np.allclose(found, expected, rtol=1e-3):
+    if given_factors.shape != expected.shape or not np.allclose(given_factors, expected, rtol=1e-3):
         raise fields.wrong(f"`{LLAMA3_FREQS}` holds factors that are not Llama 3's")
     settings = {"low_freq_factor": low, "high_freq_factor": high, ORIGINAL: original}
     return {"rope_type": "llama3", "factor": factor, **settings}
@@ -234,6 +236,6 @@ def _save_tokenizer(file: Path, out: Path) -> None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         tokenizer.save_pretrained(out)
-    except Exception as error:  # of whatever the file says
+    except Exception as error:  # the file may contain anything
         cause = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ModelError(file, f"no usable tokenizer ({cause})") from None

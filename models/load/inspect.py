@@ -1,4 +1,4 @@
-"""What a model folder is, without loading it: headers, configuration, tokenizer."""
+"""Describe a model folder without loading it: headers, configuration, tokenizer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from .tokenizer import cause_of, has_tokenizer, load_tokenizer, stop_ids
 from .weights import LOADERS, load_target
 
 WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4}  # bytes; others count as 1
-LAYERS = 32  # of the target that is assumed for a drafter whose file does not say
-MOST_LAYERS = 256
+DEFAULT_LAYERS = 32  # of the assumed target of a drafter whose file does not give them
+MAX_LAYERS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What can be said of a model folder.
+    """The description of a model folder.
 
     kind: `target`, `drafter`, or `unknown`. family: of a target (llama), or of a drafter (eagle3).
-    facts: names and values, for reading. assumed: where its files are silent or ambiguous.
-    kinds: of drafters of the graphs that can use it, as target or as drafter; empty where
-        something is wrong.
+    facts: names and values for display. assumed: where its files are silent or ambiguous.
+    kinds: of drafters of the graphs that can use it, as target or as drafter; empty if there are
+        problems.
     problems: why it cannot be used.
     """
 
@@ -40,27 +40,27 @@ class Inspection:
 
 
 def inspect_model(path: Path) -> Inspection:
-    """Look at a folder as the loaders would; values of weights alone are not read.
+    """Read a folder as the loaders would, without the values of its weights.
 
-    Bad content is told in `problems`, and never raised.
+    Bad content is listed in `problems`, and never raised.
     """
-    look = _Look(path)
-    look.attempt(look.weights)
-    drafts = look.found in LOADERS
-    look.attempt(look.drafter if drafts else look.target)
-    kind = "drafter" if drafts else "target" if look.family else "unknown"
-    kinds = () if look.problems else look.kinds
-    facts = tuple(look.facts.items())
-    problems = tuple(dict.fromkeys(look.problems))
-    return Inspection(kind, look.family, facts, kinds, look.assumed, problems)
+    inspector = _Inspector(path)
+    inspector.attempt(inspector.weights)
+    drafts = inspector.tensors_kind in LOADERS
+    inspector.attempt(inspector.drafter if drafts else inspector.target)
+    kind = "drafter" if drafts else "target" if inspector.family else "unknown"
+    kinds = () if inspector.problems else inspector.kinds
+    facts = tuple(inspector.facts.items())
+    problems = tuple(dict.fromkeys(inspector.problems))
+    return Inspection(kind, inspector.family, facts, kinds, inspector.assumed, problems)
 
 
-class _Look:
-    """Collects what is found in a folder; each step may fail and the next still be made."""
+class _Inspector:
+    """Collects facts in steps: if a step fails, the next ones still run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.found = ""
+        self.tensors_kind = ""
         self.family = ""
         self.facts: dict[str, str] = {}
         self.kinds: tuple[str, ...] = ()
@@ -72,16 +72,16 @@ class _Look:
             step()
         except ModelError as error:
             self.problems.append(str(error))
-        except Exception as error:  # whatever a folder makes the libraries do
+        except Exception as error:  # of the libraries that read the folder
             self.problems.append(f"{self.path}: {cause_of(error)}")
 
     def weights(self) -> None:
-        read_fields(self.path)  # what is no model at all is named by this
+        read_fields(self.path)  # refuses folders that are not models
         stored = entries(self.path)
-        self.found = kind_of(stored)
+        self.tensors_kind = kind_of(stored)
         values = sum(prod(entry.shape) for entry in stored.values())
         size = sum(prod(e.shape) * WIDTHS.get(e.dtype, 1) for e in stored.values())
-        self.facts["is"] = KINDS.get(self.found, "unknown by its tensors")
+        self.facts["is"] = KINDS.get(self.tensors_kind, "unknown by its tensors")
         self.facts["parameters"] = f"{values / 1e6:,.1f} M in {len(stored)} tensors"
         self.facts["size"] = f"{size / 1e6:,.1f} MB in {_files(stored)}"
         self.facts["stored as"] = ", ".join(sorted({entry.dtype for entry in stored.values()}))
@@ -98,7 +98,7 @@ class _Look:
             "hidden size": f"{config.hidden_size} ({heads})",
             "vocabulary": f"{config.vocab_size}{tied}",
             "context": f"{rope.limit} positions, RoPE {rope.kind} {rope.theta:g}",
-            "dtype": config.dtype or "not said",
+            "dtype": config.dtype or "not given",
         }
         self.kinds = ("none", "ngram", "vanilla")
         self.attempt(self.tensors)
@@ -125,37 +125,39 @@ class _Look:
             self.assumed += ("no stop ids: answers end where their budget does",)
 
     def drafter(self) -> None:
-        """Loaded without values, for a target that has all that the drafter's file says of it."""
-        self.kinds = ("eagle2", "eagle1") if self.found == "eagle" else (self.found,)
-        self.family = self.found
+        """Load it without values, for a target with the sizes that the drafter's file gives."""
+        self.kinds = ("eagle2", "eagle1") if self.tensors_kind == "eagle" else (self.tensors_kind,)
+        self.family = self.tensors_kind
         fields = read_fields(self.path)
         section = fields.section("transformer_layer_config")
-        dflash = self.found == "dflash"
+        dflash = self.tensors_kind == "dflash"
         layer = section if section.values else fields
-        own = "z-lab" if dflash else "SafeAILab"
-        layers, said = _target_layers(fields)
-        shape = shape_fields(layer, LAYERS, 128 if dflash else 0)
+        layout = "z-lab" if dflash else "SafeAILab"
+        layers, named = _target_layers(fields)
+        shape = shape_fields(layer, DEFAULT_LAYERS, 128 if dflash else 0)
         hidden = shape["hidden_size"]
         vocabulary = shape["vocab_size"]
         shape["hidden_size"] = fields.integer("target_hidden_size", hidden)
         self.facts |= {
-            "layout": own if fields.get("speculators_model_type") is None else "speculators",
+            "layout": layout if fields.get("speculators_model_type") is None else "speculators",
             "hidden size": f"{hidden}, the target's {shape['hidden_size']}",
             "vocabulary": f"{fields.integer('draft_vocab_size', vocabulary)} of {vocabulary}",
         }
-        drafter = LOADERS[self.found](self.path, _any_target(shape, layers), device="meta")
+        drafter = LOADERS[self.tensors_kind](self.path, _any_target(shape, layers), device="meta")
         self.assumed = tuple(note for note in drafter.notes if not note.startswith("taps "))
         if dflash:
             self.facts["block"] = f"{drafter.block_size}, mask token {drafter.mask_token_id}"
-        if self.found == "eagle" or said:
-            where = ", ".join(map(str, drafter.tap_ids)) if said else "the last, behind its norm"
+        if self.tensors_kind == "eagle" or named:
+            where = ", ".join(map(str, drafter.tap_ids)) if named else "the last, behind its norm"
             self.facts["reads hidden states"] = where
         else:
-            self.assumed += ("which states of the target it reads is not said: by its kind's rule",)
+            self.assumed += (
+                "the states of the target that it reads are not given: by its kind's rule",
+            )
 
 
 def _any_target(shape: dict[str, Any], layers: int) -> Decoder:
-    """A target without memory that a drafter's file could speak of."""
+    """A target without memory with these sizes."""
     rest: dict[str, Any] = dict.fromkeys(("eos_ids", "pad_ids", "bos_ids"), ())
     rest |= {"family": "llama", "num_layers": layers, "tied": False, "window": 0, "dtype": ""}
     config = DecoderConfig(**shape, **rest | {"sliding": (False,) * layers})
@@ -168,9 +170,9 @@ def _files(stored: Stored) -> str:
 
 
 def _target_layers(fields: Fields) -> tuple[int, bool]:
-    """Layers of the target that a drafter's file speaks of, and whether it names which it reads."""
+    """Layers of a drafter's target, and whether the drafter's file names those that it reads."""
     sections = (fields, fields.section("eagle_config"), fields.section("dflash_config"))
     keys = (TAPS_KEY, STATES_KEY, "target_layer_ids")
     ids = [i for section in sections for key in keys for i in section.ids(key)]
-    layers = fields.integer("num_target_layers", max(ids) + 3 if ids else LAYERS)
-    return min(layers, MOST_LAYERS), bool(ids)
+    layers = fields.integer("num_target_layers", max(ids) + 3 if ids else DEFAULT_LAYERS)
+    return min(layers, MAX_LAYERS), bool(ids)

@@ -1,6 +1,6 @@
 """The tokenizer of a model folder: nothing outside the folder is read, no code of it is run.
 
-And its chat template, tried once: one that fails or never ends is found before a run starts.
+The chat template is tried once, so that one that fails or never ends is refused before a run.
 """
 
 import sys
@@ -16,11 +16,11 @@ from ..files import Fields, ModelError, inside, read_json
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
-VOCABULARIES = (TOKENIZER, "tokenizer.model", "vocab.json")  # any of them makes a tokenizer
-READ = (".json", ".jinja", ".model", ".txt")  # what files of a tokenizer are called
+VOCABULARIES = (TOKENIZER, "tokenizer.model", "vocab.json")  # each makes a tokenizer
+SUFFIXES = (".json", ".jinja", ".model", ".txt")  # of a tokenizer's files
 TEMPLATES = "additional_chat_templates"
-SPARE = 256  # tokens that a head's tokenizer may have more, or fewer
-SECONDS = 5.0  # that a chat template may take for three short turns
+MAX_EXTRA = 256  # tokens that a drafter's tokenizer may have more, or fewer
+TEMPLATE_SECONDS = 5.0  # for three short turns
 TURNS = [
     {"role": "user", "content": "Question0"},
     {"role": "assistant", "content": "Answer0"},
@@ -29,7 +29,7 @@ TURNS = [
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether the folder has a file that a tokenizer can be made of."""
+    """Whether the folder has one of the files that make a tokenizer."""
     return any((folder / name).exists() for name in VOCABULARIES)
 
 
@@ -42,7 +42,7 @@ def load_tokenizer(folder: Path, config: DecoderConfig) -> Any:
     if not has_tokenizer(folder):
         raise ModelError(folder, f"holds no tokenizer ({', '.join(VOCABULARIES)})")
     for path in [*folder.iterdir(), *(folder / TEMPLATES).glob("*")]:
-        if path.suffix in READ or path.name == TEMPLATES:
+        if path.suffix in SUFFIXES or path.name == TEMPLATES:
             inside(path.parent, path.name)
     if (folder / SETTINGS).exists():
         _check_settings(Fields(folder / SETTINGS, read_json(folder / SETTINGS)))
@@ -52,10 +52,10 @@ def load_tokenizer(folder: Path, config: DecoderConfig) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-        most = max(*tokenizer.get_vocab().values(), tokenizer.eos_token_id or 0)
-    except Exception as error:  # transformers and tokenizers raise what they like
+        max_id = max(*tokenizer.get_vocab().values(), tokenizer.eos_token_id or 0)
+    except Exception as error:  # transformers and tokenizers raise many kinds
         raise ModelError(folder, f"no usable tokenizer: {cause_of(error)}") from None
-    check_tokenizer(config, most)
+    check_tokenizer(config, max_id)
     check_chat_template(folder, tokenizer)
     return tokenizer
 
@@ -92,11 +92,11 @@ def check_chat_template(folder: Path, tokenizer: Any) -> None:
     path = folder / (TEMPLATE if (folder / TEMPLATE).exists() else SETTINGS)
     for turns in (TURNS[:1], TURNS):
         try:
-            with _seconds(SECONDS):
+            with _time_limit(TEMPLATE_SECONDS):
                 text = tokenizer.apply_chat_template(
                     turns, tokenize=False, add_generation_prompt=True, enable_thinking=False
                 )
-        except Exception as error:  # chat templates raise what they like
+        except Exception as error:  # chat templates raise any kind
             reason = f"the chat template fails on a plain conversation: {cause_of(error)}"
             raise ModelError(path, reason) from None
         if not all(turn["content"] in text for turn in turns if turn["role"] == "user"):
@@ -104,14 +104,14 @@ def check_chat_template(folder: Path, tokenizer: Any) -> None:
 
 
 @contextmanager
-def _seconds(most: float) -> Iterator[None]:
-    """Raise TimeoutError in what Python runs here for longer; a loop in a template is Python."""
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in Python code that runs longer; a loop in a template is Python."""
     before = sys.gettrace()
-    end = time.monotonic() + most
+    end = time.monotonic() + seconds
 
     def watch(frame: Any, event: str, value: Any) -> Any:
         if time.monotonic() > end:
-            raise TimeoutError(f"not done after {most:g} s")
+            raise TimeoutError(f"not done after {seconds:g} s")
         return watch
 
     sys.settrace(watch)
@@ -127,46 +127,48 @@ def cause_of(error: BaseException) -> str:
     return ": ".join([type(error).__name__, *lines[:1]])
 
 
-def check_same_tokens(drafter: DecoderShape, target: DecoderShape, own: bool = True) -> None:
-    """Raise ModelError unless ids mean the same to both: every difference there is, in one line.
+def check_same_tokens(
+    drafter: DecoderShape, target: DecoderShape, extra_tokens: bool = False
+) -> None:
+    """Raise ModelError unless ids mean the same to both; the message names every difference.
 
     The sizes of the vocabularies must agree; and the tokenizers, special tokens included, where
-    both folders hold one (a drafter may come without).
+    both folders have one (a drafter may come without).
 
     Args:
-        own: tokens that only one of them has count, be they few; a head's folder may have a mask
-            token more.
+        extra_tokens: either tokenizer may have up to MAX_EXTRA tokens more, e.g. a mask token.
     """
-    sizes = drafter.vocab_size != target.vocab_size
-    differences = list[str]()
-    if sizes:
-        differences.append(
-            f"`vocab_size` is {drafter.vocab_size}, the target has {target.vocab_size}"
-        )
-    ours, theirs = (inside(one.path.parent, TOKENIZER) for one in (drafter, target))
-    if ours.is_file() and theirs.is_file() and (difference := _difference(ours, theirs, own)):
-        differences.append(difference)
-    if differences:
-        raise ModelError(drafter.path if sizes else ours, "; ".join(differences))
+    problems: list[str] = []
+    same_size = drafter.vocab_size == target.vocab_size
+    if not same_size:
+        problems.append(f"`vocab_size` is {drafter.vocab_size}, the target has {target.vocab_size}")
+    file = inside(drafter.path.parent, TOKENIZER)
+    target_file = inside(target.path.parent, TOKENIZER)
+    if file.is_file() and target_file.is_file():
+        problems += _differences(file, target_file, extra_tokens)
+    if problems:
+        raise ModelError(file if same_size else drafter.path, "; ".join(problems))
 
 
-def _difference(drafter: Path, target: Path, own: bool) -> str | None:
+def _differences(drafter: Path, target: Path, extra_tokens: bool) -> list[str]:
     """The token with the lowest id that has another id, or none, in the other tokenizer."""
     if drafter.read_bytes() == target.read_bytes():
-        return None
-    ours = _ids(drafter)
-    theirs = _ids(target)
-    own = own or len(ours.keys() ^ theirs.keys()) > SPARE
-    compared = ours.keys() | theirs.keys() if own else ours.keys() & theirs.keys()
-    unlike = [token for token in compared if ours.get(token) != theirs.get(token)]
+        return []
+    ids = _ids(drafter)
+    target_ids = _ids(target)
+    compared = ids.keys() | target_ids.keys()
+    if extra_tokens and len(ids.keys() ^ target_ids.keys()) <= MAX_EXTRA:
+        compared = ids.keys() & target_ids.keys()
+    unlike = [token for token in compared if ids.get(token) != target_ids.get(token)]
     if not unlike:
-        return None
-    first = min(unlike, key=lambda token: (ours.get(token, theirs.get(token, 0)), token))
+        return []
+    first = min(unlike, key=lambda token: (ids.get(token, target_ids.get(token, 0)), token))
     here, there = (
-        f"has id {ids[first]}" if first in ids else "does not exist" for ids in (ours, theirs)
+        f"has id {table[first]}" if first in table else "does not exist"
+        for table in (ids, target_ids)
     )
     more = f" ({len(unlike)} tokens differ)" if len(unlike) > 1 else ""
-    return f"token {first!r} {here}, in the target's tokenizer it {there}{more}"
+    return [f"token {first!r} {here}, in the target's tokenizer it {there}{more}"]
 
 
 def _ids(path: Path) -> Mapping[str, int]:

@@ -39,7 +39,6 @@ from .tokenizer import check_same_tokens
 LAYER = re.compile(r"(?:model\.)?layers\.(\d{1,6})\.")
 
 Device = torch.device | str
-Place = tuple[torch.dtype, Device]
 Drafter = TypeVar("Drafter", Eagle, Eagle3, DFlashDraftModel)
 
 
@@ -48,52 +47,36 @@ def load_target(
     dtype: torch.dtype = torch.float32,
     device: Device = "cpu",
     *,
+    part: tuple[int, int] = (0, 1),
     scan: bool = True,
+    whole_head: bool = False,
 ) -> Decoder:
     """A decoder from a Hugging Face folder (config.json and safetensors).
 
-    Unexpected tensors are told in `Decoder.notes`. On the device `meta` all is checked but values.
+    `Decoder.notes` names unexpected tensors. On the device `meta` everything but values is checked.
 
     Args:
-        scan: for values that are not finite.
+        part: index and count: the part of as many ranks that `sharded` needs on one of them;
+            nothing else is read. Embedding and norms are whole, and so is a tied head.
+        scan: refuse values that are not finite.
+        whole_head: the head is whole, for a drafter that may borrow it.
 
     Raises:
         ModelError: the checkpoint is refused; the message names the file and the reason.
+        ValueError: there is no such part.
     """
-    return load_share(folder, 0, 1, dtype, device, scan=scan)
-
-
-def load_share(
-    folder: Path,
-    index: int,
-    count: int,
-    dtype: torch.dtype = torch.float32,
-    device: Device = "cpu",
-    *,
-    scan: bool = True,
-    head: bool = False,
-) -> Decoder:
-    """What part `index` of `count` ranks needs of a target, for `sharded`; nothing else is read.
-
-    Embedding and norms are whole, and so is a head that is the embedding.
-
-    Args:
-        head: the head is whole, for a drafter that may borrow it.
-
-    Raises:
-        ModelError: as for `load_target`. ValueError: there is no such part.
-    """
+    index, count = part
     config = decoder_config(folder)
     stored = _read(folder, "target")
     _check_layers(config.path, config.num_layers, stored)
     tied = (LM_HEAD,) if config.tied and LM_HEAD not in stored else ()
     share = Share.of(config, index, count)
-    if tied or head:
+    if tied or whole_head:
         share = share._replace(vocabulary=range(config.vocab_size))
     decoder = on_meta(config.path, lambda: Decoder(config, share))
     whole = decoder if count == 1 else on_meta(config.path, lambda: Decoder(config))
     extra = compare(folder, stored, _views(whole, tied))
-    if tied:  # until the embedding has memory: the head shall have none of its own
+    if tied:  # empty until the embedding has memory, which the head then shares
         decoder.lm_head.weight = nn.Parameter(torch.empty(0), requires_grad=False)
     materialise(decoder, dtype, device)
     if tied:
@@ -108,17 +91,15 @@ def load_share(
 def load_eagle3(
     folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> Eagle3:
-    """An EAGLE-3 drafter in EAGLE's or speculators' layout, for one target.
-
-    Args:
-        target: lends its embedding, unless the file holds its own.
+    """An EAGLE-3 drafter in EAGLE's or speculators' layout, for one target, whose embedding it uses
+    unless the file has its own.
 
     Raises:
         ModelError: the checkpoint is refused, or belongs to another target.
     """
     stored = _read(folder, "eagle3")
     config = eagle3_config(folder, target.config)
-    check_same_tokens(config, target.config, own=False)
+    check_same_tokens(config, target.config, extra_tokens=True)
     _check_width(stored, config.taps, config.target_hidden_size)
     drafter = on_meta(config.path, lambda: Eagle3(config))
     _borrow_(drafter, config.path, stored, target)
@@ -133,17 +114,15 @@ def load_eagle3(
 def load_eagle(
     folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> Eagle:
-    """An EAGLE-1 or EAGLE-2 drafter in the published layout, for one target.
-
-    Args:
-        target: lends its embedding and its head, unless the file holds its own.
+    """An EAGLE-1 or EAGLE-2 drafter in the published layout, for one target, whose embedding and
+    head it uses unless the file has its own.
 
     Raises:
         ModelError: the checkpoint is refused, or belongs to another target.
     """
     stored = _read(folder, "eagle")
     config = eagle_config(folder, target.config)
-    check_same_tokens(config, target.config, own=False)
+    check_same_tokens(config, target.config, extra_tokens=True)
     drafter = on_meta(config.path, lambda: Eagle(config))
     _borrow_(drafter, config.path, stored, target)
     return _complete_(drafter, folder, stored, (dtype, device))
@@ -173,10 +152,10 @@ def load_dflash(
     """
     stored = dict(_read(folder, "dflash"))
     config = dflash_config(folder, target.config)
-    check_same_tokens(config, target.config, own=False)
+    check_same_tokens(config, target.config, extra_tokens=True)
     if config.speculators:
-        for name, theirs in ((EMBEDDING, target.embed), (LM_HEAD, target.lm_head.weight)):
-            _check_copy(name, stored.pop(name, None), theirs)
+        for name, original in ((EMBEDDING, target.embed), (LM_HEAD, target.lm_head.weight)):
+            _check_copy(name, stored.pop(name, None), original)
     _check_layers(config.path, config.num_layers, stored)
     _check_width(stored, config.layer_ids, config.hidden_size)
     if len(target.share.vocabulary) < target.vocab_size:
@@ -194,7 +173,7 @@ LOADERS: Mapping[str, Callable[..., Any]] = {
 
 
 def _views(module: Decoder | Drafter, absent: Container[str]) -> dict[str, Tensor]:
-    """What a file has to hold of a module: all that is published but what may be absent."""
+    """The published tensors of a module that a file must have."""
     return {name: view for name, view in module.published().items() if name not in absent}
 
 
@@ -202,10 +181,10 @@ def _complete_(
     drafter: Drafter,
     folder: Path,
     stored: Stored,
-    place: Place,
+    place: tuple[torch.dtype, Device],
     absent: tuple[str, ...] = (),
 ) -> Drafter:
-    """A drafter without memory is compared with its file, and then filled from it."""
+    """Compare a drafter without memory with its file, then fill it from the file."""
     if extra := compare(folder, stored, _views(drafter, absent)):
         raise ModelError(stored[extra[0]].path, f"unexpected tensors: {listed(extra)}")
     materialise(drafter, *place)
@@ -214,52 +193,51 @@ def _complete_(
 
 
 def _borrow_(drafter: EagleHead, path: Path, stored: Stored, target: Decoder) -> None:
-    """Let the drafter share of the target's embedding and head what its own file lacks."""
+    """Let the drafter share the target's embedding and head where its file lacks them."""
     drafter.owned = drafter.ends & stored.keys()
-    for name, theirs in ((EMBEDDING, target.embed), (LM_HEAD, target.lm_head.weight)):
+    for name, weight in ((EMBEDDING, target.embed), (LM_HEAD, target.lm_head.weight)):
         if name in drafter.ends - drafter.owned:
             module = name.partition(".")[0]
-            own = list(drafter.get_parameter(name).shape)
-            shape = list(theirs.shape)
-            if own != shape:
-                reason = f"has no `{module}` of its own, and would need one of shape {own}"
+            needed = list(drafter.get_parameter(name).shape)
+            shape = list(weight.shape)
+            if needed != shape:
+                reason = f"has no `{module}` of its own, and would need one of shape {needed}"
                 raise ModelError(path, f"{reason}: the target's is {shape}")
-            replace_(drafter.get_submodule(module), "weight", theirs)
+            replace_(drafter.get_submodule(module), "weight", weight)
 
 
 def _read(folder: Path, kind: str) -> Stored:
-    """The tensors of a folder's files; ModelError if they are those of another kind of model.
-
-    What a model is stands in its tensors: published configs name all kinds of architectures.
-    """
+    """The tensors of a folder's files; ModelError if they are those of another kind of model: the
+    tensors decide, as published configs name all kinds of architectures."""
     stored = entries(folder)
     if kind != "target":  # speculators keeps these of its target's
         stored = {n: e for n, e in stored.items() if not n.startswith("verifier_")}
-    found = kind_of(stored)
-    if found not in ("", kind):
-        raise ModelError(next(iter(stored.values())).path, f"is {KINDS[found]}, not {KINDS[kind]}")
-    layers = _layers(stored)
+    actual = kind_of(stored)
+    if actual not in ("", kind):
+        path = next(iter(stored.values())).path
+        raise ModelError(path, f"is {KINDS[actual]}, not {KINDS[kind]}")
+    layers = _num_layers(stored)
     if kind.startswith("eagle") and layers > 1:
         raise ModelError(folder, f"{KINDS[kind]} has 1 layer here, this one has {layers}")
     return stored
 
 
-def _check_copy(name: str, entry: StoredTensor | None, theirs: Tensor) -> None:
-    """A copy of a target's tensor says nothing new, unless it is another target's."""
+def _check_copy(name: str, entry: StoredTensor | None, original: Tensor) -> None:
+    """Raise ModelError if a copy of a target's tensor differs from it."""
     if entry is None:
         return
-    own = list(entry.shape)
-    shape = list(theirs.shape)
-    if own != shape:
-        raise ModelError(entry.path, f"`{name}` has shape {own}, the target's is {shape}")
+    shape = list(original.shape)
+    if list(entry.shape) != shape:
+        reason = f"`{name}` has shape {list(entry.shape)}, the target's is {shape}"
+        raise ModelError(entry.path, reason)
     copy = read_tensor(entry.path, name)
-    theirs = theirs.to_dense() if theirs.is_mkldnn else theirs
-    if not theirs.is_meta and not torch.equal(copy, theirs.to(copy.device, copy.dtype)):
+    original = original.to_dense() if original.is_mkldnn else original
+    if not original.is_meta and not torch.equal(copy, original.to(copy.device, copy.dtype)):
         raise ModelError(entry.path, f"`{name}` is not the target's")
 
 
 def _check_width(stored: Stored, taps: tuple[int, ...], hidden: int) -> None:
-    """How many taps a drafter was trained on stands only in the width of what joins them."""
+    """Compare the number of taps with the width of `fc`, the only trace of it in the weights."""
     entry = stored.get("fc.weight")
     if entry is None or len(entry.shape) != 2 or entry.shape[1] == len(taps) * hidden:
         return
@@ -268,7 +246,7 @@ def _check_width(stored: Stored, taps: tuple[int, ...], hidden: int) -> None:
 
 
 def _check_maps(path: Path, drafter: Eagle3) -> None:
-    """d2t must lead into the target's vocabulary, and t2d must be its image."""
+    """Raise ModelError unless d2t leads into the target's vocabulary and t2d is its image."""
     config = drafter.config
     if drafter.d2t.is_meta:
         return
@@ -284,10 +262,10 @@ def _check_maps(path: Path, drafter: Eagle3) -> None:
 
 def _check_layers(path: Path, count: int, stored: Stored) -> None:
     """Before a module is built for every layer that the config claims."""
-    layers = _layers(stored)
+    layers = _num_layers(stored)
     if count > layers:
         raise ModelError(path, f"`num_hidden_layers` is {count}, the weights hold {layers} layers")
 
 
-def _layers(stored: Stored) -> int:
+def _num_layers(stored: Stored) -> int:
     return len({match[1] for name in stored if (match := LAYER.match(name))})

@@ -21,7 +21,7 @@ from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.api import Engine, Session
 from specsot.models.files import ModelError
-from specsot.models.load.weights import load_share, load_target
+from specsot.models.load.weights import load_target
 from specsot.models.quantise import Weights
 from specsot.models.sharded import RankLost, gather_kv_, peer_heads, peers, sharded, split_ranks
 
@@ -72,7 +72,7 @@ def forwards(rank: int, folders: Sequence[Path], ids: Tensor) -> list[dict[str, 
 
 def from_shares(rank: int, folder: Path, ids: Tensor, dtype: torch.dtype) -> dict[str, Any]:
     """Logits with weights of which every rank loaded its share only, by a group of their own."""
-    held = load_share(folder, rank, dist.get_world_size(), dtype)
+    held = load_target(folder, dtype, part=(rank, dist.get_world_size()))
     store = dist.FileStore(str(folder / f"own{dist.get_world_size()}"), dist.get_world_size())
     group = ProcessGroupGloo(store, rank, dist.get_world_size(), timedelta(seconds=30))
     shard = sharded(held, group, rank, dist.get_world_size())

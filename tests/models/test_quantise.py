@@ -13,13 +13,13 @@ from specsot.models.files import ModelError
 from specsot.models.linear import Linear, can_pack, pack_
 from specsot.models.load.weights import load_target
 from specsot.models.quantise import (
-    GROUP,
+    GROUP_SIZE,
     Int4,
     Int8,
     Weights,
     check_widths,
     coded,
-    faster,
+    faster_rows,
     quantise_,
 )
 
@@ -79,7 +79,7 @@ def test_few_rows_are_multiplied_with_codes() -> None:
     layer.few, layer.few_rows = Int8.of(torch.zeros(96, 64)).product(), 4
     four, five = torch.ones(4, 64).bfloat16(), torch.ones(5, 64).bfloat16()
     assert not layer.forward(four).any() and layer.forward(five).any()
-    assert faster([]) == 0 and faster([layer]) in (0, 1, 2, 4, 8, 16, 32)
+    assert faster_rows([]) == 0 and faster([layer]) in (0, 1, 2, 4, 8, 16, 32)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -106,7 +106,7 @@ def test_ours_is_the_model_of_transformers_with_the_same_codes(
 
 def test_rows_that_are_no_multiple_of_a_group_are_refused(tmp_path: Path) -> None:
     model = torch.nn.Sequential()
-    model.add_module("down", Linear(GROUP + 8, 64, bias=False))
+    model.add_module("down", Linear(GROUP_SIZE + 8, 64, bias=False))
     with pytest.raises(ModelError, match=r"multiple of 32 numbers, `down` has 40: take int8"):
         check_widths(tmp_path / "config.json", "int4", model)
     check_widths(tmp_path / "config.json", "int8", model)

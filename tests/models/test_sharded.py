@@ -16,7 +16,7 @@ from specsot.models.families import decoder_config
 from specsot.models.files import ModelError
 from specsot.models.linear import pack_
 from specsot.models.load.checkpoint import window
-from specsot.models.load.weights import load_share, load_target
+from specsot.models.load.weights import load_target
 from specsot.models.sharded import (
     Ranks,
     ShardedDecoder,
@@ -98,12 +98,12 @@ def test_a_rank_loads_its_share_and_nothing_else(
         place.mkdir()
         save_file(poor, place / "model.safetensors")
         (place / "config.json").write_text((folders[name] / "config.json").read_text())
-        held = load_share(place, index, 2)
+        held = load_target(place, part=(index, 2))
         kept = {one.data_ptr(): one.numel() for one in held.parameters()}
         asked = {key: value[window(key, config, share)].numel() for key, value in weights.items()}
         assert sum(kept.values()) == sum(asked.values()) < sum(w.numel() for w in weights.values())
         with pytest.raises(ModelError, match="not finite"):
-            load_share(place, 1 - index, 2)
+            load_target(place, part=(1 - index, 2))
 
 
 def test_shares_from_files_compute_together(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def test_what_cannot_be(folders: dict[str, Path], tmp_path: Path) -> None:
     replica, nobody = load_target(folders["uneven"]), Ranks(None, 0, 2)
     assert sharded(replica, None, 0, 1) is replica
     with pytest.raises(ModelError, match="were not loaded here"):
-        ShardedDecoder(load_share(folders["uneven"], 1, 2), nobody)
+        ShardedDecoder(load_target(folders["uneven"], part=(1, 2)), nobody)
     with pytest.raises(ValueError, match="no part 2 of 2"):
-        load_share(folders["uneven"], 2, 2)
+        load_target(folders["uneven"], part=(2, 2))
     with pytest.raises(ModelError, match=r"config.json: packed weights .* packed=False"):
         pack_(replica)
         ShardedDecoder(replica, nobody)

@@ -91,7 +91,7 @@ def larger_tokenizer(folder: Path) -> None:
 
 HINT = "pytorch_model.bin: pickled weights can run code and are never opened; .* models convert"
 TARGETS: dict[str, tuple[Spoil, str]] = {
-    "empty": (text(WEIGHTS, ""), "no intact safetensors"),
+    "empty": (text(WEIGHTS, ""), "not a valid safetensors"),
     "not a number": (put(Q0, lambda t: t * torch.nan), f"`{Q0}` holds .* not finite"),
     "a tensor is missing": (change(lambda t: t.pop(Q0)), f"missing: {Q0}"),
     "another shape": (put(Q0, lambda t: t.t()), "has shape .* config.json makes it"),

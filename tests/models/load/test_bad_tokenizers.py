@@ -124,7 +124,7 @@ def test_a_bad_tokenizer_is_refused_in_one_line(name: str, folder: Path) -> None
 
 
 def test_a_template_that_never_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "SECONDS", 0.2)
+    monkeypatch.setattr(loader, "TEMPLATE_SECONDS", 0.2)
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     write(TEMPLATE, endless)(folder)
     watching = sys.gettrace()

@@ -86,8 +86,8 @@ def test_the_logits_are_those_of_transformers(family: str, kind: str, tmp_path: 
 def test_many_files_say_the_same_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("qwen3")
     whole = ours(converted(write_gguf(tmp_path / "whole.gguf", model)))
-    monkeypatch.setattr(module, "SHARD", 60_000)
-    out = converted(write_gguf(tmp_path / "parts.gguf", model), tell=lambda text: None)
+    monkeypatch.setattr(module, "SHARD_BYTES", 60_000)
+    out = converted(write_gguf(tmp_path / "parts.gguf", model), report=lambda text: None)
     assert len(list(out.glob("*.safetensors"))) > 3 and model_hash(out)
     assert torch.equal(ours(out), whole)
 
