@@ -17,39 +17,39 @@ from .models import Models
 @dataclass(frozen=True, slots=True)
 class RunPools:
     """kv: the target's. kv_draft, kv_outline: of the drafters with a model, the second one that of
-    outlines. kept: one more row of each, where rows stay that somebody may begin with later, if
-    they cannot stay where they are (``batching``).
+    outlines. kv_prefix: under ``batching`` one more row for each of these pools, for prefixes that
+    stay for later requests.
     """
 
     kv: KVCache
     kv_draft: KVCache | None
     kv_outline: KVCache | None
-    kept: tuple[KVCache, ...]
+    kv_prefix: tuple[KVCache, ...]
 
     @classmethod
     def of(cls, program: Program, models: Models, outline_drafter: Any) -> "RunPools":
-        """Those of a graph.
+        """The pools of a graph.
 
         Raises:
-            GraphError: they take more memory than there is; with both numbers.
+            GraphError: they take more memory than is free; with both numbers.
         """
         try:
-            return cls._allocated(program, models, outline_drafter)
+            return cls._allocate(program, models, outline_drafter)
         except (MemoryError, OSError) as error:
             at = ("layout", "kv_slots")
             code = ProblemCode.NO_MEMORY
             raise GraphError([program.source.problem(at, str(error), code)]) from None
 
     @classmethod
-    def _allocated(cls, program: Program, models: Models, outline_drafter: Any) -> "RunPools":
+    def _allocate(cls, program: Program, models: Models, outline_drafter: Any) -> "RunPools":
         graph = program.graph
         layout = program.graph.layout
         batches = layout.kind == "batching"
         rows = layout.max_num_branches if batches else 1
-        size = 1 if layout.kind == "batching" else layout.block_size
+        size = 1 if batches else layout.block_size
 
-        def drafting(block: DrafterSettings | None, drafter: Any) -> KVCache | None:
-            """With room for the rows that it throws away."""
+        def drafter_pool(block: DrafterSettings | None, drafter: Any) -> KVCache | None:
+            """With slots for the drafter's temporary rows."""
             if block is None or drafter is None or not block.has_model:
                 return None
             scratch = block.scratch * (layout.max_num_branches // rows)
@@ -57,22 +57,22 @@ class RunPools:
 
         outlines = None if graph.skeleton is None else graph.skeleton.drafter
         kv = new_pool(models.target, layout.kv_slots, rows, models, size)
-        kv_draft = drafting(graph.drafter, models.drafter)
-        kv_outline = drafting(outlines, outline_drafter)
-        kept: list[KVCache] = []
+        kv_draft = drafter_pool(graph.drafter, models.drafter)
+        kv_outline = drafter_pool(outlines, outline_drafter)
+        kv_prefix: list[KVCache] = []
         if batches and graph.blend is None and graph.beam is None and graph.scheduler.prefix_cache:
             users = (models.target, kv), (models.drafter, kv_draft), (outline_drafter, kv_outline)
-            kept = [new_pool(model, one.capacity, 1, models) for model, one in users if one]
-        return cls(kv, kv_draft, kv_outline, tuple(kept))
+            kv_prefix = [new_pool(model, pool.capacity, 1, models) for model, pool in users if pool]
+        return cls(kv, kv_draft, kv_outline, tuple(kv_prefix))
 
 
 def new_pool(
     model: Target | Eagle3, capacity: int, rows: int, models: Models, block_size: int = 1
 ) -> KVCache:
-    """The KV pool of one model, `rows` of it under ``batching``, else in blocks of so many slots.
+    """The KV pool of one model: `rows` rows of `capacity` slots, in blocks of `block_size` slots.
 
     Raises:
-        MemoryError: it takes more than there is; with both numbers.
+        MemoryError: it takes more memory than is free; with both numbers.
     """
     shape = (model.num_layers, model.kv_heads, model.head_dim, capacity, rows)
     needed = 2 * prod(shape) * models.dtype.itemsize

@@ -26,8 +26,8 @@ from .layers import AttentionInputs, LayerHook, PoolModel, rotate
 
 @dataclass(frozen=True, slots=True)
 class LiveRows:
-    """The rows that a layer computes, group by group; each sequence of a group has its rows at the
-    right end, behind padding. N of all groups.
+    """The rows that a layer computes, group by group: N of all groups. Each sequence of a group has
+    its rows at the right end, after padding.
 
     row_N: int64, which row of the forward each is (padding: one that is no longer computed).
     query_GW: for each group which of its q rows they are, int64 [G, W].

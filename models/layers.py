@@ -286,10 +286,9 @@ class DrafterMLP(nn.Module):
 
 
 class DrafterLayer(nn.Module):
-    """A decoder layer under its published parameter names, whose rows all attend to the pool;
-    training uses its parts.
+    """A decoder layer under its published parameter names, in parts for training.
 
-    What lies between its input and the norms in front of attention differs between drafters.
+    Drafters differ in the computation before attention, which is theirs.
     """
 
     input_layernorm: RMSNorm

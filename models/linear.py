@@ -58,7 +58,7 @@ class OneRow:
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` that can be packed for inference; then `weight` is no longer a parameter.
+    """`nn.Linear` that can be packed for inference, which makes `weight` a buffer.
 
     few: multiplies up to `few_rows` rows faster.
     """

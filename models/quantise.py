@@ -1,8 +1,9 @@
 """Weights in eight or four bits, and the products of torch that read them as they are.
 
 A quantised model is another model than the original: its weights are the values of the codes,
-wherever they are multiplied. `int8` has a scale for each row of a matrix, `int4` a scale and an offset for each
-32 numbers of one, and int8 for the head. Embeddings, norms and biases stay as they are.
+wherever they are multiplied. `int8` has a scale for each row of a matrix, `int4` a scale and an
+offset for each 32 numbers of one, and int8 for the head. Embeddings, norms and biases stay as they
+are.
 """
 
 from collections import Counter

@@ -41,8 +41,8 @@ class Place(NamedTuple):
 
 
 def place(rank: int, ranks: int, tp: int) -> Place:
-    """The groups take every (ranks / tp)-th rank each: what a rank computes in a group of all ranks
-    is a part of what it computes in any smaller group, so regrouping moves no weight.
+    """The place of a rank in groups of every (ranks / tp)-th rank: its part of a group of all ranks
+    is inside its part of any smaller group, so that regrouping moves no weight.
 
     Raises:
         ValueError: `tp` does not divide the number of ranks, or there is no such rank.

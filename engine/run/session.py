@@ -263,7 +263,7 @@ class Session:
             fold=fold,
             beam=graph.beam,
             kv_outline=pools.kv_outline,
-            kept=pools.kept,
+            kept=pools.kv_prefix,
             draft_models=(drafter, self.outline_drafter),
         )
         return {

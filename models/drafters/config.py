@@ -48,7 +48,7 @@ LATER_KEYS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagleConfig(DecoderShape):
-    """One layer that drafts for one target, in the target's own width and vocabulary.
+    """One layer that drafts for one target, in the target's width and vocabulary.
 
     fc_bias: whether `fc` has a bias (`bias` of the file, true where it is silent).
     taps: the one feature, the target's last hidden state behind its final norm.
@@ -80,11 +80,11 @@ def eagle_config(folder: Path, target: DecoderConfig) -> EagleConfig:
     fields = read_fields(folder)
     for key in ("speculators_model_type", "draft_vocab_size"):
         if fields.get(key) is not None:
-            raise fields.wrong(f"has `{key}`: no EAGLE-1 or EAGLE-2 drafter")
+            raise fields.wrong(f"has `{key}`: not an EAGLE-1 or EAGLE-2 drafter")
     trained = fields.integer("max_sequence_length", EAGLE_POSITIONS)
     config = EagleConfig(
         **shape_fields(fields, trained),
-        notes=layer_notes(fields, fields, "EAGLE-1 and EAGLE-2", trained),
+        notes=_layer_notes(fields, fields, "EAGLE-1 and EAGLE-2", trained),
         taps=(target.num_layers,),
         fc_bias=fields.flag("bias", True),
         qkv_bias=fields.flag("qkv_bias"),
@@ -98,7 +98,7 @@ class Eagle3Config(DecoderShape):
     """One EAGLE-3 layer that drafts for one target.
 
     vocab_size, target_hidden_size: the target's. hidden_size: the drafter's.
-    taps: hidden_states indices of the target that feed `fc`; None until known.
+    taps: hidden_states indices of the target that feed `fc`.
     norm_before_residual, norm_before_fc, fc_norm, norm_output: speculators' switches.
     speculators: the layer is published as `layers.0` instead of `midlayer`.
     notes: what was assumed where the file is silent or ambiguous.
@@ -115,10 +115,10 @@ class Eagle3Config(DecoderShape):
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """config.json in EAGLE's own layout, which knows no switches.
+        """config.json in EAGLE's layout, which has no switches.
 
-        `target_hidden_size` stands there only where it differs: EAGLE takes the key to mean that
-        the drafter brings its own embedding.
+        `target_hidden_size` is written only where it differs: for EAGLE the key means that the
+        drafter has its own embedding.
         """
         other = self.target_hidden_size != self.hidden_size
         return ({"target_hidden_size": self.target_hidden_size} if other else {}) | {
@@ -143,15 +143,15 @@ def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
         ModelError: not an EAGLE-3 drafter, or one that belongs to another target.
     """
     fields = read_fields(folder)
-    layer, speculators = layer_section(fields, "eagle3")
+    layer, speculators = _layer_section(fields, "eagle3")
     family = layer.get("model_type")
     if speculators and family not in SPECULATORS_FAMILIES:
         raise fields.wrong(f"a drafter layer of model_type {family!r} is not supported")
-    own = layer_notes(fields, layer, "EAGLE-3", EAGLE_POSITIONS)
+    layer_notes = _layer_notes(fields, layer, "EAGLE-3", EAGLE_POSITIONS)
     shape = shape_fields(layer, EAGLE_POSITIONS)
     bias = speculators and layer.flag("attention_bias")
-    taps, notes = tap_ids(fields, target)
-    switches, more = _switches(fields, speculators)
+    taps, notes = _tap_ids(fields, target)
+    switches, switch_notes = _switches(fields, speculators)
     config = Eagle3Config(
         **shape,
         draft_vocab_size=fields.integer("draft_vocab_size", shape["vocab_size"]),
@@ -162,7 +162,7 @@ def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
         mlp_bias=speculators and layer.flag("mlp_bias"),
         qk_norm=speculators and family == "qwen3",
         speculators=speculators,
-        notes=notes + more + own,
+        notes=notes + switch_notes + layer_notes,
         **switches,
     )
     check_target(config, target, ("target features of width", config.target_hidden_size))
@@ -172,8 +172,8 @@ def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
     return config
 
 
-def tap_ids(fields: Fields, target: DecoderConfig) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The taps and what to note about them.
+def _tap_ids(fields: Fields, target: DecoderConfig) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The taps, and notes about them.
 
     EAGLE, speculators and vLLM number taps as `hidden_states` indices (top-level key); SpecForge
     and SGLang (key inside `eagle_config`) by the layer whose output is taken: one less.
@@ -191,20 +191,20 @@ def _switches(fields: Fields, speculators: bool) -> tuple[dict[str, Any], tuple[
     switches = {name: fields.flag(name) for name in SWITCHES}
     notes: list[str] = []
     if speculators and fields.get("norm_before_residual") is None:
-        # vLLM, where such files are run, takes it as set.
+        # As vLLM does, which runs such files.
         switches["norm_before_residual"] = True
         notes.append("norm_before_residual: true assumed, as vLLM does")
     if switches["norm_output"] and not (speculators or switches["fc_norm"]):
         # SpecForge uses the same key for the norm before lm_head, which is always there.
         switches["norm_output"] = False
-        notes.append("norm_output read as SpecForge means it: features are not normalised")
+        notes.append("norm_output read as in SpecForge: features are not normalised")
     if switches["norm_before_fc"] and switches["fc_norm"]:
         raise fields.wrong("`norm_before_fc` and `fc_norm` exclude each other")
     return switches, tuple(notes)
 
 
-def layer_section(fields: Fields, kind: str) -> tuple[Fields, bool]:
-    """What describes the layers of a drafter, and whether the file has speculators' layout.
+def _layer_section(fields: Fields, kind: str) -> tuple[Fields, bool]:
+    """The fields of a drafter's layers, and whether the file has speculators' layout.
 
     Raises:
         ModelError: speculators' layout of another kind of drafter.
@@ -217,16 +217,16 @@ def layer_section(fields: Fields, kind: str) -> tuple[Fields, bool]:
     return fields.section("transformer_layer_config"), True
 
 
-def layer_notes(fields: Fields, layer: Fields, name: str, trained: int) -> tuple[str, ...]:
-    """What to note of the layer; ModelError if no drafter of the family is built from such a one.
+def _layer_notes(fields: Fields, layer: Fields, name: str, trained: int) -> tuple[str, ...]:
+    """Notes about the layer; ModelError if it is not supported.
 
-    Published files copy `num_hidden_layers` of all kinds of models; their tensors have one layer.
+    Published files copy `num_hidden_layers` from other models; their tensors have one layer.
     """
     layers = layer.integer("num_hidden_layers", 1)
     check_supported(fields, layer)
     notes = rope_notes(layer, trained)
-    said = f"`num_hidden_layers` is {layers}: {name} drafters have one layer, and one is read"
-    return notes if layers == 1 else (said, *notes)
+    note = f"`num_hidden_layers` is {layers}: {name} drafters have one layer, and one is read"
+    return notes if layers == 1 else (note, *notes)
 
 
 def check_target(
@@ -235,25 +235,25 @@ def check_target(
     features: tuple[str, int],
     layers: int | None = None,
 ) -> None:
-    """A drafter of another target would load and draft nonsense: compare what can be compared.
+    """Raise ModelError for a drafter of another target, as far as the sizes show it.
 
     Args:
-        features: what the width of the target's features is called, and as the drafter has it.
-        layers: of the target, where the drafter's file says.
+        features: the name of the width of the target's features, and the drafter's value.
+        layers: of the target, where the drafter's file gives them.
     """
     pairs = [
         ("a vocabulary of", config.vocab_size, target.vocab_size),
         (*features, target.hidden_size),
         ("a number of layers of", layers or target.num_layers, target.num_layers),
     ]
-    for what, mine, theirs in pairs:
-        if mine != theirs:
-            reason = f"{what} {mine}, and {target.path} has {theirs}"
+    for what, value, target_value in pairs:
+        if value != target_value:
+            reason = f"{what} {value}, and {target.path} has {target_value}"
             raise ModelError(config.path, f"drafts for another target: {reason}")
 
 
 class Reach(NamedTuple):
-    """How far one layer's block rows see.
+    """What a layer's block rows see.
 
     window: keys `window` or more positions away are hidden; None for no limit.
     causal: keys behind the query are hidden, so that a block is read from left to right.
@@ -270,8 +270,8 @@ class DFlashConfig(DecoderShape):
     layer_ids: the target's layers (from 0) whose outputs are joined, in the order of `fc`.
     reaches: one per layer of the drafter.
     block_size: rows of a block as trained, the anchor included.
-    mask_token_id: what stands where a token is to be drafted; its embedding is the target's.
-    target_layers: layers of the target that the drafter was made for.
+    mask_token_id: in place of a token to draft; its embedding is the target's.
+    target_layers: layers of the drafter's target.
     speculators: the file holds copies of the target's embedding and head.
     notes: what was assumed where files of this kind disagree.
     """
@@ -291,12 +291,12 @@ class DFlashConfig(DecoderShape):
 
     @property
     def tap_ids(self) -> tuple[int, ...]:
-        """The same layers as `hidden_states` indices, increasing: what a target is asked for."""
+        """The same layers as `hidden_states` indices, increasing: the taps of the target."""
         return tuple(sorted({layer + 1 for layer in self.layer_ids}))
 
     @property
     def tap_order(self) -> tuple[int, ...]:
-        """For each part of the input of `fc`, which of the taps it is."""
+        """For each part of the input of `fc` the number of its tap."""
         return tuple(self.tap_ids.index(layer + 1) for layer in self.layer_ids)
 
     def to_json(self) -> dict[str, Any]:
@@ -337,19 +337,18 @@ def dflash_config(folder: Path, target: DecoderConfig) -> DFlashConfig:
         ModelError: not a DFlash drafter, or one that belongs to another target.
     """
     fields = read_fields(folder)
-    layer, speculators = layer_section(fields, "dflash")
-    # Block size and mask id stand at the top here and inside the section there.
+    layer, speculators = _layer_section(fields, "dflash")
+    # Block size and mask id are at the top of the file, or inside the section.
     inner = Fields(fields.path, {**fields.values, **fields.section(DFLASH_SECTION).values})
     _check_kind(fields, inner, layer)
     shape = shape_fields(layer, DFLASH_POSITIONS, 128)
     layers = layer.integer("num_hidden_layers")
     target_layers = fields.integer("num_target_layers", target.num_layers)
-    reaches, notes = _reaches(layer, _said_causal(inner, speculators), layers)
-    named = fields.get("architectures")
-    if not speculators and named != [DFLASH_ARCHITECTURE]:
-        notes += (
-            f"`architectures` is {named!r}: read as {DFLASH_ARCHITECTURE}, as its tensors are",
-        )
+    reaches, notes = _reaches(layer, _causal_switch(inner, speculators), layers)
+    architectures = fields.get("architectures")
+    if not speculators and architectures != [DFLASH_ARCHITECTURE]:
+        reading = f"read as {DFLASH_ARCHITECTURE}, as its tensors are"
+        notes += (f"`architectures` is {architectures!r}: {reading}",)
     if speculators and inner.get("block_size") is None:
         notes += (f"`block_size` is not given: {BLOCK_SIZE} assumed, as speculators does",)
     bias = layer.flag("attention_bias")
@@ -374,9 +373,9 @@ def _check_kind(fields: Fields, inner: Fields, layer: Fields) -> None:
     if later := next((key for key in LATER_KEYS if inner.get(key)), None):
         raise fields.wrong(f"is a later kind of drafter than DFlash: `{later}` is not supported")
     whole = layer.integer("vocab_size")
-    own = fields.get("draft_vocab_size")
-    if own not in (None, whole):
-        raise fields.wrong(f"drafts {own} of {whole} tokens, which is not supported")
+    drafted = fields.get("draft_vocab_size")
+    if drafted not in (None, whole):
+        raise fields.wrong(f"drafts {drafted} of {whole} tokens, which is not supported")
     check_supported(fields, layer)
 
 
@@ -397,8 +396,8 @@ def _layer_ids(
     return tuple(state - 1 for state in states)
 
 
-def _said_causal(inner: Fields, speculators: bool) -> bool | None:
-    """Whether a file says how its layers read a block; None where it does not."""
+def _causal_switch(inner: Fields, speculators: bool) -> bool | None:
+    """How the file says that its layers read a block; None where it is silent."""
     if speculators:
         return False if inner.flag("sliding_window_non_causal") else None
     key = "is_causal" if inner.get("causal") is None else "causal"
@@ -430,7 +429,7 @@ def _sliding(fields: Fields, layers: int) -> tuple[bool, ...]:
 
 
 def _check_block(config: DFlashConfig, fields: Fields) -> None:
-    """Sizes that no block could be drafted with."""
+    """Raise ModelError for sizes that make no block."""
     size = config.block_size
     windows = [r.window for r in config.reaches if r.window is not None]
     if size < 2:

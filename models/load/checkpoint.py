@@ -1,7 +1,5 @@
-"""A checkpoint folder's weight files: found, looked through before they are opened, hashed.
-
-And stored tensors into modules: all is compared by name, shape and dtype before it is copied.
-"""
+"""A checkpoint folder's weight files: listed, checked by their headers, hashed, and copied into
+modules after all names, shapes and dtypes have been compared."""
 
 import hashlib
 import re
@@ -24,9 +22,9 @@ INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FLOATS = {"F64", "F32", "F16", "BF16"}
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-SHOWN = 8  # names in one message
-PIECE = 1 << 18  # values that are copied at once
-DERIVED = ".rotary_emb.inv_freq"  # old Llama files store what config.json says already
+MAX_NAMES = 8  # in one message
+PIECE = 1 << 18  # values copied at once
+DERIVED = ".rotary_emb.inv_freq"  # in old Llama files; follows from config.json
 KINDS = {
     "target": "a language model",
     "eagle": "an EAGLE-1 or EAGLE-2 drafter",
@@ -36,7 +34,7 @@ KINDS = {
 MAPS = {"d2t": {"I64", "I32"}, "t2d": {"BOOL"}}  # between vocabularies; all else is floats
 
 Window = tuple[slice, ...]
-"""What to take of a stored tensor: of its rows, and of its columns, if it has any."""
+"""The part of a stored tensor: of its rows, and of its columns if it has any."""
 
 EVERYTHING = slice(None)
 NO_WINDOWS: Mapping[str, Window] = {}
@@ -56,8 +54,8 @@ class StoredTensor:
 Stored = Mapping[str, StoredTensor]
 
 
-def resolve(model: str | Path, wanted: Sequence[str] = MODEL_FILES) -> Path:
-    """A local folder as it is; `org/name` through the Hub's cache or a download of what is wanted.
+def resolve(model: str | Path, patterns: Sequence[str] = MODEL_FILES) -> Path:
+    """A local folder as it is; `org/name` through the Hub's cache or a download of these files.
 
     Raises:
         ModelError: neither exists, or the Hub cannot be reached.
@@ -70,7 +68,7 @@ def resolve(model: str | Path, wanted: Sequence[str] = MODEL_FILES) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(str(model), allow_patterns=list(wanted)))
+        return Path(snapshot_download(str(model), allow_patterns=list(patterns)))
     except Exception as error:  # the Hub client raises a dozen unrelated kinds
         cause = f"{type(error).__name__}: {error}".splitlines()[0]
         reason = f"is not a folder, and the model cannot be fetched from the Hub ({cause})"
@@ -161,8 +159,8 @@ def model_hash(folder: Path) -> str:
 def kind_of(stored: Stored) -> str:
     """A key of KINDS, or an empty string.
 
-    EAGLE-3's attention reads embeddings beside features: twice the width. DFlash norms queries, and
-    what it reads of the target.
+    EAGLE-3's attention reads embeddings and features: twice the width. DFlash normalises queries
+    and the target's features.
     """
     joined = stored.get("fc.weight")
     first = "layers.0.self_attn.q_proj.weight"
@@ -200,18 +198,18 @@ def window(name: str, config: DecoderConfig, share: Share) -> Window:
     return (rows.get(layer, EVERYTHING),)
 
 
-def _times(some: range, each: int = 1) -> slice:
-    return slice(some.start * each, some.stop * each)
+def _times(span: range, each: int = 1) -> slice:
+    return slice(span.start * each, span.stop * each)
 
 
 def on_meta(path: Path, build: Callable[[], Built]) -> Built:
-    """The module without memory: its names and shapes are wanted first."""
+    """The module without memory, for its names and shapes."""
     try:
         with torch.device("meta"):
             return build()
     except Exception as error:  # torch and transformers, given sizes and settings of a file
         cause = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ModelError(path, f"describes no possible model ({cause})") from None
+        raise ModelError(path, f"describes an impossible model ({cause})") from None
 
 
 def compare(folder: Path, stored: Stored, views: Mapping[str, Tensor]) -> list[str]:
@@ -234,7 +232,7 @@ def materialise(module: nn.Module, dtype: torch.dtype, device: torch.device | st
     """Give a module built on `meta` real parameters, all NaN so that an unfilled one is seen."""
     for part in module.modules():
         for name, value in list(part.named_parameters(recurse=False)):
-            if not value.is_meta:  # the target's own
+            if not value.is_meta:  # borrowed from the target
                 continue
             empty = torch.full(value.shape, torch.nan, dtype=dtype, device=device)
             setattr(part, name, nn.Parameter(empty, requires_grad=False))
@@ -248,11 +246,12 @@ def fill(
     scan: bool = True,
     windows: Mapping[str, Window] = NO_WINDOWS,
 ) -> None:
-    """Copy the stored tensors into the views, a few rows at a time, so that nothing lies in memory
-    twice; ModelError for NaN and infinity (of the dtype as used), if that is scanned for.
+    """Copy the stored tensors into the views, a few rows at a time, so that nothing is in memory
+    twice.
 
     Args:
-        windows: the parts of the tensors that the views are; of what is not named, everything.
+        scan: raise ModelError for NaN and infinity in the dtype of the views.
+        windows: the parts of the tensors to copy; of tensors not named, everything.
     """
 
     def where(name: str) -> tuple[Path, str]:
@@ -286,5 +285,5 @@ def _copy(part: Any, view: Tensor, scan: bool, window: Window = ()) -> int:
 def listed(names: Iterable[str]) -> str:
     """The first names, and how many more there are."""
     every = list(names)
-    rest = len(every) - SHOWN
-    return ", ".join(every[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(every) - MAX_NAMES
+    return ", ".join(every[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")

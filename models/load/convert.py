@@ -26,18 +26,18 @@ from .weights import LOADERS, load_target
 
 SPECULATORS = "speculators"
 VERSION = "0.8.0"  # of speculators, whose keys these are
-DRAFTS = 3  # of a round, speculators' default for EAGLE-3; programs that run one ask anyway
-OWN = {"eagle3": "safeailab", "dflash": "z-lab"}  # layouts of the authors
+DRAFTS = 3  # of a round: speculators' default for EAGLE-3
+AUTHORS_LAYOUT = {"eagle3": "safeailab", "dflash": "z-lab"}
 LAYER = "layers.0.", "midlayer."  # speculators' name, and SafeAILab's
-ELSEWHERE = ("architectures", "num_target_layers", "block_size", "is_causal", DFLASH_SECTION)
-NO_PLACE = (*SWITCHES, "qkv_bias", "o_bias", "mlp_bias", "qk_norm")  # in SafeAILab's layout
-BESIDE = ("*.json", "*.jinja", "tokenizer*", "*.model", "*.txt")
+NOT_OF_LAYERS = ("architectures", "num_target_layers", "block_size", "is_causal", DFLASH_SECTION)
+UNSUPPORTED = (*SWITCHES, "qkv_bias", "o_bias", "mlp_bias", "qk_norm")  # in SafeAILab's layout
+OTHER_FILES = ("*.json", "*.jinja", "tokenizer*", "*.model", "*.txt")
 
 
 def convert_pickles(folder: Path, out: Path) -> None:
-    """Write a folder's pickled weights as safetensors into ``out``, with the files beside them.
+    """Write a folder's pickled weights as safetensors into ``out``, and copy its other files.
 
-    Objects other than tensors are refused, as they would run code.
+    Objects other than tensors are refused, as loading them would run code.
 
     Raises:
         ModelError: there are none, or a file cannot be read so.
@@ -50,7 +50,7 @@ def convert_pickles(folder: Path, out: Path) -> None:
     for path in (inside(folder, name) for name in names):
         try:
             stored = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # whatever a damaged or hostile pickle makes of it
+        except Exception as error:  # of a damaged or hostile pickle
             reason = str(error).strip().split("\n", 1)[0]
             raise ModelError(
                 path, f"holds more than plain tensors, or is damaged: {reason}"
@@ -61,7 +61,7 @@ def convert_pickles(folder: Path, out: Path) -> None:
         if again := sorted(tensors.keys() & stored.keys()):
             raise ModelError(path, f"holds `{again[0]}`, and so does another file")
         tensors |= {str(name): value.clone().contiguous() for name, value in stored.items()}
-    for path in sorted({one for pattern in BESIDE for one in folder.glob(pattern)}):
+    for path in sorted({file for pattern in OTHER_FILES for file in folder.glob(pattern)}):
         if path.is_file() and not path.name.endswith(".index.json"):
             shutil.copyfile(inside(folder, path.name), out / path.name)
     save_file(tensors, out / SINGLE, metadata={"format": "pt"})
@@ -73,16 +73,16 @@ def convert_layout(
     """Write a drafter into the folder ``out``, in another layout.
 
     Args:
-        target_folder: the model that it drafts for, with which it is checked.
-        layout: ``speculators``, or one of OWN.
+        target_folder: its target, with which it is checked.
+        layout: ``speculators``, or one of AUTHORS_LAYOUT.
         verifier: what speculators' file calls the target.
 
     Raises:
-        ModelError: it cannot be used, has that layout already, or cannot be said in it.
+        ModelError: it cannot be used, has that layout already, or cannot be written in it.
     """
     stored = entries(folder)
     kind = kind_of(stored)
-    if kind not in OWN or layout not in (SPECULATORS, OWN[kind]):
+    if kind not in AUTHORS_LAYOUT or layout not in (SPECULATORS, AUTHORS_LAYOUT[kind]):
         what = KINDS.get(kind, "unknown by its tensors")
         raise ModelError(folder, f"is {what}, which has no layout {layout!r}")
     target = load_target(target_folder, device="meta")
@@ -92,22 +92,22 @@ def convert_layout(
     if config.speculators == wrap:
         raise ModelError(folder, f"has the layout {layout!r} already")
     if lost := _lost(config):
-        raise ModelError(folder, f"cannot be said in the layout {layout!r}: {', '.join(lost)}")
-    own = {n: read_tensor(stored[n].path, n) for n in stored if n in drafter.published()}
+        raise ModelError(folder, f"cannot be written in the layout {layout!r}: {', '.join(lost)}")
+    tensors = {n: read_tensor(stored[n].path, n) for n in stored if n in drafter.published()}
     if kind == "eagle3":
         old, new = LAYER[::-1] if wrap else LAYER
-        own = {name.replace(old, new): value for name, value in own.items()}
+        tensors = {name.replace(old, new): value for name, value in tensors.items()}
     elif wrap:
-        own |= _ends(entries(target_folder))
-    save_file(own, out / SINGLE, metadata={"format": "pt"})
+        tensors |= _ends(entries(target_folder))
+    save_file(tensors, out / SINGLE, metadata={"format": "pt"})
     raw = _speculators_json(config, target, verifier) if wrap else config.to_json()
     (out / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
 
 
 def _lost(config: Eagle3Config | DFlashConfig) -> list[str]:
-    """What the other layout has no words for."""
+    """The settings that the other layout cannot express."""
     if isinstance(config, Eagle3Config):
-        return [name for name in NO_PLACE if config.speculators and getattr(config, name)]
+        return [name for name in UNSUPPORTED if config.speculators and getattr(config, name)]
     causal = not config.speculators and any(r.causal and r.window is None for r in config.reaches)
     mixed = len({r.causal for r in config.reaches if r.window is not None}) > 1
     return ["full layers that are causal"] * causal + ["sliding layers of two kinds"] * mixed
@@ -117,7 +117,7 @@ def _ends(stored: Stored) -> dict[str, Any]:
     """The target's embedding and head, under the names of a drafter's copies."""
     table = f"model.{EMBEDDING}"
     names = {EMBEDDING: table, LM_HEAD: LM_HEAD if LM_HEAD in stored else table}
-    return {own: read_tensor(stored[name].path, name) for own, name in names.items()}
+    return {copy: read_tensor(stored[name].path, name) for copy, name in names.items()}
 
 
 def _speculators_json(
@@ -137,7 +137,7 @@ def _speculators_json(
         kind = "dflash"
         name = "DFlashSpeculator"
         drafts = config.block_size - 1
-        layer = {k: v for k, v in config.to_json().items() if k not in ELSEWHERE}
+        layer = {k: v for k, v in config.to_json().items() if k not in NOT_OF_LAYERS}
         sliding = [reach for reach in config.reaches if reach.window is not None]
         more = {
             "block_size": config.block_size,

@@ -1,7 +1,7 @@
 """GGUF files, as llama.cpp writes them, into Hugging Face folders: dequantised, once.
 
-Only of the families that specsot decodes. Every tensor and every kind of scaling in the file must be
-known: to ignore one would silently make another model.
+Only of the families that specsot decodes. Every tensor and every kind of scaling in the file must
+be known: to ignore one would silently make another model.
 """
 
 import json
@@ -148,9 +148,8 @@ def _config(file: Path, reader: GGUFReader, plain: dict[str, Any]) -> dict[str, 
     name = str(plain.get("general.name", ""))
     if arch not in ARCHITECTURES:
         raise ModelError(file, f"is of the family {arch!r}, not one of: {', '.join(ARCHITECTURES)}")
-    arch_fields = {
-        k.removeprefix(f"{arch}."): v for k, v in plain.items() if k.startswith(f"{arch}.")
-    }
+    prefix = f"{arch}."
+    arch_fields = {k.removeprefix(prefix): v for k, v in plain.items() if k.startswith(prefix)}
     fields = Fields(file, arch_fields)
     tokens = Fields(file, plain)
     shapes = {t.name: [int(n) for n in t.shape] for t in reader.tensors}

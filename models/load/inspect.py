@@ -152,7 +152,7 @@ class _Inspector:
             self.facts["reads hidden states"] = where
         else:
             self.assumed += (
-                "the states of the target that it reads are not given: by its kind's rule",
+                "which states of the target it reads is not given: by its kind's rule",
             )
 
 

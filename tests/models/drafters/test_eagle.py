@@ -69,11 +69,11 @@ BAD: dict[str, tuple[Spoil, str]] = {
     "quantised": (lambda f: edit(f, quantization_config={"bits": 4}), "quantised checkpoints"),
     "EAGLE-3 by its config": (
         lambda f: edit(f, draft_vocab_size=64),
-        "has `draft_vocab_size`: no EAGLE-1 or EAGLE-2 drafter",
+        "has `draft_vocab_size`: not an EAGLE-1 or EAGLE-2 drafter",
     ),
     "speculators": (
         lambda f: edit(f, speculators_model_type="eagle"),
-        "has `speculators_model_type`: no EAGLE-1 or EAGLE-2 drafter",
+        "has `speculators_model_type`: not an EAGLE-1 or EAGLE-2 drafter",
     ),
     "EAGLE-3 by its tensors": (
         put("midlayer.hidden_norm.weight", torch.ones(32)),

@@ -172,11 +172,11 @@ TARGETS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "impossible sizes": (
         lambda f: edit(f, hidden_size=2**24, head_dim=2**24, num_attention_heads=2**24),
-        "config.json: describes no possible model",
+        "config.json: describes an impossible model",
     ),
     "rope setting a list": (
         lambda f: edit(f, rope_scaling={"type": "yarn", "factor": 2.0, "beta_fast": [1]}),
-        "config.json: describes no possible model",
+        "config.json: describes an impossible model",
     ),
     "pickle": (pickled("pytorch_model.bin"), "pytorch_model.bin: pickled weights .* convert them"),
     "other pickle": (pickled("weights.pt"), "never opened"),
