@@ -46,7 +46,7 @@ class RunPools:
         layout = program.graph.layout
         batches = layout.kind == "batching"
         rows = layout.max_num_branches if batches else 1
-        size = 1 if batches else layout.block_size
+        size = 1 if layout.kind == "batching" else layout.block_size
 
         def drafter_pool(block: DrafterSettings | None, drafter: Any) -> KVCache | None:
             """With slots for the drafter's temporary rows."""
