@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..ops.attention.backends import AttentionPlan
-    from ..ops.draft.choice import Chooser
-    from ..ops.draft.costs import RoundCosts
     from ..ops.draft.gamma import GammaRecord
+    from ..ops.draft.sizes import Chooser, RoundCosts
     from ..ops.kv.pool import KVCache
     from ..ops.types import DraftRows, DraftSize, DraftWork, Proposal
     from .layout import Layout, PendingRows
@@ -267,7 +266,7 @@ def _chooser(settings: DrafterSettings, costs: RoundCosts | None) -> Chooser | N
     """Chooses the size of each round's drafts, if the graph leaves it open."""
     if not settings.chooses or costs is None:
         return None
-    from ..ops.draft.choice import ChainChooser, TreeChooser
+    from ..ops.draft.sizes import ChainChooser, TreeChooser
 
     if settings.lengths is not None:
         return ChainChooser(costs, settings.lengths.most)

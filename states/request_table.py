@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from time import monotonic
 
-from ..ops.draft.costs import RoundCosts
+from ..ops.draft.sizes import RoundCosts
 from .graph.drafter_settings import DrafterSettings, nodes_for
 from .graph.graph import AnyLayout, SchedulerBlock
 from .request import ENDS, Branch, Finish, Request, move

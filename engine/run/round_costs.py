@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...models.files import ModelError
 from ...ops.attention.backends import AttentionPlan
-from ...ops.draft.costs import Curve, RoundCosts
+from ...ops.draft.sizes import Curve, RoundCosts
 from ...ops.kv.pool import KVCache
 from ...states.graph.drafter_settings import DrafterSettings
 from ...states.graph.drafters import drafter_class

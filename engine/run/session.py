@@ -11,7 +11,7 @@ import torch
 
 from ...engine.chunks.store import CHUNK_BYTES, ChunkLibrary, chunks_for
 from ...models.files import ModelError
-from ...ops.draft.costs import RoundCosts
+from ...ops.draft.sizes import RoundCosts
 from ...ops.host import HostReader
 from ...ops.sampling.settings import SamplingRules
 from ...states.blend import BlendState

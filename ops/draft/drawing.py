@@ -1,9 +1,8 @@
-"""Drawing drafts: with the target's own coins, or with coins that rejection sampling knows of.
+"""Drawn drafts: with the target's coins (``match``), or with the drafter's own (``rejection``).
 
-Under ``match`` a drafter that draws the token of a position with the coin that the target will use
-there agrees with it far more often than its best token does; whatever it drafts, the target's text
-stays the same. Under ``rejection`` the coins are a role of their own, and the law of every draw
-travels with the proposal.
+Under ``match`` a draft that is drawn with the coin that the target uses at its position agrees with
+the target far more often than the drafter's best token. Under ``rejection`` the coins have a role
+of their own, and the proposal carries the distribution of every draw.
 """
 
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ class Drawing:
 
     @classmethod
     def of(cls, draft_rows: DraftRows, draws: str, accept: str) -> "Drawing | None":
-        """None where the drafter's best tokens are the drafts."""
+        """None where the drafts are the drafter's best tokens."""
         if draft_rows.sampler is None or draws == Draws.BEST:
             return None
         position_S = draft_rows.position_S
@@ -40,7 +39,7 @@ class Drawing:
 
     @property
     def shows_probs(self) -> bool:
-        """Whether the verdict depends on the laws that drafts were drawn from."""
+        """Whether verification needs the distributions that drafts were drawn from."""
         return self.accept is Accept.REJECTION
 
     def scores(self, logits_RV: Tensor, branch_R: Tensor, behind_RC: Tensor) -> Tensor:
@@ -78,8 +77,8 @@ class Drawing:
         first_C = torch.arange(drawn_RC.shape[1], device=drawn_RC.device) == 0
         return drawn_RC.where(~greedy_R1, best_RC.where(first_C, -1))
 
-    def laws(self, scores_RV: Tensor, branch_R: Tensor) -> Tensor:
-        """[R, V]: what a draft of each row is drawn from."""
+    def probabilities(self, scores_RV: Tensor, branch_R: Tensor) -> Tensor:
+        """float [R, V]: the distribution that a draft of each row is drawn from."""
         return probabilities(scores_RV, self.sampler.rules.greedy_S[branch_R])
 
     def _keys(self, branch_R: Tensor, depth_R: Tensor, rank_R: Tensor) -> Tensor:

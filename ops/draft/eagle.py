@@ -6,24 +6,96 @@ expand_root writes stay in the drafter's pool; those of grow_tree are given back
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..attention.backends import AttentionPlan, backend
+from ..attention.metadata import AttentionMetadata, QuerySequence, tensor
 from ..forward import HiddenDrafter, plan_attention
 from ..kv.pool import KVCache
 from ..tree import Candidates, rerank
-from ..types import DraftRows, Proposal
-from .workspace import Workspace
+from ..types import DraftRows, DraftWork, Proposal
+
+
+class Workspace:
+    """Slots of each branch after its committed rows, and the attention of rows in them.
+
+    Attributes:
+        slots_SM: int64, flat slots of each branch's M fresh rows.
+        spent: the forwards that `fresh` has prepared.
+    """
+
+    def __init__(self, kv: KVCache, draft_rows: DraftRows, each: int) -> None:
+        self.kv = kv
+        self.frame = draft_rows.frame
+        self.spent = DraftWork()
+        device = draft_rows.position_S.device
+        branches = len(self.frame.rows_S)
+        visibility = draft_rows.rows.visibility
+        segment_S = draft_rows.segment_S
+        homes_S = [visibility.homes_S[segment] for segment in segment_S]
+        rows_S = self.frame.rows_S if kv.rows > 1 else (0,) * branches
+        rows = np.repeat(np.asarray(rows_S, np.int32), each)
+        owner = np.repeat(visibility.ids_S[segment_S], each)
+        # position 0, not committed: only rows that `fresh` names see them
+        self.slots = kv.append_(
+            owner, np.zeros(rows.size), rows, np.repeat([homes[0] for homes in homes_S], each)
+        )
+        slots_SM = self.slots.reshape(branches, each)
+        self.slots_SM = tensor(slots_SM, device)
+        if kv.rows > 1:
+            sequences = [
+                QuerySequence(np.array([branch]), row, ()) for branch, row in enumerate(rows_S)
+            ]
+        else:
+            by_homes: dict[tuple[int, ...], list[int]] = {}
+            for branch, homes in enumerate(homes_S):
+                by_homes.setdefault(homes, []).append(branch)
+            sequences = [
+                QuerySequence(np.array(group), 0, homes) for homes, group in by_homes.items()
+            ]
+        metadata = AttentionMetadata(
+            kv=kv,
+            sequences=tuple(sequences),
+            visibility=visibility,
+            segment_N=segment_S,
+            positions_N=draft_rows.position_S,
+            readable=kv.committed,
+            fresh_SM=slots_SM,
+        )
+        self.plan = backend(draft_rows.attention).plan(metadata)
+
+    def fresh(self, seen_SKM: Tensor, position_SM: Tensor) -> tuple[Tensor, Tensor, AttentionPlan]:
+        """positions_BQ, slots_BQ and attention of the last K of M fresh rows of each branch.
+
+        A row sees its branch's history, and of the M fresh rows those in `seen_SKM` (bool), whose
+        positions are `position_SM`. Padding is written to the scratch slot.
+        """
+        fresh = position_SM.shape[1]
+        width = seen_SKM.shape[1]
+        spread = self.frame.spread
+        rows = slice(fresh - width, fresh)
+        slots_BQ = spread(self.slots_SM[:, rows], self.kv.scratch)
+        padding = slots_BQ.numel() - position_SM.shape[0] * width
+        self.spent = self.spent.plus(DraftWork(1, slots_BQ.numel(), padding))
+        first_S = self.frame.place_S * width
+        plan = self.plan.widened(seen_SKM, position_SM, first_S, self.frame.places * width)
+        return spread(position_SM[:, rows]), slots_BQ, plan
+
+    def close_(self) -> None:
+        """Give the slots back."""
+        self.kv.release_(self.slots)
 
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """The first level of all trees, and what growing them needs.
+    """The first level of all trees.
 
     tokens_SK: int64 target ids, best first; scores_SK: float32 log-probabilities.
     hidden_SKH: the drafter's output that each token was proposed from (its parent's).
-    draft_rows: whose trees they are; a drafter row for a first-level token stands at the root
-        token's position.
+    draft_rows: the branches; the drafter row of a first-level token has the position of the root
+        token.
     """
 
     tokens_SK: Tensor
@@ -104,14 +176,14 @@ class _Growth:
     """The state of one grow_tree: the current frontier and all candidates so far."""
 
     def __init__(
-        self, drafter: HiddenDrafter, frontier: Frontier, kv: KVCache, levels: int, most: int
+        self, drafter: HiddenDrafter, frontier: Frontier, kv: KVCache, levels: int, width: int
     ) -> None:
         self.drafter = drafter
         self.kv = kv
         self.frontier = frontier
-        self.tokens_SK = frontier.tokens_SK[:, :most]
-        self.scores_SK = frontier.scores_SK[:, :most]
-        self.hidden_SKH = frontier.hidden_SKH[:, :most]
+        self.tokens_SK = frontier.tokens_SK[:, :width]
+        self.scores_SK = frontier.scores_SK[:, :width]
+        self.hidden_SKH = frontier.hidden_SKH[:, :width]
         self.trees, self.width = self.tokens_SK.shape
         device = frontier.tokens_SK.device
         width_K = torch.arange(self.width, device=device)
@@ -137,7 +209,7 @@ class _Growth:
         """The best of the last candidates become the frontier, each behind its parent."""
         last = self.created[-1]
         width = self.width
-        before = sum(one.tokens_SC.shape[1] for one in self.created[:-1])
+        before = sum(part.tokens_SC.shape[1] for part in self.created[:-1])
         best = last.scores_SC.sort(dim=1, descending=True, stable=True)
         pick_SK = best.indices[:, :width]
         self.scores_SK = best.values[:, :width]
@@ -150,12 +222,12 @@ class _Growth:
         self.seen_SKM = seen_SKM.gather(1, parent_SK1.expand(-1, -1, seen_SKM.shape[2]))
 
     def _forward(self, level: int) -> Tensor:
-        """hidden_SKH of the frontier, which stands at one position per branch."""
+        """hidden_SKH of the frontier, whose rows of a branch have one position."""
         trees = self.trees
         width = self.width
         frame = self.work.frame
-        own_KK = torch.eye(width, dtype=torch.bool, device=self.tokens_SK.device)
-        self.seen_SKM = torch.cat([self.seen_SKM, own_KK.expand(trees, -1, -1)], dim=2)
+        self_KK = torch.eye(width, dtype=torch.bool, device=self.tokens_SK.device)
+        self.seen_SKM = torch.cat([self.seen_SKM, self_KK.expand(trees, -1, -1)], dim=2)
         level_M = torch.arange(level * width, device=self.tokens_SK.device) // width
         position_SM = self.frontier.draft_rows.position_S[:, None] + level_M
         out_BQH = self.drafter.forward(

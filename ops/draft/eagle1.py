@@ -13,9 +13,8 @@ from ..forward import HiddenDrafter
 from ..kv.pool import KVCache
 from ..types import Proposal
 from .drawing import Drawing
-from .eagle import Frontier, top_children
+from .eagle import Frontier, Workspace, top_children
 from .static_tree import Level, StaticTree
-from .workspace import Workspace
 
 
 def grow_tree_(
@@ -39,7 +38,7 @@ def grow_tree_(
         tokens_SN.clamp(min=0),
         parents_SN,
         depths_SN,
-        _all_there(tokens_SN, plan),
+        _valid(tokens_SN, plan),
         scores_SN,
         len(plan.levels),
         draft_probs_STV=growth.draft_probs_STV(),
@@ -47,7 +46,7 @@ def grow_tree_(
     )
 
 
-def _all_there(tokens_SN: Tensor, plan: StaticTree) -> Tensor:
+def _valid(tokens_SN: Tensor, plan: StaticTree) -> Tensor:
     """bool [S, N]: nodes that have a token, as have all above them; draws can run out of tokens."""
     there = list((tokens_SN >= 0).unbind(1))
     for node, parent in enumerate(plan.parents):
@@ -58,7 +57,7 @@ def _all_there(tokens_SN: Tensor, plan: StaticTree) -> Tensor:
 class _Growth:
     """The state of one grow_tree: what the nodes of the last level may have as children.
 
-    laws: [S, E, V] of the nodes that were looked at, level by level, if the verdict asks for them.
+    draft_probs: [S, E, V] of the forwarded nodes, level by level, if verification needs them.
     """
 
     def __init__(
@@ -75,13 +74,13 @@ class _Growth:
         self.plan = plan
         self.drawing = drawing
         self.draws = draws
-        self.laws: list[Tensor] = []
+        self.draft_probs: list[Tensor] = []
         self.device = frontier.tokens_SK.device
         self.tokens_SEC = frontier.tokens_SK[:, None]
         self.scores_SEC = frontier.scores_SK[:, None]
         self.hidden_SEH = frontier.hidden_SKH[:, :1]
         if drawing is not None:
-            self._look_(torch.zeros_like(self.scores_SEC[:, :, 0]), plan.levels[0])
+            self._expand_(torch.zeros_like(self.scores_SEC[:, :, 0]), plan.levels[0])
         self.position_S1 = frontier.draft_rows.position_S[:, None]
         self.work = Workspace(kv, frontier.draft_rows, plan.inner)
 
@@ -98,7 +97,7 @@ class _Growth:
             inner_E = torch.tensor(level.inner, device=self.device)
             hidden_SEH = self.hidden_SEH[:, above_W[inner_E]]
             self.hidden_SEH = self._forward(level, tokens_SW[:, inner_E].clamp(min=0), hidden_SEH)
-            self._look_(scores_SW[:, inner_E], self.plan.levels[level.depth])
+            self._expand_(scores_SW[:, inner_E], self.plan.levels[level.depth])
         return tokens_SW, scores_SW
 
     def _forward(self, level: Level, tokens_SE: Tensor, hidden_SEH: Tensor) -> Tensor:
@@ -115,7 +114,7 @@ class _Growth:
         )
         return frame.collect(out_BQH)
 
-    def _look_(self, scores_SE: Tensor, below: Level) -> None:
+    def _expand_(self, scores_SE: Tensor, below: Level) -> None:
         """The children of the nodes that were forwarded, and how probable their paths are."""
         tokens_RC, scores_RC = self._children_(below)
         shape = (*scores_SE.shape, -1)
@@ -134,18 +133,19 @@ class _Growth:
         behind_R1 = self.drawing.root_S[branch_R][:, None]
         scores_RV = self.drawing.scores(logits_RV, branch_R, behind_R1)
         if self.drawing.shows_probs:
-            self.laws.append(self.drawing.laws(scores_RV, branch_R).view(trees, width, -1))
+            probs_RV = self.drawing.probabilities(scores_RV, branch_R)
+            self.draft_probs.append(probs_RV.view(trees, width, -1))
         depth_R = torch.full_like(branch_R, below.depth)
         ids_RC = self.drawing.several(scores_RV, branch_R, depth_R, below.breadth, self.draws)
         ids_RC = F.pad(ids_RC, (0, below.breadth - ids_RC.shape[1]), value=-1)
         return ids_RC, logits_RV.log_softmax(-1).gather(1, ids_RC.clamp(min=0))
 
     def draft_probs_STV(self) -> Tensor | None:
-        """The laws where they belong, zeros at nodes without children."""
-        if not self.laws:
+        """The distributions by node, zeros at nodes without children."""
+        if not self.draft_probs:
             return None
-        laws_SEV = torch.cat(self.laws, 1)
+        probs_SEV = torch.cat(self.draft_probs, 1)
         inner_E = torch.tensor(sorted({parent + 1 for parent in self.plan.parents}))
-        trees, _, size = laws_SEV.shape
-        draft_probs_STV = laws_SEV.new_zeros(trees, len(self.plan.parents) + 1, size)
-        return draft_probs_STV.index_copy_(1, inner_E.to(laws_SEV.device), laws_SEV)
+        trees, _, size = probs_SEV.shape
+        draft_probs_STV = probs_SEV.new_zeros(trees, len(self.plan.parents) + 1, size)
+        return draft_probs_STV.index_copy_(1, inner_E.to(probs_SEV.device), probs_SEV)

@@ -1,72 +1,120 @@
-"""Draft lengths: how many tokens a chain drafter offers each branch in a round.
+"""Draft lengths: how many tokens a chain drafter proposes for each branch in a round.
 
-A length is known on the host before anything is drafted, from what the last round's read told, so
-that nothing is computed that nobody looks at: the drafter makes as many steps as the longest chain
-has drafts, and the target gets rows for these drafts alone. Lossless whatever the policy: a length
-depends on earlier rounds only; a token is never thrown away for what it is.
+A length follows from earlier rounds, so it is known on the host before the drafter runs: the
+drafter takes as many steps as the longest chain has drafts, and the target gets rows for these
+drafts alone. No policy changes the text. No torch here: graphs are checked with these settings.
 
 ==========  =====================================================================================
 fixed       `gamma` tokens
-egag        from the entropy of the drafter's law where the last round ended, smoothed over rounds
+egag        from the entropy of the drafter's distribution where the last round ended, smoothed
+            over rounds
 heuristic   two more after a round that accepted every draft, else one less (transformers)
 svip        as far as drafts went in the last rounds until one was drawn at high entropy
             (2411.18462)
-confidence  the same until one had a low probability (2405.04304, transformers)
-adaedl      the same until before one whose entropy bounds its acceptance below a threshold
+confidence  the same until a draft had a low probability (2405.04304, transformers)
+adaedl      the same until before a draft whose entropy bounds its acceptance below a threshold
             (2410.18351), which follows the observed acceptance (2309.08168)
-cost        what is expected to give most tokens in a millisecond (`choice.py`)
+cost        the length with the most expected tokens per millisecond (`sizes.py`)
 ==========  =====================================================================================
 
-As published, svip, confidence and adaedl stop inside a round. That takes a read of the device for
-every draft, or drafts for nothing; here the rule's verdict on a round is the length of later ones:
-half of it is the last verdict (twice the length where nothing stopped it), half what was before.
+As published, svip, confidence and adaedl stop inside a round, which takes a device read for each
+draft or wastes drafts. Here the rule is applied to the last round, and sets the length of the next
+ones: half the length at which it stops (twice the length if it does not), half the previous length.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import floor, isnan, log, nan, sqrt
+from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
+Policy = Literal["fixed", "egag", "heuristic", "svip", "confidence", "adaedl", "cost"]
 
-from .gamma_settings import LIMITS, GammaPolicy, GammaSettings
-
+LIMITS: dict[str, float] = {"svip": 0.3, "confidence": 0.4, "adaedl": 0.4}
+"""The policies that judge every draft, and the published threshold of each."""
+LOOKING = ("egag", *LIMITS)
+"""The policies that read the drafter's distributions."""
 SVIP_SCALE = 0.15
 ADAEDL_SCALE = 0.2
-KEPT_REACH = 0.5  # share of the past in how far drafts go
-# Draft & Verify's adaptation: wanted acceptance, step, share of the old acceptance and threshold
-WANTED = 0.9
+LENGTH_DECAY = 0.5  # weight of the previous length
+# The adaptation of Draft & Verify: the acceptance to reach, the step, and the weights of the past.
+TARGET_ACCEPTANCE = 0.9
 THRESHOLD_STEP = 0.01
-KEPT_ACCEPTANCE = 0.5
-KEPT_THRESHOLD = 0.9
+ACCEPTANCE_DECAY = 0.5
+THRESHOLD_DECAY = 0.9
 
-Floats = npt.NDArray[np.float64]
+
+@dataclass(frozen=True, slots=True)
+class GammaSettings:
+    """Settings of a policy, as in a graph's block `drafter`; ValueError for bounds that cross.
+
+    Attributes:
+        gamma: drafts per round; of an adaptive policy the first round's.
+        gamma_min, gamma_max: bounds of the adaptive policies; None for `gamma`, but at least 1.
+        gamma_limit: threshold of `svip`, `confidence` and (at the start) `adaedl`; None for the
+            published one (`LIMITS`).
+        egag_mode: `linear` between the bounds, or `seed`: floor((1 - h) gamma_max), which reaches
+            gamma_max at entropy 0 only.
+        egag_ema_beta: weight of the past in the moving average; 0 for none.
+        egag_h_ref: entropy in nats that counts as no confidence at all; None for ln V.
+    """
+
+    gamma: int = 5
+    gamma_policy: Policy = "fixed"
+    gamma_min: int = 1
+    gamma_max: int | None = 8
+    gamma_limit: float | None = None
+    egag_mode: Literal["linear", "seed"] = "linear"
+    egag_ema_beta: float = 0.0
+    egag_h_ref: float | None = 3.0
+
+    def __post_init__(self) -> None:
+        if self.gamma_min > self.longest:
+            raise ValueError(
+                "draft lengths need 0 <= gamma_min <= gamma_max, gamma_max >= 1 and gamma >= 0, "
+                f"not {self.gamma_min}, {self.longest} and {self.gamma}"
+            )
+
+    @property
+    def longest(self) -> int:
+        """The upper bound of the adaptive policies."""
+        return self.gamma_max or max(self.gamma, 1)
+
+    @property
+    def most(self) -> int:
+        """Most drafts of a branch in any round."""
+        return self.gamma if self.gamma_policy == "fixed" else self.longest
+
+    @property
+    def limit(self) -> float:
+        """The threshold of a policy that judges every draft; 0 for others."""
+        published = LIMITS.get(self.gamma_policy, 0.0)
+        return published if self.gamma_limit is None else self.gamma_limit
 
 
 @dataclass(frozen=True, slots=True)
 class GammaState:
-    """What a branch carries from round to round; a new request starts afresh.
+    """The state of a policy for one branch, between rounds.
 
-    gamma: the next length before it is rounded, of all policies but egag and cost. h: entropy of
-    the drafter's law where the last round ended, NaN before. ema: EGAG's moving average, NaN before
-    the first. acceptance, threshold: AdaEDL's moving acceptance (NaN at first) and threshold.
+    gamma: the next length before it is rounded, for all policies but egag and cost. h: entropy of
+    the drafter's distribution where the last round ended, NaN before. ema: EGAG's moving average,
+    NaN before the first. acceptance, threshold: AdaEDL's moving acceptance (NaN at first) and
+    threshold.
     """
 
     gamma: float
     h: float = nan
     ema: float = nan
     acceptance: float = nan
-    threshold: float = LIMITS[GammaPolicy.ADAEDL]
+    threshold: float = LIMITS["adaedl"]
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
     """The planned length of one branch's chain.
 
-    h: entropy in nats, NaN where a policy does not look at it (or has not seen any); h_norm: over
-    the reference, cut to [0, 1]. raw: the length before smoothing; ema: after it; gamma: rounded
-    and clamped; gamma_eff: cut to what the answer still needs.
+    h: entropy in nats, NaN where a policy does not use it or none was measured. h_norm: over the
+    reference, clamped to [0, 1]. raw: the length before smoothing; ema: after it; gamma: rounded
+    and clamped; gamma_eff: at most what the answer still needs.
     """
 
     h: float
@@ -85,29 +133,19 @@ class GammaRecord(Length):
 
 
 @dataclass(frozen=True, slots=True)
-class DraftLaws:
-    """What the host is told of a chain's laws, host float64 [n]; both empty if nobody asked.
+class DraftDistributions:
+    """Figures of the distributions along a chain; both empty for policies that do not use them.
 
-    h: entropies in nats, of the law of the first draft on, one at least. chance: the probability of
-    each draft under its own.
+    h: entropies in nats, from the first draft's distribution on, at least one. chance: the
+    probability of each draft.
     """
 
-    h: Floats
-    chance: Floats
-
-
-NO_LAWS = DraftLaws(np.zeros(0), np.zeros(0))
-
-
-def entropy(logits_RV: Tensor, temperature: float = 1.0) -> Tensor:
-    """Entropy in nats, [R], of softmax(logits / temperature); masked entries (-inf) count 0."""
-    logp_RV = (logits_RV / temperature).log_softmax(-1)
-    terms_RV = torch.where(logp_RV > -torch.inf, logp_RV.exp() * logp_RV, 0.0)
-    return (-terms_RV.sum(-1)).clamp(min=0)
+    h: Sequence[float] = ()
+    chance: Sequence[float] = ()
 
 
 def normalised(h: float, h_ref: float | None, vocabulary: int) -> float:
-    """Entropy over its reference (ln V if None), cut to [0, 1]; 0 for a vocabulary of one."""
+    """Entropy over its reference (ln V if None), clamped to [0, 1]; 0 for a vocabulary of one."""
     reference = log(vocabulary) if h_ref is None else h_ref
     return min(max(h / reference, 0.0), 1.0) if reference > 0 else 0.0
 
@@ -124,8 +162,8 @@ def plan(settings: GammaSettings, state: GammaState, vocabulary: int, remaining:
     low = settings.gamma_min
     high = settings.longest
     policy = settings.gamma_policy
-    raw = settings.gamma if policy == GammaPolicy.FIXED else state.gamma
-    if policy == GammaPolicy.EGAG and not isnan(state.h):
+    raw: float = settings.gamma if policy == "fixed" else state.gamma
+    if policy == "egag" and not isnan(state.h):
         h = state.h
         h_norm = normalised(state.h, settings.egag_h_ref, vocabulary)
         raw = low + (1 - h_norm) * (high - low)
@@ -133,39 +171,43 @@ def plan(settings: GammaSettings, state: GammaState, vocabulary: int, remaining:
             raw = min(max(floor((1 - h_norm) * high), low), high)
         ema = raw
         beta = settings.egag_ema_beta
-        if beta and not isnan(state.ema):  # never of the rounded or cut length
+        if beta and not isnan(state.ema):  # smooths the length before rounding and clamping
             ema = beta * state.ema + (1 - beta) * raw
     gamma = floor((raw if isnan(ema) else ema) + 0.5)
-    if policy != GammaPolicy.FIXED:
+    if policy != "fixed":
         gamma = min(max(gamma, low), high)
-    return Length(h, h_norm, raw, ema, gamma, cut(gamma, remaining))
+    return Length(
+        h=h, h_norm=h_norm, raw=raw, ema=ema, gamma=gamma, gamma_eff=cut(gamma, remaining)
+    )
 
 
 def cut(gamma: int, remaining: int) -> int:
-    """A length, cut to what an answer still needs: the target adds one token itself."""
+    """A length, at most what an answer still needs: the target adds one token itself."""
     return max(min(gamma, remaining - 1), 0)
 
 
 def first_state(settings: GammaSettings) -> GammaState:
-    """The state of a branch that has not drafted yet."""
+    """The state of a branch before its first round."""
     gamma = min(max(settings.gamma, settings.gamma_min, 1), settings.longest)
     return GammaState(gamma, threshold=settings.limit)
 
 
-def reach(settings: GammaSettings, state: GammaState, drafted: int, laws: DraftLaws) -> int | None:
-    """How many of the drafts the rule of the policy would have made; None if it stops at none."""
+def reach(
+    settings: GammaSettings, state: GammaState, drafted: int, figures: DraftDistributions
+) -> int | None:
+    """How many drafts the rule of the policy would have made; None if it does not stop."""
     policy = settings.gamma_policy
-    for made, h in enumerate(laws.h.tolist()):  # before draft number made + 1
-        bound = 1 - sqrt(ADAEDL_SCALE * h) if policy == GammaPolicy.ADAEDL else 1.0
+    for made, h in enumerate(figures.h):  # before draft number made + 1
+        bound = 1 - sqrt(ADAEDL_SCALE * h) if policy == "adaedl" else 1.0
         if bound < state.threshold and made >= settings.gamma_min:
             return made
         if made == drafted:
             break
         if made + 1 < settings.gamma_min:
             continue
-        if policy == GammaPolicy.SVIP and sqrt(SVIP_SCALE * h) > settings.limit:
+        if policy == "svip" and sqrt(SVIP_SCALE * h) > settings.limit:
             return made + 1
-        if policy == GammaPolicy.CONFIDENCE and laws.chance[made] < settings.limit:
+        if policy == "confidence" and figures.chance[made] < settings.limit:
             return made + 1
     return None
 
@@ -175,44 +217,33 @@ def next_state(
     state: GammaState,
     length: Length,
     accepted: int,
-    laws: DraftLaws = NO_LAWS,
+    figures: DraftDistributions | None = None,
 ) -> GammaState:
-    """The state after a round that drafted `length.gamma_eff` tokens and accepted so many."""
+    """The state after a round with `length.gamma_eff` drafts, of which `accepted` were accepted."""
+    figures = figures or DraftDistributions()
     policy = settings.gamma_policy
     drafted = length.gamma_eff
-    if policy == GammaPolicy.EGAG:
-        h = float(laws.h[min(accepted, len(laws.h) - 1)]) if len(laws.h) else state.h
+    if policy == "egag":
+        h = figures.h[min(accepted, len(figures.h) - 1)] if figures.h else state.h
         return replace(state, h=h, ema=length.ema)
-    if policy == GammaPolicy.HEURISTIC and drafted:
+    if policy == "heuristic" and drafted:
         gamma = state.gamma + (2 if accepted == drafted else -1)
         return replace(state, gamma=min(max(gamma, settings.gamma_min, 1), settings.longest))
-    if policy not in LIMITS or not len(laws.h):
+    if policy not in LIMITS or not figures.h:
         return state
-    stop = reach(settings, state, drafted, laws)
-    went = max(2 * drafted, 1) if stop is None else stop
-    gamma = min(KEPT_REACH * state.gamma + (1 - KEPT_REACH) * went, settings.longest)
+    stop = reach(settings, state, drafted, figures)
+    reached = max(2 * drafted, 1) if stop is None else stop
+    gamma = min(LENGTH_DECAY * state.gamma + (1 - LENGTH_DECAY) * reached, settings.longest)
     state = replace(state, gamma=gamma)
-    adapts = policy == GammaPolicy.ADAEDL and drafted
+    adapts = policy == "adaedl" and drafted
     return _adapted(state, accepted / drafted) if adapts else state
 
 
-def _adapted(state: GammaState, seen: float) -> GammaState:
-    """Too many rejections: stop earlier. Hardly any: draft further."""
-    kept = KEPT_ACCEPTANCE
-    acceptance = seen if isnan(state.acceptance) else kept * state.acceptance + (1 - kept) * seen
-    aim = state.threshold + (THRESHOLD_STEP if acceptance <= WANTED else -THRESHOLD_STEP)
-    threshold = KEPT_THRESHOLD * state.threshold + (1 - KEPT_THRESHOLD) * aim
+def _adapted(state: GammaState, acceptance: float) -> GammaState:
+    """A higher threshold, so shorter chains, after many rejections; else a lower one."""
+    if not isnan(state.acceptance):
+        acceptance = ACCEPTANCE_DECAY * state.acceptance + (1 - ACCEPTANCE_DECAY) * acceptance
+    step = THRESHOLD_STEP if acceptance <= TARGET_ACCEPTANCE else -THRESHOLD_STEP
+    aim = state.threshold + step
+    threshold = THRESHOLD_DECAY * state.threshold + (1 - THRESHOLD_DECAY) * aim
     return replace(state, acceptance=acceptance, threshold=threshold)
-
-
-def packed(h_SN: Tensor, chance_SN: Tensor) -> Tensor:
-    """int64 [S, 2 N]: two tables of float64 as bits, to travel in the round's one read."""
-    return torch.cat([h_SN.double(), chance_SN.double()], 1).view(torch.int64)
-
-
-def unpacked(bits_SC: npt.NDArray[np.int64], width: int) -> list[DraftLaws]:
-    """What was read of `packed` tables that are so wide, or nothing of an empty one."""
-    if bits_SC.shape[1] < 2 * width:
-        return [NO_LAWS] * len(bits_SC)
-    floats_SC = np.ascontiguousarray(bits_SC[:, : 2 * width]).view(np.float64)
-    return [DraftLaws(row[:width], row[width:]) for row in floats_SC]

@@ -1,21 +1,120 @@
-"""NASD: drafting from count tables of n-grams, filled with what the target says (no model).
+"""Drafting from n-grams, without a model: prompt lookup, and count tables (NASD).
 
-Ou et al., "Lossless acceleration of large language model via adaptive n-gram parallel decoding"
-(NAACL 2024 industry, 2404.08698), with back-off to shorter contexts and filler tokens. Whatever
-the tables hold, drafts are only proposals: they are accepted by the target's own tokens.
+Prompt lookup (Saxena, "Prompt lookup decoding", 2023) drafts what followed earlier occurrences of a
+branch's last tokens; with one match it is transformers' `PromptLookupCandidateGenerator`, with
+several a tree. NASD (Ou et al., "Lossless acceleration of large language model via adaptive n-gram
+parallel decoding", NAACL 2024 industry, 2404.08698) drafts by counts of n-grams in committed
+tokens, with back-off to shorter contexts and filler tokens.
 
-Token ids are Python ints. Learning a token costs the same however much a table holds; a branch's
-trees come from the last tokens of its context. Prompt lookup is in `lookup.py`.
+Token ids are Python ints. Appending or counting a token costs the same for any length of the
+context and any size of a table.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
-from itertools import count
+from itertools import chain, count
 from math import log
 
-from .host_tree import HostTree
+from .proposals import HostTree
+
+# -- prompt lookup --------------------------------------------------------------------------------
+
+
+class SuffixIndex:
+    """A branch's token ids, and for every n-gram up to `longest` tokens what places follow it."""
+
+    def __init__(self, longest: int) -> None:
+        self.longest = longest
+        self.ids: list[int] = []
+        self.places: dict[tuple[int, ...], list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def append_(self, tokens: Sequence[int]) -> None:
+        """Take in what the branch has committed."""
+        for token in tokens:
+            self.ids.append(token)
+            for size in range(1, min(self.longest, len(self)) + 1):
+                self.places.setdefault(tuple(self.ids[-size:]), []).append(len(self))
+
+    def matches(self, most: int) -> list[int]:
+        """Up to `most` places that follow an earlier occurrence of the last tokens.
+
+        Longer matches come first; among equally long ones the leftmost.
+        """
+        sizes = range(min(self.longest, len(self) - 1), 0, -1)
+        ends = chain.from_iterable(self.places[tuple(self.ids[-size:])] for size in sizes)
+        different: dict[int, None] = {}
+        for place in ends:
+            if len(different) == most:
+                break
+            if place < len(self):
+                different.setdefault(place)
+        return list(different)
+
+
+def lookup_tree(
+    index: SuffixIndex,
+    *,
+    nodes: int,
+    levels: int,
+    matches: int = 1,
+    stop_ids: Collection[int] = (),
+) -> HostTree:
+    """What followed the best `matches`, as a tree: a chain for one match.
+
+    A node counts the matches that pass through it. The `nodes` with the highest counts stay, of
+    equals those that were found first, so common beginnings are kept before rare endings. Neither
+    a stop token nor anything behind one is drafted.
+    """
+    places = index.matches(matches) if nodes > 0 and levels > 0 else []
+    trie = _Trie()
+    for place in places:
+        following = index.ids[place : place + levels]
+        ends = (at for at, token in enumerate(following) if token in stop_ids)
+        trie.add_(following[: next(ends, len(following))])
+    return trie.best(nodes, len(places))
+
+
+class _Trie:
+    """Continuations merged at their common beginnings; nodes in order of creation."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+        self.counts: list[int] = []
+        self.children: dict[tuple[int, int], int] = {}
+
+    def add_(self, path: Sequence[int]) -> None:
+        node = -1
+        for depth, token in enumerate(path, 1):
+            child = self.children.setdefault((node, token), len(self.tokens))
+            if child == len(self.tokens):
+                self.tokens.append(token)
+                self.parents.append(node)
+                self.depths.append(depth)
+                self.counts.append(0)
+            self.counts[child] += 1
+            node = child
+
+    def best(self, nodes: int, total: int) -> HostTree:
+        """The best nodes in order of creation: a parent counts at least as much as its child."""
+        ranked = sorted(range(len(self.tokens)), key=lambda node: -self.counts[node])
+        best = sorted(ranked[:nodes])
+        place = {node: at for at, node in enumerate(best)} | {-1: -1}
+        return HostTree(
+            tuple(self.tokens[node] for node in best),
+            tuple(place[self.parents[node]] for node in best),
+            tuple(self.depths[node] for node in best),
+            tuple(log(self.counts[node] / total) for node in best),
+        )
+
+
+# -- count tables ---------------------------------------------------------------------------------
 
 Gram = tuple[int, ...]
 
@@ -153,7 +252,7 @@ def count_tree(
 
 
 class Scope(StrEnum):
-    """How long counts live, and who adds to them."""
+    """How long counts live, and which branches add to them."""
 
     BRANCH = "branch"  # its own counts over a read-only table of the request's prompt
     REQUEST = "request"  # one table for all branches of a request

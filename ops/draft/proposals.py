@@ -1,7 +1,7 @@
-"""The proposals of a round: none, those of two drafters as one, one number of nodes for all."""
+"""Proposals that are made of others or on the host: none, joined, with shared rows, packed."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -13,6 +13,46 @@ from ..tree import Candidates
 from ..types import NO_WORK, DraftWork, Proposal, no_drafts
 
 
+@dataclass(frozen=True, slots=True)
+class HostTree:
+    """A branch's drafted tokens, parents before children; the root is not counted.
+
+    parents: index of the parent in this tree, -1 for children of the root; depths from 1.
+    scores: cumulative log-probability of each node under the drafter.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def pack(trees: Sequence[HostTree], device: torch.device) -> Proposal:
+    """The trees of all active branches, padded to the largest, in one transfer of integers.
+
+    Padding nodes are children of the root with token 0 and score -inf, and not valid.
+    """
+    most = max((len(tree) for tree in trees), default=0)
+    ints = np.zeros((4, len(trees), most), np.int64)
+    ints[1] = -1
+    ints[2] = 1
+    scores = np.full((len(trees), most), -np.inf, np.float32)
+    for row, tree in enumerate(trees):
+        count = len(tree)
+        ints[:3, row, :count] = tree.tokens, tree.parents, tree.depths
+        ints[3, row, :count] = 1
+        scores[row, :count] = tree.scores
+    tokens_SN, parents_SN, depths_SN, valid_SN = torch.from_numpy(ints).to(device).unbind()
+    scores_SN = torch.from_numpy(scores).to(device)
+    levels = max((max(tree.depths, default=0) for tree in trees), default=0)
+    sizes = tuple(map(len, trees))
+    drafts = tokens_SN, parents_SN, depths_SN, valid_SN.bool(), scores_SN
+    return Proposal(*drafts, levels, sizes=sizes)
+
+
 def nothing(trees: int, device: torch.device, work: DraftWork = NO_WORK) -> Proposal:
     """Trees [S, 0]: verifying them is one ordinary decoding step for all branches."""
     none_S0, valid_S0, scores_S0 = no_drafts(trees, device)
@@ -20,52 +60,55 @@ def nothing(trees: int, device: torch.device, work: DraftWork = NO_WORK) -> Prop
 
 
 def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) -> Proposal:
-    """One tree per branch, smaller trees padded with nodes that nobody may accept.
+    """The proposals of several drafters as one, smaller trees padded with invalid nodes.
 
     Args:
-        proposals: None for a drafter whose branches are none of this round's.
-        places: for each drafter which of the S trees are its own (host ints).
+        proposals: None for a drafter without branches in this round.
+        places: for each drafter the indices of its trees among the S trees (host ints).
     """
-    parts = [(one, own) for one, own in zip(proposals, places, strict=True) if one is not None]
-    if len(parts) == 1:
-        return parts[0][0]
-    trees = [one for one, _ in parts]
-    order = np.argsort([place for _, own in parts for place in own])
+    trees = [part for part in proposals if part is not None]
+    if len(trees) == 1:
+        return trees[0]
+    pairs = zip(proposals, places, strict=True)
+    order = np.argsort([place for part, at in pairs if part is not None for place in at])
     order_S = torch.from_numpy(order)
-    sizes = [size for one in trees for size in one.laid_out]
+    sizes = [size for part in trees for size in part.laid_out]
 
     def joined(values: Sequence[Tensor], empty: float = 0) -> Tensor:
         most = max(value.shape[1] for value in values)
         wide = [F.pad(value, (0, most - value.shape[1]), value=empty) for value in values]
         return torch.cat(wide)[order_S.to(wide[0].device)]
 
-    notes = [p.tokens_SN[:, :0] if p.side_outputs_SC is None else p.side_outputs_SC for p in trees]
-    notes_SC = joined(notes)
+    side_SC = joined(
+        [
+            part.tokens_SN[:, :0] if part.side_outputs_SC is None else part.side_outputs_SC
+            for part in trees
+        ]
+    )
     return Proposal(
-        joined([one.tokens_SN for one in trees]),
-        joined([one.parents_SN for one in trees], -1),
-        joined([one.depths_SN for one in trees], 1),
-        joined([one.valid_SN for one in trees], False),
-        joined([one.scores_SN for one in trees], -torch.inf),
-        max(one.levels for one in trees),
-        side_outputs_SC=notes_SC if notes_SC.shape[1] else None,
-        is_chain=all(one.is_chain for one in trees),
+        joined([part.tokens_SN for part in trees]),
+        joined([part.parents_SN for part in trees], -1),
+        joined([part.depths_SN for part in trees], 1),
+        joined([part.valid_SN for part in trees], False),
+        joined([part.scores_SN for part in trees], -torch.inf),
+        max(part.levels for part in trees),
+        side_outputs_SC=side_SC if side_SC.shape[1] else None,
+        is_chain=all(part.is_chain for part in trees),
         sizes=tuple(sizes[place] for place in order),
-        work=reduce(DraftWork.plus, (one.work for one in trees)),
+        work=reduce(DraftWork.plus, (part.work for part in trees)),
     )
 
 
 def share(proposal: Proposal, rows_per_round: int | None) -> Proposal:
     """The nodes that are most probable over all trees together; None keeps every tree as it is.
 
-    Nodes are ranked by their cumulative log-probability, of equals the earlier branch's first and
-    then the earlier node. No child scores above its parent and none comes before it, so what is
-    kept of a tree is a tree. It moves to the front of its own, in the order it had; the rest is
-    padding.
+    Nodes are ranked by their cumulative log-probability; of equals the earlier branch's come first,
+    then the earlier node. No child scores above its parent and none comes before it, so the kept
+    nodes of a tree are a tree. They move to its front in their order; the rest is padding.
 
     Raises:
-        ValueError: drafts that come with the laws they were drawn by. Those that are kept for how
-            probable they are follow other laws.
+        ValueError: the drafts were drawn, and a selection by probability changes their
+            distribution.
     """
     if rows_per_round is None:
         return proposal

@@ -1,12 +1,14 @@
 """Drafting with a small language model: a chain of its most likely tokens for every branch.
 
-The model's pool holds the text itself, the root token included, so that a draft is simply what it
-would write next. How many drafts a branch gets is a policy's business (`gamma.py`).
+The model's pool holds the text itself, the root token included. A policy sets the number of drafts
+of a branch (`gamma.py`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,15 +19,15 @@ from ..layer_plan import LayerStatus
 from ..tree import single_path
 from ..types import DraftRows, DraftWork, Proposal
 from .drawing import Drawing
-from .gamma import entropy, packed
-from .workspace import Workspace
+from .eagle import Workspace
+from .gamma import DraftDistributions
 
 
 @dataclass(frozen=True, slots=True)
 class ChainStart:
-    """What a chain begins with: logits_SV behind each root, and how long each becomes.
+    """logits_SV after each root, and the number of drafts of each branch.
 
-    looks: whether somebody wants to know the laws that drafts come from.
+    looks: whether the length policy reads the distributions of the drafts.
     """
 
     logits_SV: Tensor
@@ -73,9 +75,9 @@ def catch_up_(
 def write_chain_(
     drafter: Target, start: ChainStart, kv: KVCache, drawing: Drawing | None = None
 ) -> Proposal:
-    """One draft after another for all branches at once, until the longest chain is over.
+    """One draft after another for all branches at once, up to the longest chain.
 
-    Its notes, if anybody looks, are `gamma.packed`: of one law at least, as many as that chain has.
+    With `start.looks` the side outputs are `packed` figures of as many drafts, at least one.
 
     Args:
         drawing: None for the best token of every step.
@@ -89,7 +91,7 @@ def write_chain_(
 
 
 class _Growth:
-    """The drafts so far of all branches, each list by step: [S, 1] each, laws [S, V]."""
+    """The drafts so far of all branches, lists by step: [S, 1] each, distributions [S, V]."""
 
     def __init__(
         self, drafter: Target, start: ChainStart, kv: KVCache, drawing: Drawing | None
@@ -104,7 +106,7 @@ class _Growth:
         self.tokens = [none_S0]
         self.scores = [none_S0.float()]
         self.entropies: list[Tensor] = []
-        self.laws: list[Tensor] = []
+        self.draft_probs: list[Tensor] = []
 
     def draft_(self, step: int) -> None:
         """Choose the next draft of every branch and, unless it is the last one, forward it."""
@@ -123,7 +125,7 @@ class _Growth:
         behind_SC = torch.cat([self.drawing.root_S[:, None], *self.tokens], 1)
         scores_SV = self.drawing.scores(self.logits_SV, self.branch_S, behind_SC)
         if self.drawing.shows_probs:
-            self.laws.append(self.drawing.laws(scores_SV, self.branch_S))
+            self.draft_probs.append(self.drawing.probabilities(scores_SV, self.branch_S))
         return self.drawing.one(scores_SV, self.branch_S, torch.full_like(self.branch_S, step))
 
     def _forward(self, step: int) -> Tensor:
@@ -144,26 +146,49 @@ class _Growth:
         scores_SN = torch.cat(self.scores, 1)
         lengths_S1 = torch.tensor(start.lengths, device=scores_SN.device)[:, None]
         step_N = torch.arange(start.most, device=scores_SN.device)
+        draft_probs_STV = None
+        if self.draft_probs:
+            draft_probs_STV = torch.stack([*self.draft_probs, self.draft_probs[-1]], 1)
         return replace(
             single_path(torch.cat(self.tokens, 1), scores_SN),
             valid_SN=step_N < lengths_S1,
-            side_outputs_SC=self._notes(scores_SN) if start.looks else None,
-            draft_probs_STV=torch.stack([*self.laws, self.laws[-1]], 1) if self.laws else None,
+            side_outputs_SC=self._side_outputs(scores_SN) if start.looks else None,
+            draft_probs_STV=draft_probs_STV,
             sizes=start.lengths,
             work=self._spent(),
         )
 
-    def _notes(self, scores_SN: Tensor) -> Tensor:
-        if not self.entropies:  # nothing is drafted, but the law of a first draft is there
+    def _side_outputs(self, scores_SN: Tensor) -> Tensor:
+        if not self.entropies:  # without drafts, the distribution of the first one is known
             h_S1 = entropy(self.logits_SV)[:, None]
             return packed(h_S1, torch.full_like(h_S1, torch.nan))
         return packed(torch.cat(self.entropies, 1), scores_SN.exp())
 
     def _spent(self) -> DraftWork:
-        """Chains that are over stay in the forwards of the others, for nothing."""
+        """The forwards' rows; a finished chain's rows in the forwards of others are padding."""
         caught_up = self.start.draft_rows.work
         most = self.start.most
         if self.work is None:
             return caught_up
         idle = sum(max(most - 1 - max(length - 1, 0), 0) for length in self.start.lengths)
         return caught_up.plus(self.work.spent).plus(DraftWork(padding=idle))
+
+
+def entropy(logits_RV: Tensor, temperature: float = 1.0) -> Tensor:
+    """Entropy in nats, [R], of softmax(logits / temperature); masked entries (-inf) count 0."""
+    logp_RV = (logits_RV / temperature).log_softmax(-1)
+    terms_RV = torch.where(logp_RV > -torch.inf, logp_RV.exp() * logp_RV, 0.0)
+    return (-terms_RV.sum(-1)).clamp(min=0)
+
+
+def packed(h_SN: Tensor, chance_SN: Tensor) -> Tensor:
+    """int64 [S, 2 N]: two tables of float64 as bits, for the round's one read."""
+    return torch.cat([h_SN.double(), chance_SN.double()], 1).view(torch.int64)
+
+
+def unpacked(bits_SC: npt.NDArray[np.int64], width: int) -> list[DraftDistributions]:
+    """The figures of `packed` tables of this width on the host; empty ones of an empty table."""
+    if bits_SC.shape[1] < 2 * width:
+        return [DraftDistributions()] * len(bits_SC)
+    floats_SC = np.ascontiguousarray(bits_SC[:, : 2 * width]).view(np.float64)
+    return [DraftDistributions(row[:width], row[width:]) for row in floats_SC.tolist()]

@@ -13,9 +13,8 @@ from ..yaml.spec import Int
 
 if TYPE_CHECKING:
     from ...ops.draft.gamma import GammaRecord
-    from ...ops.draft.host_tree import HostTree
-    from ...ops.draft.lookup import SuffixIndex
-    from ...ops.draft.ngram import CountTable, CountTables
+    from ...ops.draft.ngram import CountTable, CountTables, SuffixIndex
+    from ...ops.draft.proposals import HostTree
     from ...ops.types import Proposal
     from ..request import Branch, Request
     from ..round import RoundResult
@@ -61,7 +60,7 @@ class NgramDrafter(Drafter):
         self._open: set[int] = set()
 
     def grow(self, frontier: tuple[Branch, ...]) -> Proposal:
-        from ...ops.draft.host_tree import pack
+        from ...ops.draft.proposals import pack
 
         choice = self.choice
         branches = len(frontier)
@@ -73,7 +72,7 @@ class NgramDrafter(Drafter):
 
     def lookup_(self, branch: Branch, nodes: int) -> HostTree:
         """Prompt lookup: what followed the last tokens of the branch before."""
-        from ...ops.draft.lookup import SuffixIndex, lookup_tree
+        from ...ops.draft.ngram import SuffixIndex, lookup_tree
 
         index = self.indices.setdefault(branch.owner, SuffixIndex(self.settings.longest))
         index.append_(branch.context(len(index)))

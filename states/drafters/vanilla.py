@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from ...ops.draft.gamma_settings import LOOKING, GammaPolicy, GammaSettings
+from ...ops.draft.gamma import (
+    LOOKING,
+    GammaRecord,
+    GammaSettings,
+    GammaState,
+    Length,
+    Policy,
+    first_state,
+    next_state,
+    plan,
+)
 from ..drafter import DraftContext, Drafter
 from ..graph.drafter_settings import ChoosingSettings
 from ..yaml.spec import Count, Int, Text
@@ -22,7 +32,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ...ops.attention.backends import AttentionPlan
-    from ...ops.draft.gamma import GammaRecord, GammaState, Length
     from ...ops.draft.vanilla import ChainStart
     from ...ops.kv.pool import KVCache
     from ...ops.types import DraftRows, Proposal
@@ -36,9 +45,7 @@ class VanillaSettings(ChoosingSettings):
     kind: Literal["vanilla"]
     has_model: ClassVar[bool] = True
     gamma: Int = Field(5, ge=0, le=1024, description="drafts per branch and round")
-    gamma_policy: Literal["fixed", "egag", "heuristic", "svip", "confidence", "adaedl", "cost"] = (
-        Field("fixed", description="who decides how many drafts a branch gets")
-    )
+    gamma_policy: Policy = Field("fixed", description="who decides how many drafts a branch gets")
     gamma_min: Int = Field(1, ge=0, le=1024, description="fewest drafts of a policy")
     gamma_max: Count | None = Field(None, description="most drafts of a policy; gamma if not given")
     gamma_limit: Annotated[float, Field(strict=True, ge=0, le=10)] | None = Field(
@@ -79,7 +86,7 @@ class VanillaSettings(ChoosingSettings):
 
     @property
     def chooses(self) -> bool:
-        return self.lengths.gamma_policy == GammaPolicy.COST
+        return self.gamma_policy == "cost"
 
     @property
     def is_chain(self) -> bool:
@@ -161,8 +168,6 @@ class VanillaDrafter(Drafter):
 
     def plan_(self, branches: Sequence[Branch]) -> tuple[int, ...]:
         """How many drafts each branch gets in this round."""
-        from ...ops.draft.gamma import Length, plan
-
         if self.choice is not None and branches:
             lengths = self.choice.lengths
             self.planned = [Length(nan, nan, count, nan, count, count) for count in lengths]
@@ -175,24 +180,23 @@ class VanillaDrafter(Drafter):
         return tuple(length.gamma_eff for length in self.planned)
 
     def _state(self, branch: Branch) -> GammaState:
-        from ...ops.draft.gamma import first_state
-
         return self.lengths.get(branch.owner) or first_state(self.policy)
 
     def learn(
         self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
     ) -> tuple[GammaRecord, ...]:
-        from ...ops.draft.gamma import GammaRecord, next_state, unpacked
+        from ...ops.draft.vanilla import unpacked
 
         super().learn(branches, result, paths)
         if not (branches and self.planned):
             return ()
         records = []
         width = max(1, *(length.gamma_eff for length in self.planned))
-        seen = unpacked(result.side_outputs_SC, width)
-        for branch, length, laws, path in zip(branches, self.planned, seen, paths, strict=True):
+        figures = unpacked(result.side_outputs_SC, width)
+        trees = zip(branches, self.planned, figures, paths, strict=True)
+        for branch, length, distributions, path in trees:
             accepted = len(path) - 1
-            state = next_state(self.policy, self._state(branch), length, accepted, laws)
+            state = next_state(self.policy, self._state(branch), length, accepted, distributions)
             self.lengths[branch.owner] = state
             records.append(GammaRecord(**asdict(length), accepted=accepted))
         return tuple(records)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_a
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from ...ops.draft.gamma_settings import GammaSettings
+from ...ops.draft.gamma import GammaSettings
 from ...ops.sampling.settings import Draws
 from ..yaml.spec import Int, Spec
 

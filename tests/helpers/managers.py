@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from specsot.ops.draft.host_tree import HostTree, pack
+from specsot.ops.draft.proposals import HostTree, pack
 from specsot.ops.host import HostReader
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import Proposal

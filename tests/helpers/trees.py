@@ -1,6 +1,6 @@
 """Looking at token trees that were made on the host."""
 
-from specsot.ops.draft.host_tree import HostTree
+from specsot.ops.draft.proposals import HostTree
 
 
 def chain_of(tree: HostTree) -> list[int]:

@@ -97,7 +97,7 @@ def _children(
     branch_S = torch.arange(len(token_S))
     behind_S1 = token_S.clamp(min=0)[:, None]  # no rule here looks back
     scores_SV = drawing.scores(toy.q_KV[token_S].log(), branch_S, behind_S1)
-    law_SV = drawing.laws(scores_SV, branch_S)
+    law_SV = drawing.probabilities(scores_SV, branch_S)
     depth_S = torch.full_like(branch_S, depth)
     if draws is Draws.BEST:
         return scores_SV.topk(width).indices, law_SV

@@ -12,7 +12,7 @@ from torch import Tensor
 from specsot.models.decoder import Decoder
 from specsot.models.drafters.dflash import DFlashDraftModel
 from specsot.ops.attention.backends import AttentionPlan
-from specsot.ops.draft.ddtree import tree
+from specsot.ops.draft.dflash import tree
 from specsot.ops.layer_plan import decode_plan
 from specsot.ops.tree import ancestors
 from specsot.ops.types import Proposal

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsot.ops.draft.gamma import (
-    DraftLaws,
+    LIMITS,
+    DraftDistributions,
+    GammaSettings,
     GammaState,
-    entropy,
+    Policy,
     first_state,
     next_state,
     normalised,
-    packed,
     plan,
     reach,
-    unpacked,
 )
-from specsot.ops.draft.gamma_settings import LIMITS, GammaPolicy, GammaSettings
+from specsot.ops.draft.vanilla import entropy, packed, unpacked
 
 EGAG = vectors("egag")
 
@@ -46,7 +46,7 @@ def test_the_entropy_of_a_vocabulary_of_one_is_no_doubt_at_all() -> None:
 @pytest.mark.parametrize("case", EGAG["schedules"])
 def test_egag_follows_the_golden_schedules(case: Any) -> None:
     settings = GammaSettings(
-        gamma_policy=GammaPolicy.EGAG,
+        gamma_policy="egag",
         gamma_min=case["gamma_min"],
         gamma_max=case["gamma_max"],
         egag_mode=case["mode"],
@@ -64,15 +64,15 @@ def test_egag_follows_the_golden_schedules(case: Any) -> None:
         state = next_state(settings, state, length, 0, laws(0.5))
 
 
-def laws(*h: float, chance: tuple[float, ...] | None = None) -> DraftLaws:
+def laws(*h: float, chance: tuple[float, ...] | None = None) -> DraftDistributions:
     """Laws of so many drafts."""
-    return DraftLaws(np.array(h), np.array(chance or [0.5] * len(h)))
+    return DraftDistributions(h, chance or [0.5] * len(h))
 
 
 @pytest.mark.parametrize(("accepted", "found"), [(0, 1.0), (1, 2.0), (2, 3.0), (3, 3.0)])
 def test_egag_goes_on_from_the_law_where_the_round_ended(accepted: int, found: float) -> None:
     """A round that accepted all of its drafts ended behind the last law that was computed."""
-    settings = GammaSettings(gamma=3, gamma_policy=GammaPolicy.EGAG)
+    settings = GammaSettings(gamma=3, gamma_policy="egag")
     state = first_state(settings)
     length = plan(settings, state, 9, 99)
     assert (length.gamma_eff, math.isnan(length.h)) == (3, True), "nothing has been seen yet"
@@ -81,9 +81,7 @@ def test_egag_goes_on_from_the_law_where_the_round_ended(accepted: int, found: f
 
 
 def test_branches_have_their_own_lengths_and_averages() -> None:
-    settings = GammaSettings(
-        gamma_policy=GammaPolicy.EGAG, gamma_min=0, gamma_max=10, egag_ema_beta=0.5
-    )
+    settings = GammaSettings(gamma_policy="egag", gamma_min=0, gamma_max=10, egag_ema_beta=0.5)
     first = plan(settings, GammaState(5, h=0.0), 50, 99)
     second = plan(settings, GammaState(5, h=0.0, ema=2.0), 50, 4)
     assert (first.ema, first.gamma, first.gamma_eff) == (10.0, 10, 10)
@@ -99,14 +97,14 @@ def test_a_round_that_needs_one_token_drafts_none() -> None:
 @pytest.mark.parametrize("case", EGAG["stop_rules"])
 def test_svip_and_adaedl_stop_where_the_vectors_say(case: Any) -> None:
     seen, state = laws(case["H"], case["H"]), GammaState(5, threshold=0.4)
-    svip = GammaSettings(gamma_policy=GammaPolicy.SVIP)
+    svip = GammaSettings(gamma_policy="svip")
     assert reach(svip, state, 2, seen) == (1 if case["svip_stop_after"] else None)
-    adaedl = GammaSettings(gamma_policy=GammaPolicy.ADAEDL)
+    adaedl = GammaSettings(gamma_policy="adaedl")
     assert reach(adaedl, state, 2, seen) == (1 if case["adaedl_stop_lambda_0_4"] else None)
 
 
 def test_confidence_stops_after_an_unlikely_token_only() -> None:
-    settings = GammaSettings(gamma_policy=GammaPolicy.CONFIDENCE, gamma_min=2)
+    settings = GammaSettings(gamma_policy="confidence", gamma_min=2)
     state = first_state(settings)
     assert reach(settings, state, 3, laws(3, 3, 3, chance=(0.1, 0.39, 0.9))) == 2
     assert reach(settings, state, 3, laws(3, 3, 3, chance=(0.1, 0.41, 0.9))) is None
@@ -115,7 +113,7 @@ def test_confidence_stops_after_an_unlikely_token_only() -> None:
 
 
 @pytest.mark.parametrize("policy", LIMITS)
-def test_the_next_round_goes_as_far_as_the_rule_went(policy: GammaPolicy) -> None:
+def test_the_next_round_goes_as_far_as_the_rule_went(policy: Policy) -> None:
     """Half of it; and twice as far where nothing was in the way, up to the bound."""
     settings = GammaSettings(gamma=4, gamma_policy=policy, gamma_max=16)
     state = first_state(settings)
@@ -130,15 +128,15 @@ def test_the_next_round_goes_as_far_as_the_rule_went(policy: GammaPolicy) -> Non
     assert plan(settings, on, 9, 99).gamma == 16
 
 
-@pytest.mark.parametrize("policy", [GammaPolicy.FIXED, GammaPolicy.EGAG, GammaPolicy.HEURISTIC])
-def test_other_policies_judge_no_single_draft(policy: GammaPolicy) -> None:
+@pytest.mark.parametrize("policy", ["fixed", "egag", "heuristic"])
+def test_other_policies_judge_no_single_draft(policy: Policy) -> None:
     settings = GammaSettings(gamma_policy=policy)
     assert reach(settings, first_state(settings), 2, laws(9.0, 9.0, chance=(0.0, 0.0))) is None
 
 
 @pytest.mark.parametrize("case", cases("heuristic_gamma"))
 def test_the_heuristic_schedule(case: Any) -> None:
-    settings = GammaSettings(case["start"], GammaPolicy.HEURISTIC, gamma_max=max(64, case["start"]))
+    settings = GammaSettings(case["start"], "heuristic", gamma_max=max(64, case["start"]))
     state = first_state(settings)
     for row in case["rows"]:
         length = plan(settings, state, 9, 1000)
@@ -148,7 +146,7 @@ def test_the_heuristic_schedule(case: Any) -> None:
 
 
 def test_a_round_without_drafts_teaches_nothing() -> None:
-    for policy in (GammaPolicy.HEURISTIC, GammaPolicy.ADAEDL):
+    for policy in ("heuristic", "adaedl"):
         settings = GammaSettings(gamma_policy=policy)
         state = first_state(settings)
         none = plan(settings, state, 9, 1)
@@ -156,7 +154,7 @@ def test_a_round_without_drafts_teaches_nothing() -> None:
 
 
 def test_adaedl_stops_earlier_after_rejections_and_later_after_successes() -> None:
-    settings = GammaSettings(gamma=4, gamma_policy=GammaPolicy.ADAEDL)
+    settings = GammaSettings(gamma=4, gamma_policy="adaedl")
     state, seen = first_state(settings), laws(1.0, 1.0, 1.0, 1.0)
     length = plan(settings, state, 9, 99)
     worse = next_state(settings, state, length, 0, seen)
@@ -169,22 +167,22 @@ def test_laws_travel_as_integers() -> None:
     h_SN, chance_SN = torch.tensor([[0.1, 2.5], [1.0, 0.0]]), torch.tensor([[0.5, 1], [0, 0.25]])
     bits_SC = packed(h_SN.double(), chance_SN.double()).numpy()
     found = unpacked(bits_SC, 2)
-    assert [one.h.tolist() for one in found] == h_SN.double().tolist()
-    assert [one.chance.tolist() for one in found] == chance_SN.double().tolist()
+    assert [one.h for one in found] == h_SN.double().tolist()
+    assert [one.chance for one in found] == chance_SN.double().tolist()
     wider = np.pad(bits_SC, ((0, 0), (0, 3)))  # another drafter of the round had more to tell
-    assert unpacked(wider, 2)[1].chance.tolist() == [0, 0.25]
+    assert unpacked(wider, 2)[1].chance == [0, 0.25]
     assert len(unpacked(bits_SC[:, :0], 2)[0].h) == 0, "nobody asked"
 
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.sampled_from(GammaPolicy),
+    st.sampled_from(get_args(Policy)),
     st.integers(0, 4),
     st.integers(0, 6),
     st.lists(st.tuples(st.floats(0, 20), st.integers(1, 12), st.integers(0, 9)), max_size=8),
 )
 def test_lengths_stay_within_their_bounds(
-    policy: GammaPolicy, low: int, more: int, rounds: list[tuple[float, int, int]]
+    policy: Policy, low: int, more: int, rounds: list[tuple[float, int, int]]
 ) -> None:
     bounds = GammaSettings(
         gamma=3,
@@ -198,7 +196,7 @@ def test_lengths_stay_within_their_bounds(
         length = plan(bounds, state, 100, remaining)
         drafted = length.gamma_eff
         assert 0 <= drafted <= min(bounds.most, remaining - 1)
-        assert policy is GammaPolicy.FIXED or low <= length.gamma <= bounds.gamma_max
+        assert policy == "fixed" or low <= length.gamma <= bounds.gamma_max
         seen = laws(*[h] * max(drafted, 1), chance=(0.3,) * max(drafted, 1))
         state = next_state(bounds, state, length, min(accepted, drafted), seen)
 

@@ -32,7 +32,7 @@ class EchoDrafter(Drafter):
 
     def grow(self, frontier: "tuple[Branch, ...]") -> "Proposal":
         """Per branch, what followed its last token when it was written or read before."""
-        from specsot.ops.draft.host_tree import HostTree, pack
+        from specsot.ops.draft.proposals import HostTree, pack
 
         trees = []
         for branch in frontier:

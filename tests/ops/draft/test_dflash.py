@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from specsot.ops.draft.ddtree import chain, tree
+from specsot.ops.draft.dflash import chain, tree
 from specsot.ops.tree import ancestors
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "dflash"

@@ -11,8 +11,14 @@ from helpers.vectors import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsot.ops.draft.choice import ChainChooser, TreeChooser
-from specsot.ops.draft.costs import FEW, MANY, Curve, RoundCosts
+from specsot.ops.draft.sizes import (
+    MAX_PAUSE,
+    MIN_PAUSE,
+    ChainChooser,
+    Curve,
+    RoundCosts,
+    TreeChooser,
+)
 
 FREE = Curve((), ())
 ROOMY = [99] * 8
@@ -59,7 +65,7 @@ def test_known_acceptance_gives_the_published_length(case: Any) -> None:
     chooser = ChainChooser(RoundCosts(flat(1.0), flat(cost), 0.0), 24)
     chooser._hits_D += 1e12 * alpha
     chooser._tries_D += 1e12
-    chooser._own[0] = (1e12 * alpha, 1e12)
+    chooser._by_owner[0] = (1e12 * alpha, 1e12)
     chooser.choose_([0], [99])  # the first round drafts in any case, to see
     choice = chooser.choose_([0], [99])
     assert choice.size == min(best_gamma(alpha, cost), 24) == min(case["gamma_star"], 24)
@@ -85,13 +91,20 @@ def test_where_a_draft_costs_as_much_as_a_token_it_is_tried_less_and_less_often(
         sizes.append(chooser.choose_([0], [99]).size)
         chooser.learn_([0], [[0]])
     assert sizes[0], "nothing is known before the first one"
-    assert pauses(sizes)[:6] == [FEW, 2 * FEW, 4 * FEW, 8 * FEW, MANY, MANY]
+    assert pauses(sizes)[:6] == [
+        MIN_PAUSE,
+        2 * MIN_PAUSE,
+        4 * MIN_PAUSE,
+        8 * MIN_PAUSE,
+        MAX_PAUSE,
+        MAX_PAUSE,
+    ]
 
 
 def test_drafts_that_were_not_worth_it_are_tried_again_and_then_kept() -> None:
     chooser = ChainChooser(RoundCosts(flat(10.0), flat(1.0), 0.0), 8)
     taught(chooser, 0.0, rounds=30)
-    taught(chooser, 0.95, rounds=2 * MANY)
+    taught(chooser, 0.95, rounds=2 * MAX_PAUSE)
     assert chooser.choose_([0], [99]).size >= 4
 
 
@@ -128,7 +141,7 @@ def test_a_branch_whose_drafts_fail_gets_fewer() -> None:
     good, bad = chooser.choose_([1, 2], [99, 99]).lengths
     assert good > bad
     chooser.forget_([1, 2])
-    assert not chooser._own
+    assert not chooser._by_owner
 
 
 def test_a_chain_is_never_longer_than_its_answer() -> None:
@@ -242,4 +255,4 @@ def test_no_tree_grows_where_none_pays_and_now_and_then_one_does() -> None:
     for _ in range(100):
         sizes.append(chooser.choose_([0, 1], ROOMY[:2]).size)
         chooser.learn_([0, 1], [[0], [0]])
-    assert sizes[0] and pauses(sizes)[:3] == [FEW, 2 * FEW, 4 * FEW]
+    assert sizes[0] and pauses(sizes)[:3] == [MIN_PAUSE, 2 * MIN_PAUSE, 4 * MIN_PAUSE]
