@@ -1,4 +1,4 @@
-"""The target's forward as ops, and what ops need of models."""
+"""The target's forward as ops, and the interfaces of models that ops use."""
 
 from typing import NamedTuple, Protocol
 
@@ -15,9 +15,9 @@ from .types import Rows
 
 
 class TargetOutput(NamedTuple):
-    """logits_RV in float32 (float64 models: float64) for the asked rows, taps_QF for every row.
+    """logits_RV in float32 (float64 models: float64) for the requested rows, taps_QF for every row.
 
-    blend: what a forward on a blended cache did.
+    blend: the report of a forward on a blended cache.
     """
 
     logits_RV: Tensor
@@ -131,7 +131,7 @@ class BlockDrafter(Pooled, Protocol):
         attention: AttentionPlan,
         kv: KVCache,
     ) -> Tensor:
-        """Blocks -> hidden_BQH for `logits`; writes their rows, which nobody keeps, into `kv`.
+        """Blocks -> hidden_BQH for `logits`; writes their rows into `kv`, where they are temporary.
 
         Args:
             attention: a row sees its branch's context and its whole block, in both directions;
@@ -210,9 +210,9 @@ def forward_(
 
     Returns:
         logits_RV for the tree rows and then the prefill tips; taps_QF for all rows (None without
-        a drafter that asks for features); what was reused of cached rows.
+        a drafter that reads features); the report on cached rows.
     """
-    if not rows.tokens_BQ.numel():  # nobody could start: everyone was refused
+    if not rows.tokens_BQ.numel():  # every request was refused
         return torch.zeros(0, target.vocab_size, device=rows.tokens_BQ.device), None, None
     some = rows.live if rows.packed_trees is None else rows.packed_trees
     node_rows = rows.nodes_ST.view(-1) if some is None else some.rows

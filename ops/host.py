@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class HostReader:
-    """Counts reads: `reads` are the one per round, `full_reads` the rare whole score rows."""
+    """Counts reads: `reads`, one per round, and `full_reads` of whole score rows."""
 
     reads: int = 0
     full_reads: int = 0
@@ -20,7 +20,7 @@ class HostReader:
         return _to_host(values)
 
     def read_order(self, scores_V: Tensor) -> npt.NDArray[np.int64]:
-        """All token ids of one score row, best first: only when a grammar forbids the best 64."""
+        """All token ids of one score row, best first: only when a grammar forbids the best ones."""
         self.full_reads += 1
         return _to_host(scores_V.argsort(descending=True, stable=True))
 

@@ -45,7 +45,13 @@ class Candidates(NamedTuple):
     @classmethod
     def joined(cls, parts: Iterable["Candidates"]) -> "Candidates":
         """All nodes of some levels, one level after another."""
-        return cls(*(torch.cat(values, dim=1) for values in zip(*parts, strict=True)))
+        tokens, parents, depths, scores = zip(*parts, strict=True)
+        return cls(
+            tokens_SC=torch.cat(tokens, dim=1),
+            parents_SC=torch.cat(parents, dim=1),
+            depths_SC=torch.cat(depths, dim=1),
+            scores_SC=torch.cat(scores, dim=1),
+        )
 
     def pick(self, pick_SN: Tensor) -> "Candidates":
         """These nodes, in this order. What is picked without its parent has any parent."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..ops.attention.metadata import QuerySequence
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import UNKNOWN, Ints
-from ..ops.row_layout import AlignmentManager, AlignmentState, ContinuousDecodingState, Frame
+from ..ops.row_layout import AlignmentManager, AlignmentState, ContinuousDecodingState, PaddedLayout
 from ..ops.types import NO_WORK, DraftRows, DraftWork, Rows, no_trees
 from .request import Branch, Request
 from .rows import PackedQueries, PlacedRows, QueryRun, Roots, SpanSlots, Trees, by_node, grow, stand
@@ -280,7 +280,7 @@ class Layout:
             np.array([one[1] for one in active], np.int32),
             active_S3[:, 1],
             active_S3[:, 2],
-            Frame.of(
+            PaddedLayout.of(
                 tuple(self.tensor_rows_of(one[0])[0] for one in active), self.packed, self.device
             ),
         )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
+from operator import itemgetter
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -175,54 +176,39 @@ def window_mask(
     return mask_BQK & (distance < window)
 
 
-def fold_queries(queries_BQhd: Tensor, kv_heads: int) -> Tensor:
-    """[B, Q, heads, d] -> [B, kv_heads, groups * Q, d]."""
-    rows, queries, heads, dim = queries_BQhd.shape
-    if queries == 1:
-        return queries_BQhd.view(rows, kv_heads, -1, dim)
-    folded = queries_BQhd.view(rows, queries, kv_heads, heads // kv_heads, dim)
-    return folded.permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, dim)
-
-
-def unfold_queries(out_BgQd: Tensor, queries: int) -> Tensor:
-    """[B, kv_heads, groups * Q, d] -> [B, Q, heads, d]."""
-    rows, kv_heads, _, dim = out_BgQd.shape
-    if queries == 1:
-        return out_BgQd.reshape(rows, 1, -1, dim)
-    folded = out_BgQd.view(rows, kv_heads, -1, queries, dim)
-    return folded.permute(0, 3, 1, 2, 4).reshape(rows, queries, -1, dim)
-
-
 def with_sums(
-    queries_BQhd: Tensor, keys_BgKd: Tensor, values_BgKd: Tensor, bias_B1QK: Tensor
+    folded_BgQd: Tensor, keys_BgKd: Tensor, values_BgKd: Tensor, bias_B1QK: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Attention [B, Q, heads, d], and the log-sum-exp of each query's scores, [B, Q, heads], in
-    float32 at least. Where a query sees nothing, that is about the dtype's finite minimum."""
-    folded = fold_queries(queries_BQhd, keys_BgKd.shape[1])
-    count = queries_BQhd.shape[1]
-    if folded.device.type == "cpu":
+    """Attention of folded queries [B, kv_heads, Q, d], and the log-sum-exp of each query's scores,
+    [B, kv_heads, Q], in float32 at least. Where a query sees nothing, that is about the dtype's
+    finite minimum."""
+    if folded_BgQd.device.type == "cpu":
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        out, sums = flash(folded, keys_BgKd, values_BgKd, attn_mask=bias_B1QK)
-    else:
-        scores = folded @ keys_BgKd.transpose(-1, -2) / folded.shape[-1] ** 0.5 + bias_B1QK
-        wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        sums = wide.logsumexp(-1)
-        out = (wide - sums[..., None]).exp().to(folded.dtype) @ values_BgKd
-    return unfold_queries(out, count), unfold_queries(sums[..., None], count)[..., 0]
+        out, sums = flash(folded_BgQd, keys_BgKd, values_BgKd, attn_mask=bias_B1QK)
+        return out, sums
+    scale = folded_BgQd.shape[-1] ** 0.5
+    scores = folded_BgQd @ keys_BgKd.transpose(-1, -2) / scale + bias_B1QK
+    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    sums = wide.logsumexp(-1)
+    return (wide - sums[..., None]).exp().to(folded_BgQd.dtype) @ values_BgKd, sums
 
 
-def slots_of(pool_hKd: Tensor, keys: SlotRun | Tensor) -> Tensor:
-    """[G, kv_heads, K, d], the keys (or values) of a layer at these slots of a pool: a view of runs
-    of slots, or a copy of the slots in an int64 tensor [G, K]."""
-    heads, _, dim = pool_hKd.shape
+def slots_of(keys_hKd: Tensor, values_hKd: Tensor, keys: SlotRun | Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of a layer at some slots of a pool, each [G, kv_heads, K, d]: views of runs
+    of slots, or copies of the slots in an int64 tensor [G, K]."""
+    heads, _, dim = keys_hKd.shape
     if isinstance(keys, Tensor):
-        copy = pool_hKd.index_select(1, keys.reshape(-1))
-        return copy.view(heads, *keys.shape, dim).transpose(0, 1)
-    heads_stride, slot_stride, _ = pool_hKd.stride()
-    return pool_hKd.as_strided(
-        (keys.runs, heads, keys.length, dim),
-        (keys.stride * slot_stride, heads_stride, slot_stride, 1),
-        pool_hKd.storage_offset() + keys.first * slot_stride,
+        index_X = keys.reshape(-1)
+        size = (heads, *keys.shape, dim)
+        keys_GhKd = keys_hKd.index_select(1, index_X).view(size).transpose(0, 1)
+        return keys_GhKd, values_hKd.index_select(1, index_X).view(size).transpose(0, 1)
+    heads_stride, slot_stride, _ = keys_hKd.stride()
+    size = (keys.runs, heads, keys.length, dim)
+    stride = (keys.stride * slot_stride, heads_stride, slot_stride, 1)
+    first = keys.first * slot_stride
+    return (
+        keys_hKd.as_strided(size, stride, keys_hKd.storage_offset() + first),
+        values_hKd.as_strided(size, stride, values_hKd.storage_offset() + first),
     )
 
 
@@ -238,14 +224,18 @@ class AttentionBackend:
     """
 
     name: ClassVar[str] = ""
+    attend: ClassVar[Callable[..., Tensor]] = staticmethod(F.scaled_dot_product_attention)
+    """(folded queries, keys, values, attn_mask=bias_B1QK) -> [B, kv_heads, Q, d]."""
 
     def __init_subclass__(cls, name: str = "") -> None:
         cls.name = name
 
     def plan(self, metadata: AttentionMetadata) -> AttentionPlan:
-        """The plan of a forward, of the backend that `run` is called on."""
-        batches = self.batches(metadata, metadata.sequences)
-        return AttentionPlan(self, tuple([metadata.group(batch) for batch in batches]))
+        """The plan of a forward, for `run`."""
+        groups = []
+        for batch in self.batches(metadata, metadata.sequences):
+            groups.append(metadata.group(batch))
+        return AttentionPlan(self, tuple(groups))
 
     def batches(
         self, metadata: AttentionMetadata, sequences: Sequence[QuerySequence]
@@ -259,35 +249,59 @@ class AttentionBackend:
     ) -> Tensor:
         """Attention of all rows of a forward in one layer -> [N, heads * d].
 
+        Softmax over all slots of a row that is in several groups is the mean of the groups'
+        results, weighted by the sums of their exponentials; these are at least float32.
+
         Args:
             keys_hKd, values_hKd: those of the layer, [kv_heads, slots + 1, d].
         """
-        if len(plan.groups) == 1 and plan.groups[0].rows_M is None:
-            return self._run_group(q_Nhd, keys_hKd, values_hKd, plan.groups[0])
-        out_NI = q_Nhd.new_zeros(len(q_Nhd), q_Nhd[0].numel())
+        rows, heads, dim = q_Nhd.shape
+        kv_heads = keys_hKd.shape[0]
+        merging = None
+        out_NI = q_Nhd
+        if plan.merged:
+            merging = _Merging(q_Nhd)
+        elif len(plan.groups) != 1 or plan.groups[0].rows_M is not None:
+            out_NI = q_Nhd.new_zeros(rows, heads * dim)
         for group in plan.groups:
-            assert group.rows_M is not None
-            q_Mhd = q_Nhd.index_select(0, group.rows_M)
-            group_MI = self._run_group(q_Mhd, keys_hKd, values_hKd, group)
-            out_NI.index_copy_(0, group.rows_M, group_MI)
-        return out_NI
+            q_Mhd = q_Nhd if group.rows_M is None else q_Nhd.index_select(0, group.rows_M)
+            keys_GhKd, values_GhKd = slots_of(keys_hKd, values_hKd, group.keys)
+            sequences = keys_GhKd.shape[0]
+            q_Gqghd = q_Mhd.view(sequences, -1, kv_heads, heads // kv_heads, dim)
+            queries = q_Gqghd.shape[1]
+            folded = q_Gqghd.permute(0, 2, 3, 1, 4).reshape(sequences, kv_heads, -1, dim)
+            if merging is None:
+                out = self.attend(folded, keys_GhKd, values_GhKd, attn_mask=group.bias_G1qK)
+            else:
+                out, sums = with_sums(folded, keys_GhKd, values_GhKd, group.bias_G1qK)
+            unfolded = out.view(sequences, kv_heads, -1, queries, dim).permute(0, 3, 1, 2, 4)
+            out_MI = unfolded.reshape(-1, heads * dim)
+            if merging is not None:
+                sums_Gqh = sums.view(sequences, kv_heads, -1, queries).permute(0, 3, 1, 2)
+                merging.add_(group.rows_M, out_MI, sums_Gqh.reshape(-1, heads))
+            elif group.rows_M is None:
+                return out_MI
+            else:
+                out_NI.index_copy_(0, group.rows_M, out_MI)
+        return out_NI if merging is None else merging.out_Nhd.flatten(1).to(q_Nhd.dtype)
 
-    def _run_group(
-        self, q_Mhd: Tensor, keys_hKd: Tensor, values_hKd: Tensor, group: LayerGroup
-    ) -> Tensor:
-        keys_GhKd = slots_of(keys_hKd, group.keys)
-        values_GhKd = slots_of(values_hKd, group.keys)
-        rows, heads, dim = q_Mhd.shape
-        q_Gqhd = q_Mhd.view(keys_GhKd.shape[0], -1, heads, dim)
-        return self.attend(q_Gqhd, keys_GhKd, values_GhKd, group.bias_G1qK).reshape(rows, -1)
 
-    def attend(
-        self, q_BQhd: Tensor, keys_BgKd: Tensor, values_BgKd: Tensor, bias_B1QK: Tensor
-    ) -> Tensor:
-        """Masked scaled-dot-product attention of torch -> [B, Q, heads, d]."""
-        folded = fold_queries(q_BQhd, keys_BgKd.shape[1])
-        out = F.scaled_dot_product_attention(folded, keys_BgKd, values_BgKd, attn_mask=bias_B1QK)
-        return unfold_queries(out, q_BQhd.shape[1])
+class _Merging:
+    """The merged result of groups, and the log-sum-exps of the scores in them."""
+
+    def __init__(self, q_Nhd: Tensor) -> None:
+        wide = torch.promote_types(q_Nhd.dtype, torch.float32)
+        self.out_Nhd = torch.zeros_like(q_Nhd, dtype=wide)
+        self.sums_Nh = self.out_Nhd.new_full(q_Nhd.shape[:2], torch.finfo(wide).min)
+
+    def add_(self, rows_M: Tensor | None, out_MI: Tensor, sums_Mh: Tensor) -> None:
+        rows = slice(None) if rows_M is None else rows_M
+        old_Mh = self.sums_Nh[rows]
+        both_Mh = torch.logaddexp(old_Mh, sums_Mh)
+        merged_Mhd = self.out_Nhd[rows] * (old_Mh - both_Mh).exp()[..., None]
+        merged_Mhd += out_MI.view_as(merged_Mhd) * (sums_Mh - both_Mh).exp()[..., None]
+        self.out_Nhd[rows] = merged_Mhd
+        self.sums_Nh[rows] = both_Mh
 
 
 class GroupedBackend(AttentionBackend, name="grouped"):
@@ -324,6 +338,8 @@ class CascadeBackend(AttentionBackend, name="cascade"):
     min_sequences: ClassVar[int] = 1
 
     def plan(self, metadata: AttentionMetadata) -> AttentionPlan:
+        if len(metadata.sequences) < self.min_sequences:
+            return super().plan(metadata)
         sequences = [sequence for sequence in metadata.sequences if len(sequence.rows)]
         can_split = metadata.kv.rows == 1 and not (metadata.equal_lengths or metadata.isolated)
         if can_split and len(sequences) >= self.min_sequences:
@@ -341,31 +357,6 @@ class CascadeBackend(AttentionBackend, name="cascade"):
     ) -> bool:
         """Whether to read shared segments once and merge."""
         return True
-
-    def run(
-        self, q_Nhd: Tensor, keys_hKd: Tensor, values_hKd: Tensor, plan: LayerAttention
-    ) -> Tensor:
-        """Softmax over all slots of a row is the mean of its groups' results, weighted by the sums
-        of their exponentials. At least float32 throughout."""
-        if not plan.merged:
-            return super().run(q_Nhd, keys_hKd, values_hKd, plan)
-        wide = torch.promote_types(q_Nhd.dtype, torch.float32)
-        out_Nhd = torch.zeros_like(q_Nhd, dtype=wide)
-        sums_Nh = out_Nhd.new_full(q_Nhd.shape[:2], torch.finfo(wide).min)
-        for group in plan.groups:
-            rows_M = slice(None) if group.rows_M is None else group.rows_M
-            keys_GhKd = slots_of(keys_hKd, group.keys)
-            values_GhKd = slots_of(values_hKd, group.keys)
-            q_Gqhd = q_Nhd[rows_M].view(len(keys_GhKd), -1, *q_Nhd.shape[1:])
-            group_Gqhd, group_Gqh = with_sums(q_Gqhd, keys_GhKd, values_GhKd, group.bias_G1qK)
-            old_Mh = sums_Nh[rows_M]
-            new_Mh = group_Gqh.flatten(0, 1)
-            both_Mh = torch.logaddexp(old_Mh, new_Mh)
-            merged_Mhd = out_Nhd[rows_M] * (old_Mh - both_Mh).exp()[..., None]
-            merged_Mhd += group_Gqhd.flatten(0, 1) * (new_Mh - both_Mh).exp()[..., None]
-            out_Nhd[rows_M] = merged_Mhd
-            sums_Nh[rows_M] = both_Mh
-        return out_Nhd.flatten(1).to(q_Nhd.dtype)
 
 
 class AutoBackend(CascadeBackend, name="auto"):
@@ -462,29 +453,27 @@ def arranged(
     Sequences of one shape whose slots lie at equal distances, or in the same place, are side by
     side; so are those whose slots are listed, by a table.
     """
+    if len(sequences) == 1 and not sequences[0].owners and isinstance(keys[0], tuple):
+        run = SlotRun(*keys[0])  # the usual case
+        return [AttentionBatch(sequences[0].rows[None], run, run.slots_GK)] if run.length else []
     isolated = min(metadata.isolated, len(sequences))
     indices = [[index] for index in range(isolated)]
-    # a row of the pool that holds nothing has rows of padding only
-    filled = [index for index in range(isolated, len(sequences)) if _extent(keys[index])[1]]
-    if len(filled) == 1:
-        indices.append(filled)
-    elif filled:
-        candidates: list[_Candidate] = []
-        # lists by their entries, then runs by their first slots
-        order = []
-        for index in filled:
-            first, length = _extent(keys[index])
-            queries = len(sequences[index].rows)
+    candidates: list[_Candidate] = []
+    order = []
+    for index in range(isolated, len(sequences)):
+        first, length = _extent(keys[index])
+        queries = len(sequences[index].rows)
+        if length:  # a row of the pool that holds nothing has rows of padding only
+            # lists by their entries, then runs by their first slots
             place = (0, queries, length) if first is None else (1, first, 0)
             order.append((place, index, first, queries, length))
-        order.sort(key=lambda entry: entry[0])
-        for _, index, first, queries, length in order:
-            fits = False
-            if candidates and (queries == candidates[-1].queries or not metadata.equal_lengths):
-                fits = candidates[-1].add(index, first, queries, length, metadata.kv.slots)
-            if not fits:
-                candidates.append(_Candidate(index, first, queries, length))
-        indices += [candidate.indices for candidate in candidates]
+    for _, index, first, queries, length in sorted(order, key=itemgetter(0)):
+        fits = False
+        if candidates and (queries == candidates[-1].queries or not metadata.equal_lengths):
+            fits = candidates[-1].add(index, first, queries, length, metadata.kv.slots)
+        if not fits:
+            candidates.append(_Candidate(index, first, queries, length))
+    indices += [candidate.indices for candidate in candidates]
     return [
         _batch(metadata, [sequences[index] for index in batch], [keys[index] for index in batch])
         for batch in indices
@@ -526,11 +515,12 @@ def _batch(
             valid_GK = real_GK if valid_GK is None else valid_GK & real_GK
         return AttentionBatch(rows_Gq, slots_GK, slots_GK, valid_GK)
     first = int(keys[0][0])
-    length = max(int(run[1]) for run in keys)
+    length = max([int(run[1]) for run in keys])
     stride = int(keys[1][0]) - first if len(keys) > 1 else 0
     run = SlotRun(first, length, stride, len(keys))
     slots_GK = run.slots_GK
-    return AttentionBatch(rows_Gq, run, slots_GK, _valid(metadata, sequences, slots_GK))
+    valid_GK = _valid(metadata, sequences, slots_GK) if sequences[0].owners else None
+    return AttentionBatch(rows_Gq, run, slots_GK, valid_GK)
 
 
 def _padded(lists: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:

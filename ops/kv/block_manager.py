@@ -1,9 +1,9 @@
-"""Blocks of a pool: who has slots in which, who may take more there, how many are in use.
+"""Blocks of a pool: their segments, their writers, and how many are in use.
 
 A pool is cut into blocks of equally many slots. A segment has a table of the blocks in which it has
-slots; a block is free if no table names it. A writer takes free slots of blocks that it began, then
-begins another one, so that a segment is a few runs. What was shared is not written to any more: a
-block whose rows became another segment's is sealed, and its writer begins a fresh one.
+slots; a block is free if no table names it. A writer takes free slots of its blocks before it takes
+another block, so that a segment is a few runs. Shared rows are never written: a block whose rows
+became another segment's is sealed, and its writer takes a new one.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from .slots import FREE, NOBODY, Ints
 
 Bools = npt.NDArray[np.bool_]
-LOWEST = 16  # owners that are no segments are above its negative
+LABEL_OFFSET = 16  # labels that are not segments are above its negative
 
 
 class BlockManager:
@@ -24,11 +24,11 @@ class BlockManager:
 
     Attributes:
         size: slots of a block (the last one of a pool may have fewer).
-        tables: for each segment its blocks, and how many slots it has in each.
-        references: int32 [blocks], how many tables name a block; writer: int32 [blocks], the
-            segment that may take its free slots, NOBODY if none may.
-        in_use: blocks that are named; high_water: most that ever were; most_wasted: most slots of
-            such blocks that nobody had.
+        tables: for each segment its blocks, and the number of its slots in each.
+        references: int32 [blocks], how many tables name a block. writer: int32 [blocks], the
+            segment that may take its free slots, NOBODY for none.
+        in_use: blocks that are named; high_water: the maximum of that; most_wasted: the maximum
+            of `wasted`.
     """
 
     def __init__(self, slots: int, size: int) -> None:
@@ -53,7 +53,7 @@ class BlockManager:
         return slots[slots < self.slots]
 
     def whole(self, slots: int, *, up: bool = False) -> int:
-        """So many slots in whole blocks, one at least, and no more unless `up`."""
+        """A number of slots rounded down to whole blocks, at least one; up with `up`. 0 stays 0."""
         return max((slots + up * (self.size - 1)) // self.size, 1) * self.size if slots else 0
 
     def is_open(self, segment: int, first: int, last: int) -> Bools:
@@ -66,30 +66,30 @@ class BlockManager:
         return np.repeat(open_b, self.size)[first - start : last - start]
 
     def begin_(self, segment: int, slots_Q: Ints) -> None:
-        """A segment is about to have these slots: blocks that were free are its own."""
+        """A segment is about to own these slots: it becomes the writer of their free blocks."""
         blocks = slots_Q // self.size
         self.writer[blocks[self.references[blocks] == 0]] = segment
 
     def enter_(self, owner_Q: Ints, slots_Q: npt.NDArray[np.integer[Any]]) -> None:
-        """Slots have become these segments', which were nobody's."""
+        """Free slots become these segments'.
+
+        A segment whose slots are the first ones of a block becomes its writer, if it has none.
+        """
+        references = self.references
         for segment, block, count in self._pairs(owner_Q, slots_Q):
             table = self.tables.setdefault(segment, {})
             if block not in table:
                 table[block] = 0
-                self._name_(block, segment)
+                if not references[block]:
+                    self.in_use += 1
+                    if self.writer[block] == NOBODY:
+                        self.writer[block] = segment
+                references[block] += 1
             table[block] += count
         self.high_water = max(self.high_water, self.in_use)
 
-    def _name_(self, block: int, segment: int) -> None:
-        """One more table names a block; of a free one that nobody began, its segment writes on."""
-        if not self.references[block]:
-            self.in_use += 1
-            if self.writer[block] == NOBODY:
-                self.writer[block] = segment
-        self.references[block] += 1
-
     def leave_(self, owner_Q: Ints, slots_Q: npt.NDArray[np.int64]) -> None:
-        """Slots are these segments' no more."""
+        """These slots no longer belong to these segments."""
         for segment, block, count in self._pairs(owner_Q, slots_Q):
             table = self.tables[segment]
             table[block] -= count
@@ -103,47 +103,43 @@ class BlockManager:
                 del self.tables[segment]
 
     def seal_(self, segment: int) -> None:
-        """Nobody takes slots any more of the blocks where a segment has some."""
+        """Blocks in which a segment has slots get no writer any more."""
         self.writer[self.table(segment)] = NOBODY
 
     def hand_over_(self, old: int, new: int) -> None:
-        """Another one goes on in the blocks that a segment has begun."""
+        """Another segment becomes the writer of a segment's blocks."""
         self.writer[self.writer == old] = new
 
-    def note_waste_(self, held: int) -> None:
-        """Keep the most slots of blocks in use that nobody had; `held` are somebody's now."""
-        self.most_wasted = max(self.most_wasted, self.wasted(held))
-
-    def wasted(self, held: int) -> int:
-        """Slots of the blocks in use that nobody has."""
+    def wasted(self, used: int) -> int:
+        """Slots of the blocks in use that no segment owns; `used` slots are owned."""
         missing = len(self) * self.size - self.slots
         is_short = bool(missing) and self.references[-1] > 0
-        return self.in_use * self.size - is_short * missing - held
+        return self.in_use * self.size - is_short * missing - used
 
     def _pairs(
         self, owner_Q: Ints, slots_Q: npt.NDArray[np.integer[Any]]
     ) -> Iterator[tuple[int, int, int]]:
-        """(segment, block, slots of it there)."""
+        """(segment, block, number of its slots there)."""
         if self.size == 1:  # every slot is a block by itself
             ones = repeat(1, owner_Q.size)
             return zip(owner_Q.tolist(), slots_Q.tolist(), ones, strict=True)
-        keys_Q = (owner_Q.astype(np.int64) + LOWEST) * len(self) + slots_Q // self.size
+        keys_Q = (owner_Q.astype(np.int64) + LABEL_OFFSET) * len(self) + slots_Q // self.size
         keys, counts = np.unique(keys_Q, return_counts=True)
         segments, blocks = np.divmod(keys, len(self))
-        whose = (segments - LOWEST).tolist(), blocks.tolist(), counts.tolist()
-        return zip(*whose, strict=True)
+        segments -= LABEL_OFFSET
+        return zip(segments.tolist(), blocks.tolist(), counts.tolist(), strict=True)
 
     def check_integrity(self, owner: Ints) -> None:
-        """Raise AssertionError unless tables say what `owner` [slots] does, and every block is free
-        or referenced as often as tables name it."""
+        """Raise AssertionError unless tables agree with `owner` [slots], and every block is free or
+        referenced as often as tables name it."""
         used = np.flatnonzero(owner != FREE)
-        found: dict[int, dict[int, int]] = {}
+        tables: dict[int, dict[int, int]] = {}
         for segment, block, count in self._pairs(owner[used], used):
-            found.setdefault(segment, {})[block] = count
-        assert found == self.tables, "block tables do not say whose the slots are"
+            tables.setdefault(segment, {})[block] = count
+        assert tables == self.tables, "block tables disagree with the owners of slots"
         named = np.zeros_like(self.references)
         for table in self.tables.values():
             named[list(table)] += 1
-        assert np.array_equal(named, self.references), "blocks are not named as often as counted"
+        assert np.array_equal(named, self.references), "block references are counted wrongly"
         assert self.in_use == np.count_nonzero(named), "blocks in use are counted wrongly"
-        assert (self.writer[named == 0] == NOBODY).all(), "somebody writes to a free block"
+        assert (self.writer[named == 0] == NOBODY).all(), "a free block has a writer"

@@ -3,10 +3,10 @@
 `SlotTable` labels the slots, on the host alone. `KVCache` adds the keys and values.
 
 A pool is one sequence (the layouts ``bim`` and ``paged``) or several rows of equal capacity
-(``batching``); a slot is a flat index over all rows. Forwards get the table as small tensors, ops
-never write it. Slot order inside a row never matters, so a segment's slots may lie anywhere in it;
-what is committed stays where it is. Every segment takes whole blocks (`block_manager.py`), those of
-one home near each other, so that its forwards read one run.
+(``batching``); a slot is a flat index over all rows. Forwards get the table as small tensors; ops
+never write it. The order of slots in a row has no meaning, so a segment's slots may be anywhere in
+it; committed rows are never moved. Segments take whole blocks (`block_manager.py`), those of one
+home near each other, so that a forward reads one run.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ from .slots import (
 )
 
 Row = int | Ints
-SPREAD = 64  # slots of others that a run may hold besides as many as there are own ones
+SPREAD = 64  # other homes' slots that a run may hold, besides as many as its own
 
 
 class SlotTable:
@@ -41,14 +41,15 @@ class SlotTable:
 
     Attributes:
         capacity: slots of each row; `slots` = rows x capacity.
-        owner: int32 [slots], FREE or the id of the segment that owns it; home: int32 [slots], the
-            home of that segment.
-        position: int32 [slots], RoPE position of what lies there.
+        owner: int32 [slots], FREE or the id of the slot's segment; home: int32 [slots], the home
+            of that segment.
+        position: int32 [slots], RoPE position of the slot's token.
         committed: bool [slots]; False for fresh slots (a tree under verification, draft levels),
-            which only their own tree can see.
-        blocks: in which blocks which segment has slots; under ``batching`` a row is a block.
+            which only their own tree sees.
+        blocks: the blocks in which each segment has slots; under ``batching`` a row is a block.
+        regions: for each home, where its slots are.
         current_length: slots in use; idle_length: those of them that no request needs;
-        peak_length: most that requests ever needed.
+            peak_length: the maximum that requests needed.
     """
 
     def __init__(self, capacity: int, rows: int = 1, block_size: int = 1) -> None:
@@ -66,47 +67,54 @@ class SlotTable:
 
     @property
     def needed_length(self) -> int:
-        """Slots that some request needs."""
+        """Slots that a request needs."""
         return self.current_length - self.idle_length
 
     def open_(self, home: int, size: int, least: int | None = None) -> None:
-        """Choose where the slots of a home shall lie: `size` side by side, or `least` before idle
-        ones have to make way; anywhere where no gap has that many, and in pools of several rows."""
+        """Reserve a region for a home: `size` adjacent slots; if no gap has that many, `least` of
+        them in place of idle regions; else none. Pools of several rows reserve nothing."""
         limit = self.capacity if self.rows == 1 else 0
         size = self.blocks.whole(size)
         region = Region.between(self.regions.values(), size, limit)
         if self._idle and not region.size:
-            needed = [one for at, one in self.regions.items() if at not in self._idle]
+            needed = [region for home, region in self.regions.items() if home not in self._idle]
             for others in (self.regions.values(), needed):
                 if not region.size:
                     region = Region.between(others, least or size, limit)
         self.regions[home] = region
 
     def near_(self, home: int, other: int) -> None:
-        """The slots of a home shall lie near those of another one."""
+        """Give a home the region of another home."""
         self.regions[home] = Region(self.regions[other].first)
 
     def keys_of(self, homes: Sequence[int]) -> tuple[int, int] | Ints:
         """The slots of some homes: first slot and number of slots of the run that holds them all,
-        or a list of them if they lie too far apart."""
-        regions = [r for home in homes if (r := self.regions.get(home)) and r.high]
-        low = min((r.low for r in regions), default=0)
-        high = max((r.high for r in regions), default=0)
+        or the list of the slots if the run would be too sparse."""
+        low = self.slots
+        high = 0
+        for home in homes:
+            region = self.regions.get(home)
+            if region is not None and region.high:
+                low = min(low, region.low)
+                high = max(high, region.high)
+        low = min(low, high)
         part = self.home[low:high]
-        own = part == homes[0] if len(homes) == 1 else np.isin(part, homes)
-        if high - low <= 2 * np.count_nonzero(own) + SPREAD:
+        is_own = part == homes[0] if len(homes) == 1 else np.isin(part, homes)
+        if high - low <= 2 * np.count_nonzero(is_own) + SPREAD:
             return low, high - low
-        return (low + np.flatnonzero(own)).astype(np.int32)
+        return (low + np.flatnonzero(is_own)).astype(np.int32)
 
     def keys_of_segments(self, owners: Sequence[int]) -> tuple[int, int] | Ints:
-        """The same of some segments, by their block tables."""
-        slots = np.sort(np.concatenate([self.held(owner) for owner in owners])).astype(np.int32)
+        """The slots of some segments, as `keys_of` gives them."""
+        slots = np.sort(np.concatenate([self.slots_owned(owner) for owner in owners])).astype(
+            np.int32
+        )
         if not slots.size or slots[-1] - slots[0] < 2 * slots.size + SPREAD:
             return (int(slots[0]), int(slots[-1] - slots[0]) + 1) if slots.size else (0, 0)
         return slots
 
     def extents(self) -> list[int]:
-        """For every row of the pool one past its highest slot in use."""
+        """For every row of the pool the end of its slots in use, from the row's first slot."""
         used = self.owner.reshape(self.rows, self.capacity) != FREE
         ends = self.capacity - used[:, ::-1].argmax(1)
         return list(np.where(used.any(1), ends, 0).tolist())
@@ -121,12 +129,18 @@ class SlotTable:
         """Label free slots as fresh and return them, in the order of `owner`.
 
         Args:
+            owner: int, segments; position: int, one for all or one for each slot.
             row: the pool's row, one for all or one for each slot; home: of the owners, likewise.
+
+        Raises:
+            PoolFullError: there are fewer free slots.
         """
         owner_Q = np.asarray(owner, np.int32)
         home_Q = each(home, owner_Q.size)
-        one = self.rows == 1
-        slots = self._take_(owner_Q, home_Q) if one else self.lowest_free(owner_Q.size, row)
+        if self.rows == 1:
+            slots = self._take_(owner_Q, home_Q)
+        else:
+            slots = self.lowest_free(owner_Q.size, row)
         self.blocks.enter_(owner_Q, slots)
         self.owner[slots] = owner_Q
         self.home[slots] = home_Q
@@ -137,39 +151,39 @@ class SlotTable:
         return slots
 
     def _label_(self, slots_Q: npt.NDArray[np.integer[Any]], owner: npt.ArrayLike) -> None:
-        """Slots become somebody's, or free."""
+        """Change the owner of slots, or free them."""
         if not slots_Q.size:
             return
         slots = slots_Q.astype(np.int64)
         old_Q = self.owner[slots_Q]
         new_Q = each(owner, slots.size)
-        came = new_Q != FREE
-        left = old_Q != FREE
-        if more := int(np.count_nonzero(came)):
-            self.blocks.enter_(new_Q[came], slots[came])
-        if less := int(np.count_nonzero(left)):
-            self.blocks.leave_(old_Q[left], slots[left])
+        is_added = new_Q != FREE
+        is_removed = old_Q != FREE
+        if more := int(np.count_nonzero(is_added)):
+            self.blocks.enter_(new_Q[is_added], slots[is_added])
+        if less := int(np.count_nonzero(is_removed)):
+            self.blocks.leave_(old_Q[is_removed], slots[is_removed])
         self.owner[slots] = new_Q
         self.current_length += more - less
 
     def _include_(self, home: int, slots: npt.NDArray[np.integer[Any]]) -> Region:
-        """A home uses these slots from now on."""
+        """Extend a home's region to these slots."""
         region = self.regions.setdefault(home, Region())
         if slots.size:
             region.include_(int(slots.min()), int(slots.max()))
         return region
 
     def _take_(self, owner_Q: Ints, home_Q: Ints) -> Ints:
-        """Give out free slots of the only row, to each owner of its own blocks near its home's.
+        """Free slots of the only row, for each owner in its own blocks near its home.
 
         Raises:
             PoolFullError: there are fewer.
         """
-        if (left := int(np.count_nonzero(self.owner == FREE))) < owner_Q.size:
-            raise PoolFullError(f"{owner_Q.size} slots asked, {left} free")
+        if (free := int(np.count_nonzero(self.owner == FREE))) < owner_Q.size:
+            raise PoolFullError(f"{owner_Q.size} slots requested, {free} free")
         slots = np.empty(owner_Q.size, np.int32)
         shares = self.blocks.size > 1
-        # where blocks have one slot, nobody can begin one that somebody else goes on in
+        # blocks of one slot have no second writer
         writer_Q = owner_Q if shares else home_Q
         pairs = dict.fromkeys(zip(writer_Q.tolist(), home_Q.tolist(), strict=True))
         for owner, home in pairs:
@@ -183,14 +197,14 @@ class SlotTable:
         return slots
 
     def _lowest(self, owner: int, region: Region, count: int) -> Ints:
-        """The lowest free slots from a region's first on, or of the whole pool: of blocks that the
-        owner may write to, or of any if these have fewer."""
+        """The lowest free slots from a region's first on, or of the whole pool: in blocks that the
+        owner may write to, or in any block if these have fewer."""
         end = max(region.high, region.first) + count
         near = ((region.first, end), (region.first, self.slots), (0, self.slots))
-        for own in (True, False) if self.blocks.size > 1 else (False,):
+        for only_writable in (True, False) if self.blocks.size > 1 else (False,):
             for first, last in near:
                 is_free = self.owner[first:last] == FREE
-                if own:
+                if only_writable:
                     is_free &= self.blocks.is_open(owner, first, min(last, self.slots))
                 slots: Ints = first + is_free.nonzero()[0][:count].astype(np.int32)
                 if slots.size == count:
@@ -198,19 +212,19 @@ class SlotTable:
         raise AssertionError("there are as many free slots as are counted")
 
     def lowest_free(self, count: int, row: Row) -> Ints:
-        """Slots that nobody uses, of one row, or of a row for each slot.
+        """Free slots of one row, or of a row for each slot.
 
         Raises:
             PoolFullError: a row has fewer.
         """
         row_Q = each(row, count)
         slots = np.empty(count, np.int32)
-        for one, asked in zip(*np.unique(row_Q, return_counts=True), strict=True):
-            first = int(one) * self.capacity
-            free = np.flatnonzero(self.owner[first : first + self.capacity] == FREE)[:asked]
-            if free.size < asked:
-                raise PoolFullError(f"{asked} slots asked, {free.size} free")
-            slots[row_Q == one] = first + free
+        for number, needed in zip(*np.unique(row_Q, return_counts=True), strict=True):
+            first = int(number) * self.capacity
+            free = np.flatnonzero(self.owner[first : first + self.capacity] == FREE)[:needed]
+            if free.size < needed:
+                raise PoolFullError(f"{needed} slots requested, {free.size} free")
+            slots[row_Q == number] = first + free
         return slots
 
     def commit_(
@@ -220,11 +234,11 @@ class SlotTable:
         owner: npt.ArrayLike | None = None,
         home: int | None = None,
     ) -> None:
-        """Fresh slots become part of their owner's history, where they are: nothing moves.
+        """Make fresh slots part of their owner's history, in place.
 
         Args:
-            position: their positions; only now known on the host if they are nodes of a tree.
-            owner, home: whose they are from now on; None for whom they were taken for.
+            position: their positions; those of tree nodes are known on the host only now.
+            owner, home: new labels; None to keep the labels.
         """
         index = np.asarray(slots, np.int64)
         if owner is not None and (self.owner[index] != owner).any():
@@ -236,7 +250,7 @@ class SlotTable:
         self.committed[index] = True
 
     def release_(self, slots: npt.ArrayLike) -> None:
-        """Give slots back."""
+        """Free slots."""
         index = np.asarray(slots, np.int64)
         if index.size:
             self._label_(index, FREE)
@@ -244,34 +258,34 @@ class SlotTable:
             self.committed[index] = False
 
     def retire_(self, owners: Iterable[int], row: int | None = None) -> None:
-        """Give back everything of these owners, in all rows or in one, and the regions of homes."""
+        """Free all slots of these owners, in all rows or in one row, and the regions of homes."""
         for owner in owners:
-            slots = self.held(owner)
+            slots = self.slots_owned(owner)
             self.release_(slots if row is None else slots[slots // self.capacity == row])
             if row is None:
                 self.regions.pop(owner, None)
 
-    def held(self, owner: int) -> npt.NDArray[np.int64]:
-        """All slots of an owner, increasing, by its block table."""
+    def slots_owned(self, owner: int) -> npt.NDArray[np.int64]:
+        """int64: all slots of an owner, increasing."""
         if self.blocks.size == 1:  # the labels say the same, in fewer steps
             return np.flatnonzero(self.owner == owner)
         slots = self.blocks.slots_in(self.blocks.table(owner))
-        own: npt.NDArray[np.int64] = slots[self.owner[slots] == owner]
-        return own
+        owned: npt.NDArray[np.int64] = slots[self.owner[slots] == owner]
+        return owned
 
     def relabel_(self, old: int, new: int, home: int) -> None:
-        """The rows of one owner become another's, with its home and its blocks: 0 bytes moved."""
-        slots = self.held(old)
+        """Give all rows and blocks of one owner to another one and its home; moves 0 bytes."""
+        slots = self.slots_owned(old)
         self._label_(slots, new)
         self.blocks.hand_over_(old, new)
         self.home[slots] = home
         self._include_(home, slots)
 
     def split_(self, owner: int, first: int, position: int) -> None:
-        """The owner's committed rows before a position become those of `first`, which is its own
-        home, and which takes no further slots, nor does anybody in its blocks: 0 bytes moved."""
-        held = self.held(owner)
-        slots = held[self.committed[held] & (self.position[held] < position)]
+        """Give the owner's committed rows before a position to `first`, which is its own home.
+        Blocks with these rows get no writer any more. Moves 0 bytes."""
+        slots_R = self.slots_owned(owner)
+        slots = slots_R[self.committed[slots_R] & (self.position[slots_R] < position)]
         if slots.size:
             self._label_(slots, first)
             self.blocks.seal_(first)
@@ -280,31 +294,35 @@ class SlotTable:
             region.size = self.blocks.whole(region.high - region.first, up=True)
 
     def rest_(self, owner: int, *, idle: bool) -> None:
-        """No request needs what an owner has, or one needs it again."""
+        """Mark what an owner has as needed by no request, or as needed again."""
         count = sum(self.blocks.tables.get(owner, {}).values())
         self.idle_length += count if idle else -count
         (self._idle.add if idle else self._idle.discard)(owner)
         self._note_peak()
 
     def _note_peak(self) -> None:
-        self.peak_length = max(self.peak_length, self.needed_length)
-        self.blocks.note_waste_(self.current_length)
+        self.peak_length = max(self.peak_length, self.current_length - self.idle_length)
+        self.blocks.most_wasted = max(
+            self.blocks.most_wasted, self.blocks.wasted(self.current_length)
+        )
 
     def span_of(self, owner: int) -> tuple[int, int]:
-        """The positions of an owner's committed rows: the first, and one past the last."""
-        held = self.held(owner)
-        positions = self.position[held[self.committed[held]]]
+        """The positions of an owner's committed rows: the first one, and the last one plus one."""
+        slots_R = self.slots_owned(owner)
+        positions = self.position[slots_R[self.committed[slots_R]]]
         return (int(positions.min()), int(positions.max()) + 1) if positions.size else (0, 0)
 
     def truncate_(self, owner: int, length: int) -> None:
-        """Drop the owner's rows at positions >= length."""
-        held = self.held(owner)
-        self.release_(held[self.position[held] >= length])
+        """Free the owner's rows at positions >= length."""
+        slots_R = self.slots_owned(owner)
+        self.release_(slots_R[self.position[slots_R] >= length])
 
     def slots_of(self, owner: int, row: int = 0) -> Ints:
-        """The owner's committed slots in one row, in the order of their positions."""
-        held = self.held(owner)
-        slots = held[self.committed[held] & (held // self.capacity == row)].astype(np.int32)
+        """The owner's committed slots in one row, by position."""
+        slots_R = self.slots_owned(owner)
+        slots = slots_R[self.committed[slots_R] & (slots_R // self.capacity == row)].astype(
+            np.int32
+        )
         by_position: Ints = slots[np.argsort(self.position[slots], kind="stable")]
         return by_position
 
@@ -316,15 +334,16 @@ class SlotTable:
         self.blocks.check_integrity(self.owner)
         if self.rows == 1:
             check_regions(self.regions, self.home, used)
-        kept = np.flatnonzero(self.committed)
-        rows = (kept // self.capacity).astype(np.int32)
-        check_positions(rows, self.owner[kept], self.position[kept])
+        slots = np.flatnonzero(self.committed)
+        rows = (slots // self.capacity).astype(np.int32)
+        check_positions(rows, self.owner[slots], self.position[slots])
 
 
 class KVCache(SlotTable):
     """One pool `data` [layers, 2, kv_heads, slots + 1, head_dim]; the last slot is scratch.
 
     Attributes:
+        scratch: the slot that padding writes to; no row sees it.
         layers: the keys and the values of each layer, views [kv_heads, slots + 1, head_dim].
         ledger: every byte that was moved, by cause.
     """
@@ -342,15 +361,11 @@ class KVCache(SlotTable):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(capacity, rows, block_size)
+        self.scratch = self.slots
         size = (layers, 2, kv_heads, self.slots + 1, head_dim)
         self.data = zeros(size, dtype, torch.device(device))
         self.layers: list[tuple[Tensor, Tensor]] = [(kv[0], kv[1]) for kv in self.data.unbind()]
         self.ledger = CopyLedger()
-
-    @property
-    def scratch(self) -> int:
-        """The slot that padding writes to; nobody ever sees it."""
-        return self.slots
 
     @property
     def slot_bytes(self) -> int:
@@ -359,10 +374,10 @@ class KVCache(SlotTable):
         return layers * two * heads * dim * self.data.element_size()
 
     def wipe_(self, owners: Iterable[int]) -> None:
-        """Write zeros where these owners' rows lie: rows that are no numbers would reach everybody
-        whose forward reads them, masked or not."""
+        """Write zeros into these owners' rows: NaNs would reach every forward that reads them,
+        masked or not."""
         for owner in owners:
-            index = torch.from_numpy(self.held(owner)).to(self.data.device)
+            index = torch.from_numpy(self.slots_owned(owner)).to(self.data.device)
             self.data.index_fill_(3, index, 0)
 
     def copy_(self, source: npt.ArrayLike, target: npt.ArrayLike, cause: str) -> None:
@@ -377,8 +392,8 @@ class KVCache(SlotTable):
         self._note_peak()
 
     def copy_from_(self, other: "KVCache", source: npt.ArrayLike, owner: int, row: int = 0) -> None:
-        """Copy committed slots of another pool into free ones of a row, where they are this
-        owner's; for the caller to count."""
+        """Copy committed slots of another pool into free ones of a row, for this owner; not
+        counted by the ledger."""
         source_R = np.asarray(source, np.int64)
         position_R = other.position[source_R]
         slots_R = self.append_(np.full(source_R.size, owner), position_R, row, owner)
@@ -388,16 +403,16 @@ class KVCache(SlotTable):
         self.commit_(slots_R, position_R)
 
     def take_out(self, slots: npt.ArrayLike, cause: str) -> Tensor:
-        """A copy of slots for somewhere else, [layers, 2, kv_heads, R, head_dim]; counted."""
+        """A copy of slots for use outside the pool, [layers, 2, kv_heads, R, head_dim]; counted."""
         source_R = np.asarray(slots, np.int64)
         self.ledger.add(cause, source_R.size * self.slot_bytes)
         return self.data.index_select(3, torch.from_numpy(source_R).to(self.data.device))
 
     def put_in_(self, rows_LtgRd: Tensor, position: npt.ArrayLike, owner: int, cause: str) -> None:
-        """Rows from somewhere else become this owner's, side by side where a gap has room; counted.
+        """Write rows from outside the pool as this owner's, adjacent if a gap has room; counted.
 
         Args:
-            rows_LtgRd: as `take_out` gives them. position: of each row.
+            rows_LtgRd: as `take_out` returns them. position: of each row.
         """
         position_R = np.asarray(position, np.int32)
         self.open_(owner, position_R.size)

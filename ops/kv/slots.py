@@ -9,13 +9,13 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int32]
 
-FREE = -1  # owner of a slot that nobody uses
+FREE = -1  # owner of a free slot
 NOBODY = -2  # no segment
-UNKNOWN = -4  # owner of a fresh slot of which the device alone knows whose it is
+UNKNOWN = -4  # owner of a fresh slot whose segment only the device knows
 
 
 class PoolFullError(RuntimeError):
-    """Admission let in more rows than the pool holds: a fault of ours, never of the input."""
+    """A forward needs more slots than are free: admission failed, never the input."""
 
 
 @dataclass(slots=True)
@@ -42,17 +42,15 @@ class SlotRun:
     @property
     def slots_GK(self) -> Ints:
         """int32 [runs, length]."""
-        starts_G1: Ints = np.array(
-            [[self.first + g * self.stride] for g in range(self.runs)], np.int32
-        )
+        starts_G: Ints = self.first + self.stride * np.arange(self.runs, dtype=np.int32)
         steps_K: Ints = np.arange(self.length, dtype=np.int32)
-        return starts_G1 + steps_K
+        return starts_G[:, None] + steps_K
 
 
 @dataclass(slots=True)
 class Region:
-    """Where a home's slots lie: `size` slots from `first` on are kept free for it, and those that
-    it uses are among `low` to before `high`."""
+    """The slots of a home: `size` slots from `first` on are reserved for it; the slots that it
+    uses are from `low` to before `high`."""
 
     first: int = 0
     size: int = 0
@@ -61,8 +59,8 @@ class Region:
 
     @classmethod
     def between(cls, others: Iterable["Region"], size: int, limit: int) -> "Region":
-        """The first gap of `size` slots between other regions and below `limit`; if there is none,
-        a region that keeps nothing free."""
+        """The first gap of `size` slots between other regions and below `limit`; without one, a
+        region that reserves nothing."""
         first = 0
         for other in sorted(others, key=lambda region: region.first):
             if other.size and other.first - first >= size:
@@ -71,31 +69,32 @@ class Region:
         return cls(first, size) if first + size <= limit else cls()
 
     def include_(self, first: int, last: int) -> None:
-        """It uses these slots, and some between them, from now on."""
+        """Extend it to the slots from `first` to `last`."""
         self.low = min(self.low, first)
         self.high = max(self.high, last + 1)
 
 
 def each(value: npt.ArrayLike, count: int) -> Ints:
-    """int32 [count]: a value for each, or one for all."""
+    """int32 [count]: a value for each, or one value for all."""
     value_Q = np.asarray(value, np.int32)
     return value_Q if value_Q.ndim else np.full(count, value_Q)
 
 
 def check_regions(regions: Mapping[int, Region], home: Ints, used: npt.NDArray[np.bool_]) -> None:
-    """The slots of every home are among those that its region says."""
+    """Raise AssertionError unless every home's slots are inside its region."""
     slots = np.flatnonzero(used)
     by_home = slots[np.argsort(home[slots], kind="stable")]
     homes, first, count = np.unique(home[by_home], return_index=True, return_counts=True)
     lowest = by_home[first]
     highest = by_home[first + count - 1]
-    for one, low, high in zip(homes.tolist(), lowest.tolist(), highest.tolist(), strict=True):
-        region = regions[one]
-        assert region.low <= low and high < region.high, f"slots outside region {one}"
+    for number, low, high in zip(homes.tolist(), lowest.tolist(), highest.tolist(), strict=True):
+        region = regions[number]
+        assert region.low <= low and high < region.high, f"slots outside region {number}"
 
 
 def check_positions(row_K: Ints, owner_K: Ints, position_K: Ints) -> None:
-    """Every owner's committed positions in a row are consecutive, each held once."""
+    """Raise AssertionError unless every owner's committed positions in a row are consecutive and
+    unique."""
     order = np.lexsort((position_K, owner_K, row_K))
     row = row_K[order]
     owner = owner_K[order]

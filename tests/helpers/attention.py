@@ -10,8 +10,6 @@ from specsot.ops.attention.backends import (
     AttentionBackend,
     AttentionPlan,
     backend,
-    fold_queries,
-    unfold_queries,
 )
 from specsot.ops.attention.metadata import (
     AttentionBatch,
@@ -23,13 +21,10 @@ from specsot.ops.attention.metadata import (
 from specsot.ops.kv.pool import KVCache
 
 
-def plain(
-    queries_BQhd: Tensor, keys_BgKd: Tensor, values_BgKd: Tensor, bias_B1QK: Tensor
-) -> Tensor:
+def plain(folded_BgQd: Tensor, keys_BgKd: Tensor, values_BgKd: Tensor, attn_mask: Tensor) -> Tensor:
     """Two matrix products and a softmax."""
-    grouped = fold_queries(queries_BQhd, keys_BgKd.shape[1]) * keys_BgKd.shape[-1] ** -0.5
-    scores = torch.softmax(grouped @ keys_BgKd.transpose(-1, -2) + bias_B1QK, -1)
-    return unfold_queries(scores @ values_BgKd, queries_BQhd.shape[1])
+    scaled_BgQd = folded_BgQd * keys_BgKd.shape[-1] ** -0.5
+    return torch.softmax(scaled_BgQd @ keys_BgKd.transpose(-1, -2) + attn_mask, -1) @ values_BgKd
 
 
 def metadata_of(
@@ -81,8 +76,7 @@ def batches(
 class PlainBackend(AttentionBackend):
     """Groups as another backend plans them, attended to by `plain`."""
 
-    def attend(self, *tensors: Tensor) -> Tensor:
-        return plain(*tensors)
+    attend = staticmethod(plain)
 
 
 def attended(plan: AttentionPlan, q_Nhd: Tensor, kv: KVCache) -> Tensor:
@@ -92,3 +86,15 @@ def attended(plan: AttentionPlan, q_Nhd: Tensor, kv: KVCache) -> Tensor:
     layer = plan.for_layers(positions_N, heads // kv.data.shape[2], q_Nhd.dtype)
     runner = layer.backend if plan.merged else PlainBackend()
     return runner.run(q_Nhd, *kv.layers[0], layer)
+
+
+def attend(
+    runner: AttentionBackend, q_BQhd: Tensor, keys_BgKd: Tensor, values_BgKd: Tensor, mask: Tensor
+) -> Tensor:
+    """[B, Q, heads, d], a backend's attention to these keys and values, sequence by sequence."""
+    rows, kv_heads, length, dim = keys_BgKd.shape
+    pools = [part.transpose(0, 1).reshape(kv_heads, -1, dim) for part in (keys_BgKd, values_BgKd)]
+    plan = AttentionPlan.dense(mask, torch.zeros(1, length), stride=length)
+    positions_N = torch.zeros(rows * q_BQhd.shape[1], dtype=torch.int64)
+    layer = plan.for_layers(positions_N, q_BQhd.shape[2] // kv_heads, q_BQhd.dtype)
+    return runner.run(q_BQhd.flatten(0, 1), *pools, layer).view(q_BQhd.shape)

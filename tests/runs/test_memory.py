@@ -137,8 +137,9 @@ def test_the_watch_notices_a_copy(session: Any, monkeypatch: pytest.MonkeyPatch)
     """The test of the test: a cache that hands out copies is caught."""
     views = backends.slots_of
 
-    def copies(*where: Any) -> torch.Tensor:
-        return views(*where).clone()
+    def copies(*where: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = views(*where)
+        return keys.clone(), values.contiguous()
 
     monkeypatch.setattr(backends, "slots_of", copies)
     assert sum(watched(start(session("bim_eagle"), QUESTIONS)).copied.values())

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.attention import plain
+from helpers.attention import PlainBackend, attend
 from helpers.packages import install
 from helpers.pool_watch import branching
 from helpers.support import Graphs, drive, start, tokens_of
@@ -18,15 +18,11 @@ from specsot.ops.attention.backends import (
     AttentionPlan,
     LayerAttention,
     backend,
-    fold_queries,
-    to_bias,
-    unfold_queries,
     window_mask,
 )
 from specsot.ops.attention.metadata import AttentionBatch, AttentionMetadata
 from specsot.states.graph.plugins import attention_backends
 
-Attend = Callable[..., Tensor]
 HEADS, KV_HEADS, DIM, QUERIES, KEYS, ROWS = 6, 2, 8, 5, 11, 2
 
 
@@ -51,42 +47,33 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("attend", [AttentionBackend().attend, plain])
-def test_equal_to_a_loop(attend: Attend) -> None:
+@pytest.mark.parametrize("runner", [AttentionBackend(), PlainBackend()])
+def test_equal_to_a_loop(runner: AttentionBackend) -> None:
     q, k, v, mask = tensors(torch.float64)
-    out = attend(q, k, v, to_bias(mask, HEADS // KV_HEADS, q.dtype))
+    out = attend(runner, q, k, v, mask)
     assert torch.allclose(out, by_hand(q, k, v, mask), atol=1e-12)
 
 
-@pytest.mark.parametrize("attend", [AttentionBackend().attend, plain])
+@pytest.mark.parametrize("runner", [AttentionBackend(), PlainBackend()])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_that_sees_nothing_is_finite_and_harms_no_other(
-    attend: Attend, dtype: torch.dtype
+    runner: AttentionBackend, dtype: torch.dtype
 ) -> None:
     q, k, v, mask = tensors(dtype)
-    before = attend(q, k, v, to_bias(mask, HEADS // KV_HEADS, dtype))
+    before = attend(runner, q, k, v, mask)
     mask[1, 4] = False
-    after = attend(q, k, v, to_bias(mask, HEADS // KV_HEADS, dtype))
+    after = attend(runner, q, k, v, mask)
     assert after.isfinite().all()
     assert torch.equal(after[0], before[0]) and torch.equal(after[1, :4], before[1, :4])
 
 
-@pytest.mark.parametrize("attend", [AttentionBackend().attend, plain])
-def test_what_is_hidden_has_no_influence_at_all(attend: Attend) -> None:
+@pytest.mark.parametrize("runner", [AttentionBackend(), PlainBackend()])
+def test_what_is_hidden_has_no_influence_at_all(runner: AttentionBackend) -> None:
     q, k, v, mask = tensors()
     mask[:, :, 7] = False
-    bias = to_bias(mask, HEADS // KV_HEADS, q.dtype)
-    before = attend(q, k, v, bias)
+    before = attend(runner, q, k, v, mask)
     k[:, :, 7], v[:, :, 7] = 50.0, -1e4
-    assert torch.equal(attend(q, k, v, bias), before)
-
-
-def test_fold_and_unfold_are_inverse_and_share_a_kv_head() -> None:
-    q = tensors()[0]
-    folded = fold_queries(q, KV_HEADS)
-    assert folded.shape == (ROWS, KV_HEADS, 3 * QUERIES, DIM)
-    assert torch.equal(folded[1, 1, 2 * QUERIES + 4], q[1, 4, 5])
-    assert torch.equal(unfold_queries(folded, QUERIES), q)
+    assert torch.equal(attend(runner, q, k, v, mask), before)
 
 
 def drawn(mask_QK: Tensor) -> list[str]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.attention import attended, metadata_of
+from helpers.attention import attend, attended, metadata_of
 
 from specsot.ops.attention.backends import (
     MIN_SLOTS_SAVED,
@@ -122,11 +122,13 @@ def test_sums_are_those_of_the_scores(dtype: torch.dtype) -> None:
     mask_BQK = torch.rand(2, 3, 7, generator=draw) < 0.6
     mask_BQK[0, 0] = False
     bias = to_bias(mask_BQK, HEADS // KV_HEADS, dtype)
-    out_BQhd, sums_BQh = with_sums(q_BQhd, k, v, bias)
+    folded = q_BQhd.view(2, 3, KV_HEADS, -1, DIM).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    out, sums = with_sums(folded, k, v, bias)
+    sums_BQh = sums.view(2, KV_HEADS, -1, 3).permute(0, 3, 1, 2).flatten(2)
+    out_BQhd = out.view(2, KV_HEADS, -1, 3, DIM).permute(0, 3, 1, 2, 4).flatten(2, 3)
     seen = mask_BQK.any(-1)
-    assert torch.allclose(
-        out_BQhd[seen], AttentionBackend().attend(q_BQhd, k, v, bias)[seen], atol=1e-6
-    )
+    expected_BQhd = attend(AttentionBackend(), q_BQhd, k, v, mask_BQK)
+    assert torch.allclose(out_BQhd[seen], expected_BQhd[seen], atol=1e-6)
     for b, q, h in np.ndindex(2, 3, HEADS):
         scores = k[b, h // 2] @ q_BQhd[b, q, h] / DIM**0.5
         told = sums_BQh[b, q, h]

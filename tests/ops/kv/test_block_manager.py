@@ -101,10 +101,10 @@ def test_the_peak_is_remembered_and_nothing_is_left_in_the_end() -> None:
 @pytest.mark.parametrize(
     ("break_", "says"),
     [
-        (lambda b: b.tables[1].__setitem__(3, 1), "do not say whose"),
-        (lambda b: b.references.__setitem__(0, 2), "not named as often"),
+        (lambda b: b.tables[1].__setitem__(3, 1), "disagree with the owners"),
+        (lambda b: b.references.__setitem__(0, 2), "references are counted wrongly"),
         (lambda b: setattr(b, "in_use", 3), "counted wrongly"),
-        (lambda b: b.writer.__setitem__(3, 1), "writes to a free block"),
+        (lambda b: b.writer.__setitem__(3, 1), "a free block has a writer"),
     ],
 )
 def test_integrity_sees_what_is_wrong(break_: object, says: str) -> None:

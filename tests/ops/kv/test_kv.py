@@ -26,7 +26,7 @@ def test_a_pool_can_be_filled_to_the_last_slot_and_one_row_more_changes_nothing(
     commit(kv, 1, [0, 1, 2])
     assert kv.append_([1], [3]).tolist() == [3]
     before = kv.owner.copy(), kv.position.copy(), kv.committed.copy()
-    with pytest.raises(PoolFullError, match="1 slots asked, 0 free"):
+    with pytest.raises(PoolFullError, match="1 slots requested, 0 free"):
         kv.append_([2], [0])
     assert all(map(np.array_equal, before, (kv.owner, kv.position, kv.committed)))
     kv.check_integrity()
@@ -125,7 +125,7 @@ def test_what_a_layer_reads_is_a_view_of_the_pool() -> None:
     kv = pool()
     mark_(kv, 2, 5.0)
     for first, length, at in ((0, 3, 2), (1, 4, 1), (2, 1, 0)):
-        keys, values = (slots_of(part, SlotRun(first, length)) for part in kv.layers[1])
+        keys, values = slots_of(*kv.layers[1], SlotRun(first, length))
         assert keys.shape == values.shape == (1, HEADS, length, DIM)
         for part in (keys, values):
             assert part.untyped_storage().data_ptr() == kv.data.untyped_storage().data_ptr()
@@ -137,7 +137,7 @@ def test_slots_that_lie_apart_are_gathered() -> None:
     kv = pool()
     for slot in range(8):
         mark_(kv, slot, float(slot))
-    keys, values = (slots_of(part, torch.tensor([[1, 4, 6]])) for part in kv.layers[1])
+    keys, values = slots_of(*kv.layers[1], torch.tensor([[1, 4, 6]]))
     assert keys.shape == values.shape == (1, HEADS, 3, DIM)
     assert keys[0, 0, :, 0].tolist() == [1.125, 4.125, 6.125]
     assert values[0, 2, :, 3].tolist() == [-1.125, -4.125, -6.125]

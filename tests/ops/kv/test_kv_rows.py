@@ -25,7 +25,7 @@ def test_one_full_row_is_full_while_others_have_room_and_nothing_changes() -> No
     kv = pool(4, 2)
     commit(kv, 1, [0, 1, 2], row=1)
     before = kv.owner.copy(), kv.position.copy(), kv.committed.copy()
-    with pytest.raises(PoolFullError, match="2 slots asked, 1 free"):
+    with pytest.raises(PoolFullError, match="2 slots requested, 1 free"):
         kv.append_([2, 2, 1, 1], [0, 1, 3, 4], np.array([0, 0, 1, 1], np.int32))
     assert all(map(np.array_equal, before, (kv.owner, kv.position, kv.committed)))
 
@@ -111,7 +111,7 @@ def test_what_a_layer_reads_is_a_view_of_a_range_of_rows() -> None:
     kv = pool(4, 3)
     mark_(kv, 6, 5.0)  # slot 2 of row 1
     for first, rows, at in ((0, 3, 1), (1, 2, 0), (1, 1, 0)):
-        keys, values = (slots_of(part, SlotRun(first * 4, 3, 4, rows)) for part in kv.layers[1])
+        keys, values = slots_of(*kv.layers[1], SlotRun(first * 4, 3, 4, rows))
         assert keys.shape == values.shape == (rows, HEADS, 3, DIM)
         for part in (keys, values):
             assert part.untyped_storage().data_ptr() == kv.data.untyped_storage().data_ptr()
@@ -125,10 +125,10 @@ def test_runs_may_lie_at_any_equal_distance_and_a_list_of_slots_may_cross_rows()
         mark_(kv, slot, float(slot))
     run = SlotRun(1, 2, 5, 3)
     assert run.slots_GK.tolist() == [[1, 2], [6, 7], [11, 12]], "12 is the scratch slot"
-    keys, values = (slots_of(part, run) for part in kv.layers[0])
+    keys, values = slots_of(*kv.layers[0], run)
     assert keys[:, 1, :, 2].tolist() == [[1.0, 2.0], [6.0, 7.0], [11.0, 0.0]]
     assert torch.equal(values, -keys)
-    keys, values = (slots_of(part, torch.tensor([[3, 8, 9]])) for part in kv.layers[0])
+    keys, values = slots_of(*kv.layers[0], torch.tensor([[3, 8, 9]]))
     assert keys[0, 2, :, 0].tolist() == [3.0, 8.0, 9.0] and torch.equal(values, -keys)
 
 

@@ -65,7 +65,7 @@ def test_a_full_region_goes_on_behind_and_then_below_itself() -> None:
     assert take(kv, 2, 10) == list(range(16, 26)), "others only lose what they do not use"
     assert take(kv, 3, 6) == list(range(26, 32))
     assert take(kv, 3, 4) == [0, 1, 2, 3]
-    with pytest.raises(PoolFullError, match="5 slots asked, 4 free"):
+    with pytest.raises(PoolFullError, match="5 slots requested, 4 free"):
         take(kv, 3, 5)
     kv.check_integrity()
 

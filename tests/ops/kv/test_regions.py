@@ -47,7 +47,7 @@ def test_the_lowest_free_slots_from_its_first_on_are_taken() -> None:
     assert left().append_([1] * 2, [0, 1], home=1).tolist() == [5, 7], "it may go on behind its end"
     slots = left().append_([1] * 8, range(8), home=1)
     assert slots.tolist() == [0, 1, 2, 3, 5, 7, 8, 9], "or begin again"
-    with pytest.raises(PoolFullError, match="9 slots asked, 8 free"):
+    with pytest.raises(PoolFullError, match="9 slots requested, 8 free"):
         left().append_([1] * 9, range(9), home=1)
 
 
