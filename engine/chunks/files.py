@@ -1,7 +1,7 @@
-"""Cached chunks as files: one safetensors file each, replaced whole, looked at before it is used.
+"""Cached chunks as files: one safetensors file each, written whole, verified before use.
 
-What a chunk is cached under is in the file's name and, written out, in its header; the header also
-has a digest of the tensors. Needs no torch: headers and file times are all that a list shows.
+The file name is the digest of a chunk's key; the header has the key and a digest of the tensors.
+This module imports no torch: a list of chunks needs headers and file times alone.
 """
 
 import hashlib
@@ -23,17 +23,17 @@ from ..errors import UsageError
 FORMAT = 1
 SUFFIX = ".safetensors"
 PART = ".part"
-ABANDONED = 3600  # seconds after which a half-written file has no writer any more
+ABANDONED_SECONDS = 3600  # age of a part file whose writer no longer exists
 DIGEST = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkKey:
-    """What the numbers of a chunk depend on; equal keys mean equal chunks.
+    """The inputs of a chunk's tensors; equal keys mean equal chunks.
 
     model_hash: of the weights (`models.checkpoint.model_hash`). dtype: as `float32`.
-    bos: the token that stood in front of the chunk, which is not one of its own; None for none.
-    taps: whose features are kept, as in `Target.forward`. token_ids: the chunk's own, at least one.
+    bos: the token before the chunk, which is not part of it; None for no token.
+    taps: layers whose features are stored, as in `Target.forward`. token_ids: at least one.
     """
 
     model_hash: str
@@ -55,16 +55,16 @@ class ChunkKey:
 
     @property
     def facts(self) -> tuple[Any, ...]:
-        """All but the ids. The order of taps means nothing: features are joined in increasing."""
+        """All values but the ids. Taps are sorted: features are joined in increasing order."""
         return (self.model_hash, self.dtype, self.bos, sorted(set(self.taps)))
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkInfo:
-    """A cached chunk in a list; most as in `ChunkKey`.
+    """A cached chunk in a list; more fields as in `ChunkKey`.
 
-    digest: that of its key. name: what it was called when it was stored. bytes: of its tensors, or
-    of its file. used: seconds since 1970.
+    digest: of its key. name: given when it was stored. bytes: of its tensors, or of its file.
+    used: time of the last use, seconds since 1970.
     """
 
     digest: str
@@ -78,7 +78,7 @@ class ChunkInfo:
     used: float
 
     def header(self, checksum: str) -> dict[str, str]:
-        """What stands in the file beside the tensors; safetensors takes texts alone."""
+        """The metadata of the file; safetensors accepts strings only."""
         facts = [self.model_hash, self.dtype, self.bos, list(self.taps)]
         return {
             "specsot_chunk": str(FORMAT),
@@ -91,11 +91,11 @@ class ChunkInfo:
 
 
 class DamagedChunk(ValueError):
-    """A file in the cache that is no intact chunk; the message names it and says why."""
+    """A cached file is not a valid chunk; the message names the file and the reason."""
 
 
 class ChunkFiles:
-    """The folder of a chunk store. Processes may share it: files only ever appear whole."""
+    """The folder of a chunk store. Processes may share it: files appear complete."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -104,7 +104,7 @@ class ChunkFiles:
         return self.folder / f"{digest}{SUFFIX}"
 
     def new_part(self, digest: str) -> Path:
-        """A name to write under, which no other writer has and no reader looks at.
+        """A unique name for a part file, which readers ignore.
 
         Raises:
             UsageError: the folder cannot be made.
@@ -117,30 +117,30 @@ class ChunkFiles:
         return self.folder / f".{digest}-{secrets.token_hex(4)}{PART}"
 
     def digests(self) -> list[str]:
-        """Of all files that are named as chunks, least recently used first; others are ignored."""
+        """The digests of all chunk files, least recently used first; other files are ignored."""
         names = [path.name.removesuffix(SUFFIX) for path in self._files(SUFFIX)]
         digests = [name for name in names if DIGEST.fullmatch(name)]
         return sorted(digests, key=lambda digest: (_stat(self.path(digest))[0], digest))
 
     def list(self) -> tuple[list[ChunkInfo], list[str]]:
-        """What the headers say, least recently used first; and what is wrong with other files."""
-        good: list[ChunkInfo] = []
+        """The chunks, least recently used first, and the problems of damaged files."""
+        chunks: list[ChunkInfo] = []
         problems: list[str] = []
         for digest in self.digests():
             try:
-                good.append(self.read_info(digest))
+                chunks.append(self.read_info(digest))
             except DamagedChunk as problem:
                 problems.append(str(problem))
             except FileNotFoundError:  # another process dropped it
                 continue
-        return good, problems
+        return chunks, problems
 
     def read_info(self, digest: str) -> ChunkInfo:
-        """What the header of a chunk's file says; of the tensors nothing is read.
+        """The header of a chunk's file; the tensors are not read.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            DamagedChunk: it is not what its name says.
+            FileNotFoundError: the file does not exist.
+            DamagedChunk: the file does not match its name.
         """
         path = self.path(digest)
         try:
@@ -149,9 +149,9 @@ class ChunkFiles:
         except FileNotFoundError:
             raise
         except (SafetensorError, OSError, ValueError) as error:
-            raise DamagedChunk(f"{path}: is no intact safetensors file: {error}") from None
+            raise DamagedChunk(f"{path}: not a valid safetensors file: {error}") from None
         if header.get("specsot_chunk") != str(FORMAT):
-            raise DamagedChunk(f"{path}: is no chunk of format {FORMAT}")
+            raise DamagedChunk(f"{path}: not a chunk of format {FORMAT}")
         try:
             model_hash, dtype, bos, taps = json.loads(header["facts"])
             tokens = int(header["tokens"])
@@ -162,17 +162,17 @@ class ChunkFiles:
         except (KeyError, ValueError, TypeError):
             raise DamagedChunk(f"{path}: its header is not that of a chunk") from None
         if header.get("key") != digest:
-            raise DamagedChunk(f"{path}: is the chunk of another name, {header.get('key')}")
+            raise DamagedChunk(f"{path}: the chunk of another key, {header.get('key')}")
         return info
 
     def touch(self, digest: str) -> None:
-        """Note that a chunk was used now, if the folder can be written to."""
+        """Set the last use of a chunk to now, if the folder is writable."""
         with suppress(OSError):
-            # The kernel's own "now" is some milliseconds behind, and would mix up the order.
+            # The kernel's own "now" is some milliseconds late, which would change the order.
             os.utime(self.path(digest), ns=(time.time_ns(),) * 2)
 
     def drop(self, digest: str) -> bool:
-        """Remove a chunk's file; whoever has it mapped keeps it. False if there was none.
+        """Remove a chunk's file; existing memory maps stay valid. False if it does not exist.
 
         Raises:
             UsageError: it cannot be removed.
@@ -187,12 +187,12 @@ class ChunkFiles:
         return True
 
     def trim(self, max_bytes: int) -> None:
-        """Drop the least recently used files until the rest have at most so many bytes.
+        """Drop the least recently used files until the others have at most `max_bytes`.
 
-        What writers left that were killed goes first.
+        Part files of killed writers are removed first.
         """
         for path in self._files(PART):
-            if time.time_ns() - _stat(path)[0] > ABANDONED * 1e9:
+            if time.time_ns() - _stat(path)[0] > ABANDONED_SECONDS * 1e9:
                 path.unlink(missing_ok=True)
         sizes = {digest: _stat(self.path(digest))[1] for digest in self.digests()}
         total = sum(sizes.values())
@@ -213,7 +213,7 @@ class ChunkFiles:
 
 
 def _stat(path: Path) -> tuple[int, int]:
-    """When it was used, in nanoseconds since 1970, and its bytes; zeros if it is gone."""
+    """Time of the last use in nanoseconds since 1970, and size; zeros if the file is gone."""
     try:
         stat = path.stat()
     except OSError:

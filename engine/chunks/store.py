@@ -1,4 +1,8 @@
-"""The chunk store of CacheBlend (arXiv 2405.16444) and how a run uses it."""
+"""The chunk store of CacheBlend (arXiv 2405.16444): K before RoPE, V and features by content.
+
+`ChunkStore` stores chunks, `ChunkMaker` computes missing ones, `ChunkLibrary` counts a run's
+look-ups.
+"""
 
 import hashlib
 import time
@@ -36,26 +40,26 @@ class _Entry:
 
 
 class ChunkStore:
-    """Chunks under their keys, the least recently used ones dropped beyond so many bytes.
+    """Chunks by key; the least recently used ones are dropped beyond `max_bytes`.
 
-    Chunks never change: `put` keeps a copy, and `get` gives the stored tensors themselves, without
-    copying, for reading alone. torch has no tensors that cannot be written to, so a write into one
-    is found at the next `get` by its version counter and raised there as RuntimeError.
+    Chunks never change: `put` stores a copy, and `get` returns the stored tensors themselves, which
+    are read-only. torch has no read-only tensors, so the next `get` detects a write by the version
+    counters and raises RuntimeError.
 
     With a folder every chunk is a file as well (see `ChunkFiles`), mapped into memory when it is
-    read; the limit holds for memory and for the files each. Files are checked in full the first
-    time that a process reads them, against the header's digest and against the key; one that does
-    not pass is a miss, told in `notes` and written anew. That finds damage, not malice: whoever can
-    write into the folder can change answers. Not for several threads at once.
+    read; the limit applies to memory and to the files separately. A process verifies a file in full
+    the first time that it reads it, against the header's digest and the key; an invalid file is a
+    miss, noted in `notes` and written again. That detects damage, not malice: write access to the
+    folder can change answers. Not thread-safe.
 
     Args:
         max_bytes: of the tensors in memory, and of the files in the folder.
-        device: where chunks are kept.
+        device: of the stored tensors.
 
     Attributes:
-        hits, misses: how often `get` found a chunk, and how often not.
+        hits, misses: look-ups by `get` with a chunk, and without.
         bytes: of the chunks in memory.
-        notes: what was wrong with files, a line each.
+        notes: problems of files, a line each.
     """
 
     def __init__(
@@ -64,15 +68,17 @@ class ChunkStore:
         self.max_bytes = max_bytes
         self.device = torch.device(device)
         self.files = None if folder is None else ChunkFiles(folder)
-        self.hits = self.misses = self.bytes = 0
+        self.hits = 0
+        self.misses = 0
+        self.bytes = 0
         self.notes: list[str] = []
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
 
     def get(self, key: ChunkKey) -> ChunkKV | None:
-        """The chunk of this key, now the most recently used one; None if it has to be made.
+        """The chunk of a key, now the most recently used one; None on a miss.
 
         Raises:
-            RuntimeError: somebody wrote into the chunk.
+            RuntimeError: the chunk was written to.
         """
         digest = key.digest
         entry = self._entries.get(digest) or self._load(key)
@@ -83,36 +89,44 @@ class ChunkStore:
             self._forget(digest)
             raise RuntimeError(f"the cached chunk {digest[:12]} ({entry.info.name}) was written to")
         self.hits += 1
-        self._keep(digest, entry)
+        self._store(digest, entry)
         if self.files is not None:
             self.files.touch(digest)
         return entry.chunk
 
     def put(self, key: ChunkKey, chunk: ChunkKV, name: str = "") -> bool:
-        """Keep a copy of a chunk; False if it alone is larger than the store.
+        """Store a copy of a chunk; False if it is larger than the store.
 
         Args:
-            name: what to call it in lists.
+            name: in lists.
 
         Raises:
-            ValueError: the chunk is not one of this key.
+            ValueError: the chunk does not match the key.
         """
         _check(key, chunk)
         if chunk.bytes > self.max_bytes:
             return False
-        size = (chunk.rows, chunk.bytes)
-        now = time.time()
-        info = ChunkInfo(key.digest, name, *size, key.model_hash, key.dtype, key.bos, key.taps, now)
+        info = ChunkInfo(
+            digest=key.digest,
+            name=name,
+            tokens=chunk.rows,
+            bytes=chunk.bytes,
+            model_hash=key.model_hash,
+            dtype=key.dtype,
+            bos=key.bos,
+            taps=key.taps,
+            used=time.time(),
+        )
         copy = _on(chunk, self.device, copy=True)
         entry = _Entry(info, copy, _versions(copy))
         filed = self.files is not None and self._write(self.files, info, copy)
         if filed and self.device.type == "cpu":
             entry = self._load(key) or entry  # the mapped file: memory that can be reclaimed
-        self._keep(info.digest, entry)
+        self._store(info.digest, entry)
         return True
 
-    def _keep(self, digest: str, entry: _Entry) -> None:
-        """As the most recently used one; others go until the bytes fit."""
+    def _store(self, digest: str, entry: _Entry) -> None:
+        """Store an entry as the most recently used one; drop others until the bytes fit."""
         self._forget(digest)
         self._entries[digest] = entry
         self.bytes += entry.chunk.bytes
@@ -124,7 +138,7 @@ class ChunkStore:
         self.bytes -= 0 if entry is None else entry.chunk.bytes
 
     def _load(self, key: ChunkKey) -> _Entry | None:
-        """From the folder, if it is there and intact."""
+        """The chunk from the folder, if its file exists and is valid."""
         if self.files is None:
             return None
         try:
@@ -143,7 +157,7 @@ class ChunkStore:
         return None if chunk.bytes > self.max_bytes else _Entry(info, chunk, _versions(chunk))
 
     def _write(self, files: ChunkFiles, info: ChunkInfo, chunk: ChunkKV) -> bool:
-        """A folder that cannot be written to costs the cache on disk and nothing else."""
+        """Write a chunk's file; an error is noted and leaves the cache in memory."""
         try:
             part = files.new_part(info.digest)
             try:
@@ -163,7 +177,7 @@ class ChunkStore:
 
 
 def _check(key: ChunkKey, chunk: ChunkKV) -> None:
-    """Raise ValueError unless the tensors can be those of the key."""
+    """Raise ValueError unless dtypes and shapes match the key."""
     tensors = _named(chunk)
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
     if dtypes != [key.dtype]:
@@ -181,7 +195,7 @@ def _check(key: ChunkKey, chunk: ChunkKV) -> None:
 
 
 def _named(chunk: ChunkKV) -> dict[str, Tensor]:
-    """A chunk's tensors as they are called in a file."""
+    """A chunk's tensors by their names in a file."""
     tensors = {"keys": chunk.keys_LRgd, "values": chunk.values_LRgd}
     if chunk.features_RF is not None:
         tensors["features"] = chunk.features_RF
@@ -189,7 +203,7 @@ def _named(chunk: ChunkKV) -> dict[str, Tensor]:
 
 
 def _on(chunk: ChunkKV, device: torch.device, *, copy: bool = False) -> ChunkKV:
-    """A chunk on a device; copies are the store's own, and contiguous.
+    """A chunk on a device; copies are contiguous.
 
     Tensors of inference mode have no version counters.
     """
@@ -197,7 +211,7 @@ def _on(chunk: ChunkKV, device: torch.device, *, copy: bool = False) -> ChunkKV:
     with torch.inference_mode(False):
         tensors = _named(chunk).values()
         return ChunkKV(
-            *(one.detach().to(device, copy=copy, memory_format=layout) for one in tensors)
+            *(tensor.detach().to(device, copy=copy, memory_format=layout) for tensor in tensors)
         )
 
 
@@ -209,23 +223,23 @@ def _read(path: Path) -> ChunkKV:
     """A chunk's tensors, mapped into memory.
 
     Raises:
-        FileNotFoundError: there is no such file (any more).
-        DamagedChunk: it cannot be read, or its digest is not that of its header.
+        FileNotFoundError: the file does not exist.
+        DamagedChunk: it cannot be read, or its digest differs from its header.
     """
     try:
         with torch.inference_mode(False), safe_open(path, framework="pt") as file:
-            wanted = (file.metadata() or {}).get("sha256")
+            expected = (file.metadata() or {}).get("sha256")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise
     except (SafetensorError, OSError, RuntimeError) as error:
-        if not path.exists():  # torch maps it once more by its name, and another process took it
+        if not path.exists():  # torch opens it again by name; another process removed it
             raise FileNotFoundError(path) from None
         raise DamagedChunk(f"{path}: cannot be read: {error}") from None
     if set(tensors) - {"features"} != {"keys", "values"}:
         raise DamagedChunk(f"{path}: holds {', '.join(sorted(tensors))}, not keys and values")
-    if _checksum(tensors) != wanted:
-        raise DamagedChunk(f"{path}: is damaged, its digest is not that of its header")
+    if _checksum(tensors) != expected:
+        raise DamagedChunk(f"{path}: damaged, its digest differs from its header")
     return ChunkKV(tensors["keys"], tensors["values"], tensors.get("features"))
 
 
@@ -241,15 +255,15 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
 if TYPE_CHECKING:
     from ..models import Models
 
-CHUNK_BYTES = 8 << 30  # of chunks in memory and in a folder, if nobody says otherwise
+CHUNK_BYTES = 8 << 30  # default limit of chunks in memory and in a folder
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkMaker:
-    """Keys and makes chunks.
+    """Computes keys and chunks.
 
-    model_hash: of the target's weights. bos: what stands before every chunk that is made.
-    taps: whose features the drafter reads; empty for drafters that read text.
+    model_hash: of the target's weights. bos: the token before every chunk, None for no token.
+    taps: layers whose features the drafter reads; empty for drafters that read text.
     """
 
     store: ChunkStore
@@ -265,7 +279,7 @@ class ChunkMaker:
         return ChunkKey(self.model_hash, dtype, self.bos, self.taps, tuple(token_ids))
 
     def chunk(self, token_ids: Sequence[int], name: str = "") -> tuple[ChunkKV, bool]:
-        """The chunk of these ids, not to be written to, and whether it was made just now.
+        """The read-only chunk of token ids, and whether it was computed by this call.
 
         Raises:
             ModelError: it is longer than the model's sequences.
@@ -288,14 +302,13 @@ def chunk_maker(store: ChunkStore, models: "Models", model_hash: str) -> ChunkMa
 
 @dataclass(slots=True)
 class ChunkLibrary:
-    """A store as a run uses it, with what became of its look-ups.
+    """A store as a run uses it, with counters of its look-ups.
 
-    collect: whether missing chunks are read alone and kept; None is found for them otherwise.
+    collect: compute and store missing chunks; otherwise a look-up of them returns None.
 
     Attributes:
-        hits, missed: look-ups of chunks that were cached, and that had to be computed in place.
-        made, made_rows, made_nanos: chunks that were read alone, their tokens, and the time of it.
-        made_sizes: tokens of each.
+        hits, missed: look-ups of cached chunks, and of chunks to be computed in place.
+        made_nanos, made_sizes: time of all computed chunks, and tokens of each.
     """
 
     maker: ChunkMaker
@@ -306,30 +319,32 @@ class ChunkLibrary:
     made_sizes: list[int] = field(default_factory=list)
 
     def find(self, chunk: Chunk) -> ChunkKV | None:
-        """K, V and features of these ids, not to be written to; None if they must be computed."""
+        """Read-only K, V and features of a chunk; None if they must be computed in place."""
         if not self.collect:
             cached = self.maker.store.get(self.maker.key(chunk.ids))
             self.hits += cached is not None
             self.missed += cached is None
             return cached
-        begun = time.perf_counter_ns()
+        start = time.perf_counter_ns()
         try:
             cached, is_new = self.maker.chunk(chunk.ids, chunk.name)
-        except ModelError:  # longer than the model's sequences: so is the prompt, which is refused
+        except (
+            ModelError
+        ):  # longer than the model's sequences; so is the prompt, which will be refused
             self.missed += 1
             return None
         self.hits += not is_new
         if is_new:
-            self.made_nanos += time.perf_counter_ns() - begun
+            self.made_nanos += time.perf_counter_ns() - start
             self.made_sizes.append(len(chunk.ids))
         return cached
 
 
 def chunks_for(program: Program, models: "Models", store: ChunkStore | None) -> ChunkMaker | None:
-    """What reads chunks of documents for a graph, by default into memory; None if it reuses none.
+    """The chunk maker of a graph, by default with a store in memory; None if it reuses no chunks.
 
     Raises:
-        GraphError: a check layer that the model does not have, a mask that its layers cannot use.
+        GraphError: the model lacks a check layer, or its layers cannot use the mask.
     """
     blend = program.graph.blend
     target = models.target

@@ -1,4 +1,4 @@
-"""`specsot cache add | list | drop`: what a folder of cached chunks holds."""
+"""`specsot cache add | list | drop`: folders of cached chunks."""
 
 from dataclasses import asdict
 from datetime import datetime
@@ -14,8 +14,8 @@ from ..prepare.options import OptionText, RunOptions
 from ..shell import complain, print_json, user_errors
 from .options import Json, takes
 
-SHOWN = 12  # digits of a key in a table
-LEAST = 4  # digits of a key that name it
+KEY_DIGITS = 12  # of a key in a table
+MIN_KEY_DIGITS = 4  # of a key on the command line
 
 cache = typer.Typer(help="Cached chunks of documents: add, list, drop.", no_args_is_help=True)
 
@@ -82,8 +82,8 @@ def drop(
         if bool(keys) == all_of_them:
             raise UsageError("give KEYs of `specsot cache list`, or --all")
         files = ChunkFiles(cache_dir)
-        known = files.digests()
-        digests = known if all_of_them else [_digest(key, known) for key in keys or ()]
+        cached = files.digests()
+        digests = cached if all_of_them else [_digest(key, cached) for key in keys or ()]
         dropped = [digest for digest in dict.fromkeys(digests) if files.drop(digest)]
     if as_json:
         print_json(dropped=dropped)
@@ -91,12 +91,14 @@ def drop(
         print(f"{len(dropped)} chunks dropped")
 
 
-def _digest(key: str, known: list[str]) -> str:
-    """The one that begins so; raises UsageError."""
-    matches = [digest for digest in known if digest.startswith(key.lower())]
-    if len(key) < LEAST or len(matches) != 1:
+def _digest(key: str, digests: list[str]) -> str:
+    """The digest that starts with `key`; raises UsageError unless it is unique."""
+    matches = [digest for digest in digests if digest.startswith(key.lower())]
+    if len(key) < MIN_KEY_DIGITS or len(matches) != 1:
         some = f"{len(matches)} chunks have" if matches else "no chunk has"
-        least = f"; at least {LEAST} digits are needed" if len(key) < LEAST else ""
+        least = (
+            f"; at least {MIN_KEY_DIGITS} digits are needed" if len(key) < MIN_KEY_DIGITS else ""
+        )
         raise UsageError(f"KEY {key}: {some} a key that begins so{least}")
     return matches[0]
 
@@ -104,9 +106,9 @@ def _digest(key: str, known: list[str]) -> str:
 def _line(info: ChunkInfo) -> str:
     used = datetime.fromtimestamp(info.used).strftime("%Y-%m-%d %H:%M")
     taps = ",".join(map(str, info.taps)) or "-"
-    made_with = f"{info.dtype:9} model {info.model_hash[:SHOWN]}  taps {taps:9}"
+    made_with = f"{info.dtype:9} model {info.model_hash[:KEY_DIGITS]}  taps {taps:9}"
     size = f"{info.tokens:6} tokens {info.bytes:11} bytes"
-    return f"{info.digest[:SHOWN]}  {size}  {made_with}  {used}  {info.name}"
+    return f"{info.digest[:KEY_DIGITS]}  {size}  {made_with}  {used}  {info.name}"
 
 
 def _plain(info: ChunkInfo) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`specsot run | compare | sweep | certify`; what they do is imported when one is called."""
+"""`specsot run | compare | sweep | certify`; their modules are imported on use."""
 
 import sys
 from dataclasses import replace
@@ -41,7 +41,7 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", metavar="DIR", help="Write DIR/GRAPH.md and .json, print no page."),
 ]
-Kept = Annotated[
+TablesDir = Annotated[
     Path | None,
     typer.Option("--out", metavar="DIR", help="Keep tables there, and go on where it was left."),
 ]
@@ -75,7 +75,7 @@ def run(options: RunOptions) -> None:
 
 
 @takes("as_json", *SESSION, prompts=PROMPTS)
-def compare(options: RunOptions, sides: Sides, out: Kept = None) -> None:
+def compare(options: RunOptions, sides: Sides, out: TablesDir = None) -> None:
     """Compare graphs: whether their tokens are equal where they must be, and what each costs.
 
     Examples: `specsot compare bim_plain bim_eagle`,
@@ -84,12 +84,12 @@ def compare(options: RunOptions, sides: Sides, out: Kept = None) -> None:
     """
     from ..bench.command import compare_command
 
-    own = replace(options, argv=tuple(sys.argv))
-    raise typer.Exit(compare_command(tuple(sides), own, out))
+    session_options = replace(options, argv=tuple(sys.argv))
+    raise typer.Exit(compare_command(tuple(sides), session_options, out))
 
 
 @takes("as_json", *SESSION, prompts=PROMPTS)
-def sweep(options: RunOptions, graph: Varied, vary: Vary, out: Kept = None) -> None:
+def sweep(options: RunOptions, graph: Varied, vary: Vary, out: TablesDir = None) -> None:
     """Vary settings of a graph: every combination, compared as `specsot compare` does.
 
     Examples: `specsot sweep bim_eagle --vary drafter.nodes=4,8,16`,
@@ -97,8 +97,8 @@ def sweep(options: RunOptions, graph: Varied, vary: Vary, out: Kept = None) -> N
     """
     from ..bench.sweep import sweep_command
 
-    own = replace(options, argv=tuple(sys.argv))
-    raise typer.Exit(sweep_command(graph, tuple(vary), own, out))
+    session_options = replace(options, argv=tuple(sys.argv))
+    raise typer.Exit(sweep_command(graph, tuple(vary), session_options, out))
 
 
 @takes("as_json", *SESSION, "workers", "cluster", prompts=PROMPTS)
@@ -109,7 +109,7 @@ def certify(
     every: Every = False,
     out: Out = None,
 ) -> None:
-    """Certify graphs: whether their text is the target's own, held to transformers.
+    """Certify graphs: whether their text is the target's own, compared with transformers.
 
     Examples: `specsot certify bim_eagle --quick`,
     `specsot certify graphs/bim_eagle.yaml --dtype float64 --set drafter.nodes=12`,

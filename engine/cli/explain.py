@@ -29,35 +29,35 @@ def explain(
     Examples: `specsot explain G202`, `specsot explain 4`, `specsot explain`.
     """
     with user_errors():
-        known: dict[str, Any] = {str(key): one for key, one in explanations().problems.items()}
-        known |= {str(key): one for key, one in explanations().exits.items()}
+        pages: dict[str, Any] = {str(key): page for key, page in explanations().problems.items()}
+        pages |= {str(key): page for key, page in explanations().exits.items()}
         if code is None:
             if as_json:
-                print_json(codes={key: one.title for key, one in known.items()})
+                print_json(codes={key: page.title for key, page in pages.items()})
             else:
-                put("".join(f"{key:4}  {one.title}\n" for key, one in known.items()))
+                put("".join(f"{key:4}  {page.title}\n" for key, page in pages.items()))
             return
         name = code.upper().strip("[]")
-        if name not in known:
-            raise UsageError(f"no code {code!r}{hint(name, known)}; `specsot explain` lists them")
-        one = known[name]
+        if name not in pages:
+            raise UsageError(f"no code {code!r}{hint(name, pages)}; `specsot explain` lists them")
+        page = pages[name]
         if as_json:
-            print_json(code=name, **one.model_dump(mode="json", exclude_defaults=True))
+            print_json(code=name, **page.model_dump(mode="json", exclude_defaults=True))
         else:
-            put(_page(name, one))
+            put(_page(name, page))
 
 
-def _page(code: str, one: ExplainedProblem | ExplainedExit) -> str:
-    parts = [f"{code}: {one.title}", fill(one.means, WIDTH)]
-    if isinstance(one, ExplainedExit):
-        parts += [f"For example:\n{_shown(one.command)}"] if one.command else []
+def _page(code: str, page: ExplainedProblem | ExplainedExit) -> str:
+    parts = [f"{code}: {page.title}", fill(page.means, WIDTH)]
+    if isinstance(page, ExplainedExit):
+        parts += [f"For example:\n{_shown(page.command)}"] if page.command else []
     else:
-        parts += [f"{one.place}, wrong:\n{_shown(one.wrong)}{_module(one.module)}"]
-        if one.right != one.wrong or one.module_right:
-            parts += [f"Right:\n{_shown(one.right)}{_module(one.module_right)}"]
-        if one.when == "run":
+        parts += [f"{page.place}, wrong:\n{_shown(page.wrong)}{_module(page.module)}"]
+        if page.right != page.wrong or page.module_right:
+            parts += [f"Right:\n{_shown(page.right)}{_module(page.module_right)}"]
+        if page.when == "run":
             parts += ["`specsot check` does not see it: it shows when a run begins."]
-    return "\n\n".join([*parts, fill(one.mend, WIDTH)]) + "\n"
+    return "\n\n".join([*parts, fill(page.mend, WIDTH)]) + "\n"
 
 
 def _shown(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A run that somebody watches: driven with its view, kept whatever happens, and what it says."""
+"""A run of the command line: driven with its view, saved in any case, and its result printed."""
 
 import os
 import sys
@@ -14,9 +14,9 @@ from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..prepare.options import RunOptions
 from ..prepare.repeat import Provenance
-from ..record.metrics import doubts
+from ..record.metrics import drafter_warnings
 from ..record.recorder import Recorder
-from ..record.report import answer_text, closing_lines, left_apart, refusals
+from ..record.report import answer_text, closing_lines, refusals, uncombined
 from ..record.run_folder import OUTPUTS, BestEffortRunFolder
 from ..record.run_view import scene_of
 from ..record.trace import Write, trace_pools
@@ -33,9 +33,7 @@ from ..view.step import Halts, Inspector, LiveStepper, Stepper
 from ..view.tui import LiveView
 
 SCHEMA = 1
-HALTED = {STATUS_CODES[one]: one for one in (Status.INTERRUPTED, Status.TERMINATED)}
-
-
+STOPPED = {STATUS_CODES[status]: status for status in (Status.INTERRUPTED, Status.TERMINATED)}
 Starts = Callable[[Session, Sequence[Prompt], Write | None], tuple[EngineCore, Recorder]]
 
 
@@ -46,15 +44,12 @@ def perform(
     folder: BestEffortRunFolder,
     starts: Starts = recorded,
 ) -> RunOutcome:
-    """The run from its first transition to its last file; what it made is kept if it fails.
+    """The run from its first transition to its last file; a failed run is saved as far as it got.
 
     Args:
-        starts: makes a run of prompts, with a recorder.
+        starts: creates a run of prompts and its recorder.
     """
-    with (
-        closing(folder),
-        StopSignal() as halt,
-    ):  # who stops it while it begins is heard at once, too
+    with closing(folder), StopSignal() as stop:  # signals during the start count, too
         files = RunWriter(folder, job, provenance)
         files.begin(os.environ, session.models.stop_ids)
         run, recorder = starts(session, job.prompts, folder.trace)
@@ -63,11 +58,11 @@ def perform(
         try:
             with (
                 _view(job, run, recorder) as view,
-                _pause(job, run, recorder, halt, view) as pause,
+                _pause(job, run, recorder, stop, view) as pause,
             ):
-                status = drive(run, recorder, max_rounds=rounds, stop=halt, pause=pause)
+                status = drive(run, recorder, max_rounds=rounds, stop=stop, pause=pause)
         except BaseException as error:
-            files.end(run, recorder, HALTED.get(code_of(error), Status.FAILED), error)
+            files.end(run, recorder, STOPPED.get(code_of(error), Status.FAILED), error)
             raise
         outcome = files.end(run, recorder, status, None)
         run.close()
@@ -75,7 +70,7 @@ def perform(
 
 
 def _listen(options: RunOptions, run: EngineCore, recorder: Recorder) -> None:
-    """What was asked for beside the view."""
+    """Attach what the options request besides the view."""
     if options.explain_rounds and not options.quiet:
         recorder.listeners.append(rounds_view(recorder, run, Writer(sys.stderr)))
     if options.trace == "kv":
@@ -86,13 +81,13 @@ def _listen(options: RunOptions, run: EngineCore, recorder: Recorder) -> None:
 
 @contextmanager
 def _pause(
-    job: Job, run: EngineCore, recorder: Recorder, halt: StopSignal, view: LiveView | None
+    job: Job, run: EngineCore, recorder: Recorder, stop: StopSignal, view: LiveView | None
 ) -> Iterator[Pause | None]:
-    """What happens before each transition, if anything was asked for."""
+    """The function to call before each transition, if the options request a pause."""
     options = job.options
     pauses = list[Pause]()
     if options.slow:
-        pauses.append(delay(options.slow, recorder, halt))
+        pauses.append(delay(options.slow, recorder, stop))
     with ExitStack() as stack:
         if _steps(options):
             halts = Halts(options.breaks)
@@ -102,7 +97,7 @@ def _pause(
                 pauses.append(Stepper(job.program, sys.stdin, out, halts, inspector))
             else:
                 keys = stack.enter_context(Keys(sys.stdin))
-                stopped = partial(_stopped, halt)
+                stopped = partial(_stopped, stop)
                 stepper = LiveStepper(
                     job.program, view, keys, halts=halts, inspector=inspector, stopped=stopped
                 )
@@ -114,8 +109,8 @@ def _steps(options: RunOptions) -> bool:
     return options.step or bool(options.breaks)
 
 
-def _stopped(halt: StopSignal) -> bool:
-    return halt.status is not None
+def _stopped(stop: StopSignal) -> bool:
+    return stop.status is not None
 
 
 @contextmanager
@@ -141,7 +136,7 @@ def _view(job: Job, run: EngineCore, recorder: Recorder) -> Iterator[LiveView | 
         try:
             yield None
         finally:
-            plain.look()
+            plain.announce()
 
 
 def print_result(job: Job, folder: BestEffortRunFolder, outcome: RunOutcome, threads: int) -> bool:
@@ -156,7 +151,7 @@ def print_result(job: Job, folder: BestEffortRunFolder, outcome: RunOutcome, thr
         kind = job.program.graph.drafter.kind
         lines = closing_lines(outcome.answers, outcome.metrics, str(outcome.status))
         lines[0] += ", 1 thread" if threads == 1 else f", {threads} threads"
-        lines += [f"warning: {line}" for line in doubts(outcome.metrics, kind)]
+        lines += [f"warning: {line}" for line in drafter_warnings(outcome.metrics, kind)]
         for line in (*lines, folder.words, f"digest {outcome.digest}"):
             say(f"{line}\n")
     return delivered
@@ -173,7 +168,7 @@ def result_text(job: Job, folder: BestEffortRunFolder, outcome: RunOutcome) -> s
         "answers": outcome.outputs,
         "metrics": outcome.metrics,
         "digest": outcome.digest,
-        "run_folder": str(folder.path) if folder.there else None,
+        "run_folder": str(folder.path) if folder.exists else None,
     }
     return json_text(document)
 
@@ -198,7 +193,7 @@ def exit_code(job: Job, outcome: RunOutcome) -> int:
     if outcome.status is not Status.OK:
         return STATUS_CODES[outcome.status]
     refused = refusals(outcome.answers)
-    for line in (*refused, *left_apart(outcome.answers)):
+    for line in (*refused, *uncombined(outcome.answers)):
         complain(line)
     digest = outcome.digest
     expected = (job.options.expect_digest or "").lower()

@@ -77,7 +77,7 @@ def _kept_traceback(
 ) -> str:
     """Where it happened goes into the run folder, not onto the screen."""
     try:
-        there = folder if folder is not None and folder.there else None
+        there = folder if folder is not None and folder.exists else None
         kept: RunFolder = there or RunFolder.create(options.runs_dir, "failed")
         text = "".join(traceback.format_exception(error))
         RunFolder(kept.path).write_text(FILE, redact(text))

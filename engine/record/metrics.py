@@ -1,4 +1,8 @@
-"""Figures of a run, counted from its events. Names and definitions: docs/metrics.md."""
+"""The figures of a run, counted from its events. Names and definitions: docs/metrics.md.
+
+Operations of blended prefills are estimated as in `ops.layer_plan`, for each prompt, or part of a
+prompt (the shared prefix, a branch), by itself; attention to earlier rows is left out.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,11 +22,10 @@ from ..chunks.store import ChunkLibrary
 
 @dataclass(slots=True)
 class ProbeFigures:
-    """What a run's probe has found so far.
+    """The comparisons of a run's probe so far.
 
-    rows: cached rows that were compared. errors: `relative_errors` [L, 2] of every prompt, or part
-        of one, that had cached rows. kl: `divergence` of every first token that was drawn behind
-        any.
+    rows: compared cached rows. errors: `relative_errors` [L, 2] of every prompt, or part of a
+        prompt, with cached rows. kl: `divergence` of every first token after cached rows.
     """
 
     rows: int = 0
@@ -30,7 +33,7 @@ class ProbeFigures:
     kl: list[float] = field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:
-        """Means over prompts; None and no layers where nothing was blended."""
+        """Means over prompts; None and empty lists if nothing was blended."""
         return {
             "rows": self.rows,
             "prompts": len(self.errors),
@@ -47,7 +50,7 @@ def relative_errors(blended_L2x: Tensor, full_L2x: Tensor) -> Tensor:
 
 
 def mean_errors(errors: Sequence[Tensor]) -> dict[str, list[float]]:
-    """Per layer the mean over prompts, of K and of V."""
+    """The mean over prompts for each layer, of K and of V."""
     if not errors:
         return {"error_k": [], "error_v": []}
     error_L2 = torch.stack(list(errors)).mean(0)
@@ -63,7 +66,7 @@ def divergence(full_V: Tensor, other_V: Tensor) -> float:
 def blend_figures(
     forwards: Sequence[BlendSummary], board: Mapping[str, Any], probed: ProbeFigures | None = None
 ) -> dict[str, Any] | None:
-    """The part `blend` of metrics.json; None for a graph that reuses nothing."""
+    """The part `blend` of metrics.json; None for a graph without the block `blend`."""
     blending: BlendState | None = board["branches"].blend
     if blending is None:
         return None
@@ -74,17 +77,17 @@ def blend_figures(
     layers = target.num_layers
     sizes = (config.hidden_size, config.intermediate_size, config.heads, config.kv_heads)
     shape = LayerShape(*sizes, config.head_dim)
-    parts = [part for one in forwards for part in one.parts]
+    parts = [part for forward in forwards for part in forward.parts]
     flops = sum(blend_flops(shape, layers, blending.settings, *part) for part in parts)
     full = sum(prefill_flops(shape, layers, sum(part)) for part in parts)
     collected = library.made_sizes
     return {
         "plan": list(map(int, forwards[0].plan)) if forwards else None,
         "forwards": len(forwards),
-        "reused_rows": sum(one.reused for one in forwards),
-        "picked_rows": sum(one.picked[0] for one in forwards if one.picked),
-        "protected_rows": sum(one.protected for one in forwards),
-        "suffix_rows": sum(one.suffix for one in forwards),
+        "reused_rows": sum(forward.reused for forward in forwards),
+        "picked_rows": sum(forward.picked[0] for forward in forwards if forward.picked),
+        "protected_rows": sum(forward.protected for forward in forwards),
+        "suffix_rows": sum(forward.suffix for forward in forwards),
         "flops": flops,
         "flops_full": full,
         "saved_share": 1 - flops / full if full else 0.0,
@@ -106,7 +109,7 @@ SCHEMA = 1
 
 @dataclass(slots=True)
 class Marks:
-    """Nanoseconds from the start of the run; None while it has not happened."""
+    """Nanoseconds from the start of the run; None before the event."""
 
     first_token: int | None = None
     outline: int | None = None
@@ -115,23 +118,22 @@ class Marks:
 
 @dataclass(slots=True)
 class Meter:
-    """Adds up what happens in a run; host integers only.
+    """Counters of a run; host integers only.
 
     Attributes:
         forwards: target forwards, prefill included; `rounds` those that verified a proposal.
-        rows: query rows of all target forwards; `padding` those that stand for nothing.
+        rows: query rows of all target forwards; `padding` of them are padding.
         draft_forwards, draft_rows, draft_padding: the same of the drafters' forwards.
         tokens: tokens appended to any branch, outlines included, stop tokens not.
         in_ops: nanoseconds inside ops; `in_run` from the first transition to the last.
-        open_ops: those of `in_ops` behind the last transition: a run may be halted within a state.
+        open_ops: the part of `in_ops` after the last transition: a run may stop within a state.
         last_move: nanoseconds from the start of the run to its last transition.
-        preempted: branches and requests that had to make way.
-        lengths: how often a branch committed that many tokens in one round; `requests` the same of
-            each request.
-        chosen: how often a round was to have trees of so many nodes, or chains so long, where that
-            was chosen for it.
-        blends: what forwards with cached rows did.
-        probed: what a probe finds of them, if there is one.
+        preempted: preemptions of branches and requests.
+        lengths: histogram of the tokens that a branch committed in a round; `requests`: the same
+            for each request.
+        chosen: histogram of tree sizes, or chain lengths, of rounds whose drafter chooses them.
+        blends: of every forward with cached rows.
+        probed: the comparisons of the probe, if there is one.
     """
 
     forwards: int = 0
@@ -161,14 +163,14 @@ class Meter:
     probed: ProbeFigures | None = None
 
     def add(self, other: "Meter") -> None:
-        """Count another run as well; its requests and moments stay its own."""
+        """Add the counters of another run, without its requests and marks."""
         for name in self.__slots__:
-            mine = getattr(self, name)
+            count = getattr(self, name)
             more = getattr(other, name)
-            if isinstance(mine, Counter):
-                mine.update(more)
-            elif isinstance(mine, int):
-                setattr(self, name, mine + more)
+            if isinstance(count, Counter):
+                count.update(more)
+            elif isinstance(count, int):
+                setattr(self, name, count + more)
 
     def op_ran(self, event: OpRan) -> None:
         self.in_ops += event.nanos
@@ -192,7 +194,7 @@ class Meter:
         self.draft_rows += summary.work.rows
         self.draft_padding += summary.work.padding
         self.blends += [summary.blend] if summary.blend is not None else []
-        self.chosen.update(one.size for one in summary.choices if summary.trees)
+        self.chosen.update(choice.size for choice in summary.choices if summary.trees)
         self.drafted += summary.drafted
         self.most_active = max(self.most_active, len(summary.branches))
         for name, committed, accepted in zip(
@@ -211,7 +213,7 @@ class Meter:
 
     @property
     def branch_rounds(self) -> int:
-        """Rounds of every branch that a proposal was verified for."""
+        """Verified rounds, counted for each branch."""
         return self.lengths.total()
 
     @property
@@ -241,7 +243,7 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """From the first transition to the last, and the ops behind it."""
+        """From the first transition to the last, and the ops after it."""
         return (self.in_run + self.open_ops) / NS
 
     @property
@@ -250,13 +252,13 @@ class Meter:
 
     @property
     def overhead_share(self) -> float:
-        """The share of the run's wall time that was not spent inside ops."""
+        """The share of the run's wall time outside ops."""
         whole = self.in_run + self.open_ops
         return ratio(whole - self.in_ops, whole)
 
 
 def ratio(part: float, whole: float) -> float:
-    """0.0 where there is nothing to divide by."""
+    """0.0 for a whole of 0."""
     return part / whole if whole else 0.0
 
 
@@ -265,7 +267,7 @@ def _mean_length(lengths: Counter[int]) -> float:
 
 
 def pool_figures(pool: Any) -> dict[str, Any]:
-    """What a KV pool held at most and what was moved inside it; pool: ops.kv.KVCache."""
+    """Peak use of a KV pool and bytes moved inside it; pool: ops.kv.KVCache."""
     return {
         "capacity_slots": pool.slots,
         "rows": pool.rows,
@@ -284,7 +286,7 @@ def pool_figures(pool: Any) -> dict[str, Any]:
 
 
 def prefix_figures(cache: Any) -> dict[str, Any] | None:
-    """What was reused of earlier prompts and answers; cache: states.cache.PrefixCache or None."""
+    """Reuse of earlier prompts and answers; cache: PrefixCacheManager or None."""
     if cache is None:
         return None
     hit_rate = ratio(cache.figures.reused, cache.figures.asked)
@@ -297,7 +299,7 @@ def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def counted_figures(meter: Meter) -> dict[str, Any]:
-    """Those that are counted from events alone."""
+    """The figures that are counted from events alone."""
     return {
         "schema_version": SCHEMA,
         "tau_step": meter.tau_step,
@@ -332,7 +334,7 @@ def counted_figures(meter: Meter) -> dict[str, Any]:
 
 
 def held_figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of what a run holds: its pools, and its way from the device to the host."""
+    """The figures of a run's pools and of its reads of the device."""
     host = board["host"]
     draft = board["kv_draft"]
     return {
@@ -351,14 +353,14 @@ def held_figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mean_moment(meter: Meter, name: str) -> float | None:
-    """Seconds to a mark, over the requests that came to it."""
+    """Mean seconds to a mark, over the requests that reached it."""
     moments = [getattr(marks, name) for marks in meter.marks.values()]
     seconds = [nanos / NS for nanos in moments if nanos is not None]
     return sum(seconds) / len(seconds) if seconds else None
 
 
 def state_figures(meter: Meter) -> dict[str, dict[str, float]]:
-    """Per state: visits, milliseconds in all and per visit."""
+    """For each state: visits, milliseconds in total and per visit."""
     return {
         state: {
             "visits": visits,
@@ -369,17 +371,23 @@ def state_figures(meter: Meter) -> dict[str, dict[str, float]]:
     }
 
 
-ENOUGH = 24  # branch-rounds that say something
-USELESS = 1.1  # tau_step below which drafts are as good as none
-DRAFTING = ("expand_root", "grow_tree")
-VERIFYING = ("verify", "continuous_decode")
+# -- warnings about the drafter -------------------------------------------------------------------
+
+MIN_BRANCH_ROUNDS = 24  # fewer rounds do not allow a conclusion
+MIN_TAU = 1.1  # tau_step below which drafts do not help
+DRAFT_STATES = ("expand_root", "grow_tree")
+VERIFY_STATES = ("verify", "continuous_decode")
+MODEL_CAUSES = (
+    "likely it was trained for another model, its rope base or a norm is not the one it was "
+    "trained with, or its tokenizer is another"
+)
 
 
-def doubts(metrics: Mapping[str, Any], kind: str) -> list[str]:
-    """Lines for stderr; none if the drafter helps, drafts nothing, or has had too few rounds.
+def drafter_warnings(metrics: Mapping[str, Any], kind: str) -> list[str]:
+    """Warnings if the drafter does not help; empty without drafts or with too few rounds.
 
-    A round of plain decoding costs at most what a round that verifies a tree does, so a run is
-    slower than its own plain rounds at least where drafting costs more than the tokens it saves.
+    A round of plain decoding costs at most as much as a round that verifies a tree. So a run is
+    slower than its own plain rounds at least if drafting costs more than the saved tokens.
 
     Args:
         metrics: metrics.json.
@@ -387,26 +395,20 @@ def doubts(metrics: Mapping[str, Any], kind: str) -> list[str]:
     """
     rounds = metrics["branch_rounds"]
     tau = metrics["tau_step"]
-    if not metrics["drafted"] or rounds < ENOUGH:
+    if not metrics["drafted"] or rounds < MIN_BRANCH_ROUNDS:
         return []
-    if tau < USELESS:
-        causes = "the text repeats nothing" if kind == "ngram" else _OF_MODELS
+    if tau < MIN_TAU:
+        causes = "the text repeats nothing" if kind == "ngram" else MODEL_CAUSES
         return [f"the drafter does not help: tau_step {tau:.2f} in {rounds} rounds; {causes}"]
     states = metrics["states"]
     draft, verify = (
         sum(states.get(name, {}).get("milliseconds", 0.0) for name in names)
-        for names in (DRAFTING, VERIFYING)
+        for names in (DRAFT_STATES, VERIFY_STATES)
     )
     if draft <= (tau - 1) * verify:
         return []
     return [
-        f"drafting costs more than it saves: {draft:.0f} ms of drafting beside {verify:.0f} ms of "
+        f"drafting costs more than it saves: {draft:.0f} ms of drafting, {verify:.0f} ms of "
         f"verifying at tau_step {tau:.2f}; try a smaller tree (--set drafter.nodes=N) or "
         "--set drafter.kind=none"
     ]
-
-
-_OF_MODELS = (
-    "likely it was trained for another model, its rope base or a norm is not the one it was "
-    "trained with, or its tokenizer is another"
-)

@@ -28,10 +28,10 @@ BATCH_SIZE = 256  # trace records that are written together
 
 
 class Recorder:
-    """Takes every event of one run; without `write` there is no trace.
+    """Records every event of one run; without `write` it writes no trace.
 
     Attributes:
-        snapshot_requested: set by a viewer; the next event then leaves a new `snapshot`.
+        snapshot_requested: set by a viewer; the next event then updates `snapshot`.
         listeners: called with each event after it was folded into `view`.
         start_time: perf_counter_ns at the start of the run, moved on by its pauses.
     """

@@ -1,4 +1,4 @@
-"""What a run hands over: answers as a JSON document and as text, the digest, the summary page."""
+"""The results of a run: answers as a JSON document and as text, the digest, the summary page."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -14,12 +14,12 @@ from .metrics import NS, Marks, Meter
 Contexts = Mapping[int, Sequence[int]]
 """The token ids before the answer of each branch, by its index; `OUTLINE` that of the outline."""
 Sights = Mapping[int, Sequence[Sequence[Any]]]
-"""What of them it sees, [tokens, position, [sees]] of each segment, where that is not all."""
+"""Visible segments of a context, [tokens, position, [sees]] each, if it does not see all of it."""
 OUTLINE = -1
 
 
 def answers_of(requests: Sequence[Request], prompts: Any) -> tuple[Answer, ...]:
-    """What every request has so far; prompts: states.prompts.PromptBook."""
+    """The answers of all requests so far; prompts: states.text.prompts.PromptBook."""
     return tuple(answer(request, prompts) for request in requests)
 
 
@@ -41,7 +41,7 @@ def _all(item: Answer) -> tuple[Section, ...]:
 
 
 def refusals(answers: Iterable[Answer]) -> list[str]:
-    """One line per branch that could not run, or failed."""
+    """One line for each branch that was refused or failed."""
     return [
         f"request {a.key}{f', part {s.index + 1}' if s.title else ''} {s.finish}: {s.note}"
         for a in answers
@@ -50,8 +50,8 @@ def refusals(answers: Iterable[Answer]) -> list[str]:
     ]
 
 
-def left_apart(answers: Iterable[Answer]) -> list[str]:
-    """One line per request whose parts could not be combined, and stand one after another."""
+def uncombined(answers: Iterable[Answer]) -> list[str]:
+    """One line for each request whose parts could not be combined."""
     return [
         f"request {a.key}: the parts are not combined: {a.combined.note}"
         for a in answers
@@ -60,7 +60,7 @@ def left_apart(answers: Iterable[Answer]) -> list[str]:
 
 
 def outline_document(outline: Outline) -> dict[str, Any]:
-    """The outline as structure."""
+    """The outline as JSON values."""
     return {
         "mode": outline.mode,
         "status": outline.status,
@@ -138,7 +138,7 @@ def outputs(
 
 
 def answer_text(answers: Sequence[Answer]) -> str:
-    """For people: the answer alone, or each one under its question."""
+    """The answer, or each answer under its question, as text."""
     if len(answers) == 1:
         return printable(answers[0].text) + "\n"
     blocks = [
@@ -149,7 +149,7 @@ def answer_text(answers: Sequence[Answer]) -> str:
 
 
 def closing_lines(answers: Sequence[Answer], metrics: Mapping[str, Any], status: str) -> list[str]:
-    """Two lines for stderr when a run has ended."""
+    """Two lines for stderr at the end of a run."""
     parts = sum(len(a.sections) for a in answers)
     seconds = metrics["seconds"]["total"]
     kv = metrics["kv"]["target"]

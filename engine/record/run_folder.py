@@ -1,4 +1,7 @@
-"""Run folders: written while a run goes, listed, found, compared and removed afterwards."""
+"""Run folders: written while a run goes, listed, found, compared and removed afterwards.
+
+Every file is written whole or not at all; the trace grows record by record.
+"""
 
 import json
 import os
@@ -17,9 +20,15 @@ from typing import Any, Self, TextIO
 from ..errors import UsageError
 
 LATEST = "latest"
+MANIFEST = "manifest.json"
 TRACE = "trace.jsonl"
 OUTPUTS = "outputs.jsonl"
-COMPACT = json.JSONEncoder(separators=(",", ":"))  # `dumps` would make a new one for each line
+METRICS = "metrics.json"
+COMPACT = json.JSONEncoder(separators=(",", ":"))  # `dumps` would make an encoder for each line
+STAMP = "%Y%m%dT%H%M%SZ"
+NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-.+-[0-9a-f]{6}")  # as `RunFolder.create` makes them
+
+# -- writing --------------------------------------------------------------------------------------
 
 
 class RunFolder:
@@ -31,14 +40,14 @@ class RunFolder:
 
     @classmethod
     def create(cls, runs: Path, graph: str) -> Self:
-        """A new folder; `latest` beside it points there.
+        """A new folder; the link `latest` in `runs` points to it.
 
         Raises:
-            UsageError: the place cannot be written to.
+            UsageError: the place is not writable.
         """
         try:
             path = _new_folder(runs, graph)
-            _point(runs / LATEST, path.name)
+            _link(runs / LATEST, path.name)
         except OSError as error:
             reason = error.strerror or error
             message = f"{runs}: no run folder can be made there: {reason} (see --runs-dir)"
@@ -47,10 +56,10 @@ class RunFolder:
 
     @classmethod
     def at(cls, path: Path) -> Self:
-        """The folder that a user named, made if it is not there.
+        """The folder of a name that the user chose, created if it does not exist.
 
         Raises:
-            UsageError: it cannot be made.
+            UsageError: it cannot be created.
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -90,23 +99,23 @@ class RunFolder:
 
 
 class BestEffortRunFolder(RunFolder):
-    """A folder that the work can do without: the disk may be full, the place read-only.
+    """A run folder whose write errors are collected: the disk may be full, the place read-only.
 
     Attributes:
-        path: where the folder is, or would have been.
-        there: whether it could be made at all.
-        faults: what could not be written and why, in order.
+        path: of the folder, or of the place where it could not be created.
+        exists: whether it could be created.
+        faults: files that could not be written and why, in order.
     """
 
     def __init__(self, path: Path, fault: str = "") -> None:
         super().__init__(path)
         self.faults = [fault] if fault else []
-        self.there = not fault
-        self._lost = False  # the trace, from some record on
+        self.exists = not fault
+        self._trace_failed = False
 
     @classmethod
     def create(cls, runs: Path, graph: str) -> Self:
-        """A new folder as of `RunFolder`, or the fault that there is none."""
+        """A new folder as of `RunFolder`, or a fault."""
         try:
             return super().create(runs, graph)
         except UsageError as error:
@@ -114,30 +123,30 @@ class BestEffortRunFolder(RunFolder):
 
     @property
     def words(self) -> str:
-        """Where the run is kept."""
-        return f"run folder {self.path}" if self.there else "no run folder"
+        """The place of the folder, in words."""
+        return f"run folder {self.path}" if self.exists else "no run folder"
 
     def write_text(self, name: str, text: str) -> None:
-        if self.there:
-            with self._noted(name):
+        if self.exists:
+            with self._collect_faults(name):
                 super().write_text(name, text)
 
     def trace(self, record: Mapping[str, Any]) -> None:
-        if self.there and not self._lost:
-            self._lost = True
-            with self._noted(TRACE):
+        if self.exists and not self._trace_failed:
+            self._trace_failed = True
+            with self._collect_faults(TRACE):
                 super().trace(record)
-                self._lost = False
+                self._trace_failed = False
 
     def close(self) -> None:
         file = self._trace
         self._trace = None
         if file is not None:
-            with suppress(OSError) if self._lost else self._noted(TRACE):
+            with suppress(OSError) if self._trace_failed else self._collect_faults(TRACE):
                 file.close()
 
     @contextmanager
-    def _noted(self, name: str) -> Iterator[None]:
+    def _collect_faults(self, name: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -150,7 +159,7 @@ def _line(value: Mapping[str, Any]) -> str:
 
 def _new_folder(runs: Path, graph: str) -> Path:
     runs.mkdir(parents=True, exist_ok=True)
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    stamp = datetime.now(UTC).strftime(STAMP)
     while True:
         path = runs / f"{stamp}-{graph}-{secrets.token_hex(3)}"
         with suppress(FileExistsError):  # of a run of the same second
@@ -158,8 +167,8 @@ def _new_folder(runs: Path, graph: str) -> Path:
             return path
 
 
-def _point(link: Path, name: str) -> None:
-    """Let the symbolic link point at `name`; where links cannot be made there is none."""
+def _link(link: Path, name: str) -> None:
+    """Point the symbolic link to `name`, if the file system has symbolic links."""
     part = link.with_name(f".{LATEST}-{name}")
     try:
         part.symlink_to(name, target_is_directory=True)
@@ -168,32 +177,27 @@ def _point(link: Path, name: str) -> None:
         part.unlink(missing_ok=True)
 
 
-NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-.+-[0-9a-f]{6}")  # as `RunFolder.create` makes them
-FIGURES = [
-    *("tokens", "rounds", "target_forwards", "tau_step", "acceptance_rate"),
-    *("tokens_per_second", "overhead_share", "padding_waste"),
-]
-SHOWN = 32  # characters of a text before a difference and behind it
+# -- reading --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run folder, read when it is asked."""
+    """A run folder; its files are read on first use, and errors are UsageErrors."""
 
     path: Path
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        return self._object("manifest.json")
+        return self._object(MANIFEST)
 
     @property
     def second(self) -> str:
-        """When it began, as its name says."""
+        """The start time to the second, from the name."""
         return self.path.name.partition("-")[0]
 
     @property
     def started(self) -> str:
-        """The same to the microsecond; nothing if its manifest cannot be read."""
+        """The start time to the microsecond; empty if the manifest cannot be read."""
         try:
             return str(self.manifest.get("started", ""))
         except UsageError:
@@ -201,22 +205,20 @@ class SavedRun:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        return self._object("metrics.json")
+        return self._object(METRICS)
 
     @cached_property
     def outputs(self) -> dict[str, dict[str, Any]]:
         """Lines of outputs.jsonl by the requests' ids."""
-        lines = self.text("outputs.jsonl").splitlines()
+        lines = self.text(OUTPUTS).splitlines()
         try:
             return {line["id"]: line for line in map(json.loads, lines)}
         except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"{self.path / 'outputs.jsonl'}: no outputs of a run: {error}"
-            ) from None
+            raise UsageError(f"{self.path / OUTPUTS}: not the outputs of a run: {error}") from None
 
     @property
     def row(self) -> dict[str, Any]:
-        """What a list says of it; None where it did not come so far."""
+        """The run's entry in a list; None for values that an incomplete run lacks."""
         manifest = self.manifest
         try:
             metrics = self.metrics
@@ -236,7 +238,7 @@ class SavedRun:
         }
 
     def text(self, name: str) -> str:
-        """A file of it; raises UsageError."""
+        """A file of the folder; raises UsageError."""
         try:
             return (self.path / name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -254,66 +256,77 @@ class SavedRun:
 
 
 def saved_runs(runs: Path) -> list[SavedRun]:
-    """The run folders of a folder, the oldest first; others are left alone."""
+    """The run folders of a folder, the oldest first; other entries are ignored."""
     if not runs.is_dir():
         return []
-    folders = (one for one in runs.iterdir() if NAME.fullmatch(one.name) and not one.is_symlink())
-    found = [SavedRun(one) for one in folders if (one / "manifest.json").is_file()]
-    seconds = Counter(one.second for one in found)
+    paths = (path for path in runs.iterdir() if NAME.fullmatch(path.name))
+    folders = [
+        SavedRun(path) for path in paths if not path.is_symlink() and (path / MANIFEST).is_file()
+    ]
+    seconds = Counter(run.second for run in folders)
 
-    def began(run: SavedRun) -> tuple[str, str, str]:
-        alone = seconds[run.second] == 1  # else its manifest says when
-        return run.second, "" if alone else run.started, run.path.name
+    def start_time(run: SavedRun) -> tuple[str, str, str]:
+        """The manifest is read only for runs of the same second."""
+        unique = seconds[run.second] == 1
+        return run.second, "" if unique else run.started, run.path.name
 
-    return sorted(found, key=began)
+    return sorted(folders, key=start_time)
 
 
 def find_run(ref: str, runs: Path) -> SavedRun:
-    """A folder, `latest`, a graph for its newest run, or the beginning or the end of a name.
+    """The run of a reference: a folder, `latest`, a graph (its newest run), or the start or the
+    end of a name.
 
     Raises:
-        UsageError: there is no such run under `runs`, or more than one.
+        UsageError: `runs` has no such run, or more than one.
     """
     for path in (Path(ref), runs / ref):
-        if (path / "manifest.json").is_file():
+        if (path / MANIFEST).is_file():
             return SavedRun(path.resolve() if path.name == LATEST else path)
-    kept = saved_runs(runs)
-    names = [one for one in kept if f"-{ref}-" in one.path.name][-1:]
-    names = names or [one for one in kept if one.path.name.startswith(ref)]
-    names = names or [one for one in kept if one.path.name.endswith(ref)]
-    if len(names) != 1:
-        found = f"{len(names)} runs are called so" if names else f"no such run in {runs}"
-        raise UsageError(f"{ref}: {found}; `specsot runs list` shows them")
-    return names[0]
+    saved = saved_runs(runs)
+    matches = [run for run in saved if f"-{ref}-" in run.path.name][-1:]
+    matches = matches or [run for run in saved if run.path.name.startswith(ref)]
+    matches = matches or [run for run in saved if run.path.name.endswith(ref)]
+    if len(matches) != 1:
+        reason = f"{len(matches)} runs match" if matches else f"no such run in {runs}"
+        raise UsageError(f"{ref}: {reason}; `specsot runs list` shows them")
+    return matches[0]
 
 
 def removable_runs(runs: Path, keep: int | None, days: float | None) -> list[SavedRun]:
-    """Runs beyond the newest `keep`, and those that began more than so many days ago.
-
-    One that is still running is left.
-    """
-    kept = saved_runs(runs)
+    """The runs beyond the newest `keep` that started more than `days` ago, and are not running."""
+    saved = saved_runs(runs)
     limit = None
     if days is not None:
-        limit = (datetime.now(UTC) - timedelta(days=days)).strftime("%Y%m%dT%H%M%SZ")
-    spare = kept if keep is None else kept[: max(len(kept) - keep, 0)]
-    old = [one for one in spare if limit is None or one.path.name < limit]
-    return [one for one in old if one.manifest.get("status") != "running"]
+        limit = (datetime.now(UTC) - timedelta(days=days)).strftime(STAMP)
+    excess = saved if keep is None else saved[: max(len(saved) - keep, 0)]
+    old = [run for run in excess if limit is None or run.path.name < limit]
+    return [run for run in old if run.manifest.get("status") != "running"]
 
 
 def remove(run: SavedRun) -> int:
-    """Delete its folder; returns the bytes that it had."""
+    """Delete the folder; returns its size in bytes."""
     size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
     shutil.rmtree(run.path)
     return size
 
 
+# -- comparing ------------------------------------------------------------------------------------
+
+COMPARED_FIGURES = [
+    *("tokens", "rounds", "target_forwards", "tau_step", "acceptance_rate"),
+    *("tokens_per_second", "overhead_share", "padding_waste"),
+]
+MANIFEST_SETTINGS = ("seed", "dtype", "weights", "device", "threads", "max_new_tokens", "stop_ids")
+CONTEXT_LENGTH = 32  # characters of a text before a difference and after it
+
+
 @dataclass(frozen=True, slots=True)
 class RunDifference:
-    """How two runs differ.
+    """The differences of two runs.
 
-    settings: what of graph, models and options is not the same, with both values. first: where
-        tokens first differ, None if nowhere. figures: both values of each.
+    settings: of graph, models and options, with both values. first: the first different token,
+    None if all are equal. figures: both values of each.
     """
 
     equal: bool
@@ -322,69 +335,79 @@ class RunDifference:
     figures: dict[str, tuple[Any, Any]]
 
 
-def difference(one: SavedRun, two: SavedRun) -> RunDifference:
+def difference(run: SavedRun, other: SavedRun) -> RunDifference:
     """Tokens request by request and part by part, settings, and figures."""
-    here = dict(_settings(one.manifest))
-    there = dict(_settings(two.manifest))
-    unlike = {
-        k: (here.get(k), there.get(k)) for k in {**here, **there} if here.get(k) != there.get(k)
+    settings = dict(_settings(run.manifest))
+    others = dict(_settings(other.manifest))
+    unequal = {
+        name: (settings.get(name), others.get(name))
+        for name in sorted({*settings, *others})
+        if settings.get(name) != others.get(name)
     }
-    first = next(_token_differences(one.outputs, two.outputs), None)
-    figures = {name: (one.metrics.get(name), two.metrics.get(name)) for name in FIGURES}
-    a, b = (run.metrics.get("seconds", {}).get("total") for run in (one, two))
-    figures["seconds"] = a, b
-    return RunDifference(first is None, dict(sorted(unlike.items())), first, figures)
+    first = next(_token_differences(run.outputs, other.outputs), None)
+    figures = {name: (run.metrics.get(name), other.metrics.get(name)) for name in COMPARED_FIGURES}
+    a, b = (side.metrics.get("seconds", {}).get("total") for side in (run, other))
+    return RunDifference(
+        equal=first is None,
+        settings=unequal,
+        first=first,
+        figures={**figures, "seconds": (a, b)},
+    )
 
 
 def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What can change a run, by dotted names; states and transitions as a whole."""
+    """All settings that can change a run, by dotted names; states and transitions as a whole."""
     graph = manifest.get("graph", {}).get("resolved", {})
     for key, value in graph.items():
-        if key in ("states", "transitions", "doc", "name"):
-            yield f"graph.{key}", json.dumps(value, sort_keys=True) if key != "name" else value
+        if key == "name":
+            yield "graph.name", value
+        elif key in ("states", "transitions", "doc"):
+            yield f"graph.{key}", json.dumps(value, sort_keys=True)
         elif isinstance(value, dict):
             yield from ((f"{key}.{name}", inner) for name, inner in value.items())
         else:
             yield key, value
     for kind, model in manifest.get("models", {}).items():
         yield f"{kind}", model and model.get("hash")
-    for name in ("seed", "dtype", "weights", "device", "threads", "max_new_tokens", "stop_ids"):
+    for name in MANIFEST_SETTINGS:
         yield name, manifest.get(name)
-    yield from (
-        (f"versions.{name}", number) for name, number in manifest.get("versions", {}).items()
-    )
+    for name, number in manifest.get("versions", {}).items():
+        yield f"versions.{name}", number
 
 
-def _token_differences(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for key in {**one, **two}:
-        if key not in one or key not in two:
-            yield {"request": key, "where": "the request itself", "only_in": 1 if key in one else 2}
+def _token_differences(
+    outputs: Mapping[str, Any], others: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    for key in {**outputs, **others}:
+        if key not in outputs or key not in others:
+            side = 1 if key in outputs else 2
+            yield {"request": key, "where": "the request itself", "only_in": side}
             continue
-        here = dict(_written(one[key]))
-        there = dict(_written(two[key]))
-        for where in {**here, **there}:
-            (a, text_a), (b, text_b) = (side.get(where, ([], "")) for side in (here, there))
+        decoded = dict(_decoded(outputs[key]))
+        other = dict(_decoded(others[key]))
+        for where in {**decoded, **other}:
+            (a, text_a), (b, text_b) = (side.get(where, ([], "")) for side in (decoded, other))
             if a == b:
                 continue
-            at = _common(a, b)
-            common = _common(text_a, text_b)
+            at = _common_length(a, b)
+            common = _common_length(text_a, text_b)
             yield {
                 "request": key,
                 "where": where,
                 "token": at + 1,
                 "ids": [ids[at] if at < len(ids) else None for ids in (a, b)],
-                "before": text_a[max(common - SHOWN, 0) : common],
-                "texts": [text[common : common + SHOWN] for text in (text_a, text_b)],
+                "before": text_a[max(common - CONTEXT_LENGTH, 0) : common],
+                "texts": [text[common : common + CONTEXT_LENGTH] for text in (text_a, text_b)],
             }
 
 
-def _common(one: Sequence[Any], two: Sequence[Any]) -> int:
-    """How many items both begin with."""
-    pairs = enumerate(zip(one, two, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(two)))
+def _common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Length of the common start of two sequences."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
-def _written(line: Mapping[str, Any]) -> Iterator[tuple[str, tuple[list[int], str]]]:
+def _decoded(line: Mapping[str, Any]) -> Iterator[tuple[str, tuple[list[int], str]]]:
     """Token ids and text of everything that was decoded for a request."""
     yield "outline", (line.get("outline_token_ids", []), "")
     for part in line.get("parts", []):

@@ -26,7 +26,7 @@ from .metrics import Meter
 Codes = npt.NDArray[np.int16]
 
 # What a slot of the pool holds; the code of a branch is BRANCH + its index.
-FREE, PREFIX, TREE, OUTLINE, PADDING, REUSED, PICKED, KEPT, BRANCH = range(9)
+FREE, PREFIX, TREE, OUTLINE, PADDING, REUSED, PICKED, RETAINED, BRANCH = range(9)
 MAX_ENTRIES = 64  # moves, and branches with their last trees, that a view retains
 PARSE_OP = "outline.parse_"  # the op that turns outlines into branches
 
@@ -40,7 +40,7 @@ class Mark(StrEnum):
     UNREACHED: its parent was not accepted, or the answer ended before it.
     FORCED: accepted, as the only token that a grammar allows.
     BONUS: the target's token after a path that was accepted to its end.
-    OWN: the target's token where no draft matched.
+    TARGET: the target's token where no draft matched.
     OFFERED: not verified yet.
     """
 
@@ -50,7 +50,7 @@ class Mark(StrEnum):
     REJECTED = "rejected"
     UNREACHED = "not reached"
     BONUS = "bonus"
-    OWN = "own"
+    TARGET = "own"
     OFFERED = "offered"
 
 
@@ -123,7 +123,7 @@ def _final_mark(tree: VerifiedTree, drafts: Sequence[int]) -> Mark:
     if len(tree.path) - 1 > tree.taken:
         return Mark.UNREACHED
     has_children = any(tree.parents[node] == tree.path[-1] for node in drafts)
-    return Mark.OWN if has_children or not drafts else Mark.BONUS
+    return Mark.TARGET if has_children or not drafts else Mark.BONUS
 
 
 def token_text(token: int, text: Callable[[int], str]) -> str:
@@ -407,7 +407,7 @@ def slot_codes(
         for branch in request.all_branches():
             code_of[branch.owner] = OUTLINE if branch.is_root else BRANCH + branch.index
     for number, segment in (segments or {}).items():
-        code_of[number] = PREFIX if segment.pins else KEPT
+        code_of[number] = PREFIX if segment.pins else RETAINED
     numbers = range(int(owner.max(initial=0)) + 1)  # rows of a beam have other owners: TREE
     table = np.array([code_of.get(number, TREE) for number in numbers], np.int16)
     codes: Codes = table[np.maximum(owner, 0)]

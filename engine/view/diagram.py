@@ -8,21 +8,23 @@ from ...ops.registry import OpEntry, OpTable
 from ...states.graph.graph import BlendBlock, Graph
 from ...states.graph.program import VOCABULARY, Program
 
-# Words that Mermaid reads as its own where a state's name is expected.
-TAKEN = frozenset({"state", "note", "end", "direction", "class", "style", "default", "as", "click"})
+# Mermaid's keywords at the place of a state's name.
+MERMAID_KEYWORDS = frozenset(
+    {"state", "note", "end", "direction", "class", "style", "default", "as", "click"}
+)
 
-LONGEST = 60  # characters of a setting that stands in a line with others
+MAX_INLINE_LENGTH = 60  # characters of a setting that shares a line with others
 WIDTH = 88
 
 
 def mermaid(graph: Graph) -> str:
-    """The graph as a Mermaid state diagram; guards stand on the arrows."""
+    """The graph as a Mermaid state diagram; guards are the labels of arrows."""
 
     def label(name: str) -> str:
-        return f"{name}_" if name in TAKEN else name
+        return f"{name}_" if name in MERMAID_KEYWORDS else name
 
     lines = ["stateDiagram-v2"]
-    lines += [f'  state "{n}" as {label(n)}' for n in graph.states if n in TAKEN]
+    lines += [f'  state "{n}" as {label(n)}' for n in graph.states if n in MERMAID_KEYWORDS]
     lines += [f"  [*] --> {label(graph.initial)}"]
     for edge in graph.transitions:
         guard = f": {edge.when.replace(':', '.')}" if edge.when else ""  # a colon ends a label
@@ -32,24 +34,27 @@ def mermaid(graph: Graph) -> str:
 
 
 def lifecycles() -> str:
-    """The lives of requests and branches as Mermaid state diagrams, with what each way means."""
+    """The lifecycles of requests and branches as Mermaid state diagrams, with comments."""
     from ...states.request import ENDED, LIFECYCLES, Stage
 
     lines: list[str] = []
-    for kind, ways in LIFECYCLES.items():
+    for kind, transitions in LIFECYCLES.items():
         lines += [f"%% the life of a {kind}", "stateDiagram-v2", f"  [*] --> {Stage.WAITING}"]
-        for way in ways:
-            lines.append(f"  %% {way.name}: {way.doc}")
-            lines += [f"  {source} --> {way.target}: {way.name}" for source in way.sources]
+        for transition in transitions:
+            lines.append(f"  %% {transition.name}: {transition.doc}")
+            lines += [
+                f"  {source} --> {transition.target}: {transition.name}"
+                for source in transition.sources
+            ]
         lines += [f"  {stage} --> [*]" for stage in ENDED]
     return "\n".join(lines)
 
 
 def describe_graph(program: Program, *, layers: int = 0) -> str:
-    """What a graph means: its blocks, its states with what their ops became, its transitions.
+    """A graph in words: its blocks, its states with their resolved ops, its transitions.
 
-    An op is shown with its function and settings. For a graph that reuses cached rows, also what
-    each layer of a model of `layers` layers does (0: not known).
+    An op is shown with its function and settings. For a graph that reuses cached rows, also the
+    status of each layer of a model of `layers` layers (0: unknown).
     """
     graph = program.graph
     parts = [f"{graph.name}: {graph.doc.strip()}" if graph.doc else graph.name]
@@ -71,12 +76,13 @@ def describe_graph(program: Program, *, layers: int = 0) -> str:
 
 
 def describe_words(table: OpTable) -> str:
-    """What a graph can use: ops with their variants, guards, and the values on the blackboard."""
+    """The vocabulary of graphs: ops with their variants, guards, and blackboard keys."""
     lines = ["ops: what they read -> what they write (settings; kinds of layout or drafter)"]
     for name in sorted(table.ops):
         for entry in table.ops[name]:
-            one = entry.declared
-            parts = [" ".join(s.name for s in entry.settings), " ".join(one.layouts + one.drafters)]
+            declared = entry.declared
+            kinds = " ".join(declared.layouts + declared.drafters)
+            parts = [" ".join(setting.name for setting in entry.settings), kinds]
             extra = "; ".join(part or "-" for part in parts)
             lines += [f"  {name}: {entry.doc}", f"      {_flow(entry)} ({extra})"]
     guard_rows = [(f"  {n}", " ".join(e.reads), e.doc) for n, e in sorted(table.guards.items())]
@@ -92,9 +98,9 @@ def _blocks(graph: Graph) -> Iterator[tuple[str, str]]:
         spec = getattr(graph, name)
         if spec is not None:
             shown = [f"{k}={_show(v)}" for k, v in spec.model_dump(exclude_none=True).items()]
-            yield name, "  ".join(text for text in shown if len(text) <= LONGEST)
+            yield name, "  ".join(text for text in shown if len(text) <= MAX_INLINE_LENGTH)
             for text in shown:
-                if len(text) > LONGEST:  # folded at blanks; what follows `=` is YAML as it stands
+                if len(text) > MAX_INLINE_LENGTH:  # folded at blanks; the text after `=` is YAML
                     lines = textwrap.wrap(
                         text, WIDTH, break_long_words=False, break_on_hyphens=False
                     )
@@ -103,7 +109,7 @@ def _blocks(graph: Graph) -> Iterator[tuple[str, str]]:
 
 
 def _plans(blend: BlendBlock, layers: int) -> Iterator[str]:
-    """The layer plans of a model of so many layers."""
+    """The layer plans of a model of `layers` layers."""
     if not layers:
         yield "layer plans: as many statuses as the model has layers"
         return
@@ -126,7 +132,7 @@ def _resolved(program: Program, state: str) -> Iterator[tuple[str, ...]]:
 
 
 def _from_elsewhere(program: Program) -> Iterator[tuple[str, str, str]]:
-    """Ops, guards and drafter that are not specsot's: their names, and where they stand."""
+    """Ops, guards and drafter of other packages: names and places."""
     entries = [step.entry for steps in program.steps.values() for step in steps]
     for entry in (*entries, *program.guards.values()):
         if not _is_ours(entry.module):
@@ -141,9 +147,9 @@ def _is_ours(module: str) -> bool:
 
 
 def _brief(value: Any) -> str:
-    """A value in a line of others; a long one is told in full with its block."""
+    """A value that shares a line with others; a long one is shown in full with its block."""
     text = _show(value)
-    long = len(text) > LONGEST and isinstance(value, dict | tuple | list)
+    long = len(text) > MAX_INLINE_LENGTH and isinstance(value, dict | tuple | list)
     return f"[{len(value)} of them]" if long else text
 
 

@@ -1,7 +1,7 @@
-"""The panel of drafts: each branch's last tree or chain, and what became of every token in it.
+"""The panel of drafts: the last tree or chain of each branch, with the outcome of every token.
 
-A tree lies on its side: the root at the left, a column for each depth, the path that was taken in
-its first line. Marks tell the same as colours.
+A tree grows from left to right: the root at the left, a column for each depth, the accepted path
+in the first line. Marks repeat what colours say.
 """
 
 from collections.abc import Sequence
@@ -17,32 +17,32 @@ DRAFT_MARKS = {  # a mark, its style, and its name in the legend
     Mark.ACCEPTED: ("✓", "bold green", "accepted"),
     Mark.REJECTED: ("✗", "red", "rejected"),
     Mark.BONUS: ("★", "bold yellow", "bonus"),
-    Mark.OWN: ("◆", "bold magenta", "own"),
+    Mark.TARGET: ("◆", "bold magenta", "own"),
     Mark.FORCED: ("!", "bold dodger_blue1", "forced"),
     Mark.UNREACHED: ("·", "grey50", "not reached"),
     Mark.OFFERED: ("+", "yellow", ""),
     Mark.ROOT: ("", "bold", ""),
 }
-LINE = "grey42"  # of branches between tokens
-WIDTHS = (24, 16, 12, 10, 8, 7, 6, 5)  # of a column, as they are tried
-COUNTS = 6  # cells of `accepted/drafted`
-BESIDE = 48  # cells that a tree wants before two stand side by side
+LINE = "grey42"  # style of the lines between tokens
+WIDTHS = (24, 16, 12, 10, 8, 7, 6, 5)  # of a column, from the widest
+COUNTS_WIDTH = 6  # cells of `accepted/drafted`
+MIN_TREE_WIDTH = 48  # cells of a tree before two are shown side by side
 
 
 def drafts_text(
     trees: Sequence[DraftTree], branches: Sequence[BranchView], width: int, height: int
 ) -> Text:
-    """As many trees as there is room for; those of running branches first, in their order."""
-    parted = {one.request for one in branches if one.index >= 0}
-    trees = [one for one in trees if one.name != "outline" or one.request not in parted]
+    """The trees that fit; those of running branches first, in their order."""
+    parted = {branch.request for branch in branches if branch.index >= 0}
+    trees = [tree for tree in trees if tree.name != "outline" or tree.request not in parted]
     if not trees:
         return Text("no drafts so far", style="dim")
-    live = {_key(one) for one in branches if one.stage == "running"}
-    order = {_key(one): at for at, one in enumerate(branches)}
+    live = {_key(branch) for branch in branches if branch.stage == "running"}
+    order = {_key(branch): at for at, branch in enumerate(branches)}
     ranked = sorted(
         trees, key=lambda t: (_of(t) not in live, order.get(_of(t), len(order)), -t.round)
     )
-    columns = min(max(width // BESIDE, 1), len(ranked))
+    columns = min(max(width // MIN_TREE_WIDTH, 1), len(ranked))
     each = (width - 2 * (columns - 1)) // columns
     shown = ranked[: columns * height]
     many = len({tree.request for tree in trees}) > 1
@@ -56,7 +56,7 @@ def drafts_text(
 
 
 def drafts_legend(width: int) -> str:
-    """The marks with their names, as many as there is room for."""
+    """The marks with their names, as many as fit."""
     text = ""
     for mark, _, name in DRAFT_MARKS.values():
         more = f"{' ' if text else ''}{mark} {name}"
@@ -86,30 +86,30 @@ def _side_by_side(sides: Sequence[Sequence[Text]], width: int) -> list[Text]:
 
 
 def _column(trees: Sequence[tuple[Text, DraftTree]], width: int, height: int) -> list[Text]:
-    """Trees behind their heads, one below the other; each gets the lines it needs, or its share."""
-    room = max(width - max(head.cell_len for head, _ in trees), 12)
-    needs = [_lines_needed(tree, room) for _, tree in trees]
+    """Trees after their heads, one below the other; each gets the lines it needs, or its share."""
+    tree_width = max(width - max(head.cell_len for head, _ in trees), 12)
+    needs = [_lines_needed(tree, tree_width) for _, tree in trees]
     lines: list[Text] = []
     for (head, tree), rows in zip(trees, _shares(needs, height), strict=True):
-        for at, line in enumerate(tree_lines(tree, room, rows)):
+        for at, line in enumerate(tree_lines(tree, tree_width, rows)):
             front = head if at == 0 else Text(" " * head.cell_len)
             lines.append(Text(no_wrap=True).append_text(front).append_text(line))
     return lines
 
 
-def _shares(needs: Sequence[int], room: int) -> list[int]:
-    """Lines for each: as many as it needs, or its fair share of the room; at least one."""
-    given = [1 for _ in needs]
-    left = room - len(needs)
-    while left > 0 and (hungry := [i for i, need in enumerate(needs) if given[i] < need]):
-        for i in hungry[:left]:
-            given[i] += 1
-        left -= len(hungry[:left])
-    return given
+def _shares(needs: Sequence[int], height: int) -> list[int]:
+    """Lines for each: as many as it needs, or its fair share of the height; at least one."""
+    shares = [1 for _ in needs]
+    remaining = height - len(needs)
+    while remaining > 0 and (short := [i for i, need in enumerate(needs) if shares[i] < need]):
+        for i in short[:remaining]:
+            shares[i] += 1
+        remaining -= len(short[:remaining])
+    return shares
 
 
 def _heads(trees: Sequence[DraftTree], live: set[tuple[str, str]], many: bool) -> list[Text]:
-    """Whose each tree is, and how many of its tokens were accepted; of one width."""
+    """Branch and accepted tokens of each tree, of one width."""
     names = [tree.name if tree.name.isdigit() else tree.name[:1].upper() for tree in trees]
     labels = [
         f"{cut(printable(tree.request, ''), 6)}/{name}" if many else name
@@ -119,7 +119,7 @@ def _heads(trees: Sequence[DraftTree], live: set[tuple[str, str]], many: bool) -
     heads = []
     for tree, label in zip(trees, labels, strict=True):
         color = color_of(int(tree.name) - 1 if tree.name.isdigit() else -1)
-        counts = f"{tree.accepted}/{tree.drafted}".ljust(COUNTS)
+        counts = f"{tree.accepted}/{tree.drafted}".ljust(COUNTS_WIDTH)
         style = f"bold {color}" if _of(tree) in live else "dim"
         heads.append(Text.assemble((set_cell_size(label, size), style), (counts, "dim")))
     return heads
@@ -129,7 +129,7 @@ def _heads(trees: Sequence[DraftTree], live: set[tuple[str, str]], many: bool) -
 
 
 def tree_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
-    """A tree in at most so many lines."""
+    """A tree in at most `rows` lines of `width` cells."""
     return _chain_lines(tree, width, rows) if _is_chain(tree) else _grid_lines(tree, width, rows)
 
 
@@ -139,43 +139,44 @@ def _is_chain(tree: DraftTree) -> bool:
 
 
 def _is_draft(mark: Mark) -> bool:
-    return mark not in (Mark.ROOT, Mark.BONUS, Mark.OWN)
+    return mark not in (Mark.ROOT, Mark.BONUS, Mark.TARGET)
 
 
 def _lines_needed(tree: DraftTree, width: int) -> int:
     if _is_chain(tree):
         return len(_chain_lines(tree, max(width, 12), 99))
-    return len(_leaves(tree))
+    return len(_leaf_nodes(tree))
 
 
 def _label(tree: DraftTree, node: int) -> str:
-    one = tree.nodes[node]
-    return DRAFT_MARKS[one.mark][0] + printable(one.text, "")
+    token = tree.nodes[node]
+    return DRAFT_MARKS[token.mark][0] + printable(token.text, "")
 
 
 def _chain_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
-    """What was taken, the final token, and behind a gap what was drafted in vain."""
+    """The accepted drafts, the final token, and after a gap the rejected drafts."""
     lines = [Text(no_wrap=True)]
-    for node, one in enumerate(tree.nodes):
+    for node, token in enumerate(tree.nodes):
         label = cut(_label(tree, node), WIDTHS[0])
-        taken = one.mark not in (Mark.REJECTED, Mark.UNREACHED)
-        link = "" if node == 0 else "─" if taken else "  " if one.mark is Mark.REJECTED else " "
+        rejected = token.mark is Mark.REJECTED
+        connected = not rejected and token.mark is not Mark.UNREACHED
+        link = "" if node == 0 else "─" if connected else "  " if rejected else " "
         if lines[-1].cell_len + len(link) + cell_len(label) > width - 1 and lines[-1].cell_len:
             if len(lines) == rows:
                 lines[-1].append("…", style="dim")
                 break
             lines.append(Text("  ", no_wrap=True))
-        lines[-1].append(link, style=LINE).append(label, style=DRAFT_MARKS[one.mark][1])
+        lines[-1].append(link, style=LINE).append(label, style=DRAFT_MARKS[token.mark][1])
     return lines
 
 
-def _leaves(tree: DraftTree) -> list[int]:
+def _leaf_nodes(tree: DraftTree) -> list[int]:
     parents = {node.parent for node in tree.nodes}
     return [at for at in range(len(tree.nodes)) if at not in parents]
 
 
-def _kept(tree: DraftTree, rows: int) -> set[int]:
-    """The nodes that are drawn: the path, then what was rejected, then the rest, whole paths."""
+def _drawn_nodes(tree: DraftTree, rows: int) -> set[int]:
+    """The nodes of the first `rows` paths: the accepted path, then rejected paths, then others."""
 
     tried: set[int] = set()
 
@@ -187,26 +188,26 @@ def _kept(tree: DraftTree, rows: int) -> set[int]:
         tried.add(node)
         return 0 if not _is_draft(tree.nodes[leaf].mark) else 1 if first else 2
 
-    kept: set[int] = set()
-    for leaf in sorted(_leaves(tree), key=rank)[:rows]:
-        while leaf >= 0 and leaf not in kept:
-            kept.add(leaf)
+    drawn: set[int] = set()
+    for leaf in sorted(_leaf_nodes(tree), key=rank)[:rows]:
+        while leaf >= 0 and leaf not in drawn:
+            drawn.add(leaf)
             leaf = tree.nodes[leaf].parent
-    return kept
+    return drawn
 
 
 def _grid_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
-    kept = _kept(tree, rows)
-    below: dict[int, list[int]] = {node: [] for node in kept}
-    for node in sorted(kept):
+    drawn = _drawn_nodes(tree, rows)
+    below: dict[int, list[int]] = {node: [] for node in drawn}
+    for node in sorted(drawn):
         if node:
             below[tree.nodes[node].parent].append(node)
     depth, row = _places(below)
-    labels = {node: _label(tree, node) for node in kept}
+    labels = {node: _label(tree, node) for node in drawn}
     columns = _columns(labels, depth, width)
     count = max(row.values()) + 1
     lines = [Text(no_wrap=True) for _ in range(count)]
-    grid = {(row[node], depth[node]): node for node in kept}
+    grid = {(row[node], depth[node]): node for node in drawn}
     links = _links(below, depth, row)
     for at, line in enumerate(lines):
         for column, size in enumerate(columns):
@@ -219,7 +220,7 @@ def _grid_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
             line.append(label, style=DRAFT_MARKS[tree.nodes[here].mark][1])
             line.append(("─" if below[here] else " ") * (size - cell_len(label)), style=LINE)
         line.rstrip()
-    if hidden := len(_leaves(tree)) - count:
+    if hidden := len(_leaf_nodes(tree)) - count:
         lines[-1].append(f"  +{hidden} more", style="dim")
     for line in lines:
         line.truncate(width, overflow="ellipsis")
@@ -227,7 +228,7 @@ def _grid_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
 
 
 def _places(below: dict[int, list[int]]) -> tuple[dict[int, int], dict[int, int]]:
-    """Depth and line of each node: a first child stands in its parent's line."""
+    """Depth and line of each node: a first child is in the line of its parent."""
     depth = {0: 0}
     row = {0: 0}
     lines = 0
@@ -248,7 +249,7 @@ def _places(below: dict[int, list[int]]) -> tuple[dict[int, int], dict[int, int]
 def _links(
     below: dict[int, list[int]], depth: dict[int, int], row: dict[int, int]
 ) -> dict[tuple[int, int], str]:
-    """What stands in front of each column: lines from parents to children."""
+    """The characters before each column: lines from parents to children."""
     links = {}
     for children in below.values():
         for at, child in enumerate(children):
@@ -263,7 +264,7 @@ def _links(
 
 
 def _columns(labels: dict[int, str], depth: dict[int, int], width: int) -> list[int]:
-    """Cells of each column: what its longest label takes, less where there is no room."""
+    """Cells of each column: the width of its longest label, less if the columns do not fit."""
     natural = [0] * (max(depth.values()) + 1)
     for node, label in labels.items():
         natural[depth[node]] = max(natural[depth[node]], cell_len(label))

@@ -1,4 +1,4 @@
-"""Single keys of a terminal, without Enter; nothing where there is no keyboard."""
+"""Single keys of a terminal, without Enter; none without a keyboard."""
 
 import os
 import select
@@ -7,7 +7,7 @@ from contextlib import suppress
 from time import sleep
 from typing import Self, TextIO
 
-NAMES = {  # what terminals send, CSI and SS3
+KEY_NAMES = {  # of the sequences that terminals send, CSI and SS3
     **{"\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left"},
     **{"\x1bOA": "up", "\x1bOB": "down", "\x1bOC": "right", "\x1bOD": "left"},
     **{"\x1b[H": "home", "\x1b[F": "end", "\x1bOH": "home", "\x1bOF": "end"},
@@ -17,15 +17,15 @@ NAMES = {  # what terminals send, CSI and SS3
 
 
 class Keys:
-    """Reads keys while the context is open; the terminal is as it was afterwards.
+    """Reads keys while the context is open; the terminal is restored afterwards.
 
     Attributes:
-        there: whether there is a keyboard.
+        available: whether the stream is a terminal.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdin
-        self.there = False
+        self.available = False
         self._typed = ""
 
     def __enter__(self) -> Self:
@@ -34,36 +34,36 @@ class Keys:
             import tty
 
             self._number = self._stream.fileno()
-            self._before = termios.tcgetattr(self._number)  # fails where there is no terminal
+            self._before = termios.tcgetattr(self._number)  # fails without a terminal
             tty.setcbreak(self._number)
-            self.there = True
+            self.available = True
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.there:
+        if self.available:
             import termios
 
             termios.tcsetattr(self._number, termios.TCSADRAIN, self._before)
-            self.there = False
+            self.available = False
 
     def read(self, seconds: float) -> str:
-        """The next key, by name or as it is; empty if none comes in time."""
+        """The next key, by name or as a character; empty after `seconds` without a key."""
         if not self._typed and not self._receive(seconds):
             return ""
-        for sent, name in NAMES.items():
+        for sent, name in KEY_NAMES.items():
             if self._typed.startswith(sent):
                 self._typed = self._typed[len(sent) :]
                 return name
         key = self._typed[0]
         self._typed = self._typed[1:]
-        if key == "\x1b":  # a key that has no name here
+        if key == "\x1b":  # an unknown sequence
             self._typed = ""
         return key
 
     def _receive(self, seconds: float) -> bool:
-        if not self.there:
+        if not self.available:
             sleep(max(seconds, 0.0))
         elif select.select([self._number], [], [], max(seconds, 0.0))[0]:
             piece = os.read(self._number, 64)
-            self._typed += piece.decode("utf-8", "replace") or "q"  # nobody is there any more
+            self._typed += piece.decode("utf-8", "replace") or "q"  # the terminal is closed
         return bool(self._typed)

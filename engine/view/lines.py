@@ -1,5 +1,5 @@
-"""A run in plain lines on stderr: its landmarks where there is no live view, and for
-`--explain-rounds` every round of every branch, each draft with its figures."""
+"""A run in plain lines on stderr: its progress without a live view, and for `--explain-rounds`
+every round of every branch, each draft with its figures."""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
@@ -14,18 +14,18 @@ from ...states.trace import Event, Moved, OpRan, Sink
 from ..record.recorder import Recorder
 from ..text_stream import Decode, printable
 
-EVERY = 10.0  # seconds between two lines when nothing else happens
-LOOK = 0.1  # seconds between two looks at the branches: a run makes hundreds of moves in one
+PROGRESS_SECONDS = 10.0  # between two lines without other news
+POLL_SECONDS = 0.1  # between two checks of the branches: a run makes hundreds of moves in it
 
 ENDS = {
-    FinalToken.BONUS: "a bonus behind a path accepted to its end",
+    FinalToken.BONUS: "a bonus after a path accepted to its end",
     FinalToken.RESIDUAL: "drawn from what the rejection leaves of p",
     FinalToken.OWN: "the target's own",
 }
 
 
 class PlainView:
-    """Says when an outline is there and when a branch ends; otherwise one line every 10 s."""
+    """A line when an outline is parsed and when a branch ends; otherwise one line every 10 s."""
 
     def __init__(self, recorder: Recorder, run: Run, say: Callable[[str], None]) -> None:
         self.recorder = recorder
@@ -33,25 +33,26 @@ class PlainView:
         self.say = say
         self._announced: set[int] = set()
         self._parsed: set[str] = set()
-        self._last = self._looked = monotonic()
+        self._last_line = monotonic()
+        self._last_check = self._last_line
 
     def __call__(self, event: Event) -> None:
         now = monotonic()
-        if not isinstance(event, Moved) or now - self._looked < LOOK:
+        if not isinstance(event, Moved) or now - self._last_check < POLL_SECONDS:
             return
-        self._looked = now
-        self.look()
-        if now - self._last >= EVERY:
+        self._last_check = now
+        self.announce()
+        if now - self._last_line >= PROGRESS_SECONDS:
             meter = self.recorder.meter
             self._say(f"{event.target}: round {meter.rounds}, {meter.tokens} tokens")
 
-    def look(self) -> None:
-        """Announce what is new."""
+    def announce(self) -> None:
+        """Announce new outlines and ended branches."""
         requests = self.run.board["branches"].requests if self.run.board else ()
         for request in requests:
-            self._look(request, "" if len(requests) == 1 else f"[{request.key}] ")
+            self._announce_request(request, "" if len(requests) == 1 else f"[{request.key}] ")
 
-    def _look(self, request: Request, name: str) -> None:
+    def _announce_request(self, request: Request, name: str) -> None:
         if request.outline is not None and request.key not in self._parsed:
             self._parsed.add(request.key)
             count = len(request.outline.points)
@@ -64,7 +65,7 @@ class PlainView:
                 self._say(f"{title}: {len(branch.tokens)} tokens, {branch.finish}")
 
     def _say(self, line: str) -> None:
-        self._last = monotonic()
+        self._last_line = monotonic()
         self.say(f"{self.recorder.now / 1e9:6.1f} s  {line}\n")
 
 
@@ -103,7 +104,7 @@ def _is_chain(entry: ExplainedRound) -> bool:
 
 
 def _rows(entry: ExplainedRound, decode: Decode) -> list[str]:
-    """The root, the drafts with children behind their parents, and the final token at its place."""
+    """The root, the drafts with children after their parents, and the final token in its place."""
     tokens = {0: entry.root} | {draft.node: draft.token for draft in entry.drafts}
     indent = 0 if _is_chain(entry) else 2
     rows = [(_label(entry, 0, 0, piece(decode, None, entry.root)), "root")]
@@ -131,7 +132,7 @@ def _label(entry: ExplainedRound, depth: int, indent: int, text: str) -> str:
 def _places(
     drafts: Sequence[ExplainedDraft], last: int, node: int = 0
 ) -> Iterator[ExplainedDraft | None]:
-    """What stands below a node; None for the final token, behind all that `last` was offered."""
+    """The drafts below a node in order; None for the final token, after all children of `last`."""
     for draft in drafts:
         if draft.parent == node:
             yield draft
@@ -154,7 +155,7 @@ def _draft(draft: ExplainedDraft, rule: str, decode: Decode, parent: int) -> str
 
 
 def _ratio(figures: DraftFigures, rule: str) -> float | None:
-    """What r must be below: h of the prefix under `block`, else p / q, which may exceed 1."""
+    """The upper bound of r: h of the prefix under `block`, else p / q, which may exceed 1."""
     if rule == "block" or not figures.q or figures.p is None:
         return figures.chance
     return figures.p / figures.q
@@ -182,13 +183,13 @@ def _totals(entry: ExplainedRound) -> str:
 
 def _length(record: GammaRecord) -> str:
     figures = {"entropy": record.h, "of its reference": record.h_norm, "smoothed": record.ema}
-    known = [f"{name} {value:.3g}" for name, value in figures.items() if isfinite(value)]
+    finite = [f"{name} {value:.3g}" for name, value in figures.items() if isfinite(value)]
     planned = f"length: gamma {record.gamma}, cut to {record.gamma_eff}"
-    return "; ".join([planned, *([", ".join(known)] if known else [])])
+    return "; ".join([planned, *([", ".join(finite)] if finite else [])])
 
 
 def piece(decode: Decode, before: int | None, token: int) -> str:
-    """The text that a token adds, in quotation marks; the number of one that has no text.
+    """The text of a token in quotation marks, or its id if the text is empty.
 
     A token's text can depend on the token before it.
     """

@@ -1,4 +1,7 @@
-"""Panels of the live view: states, trace, branches, requests, sequence, figures."""
+"""Panels of the live view: states, trace, branches, requests, sequence, figures.
+
+Pure functions of a snapshot's parts and of the width and height in cells.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,11 +15,11 @@ from ...states.blend import BlendSummary
 from ..record.run_view import (
     BRANCH,
     FREE,
-    KEPT,
     OUTLINE,
     PADDING,
     PICKED,
     PREFIX,
+    RETAINED,
     REUSED,
     TREE,
     BranchView,
@@ -38,15 +41,15 @@ STAGE_MARKS = {
     **{"running": "▶", "waiting": "·", "preempted": "‖"},
     **{"stop": "✓", "length": "✂", "refused": "✗", "failed": "✗"},
 }
-HALTED = "■"  # neither done nor going on
+HALTED = "■"  # of a branch that neither ended nor runs
 BRANCH_MARKS = f"▶ runs · waits ‖ preempted ✓ stop ✂ length ✗ refused {HALTED} halted"
 STATE_WIDTH = 17
-MAX_LINES_PER_BRANCH = 6  # lines of one branch
+MAX_LINES_PER_BRANCH = 6
 RANKS = {
     "running": 0,
     "preempted": 1,
     "waiting": 1,
-}  # what has ended comes last
+}  # ended branches are last
 
 
 def color_of(index: int) -> str:
@@ -58,7 +61,7 @@ def color_of(index: int) -> str:
 
 
 def states_text(scene: Scene, snap: Snapshot, *, times: bool) -> Text:
-    """The graph as a column of states: an arrow for the last transition, a mark for next ways."""
+    """The graph as a column of states: an arrow for the last transition, a mark for open ones."""
     ways = scene.ways.get(snap.state, ())
     arrow = _arrow(scene.states, snap.before, snap.state)
     lines = [
@@ -68,7 +71,7 @@ def states_text(scene: Scene, snap: Snapshot, *, times: bool) -> Text:
 
 
 def _arrow(states: Sequence[str], source: str, target: str) -> Mapping[str, str]:
-    """What stands in front of each state: a bent arrow from the last one to the present one."""
+    """The characters before each state: a bent arrow from the previous state to the present one."""
     if target not in states:
         return {}
     if source not in states or source == target:
@@ -109,21 +112,22 @@ def trace_text(moves: Sequence[Move], width: int, height: int) -> Text:
 def _move_line(move: Move, width: int) -> Text:
     tail = f"{move.millis:>6.1f} {f'+{move.committed}' if move.committed else '':>4}"
     guard = f" {move.guard}" if move.guard else ""
-    way = ((move.source, "dim"), (" → ", "bright_green"), move.target, (guard, "italic yellow"))
-    line = Text.assemble(*way, no_wrap=True)
+    parts = ((move.source, "dim"), (" → ", "bright_green"), move.target, (guard, "italic yellow"))
+    line = Text.assemble(*parts, no_wrap=True)
     line.truncate(max(width - len(tail), 8), overflow="ellipsis", pad=True)
     return line.append(tail[:7], style="dim").append(tail[7:], style="bold cyan")
 
 
 def last_move(snap: Snapshot, width: int) -> str:
-    """The last transition in as many words as there is room for."""
+    """The last transition in as many words as fit."""
     if not snap.moves:
         return ""
     move = snap.moves[-1]
     cost = f"{move.millis:.1f} ms" + (f" +{move.committed}" if move.committed else "")
-    way = f"{move.source} → {move.target}"
-    known = [f"{way} {move.guard}  {cost}"] if move.guard else []
-    return next((one for one in (*known, f"{way}  {cost}", cost) if len(one) <= width), "")
+    states = f"{move.source} → {move.target}"
+    texts = [f"{states} {move.guard}  {cost}"] if move.guard else []
+    texts += [f"{states}  {cost}", cost]
+    return next((text for text in texts if len(text) <= width), "")
 
 
 # -- the branches ---------------------------------------------------------------------------------
@@ -131,10 +135,11 @@ def last_move(snap: Snapshot, width: int) -> str:
 
 def branches_text(branches: Sequence[BranchView], many: bool, width: int, height: int) -> Text:
     """One or more lines per branch, with the end of its text; `many` requests show their key."""
-    room = height if len(branches) <= height else max(height - 1, 1)  # a line tells of the others
+    # The last line says how many branches are hidden.
+    visible = height if len(branches) <= height else max(height - 1, 1)
     ranked = sorted(range(len(branches)), key=lambda i: _rank(branches[i], i))
-    shown = [branches[i] for i in sorted(ranked[:room])]
-    rows = max(1, min(room // max(len(shown), 1), MAX_LINES_PER_BRANCH))
+    shown = [branches[i] for i in sorted(ranked[:visible])]
+    rows = max(1, min(visible // max(len(shown), 1), MAX_LINES_PER_BRANCH))
     lines = [line for view in shown for line in _branch_lines(view, many, width, rows)]
     if hidden := len(branches) - len(shown):
         lines.append(Text(f"  … and {hidden} more", style="dim"))
@@ -142,7 +147,7 @@ def branches_text(branches: Sequence[BranchView], many: bool, width: int, height
 
 
 def _rank(view: BranchView, index: int) -> tuple[int, int]:
-    """Those that run come first, then those that wait, then the latest that ended."""
+    """Running branches first, then waiting ones, then the latest that ended."""
     if view.stage in RANKS:
         return RANKS[view.stage], index
     return len(RANKS), -index
@@ -170,12 +175,12 @@ def _branch_lines(view: BranchView, many: bool, width: int, rows: int) -> list[T
 
 
 def cut(text: str, width: int) -> str:
-    """A text in so many cells at most; what is shortened ends with an ellipsis."""
+    """A text in at most `width` cells; a shortened text ends with an ellipsis."""
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
 def _tail(text: str, width: int, rows: int) -> list[str]:
-    """A text in at most `rows` lines of `width` cells; of a longer one the end, lines full."""
+    """A text in at most `rows` lines of `width` cells; of a longer text the end, in full lines."""
     recent = printable(text[-4 * width * rows :], "\n\t").split()
     words = [set_cell_size(w, width) if cell_len(w) > width else w for w in recent]
     lines = wrapped(words, width)
@@ -186,7 +191,7 @@ def _tail(text: str, width: int, rows: int) -> list[str]:
 
 
 def wrapped(words: Sequence[str], width: int) -> list[str]:
-    """Words in lines of so many cells; at least one line."""
+    """Words in lines of `width` cells; at least one line."""
     lines = [""]
     for word in words:
         joined = f"{lines[-1]} {word}" if lines[-1] else word
@@ -204,10 +209,10 @@ def header_line(scene: Scene, snap: Snapshot, width: int) -> Text:
     facts = f"  {scene.layout} · {scene.drafter} · {printable(scene.model, '')}"
     facts += f" · {scene.requests} requests" if scene.requests > 1 else ""
     parts = ((" specsot ", LIT), (f" {scene.graph}", "bold"), (facts, "dim"))
-    left = Text.assemble(*parts, no_wrap=True)
+    line = Text.assemble(*parts, no_wrap=True)
     right = f"round {snap.meter.rounds}  {snap.seconds:5.1f} s "
-    left.truncate(max(width - len(right), 8), overflow="ellipsis", pad=True)
-    return left.append(right, style="bold")
+    line.truncate(max(width - len(right), 8), overflow="ellipsis", pad=True)
+    return line.append(right, style="bold")
 
 
 REQUEST_MARKS = {  # a mark, its style, and its name in the legend
@@ -223,29 +228,29 @@ BAR_WIDTH = 8  # cells of a request's bar
 NAME_WIDTH = 6  # cells of a request's name
 
 
-def asked_lines(requests: Sequence[RequestView], width: int, rows: int) -> Text:
+def request_lines(requests: Sequence[RequestView], width: int, rows: int) -> Text:
     """A question in some lines, or a mark for each of many requests."""
     if len(requests) == 1:
         return _question_text(requests[0].question, width, rows)
-    counts = {name: sum(_request_stage(one) == name for one in requests) for name in REQUEST_MARKS}
+    stages = [_request_stage(request) for request in requests]
+    counts = {name: stages.count(name) for name in REQUEST_MARKS}
     text = Text.assemble(
         (f" {counts['done']}/{len(requests)} requests done ", "bold"), no_wrap=True
     )
     others = [name for name in REQUEST_MARKS if name != "done" and counts[name]]
-    known = "".join(
+    legend = "".join(
         f"  {REQUEST_MARKS[name][0]} {counts[name]} {REQUEST_MARKS[name][2]}" for name in others
     )
-    room = width - text.cell_len - len(known) - 1
-    for one in _around(requests, max(room, 8)):
-        mark, style, _ = REQUEST_MARKS[_request_stage(one)]
+    for stage in _around_running(stages, max(width - text.cell_len - len(legend) - 1, 8)):
+        mark, style, _ = REQUEST_MARKS[stage]
         text.append(mark, style=style)
-    text.append(known, style="dim")
+    text.append(legend, style="dim")
     text.truncate(width, overflow="ellipsis")
     return text
 
 
 def lines_of_question(question: str, width: int) -> int:
-    """Lines that a question takes."""
+    """The number of lines of a question."""
     return len(_question_lines(question, width))
 
 
@@ -261,22 +266,24 @@ def _question_lines(question: str, width: int) -> list[str]:
     return wrapped(printable(question[: 20 * width], "\n\t").split(), max(width - 4, 8))
 
 
-def _request_stage(one: RequestView) -> str:
-    return "refused" if one.refused else one.stage if one.stage in REQUEST_MARKS else "waiting"
+def _request_stage(view: RequestView) -> str:
+    if view.refused:
+        return "refused"
+    return view.stage if view.stage in REQUEST_MARKS else "waiting"
 
 
-def _around(requests: Sequence[RequestView], room: int) -> Sequence[RequestView]:
-    """As many as fit, those that run among them."""
-    first = next((at for at, one in enumerate(requests) if _request_stage(one) != "done"), 0)
-    start = max(min(first - room // 4, len(requests) - room), 0)
-    return requests[start : start + room]
+def _around_running(stages: Sequence[str], count: int) -> Sequence[str]:
+    """As many stages as fit, the running ones among them."""
+    first = next((at for at, stage in enumerate(stages) if stage != "done"), 0)
+    start = max(min(first - count // 4, len(stages) - count), 0)
+    return stages[start : start + count]
 
 
 # -- a line for each ------------------------------------------------------------------------------
 
 
 def requests_text(requests: Sequence[RequestView], width: int, height: int) -> Text:
-    """A line per request: mark, name, bar of its parts, tokens, question. Those that run first."""
+    """A line per request, running ones first: mark, name, bar of its parts, tokens, question."""
     ranks = {
         "running": 0,
         "merging": 0,
@@ -291,39 +298,39 @@ def requests_text(requests: Sequence[RequestView], width: int, height: int) -> T
         place = ranks[_request_stage(requests[at])]
         return place, -at if place == 2 else at
 
-    room = height if len(requests) <= height else max(height - 1, 1)
-    chosen = sorted(sorted(range(len(requests)), key=rank)[:room])
+    visible = height if len(requests) <= height else max(height - 1, 1)
+    chosen = sorted(sorted(range(len(requests)), key=rank)[:visible])
     lines = [_request_line(requests[at], width) for at in chosen]
     if hidden := len(requests) - len(chosen):
         lines.append(Text(f"  … and {hidden} more", style="dim"))
     return Text("\n", no_wrap=True).join(lines)
 
 
-def _request_line(one: RequestView, width: int) -> Text:
-    mark, style, _ = REQUEST_MARKS[_request_stage(one)]
-    filled = round(BAR_WIDTH * one.done / one.parts) if one.parts else 0
-    parts = f"{one.done}/{one.parts}" if one.parts else ""
+def _request_line(view: RequestView, width: int) -> Text:
+    mark, style, _ = REQUEST_MARKS[_request_stage(view)]
+    filled = round(BAR_WIDTH * view.done / view.parts) if view.parts else 0
+    parts = f"{view.done}/{view.parts}" if view.parts else ""
     line = Text.assemble(
         (f"{mark} ", style),
-        (cut(printable(one.key, ""), NAME_WIDTH).ljust(NAME_WIDTH + 1), f"bold {style}"),
+        (cut(printable(view.key, ""), NAME_WIDTH).ljust(NAME_WIDTH + 1), f"bold {style}"),
         ("━" * filled, style),
         ("─" * (BAR_WIDTH - filled), "grey37"),
-        (f" {parts:>5} {one.tokens:>5} ", "dim"),
+        (f" {parts:>5} {view.tokens:>5} ", "dim"),
         no_wrap=True,
     )
-    question = " ".join(printable(one.question[: 4 * width], "\n\t").split())
+    question = " ".join(printable(view.question[: 4 * width], "\n\t").split())
     return line.append(cut(question, max(width - line.cell_len, 1)))
 
 
 SHADES = " ▁▂▃▄▅▆▇█"
-CELLS = {  # character, style and name; characters differ too, for eyes that see no colours
+CELLS = {  # character, style and name; characters differ as well as colours
     PREFIX: ("█", "grey74", "prefix"),
     TREE: ("+", "#202020 on yellow", "tree"),
     OUTLINE: ("O", "#202020 on white", "outline"),
     PADDING: ("-", "grey37", "padding"),
     REUSED: ("▒", "dodger_blue2", "cached"),
     PICKED: ("*", "#202020 on orange1", "picked"),
-    KEPT: ("░", "grey50", "kept"),
+    RETAINED: ("░", "grey50", "kept"),
     FREE: ("·", "grey37", "free"),
 }
 
@@ -331,9 +338,9 @@ CELLS = {  # character, style and name; characters differ too, for eyes that see
 
 
 def strip_text(pool: PoolView, width: int, rows: int) -> tuple[Text, int]:
-    """The target's pool as coloured cells, and how many slots one cell stands for.
+    """The target's pool as coloured cells, and the number of slots in a cell.
 
-    Only the part in use is drawn, with some of the free slots behind it.
+    Only the part in use is drawn, with some of the free slots after it.
     """
     if pool.rows > 1:
         return _batch_text(pool, width, rows)
@@ -346,24 +353,24 @@ def strip_text(pool: PoolView, width: int, rows: int) -> tuple[Text, int]:
 
 
 def _batch_text(pool: PoolView, width: int, lines: int) -> tuple[Text, int]:
-    """The rows of a batch that hold something, side by side if there are more than lines."""
+    """The rows of a batch in use, side by side if they are more than the lines."""
     codes_RC = pool.codes.reshape(pool.rows, -1)
     codes_RC = codes_RC[codes_RC.any(1)]  # FREE is 0
-    beside = max(1, -(-len(codes_RC) // lines))  # rows in a line
-    each = (width + 1) // beside - 1
+    per_line = max(1, -(-len(codes_RC) // lines))
+    each = (width + 1) // per_line - 1
     extent = int(np.flatnonzero(codes_RC.any(0)).max(initial=-1)) + 1
     step = max(1, -(-extent // each))
     text = Text(no_wrap=True)
     for number, codes in enumerate(codes_RC):
         if number:
-            text.append("\n" if number % beside == 0 else " ")
+            text.append("\n" if number % per_line == 0 else " ")
         cells = downsample(codes[: each * step], step)
         text.append_text(_cells_text(np.pad(cells, (0, each - cells.size))))
     return text, step
 
 
 def downsample(codes: Codes, step: int) -> Codes:
-    """One code per `step` slots: what most of them hold, used before free."""
+    """One code per `step` slots: the most frequent one, used before free."""
     present = np.unique(codes[codes != FREE])
     if step == 1 or not present.size:
         return codes[::step]
@@ -373,7 +380,7 @@ def downsample(codes: Codes, step: int) -> Codes:
 
 
 def _cells_text(codes: Codes) -> Text:
-    """A cell per code; equal ones beside each other have one style."""
+    """A cell per code; equal neighbours share a style."""
     text = Text(no_wrap=True)
     for run in np.split(codes, np.flatnonzero(np.diff(codes)) + 1):
         if run.size:
@@ -391,7 +398,7 @@ def cell_of(code: int) -> tuple[str, Style]:
 
 
 def legend(codes: Codes) -> Text:
-    """What the cells mean; only those that are there, free ones last."""
+    """The meaning of the cells in use, free ones last."""
     text = Text(no_wrap=True)
     for code in sorted(set(np.unique(codes).tolist()), key=lambda code: (code == FREE, code)):
         char, style = cell_of(code)
@@ -412,7 +419,7 @@ STATUS_STYLES = {
 
 
 def layers_line(blend: BlendSummary, width: int) -> Text:
-    """A cell for each layer of the last blended forward: its status, the rows that it computed."""
+    """A cell for each layer of the last blended forward: its status and number of computed rows."""
     text = Text("layers ", style="dim", no_wrap=True)
     counts = "/".join(map(str, blend.picked)) or "0"
     tail = f" cached {blend.reused} · picked {counts} · fresh {blend.suffix}"
@@ -464,8 +471,8 @@ def _span(lengths: Mapping[int, int]) -> Iterable[int]:
 
 
 def figures_line(snap: Snapshot, width: int) -> Text:
-    """KV use, tokens per second, tokens per forward, acceptance, and how often somebody made way or
-    rows were there already; what has no room is left out."""
+    """KV use, tokens per second, tokens per forward, preemptions, reused rows, acceptance, bytes;
+    figures that do not fit are omitted."""
     pool = snap.pool
     meter = snap.meter
     speed = meter.tokens / snap.seconds if snap.seconds else 0.0

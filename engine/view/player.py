@@ -1,4 +1,4 @@
-"""A replayed run on a terminal: forwards and back, at any speed; and as plain lines without one."""
+"""The replay player: a saved run on a terminal at any speed, or as plain lines without one."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -22,17 +22,17 @@ from .tui import FRAMES, frame
 MAX_SPEED = 1024.0
 MIN_SPEED = 1 / 1024
 HELP = ("space pause", "←→ step", "PgUp/PgDn round", "↑↓ speed", "Home/End", "q quit")
-WORDS = {  # letters, for keyboards and terminals that lack a key
+KEY_ALIASES = {  # for keyboards and terminals that lack a key
     **{"l": "right", "h": "left", "k": "up", "j": "down", "+": "up", "-": "down"},
     **{"]": "page down", "[": "page up", "n": "page down", "p": "page up", "g": "home", "G": "end"},
 }
 
 
 class Player:
-    """Where a replay is and how fast it goes; knows nothing of terminals.
+    """Position and speed of a replay, without a terminal.
 
     Attributes:
-        frame: the one that is shown. at: nanoseconds of the run. speed: 1 as fast as it was.
+        frame: the shown frame. at: nanoseconds of the run. speed: 1 is the speed of the run.
     """
 
     def __init__(self, replay: Replay, speed: float = 1.0) -> None:
@@ -44,19 +44,19 @@ class Player:
         self._rounds = [
             at
             for at in range(len(replay))
-            if any(one["kind"] == "round" for one in replay.records_of(at))
+            if any(record["kind"] == "round" for record in replay.records_of(at))
         ]
 
     def pass_time(self, seconds: float) -> None:
-        """Go on by so much of the viewer's time."""
+        """Advance by seconds of the viewer's time."""
         if self.playing:
             self.at += seconds * 1e9 * self.speed
             self.frame = self.replay.frame_at(self.at)
             self.playing = self.frame < len(self.replay) - 1
 
     def press(self, key: str) -> bool:
-        """Do what a key says; False for the end."""
-        key = WORDS.get(key, key)
+        """Handle a key; False for quit."""
+        key = KEY_ALIASES.get(key, key)
         last = len(self.replay) - 1
         if key == " ":
             if self.frame == last:
@@ -81,7 +81,7 @@ class Player:
         self.playing = False
 
     def bar(self, width: int) -> Text:
-        """The line below the picture: how far it is, how fast, what keys do."""
+        """The line below the picture: position, speed, keys."""
         count = len(self.replay)
         mark = "▶" if self.playing else "‖"
         end = self.replay.times[-1] / 1e9
@@ -96,9 +96,11 @@ class Player:
             if text.cell_len + len(words) + 12 > width:
                 break
             text.append(f" · {words}", style="dim")
-        room = width - text.cell_len - 2
-        filled = round(room * self.frame / max(count - 1, 1))
-        text.append(" " + "━" * filled, style="green").append("─" * (room - filled), style="grey37")
+        bar_width = width - text.cell_len - 2
+        filled = round(bar_width * self.frame / max(count - 1, 1))
+        text.append(" " + "━" * filled, style="green").append(
+            "─" * (bar_width - filled), style="grey37"
+        )
         text.truncate(width)
         return text
 
@@ -115,16 +117,16 @@ class Player:
 
 
 def play(player: Player, console: Console, keys: Keys) -> None:
-    """Play until somebody quits; where there is no keyboard, until the end."""
+    """Play until the quit key, or to the end without a keyboard."""
     with Live(console=console, screen=True, auto_refresh=False) as live:
         last = monotonic()
-        seen = None
-        while player.playing or keys.there:
+        painted = None
+        while player.playing or keys.available:
             size = console.size
-            look = (player.frame, player.playing, player.speed, size)
-            if look != seen:
+            position = (player.frame, player.playing, player.speed, size)
+            if position != painted:
                 live.update(player.picture(size.width, size.height), refresh=True)
-                seen = look
+                painted = position
             key = keys.read(1 / FRAMES)
             if key and not player.press(key):
                 break
@@ -134,7 +136,7 @@ def play(player: Player, console: Console, keys: Keys) -> None:
 
 
 def still(replay: Replay, number: int, width: int, height: int) -> Console:
-    """A console with the picture after one frame, to be exported as text or SVG."""
+    """A console with the picture after one frame, for export as text or SVG."""
     out: dict[str, Any] = {"file": io.StringIO(), "force_terminal": True, "_environ": {}}
     colors: dict[str, Any] = {"color_system": "truecolor", "legacy_windows": False}
     console = Console(record=True, width=width, height=height, **out, **colors)
@@ -146,7 +148,7 @@ def still(replay: Replay, number: int, width: int, height: int) -> Console:
 
 
 def replay_lines(replay: Replay, width: int = 100) -> Iterator[str]:
-    """The rounds of a run, each draft with its mark."""
+    """The transitions and rounds of a run, each draft with its mark."""
     scene = replay.scene
     yield f"{scene.graph} · {scene.layout} · {scene.drafter} · {printable(scene.model, '')}"
     for request in replay.requests:

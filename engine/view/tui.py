@@ -1,7 +1,7 @@
-"""The live view of a run: at most eight frames a second, in a thread of its own.
+"""The live view of a run: at most eight frames per second, drawn in a separate thread.
 
-A frame is a function of the recorder's last picture; the view never touches the run. It takes a
-processor's time from it, though: where frames are slow to draw, there are fewer.
+A frame is a function of the recorder's last snapshot; the view never touches the run. It shares
+the processor with the run, so frames that are slow to draw are drawn less often.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,6 @@ from ..record.run_view import PoolView, Scene, Snapshot
 from .drafts import drafts_legend, drafts_text
 from .panels import (
     BRANCH_MARKS,
-    asked_lines,
     branches_text,
     figures_line,
     header_line,
@@ -33,6 +32,7 @@ from .panels import (
     layers_line,
     legend,
     lines_of_question,
+    request_lines,
     requests_text,
     states_text,
     strip_text,
@@ -40,16 +40,15 @@ from .panels import (
 )
 
 FRAMES = 8  # per second, at most
-SHARE = 0.05  # of a processor's time that drawing may take
-# from this size on there is room for more
+DRAW_SHARE = 0.05  # maximum share of a processor's time for drawing
+# sizes in cells from which more is shown
 WIDE = 96
 TALL = 28
-# and from here on for much more
 VAST = 130
 LARGE = 40
-STILL = 31  # the picture that stays behind is not taller
+MAX_FINAL_HEIGHT = 31  # of the picture that stays on the screen at the end
 TRACE = "trace · ms · tokens"
-BARS = 18  # inner width of the histogram
+HISTOGRAM_WIDTH = 18  # inner cells
 
 
 Paint = Callable[[Snapshot, int, int], RenderableType]
@@ -85,9 +84,9 @@ class LiveView(Live):
     def _paint(self) -> None:
         pause = 1 / FRAMES
         while not self._over.wait(pause):
-            began = thread_time()
+            start = thread_time()
             self.refresh()
-            pause = max(1 / FRAMES, (thread_time() - began) / SHARE)
+            pause = max(1 / FRAMES, (thread_time() - start) / DRAW_SHARE)
 
     def _frame(self) -> RenderableType:
         self.recorder.snapshot_requested = True
@@ -98,7 +97,7 @@ class LiveView(Live):
         self._fullest = fuller(self._fullest, snap.pool)
         try:
             return self.paint(snap, size.width, size.height)
-        except Exception as error:  # a fault of the view must not disturb the run
+        except Exception as error:  # an error of the view must not disturb the run
             return Text(f"the view failed: {type(error).__name__}: {error}")
 
     def stop(self) -> None:
@@ -110,72 +109,79 @@ class LiveView(Live):
             self._leave_last_frame()
 
     def _leave_last_frame(self) -> None:
-        """The other screen is gone with the view; one picture stays behind, above the answer."""
+        """Print a last picture on the normal screen, above the answer."""
         snap = self.recorder.snapshot
         size = self.console.size
         if snap is not None:
-            # In the end every row was given back; what is worth seeing is the pool before that.
+            # At the end all rows are released; the pool is shown as it was at its fullest.
             snap = replace(snap, pool=fuller(self._fullest, snap.pool))
-            height = max(min(size.height, STILL) - 1, 12)
+            height = max(min(size.height, MAX_FINAL_HEIGHT) - 1, 12)
             self.console.print(frame(self.scene, snap, size.width, height), height=height)
 
 
-def fuller(one: PoolView | None, other: PoolView) -> PoolView:
-    """The pool that more slots of were in use; the later one if it is the same."""
-    return other if one is None or other.used >= one.used else one
+def fuller(first: PoolView | None, second: PoolView) -> PoolView:
+    """The pool with more slots in use; the later one if equal."""
+    return second if first is None or second.used >= first.used else first
 
 
 @dataclass(frozen=True, slots=True)
 class ScreenPlan:
-    """How the lines of a screen are given away, and the columns of its upper part."""
+    """The heights of the parts of a screen, and the widths of its upper part."""
 
-    asked: int
+    requests: int
     upper: int
     branches: int
     foot: int
-    left: int
+    states_width: int
     trace: int
 
     @classmethod
     def of(cls, scene: Scene, snap: Snapshot, width: int, height: int) -> "ScreenPlan":
-        """What every part gets; nothing depends on what changes from frame to frame."""
+        """The plan for a screen; it depends on nothing that changes from frame to frame."""
         tall = height >= TALL
-        asked = 1
+        requests = 1
         if tall and len(snap.requests) == 1:
-            asked = min(lines_of_question(snap.requests[0].question, width), 1 + height // 20)
+            requests = min(lines_of_question(snap.requests[0].question, width), 1 + height // 20)
         foot = 8 if height >= LARGE else 6 if tall else 3
         upper = states = len(scene.states) + 2
-        free = height - foot - asked - 2
+        free = height - foot - requests - 2
         if height >= LARGE:
             upper = max(upper, free * 3 // 5)
         trace = upper - states if upper - states >= 4 else 0
-        left = 46 if width >= VAST else 38 if width >= WIDE else 28
-        return cls(asked, upper, max(free - upper, 3), foot, left, trace)
+        return cls(
+            requests=requests,
+            upper=upper,
+            branches=max(free - upper, 3),
+            foot=foot,
+            states_width=46 if width >= VAST else 38 if width >= WIDE else 28,
+            trace=trace,
+        )
 
 
 def frame(scene: Scene, snap: Snapshot, width: int, height: int) -> RenderableType:
     """One picture of `width` x `height` cells."""
     tall = height >= TALL
-    if not tall:  # a run whose requests are known never waits for another one
+    if not tall:  # a run with a closed list of requests is never idle
         scene = replace(scene, states=tuple(name for name in scene.states if name != "idle"))
-    room = ScreenPlan.of(scene, snap, width, height)
+    plan = ScreenPlan.of(scene, snap, width, height)
+    requests = request_lines(snap.requests, width, plan.requests)
     layout = Layout()
     layout.split_column(
         Layout(header_line(scene, snap, width), name="header", size=1),
-        Layout(asked_lines(snap.requests, width, room.asked), name="asked", size=room.asked),
-        _upper(scene, snap, width, room),
-        _lower(snap, width, room, tall),
-        _foot(snap, width, room.foot, tall),
+        Layout(requests, name="requests", size=plan.requests),
+        _upper(scene, snap, width, plan),
+        _lower(snap, width, plan, tall),
+        _foot(snap, width, plan.foot, tall),
         Layout(figures_line(snap, width), name="figures", size=1),
     )
     return layout
 
 
-def _upper(scene: Scene, snap: Snapshot, width: int, room: ScreenPlan) -> Layout:
-    """The states, below them the trace if there is room, and the drafts."""
+def _upper(scene: Scene, snap: Snapshot, width: int, plan: ScreenPlan) -> Layout:
+    """The states, below them the trace if it fits, and the drafts."""
     wide = width >= WIDE
-    inner = width - room.left - 4
-    lines = room.upper - 2
+    inner = width - plan.states_width - 4
+    lines = plan.upper - 2
     states = states_text(scene, snap, times=wide)
     title = f"states · visits{' · ms each' if wide else ''} ◦ open"
     drafts = _panel(
@@ -183,35 +189,36 @@ def _upper(scene: Scene, snap: Snapshot, width: int, room: ScreenPlan) -> Layout
     )
     if scene.drafter == "none":  # nothing is drafted
         drafts = _panel(trace_text(snap.moves, inner, lines), TRACE)
-    right = Layout(drafts, size=width - room.left)
-    if room.trace and scene.drafter != "none":
-        trace = trace_text(snap.moves, room.left - 4, room.trace - 2)
-        left = Layout(size=room.left)
-        left.split_column(
-            Layout(_panel(states, title), size=room.upper - room.trace),
-            Layout(_panel(trace, TRACE), size=room.trace),
+    right = Layout(drafts, size=width - plan.states_width)
+    if plan.trace and scene.drafter != "none":
+        trace = trace_text(snap.moves, plan.states_width - 4, plan.trace - 2)
+        states_side = Layout(size=plan.states_width)
+        states_side.split_column(
+            Layout(_panel(states, title), size=plan.upper - plan.trace),
+            Layout(_panel(trace, TRACE), size=plan.trace),
         )
     else:
-        left = Layout(_panel(states, title, last_move(snap, room.left - 6)), size=room.left)
-    return _row(room.upper, left, right)
+        legend = last_move(snap, plan.states_width - 6)
+        states_side = Layout(_panel(states, title, legend), size=plan.states_width)
+    return _row(plan.upper, states_side, right)
 
 
-def _lower(snap: Snapshot, width: int, room: ScreenPlan, tall: bool) -> Layout:
-    """The branches' texts; beside them requests, if they are many and there is room."""
+def _lower(snap: Snapshot, width: int, plan: ScreenPlan, tall: bool) -> Layout:
+    """The texts of the branches; to the right several requests, if they fit."""
     many = len(snap.requests) > 1
-    lines = room.branches - 2
-    if not tall:  # no frame around them: that makes room for one more
+    lines = plan.branches - 2
+    if not tall:  # without a frame, one more branch fits
         texts = branches_text(snap.branches, many, width - 4, lines + 1)
         head = _rule("branches", BRANCH_MARKS, width)
-        return Layout(Group(head, Padding(texts, (0, 0, 0, 2))), size=room.branches)
+        return Layout(Group(head, Padding(texts, (0, 0, 0, 2))), size=plan.branches)
     side = width * 2 // 5 if many and width >= VAST else 0
     inner = width - side - 4
     branches = _panel(branches_text(snap.branches, many, inner, lines), "branches", BRANCH_MARKS)
     if not side:
-        return Layout(branches, size=room.branches)
+        return Layout(branches, size=plan.branches)
     requests = requests_text(snap.requests, side - 4, lines)
     return _row(
-        room.branches,
+        plan.branches,
         Layout(branches, size=width - side),
         Layout(_panel(requests, "requests · parts · tokens"), size=side),
     )
@@ -224,22 +231,22 @@ def _foot(snap: Snapshot, width: int, height: int, tall: bool) -> Layout:
         key = _key(snap, step) if snap.blend is None else layers_line(snap.blend, width)
         lines = Group(strip, key, histogram_line(meter.lengths, meter.tau_step))
         return Layout(lines, size=height)
-    inner = width - BARS - 4
+    inner = width - HISTOGRAM_WIDTH - 4
     layers = [] if snap.blend is None else [layers_line(snap.blend, inner - 4)]
     strip, step = strip_text(snap.pool, inner - 4, height - 3 - len(layers))
     sequence = Group(strip, *layers, _key(snap, step))
-    bars = histogram_bars(meter.lengths, height - 3, BARS)
+    bars = histogram_bars(meter.lengths, height - 3, HISTOGRAM_WIDTH)
     title = f"accepted · τ {meter.tau_step:.2f}"
     return _row(
         height,
         Layout(_panel(sequence, "sequence"), size=inner),
-        Layout(_panel(bars, title), size=BARS + 4),
+        Layout(_panel(bars, title), size=HISTOGRAM_WIDTH + 4),
     )
 
 
 def _row(height: int, *cells: Layout) -> Layout:
-    """Cells beside each other. Every layout within a layout's body would be rendered once more, so
-    all are parts of one."""
+    """Cells side by side, parts of one layout: a layout inside another one's body is rendered
+    twice."""
     row = Layout(size=height)
     row.split_row(*cells)
     return row
@@ -251,13 +258,13 @@ def _key(snap: Snapshot, step: int) -> Text:
 
 
 def _rule(title: str, legend: str, width: int) -> Text:
-    """A line with a title on its left and a legend on its right, as a panel begins and ends."""
-    left = f"── {title} "
-    right = f" {legend} ──"
+    """A line with a title at the left and a legend at the right, like the edge of a panel."""
+    start = f"── {title} "
+    end = f" {legend} ──"
     return Text.assemble(
-        (left, "grey50"),
-        ("─" * (width - cell_len(left) - cell_len(right)), "grey50"),
-        (right, "grey62"),
+        (start, "grey50"),
+        ("─" * (width - cell_len(start) - cell_len(end)), "grey50"),
+        (end, "grey62"),
         no_wrap=True,
     )
 

@@ -26,7 +26,7 @@ from helpers.support import (
 )
 
 from specsot.engine.certify.workbench import Transformers
-from specsot.engine.record.report import finish_of, left_apart
+from specsot.engine.record.report import finish_of, uncombined
 from specsot.engine.run.scoring import context_segments, next_scores
 from specsot.states.machine import Run
 from specsot.states.request import Branch, Finish
@@ -293,7 +293,7 @@ def test_in_a_narrow_pool_nobody_waits_for_what_others_hold(
     narrow = (*sets, "layout.kv_slots=330")
     run = run_all(session(graphs, made, *narrow, outline=outline_of(4)), TEXTS)
     assert tokens_of(run) == tokens_of(wide)
-    assert not left_apart(run.board["answers"])
+    assert not uncombined(run.board["answers"])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -351,12 +351,12 @@ def test_parts_that_just_fit_are_combined_and_with_one_slot_less_they_stand_alon
         run = run_all(opened(*sets, f"layout.kv_slots={capacity}"), ["hello"])
         (one,), answers = requests_of(run), run.board["answers"]
         if capacity == needed:
-            assert tokens_of(run) == tokens_of(wide) and not left_apart(answers)
+            assert tokens_of(run) == tokens_of(wide) and not uncombined(answers)
             continue
         note = f"needs {needed} slots, the pool has {capacity}"
         assert combined_of(one).finish is Finish.REFUSED and combined_of(one).note == note
         assert tokens_of(run)["0"][:-1] == tokens_of(wide)["0"][:-1]
-        assert left_apart(answers) == [f"request 0: the parts are not combined: {note}"]
+        assert uncombined(answers) == [f"request 0: the parts are not combined: {note}"]
 
 
 def test_rows_that_saw_several_parts_are_nobodys_prompt(made: Tiny, graphs: Graphs) -> None:

@@ -31,7 +31,7 @@ from helpers.support import (
 )
 
 from specsot.engine.record.metrics import Meter
-from specsot.engine.record.report import answers_of, finish_of, left_apart, output_digest, outputs
+from specsot.engine.record.report import answers_of, finish_of, output_digest, outputs, uncombined
 from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.blend import ChunkKV
 from specsot.ops.kv.pool import KVCache
@@ -428,12 +428,12 @@ def test_a_fold_that_just_fits_runs_and_with_one_slot_less_the_parts_stand_alone
         run = run_all(session(graphs, made, *fixed, outline=outline, budget=budget), ["hello"])
         (one,), answers = requests_of(run), run.board["answers"]
         if capacity == needed:
-            assert tokens_of(run) == tokens_of(wide) and not left_apart(answers)
+            assert tokens_of(run) == tokens_of(wide) and not uncombined(answers)
             continue
         note = f"needs {needed} slots, the pool has {capacity}"
         assert combined_of(one).finish is Finish.REFUSED and combined_of(one).note == note
         assert tokens_of(run)["0"][:-1] == tokens_of(wide)["0"][:-1]
-        assert left_apart(answers) == [f"request 0: the parts are not combined: {note}"]
+        assert uncombined(answers) == [f"request 0: the parts are not combined: {note}"]
         assert finish_of(answers[0]) == "length"
         assert all(section.text in answers[0].text for section in answers[0].sections)
 

@@ -1,4 +1,4 @@
-"""The page at `/`, its files, and what it alone asks for: pictures of the engines, kept runs."""
+"""The page at `/`, its files, and its data: pictures of the engines, saved runs."""
 
 import asyncio
 import json
@@ -19,24 +19,24 @@ from ...workers.router import Router
 from ..api.problems import ApiError, overloaded
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-MOST_RUNS = 200
-MOST_VIEWERS = 16
+MAX_RUNS = 200
+MAX_VIEWERS = 16
 NO_STORE = {"cache-control": "no-cache"}
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
-    """The page's files by name, with their types; read once."""
+    """The page's files by name: (content, type)."""
     folder = files(__package__) / "files"
-    found = {}
-    for one in folder.iterdir():
-        kind = KINDS.get(one.name.rpartition(".")[2])
+    contents = {}
+    for file in folder.iterdir():
+        kind = KINDS.get(file.name.rpartition(".")[2])
         if kind is not None:
-            found[one.name] = (one.read_bytes(), f"{kind}; charset=utf-8")
-    return found
+            contents[file.name] = (file.read_bytes(), f"{kind}; charset=utf-8")
+    return contents
 
 
 class PageRoutes:
-    """What the page is given. link: None where runs are only played back; only: the run then."""
+    """The page's routes. link: None to play back runs only; only: the single run then."""
 
     def __init__(self, link: Router | None, runs: Path, only: SavedRun | None = None) -> None:
         self._link = link
@@ -57,42 +57,42 @@ class PageRoutes:
             app.add_route(path, function, methods=["GET"], include_in_schema=False)
 
     async def start(self, request: Request) -> Response:
-        return self._given("index.html")
+        return self._response("index.html")
 
     async def file(self, request: Request) -> Response:
-        return self._given(request.path_params["name"])
+        return self._response(request.path_params["name"])
 
-    def _given(self, name: str) -> Response:
+    def _response(self, name: str) -> Response:
         if name not in self._files:
-            raise ApiError(404, f"there is no file {name[:80]!r}")
+            raise ApiError(404, f"file not found: {name[:80]!r}")
         body, kind = self._files[name]
         return Response(body, headers={"content-type": kind, **NO_STORE})
 
     async def about(self, request: Request) -> Response:
-        """What there is to be seen: graphs that can be asked, runs that can be played back."""
+        """The graphs that the server serves, and the saved runs."""
         graphs = [] if self._link is None else list(self._link.graphs.values())
         state = "" if self._link is None else str(self._link.state)
-        runs = [self._only] if self._only is not None else self._kept()
-        names = [one.path.name for one in runs]
+        runs = [self._only] if self._only is not None else self._saved_runs()
+        names = [run.path.name for run in runs]
         live = self._link is not None
         body = {"live": live, "state": state, "graphs": graphs, "runs": names}
         return JSONResponse(body, headers=NO_STORE)
 
-    def _kept(self) -> list[SavedRun]:
+    def _saved_runs(self) -> list[SavedRun]:
         try:
-            return saved_runs(self._runs)[:MOST_RUNS]
+            return saved_runs(self._runs)[:MAX_RUNS]
         except (UsageError, OSError):
             return []
 
     async def run(self, request: Request) -> Response:
-        """A kept run, as the page plays it."""
+        """A saved run, as the page plays it."""
         name = request.path_params["name"]
-        runs = self._kept()
+        runs = self._saved_runs()
         if self._only is not None:
             runs = [self._only]
-        run = next((one for one in runs if one.path.name == name), None)
+        run = next((saved for saved in runs if saved.path.name == name), None)
         if run is None:
-            raise ApiError(404, f"there is no run {name[:80]!r}")
+            raise ApiError(404, f"run not found: {name[:80]!r}")
         try:
             body = await asyncio.to_thread(_playback, run)
         except UsageError as error:
@@ -101,20 +101,20 @@ class PageRoutes:
         return Response(text, headers={"content-type": "application/json", **NO_STORE})
 
     async def pictures(self, request: Request) -> Response:
-        """The engines' pictures, as long as somebody looks."""
+        """The engines' pictures, as server-sent events."""
         link = self._link
         assert link is not None
-        if len(link.watchers) >= MOST_VIEWERS:
-            raise overloaded(f"{MOST_VIEWERS} pages are looking already", 429)
-        return EventSourceResponse(_told(link), ping=15, sep="\n", send_timeout=10)
+        if len(link.watchers) >= MAX_VIEWERS:
+            raise overloaded(f"{MAX_VIEWERS} pages are open already", 429)
+        return EventSourceResponse(_picture_events(link), ping=15, sep="\n", send_timeout=10)
 
 
 def _playback(run: SavedRun) -> dict[str, Any]:
-    from .playback import playback_of  # torch comes with it
+    from .playback import playback_of  # imports torch
 
     return playback_of(run)
 
 
-async def _told(link: Router) -> AsyncIterator[dict[str, Any]]:
+async def _picture_events(link: Router) -> AsyncIterator[dict[str, Any]]:
     async for picture in link.pictures():
         yield {"data": encode(picture).decode().strip()}

@@ -11,7 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specsot.engine.chunks.files import ABANDONED, ChunkFiles, ChunkInfo, ChunkKey, DamagedChunk
+from specsot.engine.chunks.files import (
+    ABANDONED_SECONDS,
+    ChunkFiles,
+    ChunkInfo,
+    ChunkKey,
+    DamagedChunk,
+)
 from specsot.engine.chunks.store import ChunkStore
 from specsot.ops.blend import ChunkKV
 
@@ -226,7 +232,7 @@ def test_what_killed_writers_left_is_removed_and_what_others_write_is_not(tmp_pa
     old, new = tmp_path / ".x-1.part", tmp_path / ".x-2.part"
     for path in (old, new):
         path.write_text("half")
-    os.utime(old, (0, time.time() - ABANDONED - 9))
+    os.utime(old, (0, time.time() - ABANDONED_SECONDS - 9))
     ChunkStore(ROOM, tmp_path).put(key(), chunk())
     assert not old.exists() and new.exists()
 

@@ -47,7 +47,7 @@ def test_a_run_by_any_of_its_names(two: Any) -> None:
     for ref in (name, f"runs/{name}", "bim_eagle", name[-6:]):
         assert find_run(ref, runs).path.name == name
     assert find_run("latest", runs).path.name == second.path.name
-    with pytest.raises(UsageError, match="2 runs are called so"):
+    with pytest.raises(UsageError, match="2 runs match"):
         find_run("2", runs)
     with pytest.raises(UsageError, match="no such run in runs"):
         find_run("eagle", runs)

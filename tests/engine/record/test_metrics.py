@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from specsot.engine.record.metrics import Meter, figures
+from specsot.engine.record.metrics import MIN_BRANCH_ROUNDS, Meter, drafter_warnings, figures
 from specsot.ops.host import HostReader
 from specsot.ops.kv.pool import KVCache
 from specsot.states.round import RoundSummary
@@ -103,3 +104,31 @@ def test_a_run_that_is_halted_within_a_state_counts_what_was_done_there() -> Non
     made.op_ran(OpRan("b", "y", 30_000, {}))
     assert made.seconds == pytest.approx(40e-6)
     assert made.overhead_share == pytest.approx(0.1)
+
+
+# -- warnings about the drafter -----------------------------------------------------------------
+
+
+def metrics(
+    tau: float, *, draft: float = 1.0, rounds: int = MIN_BRANCH_ROUNDS, drafted: int = 9
+) -> Any:
+    states = {name: {"milliseconds": ms} for name, ms in (("grow_tree", draft), ("verify", 10.0))}
+    return {"tau_step": tau, "branch_rounds": rounds, "drafted": drafted, "states": states}
+
+
+def test_drafts_that_are_never_accepted() -> None:
+    (line,) = drafter_warnings(metrics(1.05), "eagle3")
+    assert "tau_step 1.05 in 24 rounds" in line and "another model" in line
+    (line,) = drafter_warnings(metrics(1.0), "ngram")
+    assert "repeats nothing" in line
+
+
+@pytest.mark.parametrize(("tau", "draft", "told"), [(1.5, 4.9, 0), (1.5, 5.1, 1), (3.0, 5.1, 0)])
+def test_drafts_that_cost_more_than_they_save(tau: float, draft: float, told: int) -> None:
+    lines = drafter_warnings(metrics(tau, draft=draft), "eagle3")
+    assert len(lines) == told and all("smaller tree" in line for line in lines)
+
+
+def test_too_few_rounds_and_no_drafts_say_nothing() -> None:
+    assert drafter_warnings(metrics(1.0, rounds=MIN_BRANCH_ROUNDS - 1), "eagle3") == []
+    assert drafter_warnings(metrics(1.0, drafted=0), "none") == []

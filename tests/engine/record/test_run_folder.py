@@ -53,7 +53,7 @@ def test_a_run_goes_on_without_a_folder(tmp_path: Path) -> None:
     folder.write_json("a.json", {})
     folder.trace({})
     folder.close()
-    assert not folder.there and len(folder.faults) == 1 and "--runs-dir" in folder.faults[0]
+    assert not folder.exists and len(folder.faults) == 1 and "--runs-dir" in folder.faults[0]
 
 
 @pytest.mark.parametrize("records", [3, 3000])

@@ -7,7 +7,7 @@ from helpers.screens import screenshot
 
 from specsot.engine.record.run_view import DraftTree, Mark, RequestView, draft_tree
 from specsot.engine.view.drafts import DRAFT_MARKS, drafts_legend, drafts_text, tree_lines
-from specsot.engine.view.panels import asked_lines, requests_text
+from specsot.engine.view.panels import request_lines, requests_text
 from specsot.states.round import VerifiedTree
 
 from .test_tui import CHAIN_OF_TWO, TREE_OF_ONE, branch, picture, scene
@@ -111,9 +111,9 @@ def requests(count: int) -> list[RequestView]:
 
 
 def test_many_requests_have_a_mark_each() -> None:
-    line = asked_lines(requests(8), 80, 1).plain
+    line = request_lines(requests(8), 80, 1).plain
     assert line == " 2/8 requests done ✓✓▶▶OO··  ▶ 2 in parts  O 2 in outlines  · 2 waiting"
-    crowd = asked_lines(requests(400), 80, 1).plain
+    crowd = request_lines(requests(400), 80, 1).plain
     assert len(crowd) <= 80 and "100/400" in crowd and "✓▶" in crowd
 
 
@@ -126,7 +126,7 @@ def test_a_line_for_each_request_with_those_that_run_before_the_others() -> None
 
 def test_a_refused_request_is_told_from_one_that_is_done() -> None:
     one, two = requests(2)
-    line = asked_lines([replace(one, refused=True), two], 60, 1).plain
+    line = request_lines([replace(one, refused=True), two], 60, 1).plain
     assert line.startswith(" 0/2 requests done ✗O") and "✗ 1 refused" in line
 
 
@@ -134,7 +134,7 @@ def test_a_long_question_is_cut_at_a_word() -> None:
     question = "Why " + "is the sky so very blue " * 9 + "?"
     one = [RequestView("1", question, "running", 0, 0, 0)]
     for rows in (1, 2, 3):
-        lines = asked_lines(one, 60, rows).plain.split("\n")
+        lines = request_lines(one, 60, rows).plain.split("\n")
         assert len(lines) == rows and max(map(len, lines)) <= 60 and lines[-1].endswith("…")
 
 

@@ -72,7 +72,8 @@ class Typed(Keys):
 
     def __init__(self, *keys: str) -> None:
         super().__init__()
-        self.keys, self.there = list(keys), True
+        self.keys = list(keys)
+        self.available = True
 
     def read(self, seconds: float) -> str:
         return self.keys.pop(0)
@@ -109,15 +110,15 @@ def test_plain_lines_tell_every_round(replay: Replay) -> None:
 def test_keys_of_a_terminal() -> None:
     outer, inner = pty.openpty()
     with open(inner, encoding="utf-8") as stream, Keys(stream) as keys:
-        assert keys.there and keys.read(0.0) == ""
+        assert keys.available and keys.read(0.0) == ""
         os.write(outer, b"\x1b[C\x1b[5~ q\x1bOA\x1b[99~")
         found = [keys.read(1.0) for _ in range(5)]
         assert found == ["right", "page up", " ", "q", "up"]
         assert keys.read(0.1) == "\x1b" and keys.read(0.0) == ""
-    assert not keys.there
+    assert not keys.available
     os.close(outer)
 
 
 def test_no_terminal_no_keys(tmp_path: Path) -> None:
     with Keys(io.StringIO("q")) as keys:
-        assert not keys.there and keys.read(0.01) == ""
+        assert not keys.available and keys.read(0.01) == ""
