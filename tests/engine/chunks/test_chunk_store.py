@@ -198,13 +198,13 @@ def newer_format(file: Path) -> None:
 @pytest.mark.parametrize(
     "damage, says",
     [
-        (lambda file: file.write_bytes(b""), "no intact safetensors"),
-        (lambda file: file.write_bytes(file.read_bytes()[:-1]), "no intact safetensors"),
-        (lambda file: file.write_text("hello, this is no such file"), "no intact safetensors"),
-        (flip, "is damaged"),
-        (other_name, "chunk of another name"),
-        (other_header, "is no chunk of format 1"),
-        (newer_format, "is no chunk of format 1"),
+        (lambda file: file.write_bytes(b""), "not a valid safetensors"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-1]), "not a valid safetensors"),
+        (lambda file: file.write_text("hello, this is no such file"), "not a valid safetensors"),
+        (flip, "damaged, its digest"),
+        (other_name, "chunk of another key"),
+        (other_header, "not a chunk of format 1"),
+        (newer_format, "not a chunk of format 1"),
     ],
 )
 def test_a_damaged_or_foreign_file_is_a_named_miss(tmp_path: Path, damage, says: str) -> None:  # type: ignore[no-untyped-def]
