@@ -81,11 +81,11 @@ def test_a_tree_under_match() -> None:
 @pytest.mark.parametrize(
     ("committed", "finish", "end", "totals"),
     [
-        (2, None, "a bonus behind a path accepted to its end", "2 tokens"),
-        (1, "stop", "a bonus behind a path accepted to its end; a stop token", "1 token; the "),
+        (2, None, "a bonus after a path accepted to its end", "2 tokens"),
+        (1, "stop", "a bonus after a path accepted to its end; a stop token", "1 token; the "),
         (0, "stop", "not kept, the answer ends before it", "0 tokens; the branch ends (stop)"),
         (1, "length", "not kept, the answer ends before it", "1 token; the branch ends (length)"),
-        (2, "length", "a bonus behind a path accepted to its end", "ends (length)"),
+        (2, "length", "a bonus after a path accepted to its end", "ends (length)"),
     ],
 )
 def test_a_branch_that_ends(committed: int, finish: str | None, end: str, totals: str) -> None:
