@@ -60,6 +60,8 @@ class Drafter:
         Settings: the block `drafter` of a graph, whose `kind` registers the class.
         lookback: how many tokens after a row determine it besides those before (`PrefixCache`).
         reads_root: whether the root token has a row before the round, besides all before it.
+        model, kv: its network and its KV pool; None for a kind without them.
+        tree_nodes: drafted tokens of a tree, as in the settings (`offered`).
         inbox: committed rows that the drafter's next forward reads.
         columns_F: int64, which columns of the target's features are its own; None for all.
         chooser: chooses the size of each round's drafts; None where the settings fix it.
@@ -73,6 +75,8 @@ class Drafter:
         self.settings = settings
         self.context = context
         self.model = context.model
+        self.kv: Any = context.kv
+        self.tree_nodes = settings.offered
         self.inbox: list[PendingRows] = []
         self.columns_F: Tensor | None = None
         self.chooser = _chooser(settings, context.costs)
@@ -110,16 +114,6 @@ class Drafter:
         """
         raise NotImplementedError(f"{type(self).__name__} keeps rows, but has no `write_rows_`")
 
-    @property
-    def kv(self) -> KVCache:
-        """Its KV pool."""
-        assert self.context.kv is not None, "this kind has a model"
-        return self.context.kv
-
-    @property
-    def has_pool(self) -> bool:
-        return self.context.kv is not None
-
     # -- a round ----------------------------------------------------------------------------------
 
     def serves(self, branch: Branch) -> bool:
@@ -151,13 +145,13 @@ class Drafter:
             unread = sum(len(rows.tokens) for rows in self.inbox)
             self.chooser.choose_([branch.owner for branch in active], remaining, unread)
         context = self.context
-        choice = self.choice
-        if context.kv is None or (choice is not None and self._can_wait(active, choice)):
+        choice = None if self.chooser is None else self.chooser.choice
+        if self.kv is None or (choice is not None and self._can_wait(active, choice)):
             return tuple(active)
         pending = self.inbox
         self.inbox = []
         tips = [(branch.owner, branch.length, branch.tokens[-1]) for branch in active]
-        rows = context.layout.place_draft_(context.kv, pending, tips)
+        rows = context.layout.place_draft_(self.kv, pending, tips)
         sampler = context.samplers.of(active)
         return replace(rows, sampler=sampler, attention=attention, choice=choice)
 
@@ -245,7 +239,7 @@ class Drafter:
     @property
     def choices(self) -> tuple[DraftSize, ...]:
         """The chosen sizes of the last round, of each drafter that chooses."""
-        return tuple(part.chooser.choice for part in self.parts if part.chooser is not None)
+        return () if self.chooser is None else (self.chooser.choice,)
 
     def unread(self, owners: set[int]) -> list[int]:
         """Positions of the committed rows of these segments that no forward has read yet."""
@@ -327,6 +321,10 @@ class TwoDrafters(Drafter):
                 [paths[tree] for tree in trees],
             )
         return tuple(records)
+
+    @property
+    def choices(self) -> tuple[DraftSize, ...]:
+        return self.main.choices + self.outlines.choices
 
     def promote(self, root: Branch) -> None:
         for part in self.parts:

@@ -94,7 +94,7 @@ def _slots(book: Any, pool: KVCache, branch: Branch) -> list[int]:
 
 def pooled_drafters(run: Run) -> list[Drafter]:
     """The drafters of a run that keep rows."""
-    return [drafter for drafter in run.board["drafter"].parts if drafter.has_pool]
+    return [drafter for drafter in run.board["drafter"].parts if drafter.kv is not None]
 
 
 def off_by(side: Side, run: Run, drafter: Drafter, branch: Branch) -> float:

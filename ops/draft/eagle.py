@@ -34,27 +34,25 @@ class Workspace:
         branches = len(self.frame.rows_S)
         visibility = draft_rows.rows.visibility
         segment_S = draft_rows.segment_S
-        homes_S = [visibility.homes_S[segment] for segment in segment_S]
         rows_S = self.frame.rows_S if kv.rows > 1 else (0,) * branches
         rows = np.repeat(np.asarray(rows_S, np.int32), each)
         owner = np.repeat(visibility.ids_S[segment_S], each)
+        sequences = []
+        first_homes = []
+        by_homes: dict[tuple[int, ...], list[int]] = {}
+        for branch, segment in enumerate(segment_S):
+            homes = visibility.homes_S[segment]
+            first_homes.append(homes[0])
+            if kv.rows > 1:
+                sequences.append(QuerySequence(np.array([branch]), rows_S[branch], ()))
+            else:
+                by_homes.setdefault(homes, []).append(branch)
+        for homes, group in by_homes.items():
+            sequences.append(QuerySequence(np.array(group), 0, homes))
         # position 0, not committed: only rows that `fresh` names see them
-        self.slots = kv.append_(
-            owner, np.zeros(rows.size), rows, np.repeat([homes[0] for homes in homes_S], each)
-        )
+        self.slots = kv.append_(owner, np.zeros(rows.size), rows, np.repeat(first_homes, each))
         slots_SM = self.slots.reshape(branches, each)
         self.slots_SM = tensor(slots_SM, device)
-        if kv.rows > 1:
-            sequences = [
-                QuerySequence(np.array([branch]), row, ()) for branch, row in enumerate(rows_S)
-            ]
-        else:
-            by_homes: dict[tuple[int, ...], list[int]] = {}
-            for branch, homes in enumerate(homes_S):
-                by_homes.setdefault(homes, []).append(branch)
-            sequences = [
-                QuerySequence(np.array(group), 0, homes) for homes, group in by_homes.items()
-            ]
         metadata = AttentionMetadata(
             kv=kv,
             sequences=tuple(sequences),
@@ -192,24 +190,42 @@ class _Growth:
         root_SK = torch.full_like(self.index_SK, -1)
         first = Candidates(self.tokens_SK, root_SK, torch.ones_like(root_SK), self.scores_SK)
         self.created = [first]
+        self.count = self.width  # candidates of a tree
         self.work = Workspace(kv, frontier.draft_rows, (levels - 1) * self.width)
 
     def deepen_(self, level: int) -> None:
-        """Forward the frontier (all branches, one sequence): its best children are candidates."""
-        self.hidden_SKH = self._forward(level)
+        """Forward the frontiers of all branches at once; their best children become candidates.
+
+        The rows of a frontier have one position per branch, and see their ancestors and themselves.
+        """
+        trees = self.trees
         width = self.width
+        frame = self.work.frame
+        device = self.tokens_SK.device
+        self_KK = torch.eye(width, dtype=torch.bool, device=device)
+        self.seen_SKM = torch.cat([self.seen_SKM, self_KK.expand(trees, -1, -1)], dim=2)
+        level_M = torch.arange(level * width, device=device) // width
+        position_SM = self.frontier.draft_rows.position_S[:, None] + level_M
+        out_BQH = self.drafter.forward(
+            frame.spread(self.tokens_SK),
+            frame.spread(self.hidden_SKH),
+            *self.work.fresh(self.seen_SKM, position_SM),
+            self.kv,
+        )
+        self.hidden_SKH = frame.collect(out_BQH)
         scores_RC, ids_RC = top_children(self.drafter, self.hidden_SKH.flatten(0, 1), width)
-        scores_SC = (scores_RC.view(self.trees, width, -1) + self.scores_SK[:, :, None]).flatten(1)
-        tokens_SC = self.drafter.to_target(ids_RC).view(self.trees, -1)
+        scores_SC = (scores_RC.view(trees, width, -1) + self.scores_SK[:, :, None]).flatten(1)
+        tokens_SC = self.drafter.to_target(ids_RC).view(trees, -1)
         parents_SC = self.index_SK.repeat_interleave(scores_SC.shape[1] // width, dim=1)
         depths_SC = torch.full_like(parents_SC, level + 1)
         self.created.append(Candidates(tokens_SC, parents_SC, depths_SC, scores_SC))
+        self.count += scores_SC.shape[1]
 
     def choose_(self) -> None:
         """The best of the last candidates become the frontier, each behind its parent."""
         last = self.created[-1]
         width = self.width
-        before = sum(part.tokens_SC.shape[1] for part in self.created[:-1])
+        before = self.count - last.tokens_SC.shape[1]
         best = last.scores_SC.sort(dim=1, descending=True, stable=True)
         pick_SK = best.indices[:, :width]
         self.scores_SK = best.values[:, :width]
@@ -220,20 +236,3 @@ class _Growth:
         seen_SKM = self.seen_SKM
         self.hidden_SKH = out_SKH.gather(1, parent_SK1.expand(-1, -1, out_SKH.shape[-1]))
         self.seen_SKM = seen_SKM.gather(1, parent_SK1.expand(-1, -1, seen_SKM.shape[2]))
-
-    def _forward(self, level: int) -> Tensor:
-        """hidden_SKH of the frontier, whose rows of a branch have one position."""
-        trees = self.trees
-        width = self.width
-        frame = self.work.frame
-        self_KK = torch.eye(width, dtype=torch.bool, device=self.tokens_SK.device)
-        self.seen_SKM = torch.cat([self.seen_SKM, self_KK.expand(trees, -1, -1)], dim=2)
-        level_M = torch.arange(level * width, device=self.tokens_SK.device) // width
-        position_SM = self.frontier.draft_rows.position_S[:, None] + level_M
-        out_BQH = self.drafter.forward(
-            frame.spread(self.tokens_SK),
-            frame.spread(self.hidden_SKH),
-            *self.work.fresh(self.seen_SKM, position_SM),
-            self.kv,
-        )
-        return frame.collect(out_BQH)

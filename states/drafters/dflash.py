@@ -129,5 +129,5 @@ class DFlashDrafter(Drafter):
             return draft_chain_(
                 self.model, frontier, self.kv, size=size, draws=draws, accept=accept
             )
-        nodes = nodes_for(self.settings.offered, branches) if choice is None else choice.size
+        nodes = nodes_for(self.tree_nodes, branches) if choice is None else choice.size
         return draft_tree_(self.model, frontier, self.kv, size=size, nodes=nodes)

@@ -154,7 +154,7 @@ class EagleDrafter(PairingDrafter):
         choice = rows.choice
         levels = self.settings.levels
         if choice is None:
-            count = nodes_for(self.settings.offered, branches)
+            count = nodes_for(self.tree_nodes, branches)
             return grow_tree_(self.model, frontier, self.kv, nodes=count, levels=levels)
         if not choice.size:
             return self.no_drafts(branches, rows.work)

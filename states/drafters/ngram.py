@@ -66,7 +66,7 @@ class NgramDrafter(Drafter):
         branches = len(frontier)
         if choice is not None and not choice.size:
             return self.no_drafts(branches)
-        nodes = nodes_for(self.settings.offered, branches) if choice is None else choice.size
+        nodes = nodes_for(self.tree_nodes, branches) if choice is None else choice.size
         draft = self.lookup_ if self.settings.method == "lookup" else self.count_
         return pack([draft(branch, nodes) for branch in frontier], self.context.layout.device)
 

@@ -57,7 +57,8 @@ def tree_(
     branches: BranchStateManager, proposal: Proposal, *, rows_per_round: int | None = None
 ) -> tuple[Batch, Rows, Proposal]:
     """All trees as rows of one forward, cut down to the rows that the branches share (if any)."""
-    proposal = share(proposal, rows_per_round)
+    if rows_per_round is not None:
+        proposal = share(proposal, rows_per_round)
     batch = branches.placer.place_(proposal, [], [])
     return batch, batch.rows, proposal
 
@@ -71,7 +72,8 @@ def admit_(
     rows_per_round: int | None = None,
 ) -> tuple[Batch, Rows, Proposal]:
     """The same, and the prompts of whoever starts in this step, as rows of one forward."""
-    proposal = share(proposal, rows_per_round)
+    if rows_per_round is not None:
+        proposal = share(proposal, rows_per_round)
     newcomers = branches.starting(step), branches.beginning(step), branches.reading(step)
     batch = branches.placer.place_(proposal, *newcomers)
     return batch, batch.rows, proposal

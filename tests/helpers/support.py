@@ -377,12 +377,14 @@ def _check_draft_rows(run: Run) -> None:
             alive.add(request.root.owner)
         alive |= {b.owner for b in _in_pools(request)}
     assert set(pool.owner[pool.owner >= 0].tolist()) <= alive, "rows of a finished branch"
-    assert {s.owner for s in book.drafter.inbox} <= alive, "queued rows of a finished branch"
-    choice = book.drafter.choice
+    for part in book.drafter.parts:
+        assert {s.owner for s in part.inbox} <= alive, "queued rows of a finished branch"
+    drafter = book.drafter.parts[0]
+    choice = drafter.choice
     if run.state == "expand_root" and (choice is None or choice.size):
         for branch in book.active:
             held = _positions(run, pool, branch)
-            rows = branch.length + (book.limits.drafter.takes == "text")  # it has read the root too
+            rows = branch.length + drafter.reads_root
             if not branch.reads:  # drafters have of ended parts what they had to draft for them
                 assert held == list(range(rows)), f"{branch.name} drafts from {held}"
 
